@@ -1,0 +1,65 @@
+# One command for each thing a contributor does; `make help` lists them.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+# Folders of traces for `make conformance`; extra arguments for pytest and for the benchmarks.
+TRACES ?= tests/conformance/traces
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+DEMO_ARGS ?=
+
+# Spark's workers must run the Python that runs the driver, or they miss pyarrow.
+export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
+export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help test lint demo bench crash conformance clean java
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+test: java lint ## Lint, types and every test but the long ones
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+lint: $(STAMP) ## ruff check, ruff format --check, mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+demo: java $(STAMP) ## Orders and payments through the purgatory into a Delta table, with a summary
+	@$(BIN)/python -m spark_purgatory demo $(DEMO_ARGS)
+
+bench: java $(STAMP) ## Throughput beside a stream-stream join, ratios printed
+	@$(BIN)/python -m jobs.benchmarks $(BENCH_ARGS)
+
+crash: java $(STAMP) ## The long tests: kills, restarts, many seeds
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+conformance: $(STAMP) ## Replay traces recorded from Kafka: make conformance TRACES=dir
+	@$(BIN)/python -m tests.conformance $(TRACES)
+
+clean: ## Remove the environment, the caches and what runs left behind
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .demo .bench bench-results spark-warehouse metastore_db derby.log
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Spark takes JAVA_HOME's Java, else the one on the PATH. Asked before anything is installed.
+java:
+	@"$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | grep -Eq 'version "(1[7-9]|[2-9][0-9])' || { \
+	  echo "Spark needs Java 17 or later and no such 'java' was found: install it (Debian, Ubuntu:" \
+	       "apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) and run make again." >&2; \
+	  exit 1; }
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "spark_purgatory needs Python 3.11 or later: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; \
+	  exit 1; }
+	@echo "Installing into $(VENV) (first time: about 2 minutes)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet -e '.[spark,cli,plot,dev]'
+	@touch $@

@@ -1,0 +1,1 @@
+"""Programs that run the library: the job, its demo, the benchmarks."""

@@ -1,0 +1,25 @@
+"""Delayed completion on Spark: operations wait in a purgatory until events complete them or their deadline passes.
+
+Importing the package imports no Spark; `Purgatory` does when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spark_purgatory.config import Completions, Operations
+from spark_purgatory.core import criteria
+
+if TYPE_CHECKING:
+    from spark_purgatory.spark.operator import Purgatory
+
+__version__ = "0.1.0"
+__all__ = ["Completions", "Operations", "Purgatory", "criteria"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "Purgatory":
+        from spark_purgatory.spark.operator import Purgatory
+
+        return Purgatory
+    raise AttributeError(f"module 'spark_purgatory' has no attribute {name!r}; it has {', '.join(__all__)}")

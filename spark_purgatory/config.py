@@ -1,0 +1,160 @@
+"""What users write, validated once at the door: frozen, with errors that name field, value and remedy.
+
+Durations take "30 minutes", "1 hour 30 minutes", a ``timedelta``, or an int in the argument that ends in ``_ms``; sizes
+take "128 MiB" or an int in the argument that ends in ``_bytes``. Columns take a name or a ``pyspark.sql.Column``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from spark_purgatory.errors import ConfigError
+
+US_OF_UNIT = {
+    "microsecond": 1,
+    "us": 1,
+    "millisecond": 1_000,
+    "ms": 1_000,
+    "second": 1_000_000,
+    "sec": 1_000_000,
+    "s": 1_000_000,
+    "minute": 60_000_000,
+    "min": 60_000_000,
+    "m": 60_000_000,
+    "hour": 3_600_000_000,
+    "h": 3_600_000_000,
+    "day": 86_400_000_000,
+    "d": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+BYTES_OF_UNIT = {
+    "b": 1,
+    "byte": 1,
+    "bytes": 1,
+    **{f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)},
+    **{f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)},
+}
+MAX_DURATION_US = 1000 * 366 * US_OF_UNIT["day"]
+"""A thousand years: past any wait, and far from where int64 microseconds end."""
+
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
+
+Duration = str | timedelta
+ColumnLike = Any
+"""A column's name, or a ``pyspark.sql.Column``; pyspark is not imported here."""
+
+
+def parse_duration(value: object, field: str) -> int:
+    """A duration in microseconds. Raises ConfigError naming ``field``."""
+    if isinstance(value, timedelta):
+        us = value // timedelta(microseconds=1)
+    elif isinstance(value, str) and is_duration(value):
+        us = round(sum(float(n) * US_OF_UNIT[_unit(u)] for n, u in _PART.findall(value)))
+    else:
+        hint = f"; for a bare number use {field}_ms=" if isinstance(value, (int, float)) else ""
+        raise ConfigError(f'{field}={value!r} is not a duration: write "30 minutes" or a timedelta{hint}')
+    if not 0 <= us <= MAX_DURATION_US:
+        raise ConfigError(f"{field}={value!r} must lie between 0 and 1000 years")
+    return us
+
+
+def is_duration(text: str) -> bool:
+    """Whether ``text`` reads as a duration, such as "1 hour 30 minutes"."""
+    parts = _PART.findall(text)
+    return bool(parts) and _PART.sub("", text) == "" and all(_unit(unit) in US_OF_UNIT for _, unit in parts)
+
+
+def _unit(word: str) -> str:
+    word = word.lower()
+    return word if word in US_OF_UNIT else word.removesuffix("s")
+
+
+def parse_size(value: object, field: str) -> int:
+    """A size in bytes. Raises ConfigError naming ``field``."""
+    match = _PART.fullmatch(value) if isinstance(value, str) else None
+    factor = BYTES_OF_UNIT.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        hint = f"; for a bare number use {field}_bytes=" if isinstance(value, (int, float)) else ""
+        raise ConfigError(f'{field}={value!r} is not a size: write "128 MiB" or "10 MB"{hint}')
+    return round(float(match[1]) * factor)
+
+
+def duration_us(owner: object, field: str) -> int:
+    """The duration of ``owner.field`` or ``owner.field_ms``, whichever is given, in microseconds."""
+    value, value_ms = getattr(owner, field), getattr(owner, f"{field}_ms")
+    if value_ms is None:
+        return parse_duration(value, field)
+    if isinstance(value_ms, bool) or not isinstance(value_ms, int):
+        raise ConfigError(f"{field}_ms={value_ms!r} must be an int of milliseconds")
+    return parse_duration(timedelta(milliseconds=value_ms), f"{field}_ms")
+
+
+def is_column(value: object) -> bool:
+    """Whether a value can name a column: a non-empty string, or a Column."""
+    return (isinstance(value, str) and bool(value)) or (hasattr(value, "alias") and hasattr(value, "cast"))
+
+
+def require_column(value: object, field: str) -> None:
+    """Raise ConfigError unless ``value`` can name a column."""
+    if not is_column(value):
+        raise ConfigError(f"{field}={value!r} must be a column's name or a Column")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operations:
+    """The stream of operations: what waits, for what, since when and for how long.
+
+    ``id``: one column, any atomic type. ``keys``: one column, a list of columns, or an array column. ``created``: a
+    timestamp column. Exactly one of ``timeout`` (a duration, or a day-time interval column), ``timeout_ms`` (an int, or an
+    integer column) and ``deadline`` (a timestamp column). ``watermark``: how far operations may arrive out of order.
+    """
+
+    id: ColumnLike
+    keys: ColumnLike
+    created: ColumnLike
+    timeout: ColumnLike | Duration | None = None
+    timeout_ms: ColumnLike | int | None = None
+    deadline: ColumnLike | None = None
+    watermark: Duration = "0 seconds"
+    watermark_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        require_column(self.id, "operations.id")
+        require_column(self.created, "operations.created")
+        if isinstance(self.keys, (list, tuple)):
+            if not self.keys:
+                raise ConfigError("operations.keys is an empty list: name at least one column")
+            for i, key in enumerate(self.keys):
+                require_column(key, f"operations.keys[{i}]")
+        else:
+            require_column(self.keys, "operations.keys")
+        given = [n for n in ("timeout", "timeout_ms", "deadline") if getattr(self, n) is not None]
+        if len(given) != 1:
+            was = " and ".join(given) or "none"
+            raise ConfigError(f"operations: give exactly one of timeout, timeout_ms and deadline, got {was}")
+        if isinstance(self.timeout, (int, float)):
+            raise ConfigError(f'operations.timeout={self.timeout!r} has no unit: write "30 minutes", or use timeout_ms=')
+        if self.deadline is not None:
+            require_column(self.deadline, "operations.deadline")
+        duration_us(self, "watermark")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completions:
+    """The stream of completion events: on which key, when, and with what value (for sums and levels)."""
+
+    key: ColumnLike
+    time: ColumnLike
+    value: ColumnLike | None = None
+    watermark: Duration = "0 seconds"
+    watermark_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        require_column(self.key, "completions.key")
+        require_column(self.time, "completions.time")
+        if self.value is not None:
+            require_column(self.value, "completions.value")
+        duration_us(self, "watermark")

@@ -1,0 +1,84 @@
+"""The six criteria, as data.
+
+All are monotone: once they hold over the events up to t, they hold for every later t. So "when" is the smallest such t,
+and nothing has to be evaluated twice.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from spark_purgatory.errors import ConfigError
+
+ANY_KEY, ALL_KEYS, QUORUM, COUNT, SUM_AT_LEAST, LEVEL = range(6)
+RULES = ("any_key", "all_keys", "quorum", "count", "sum_at_least", "level")
+"""Names of the rules; a rule's code is its position."""
+KEYED = (ANY_KEY, ALL_KEYS, QUORUM, LEVEL)
+"""Rules that are satisfied key by key: these have missing keys."""
+VALUED = (SUM_AT_LEAST, LEVEL)
+"""Rules that read the events' values."""
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """When an operation is complete: a rule of `RULES` and the number it needs (1 where the rule has none)."""
+
+    rule: str
+    need: float = 1
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise ConfigError(f"criterion rule {self.rule!r} is unknown: use one of {', '.join(RULES)}")
+        if isinstance(self.need, bool) or not isinstance(self.need, (int, float)) or not math.isfinite(self.need):
+            raise ConfigError(f"criterion {self.rule} needs a finite number, got {self.need!r}")
+        if self.need < 0:
+            raise ConfigError(f"criterion {self.rule} needs a number of at least 0, got {self.need!r}")
+        if self.code in (QUORUM, COUNT) and self.need != int(self.need):
+            raise ConfigError(f"criterion {self.rule} needs a whole number, got {self.need!r}")
+
+    @property
+    def code(self) -> int:
+        """The rule's position in `RULES`."""
+        return RULES.index(self.rule)
+
+    @property
+    def reads_values(self) -> bool:
+        """Whether events must bring a value."""
+        return self.code in VALUED
+
+
+def any_key() -> Criterion:
+    """Complete at the first event on any of the operation's keys."""
+    return Criterion("any_key")
+
+
+def all_keys() -> Criterion:
+    """Complete when every one of the operation's keys has had an event."""
+    return Criterion("all_keys")
+
+
+def quorum(n: int) -> Criterion:
+    """Complete when ``n`` distinct keys have had an event (Kafka: members of a DelayedJoin)."""
+    return Criterion("quorum", n)
+
+
+def count(n: int) -> Criterion:
+    """Complete at the ``n``-th event on the operation's keys, whichever they are."""
+    return Criterion("count", n)
+
+
+def sum_at_least(x: float) -> Criterion:
+    """Complete when the values of the events add up to ``x`` (Kafka: minimum bytes of a DelayedFetch).
+
+    Sums are exact, so that neither order nor batching changes them: ten events of 0.1 reach 1.0.
+    """
+    return Criterion("sum_at_least", x)
+
+
+def level(need: float) -> Criterion:
+    """Complete when every key's running maximum of values has reached ``need`` (Kafka: DelayedProduce's high watermark).
+
+    The maximum counts events from whenever, also from before the operation was created.
+    """
+    return Criterion("level", need)

@@ -1,0 +1,193 @@
+"""When a criterion comes to hold: the smallest t at which it does over an operation's relevant events up to t.
+
+Rules that are satisfied key by key (any, all, quorum, level) need only the time at which each key is satisfied; count
+and sum bisect over time, for all operations at once, because all rules are monotone. No operation's events are laid out
+one by one, so a thousand events on a key that a million operations watch cost a million ranges, not 10**9 pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from spark_purgatory.core.criteria import ALL_KEYS, ANY_KEY, COUNT, LEVEL, QUORUM, SUM_AT_LEAST
+from spark_purgatory.core.event_log import EventSegment, Floats, Spans, bisect_within
+from spark_purgatory.core.exact_sum import ExactSums
+from spark_purgatory.core.runs import Bools, Int64s
+from spark_purgatory.core.times import NEVER
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Operations to evaluate: n of them, with m entries in all, entries of one operation adjacent and in order."""
+
+    rule: Int64s  # (n,) codes of criteria.RULES
+    need: Floats  # (n,)
+    created_us: Int64s  # (n,)
+    from_us: Int64s  # (n,) earliest relevant time
+    deadline_us: Int64s  # (n,)
+    first_entry: Int64s  # (n,)
+    owner: Int64s  # (m,) operation of each entry, ascending
+    level_need: Floats  # (m,) level that each entry's key must reach
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What evaluation says of n operations with m entries."""
+
+    resolved_us: Int64s  # (n,) NEVER where the criterion does not hold
+    matched: Int64s  # (n,) relevant events up to resolved_us, or all where it is NEVER
+    satisfied: Bools  # (m,) whether the entry's key is satisfied by then
+
+
+def evaluate(cases: Cases, spans: list[Spans], history: list[Spans]) -> Verdicts:
+    """Evaluate all cases. ``spans``: relevant events by entry; ``history``: for level entries, events from whenever."""
+    n, m = len(cases.rule), len(cases.owner)
+    satisfied_us = np.full(m, NEVER)
+    for span in spans:
+        np.minimum.at(satisfied_us, span.owner, span.segment.time_us[span.low])
+    levels = np.flatnonzero(cases.rule == LEVEL)
+    if len(levels):
+        _reach_levels(cases, history, satisfied_us)
+    resolved_us = np.full(n, NEVER)
+    for rule, resolve in _RESOLVERS.items():
+        chosen = np.flatnonzero(cases.rule == rule)
+        if len(chosen):
+            resolved_us[chosen] = resolve(cases, chosen, spans, satisfied_us)
+    numbered = np.isin(cases.rule, (QUORUM, COUNT, SUM_AT_LEAST))
+    resolved_us = np.where(numbered & (cases.need <= 0), cases.created_us, resolved_us)
+    matched = np.zeros(n, np.int64)
+    end_us = np.minimum(resolved_us, cases.deadline_us)
+    for span in spans:
+        owner = cases.owner[span.owner]
+        matched += np.bincount(owner, span.until(end_us[owner]) - span.low, minlength=n).astype(np.int64)
+    return Verdicts(resolved_us, matched, satisfied_us <= end_us[cases.owner])
+
+
+def _entries(cases: Cases, chosen: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
+    """Values of the chosen operations' entries, and where each operation's begin."""
+    if len(chosen) == len(cases.rule):
+        return values, cases.first_entry
+    mask = np.zeros(len(cases.rule), bool)
+    mask[chosen] = True
+    inside = mask[cases.owner]
+    counts = np.bincount(cases.owner[inside], minlength=len(mask))[chosen]
+    return values[inside], np.cumsum(counts) - counts
+
+
+def _first_key(cases: Cases, chosen: Int64s, spans: list[Spans], satisfied_us: Int64s) -> Int64s:
+    return np.minimum.reduceat(*_entries(cases, chosen, satisfied_us))
+
+
+def _last_key(cases: Cases, chosen: Int64s, spans: list[Spans], satisfied_us: Int64s) -> Int64s:
+    return np.maximum.reduceat(*_entries(cases, chosen, satisfied_us))
+
+
+def _nth_key(cases: Cases, chosen: Int64s, spans: list[Spans], satisfied_us: Int64s) -> Int64s:
+    values, first = _entries(cases, chosen, satisfied_us)
+    counts = np.diff(np.append(first, len(values)))
+    ordered = values[np.lexsort((values, np.repeat(np.arange(len(chosen)), counts)))]
+    nth = np.clip(cases.need[chosen], 1, None)
+    reachable = nth <= counts
+    return np.where(reachable, ordered[first + np.where(reachable, nth, 1).astype(np.int64) - 1], NEVER)
+
+
+def _nth_event(cases: Cases, chosen: Int64s, spans: list[Spans], satisfied_us: Int64s) -> Int64s:
+    def enough(mine: list[Spans], position: list[Int64s], until_us: Int64s, need: Floats) -> Bools:
+        total = np.zeros(len(need), np.int64)
+        for span, at in zip(mine, position, strict=True):
+            total += np.bincount(at, span.until(until_us[at]) - span.low, minlength=len(need)).astype(np.int64)
+        return total >= need
+
+    return _bisect_time(cases, chosen, spans, enough)
+
+
+def _enough_value(cases: Cases, chosen: Int64s, spans: list[Spans], satisfied_us: Int64s) -> Int64s:
+    sums: dict[int, ExactSums] = {}
+
+    def enough(mine: list[Spans], position: list[Int64s], until_us: Int64s, need: Floats) -> Bools:
+        total = ExactSums.zeros(len(need))
+        for span, at in zip(mine, position, strict=True):
+            prefix = sums.get(id(span.segment))
+            if prefix is None:
+                prefix = sums[id(span.segment)] = ExactSums.prefixes(_values(span.segment))
+            total.add_at(at, prefix, span.low, span.until(until_us[at]))
+        return total.at_least(need)
+
+    return _bisect_time(cases, chosen, spans, enough)
+
+
+def _values(segment: EventSegment) -> Floats:
+    assert segment.value is not None, "bug: a rule that reads values over events without any"
+    return segment.value
+
+
+def _bisect_time(
+    cases: Cases,
+    chosen: Int64s,
+    spans: list[Spans],
+    enough: Callable[[list[Spans], list[Int64s], Int64s, Floats], Bools],
+) -> Int64s:
+    """Smallest event time at which ``enough`` holds for each chosen operation, NEVER where it does not."""
+    place = np.full(len(cases.rule), -1)
+    place[chosen] = np.arange(len(chosen))
+    first = np.full(len(chosen), NEVER)
+    last = np.full(len(chosen), -NEVER)
+    mine, position = _spans_of(cases, spans, place)
+    for span, at in zip(mine, position, strict=True):
+        np.minimum.at(first, at, span.segment.time_us[span.low])
+        np.maximum.at(last, at, span.segment.time_us[span.high - 1])
+    need = cases.need[chosen]
+    holds = (first <= last) & enough(mine, position, last, need)
+    resolved = np.full(len(chosen), NEVER)
+    live = np.flatnonzero(holds)
+    place = np.full(len(cases.rule), -1)
+    place[chosen[live]] = np.arange(len(live))
+    mine, position = _spans_of(cases, spans, place)
+    low, high, need = first[live], last[live], need[live]
+    while bool((low < high).any()):
+        middle = low + ((high - low) >> 1)
+        reached = enough(mine, position, middle, need)
+        high = np.where(reached, middle, high)
+        low = np.where(reached, low, np.minimum(middle + 1, high))
+    resolved[live] = low
+    return resolved
+
+
+def _spans_of(cases: Cases, spans: list[Spans], place: Int64s) -> tuple[list[Spans], list[Int64s]]:
+    """The spans of operations with a place, and that place."""
+    mine, position = [], []
+    for span in spans:
+        at = place[cases.owner[span.owner]]
+        kept = np.flatnonzero(at >= 0)
+        mine.append(Spans(span.segment, span.owner[kept], span.group_start[kept], span.low[kept], span.high[kept]))
+        position.append(at[kept])
+    return mine, position
+
+
+def _reach_levels(cases: Cases, history: list[Spans], satisfied_us: Int64s) -> None:
+    """Write into ``satisfied_us`` when each level entry's key reached its level: never before created."""
+    level_entry = cases.rule[cases.owner] == LEVEL
+    satisfied_us[level_entry] = NEVER
+    satisfied_us[level_entry & (cases.level_need <= 0)] = cases.created_us[cases.owner][
+        level_entry & (cases.level_need <= 0)
+    ]
+    for span in history:
+        running = span.segment.running_max
+        at = bisect_within(running, span.group_start, span.high, cases.level_need[span.owner], after=False)
+        reached = np.flatnonzero(at < span.high)
+        owner = span.owner[reached]
+        time_us = np.maximum(span.segment.time_us[at[reached]], cases.created_us[cases.owner[owner]])
+        np.minimum.at(satisfied_us, owner, time_us)
+
+
+_RESOLVERS = {
+    ANY_KEY: _first_key,
+    ALL_KEYS: _last_key,
+    QUORUM: _nth_key,
+    COUNT: _nth_event,
+    SUM_AT_LEAST: _enough_value,
+    LEVEL: _last_key,
+}

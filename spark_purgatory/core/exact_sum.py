@@ -1,0 +1,64 @@
+"""Exact sums of doubles, whatever their order: fixed point in 32-bit limbs.
+
+The law asks that the order of arrival changes nothing, and float addition is not associative. A non-negative double is
+cut at 2**-96 (values down to 2**-43 keep all their digits) and spread over limbs of 32 bits, each summed in int64, which
+2**31 addends cannot overflow. Values from 2**62 on count as 2**62.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_purgatory.core.event_log import Floats
+from spark_purgatory.core.runs import Bools, Int64s
+
+LIMB_BITS = 32
+LIMBS = 5
+"""Three limbs of fraction (96 bits), two of whole numbers (64 bits)."""
+LARGEST = 2.0**62
+
+
+def _limbs(values: Floats) -> Int64s:
+    """(n,) non-negative doubles as (LIMBS, n) int64, the most significant limb first."""
+    rest = np.minimum(values, LARGEST)
+    limbs = np.empty((LIMBS, len(values)), np.int64)
+    for i in range(LIMBS):
+        # Every step is exact: scaling by a power of two, floor, and a difference that needs no more digits.
+        scale = 2.0 ** (LIMB_BITS * (1 - i))
+        whole = np.floor(rest / scale)
+        limbs[i] = whole.astype(np.int64)
+        rest = rest - whole * scale
+    return limbs
+
+
+class ExactSums:
+    """n sums, as (LIMBS, n) int64 limbs that need not be normalised."""
+
+    def __init__(self, limbs: Int64s) -> None:
+        self.limbs = limbs
+
+    @staticmethod
+    def zeros(n: int) -> ExactSums:
+        """n sums of nothing."""
+        return ExactSums(np.zeros((LIMBS, n), np.int64))
+
+    @staticmethod
+    def prefixes(values: Floats) -> ExactSums:
+        """Sums of the first 0, 1, ... n of ``values``, (n,) non-negative."""
+        limbs = np.zeros((LIMBS, len(values) + 1), np.int64)
+        np.cumsum(_limbs(values), axis=1, out=limbs[:, 1:])
+        return ExactSums(limbs)
+
+    def add_at(self, at: Int64s, prefix: ExactSums, low: Int64s, high: Int64s) -> None:
+        """Add the values ``low[i] .. high[i] - 1`` behind ``prefix`` to sum ``at[i]``; all (s,)."""
+        for mine, theirs in zip(self.limbs, prefix.limbs, strict=True):
+            np.add.at(mine, at, theirs[high] - theirs[low])
+
+    def at_least(self, need: Floats) -> Bools:
+        """Whether each sum reaches ``need``, (n,) bool."""
+        difference = self.limbs - _limbs(np.maximum(need, 0))
+        for i in range(LIMBS - 1, 0, -1):
+            carry = difference[i] >> LIMB_BITS
+            difference[i] -= carry << LIMB_BITS
+            difference[i - 1] += carry
+        return difference[0] >= 0

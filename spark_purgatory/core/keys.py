@@ -1,0 +1,127 @@
+"""Watch keys and ids: their 64-bit hashes and the full values behind them.
+
+Indexes order by 36 bits of a hash; whatever they find is compared in full before it counts, so that a collision, chance
+or forged, never joins two keys. Spark computes the hashes in the JVM (``xxhash64``); the functions here serve callers
+without Spark.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_purgatory.core.runs import MERGE_RATIO, Bools, Int64s
+
+MAX_CHUNK_BYTES = 1 << 30
+"""Arrow's 32-bit offsets end at 2 GiB: chunks are not merged beyond half of that."""
+
+
+def hash_keys(keys: pa.Array) -> Int64s:
+    """A 64-bit hash of each key, (n,) int64: splitmix64 for integers, blake2b of each distinct value for the rest."""
+    if pa.types.is_integer(keys.type):
+        return mix64(keys.cast(pa.int64()).to_numpy(zero_copy_only=False))
+    encoded = keys.dictionary_encode()
+    distinct = encoded.dictionary.to_pylist()
+    digests = b"".join(blake2b(as_bytes(value), digest_size=8).digest() for value in distinct)
+    return np.frombuffer(digests, np.int64)[encoded.indices.to_numpy()]
+
+
+def as_bytes(value: object) -> bytes:
+    """A key's bytes: of a str its UTF-8, of bytes themselves, of anything else its text."""
+    return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+
+
+def mix64(values: Int64s) -> Int64s:
+    """The finalizer of splitmix64 (a bijection of 64 bits), (n,) int64."""
+    z = values.view(np.uint64).copy()
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z ^= z >> np.uint64(shift)
+        z *= np.uint64(factor)
+    z ^= z >> np.uint64(31)
+    return z.view(np.int64)
+
+
+class KeyColumn:
+    """Values by position, in Arrow chunks merged geometrically; appended to, taken from, compared with."""
+
+    def __init__(self, chunks: list[pa.Array] | None = None) -> None:
+        self.chunks: list[pa.Array] = chunks or []
+        self._starts = self._bounds()
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def _bounds(self) -> Int64s:
+        return np.concatenate(([0], np.cumsum([len(chunk) for chunk in self.chunks]))).astype(np.int64)
+
+    def append(self, values: pa.Array) -> None:
+        """Append (n,) values of the column's type."""
+        if not len(values):
+            return
+        self.chunks.append(values)
+        while len(self.chunks) > 1 and self._merge_due(self.chunks[-2], self.chunks[-1]):
+            newest = self.chunks.pop()
+            self.chunks[-1] = pa.concat_arrays([self.chunks[-1], newest])
+        self._starts = self._bounds()
+
+    @staticmethod
+    def _merge_due(older: pa.Array, newer: pa.Array) -> bool:
+        small = len(older) <= MERGE_RATIO * len(newer)
+        return small and older.nbytes + newer.nbytes < MAX_CHUNK_BYTES
+
+    def take(self, positions: Int64s) -> pa.Array:
+        """Values at ``positions``, (n,) int64."""
+        if len(self.chunks) == 1:
+            return self.chunks[0].take(pa.array(positions))
+        order = np.argsort(positions, kind="stable")
+        ascending = positions[order]
+        cuts = ascending.searchsorted(self._starts)
+        parts = [
+            chunk.take(pa.array(ascending[cuts[i] : cuts[i + 1]] - self._starts[i]))
+            for i, chunk in enumerate(self.chunks)
+            if cuts[i] < cuts[i + 1]
+        ]
+        joined = pa.concat_arrays(parts) if parts else self.chunks[0].slice(0, 0)
+        if len(order) < 2 or bool((order[1:] > order[:-1]).all()):
+            return joined
+        inverse = np.empty_like(order)
+        inverse[order] = np.arange(len(order))
+        return joined.take(pa.array(inverse))
+
+    def equal(self, positions: Int64s, others: pa.Array, other_positions: Int64s) -> Bools:
+        """Whether the value at ``positions[i]`` is ``others[other_positions[i]]``, (n,) bool."""
+        if not len(positions):
+            return np.zeros(0, bool)
+        if len(self.chunks) == 1:
+            return equal_values(self.chunks[0], positions, others, other_positions)
+        same = np.zeros(len(positions), bool)
+        which = self._starts.searchsorted(positions, side="right") - 1
+        for i, chunk in enumerate(self.chunks):
+            here = np.flatnonzero(which == i)
+            if len(here):
+                local = positions[here] - self._starts[i]
+                same[here] = equal_values(chunk, local, others, other_positions[here])
+        return same
+
+    def keep(self, kept: Int64s) -> None:
+        """Keep only the values at ``kept``, (m,) int64 ascending."""
+        self.chunks = [self.take(kept)] if len(kept) else []
+        self._starts = self._bounds()
+
+
+def equal_values(left: pa.Array, left_at: Int64s, right: pa.Array, right_at: Int64s) -> Bools:
+    """Whether ``left[left_at[i]] == right[right_at[i]]``, (n,) bool; neither side holds nulls."""
+    if pa.types.is_integer(left.type) and pa.types.is_integer(right.type):
+        return cast(Bools, left.to_numpy()[left_at] == right.to_numpy()[right_at])
+    same = pc.equal(left.take(pa.array(left_at)), right.take(pa.array(right_at)))
+    return cast(Bools, as_bools(same))
+
+
+def as_bools(array: pa.Array) -> Bools:
+    """An Arrow boolean array without nulls as (n,) bool."""
+    return cast("npt.NDArray[np.bool_]", array.to_numpy(zero_copy_only=False))

@@ -1,0 +1,103 @@
+"""Outcomes, collected during a step as arrays and turned into one Arrow table at its end.
+
+Columns: the payload's, then `OUTCOME_FIELDS`, in this order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from spark_purgatory.core.runs import Bools, Int64s
+from spark_purgatory.core.times import floor_ms
+
+COMPLETED, EXPIRED, FAILED, CANCELLED, DUPLICATE, REJECTED, ORPHAN = range(7)
+STATUSES = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED", "ORPHAN")
+"""Names of the statuses; a status's code is its position."""
+
+OUTCOME_FIELDS = (
+    pa.field("status", pa.string()),
+    pa.field("resolved_at", pa.timestamp("us", "UTC")),
+    pa.field("wait_ms", pa.int64()),
+    pa.field("matched", pa.int64()),
+    pa.field("missing_keys", pa.list_(pa.string())),
+    pa.field("late", pa.bool_()),
+    pa.field("reason", pa.string()),
+)
+
+
+@dataclass(frozen=True)
+class MissingKeys:
+    """Unsatisfied keys of n operations, flat; null where the criterion has none."""
+
+    keys: pa.Array  # (m,)
+    counts: Int64s  # (n,)
+    applies: Bools  # (n,)
+
+    @staticmethod
+    def none(n: int, key_type: pa.DataType) -> MissingKeys:
+        """n operations whose criterion has none."""
+        return MissingKeys(pa.array([], key_type), np.zeros(n, np.int64), np.zeros(n, bool))
+
+    def to_arrow(self) -> pa.ListArray:
+        """As an array<string> column."""
+        offsets = np.concatenate(([0], np.cumsum(self.counts))).astype(np.int32)
+        mask = None if self.applies.all() else pa.array(~self.applies)
+        return pa.ListArray.from_arrays(pa.array(offsets), as_text(self.keys), mask=mask)
+
+
+def as_text(keys: pa.Array) -> pa.Array:
+    """Keys as strings; bytes that are not UTF-8 stay as they are, as in Spark's own cast of binary to string."""
+    if pa.types.is_binary(keys.type):
+        return keys.view(pa.string())
+    return keys if pa.types.is_string(keys.type) else keys.cast(pa.string())
+
+
+@dataclass
+class OutcomeBatch:
+    """n outcomes of one kind; arrays (n,)."""
+
+    payload: pa.StructArray
+    status: int
+    created_us: Int64s
+    resolved_us: Int64s
+    matched: Int64s
+    missing: MissingKeys
+    late: Bools
+    reasons: pa.Array | None = None
+    dated: Bools | None = None
+    """False where resolved_at and wait_ms are null; None: all dated."""
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """As rows of the outcome table."""
+        n = len(self.payload)
+        undated = None if self.dated is None else ~self.dated
+        columns = [
+            *self.payload.flatten(),
+            pa.repeat(STATUSES[self.status], n),
+            pa.array(self.resolved_us, mask=undated).cast(OUTCOME_FIELDS[1].type),
+            pa.array(floor_ms(self.resolved_us - self.created_us), mask=undated),
+            pa.array(self.matched),
+            self.missing.to_arrow(),
+            pa.array(self.late),
+            self.reasons if self.reasons is not None else pa.nulls(n, pa.string()),
+        ]
+        fields = [*self.payload.type, *OUTCOME_FIELDS]
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+@dataclass
+class Tally:
+    """Rows counted since the shard's beginning: received, and by what became of them."""
+
+    received: int = 0
+    by_status: list[int] = field(default_factory=lambda: [0] * len(STATUSES))
+    events_received: int = 0
+    events_rejected: int = 0
+    events_late: int = 0
+
+    def decided(self) -> int:
+        """Operations that have their outcome."""
+        return sum(self.by_status[:ORPHAN])

@@ -1,0 +1,143 @@
+"""Watch lists: which operations wait on which key (Kafka: ``DelayedOperationPurgatory.Watchers``).
+
+Terms. A *row* is an operation. A *watch entry* is one (operation, key) pair, numbered in the order of registration. A
+key's *list* is its entries in that order; the index keeps them as ``36 bits of the key's hash << 28 | entry``, so a list
+is a range of each sorted run, already in order. Dropping an entry clears its ``listed`` flag and leaves the index alone;
+`renumber` drops it for good.
+
+``watched`` is Kafka's: the lengths of all lists added up, entries of operations that ended elsewhere included, until a
+check of their key, a cancel or a purge drops them. A purge is logical: it forgets the operations that ended since the
+last one, at the cost of those.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from spark_purgatory.core.keys import KeyColumn
+from spark_purgatory.core.runs import EMPTY, MAX_ROWS, ROW_MASK, Bools, Column, Int64s, SortedRuns, by_needle, expand
+from spark_purgatory.errors import LimitError
+
+
+class Watchers:
+    """All watch lists of one purgatory."""
+
+    def __init__(self) -> None:
+        self.index = SortedRuns()
+        self.keys = KeyColumn()
+        self.hashes = Column(EMPTY)
+        """(entries,) int64: each entry's key hash."""
+        self.row_of = Column(np.empty(0, np.int32))
+        """(entries,) int32: each entry's operation."""
+        self.first_entry = Column(np.zeros(1, np.int64))
+        """(rows + 1,) int64: entries of row r are first_entry[r] .. first_entry[r + 1] - 1."""
+        self.listed = Column(np.empty(0, bool))
+        """(entries,) bool: still on its key's list."""
+        self.listed_of = Column(np.empty(0, np.int32))
+        """(rows,) int32: how many of the row's entries are listed."""
+        self.watched = 0
+
+    @property
+    def rows(self) -> int:
+        """Rows known, listed or not."""
+        return len(self.listed_of)
+
+    def append(self, keys: pa.Array, hashes: Int64s, offsets: Int64s) -> Int64s:
+        """Number new operations and their keys, on no list yet; returns their rows, (n,) int64.
+
+        Operation i has ``keys[offsets[i]:offsets[i + 1]]``; ``hashes`` goes with ``keys``.
+        """
+        count, entries = len(offsets) - 1, len(self.row_of)
+        rows = np.arange(self.rows, self.rows + count)
+        if entries + len(keys) >= MAX_ROWS:
+            raise LimitError(
+                f"a purgatory holds at most {MAX_ROWS:,} watch entries, {entries + len(keys):,} asked for: use more shards"
+            )
+        self.keys.append(keys)
+        self.hashes.append(hashes)
+        self.row_of.append(np.repeat(rows, np.diff(offsets)).astype(np.int32))
+        self.first_entry.append(offsets[1:] + (entries - int(offsets[0])))
+        self.listed.append(np.zeros(len(keys), bool))
+        self.listed_of.append(np.zeros(count, np.int32))
+        return rows
+
+    def watch(self, rows: Int64s) -> None:
+        """Put rows, (n,) int64, on the lists of all their keys (Kafka: ``watchForOperation``)."""
+        entries, _ = self.entries_of(rows)
+        if not len(entries):
+            return
+        hashes = cast(Int64s, self.hashes.values)[entries]
+        self.index.add(np.sort((hashes & ~ROW_MASK) | entries))
+        self.listed.writable[entries] = True
+        counts = self._counts(rows)
+        self.listed_of.writable[rows] = counts
+        self.watched += len(entries)
+
+    def entries_of(self, rows: Int64s) -> tuple[Int64s, Int64s]:
+        """Entries of rows, and the position in ``rows`` that each belongs to; both (m,) int64."""
+        counts = self._counts(rows)
+        first = cast(Int64s, self.first_entry.values)
+        if bool((counts == 1).all()):
+            return first[rows], np.arange(len(rows))
+        return expand(first[rows], counts)
+
+    def _counts(self, rows: Int64s) -> Int64s:
+        first = cast(Int64s, self.first_entry.values)
+        return first[rows + 1] - first[rows]
+
+    def find(self, keys: pa.Array, hashes: Int64s, ordered: bool = True) -> tuple[Int64s, Int64s]:
+        """Listed entries of each key: (which key, entry), both (m,), by key and then in list order unless not ``ordered``."""
+        order = np.argsort(hashes)
+        found, entries = self.index.find(hashes[order])
+        needle = order[found]
+        # Purged rows have no listed entries whatever their flags say.
+        here = self.listed.values[entries] & (self._listed_of_entry(entries) > 0)
+        needle, entries = needle[here], entries[here]
+        same = self.keys.equal(entries, keys, needle)
+        needle, entries = needle[same], entries[same]
+        return by_needle(needle, entries) if ordered else (needle, entries)
+
+    def _listed_of_entry(self, entries: Int64s) -> npt.NDArray[np.int32]:
+        return cast("npt.NDArray[np.int32]", self.listed_of.values[self.row_of.values[entries]])
+
+    def drop(self, entries: Int64s) -> None:
+        """Take listed entries, (m,) distinct, off their lists."""
+        if not len(entries):
+            return
+        self.listed.writable[entries] = False
+        rows = self.row_of.values[entries]
+        np.subtract.at(self.listed_of.writable, rows, 1)
+        self.watched -= len(entries)
+
+    def forget(self, rows: Int64s) -> None:
+        """Take rows, (n,) distinct, off all their lists; costs the rows, not the lists."""
+        listed_of = self.listed_of.writable
+        self.watched -= int(listed_of[rows].sum())
+        listed_of[rows] = 0
+
+    def renumber(self, new_row: Int64s) -> None:
+        """Keep only rows with ``new_row[row] >= 0`` and give them that number; the order of rows is kept."""
+        kept_rows = np.flatnonzero(new_row >= 0)
+        entries, owner = self.entries_of(kept_rows)
+        counts = self._counts(kept_rows)
+        new_entry = np.full(len(self.row_of), -1)
+        new_entry[entries] = np.arange(len(entries))
+        unlisted = entries[~self.is_listed(entries)]
+        index_entry = new_entry.copy()
+        index_entry[unlisted] = -1
+        self.index.renumber(index_entry)
+        self.keys.keep(entries)
+        self.hashes = Column(self.hashes.values[entries])
+        self.listed = Column(self.listed.values[entries])
+        self.listed_of = Column(self.listed_of.values[kept_rows])
+        self.row_of = Column(owner.astype(np.int32))
+        self.first_entry = Column(np.concatenate(([0], np.cumsum(counts))).astype(np.int64))
+        self.watched = int(self.listed_of.values.sum())
+
+    def is_listed(self, entries: Int64s) -> Bools:
+        """Whether each entry, (m,), is on its key's list."""
+        return cast(Bools, self.listed.values[entries] & (self._listed_of_entry(entries) > 0))

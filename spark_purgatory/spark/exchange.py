@@ -1,0 +1,109 @@
+"""The packed exchange: rows become Arrow once and stay Arrow.
+
+`pack_operations` and `pack_events` run in a ``mapInArrow`` before the shuffle: rows are gathered, split by shard, and leave
+as one blob (Arrow IPC) a shard. `unpack` runs in the ``mapInArrow`` after the group function. Between them the shuffle and
+the state function see a few large binary rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from spark_purgatory.spark.placement import shard_label
+
+OPERATIONS, EVENTS = 0, 1
+GATHER_BYTES = 32 << 20
+"""Rows are gathered up to this before they are split: larger blobs, fewer of them, and a worker holds twice this."""
+
+Batches = Iterator[pa.RecordBatch]
+EXCHANGE_DDL = "shard {shard_type}, side tinyint, blob binary"
+
+
+def packer(side: int, shards: int | None, broadcast: bool) -> Callable[[Batches], Batches]:
+    """The function for ``mapInArrow``: the last column of its input is the route's hash, the others are packed.
+
+    ``shards`` None: every hash is a group. ``broadcast``: every shard gets everything.
+    """
+    labels = None if shards is None else np.array([shard_label(shard) for shard in range(shards)], np.int32)
+
+    def pack(batches: Batches) -> Batches:
+        gathered: list[pa.RecordBatch] = []
+        size = 0
+        for batch in batches:
+            gathered.append(batch)
+            size += batch.nbytes
+            if size >= GATHER_BYTES:
+                yield _split(gathered, side, labels, broadcast)
+                gathered, size = [], 0
+        if gathered and sum(map(len, gathered)):
+            yield _split(gathered, side, labels, broadcast)
+
+    return pack
+
+
+def _split(
+    batches: list[pa.RecordBatch], side: int, labels: np.ndarray | None, broadcast: bool
+) -> pa.RecordBatch:
+    table = pa.Table.from_batches(batches).combine_chunks()
+    route = table.column(table.num_columns - 1).combine_chunks().to_numpy()
+    table = table.select(list(range(table.num_columns - 1)))
+    if broadcast and labels is not None:
+        blob = to_blob(table)
+        return _rows(labels, side, [blob] * len(labels))
+    if labels is None:
+        groups, shard = np.unique(route, return_inverse=True)
+    else:
+        shard = (route.view(np.uint64) % np.uint64(len(labels))).astype(np.uint16)
+        groups = labels
+    if len(groups) == 1:
+        return _rows(groups, side, [to_blob(table)])
+    order = np.argsort(shard, kind="stable")
+    table = table.take(pa.array(order))
+    ends = np.cumsum(np.bincount(shard, minlength=len(groups)))
+    starts = ends - np.diff(ends, prepend=0)
+    used = np.flatnonzero(ends > starts)
+    blobs = [to_blob(table.slice(starts[i], ends[i] - starts[i])) for i in used]
+    return _rows(groups[used], side, blobs)
+
+
+def _rows(labels: np.ndarray, side: int, blobs: list[pa.Buffer]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array(labels),
+            pa.array(np.full(len(labels), side, np.int8)),
+            pa.array([blob.to_pybytes() for blob in blobs], pa.binary()),
+        ],
+        names=["shard", "side", "blob"],
+    )
+
+
+def to_blob(table: pa.Table | pa.RecordBatch) -> pa.Buffer:
+    """A table as an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write(table)
+    return sink.getvalue()
+
+
+def from_blob(blob: bytes) -> pa.Table:
+    """The table of an Arrow IPC stream, without copying."""
+    with pa.ipc.open_stream(pa.py_buffer(blob)) as reader:
+        return reader.read_all()
+
+
+def unpacker(names: list[str]) -> Callable[[Batches], Batches]:
+    """The function for ``mapInArrow`` that turns blobs into rows with columns ``names``."""
+
+    def unpack(batches: Batches) -> Batches:
+        for batch in batches:
+            for blob in batch.column(batch.schema.get_field_index("blob")):
+                if not blob.is_valid:
+                    continue
+                with pa.ipc.open_stream(blob.as_buffer()) as reader:
+                    for rows in reader:
+                        yield rows.rename_columns(names)
+
+    return unpack

@@ -1,0 +1,97 @@
+"""The group functions: a shard's engine, hosted by ``applyInPandasWithState`` or, in a batch query, ``applyInPandas``.
+
+A call restores the engine from the state's blob, takes what arrived, saves it, and sets the shard's time-out to its next
+deadline. The boundary: Spark fires at ``timeout < watermark``, the engine expires at ``deadline <= watermark``; so a shard
+whose next deadline is d asks for d - 1. A call with data replaces the time-out, so every call expires what is due first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from spark_purgatory.core.arrivals import read_events, read_operations
+from spark_purgatory.core.event_purgatory import EngineSpec, EventTimePurgatory
+from spark_purgatory.core.outcomes import Tally
+from spark_purgatory.core.snapshot import restore, save
+from spark_purgatory.schema import COUNTERS
+from spark_purgatory.spark.exchange import EVENTS, OPERATIONS, from_blob, to_blob
+
+RESULT_DDL = "blob binary, " + ", ".join(f"{name} bigint" for name in COUNTERS)
+STATE_DDL = "blob binary"
+END_OF_TIME_MS = (1 << 63) // 1000 - 1
+"""Past every deadline: the watermark of a batch query that decides everything."""
+
+
+def stream_function(
+    spec: EngineSpec, shards: int | None, identity_width: int
+) -> Callable[[Any, Iterator[pd.DataFrame], Any], Iterator[pd.DataFrame]]:
+    """The function for ``applyInPandasWithState``."""
+
+    def on_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+        operations, events = _tables(frames)
+        if state.exists:
+            engine = restore(spec, state.get[0], shards or 0)
+        else:
+            engine = EventTimePurgatory(spec, identity_width)
+        before = _counts(engine.tally)
+        outcomes = _step(engine, operations, events, state.getCurrentWatermarkMs())
+        blob = save(engine, shards or 0)
+        state.update((blob,))
+        due_ms = engine.next_due_ms()
+        if due_ms is not None:
+            state.setTimeoutTimestamp(max(due_ms - 1, state.getCurrentWatermarkMs()))
+        yield _result(outcomes, engine, before, len(blob))
+
+    return on_group
+
+
+def batch_function(
+    spec: EngineSpec, identity_width: int, as_of_ms: int | None
+) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """The function for ``applyInPandas``: everything arrives at once, then the watermark is set."""
+
+    def on_group(frame: pd.DataFrame) -> pd.DataFrame:
+        operations, events = _tables(iter([frame]))
+        engine = EventTimePurgatory(spec, identity_width)
+        before = _counts(engine.tally)
+        outcomes = _step(engine, operations, events, 0)
+        outcomes += engine.step(None, None, END_OF_TIME_MS if as_of_ms is None else as_of_ms)
+        return _result(outcomes, engine, before, 0)
+
+    return on_group
+
+
+def _tables(frames: Iterator[pd.DataFrame]) -> tuple[pa.Table | None, pa.Table | None]:
+    sides: dict[int, list[pa.Table]] = {OPERATIONS: [], EVENTS: []}
+    for frame in frames:
+        for side, blob in zip(frame["side"], frame["blob"], strict=True):
+            sides[int(side)].append(from_blob(blob))
+    operations, events = (pa.concat_tables(tables) if tables else None for tables in sides.values())
+    return operations, events
+
+
+def _step(
+    engine: EventTimePurgatory, operations: pa.Table | None, events: pa.Table | None, watermark_ms: int
+) -> list[pa.RecordBatch]:
+    return engine.step(
+        None if operations is None else read_operations(operations),
+        None if events is None else read_events(events, engine.spec.criterion.reads_values),
+        watermark_ms,
+    )
+
+
+def _counts(tally: Tally) -> list[int]:
+    return [tally.received, *tally.by_status[:6], tally.events_received, tally.events_rejected, tally.events_late]
+
+
+def _result(
+    outcomes: list[pa.RecordBatch], engine: EventTimePurgatory, before: list[int], state_bytes: int
+) -> pd.DataFrame:
+    blob = to_blob(pa.Table.from_batches(outcomes)).to_pybytes() if outcomes else None
+    added = [now - then for now, then in zip(_counts(engine.tally), before, strict=True)]
+    counters = dict(zip(COUNTERS, [*added, engine.pending, state_bytes], strict=True))
+    return pd.DataFrame({"blob": [blob], **{name: [value] for name, value in counters.items()}})

@@ -1,0 +1,157 @@
+"""`Purgatory`: two streams in, a stream of outcomes out; two DataFrames in, a DataFrame out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.streaming.state import GroupStateTimeout
+
+from spark_purgatory.config import Completions, Duration, Operations, duration_us
+from spark_purgatory.core.criteria import Criterion
+from spark_purgatory.core.event_purgatory import EngineSpec
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.schema import COUNTERS, OUTCOME_COLUMNS, OUTCOME_DDL
+from spark_purgatory.spark.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
+from spark_purgatory.spark.host import RESULT_DDL, STATE_DDL, batch_function, stream_function
+from spark_purgatory.spark.sides import WATERMARK_METADATA, Side, check_key_types, events_side, operations_side
+
+MAX_SHARDS = 1 << 15
+"""Shards are scanned for due time-outs in every micro-batch; and 16 bits name one in the exchange."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Purgatory:
+    """Operations that wait for completion events (Kafka: ``DelayedOperationPurgatory``), on Spark.
+
+    ``emit``: "early" lets an outcome leave in the micro-batch in which its criterion is first seen to hold; "final" holds it
+    until no earlier event can come, so that the table does not depend on the order of arrival. ``shards``: groups that the
+    operations are spread over by key; choose it so that a shard's state stays around 1 to 5 MB; fixed by the checkpoint;
+    None gives every key a group of its own, for few and busy keys. ``lookback``: how long before its operation's creation an
+    event still counts. ``max_future``: a time further ahead of processing time is rejected and does not move the watermark.
+    ``tick``: resolution of deadlines, rounded up. ``outcome_prefix`` is put before the names of the outcome's columns.
+    ``name``: under which the counters of each micro-batch appear in the query's ``observedMetrics``.
+    """
+
+    operations: Operations
+    completions: Completions
+    criterion: Criterion
+    emit: str = "early"
+    shards: int | None = 8
+    lookback: Duration = "0 seconds"
+    lookback_ms: int | None = None
+    max_future: Duration = "1 day"
+    max_future_ms: int | None = None
+    tick: Duration = "1 millisecond"
+    tick_ms: int | None = None
+    outcome_prefix: str = ""
+    max_pending_per_shard: int = EngineSpec.max_pending
+    max_state_bytes_per_shard: int = EngineSpec.max_state_bytes
+    name: str = "spark_purgatory"
+
+    def __post_init__(self) -> None:
+        expected = {"operations": Operations, "completions": Completions, "criterion": Criterion}
+        for field, kind in expected.items():
+            if not isinstance(getattr(self, field), kind):
+                made = "criteria.any_key() or another of criteria" if kind is Criterion else f"{kind.__name__}(...)"
+                raise ConfigError(f"{field}={getattr(self, field)!r} must be made with {made}")
+        if self.emit not in ("early", "final"):
+            raise ConfigError(f"emit={self.emit!r} must be 'early' or 'final'")
+        if self.shards is not None and not (isinstance(self.shards, int) and 1 <= self.shards <= MAX_SHARDS):
+            raise ConfigError(f"shards={self.shards!r} must be None or between 1 and {MAX_SHARDS}")
+        for field in ("lookback", "max_future", "tick"):
+            duration_us(self, field)
+        if duration_us(self, "tick") < 1000:
+            raise ConfigError(f"tick={self.tick!r} must be at least 1 millisecond, the watermark's own resolution")
+        for field in ("max_pending_per_shard", "max_state_bytes_per_shard"):
+            if getattr(self, field) < 1:
+                raise ConfigError(f"{field}={getattr(self, field)!r} must be at least 1")
+
+    def resolve(
+        self, operations: DataFrame, completions: DataFrame, as_of: datetime | str | None = None
+    ) -> DataFrame:
+        """Outcomes of ``operations``: all their columns unchanged, then those of SPEC section 2.
+
+        Two streams give a stream, two batch DataFrames a batch DataFrame. ``as_of``, batch only: decide as the stream
+        would have with its watermark there, operations still pending left out; without it everything is decided.
+        """
+        if operations.isStreaming != completions.isStreaming:
+            kinds = ["a stream" if frame.isStreaming else "a batch DataFrame" for frame in (operations, completions)]
+            raise ConfigError(f"operations are {kinds[0]} and completions {kinds[1]}: give two streams, or two batch DataFrames")
+        if as_of is not None and operations.isStreaming:
+            raise ConfigError("as_of is for batch DataFrames: a stream's watermark tells the time")
+        schema = self._outcome_schema(operations)
+        max_future_us = duration_us(self, "max_future")
+        left = operations_side(operations, self.operations, max_future_us)
+        right = events_side(completions, self.completions, max_future_us, self.criterion.reads_values)
+        check_key_types(left, right)
+        if left.several_keys and self.shards is None:
+            raise ConfigError("shards=None routes by key, and these operations have several keys: give a number of shards")
+        packed = self._pack(left, OPERATIONS).unionByName(
+            self._pack(right, EVENTS, broadcast=left.several_keys and self.shards != 1)
+        )
+        width = 1 if left.keyed_by_id else 2
+        if operations.isStreaming:
+            results = self._stream(packed, width)
+        else:
+            results = packed.groupBy("shard").applyInPandas(
+                batch_function(self._spec(), width, self._as_of_ms(operations, as_of)), RESULT_DDL
+            )
+        return results.mapInArrow(unpacker(schema.names), schema)
+
+    def _spec(self) -> EngineSpec:
+        return EngineSpec(
+            criterion=self.criterion,
+            final=self.emit == "final",
+            lookback_us=duration_us(self, "lookback"),
+            tick_ms=duration_us(self, "tick") // 1000,
+            max_pending=self.max_pending_per_shard,
+            max_state_bytes=self.max_state_bytes_per_shard,
+        )
+
+    def _outcome_schema(self, operations: DataFrame) -> T.StructType:
+        names = [self.outcome_prefix + name for name in OUTCOME_COLUMNS]
+        taken = {name.lower() for name in operations.columns}
+        clash = [name for name in names if name.lower() in taken]
+        if clash:
+            raise ConfigError(
+                f"operations already have a column {', '.join(clash)}, which the outcome adds: set outcome_prefix=, for example 'outcome_'"
+            )
+        added = T.StructType.fromDDL(OUTCOME_DDL)
+        renamed = [T.StructField(n, f.dataType) for n, f in zip(names, added.fields, strict=True)]
+        return T.StructType([*operations.schema.fields, *renamed])
+
+    def _pack(self, side: Side, number: int, broadcast: bool = False) -> DataFrame:
+        ddl = EXCHANGE_DDL.format(shard_type="bigint" if self.shards is None else "int")
+        return side.frame.mapInArrow(packer(number, self.shards, broadcast), ddl)
+
+    def _stream(self, packed: DataFrame, width: int) -> DataFrame:
+        # The real watermark was set below the exchange and drives the clock. This null column satisfies Spark's analyzer,
+        # and no row of it is ever behind, so that late rows arrive and are counted instead of being dropped silently.
+        marker = F.lit(None).cast("timestamp").alias("marker", metadata={WATERMARK_METADATA: 0})
+        results = (
+            packed.select("shard", "side", "blob", marker)
+            .groupBy("shard")
+            .applyInPandasWithState(
+                stream_function(self._spec(), self.shards, width),
+                RESULT_DDL,
+                STATE_DDL,
+                "append",
+                GroupStateTimeout.EventTimeTimeout,
+            )
+        )
+        return results.observe(self.name, *(F.sum(name).alias(name) for name in COUNTERS))
+
+    @staticmethod
+    def _as_of_ms(frame: DataFrame, as_of: Any) -> int | None:
+        if as_of is None:
+            return None
+        instant = F.unix_millis(F.lit(as_of).cast("timestamp")).alias("ms")
+        ms = frame.sparkSession.range(1).select(instant).collect()[0]["ms"]
+        if ms is None:
+            raise ConfigError(f"as_of={as_of!r} is not a time: give a datetime or a timestamp's text")
+        return int(ms)

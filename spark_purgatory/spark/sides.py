@@ -1,0 +1,195 @@
+"""The two input sides as DataFrames of engine columns: names resolved, types checked, hashes made in the JVM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from spark_purgatory.config import Completions, Operations, duration_us, is_duration, parse_duration
+from spark_purgatory.errors import ConfigError
+
+WATERMARK_METADATA = "spark.watermarkDelayMs"
+KEY_TYPES = (T.StringType, T.BinaryType, T.IntegralType, T.BooleanType, T.DateType, T.DecimalType, T.TimestampType)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One input ready for packing: columns of the engine, then the route's hash; the guarded time is watermarked."""
+
+    frame: DataFrame
+    key_type: T.DataType
+    several_keys: bool = False
+    keyed_by_id: bool = False
+
+
+def field_column(frame: DataFrame, value: Any, field: str) -> Column:
+    """The Column that a config value names in ``frame``; raises ConfigError listing what there is."""
+    if not isinstance(value, str):
+        return value  # type: ignore[no-any-return]
+    name = value.replace("`", "``")
+    if value in frame.columns:
+        return F.col(f"`{name}`")
+    if value.split(".")[0] in frame.columns:
+        return F.col(value)
+    raise ConfigError(f"{field}={value!r} is not a column: there are {', '.join(frame.columns)}")
+
+
+def column_type(frame: DataFrame, column: Column) -> T.DataType:
+    """Type of an expression over ``frame``."""
+    return frame.select(column.alias("c")).schema[0].dataType
+
+
+def check_no_watermark(frame: DataFrame, side: str) -> None:
+    """Raise ConfigError if the frame already carries a watermark."""
+    for column in frame.schema.fields:
+        if WATERMARK_METADATA in (column.metadata or {}):
+            raise ConfigError(
+                f"{side}: column {column.name!r} already has a watermark: remove withWatermark there, "
+                f"{side}.watermark= sets it"
+            )
+
+
+def timestamp_column(frame: DataFrame, value: Any, field: str) -> Column:
+    """A timestamp column; other types are an error, except timestamp_ntz and date, which the session's zone places."""
+    column = field_column(frame, value, field)
+    kind = column_type(frame, column)
+    if not isinstance(kind, (T.TimestampType, T.TimestampNTZType, T.DateType)):
+        raise ConfigError(f"{field} is {kind.simpleString()}, not a timestamp: cast it, for example F.to_timestamp(...)")
+    return column.cast("timestamp")
+
+
+def key_column(column: Column, kind: T.DataType, field: str) -> Column:
+    """A key or id as string (binary stays binary); types without one text form are an error."""
+    if not isinstance(kind, KEY_TYPES):
+        raise ConfigError(f"{field} is {kind.simpleString()}: keys are strings, whole numbers, dates or binary; cast it")
+    return column if isinstance(kind, T.BinaryType) else column.cast("string")
+
+
+def operations_side(frame: DataFrame, config: Operations, max_future_us: int, by_id: bool | None = None) -> Side:
+    """Operations: id, keys, times, payload; routed by key, or by id where an operation has several keys."""
+    check_no_watermark(frame, "operations")
+    created = timestamp_column(frame, config.created, "operations.created")
+    id_raw = field_column(frame, config.id, "operations.id")
+    id_column = key_column(id_raw, column_type(frame, id_raw), "operations.id")
+    keys, hashes, key_type, several = _keys(frame, config)
+    route = F.xxhash64(id_column) if several else hashes
+    engine = [
+        id_column.alias("id"),
+        F.xxhash64(id_column).alias("id_hash"),
+        keys.alias("keys"),
+        hashes.alias("key_hashes"),
+        F.unix_micros(created).alias("created_us"),
+        _deadline_us(frame, config, created).alias("deadline_us"),
+        _ahead(created, max_future_us).alias("ahead"),
+    ]
+    payload = [field_column(frame, name, "operations").alias(f"p{i}") for i, name in enumerate(frame.columns)]
+    packed = _watermarked(frame, [*engine, *payload, route.alias("route")], created, max_future_us, config)
+    same = isinstance(config.id, str) and config.id == config.keys
+    return Side(packed, key_type, several, keyed_by_id=several or same)
+
+
+def events_side(frame: DataFrame, config: Completions, max_future_us: int, reads_values: bool) -> Side:
+    """Completion events: key, time, value where the criterion reads it."""
+    check_no_watermark(frame, "completions")
+    time = timestamp_column(frame, config.time, "completions.time")
+    key_raw = field_column(frame, config.key, "completions.key")
+    key_type = column_type(frame, key_raw)
+    key = key_column(key_raw, key_type, "completions.key")
+    engine = [key.alias("key"), F.xxhash64(key).alias("key_hash"), F.unix_micros(time).alias("time_us")]
+    if reads_values:
+        if config.value is None:
+            raise ConfigError("completions.value is missing: the criterion adds up or compares values; name their column")
+        value = field_column(frame, config.value, "completions.value")
+        kind = column_type(frame, value)
+        if not isinstance(kind, T.NumericType):
+            raise ConfigError(f"completions.value is {kind.simpleString()}, not a number: cast it")
+        engine.append(value.cast("double").alias("value"))
+    engine += [_ahead(time, max_future_us).alias("ahead"), F.xxhash64(key).alias("route")]
+    return Side(_watermarked(frame, engine, time, max_future_us, config), key_type)
+
+
+def check_key_types(operations: Side, events: Side) -> None:
+    """Keys are compared as text, so their types must agree."""
+    left, right = operations.key_type, events.key_type
+    whole = isinstance(left, T.IntegralType) and isinstance(right, T.IntegralType)
+    text = isinstance(left, T.StringType) and isinstance(right, T.StringType)
+    if left != right and not whole and not text:
+        raise ConfigError(
+            f"operations.keys is {left.simpleString()} and completions.key is {right.simpleString()}: "
+            "they would never be equal; cast one to the other's type"
+        )
+
+
+def _keys(frame: DataFrame, config: Operations) -> tuple[Column, Column, T.DataType, bool]:
+    """(keys, hashes, type of a key, whether an operation may have several)."""
+    if isinstance(config.keys, (list, tuple)) and len(config.keys) > 1:
+        columns = [field_column(frame, key, f"operations.keys[{i}]") for i, key in enumerate(config.keys)]
+        kinds = [column_type(frame, column) for column in columns]
+        if any(kind != kinds[0] for kind in kinds):
+            kinds_text = ", ".join(kind.simpleString() for kind in kinds)
+            raise ConfigError(f"operations.keys has columns of types {kinds_text}: cast them to one type")
+        keys = F.array(*(key_column(column, kinds[0], "operations.keys") for column in columns))
+        return keys, F.transform(keys, F.xxhash64), kinds[0], True
+    single = config.keys[0] if isinstance(config.keys, (list, tuple)) else config.keys
+    column = field_column(frame, single, "operations.keys")
+    kind = column_type(frame, column)
+    if isinstance(kind, T.ArrayType):
+        if not isinstance(kind.elementType, KEY_TYPES):
+            raise ConfigError(f"operations.keys is {kind.simpleString()}: its elements must be strings, whole numbers or binary")
+        binary = isinstance(kind.elementType, T.BinaryType)
+        keys = column if binary else column.cast("array<string>")
+        return keys, F.transform(keys, F.xxhash64), kind.elementType, True
+    key = key_column(column, kind, "operations.keys")
+    return key, F.xxhash64(key), kind, False
+
+
+def _deadline_us(frame: DataFrame, config: Operations, created: Column) -> Column:
+    if config.deadline is not None:
+        return F.unix_micros(timestamp_column(frame, config.deadline, "operations.deadline"))
+    created_us = F.unix_micros(created)
+    if isinstance(config.timeout_ms, int):
+        return created_us + F.lit(parse_duration_ms(config.timeout_ms))
+    if config.timeout_ms is not None:
+        column = field_column(frame, config.timeout_ms, "operations.timeout_ms")
+        kind = column_type(frame, column)
+        if not isinstance(kind, T.IntegralType):
+            raise ConfigError(f"operations.timeout_ms is {kind.simpleString()}, not a whole number of milliseconds")
+        return F.try_add(created_us, F.try_multiply(column.cast("bigint"), F.lit(1000).cast("bigint")))
+    if not isinstance(config.timeout, str) or is_duration(config.timeout):
+        if not hasattr(config.timeout, "alias"):
+            return created_us + F.lit(parse_duration(config.timeout, "operations.timeout"))
+    column = field_column(frame, config.timeout, "operations.timeout")
+    kind = column_type(frame, column)
+    if not isinstance(kind, T.DayTimeIntervalType):
+        raise ConfigError(
+            f"operations.timeout is {kind.simpleString()}, not a day-time interval: "
+            'write "30 minutes", or name a column of milliseconds in timeout_ms='
+        )
+    return F.unix_micros(F.try_add(created, column))
+
+
+def parse_duration_ms(value: int) -> int:
+    """An int of milliseconds, checked, in microseconds."""
+    from datetime import timedelta
+
+    return parse_duration(timedelta(milliseconds=value), "operations.timeout_ms")
+
+
+def _ahead(time: Column, max_future_us: int) -> Column:
+    limit_us = F.unix_micros(F.current_timestamp()) + F.lit(max_future_us)
+    return F.coalesce(F.unix_micros(time) > limit_us, F.lit(False))
+
+
+def _watermarked(
+    frame: DataFrame, columns: list[Column], time: Column, max_future_us: int, config: Operations | Completions
+) -> DataFrame:
+    """Columns over a guarded watermark: a time too far ahead must not move it, so there it is null."""
+    guarded = F.when(_ahead(time, max_future_us), F.lit(None)).otherwise(time)
+    selected = frame.select(*columns, guarded.alias("guarded"))
+    if frame.isStreaming:
+        selected = selected.withWatermark("guarded", f"{duration_us(config, 'watermark') // 1000} milliseconds")
+    return selected.drop("guarded")
