@@ -71,9 +71,7 @@ def _model_at(location: tuple[int | str, ...]) -> type[BaseModel] | None:
             model = by_tag[part]
         elif model is not None and part in model.model_fields:
             annotation = model.model_fields[str(part)].annotation
-            model = (
-                annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else model
-            )
+            model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else model
     return model
 
 
@@ -127,9 +125,7 @@ class _UniqueKeys(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if key in seen:
-                raise yaml.MarkedYAMLError(
-                    problem=f"{key!r} is given twice", problem_mark=key_node.start_mark
-                )
+                raise yaml.MarkedYAMLError(problem=f"{key!r} is given twice", problem_mark=key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -173,10 +169,7 @@ def _override(document: dict[str, Any], assignment: str) -> None:
 def _expand(value: Any, field: str, problems: list[Problem]) -> Any:
     """Replace ``${NAME}`` from the environment, everywhere below ``value``."""
     if isinstance(value, dict):
-        return {
-            key: _expand(inner, f"{field}.{key}" if field else str(key), problems)
-            for key, inner in value.items()
-        }
+        return {key: _expand(inner, f"{field}.{key}" if field else str(key), problems) for key, inner in value.items()}
     if isinstance(value, list):
         return [_expand(inner, f"{field}.{index}", problems) for index, inner in enumerate(value)]
     if not isinstance(value, str):
@@ -195,9 +188,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
         raise JobConfigError(origin, [Problem("the file", "", f"cannot be read: {error}")]) from error
     document = _parse(text, origin)
     if not isinstance(document, Mapping):
-        raise JobConfigError(
-            origin, [Problem("the file", "", "must hold fields; start from conf/orders.yaml")]
-        )
+        raise JobConfigError(origin, [Problem("the file", "", "must hold fields; start from conf/orders.yaml")])
     fields = dict(document)
     for assignment in overrides:
         _override(fields, assignment)

@@ -13,6 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from spark_purgatory.config import is_duration
+
 FREE_FORM = ("options", "spark")
 """Mappings whose keys hold dots and whose values may be secret."""
 
@@ -28,6 +30,12 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _is_duration(text: str) -> str:
+    if not is_duration(text):
+        raise ValueError('a duration is allowed, such as "30 minutes" or "1 hour 30 minutes"')
+    return text
+
+
 def _is_setting(name: str) -> str:
     if not name.startswith("spark."):
         raise ValueError("a setting whose name starts with 'spark.' is allowed")
@@ -37,6 +45,7 @@ def _is_setting(name: str) -> str:
 Text = Annotated[str, Field(min_length=1)]
 Scalar = Annotated[str, BeforeValidator(_as_text)]
 Texts = Annotated[list[Text], BeforeValidator(_as_list)]
+Duration = Annotated[str, AfterValidator(_is_duration)]
 Setting = Annotated[str, AfterValidator(_is_setting)]
 
 
@@ -53,9 +62,7 @@ class Model(BaseModel):
 def _exactly_one(model: BaseModel, *names: str) -> None:
     given = [name for name in names if getattr(model, name) is not None]
     if len(given) != 1:
-        raise ValueError(
-            f"exactly one of {' and '.join(names)} is allowed, got {' and '.join(given) or 'none'}"
-        )
+        raise ValueError(f"give exactly one of {', '.join(names)}; got {' and '.join(given) or 'none'}")
 
 
 class FolderSource(Model):
@@ -105,7 +112,7 @@ class Side(Model):
     source: Source
     select: Texts = ["*"]
     where: Text | None = None
-    watermark: Text = "0 seconds"
+    watermark: Duration = "0 seconds"
 
 
 class OperationsSide(Side):
@@ -115,11 +122,12 @@ class OperationsSide(Side):
     keys: Texts
     created: Text
     timeout: Text | None = None
+    timeout_ms: Text | Annotated[int, Field(ge=0)] | None = None
     deadline: Text | None = None
 
     @model_validator(mode="after")
     def _one_end(self) -> OperationsSide:
-        _exactly_one(self, "timeout", "deadline")
+        _exactly_one(self, "timeout", "timeout_ms", "deadline")
         return self
 
 
@@ -164,10 +172,9 @@ class Rules(Model):
     criterion: Criterion = Criterion(rule="any_key")
     emit: Literal["early", "final"] = "early"
     shards: Annotated[int, Field(ge=1)] | None = 8
-    lookback: Text = "0 seconds"
-    max_future: Text = "1 day"
+    lookback: Duration = "0 seconds"
+    max_future: Duration = "1 day"
     outcome_prefix: str = ""
-    partition_by: Text | None = None
 
 
 class Output(Model):
@@ -186,7 +193,7 @@ class Output(Model):
 class Trigger(Model):
     """When a micro-batch starts: by the clock, or one after the other until all there is was read."""
 
-    processingTime: Text | None = None
+    processingTime: Duration | None = None
     availableNow: Literal[True] | None = None
 
     @model_validator(mode="after")
@@ -213,7 +220,5 @@ class JobConfig(Model):
     @model_validator(mode="after")
     def _places_differ(self) -> JobConfig:
         if self.checkpoint == self.output.path:
-            raise ValueError(
-                f"checkpoint and output.path are both {self.checkpoint!r}: each needs a folder of its own"
-            )
+            raise ValueError(f"checkpoint and output.path are both {self.checkpoint!r}: each needs a folder of its own")
         return self

@@ -3,9 +3,11 @@
 There are three ways to be started, and each leads to the same session:
 
 1. ``python -m jobs.await_completion``: no JVM yet. Ours is started with the Delta jars (downloaded once).
-2. ``spark-submit --packages io.delta:... jobs/await_completion.py``: the JVM is there, with Delta. It is used.
-3. ``spark-submit jobs/await_completion.py``: the JVM is there, without Delta, and jars come too late for it. If
-   its master is local, its settings are handed to a JVM of our own, as in 1; if not, the error says what to add.
+2. ``spark-submit --packages io.delta:... jobs/await_completion.py``: the JVM is there, with Delta. It is
+   used.
+3. ``spark-submit jobs/await_completion.py``: the JVM is there, without Delta, and jars come too late for
+   it. If its master is local, its settings are handed to a JVM of our own, as in 1; if not, the error says
+   what to add.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ def settings_of(config: JobConfig) -> dict[str, str]:
     """Every Spark setting of the job: ours first, the file's own on top."""
     shards = config.purgatory.shards or 8
     defaults = {
+        "spark.app.name": config.name,
         # A worker that dies is tried again only where a number of failures is given.
         "spark.master": "local[*,4]",
         "spark.sql.extensions": DELTA_EXTENSION,
@@ -77,7 +80,7 @@ def build_session(config: JobConfig, jvm_log: Path | None = None) -> SparkSessio
 
 
 def _session_with(settings: Mapping[str, str], packages: list[str] | None = None) -> SparkSession:
-    builder: Any = SparkSession.builder.appName("await_completion")
+    builder: Any = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
     if packages is not None:

@@ -108,8 +108,9 @@ class Operations:
     """The stream of operations: what waits, for what, since when and for how long.
 
     ``id``: one column, any atomic type. ``keys``: one column, a list of columns, or an array column. ``created``: a
-    timestamp column. Exactly one of ``timeout`` (a duration, or a day-time interval column), ``timeout_ms`` (an int, or an
-    integer column) and ``deadline`` (a timestamp column). ``watermark``: how far operations may arrive out of order.
+    timestamp column. Exactly one of ``timeout`` (a duration, or a day-time interval column), ``timeout_ms`` (an int,
+    or an integer column) and ``deadline`` (a timestamp column). ``watermark``: how far operations may arrive out of
+    order.
     """
 
     id: ColumnLike
@@ -136,7 +137,9 @@ class Operations:
             was = " and ".join(given) or "none"
             raise ConfigError(f"operations: give exactly one of timeout, timeout_ms and deadline, got {was}")
         if isinstance(self.timeout, (int, float)):
-            raise ConfigError(f'operations.timeout={self.timeout!r} has no unit: write "30 minutes", or use timeout_ms=')
+            raise ConfigError(
+                f'operations.timeout={self.timeout!r} has no unit: write "30 minutes", or use timeout_ms='
+            )
         if self.deadline is not None:
             require_column(self.deadline, "operations.deadline")
         duration_us(self, "watermark")

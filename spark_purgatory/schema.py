@@ -5,11 +5,6 @@ from __future__ import annotations
 OUTCOME_COLUMNS = ("status", "resolved_at", "wait_ms", "matched", "missing_keys", "late", "reason")
 """Added to the operation's own columns, in this order."""
 
-OUTCOME_DDL = (
-    "status string, resolved_at timestamp, wait_ms bigint, matched bigint, missing_keys array<string>, "
-    "late boolean, reason string"
-)
-
 COUNTERS = (
     "received",
     "completed",

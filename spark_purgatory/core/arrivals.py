@@ -2,7 +2,8 @@
 
 Columns of the tables are fixed here, so that the exchange that writes them and the engine that reads them agree:
 
-operations   ``id``, ``id_hash``, ``keys`` (a value or a list), ``key_hashes`` (likewise), ``created_us``, ``deadline_us``,
+operations   ``id``, ``id_hash``, ``keys`` (a value or a list), ``key_hashes`` (likewise), ``created_us``,
+``deadline_us``,
              ``ahead`` (created too far ahead of processing time), then the payload, ``p0``, ``p1``, ...
 events       ``key``, ``key_hash``, ``time_us``, ``value`` (where the criterion reads it), ``ahead``
 """
@@ -10,12 +11,12 @@ events       ``key``, ``key_hash``, ``time_us``, ``value`` (where the criterion 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_purgatory.core.criteria import LEVEL, Criterion
 from spark_purgatory.core.event_log import Floats
 from spark_purgatory.core.keys import as_bools
 from spark_purgatory.core.runs import Bools, Int64s
@@ -37,7 +38,7 @@ EVENT_REJECTIONS = (
     "",
     "the key is null",
     "the time is null",
-    "the value is null, not a number or negative",
+    "the value is null, not a number, or negative where values add up",
     "the time is too far ahead of processing time (max_future)",
 )
 """Reason of a rejected event by code."""
@@ -134,16 +135,16 @@ def read_operations(table: pa.Table) -> OperationArrivals:
     )
 
 
-def read_events(table: pa.Table, reads_values: bool) -> EventArrivals:
+def read_events(table: pa.Table, criterion: Criterion) -> EventArrivals:
     """Read and check a table of events."""
     keys, times = _whole(table, "key"), _whole(table, "time_us")
     rejection = np.zeros(len(table), np.int64)
     value: Floats | None = None
     if bool(pc.any(table["ahead"]).as_py()):
         rejection[as_bools(_whole(table, "ahead"))] = 4
-    if reads_values:
-        value = cast(Floats, _whole(table, "value").cast(pa.float64()).to_numpy(zero_copy_only=False))
-        rejection[~(value >= 0)] = 3
+    if criterion.reads_values:
+        value = _whole(table, "value").cast(pa.float64()).to_numpy(zero_copy_only=False)
+        rejection[np.isnan(value) if criterion.code == LEVEL else ~(value >= 0)] = 3
     _mark_nulls(rejection, times, 2)
     _mark_nulls(rejection, keys, 1)
     return EventArrivals(keys, _int64(_whole(table, "key_hash")), _int64(times), value, rejection)
@@ -162,7 +163,7 @@ def _as_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 def _int64(column: pa.Array) -> Int64s:
     if column.null_count:
         column = pc.fill_null(column, 0)
-    return cast(Int64s, column.to_numpy())
+    return column.to_numpy()
 
 
 def _nulls(column: pa.Array) -> Bools:

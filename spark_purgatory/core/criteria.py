@@ -32,7 +32,7 @@ class Criterion:
             raise ConfigError(f"criterion rule {self.rule!r} is unknown: use one of {', '.join(RULES)}")
         if isinstance(self.need, bool) or not isinstance(self.need, (int, float)) or not math.isfinite(self.need):
             raise ConfigError(f"criterion {self.rule} needs a finite number, got {self.need!r}")
-        if self.need < 0:
+        if self.need < 0 and self.code != LEVEL:
             raise ConfigError(f"criterion {self.rule} needs a number of at least 0, got {self.need!r}")
         if self.code in (QUORUM, COUNT) and self.need != int(self.need):
             raise ConfigError(f"criterion {self.rule} needs a whole number, got {self.need!r}")
@@ -77,7 +77,8 @@ def sum_at_least(x: float) -> Criterion:
 
 
 def level(need: float) -> Criterion:
-    """Complete when every key's running maximum of values has reached ``need`` (Kafka: DelayedProduce's high watermark).
+    """Complete when every key's running maximum of values has reached ``need`` (Kafka: DelayedProduce's high
+    watermark).
 
     The maximum counts events from whenever, also from before the operation was created.
     """

@@ -26,7 +26,6 @@ class Cases:
     rule: Int64s  # (n,) codes of criteria.RULES
     need: Floats  # (n,)
     created_us: Int64s  # (n,)
-    from_us: Int64s  # (n,) earliest relevant time
     deadline_us: Int64s  # (n,)
     first_entry: Int64s  # (n,)
     owner: Int64s  # (m,) operation of each entry, ascending
@@ -171,9 +170,6 @@ def _reach_levels(cases: Cases, history: list[Spans], satisfied_us: Int64s) -> N
     """Write into ``satisfied_us`` when each level entry's key reached its level: never before created."""
     level_entry = cases.rule[cases.owner] == LEVEL
     satisfied_us[level_entry] = NEVER
-    satisfied_us[level_entry & (cases.level_need <= 0)] = cases.created_us[cases.owner][
-        level_entry & (cases.level_need <= 0)
-    ]
     for span in history:
         running = span.segment.running_max
         at = bisect_within(running, span.group_start, span.high, cases.level_need[span.owner], after=False)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +37,7 @@ def bisect_within(values: npt.NDArray[np.generic], low: Int64s, high: Int64s, ta
     for _ in range(longest.bit_length()):
         middle = (low + high) >> 1
         probe = values[np.minimum(middle, len(values) - 1)]
-        below = (probe <= targets) if after else (probe < targets)  # type: ignore[operator]
+        below = (probe <= targets) if after else (probe < targets)
         below &= low < high
         low = np.where(below, middle + 1, low)
         high = np.where(below, high, np.maximum(middle, low))
@@ -196,13 +195,11 @@ class EventLog:
             self.segments.append(_merge(older, newest))
         return self.segments
 
-    def spans(
-        self, keys: KeyColumn, entries: Int64s, hashes: Int64s, from_us: Int64s, to_us: Int64s
-    ) -> list[Spans]:
+    def spans(self, keys: KeyColumn, entries: Int64s, hashes: Int64s, from_us: Int64s, to_us: Int64s) -> list[Spans]:
         """The events of each entry's key with ``from_us <= time <= to_us``; entries without any are left out.
 
-        ``entries`` (n,) are positions in ``keys``; ``hashes``, ``from_us`` and ``to_us`` go with them. The owner of a span is a position in
-        ``entries``.
+        ``entries`` (n,) are positions in ``keys``; ``hashes``, ``from_us`` and ``to_us`` go with them. The owner of a
+        span is a position in ``entries``.
         """
         order = np.argsort(hashes)
         ascending = hashes[order]
@@ -241,5 +238,5 @@ def _merge(older: EventSegment, newer: EventSegment) -> EventSegment:
         pa.concat_arrays([s.keys for s in both]),
         np.concatenate([s.hashes for s in both]),
         np.concatenate([s.time_us for s in both]),
-        cast("Floats | None", values),
+        values,
     )

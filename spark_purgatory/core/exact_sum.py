@@ -1,8 +1,8 @@
 """Exact sums of doubles, whatever their order: fixed point in 32-bit limbs.
 
 The law asks that the order of arrival changes nothing, and float addition is not associative. A non-negative double is
-cut at 2**-96 (values down to 2**-43 keep all their digits) and spread over limbs of 32 bits, each summed in int64, which
-2**31 addends cannot overflow. Values from 2**62 on count as 2**62.
+cut at 2**-96 (values down to 2**-43 keep all their digits) and spread over limbs of 32 bits, each summed in int64,
+which 2**31 addends cannot overflow. Values from 2**62 on count as 2**62.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ExactSums:
 
     @staticmethod
     def zeros(n: int) -> ExactSums:
-        """n sums of nothing."""
+        """Sums of nothing, n of them."""
         return ExactSums(np.zeros((LIMBS, n), np.int64))
 
     @staticmethod

@@ -6,8 +6,6 @@ pending operation's deadline always does. So an entry is written once and never 
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 import pyarrow as pa
 
@@ -36,8 +34,8 @@ class Ids:
     ) -> Bools:
         """Which rows of a batch repeat an id that is live, or one that stands earlier in the batch; (n,) bool.
 
-        Within a batch rows stand in the order of (created, deadline); a later row is a duplicate if created no later than
-        the deadline of the one that stands.
+        Within a batch rows stand in the order of (created, deadline); a later row is a duplicate if created no later
+        than the deadline of the one that stands.
         """
         order = np.argsort(hashes)
         repeated = self._live_before(identity, hashes, order, created_us, watermark_us)
@@ -52,7 +50,7 @@ class Ids:
         repeated = np.zeros(len(hashes), bool)
         found, slots = self.index.find(hashes[order])
         row = order[found]
-        deadlines = cast(Int64s, self.deadline_us.values)[slots]
+        deadlines = self.deadline_us.values[slots]
         live = (deadlines > watermark_us) & (created_us[row] <= deadlines)
         row, slots = row[live], slots[live]
         for column, values in zip(self.columns, identity, strict=True):
@@ -99,5 +97,3 @@ class Ids:
             column.keep(live)
         self.deadline_us = Column(self.deadline_us.values[live])
         self.kept = len(live)
-
-

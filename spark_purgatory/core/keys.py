@@ -8,10 +8,8 @@ without Spark.
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -117,11 +115,11 @@ class KeyColumn:
 def equal_values(left: pa.Array, left_at: Int64s, right: pa.Array, right_at: Int64s) -> Bools:
     """Whether ``left[left_at[i]] == right[right_at[i]]``, (n,) bool; neither side holds nulls."""
     if pa.types.is_integer(left.type) and pa.types.is_integer(right.type):
-        return cast(Bools, left.to_numpy()[left_at] == right.to_numpy()[right_at])
+        return left.to_numpy()[left_at] == right.to_numpy()[right_at]
     same = pc.equal(left.take(pa.array(left_at)), right.take(pa.array(right_at)))
-    return cast(Bools, as_bools(same))
+    return as_bools(same)
 
 
 def as_bools(array: pa.Array) -> Bools:
     """An Arrow boolean array without nulls as (n,) bool."""
-    return cast("npt.NDArray[np.bool_]", array.to_numpy(zero_copy_only=False))
+    return array.to_numpy(zero_copy_only=False)

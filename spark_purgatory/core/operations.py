@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import numpy as np
 import pyarrow as pa
 
@@ -24,22 +22,22 @@ class OperationRows:
     @property
     def created_us(self) -> Int64s:
         """(rows,) int64."""
-        return cast(Int64s, self.columns["created_us"].values)
+        return self.columns["created_us"].values
 
     @property
     def from_us(self) -> Int64s:
         """(rows,) int64: the earliest event time that counts for the operation."""
-        return cast(Int64s, self.columns["from_us"].values)
+        return self.columns["from_us"].values
 
     @property
     def deadline_us(self) -> Int64s:
         """(rows,) int64."""
-        return cast(Int64s, self.columns["deadline_us"].values)
+        return self.columns["deadline_us"].values
 
     @property
     def late(self) -> Bools:
         """(rows,) bool: arrived behind the watermark."""
-        return cast(Bools, self.late_column.values)
+        return self.late_column.values
 
     def append(
         self, created_us: Int64s, from_us: Int64s, deadline_us: Int64s, late: Bools, payload: pa.StructArray

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
+from spark_purgatory.core.arrivals import OperationArrivals
 from spark_purgatory.core.runs import Bools, Int64s
 from spark_purgatory.core.times import floor_ms
 
@@ -38,7 +39,7 @@ class MissingKeys:
 
     @staticmethod
     def none(n: int, key_type: pa.DataType) -> MissingKeys:
-        """n operations whose criterion has none."""
+        """For n operations whose criterion has none."""
         return MissingKeys(pa.array([], key_type), np.zeros(n, np.int64), np.zeros(n, bool))
 
     def to_arrow(self) -> pa.ListArray:
@@ -101,3 +102,32 @@ class Tally:
     def decided(self) -> int:
         """Operations that have their outcome."""
         return sum(self.by_status[:ORPHAN])
+
+
+class Outcomes:
+    """What a step has decided, in the order of decision."""
+
+    def __init__(self) -> None:
+        self.batches: list[OutcomeBatch] = []
+        self.tally = Tally()
+
+    def add(self, batch: OutcomeBatch) -> None:
+        """Count and keep outcomes."""
+        self.tally.by_status[batch.status] += len(batch.payload)
+        self.batches.append(batch)
+
+    def unwatched(
+        self, status: int, rows: OperationArrivals, reasons: pa.Array, late: Bools, dated: Bools | None = None
+    ) -> None:
+        """Operations that never waited: REJECTED and DUPLICATE; resolved when created, where that is known."""
+        n = len(rows)
+        missing = MissingKeys.none(n, rows.keys.type)
+        zeros = np.zeros(n, np.int64)
+        self.add(
+            OutcomeBatch(rows.payload, status, rows.created_us, rows.created_us, zeros, missing, late, reasons, dated)
+        )
+
+    def take(self) -> list[pa.RecordBatch]:
+        """The outcomes as Arrow, removed."""
+        batches, self.batches = self.batches, []
+        return [batch.to_arrow() for batch in batches if len(batch.payload)]

@@ -20,7 +20,7 @@ The boundary: the timer runs a task at ``deadline < clock + tick``, up to a tick
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -109,7 +109,9 @@ class DelayedOperationPurgatory:
         """
         empty = np.flatnonzero(np.diff(offsets) == 0)
         if len(empty):
-            raise EmptyWatchKeysError(f"operation {empty[0]} of {len(offsets) - 1} has no watch keys: give at least one")
+            raise EmptyWatchKeysError(
+                f"operation {empty[0]} of {len(offsets) - 1} has no watch keys: give at least one"
+            )
         rows = self.watchers.append(keys, hash_keys(keys) if key_hashes is None else key_hashes, offsets)
         self.state.append(np.full(len(rows), WAITING, np.uint8))
         completed = self._try_complete(rows)
@@ -223,7 +225,7 @@ class DelayedOperationPurgatory:
     def _end(self, rows: Int64s, event: str) -> None:
         if not len(rows):
             return
-        self.state.writable[rows] = cast(int, TRANSITIONS[WAITING, event])
+        self.state.writable[rows] = TRANSITIONS[WAITING, event]
         self.ended += len(rows)
         self.timer.cancel(rows)
         self._ended_since_purge.append(rows)

@@ -17,6 +17,7 @@ Worked example, prefixes above rows (a test asserts it)::
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -64,8 +65,8 @@ class SortedRuns:
     def find(self, needles: Int64s) -> tuple[Int64s, Int64s]:
         """Rows whose entry has the same prefix as a needle.
 
-        ``needles``: (n,) int64, sorted; only their upper 36 bits count. Returns (which needle, row), both (m,), in runs'
-        order: sort by needle where order matters (`by_needle`).
+        ``needles``: (n,) int64, sorted; only their upper 36 bits count. Returns (which needle, row), both (m,), in
+        runs' order: sort by needle where order matters (`by_needle`).
         """
         low, high = needles & ~ROW_MASK, needles | ROW_MASK
         found: list[Int64s] = []
@@ -135,10 +136,13 @@ def by_needle(found: Int64s, rows: Int64s) -> tuple[Int64s, Int64s]:
     return packed >> ROW_BITS, packed & ROW_MASK
 
 
-class Column:
+Kind = TypeVar("Kind", bound=np.generic)
+
+
+class Column(Generic[Kind]):
     """A numpy column that grows: appending costs what is appended, a restored view is copied on the first write."""
 
-    def __init__(self, values: npt.NDArray[np.generic]) -> None:
+    def __init__(self, values: npt.NDArray[Kind]) -> None:
         self._buffer = values
         self._length = len(values)
 
@@ -146,18 +150,18 @@ class Column:
         return self._length
 
     @property
-    def values(self) -> npt.NDArray[np.generic]:
+    def values(self) -> npt.NDArray[Kind]:
         """The column, (n,); to read only."""
         return self._buffer[: self._length]
 
     @property
-    def writable(self) -> npt.NDArray[np.generic]:
+    def writable(self) -> npt.NDArray[Kind]:
         """The column, (n,), to write into."""
         if not self._buffer.flags.writeable:
             self._buffer = self._buffer.copy()
         return self._buffer[: self._length]
 
-    def append(self, values: npt.NDArray[np.generic]) -> None:
+    def append(self, values: npt.NDArray[Kind]) -> None:
         """Append (n,) values of the column's type."""
         end = self._length + len(values)
         if end > len(self._buffer) or not self._buffer.flags.writeable:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.core.event_log import EventLog, EventSegment
-from spark_purgatory.core.event_purgatory import EngineSpec, EventTimePurgatory
+from spark_purgatory.core.event_purgatory import EventTimePurgatory
 from spark_purgatory.core.keys import KeyColumn
 from spark_purgatory.core.operations import TIME_COLUMNS
 from spark_purgatory.core.outcomes import Tally
-from spark_purgatory.core.runs import Bools, Column, Int64s, SortedRuns
+from spark_purgatory.core.runs import Column, Int64s, SortedRuns
 from spark_purgatory.core.state import Arrays, Tables, read_blob, write_blob
 from spark_purgatory.core.timing_wheel import SystemTimer
 from spark_purgatory.core.watchers import Watchers
@@ -47,8 +47,9 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
     blob = write_blob(_facts(engine), arrays, tables, shards)
     if len(blob) > engine.spec.max_state_bytes:
         raise LimitError(
-            f"max_state_bytes_per_shard is {engine.spec.max_state_bytes:,} and a shard's state of {engine.pending:,} pending "
-            f"operations and {len(engine.log):,} events has {len(blob):,}: use more shards (a new checkpoint); nothing was lost"
+            f"max_state_bytes_per_shard is {engine.spec.max_state_bytes:,} and a shard's state of "
+            f"{engine.pending:,} pending operations and {len(engine.log):,} events has {len(blob):,}: "
+            "use more shards (a new checkpoint); nothing was lost"
         )
     return blob
 
@@ -67,7 +68,7 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     engine = EventTimePurgatory(spec, identity_width=numbers["identity_width"])
     engine.watermark_ms = numbers["watermark_ms"]
     tally = cast("dict[str, int]", facts["tally"])
-    engine.tally = Tally(**tally)  # type: ignore[arg-type]
+    engine.outcomes.tally = Tally(**tally)  # type: ignore[arg-type]
     for name in TIME_COLUMNS:
         engine.rows.columns[name] = Column(arrays[f"rows.{name}"])
     engine.rows.late_column = Column(arrays["rows.late"])
@@ -97,12 +98,12 @@ def _facts(engine: EventTimePurgatory) -> dict[str, object]:
         "segments": len(engine.log.segments),
         "log_kept": engine.log.kept,
         "timer_size": timer.size,
-        "timer_base": timer.base,
-        "timer_repeats": int(timer.repeats),
+        "timer_base": timer.entries.base,
+        "timer_repeats": int(timer.entries.repeats),
         "wheel_clock": timer.wheel.clock,
         "wheel_levels": len(timer.wheel.spans),
     }
-    return {"spec": engine.spec.fingerprint(), "numbers": numbers, "tally": vars(engine.tally)}
+    return {"spec": engine.spec.fingerprint(), "numbers": numbers, "tally": vars(engine.outcomes.tally)}
 
 
 def _save_runs(name: str, runs: SortedRuns, arrays: Arrays) -> None:
@@ -111,9 +112,9 @@ def _save_runs(name: str, runs: SortedRuns, arrays: Arrays) -> None:
 
 
 def _restore_runs(name: str, arrays: Arrays) -> SortedRuns:
-    runs = []
+    runs: list[Int64s] = []
     while (run := arrays.get(f"{name}.{len(runs)}")) is not None:
-        runs.append(cast(Int64s, run))
+        runs.append(run)
     return SortedRuns(runs)
 
 
@@ -138,15 +139,15 @@ def _save_watchers(watchers: Watchers, arrays: Arrays, tables: Tables) -> None:
 
 def _restore_watchers(watchers: Watchers, arrays: Arrays, tables: Tables) -> None:
     watchers.hashes = Column(arrays["watch.hashes"])
-    listed = cast(Bools, arrays["watch.listed"])
+    listed = arrays["watch.listed"]
     first_entry = arrays.get("watch.first_entry")
     if first_entry is None:
         # One key each: entry and row are the same number.
         watchers.first_entry = Column(np.arange(len(listed) + 1))
         watchers.row_of = Column(np.arange(len(listed), dtype=np.int32))
-        listed_of: npt.NDArray[np.generic] = listed.astype(np.int32)
+        listed_of = listed.astype(np.int32)
     else:
-        counts = np.diff(cast(Int64s, first_entry))
+        counts = np.diff(first_entry)
         row_of = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         watchers.first_entry, watchers.row_of = Column(first_entry), Column(row_of)
         listed_of = np.bincount(row_of[listed], minlength=len(counts)).astype(np.int32)
@@ -159,20 +160,21 @@ def _restore_watchers(watchers: Watchers, arrays: Arrays, tables: Tables) -> Non
 def _save_timer(timer: SystemTimer, arrays: Arrays) -> None:
     arrays["timer.armed_tick"] = timer.armed_tick.values
     arrays["timer.queued"] = np.concatenate(timer.wheel.queued)
-    arrays["timer.outlier_ticks"], arrays["timer.outlier_rows"] = timer.outlier_ticks, timer.outlier_rows
-    _save_runs("timer.run", timer.near, arrays)
+    arrays["timer.outlier_ticks"] = timer.entries.outlier_ticks
+    arrays["timer.outlier_rows"] = timer.entries.outlier_rows
+    _save_runs("timer.run", timer.entries.near, arrays)
 
 
 def _restore_timer(timer: SystemTimer, numbers: dict[str, int], arrays: Arrays) -> None:
-    timer.size, timer.base, timer.repeats = numbers["timer_size"], numbers["timer_base"], bool(numbers["timer_repeats"])
+    timer.size, entries = numbers["timer_size"], timer.entries
+    entries.base, entries.repeats = numbers["timer_base"], bool(numbers["timer_repeats"])
     wheel, levels = timer.wheel, numbers["wheel_levels"]
     wheel.clock = numbers["wheel_clock"]
     wheel.spans = [wheel.wheel_size**level for level in range(levels)]
-    wheel.queued = list(cast(Bools, arrays["timer.queued"]).reshape(levels, wheel.wheel_size).copy())
+    wheel.queued = list(arrays["timer.queued"].reshape(levels, wheel.wheel_size).copy())
     timer.armed_tick = Column(arrays["timer.armed_tick"])
-    timer.outlier_ticks = cast(Int64s, arrays["timer.outlier_ticks"])
-    timer.outlier_rows = cast(Int64s, arrays["timer.outlier_rows"])
-    timer.near = _restore_runs("timer.run", arrays)
+    entries.outlier_ticks, entries.outlier_rows = arrays["timer.outlier_ticks"], arrays["timer.outlier_rows"]
+    entries.near = _restore_runs("timer.run", arrays)
 
 
 def _save_segment(name: str, segment: EventSegment, arrays: Arrays, tables: Tables) -> None:
@@ -185,9 +187,9 @@ def _save_segment(name: str, segment: EventSegment, arrays: Arrays, tables: Tabl
 
 def _restore_segment(name: str, arrays: Arrays, tables: Tables) -> EventSegment:
     return EventSegment(
-        cast(Int64s, arrays[f"{name}.group_hash"]),
+        arrays[f"{name}.group_hash"],
         tables[f"{name}.keys"][0].column(0),
-        cast(Int64s, arrays[f"{name}.start"]),
-        cast(Int64s, arrays[f"{name}.time_us"]),
-        arrays.get(f"{name}.value"),  # type: ignore[arg-type]
+        arrays[f"{name}.start"],
+        arrays[f"{name}.time_us"],
+        arrays.get(f"{name}.value"),
     )

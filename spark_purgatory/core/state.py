@@ -1,4 +1,4 @@
-"""One shard's state as bytes: decoded without copying, refused when anything about it is not as written.
+r"""One shard's state as bytes: decoded without copying, refused when anything about it is not as written.
 
 Layout, little endian::
 
@@ -21,6 +21,7 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,7 @@ VERSION = 1
 HEADER = struct.Struct("<8sIIQI")
 HEADER_BYTES = HEADER.size + 4
 
-Arrays = dict[str, npt.NDArray[np.generic]]
+Arrays = dict[str, npt.NDArray[Any]]
 Tables = dict[str, list[pa.RecordBatch]]
 
 
@@ -79,7 +80,9 @@ def _checked_body(blob: bytes, shards: int) -> pa.Buffer:
         raise StateCorruptError(f"state of {len(blob)} bytes is shorter than its header ({HEADER_BYTES}): truncated")
     magic, version, shard_count, length, checksum = HEADER.unpack_from(blob)
     if magic != MAGIC:
-        raise StateCorruptError(f"state does not start with {MAGIC!r} but {magic!r}: not written by spark_purgatory, or damaged")
+        raise StateCorruptError(
+            f"state does not start with {MAGIC!r} but {magic!r}: not written by spark_purgatory, or damaged"
+        )
     if struct.unpack_from("<I", blob, HEADER.size)[0] != zlib.crc32(blob[: HEADER.size]):
         raise StateCorruptError("state header does not match its checksum: damaged in the checkpoint")
     if version != VERSION:
@@ -93,14 +96,16 @@ def _checked_body(blob: bytes, shards: int) -> pa.Buffer:
             f"set shards={shard_count}, or start a new checkpoint"
         )
     if len(blob) - HEADER_BYTES != length:
-        raise StateCorruptError(f"state body has {len(blob) - HEADER_BYTES} bytes, its header says {length}: truncated or damaged")
+        raise StateCorruptError(
+            f"state body has {len(blob) - HEADER_BYTES} bytes, its header says {length}: truncated or damaged"
+        )
     body = pa.py_buffer(blob).slice(HEADER_BYTES)
     if zlib.crc32(body) != checksum:
         raise StateCorruptError(f"state body of {length} bytes does not match its checksum: damaged in the checkpoint")
     return body
 
 
-def _binary(data: bytes | npt.NDArray[np.generic]) -> pa.Array:
+def _binary(data: bytes | npt.NDArray[Any]) -> pa.Array:
     buffer = pa.py_buffer(data if isinstance(data, bytes) else np.ascontiguousarray(data))
     offsets = pa.py_buffer(np.array([0, buffer.size], np.int64))
     return pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, [None, offsets, buffer])

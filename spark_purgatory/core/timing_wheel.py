@@ -7,7 +7,8 @@ are put one level down or more, or run. The wheel's clock is not the time: it mo
 come due (Kafka's SystemTimer does the same), so it may lag behind the last `advance_clock`.
 
 What is stored. No bucket holds a list. Armed tasks are entries ``tick << 28 | row`` in `SortedRuns`, and what is due is
-a prefix of each run. Where a task lies follows from its deadline and from which buckets are queued, because of two facts:
+a prefix of each run. Where a task lies follows from its deadline and from which buckets are queued, because of two
+facts:
 
 1. All tasks with ``tick <= to`` run in ``advance(to)``, whichever way they come down: every bucket on a task's way
    starts at or before its tick.
@@ -29,18 +30,18 @@ Worked example, tick 1 ms, wheel size 4, clock 0 (a test asserts it)::
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
-from spark_purgatory.core.runs import EMPTY, ROW_BITS, ROW_MASK, Bools, Column, Int64s, SortedRuns
+from spark_purgatory.core.runs import Bools, Column, Int64s
+from spark_purgatory.core.timer_entries import TimerEntries
 from spark_purgatory.errors import ConfigError
 
-NEAR_TICKS = 1 << 34
-"""Ticks either side of the base that an entry's 36-bit prefix may name: 198 days at 1 ms. Others are outliers."""
 REACH_LIMIT = 1 << 62
 """A level that reaches this far takes everything: int64 milliseconds end at 2**63."""
 UNARMED = np.iinfo(np.int64).min
+DROP_FLOOR = 1024
+"""Entries of cancelled tasks below which dropping them is not worth a pass."""
 
 
 class TimingWheel:
@@ -60,7 +61,9 @@ class TimingWheel:
         return [self.clock - self.clock % span for span in self.spans]
 
     def reaches(self, furthest: int) -> Int64s:
-        """First tick beyond the reach of each level, (levels,) int64; levels are made until one reaches ``furthest``."""
+        """First tick beyond the reach of each level, (levels,) int64; levels are made until one reaches
+        ``furthest``.
+        """
         while self._reach(len(self.spans) - 1) <= furthest:
             self.spans.append(self.spans[-1] * self.wheel_size)
             self.queued.append(np.zeros(self.wheel_size, bool))
@@ -111,7 +114,7 @@ class TimerAdd:
     @property
     def level(self) -> Int64s:
         """Level the task was put into, 1 the lowest; 0 where it was not armed."""
-        return cast(Int64s, np.where(self.armed, self._reaches.searchsorted(self._ticks, side="right") + 1, 0))
+        return np.where(self.armed, self._reaches.searchsorted(self._ticks, side="right") + 1, 0)
 
     @property
     def bucket_ms(self) -> Int64s:
@@ -133,88 +136,61 @@ class SystemTimer:
         self.wheel = TimingWheel(wheel_size, start_ms // tick_ms)
         self.size = 0
         """Armed tasks (Kafka: ``taskCounter``)."""
-        self.base = self.wheel.clock
-        self.near = SortedRuns()
-        self.outlier_ticks = EMPTY
-        self.outlier_rows = EMPTY
-        self.armed_tick = Column(EMPTY)
-        self.repeats = False
-        """True once a row was armed again while an old entry of it, equal to the new one, may still lie in a run."""
+        self.entries = TimerEntries()
+        self.armed_tick = Column(np.empty(0, np.int64))
+        """(rows,) int64: the tick that each row is armed for, UNARMED where it is not."""
 
     @property
     def clocks_ms(self) -> list[int]:
         """Clock of every existing level in ms, lowest first."""
         return [clock * self.tick_ms for clock in self.wheel.clocks]
 
-    @property
-    def entries(self) -> int:
-        """Entries stored, those of cancelled and moved tasks included."""
-        return len(self.near) + len(self.outlier_ticks)
-
     def add(self, rows: Int64s, deadlines_ms: Int64s) -> TimerAdd:
         """Arm tasks; an armed row is moved. ``rows`` (n,) int64, distinct; ``deadlines_ms`` (n,) int64, absolute."""
         ticks = deadlines_ms // self.tick_ms
-        if len(rows):
-            known = int(rows.min()) < len(self.armed_tick)
-            self.repeats = self.repeats or (known and self.entries > 0)
-            self._grow(int(rows.max()) + 1)
-        armed_tick = cast(Int64s, self.armed_tick.writable)
-        was_armed = armed_tick[rows] != UNARMED
-        moved = int(np.count_nonzero(was_armed))
         armed = ticks > self.wheel.clock
         furthest = int(ticks.max()) if len(ticks) else self.wheel.clock
         reaches = self.wheel.reaches(furthest)
         result = TimerAdd(armed, ticks, reaches, np.array(self.wheel.spans), self.tick_ms)
+        if len(rows):
+            # A row met before may have an old entry equal to its new one.
+            self.entries.repeats |= int(rows.min()) < len(self.armed_tick) and len(self.entries) > 0
+            self._grow(int(rows.max()) + 1)
+        armed_tick = self.armed_tick.writable
+        self.size -= int(np.count_nonzero(armed_tick[rows] != UNARMED))
         if not armed.all():
             armed_tick[rows] = UNARMED
             rows, ticks = rows[armed], ticks[armed]
         armed_tick[rows] = ticks
-        self.size += len(rows) - moved
-        self._store(rows, ticks, reaches)
+        self.size += len(rows)
+        if len(rows):
+            ascending = self.entries.add(ticks, rows)
+            cuts = [0, *ascending.searchsorted(reaches), len(ascending)]
+            for level in range(len(reaches)):
+                if cuts[level] < cuts[level + 1]:
+                    self.wheel.queue(level, ascending[cuts[level] : cuts[level + 1]])
         return result
-
-    def _store(self, rows: Int64s, ticks: Int64s, reaches: Int64s) -> None:
-        if not len(rows):
-            return
-        if not self.entries:
-            self.base = int(ticks.min())
-        relative = ticks - self.base
-        near = (relative < NEAR_TICKS) & (relative >= -NEAR_TICKS)
-        if not near.all():
-            far = ~near
-            self.outlier_ticks = np.concatenate((self.outlier_ticks, ticks[far]))
-            self.outlier_rows = np.concatenate((self.outlier_rows, rows[far]))
-            for level in np.unique(reaches.searchsorted(ticks[far], side="right")):
-                self.wheel.queue(int(level), ticks[far][reaches.searchsorted(ticks[far], side="right") == level])
-            rows, relative = rows[near], relative[near]
-        entries = np.sort((relative << ROW_BITS) | rows)
-        self.near.add(entries)
-        sorted_ticks = (entries >> ROW_BITS) + self.base
-        cuts = [0, *sorted_ticks.searchsorted(reaches), len(entries)]
-        for level in range(len(reaches)):
-            if cuts[level] < cuts[level + 1]:
-                self.wheel.queue(level, sorted_ticks[cuts[level] : cuts[level + 1]])
 
     def cancel(self, rows: Int64s) -> Bools:
         """Disarm tasks; (n,) distinct rows -> (n,) bool, True where one was armed. Its entry is dropped later."""
         if len(rows):
             self._grow(int(rows.max()) + 1)
-        armed_tick = cast(Int64s, self.armed_tick.writable)
+        armed_tick = self.armed_tick.writable
         was_armed = armed_tick[rows] != UNARMED
         armed_tick[rows] = UNARMED
         self.size -= int(np.count_nonzero(was_armed))
-        if self.entries > 2 * self.size + 1024:
-            self._drop_dead()
+        if len(self.entries) > 2 * self.size + DROP_FLOOR:
+            self.entries.drop_dead(self._live)
         return was_armed
 
     def advance_clock(self, now_ms: int) -> Int64s:
         """Rows that run at ``now_ms``, by deadline tick and row, (m,) int64 (Kafka: ``SystemTimer.advanceClock``)."""
         to = now_ms // self.tick_ms
         latest, straddling = self.wheel.poll(to)
-        ticks, rows = self._take_due(to)
+        ticks, rows = self.entries.pop_until(to, self._live)
         if len(rows):
             latest = max(latest, int(ticks[-1]))
-            cast(Int64s, self.armed_tick.writable)[rows] = UNARMED
+            self.armed_tick.writable[rows] = UNARMED
             self.size -= len(rows)
         if straddling:
             latest = max(latest, self._cascade(to, straddling))
@@ -225,65 +201,24 @@ class SystemTimer:
         """The earliest armed task's tick in ms; None when nothing is armed."""
         if not self.size:
             return None
-        earliest = []
-        for i, run in enumerate(self.near.runs):
-            start, step = 0, 64
-            while start < len(run):
-                live = np.flatnonzero(self._live(run[start : start + step]))
-                if len(live):
-                    start += int(live[0])
-                    earliest.append(int(run[start] >> ROW_BITS) + self.base)
-                    break
-                start, step = start + step, step * 2
-            self.near.runs[i] = run[start:]
-        self.near.runs = [run for run in self.near.runs if len(run)]
-        if len(self.outlier_ticks):
-            live = self._live_outliers()
-            if live.any():
-                earliest.append(int(self.outlier_ticks[live].min()))
-        return min(earliest) * self.tick_ms
+        return self.entries.earliest(self._live) * self.tick_ms
 
     def renumber(self, new_row: Int64s) -> None:
         """Rows were renumbered (order kept): ``new_row[old]``, -1 where a row is gone."""
-        self._drop_dead()
+        self.entries.drop_dead(self._live)
         self._grow(len(new_row))
         kept = np.flatnonzero(new_row >= 0)
-        armed = cast(Int64s, self.armed_tick.values)[: len(new_row)][kept]
-        self.armed_tick = Column(armed)
-        self.near.renumber(new_row)
-        self.outlier_rows = new_row[self.outlier_rows]
-        self.size = int(np.count_nonzero(armed != UNARMED))
+        self.armed_tick = Column(self.armed_tick.values[kept])
+        self.entries.renumber(new_row)
+        self.size = int(np.count_nonzero(self.armed_tick.values != UNARMED))
 
     def _grow(self, rows: int) -> None:
         missing = rows - len(self.armed_tick)
         if missing > 0:
             self.armed_tick.append(np.full(missing, UNARMED))
 
-    def _live(self, entries: Int64s) -> Bools:
-        armed_tick = cast(Int64s, self.armed_tick.values)
-        return armed_tick[entries & ROW_MASK] == (entries >> ROW_BITS) + self.base
-
-    def _live_outliers(self) -> Bools:
-        return cast(Int64s, self.armed_tick.values)[self.outlier_rows] == self.outlier_ticks
-
-    def _take_due(self, to: int) -> tuple[Int64s, Int64s]:
-        """Live tasks with tick <= ``to``, removed: (ticks, rows), by tick and row."""
-        due = self.near.pop_until(min(max(to - self.base, -NEAR_TICKS - 1), NEAR_TICKS))
-        due = due[self._live(due)]
-        due = np.unique(due) if self.repeats else np.sort(due)
-        ticks, rows = (due >> ROW_BITS) + self.base, due & ROW_MASK
-        if len(self.outlier_ticks) and int(self.outlier_ticks.min()) <= to:
-            taken = (self.outlier_ticks <= to) & self._live_outliers()
-            far_ticks, far_rows = self.outlier_ticks[taken], self.outlier_rows[taken]
-            far_rows, first = np.unique(far_rows, return_index=True)
-            kept = self.outlier_ticks > to
-            self.outlier_ticks, self.outlier_rows = self.outlier_ticks[kept], self.outlier_rows[kept]
-            ticks, rows = np.concatenate((ticks, far_ticks[first])), np.concatenate((rows, far_rows))
-            order = np.lexsort((rows, ticks))
-            ticks, rows = ticks[order], rows[order]
-        if len(self.outlier_ticks) > 1024 + len(self.near):
-            self._rebase()
-        return ticks, rows
+    def _live(self, ticks: Int64s, rows: Int64s) -> Bools:
+        return self.armed_tick.values[rows] == ticks
 
     def _cascade(self, to: int, straddling: int) -> int:
         """Queue the new buckets of tasks that outlive the straddling bucket; returns the last clock on their way."""
@@ -291,42 +226,9 @@ class SystemTimer:
         for level in range(straddling - 1, -1, -1):
             first = (to // spans[level] + 1) * spans[level]
             end = (to // spans[level + 1] + 1) * spans[level + 1]
-            ticks = self._live_ticks_between(first, end)
+            ticks, rows = self.entries.between(first, end)
+            ticks = ticks[self._live(ticks, rows)]
             if len(ticks):
                 self.wheel.queue(level, ticks)
                 latest = max(latest, to - to % spans[level + 1])
         return latest
-
-    def _live_ticks_between(self, first: int, end: int) -> Int64s:
-        low, high = max(first - self.base, -NEAR_TICKS), min(end - self.base, NEAR_TICKS)
-        entries = self.near.between(low, high) if low < high else EMPTY
-        ticks = (entries[self._live(entries)] >> ROW_BITS) + self.base
-        if len(self.outlier_ticks):
-            far = self._live_outliers() & (self.outlier_ticks >= first) & (self.outlier_ticks < end)
-            ticks = np.concatenate((ticks, self.outlier_ticks[far]))
-        return ticks
-
-    def _drop_dead(self) -> None:
-        """Drop entries of cancelled and moved tasks; amortised against the cancels that made them."""
-        runs = [run[self._live(run)] for run in self.near.runs]
-        if self.repeats and runs:
-            runs = [np.unique(np.concatenate(runs))]
-        self.near = SortedRuns()
-        for run in runs:
-            self.near.add(run)
-        live = self._live_outliers()
-        ticks, rows = self.outlier_ticks[live], self.outlier_rows[live]
-        self.outlier_rows, first = np.unique(rows, return_index=True)
-        self.outlier_ticks = ticks[first]
-        self.repeats = False
-
-    def _rebase(self) -> None:
-        """Choose a new base in the middle of what is armed, so that outliers are few again."""
-        self._drop_dead()
-        entries = np.concatenate(self.near.runs) if self.near.runs else EMPTY
-        ticks = np.concatenate(((entries >> ROW_BITS) + self.base, self.outlier_ticks))
-        rows = np.concatenate((entries & ROW_MASK, self.outlier_rows))
-        self.base = int(np.partition(ticks, len(ticks) // 2)[len(ticks) // 2])
-        near = np.abs(ticks - self.base) < NEAR_TICKS
-        self.near = SortedRuns([np.sort(((ticks[near] - self.base) << ROW_BITS) | rows[near])])
-        self.outlier_ticks, self.outlier_rows = ticks[~near], rows[~near]

@@ -1,9 +1,9 @@
 """Watch lists: which operations wait on which key (Kafka: ``DelayedOperationPurgatory.Watchers``).
 
 Terms. A *row* is an operation. A *watch entry* is one (operation, key) pair, numbered in the order of registration. A
-key's *list* is its entries in that order; the index keeps them as ``36 bits of the key's hash << 28 | entry``, so a list
-is a range of each sorted run, already in order. Dropping an entry clears its ``listed`` flag and leaves the index alone;
-`renumber` drops it for good.
+key's *list* is its entries in that order; the index keeps them as ``36 bits of the key's hash << 28 | entry``, so a
+list is a range of each sorted run, already in order. Dropping an entry clears its ``listed`` flag and leaves the index
+alone; `renumber` drops it for good.
 
 ``watched`` is Kafka's: the lengths of all lists added up, entries of operations that ended elsewhere included, until a
 check of their key, a cancel or a purge drops them. A purge is logical: it forgets the operations that ended since the
@@ -11,8 +11,6 @@ last one, at the cost of those.
 """
 
 from __future__ import annotations
-
-from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +53,8 @@ class Watchers:
         rows = np.arange(self.rows, self.rows + count)
         if entries + len(keys) >= MAX_ROWS:
             raise LimitError(
-                f"a purgatory holds at most {MAX_ROWS:,} watch entries, {entries + len(keys):,} asked for: use more shards"
+                f"a purgatory holds at most {MAX_ROWS:,} watch entries and {entries + len(keys):,} were asked for: "
+                "use more shards"
             )
         self.keys.append(keys)
         self.hashes.append(hashes)
@@ -70,7 +69,7 @@ class Watchers:
         entries, _ = self.entries_of(rows)
         if not len(entries):
             return
-        hashes = cast(Int64s, self.hashes.values)[entries]
+        hashes = self.hashes.values[entries]
         self.index.add(np.sort((hashes & ~ROW_MASK) | entries))
         self.listed.writable[entries] = True
         counts = self._counts(rows)
@@ -80,17 +79,19 @@ class Watchers:
     def entries_of(self, rows: Int64s) -> tuple[Int64s, Int64s]:
         """Entries of rows, and the position in ``rows`` that each belongs to; both (m,) int64."""
         counts = self._counts(rows)
-        first = cast(Int64s, self.first_entry.values)
+        first = self.first_entry.values
         if bool((counts == 1).all()):
             return first[rows], np.arange(len(rows))
         return expand(first[rows], counts)
 
     def _counts(self, rows: Int64s) -> Int64s:
-        first = cast(Int64s, self.first_entry.values)
+        first = self.first_entry.values
         return first[rows + 1] - first[rows]
 
     def find(self, keys: pa.Array, hashes: Int64s, ordered: bool = True) -> tuple[Int64s, Int64s]:
-        """Listed entries of each key: (which key, entry), both (m,), by key and then in list order unless not ``ordered``."""
+        """Listed entries of each key: (which key, entry), both (m,), by key and then in list order unless not
+        ``ordered``.
+        """
         order = np.argsort(hashes)
         found, entries = self.index.find(hashes[order])
         needle = order[found]
@@ -102,7 +103,7 @@ class Watchers:
         return by_needle(needle, entries) if ordered else (needle, entries)
 
     def _listed_of_entry(self, entries: Int64s) -> npt.NDArray[np.int32]:
-        return cast("npt.NDArray[np.int32]", self.listed_of.values[self.row_of.values[entries]])
+        return self.listed_of.values[self.row_of.values[entries]]
 
     def drop(self, entries: Int64s) -> None:
         """Take listed entries, (m,) distinct, off their lists."""
@@ -140,4 +141,4 @@ class Watchers:
 
     def is_listed(self, entries: Int64s) -> Bools:
         """Whether each entry, (m,), is on its key's list."""
-        return cast(Bools, self.listed.values[entries] & (self._listed_of_entry(entries) > 0))
+        return self.listed.values[entries] & (self._listed_of_entry(entries) > 0)

@@ -67,13 +67,9 @@ class DeltaSink:
         partition_by: Columns that partition the table.
     """
 
-    def __init__(
-        self, *, path: str | None = None, table: str | None = None, partition_by: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, *, path: str | None = None, table: str | None = None, partition_by: Sequence[str] = ()) -> None:
         if bool(path) == bool(table):
-            raise ConfigError(
-                f"DeltaSink takes exactly one of path and table, got path={path!r}, table={table!r}"
-            )
+            raise ConfigError(f"DeltaSink takes exactly one of path and table, got path={path!r}, table={table!r}")
         self.path = path
         self.table = table
         self.partition_by = tuple(partition_by)
@@ -88,6 +84,7 @@ class DeltaSink:
         checkpoint: str,
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
+        output_mode: str = "append",
     ) -> StreamingQuery:
         """Start the query.
 
@@ -96,10 +93,11 @@ class DeltaSink:
             checkpoint: Folder of the query's checkpoint; to be kept as long as the table is.
             trigger: One argument of ``DataStreamWriter.trigger``: ``{"processingTime": "10 seconds"}``.
             query_name: Name shown by Spark.
+            output_mode: Spark's, where ``df`` asks for another one.
         """
         if not df.isStreaming:
             raise ConfigError("write_stream takes a streaming DataFrame; write a batch one with df.write")
-        writer = df.writeStream.foreachBatch(_Appender(self, checkpoint)).outputMode("update")
+        writer = df.writeStream.foreachBatch(_Appender(self, checkpoint)).outputMode(output_mode)
         writer = writer.option("checkpointLocation", checkpoint)
         if trigger:
             writer = writer.trigger(**trigger)
@@ -186,9 +184,7 @@ def app_id_of(spark: SparkSession, checkpoint: str) -> str:
     try:
         return f"spark_purgatory/{json.loads(rows[0]['value'])['id']}"
     except (IndexError, KeyError, ValueError) as error:
-        raise StorageError(
-            f"checkpoint {checkpoint} is damaged: its file 'metadata' names no query id"
-        ) from error
+        raise StorageError(f"checkpoint {checkpoint} is damaged: its file 'metadata' names no query id") from error
 
 
 def last_txn_version(spark: SparkSession, location: str, app_id: str) -> int:

@@ -1,8 +1,8 @@
 """The packed exchange: rows become Arrow once and stay Arrow.
 
-`pack_operations` and `pack_events` run in a ``mapInArrow`` before the shuffle: rows are gathered, split by shard, and leave
-as one blob (Arrow IPC) a shard. `unpack` runs in the ``mapInArrow`` after the group function. Between them the shuffle and
-the state function see a few large binary rows.
+`pack_operations` and `pack_events` run in a ``mapInArrow`` before the shuffle: rows are gathered, split by shard, and
+leave as one blob (Arrow IPC) a shard. `unpack` runs in the ``mapInArrow`` after the group function. Between them the
+shuffle and the state function see a few large binary rows.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ def packer(side: int, shards: int | None, broadcast: bool) -> Callable[[Batches]
     return pack
 
 
-def _split(
-    batches: list[pa.RecordBatch], side: int, labels: np.ndarray | None, broadcast: bool
-) -> pa.RecordBatch:
+def _split(batches: list[pa.RecordBatch], side: int, labels: np.ndarray | None, broadcast: bool) -> pa.RecordBatch:
     table = pa.Table.from_batches(batches).combine_chunks()
     route = table.column(table.num_columns - 1).combine_chunks().to_numpy()
     table = table.select(list(range(table.num_columns - 1)))

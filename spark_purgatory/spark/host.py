@@ -1,8 +1,9 @@
 """The group functions: a shard's engine, hosted by ``applyInPandasWithState`` or, in a batch query, ``applyInPandas``.
 
-A call restores the engine from the state's blob, takes what arrived, saves it, and sets the shard's time-out to its next
-deadline. The boundary: Spark fires at ``timeout < watermark``, the engine expires at ``deadline <= watermark``; so a shard
-whose next deadline is d asks for d - 1. A call with data replaces the time-out, so every call expires what is due first.
+A call restores the engine from the state's blob, takes what arrived, saves it, and sets the shard's time-out to its
+next deadline. The boundary: Spark fires at ``timeout < watermark``, the engine expires at ``deadline <= watermark``;
+so a shard whose next deadline is d asks for d - 1. A call with data replaces the time-out, so every call expires what
+is due first.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import pandas as pd
 import pyarrow as pa
 
 from spark_purgatory.core.arrivals import read_events, read_operations
-from spark_purgatory.core.event_purgatory import EngineSpec, EventTimePurgatory
+from spark_purgatory.core.engine_spec import EngineSpec
+from spark_purgatory.core.event_purgatory import EventTimePurgatory
 from spark_purgatory.core.outcomes import Tally
 from spark_purgatory.core.snapshot import restore, save
 from spark_purgatory.schema import COUNTERS
@@ -37,7 +39,7 @@ def stream_function(
             engine = restore(spec, state.get[0], shards or 0)
         else:
             engine = EventTimePurgatory(spec, identity_width)
-        before = _counts(engine.tally)
+        before = _counts(engine.outcomes.tally)
         outcomes = _step(engine, operations, events, state.getCurrentWatermarkMs())
         blob = save(engine, shards or 0)
         state.update((blob,))
@@ -57,7 +59,7 @@ def batch_function(
     def on_group(frame: pd.DataFrame) -> pd.DataFrame:
         operations, events = _tables(iter([frame]))
         engine = EventTimePurgatory(spec, identity_width)
-        before = _counts(engine.tally)
+        before = _counts(engine.outcomes.tally)
         outcomes = _step(engine, operations, events, 0)
         outcomes += engine.step(None, None, END_OF_TIME_MS if as_of_ms is None else as_of_ms)
         return _result(outcomes, engine, before, 0)
@@ -79,7 +81,7 @@ def _step(
 ) -> list[pa.RecordBatch]:
     return engine.step(
         None if operations is None else read_operations(operations),
-        None if events is None else read_events(events, engine.spec.criterion.reads_values),
+        None if events is None else read_events(events, engine.spec.criterion),
         watermark_ms,
     )
 
@@ -92,6 +94,6 @@ def _result(
     outcomes: list[pa.RecordBatch], engine: EventTimePurgatory, before: list[int], state_bytes: int
 ) -> pd.DataFrame:
     blob = to_blob(pa.Table.from_batches(outcomes)).to_pybytes() if outcomes else None
-    added = [now - then for now, then in zip(_counts(engine.tally), before, strict=True)]
+    added = [now - then for now, then in zip(_counts(engine.outcomes.tally), before, strict=True)]
     counters = dict(zip(COUNTERS, [*added, engine.pending, state_bytes], strict=True))
     return pd.DataFrame({"blob": [blob], **{name: [value] for name, value in counters.items()}})

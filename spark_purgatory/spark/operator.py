@@ -13,13 +13,23 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 
 from spark_purgatory.config import Completions, Duration, Operations, duration_us
 from spark_purgatory.core.criteria import Criterion
-from spark_purgatory.core.event_purgatory import EngineSpec
+from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.schema import COUNTERS, OUTCOME_COLUMNS, OUTCOME_DDL
+from spark_purgatory.schema import COUNTERS, OUTCOME_COLUMNS
 from spark_purgatory.spark.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
 from spark_purgatory.spark.host import RESULT_DDL, STATE_DDL, batch_function, stream_function
 from spark_purgatory.spark.sides import WATERMARK_METADATA, Side, check_key_types, events_side, operations_side
 
+OUTCOME_TYPES = (
+    T.StringType(),
+    T.TimestampType(),
+    T.LongType(),
+    T.LongType(),
+    T.ArrayType(T.StringType()),
+    T.BooleanType(),
+    T.StringType(),
+)
+"""Types of `OUTCOME_COLUMNS`."""
 MAX_SHARDS = 1 << 15
 """Shards are scanned for due time-outs in every micro-batch; and 16 bits name one in the exchange."""
 
@@ -28,13 +38,14 @@ MAX_SHARDS = 1 << 15
 class Purgatory:
     """Operations that wait for completion events (Kafka: ``DelayedOperationPurgatory``), on Spark.
 
-    ``emit``: "early" lets an outcome leave in the micro-batch in which its criterion is first seen to hold; "final" holds it
-    until no earlier event can come, so that the table does not depend on the order of arrival. ``shards``: groups that the
-    operations are spread over by key; choose it so that a shard's state stays around 1 to 5 MB; fixed by the checkpoint;
-    None gives every key a group of its own, for few and busy keys. ``lookback``: how long before its operation's creation an
-    event still counts. ``max_future``: a time further ahead of processing time is rejected and does not move the watermark.
-    ``tick``: resolution of deadlines, rounded up. ``outcome_prefix`` is put before the names of the outcome's columns.
-    ``name``: under which the counters of each micro-batch appear in the query's ``observedMetrics``.
+    ``emit``: "early" lets an outcome leave in the micro-batch in which its criterion is first seen to hold; "final"
+    holds it until no earlier event can come, so that the table does not depend on the order of arrival. ``shards``:
+    groups that the operations are spread over by key; choose it so that a shard's state stays around 1 to 5 MB; fixed
+    by the checkpoint; None gives every key a group of its own, for few and busy keys. ``lookback``: how long before
+    its operation's creation an event still counts. ``max_future``: a time further ahead of processing time is rejected
+    and does not move the watermark. ``tick``: resolution of deadlines, rounded up. ``outcome_prefix`` is put before
+    the names of the outcome's columns. ``name``: under which the counters of each micro-batch appear in the query's
+    ``observedMetrics``.
     """
 
     operations: Operations
@@ -71,9 +82,7 @@ class Purgatory:
             if getattr(self, field) < 1:
                 raise ConfigError(f"{field}={getattr(self, field)!r} must be at least 1")
 
-    def resolve(
-        self, operations: DataFrame, completions: DataFrame, as_of: datetime | str | None = None
-    ) -> DataFrame:
+    def resolve(self, operations: DataFrame, completions: DataFrame, as_of: datetime | str | None = None) -> DataFrame:
         """Outcomes of ``operations``: all their columns unchanged, then those of SPEC section 2.
 
         Two streams give a stream, two batch DataFrames a batch DataFrame. ``as_of``, batch only: decide as the stream
@@ -81,7 +90,9 @@ class Purgatory:
         """
         if operations.isStreaming != completions.isStreaming:
             kinds = ["a stream" if frame.isStreaming else "a batch DataFrame" for frame in (operations, completions)]
-            raise ConfigError(f"operations are {kinds[0]} and completions {kinds[1]}: give two streams, or two batch DataFrames")
+            raise ConfigError(
+                f"operations are {kinds[0]} and completions {kinds[1]}: give two streams, or two batch DataFrames"
+            )
         if as_of is not None and operations.isStreaming:
             raise ConfigError("as_of is for batch DataFrames: a stream's watermark tells the time")
         schema = self._outcome_schema(operations)
@@ -90,7 +101,9 @@ class Purgatory:
         right = events_side(completions, self.completions, max_future_us, self.criterion.reads_values)
         check_key_types(left, right)
         if left.several_keys and self.shards is None:
-            raise ConfigError("shards=None routes by key, and these operations have several keys: give a number of shards")
+            raise ConfigError(
+                "shards=None routes by key, and these operations have several keys: give a number of shards"
+            )
         packed = self._pack(left, OPERATIONS).unionByName(
             self._pack(right, EVENTS, broadcast=left.several_keys and self.shards != 1)
         )
@@ -119,10 +132,10 @@ class Purgatory:
         clash = [name for name in names if name.lower() in taken]
         if clash:
             raise ConfigError(
-                f"operations already have a column {', '.join(clash)}, which the outcome adds: set outcome_prefix=, for example 'outcome_'"
+                f"operations already have a column {', '.join(clash)}, which the outcome adds: "
+                "set outcome_prefix=, for example 'outcome_'"
             )
-        added = T.StructType.fromDDL(OUTCOME_DDL)
-        renamed = [T.StructField(n, f.dataType) for n, f in zip(names, added.fields, strict=True)]
+        renamed = [T.StructField(name, kind) for name, kind in zip(names, OUTCOME_TYPES, strict=True)]
         return T.StructType([*operations.schema.fields, *renamed])
 
     def _pack(self, side: Side, number: int, broadcast: bool = False) -> DataFrame:

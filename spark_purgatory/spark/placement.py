@@ -1,9 +1,9 @@
 """Which Spark partition a shard's group lands in.
 
 Spark sends group key g to partition ``murmur3(g) mod n``. Small ints as keys would pile up by chance (8 shards on 8
-partitions leave 2 or 3 idle on average). murmur3 of an int is a bijection, so every shard gets the int whose hash *is* the
-shard's number: shard s lands in partition s mod n, whatever n is, and the labels do not depend on a setting that may
-differ after a restart.
+partitions leave 2 or 3 idle on average). murmur3 of an int is a bijection, so every shard gets the int whose hash *is*
+the shard's number: shard s lands in partition s mod n, whatever n is, and the labels do not depend on a setting that
+may differ after a restart.
 """
 
 from __future__ import annotations

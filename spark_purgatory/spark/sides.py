@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -29,7 +30,7 @@ class Side:
 def field_column(frame: DataFrame, value: Any, field: str) -> Column:
     """The Column that a config value names in ``frame``; raises ConfigError listing what there is."""
     if not isinstance(value, str):
-        return value  # type: ignore[no-any-return]
+        return value
     name = value.replace("`", "``")
     if value in frame.columns:
         return F.col(f"`{name}`")
@@ -58,14 +59,18 @@ def timestamp_column(frame: DataFrame, value: Any, field: str) -> Column:
     column = field_column(frame, value, field)
     kind = column_type(frame, column)
     if not isinstance(kind, (T.TimestampType, T.TimestampNTZType, T.DateType)):
-        raise ConfigError(f"{field} is {kind.simpleString()}, not a timestamp: cast it, for example F.to_timestamp(...)")
+        raise ConfigError(
+            f"{field} is {kind.simpleString()}, not a timestamp: cast it, for example F.to_timestamp(...)"
+        )
     return column.cast("timestamp")
 
 
 def key_column(column: Column, kind: T.DataType, field: str) -> Column:
     """A key or id as string (binary stays binary); types without one text form are an error."""
     if not isinstance(kind, KEY_TYPES):
-        raise ConfigError(f"{field} is {kind.simpleString()}: keys are strings, whole numbers, dates or binary; cast it")
+        raise ConfigError(
+            f"{field} is {kind.simpleString()}: keys are strings, whole numbers, dates or binary; cast it"
+        )
     return column if isinstance(kind, T.BinaryType) else column.cast("string")
 
 
@@ -102,7 +107,9 @@ def events_side(frame: DataFrame, config: Completions, max_future_us: int, reads
     engine = [key.alias("key"), F.xxhash64(key).alias("key_hash"), F.unix_micros(time).alias("time_us")]
     if reads_values:
         if config.value is None:
-            raise ConfigError("completions.value is missing: the criterion adds up or compares values; name their column")
+            raise ConfigError(
+                "completions.value is missing: the criterion adds up or compares values; name their column"
+            )
         value = field_column(frame, config.value, "completions.value")
         kind = column_type(frame, value)
         if not isinstance(kind, T.NumericType):
@@ -139,7 +146,9 @@ def _keys(frame: DataFrame, config: Operations) -> tuple[Column, Column, T.DataT
     kind = column_type(frame, column)
     if isinstance(kind, T.ArrayType):
         if not isinstance(kind.elementType, KEY_TYPES):
-            raise ConfigError(f"operations.keys is {kind.simpleString()}: its elements must be strings, whole numbers or binary")
+            raise ConfigError(
+                f"operations.keys is {kind.simpleString()}: its elements must be strings, whole numbers or binary"
+            )
         binary = isinstance(kind.elementType, T.BinaryType)
         keys = column if binary else column.cast("array<string>")
         return keys, F.transform(keys, F.xxhash64), kind.elementType, True
@@ -152,16 +161,16 @@ def _deadline_us(frame: DataFrame, config: Operations, created: Column) -> Colum
         return F.unix_micros(timestamp_column(frame, config.deadline, "operations.deadline"))
     created_us = F.unix_micros(created)
     if isinstance(config.timeout_ms, int):
-        return created_us + F.lit(parse_duration_ms(config.timeout_ms))
+        wait = timedelta(milliseconds=config.timeout_ms)
+        return created_us + F.lit(parse_duration(wait, "operations.timeout_ms"))
     if config.timeout_ms is not None:
         column = field_column(frame, config.timeout_ms, "operations.timeout_ms")
         kind = column_type(frame, column)
         if not isinstance(kind, T.IntegralType):
             raise ConfigError(f"operations.timeout_ms is {kind.simpleString()}, not a whole number of milliseconds")
         return F.try_add(created_us, F.try_multiply(column.cast("bigint"), F.lit(1000).cast("bigint")))
-    if not isinstance(config.timeout, str) or is_duration(config.timeout):
-        if not hasattr(config.timeout, "alias"):
-            return created_us + F.lit(parse_duration(config.timeout, "operations.timeout"))
+    if isinstance(config.timeout, timedelta) or (isinstance(config.timeout, str) and is_duration(config.timeout)):
+        return created_us + F.lit(parse_duration(config.timeout, "operations.timeout"))
     column = field_column(frame, config.timeout, "operations.timeout")
     kind = column_type(frame, column)
     if not isinstance(kind, T.DayTimeIntervalType):
@@ -170,13 +179,6 @@ def _deadline_us(frame: DataFrame, config: Operations, created: Column) -> Colum
             'write "30 minutes", or name a column of milliseconds in timeout_ms='
         )
     return F.unix_micros(F.try_add(created, column))
-
-
-def parse_duration_ms(value: int) -> int:
-    """An int of milliseconds, checked, in microseconds."""
-    from datetime import timedelta
-
-    return parse_duration(timedelta(milliseconds=value), "operations.timeout_ms")
 
 
 def _ahead(time: Column, max_future_us: int) -> Column:

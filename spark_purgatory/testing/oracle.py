@@ -30,7 +30,7 @@ def decide(
     orphans: bool = False,
 ) -> list[Row]:
     """Give every operation its outcome as `emit="final"` would; with a watermark, pending ones are left out.
-    `criterion` has the rule, need and level of operations that bring none; `orphans` adds control events unheard.
+    `criterion` is the rule, need, level of operations that bring none; `orphans` adds unheard control events.
     """
     ruled = [{**(criterion or {}), **operation} for operation in operations]
     judged = [(why_operation_rejected(op), op) for op in ruled]

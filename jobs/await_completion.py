@@ -1,0 +1,174 @@
+"""The job: two streams named in a YAML file, one outcome for each operation in a Delta table.
+
+    spark-submit jobs/await_completion.py conf/orders.yaml
+    python -m jobs.await_completion conf/orders.yaml --set trigger.processingTime="5 seconds"
+
+Exit code: 0 done or stopped by SIGTERM, 130 stopped by ctrl-C, 1 the query failed, 2 the file is wrong.
+However it ends, a rerun with the same checkpoint goes on where this run stopped, and loses and doubles
+nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+if __package__ in (None, ""):
+    # spark-submit puts this file's folder on the path, not the one above it.
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from rich.console import Console
+
+from jobs.config_file import load_config
+from jobs.job_config import JobConfig
+from jobs.progress import Progress
+from jobs.session import build_session
+from jobs.sources import outcomes_of
+from jobs.summary import Summary, Tally, print_summary, state_tally, summarise
+from spark_purgatory.errors import ConfigError, PurgatoryError
+from spark_purgatory.spark.delta_sink import DeltaSink
+
+POLL_SECONDS = 0.25
+"""How often the query is asked for news, and how long a signal waits at most."""
+EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
+OUR_ERROR = re.compile(r"spark_purgatory\.errors\.\w+: (.*)")
+# The last line of a Python traceback; the JVM's own lines bear a package with dots in front.
+PYTHON_ERROR = re.compile(r"^(\w+(?:Error|Exception): .*)$", re.MULTILINE)
+
+
+class StopRequest:
+    """Whether someone asked the job to stop, and by which signal."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.event = threading.Event()
+
+    def listen(self) -> None:
+        """Take SIGTERM and ctrl-C from here on; PySpark's own handler of the latter cancels jobs, raises."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        self.event.set()
+
+
+def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequest) -> Summary | None:
+    """Run the query until it ends or is asked to stop; its summary, if the file wants one."""
+    sink = DeltaSink(path=config.output.path, table=config.output.table, partition_by=config.output.partition_by)
+    outcomes = outcomes_of(spark, config)
+    before = state_tally(spark, config.checkpoint, config.purgatory.shards)
+    if before is None and sink.exists(spark):
+        console.print(
+            f"Note: {config.checkpoint} is a new checkpoint and {sink} an old table: the sources are read "
+            "from their beginning, and all their outcomes are added to the table.",
+            soft_wrap=True,
+        )
+    trigger = config.trigger.model_dump(exclude_none=True)
+    with Progress(console, pending=before.pending if before else 0) as progress:
+        query = sink.write_stream(outcomes, checkpoint=config.checkpoint, trigger=trigger, query_name=config.name)
+        _follow(query, progress, stop)
+    if stop.signal is not None:
+        console.print(
+            f"Stopped by {signal.Signals(stop.signal).name} after {progress.totals.batches} batches; "
+            f"a rerun goes on from {config.checkpoint}.",
+            soft_wrap=True,
+        )
+    if not config.summary:
+        return None
+    return _summarise(spark, config, sink, console)
+
+
+def _follow(query: StreamingQuery, progress: Progress, stop: StopRequest) -> None:
+    try:
+        while query.isActive and not stop.event.wait(POLL_SECONDS):
+            progress.update(query)
+        if stop.event.is_set():
+            query.stop()
+        else:
+            query.awaitTermination()  # raises what the query died of
+    finally:
+        progress.update(query)
+
+
+def _summarise(spark: SparkSession, config: JobConfig, sink: DeltaSink, console: Console) -> Summary | None:
+    if not sink.exists(spark):
+        console.print("No batch was committed: there is no table yet.")
+        return None
+    tally = state_tally(spark, config.checkpoint, config.purgatory.shards) or Tally()
+    summary = summarise(sink.read(spark), tally, config.purgatory.outcome_prefix)
+    print_summary(console, summary, str(sink))
+    return summary
+
+
+def explain(error: BaseException) -> str:
+    """The sentence of an error that a reader can act on; Spark wraps ours in pages of its own."""
+    text = str(error)
+    raised = OUR_ERROR.findall(text) or PYTHON_ERROR.findall(text)
+    if raised:
+        return str(raised[-1])
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    return "\n".join(lines[:6])
+
+
+def guarded(console: Console, show_traceback: bool, body: Callable[[], int]) -> int:
+    """Run ``body``; an expected kind of failure becomes a message and an exit code instead of a traceback."""
+    try:
+        return body()
+    except ConfigError as error:
+        message, code = str(error), EXIT_CONFIG
+        failure: BaseException = error
+    except (PurgatoryError, PySparkException, Py4JError) as error:
+        message, code = explain(error), EXIT_FAILED
+        failure = error
+    if show_traceback:
+        raise failure
+    console.print(message, style="red", soft_wrap=True, markup=False, highlight=False)
+    return code
+
+
+def main(
+    conf: Annotated[Path, typer.Argument(help="The job's YAML file; conf/ has examples.", show_default=False)],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a field: operations.timeout='5 minutes'.")
+    ] = None,
+    spark_log: Annotated[
+        Path | None, typer.Option(help="Write what Spark says on stderr into this file instead.")
+    ] = None,
+    traceback: Annotated[bool, typer.Option(help="Show the whole traceback of an error.")] = False,
+) -> None:
+    """Wait for the completion of operations, as a YAML file says; their outcomes go to a Delta table."""
+    console, errors = Console(), Console(stderr=True)
+    stop = StopRequest()
+
+    def body() -> int:
+        config = load_config(conf, set_ or ())
+        spark = build_session(config, spark_log)
+        stop.listen()
+        try:
+            run(spark, config, console, stop)
+        except (Py4JNetworkError, ConnectionError):
+            # Ctrl-C reaches spark-submit's JVM as well, and it may be gone before we have stopped the query.
+            if stop.signal is None:
+                raise
+        else:
+            spark.stop()
+        return EXIT_INTERRUPTED if stop.signal == signal.SIGINT else 0
+
+    raise typer.Exit(guarded(errors, traceback, body))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,68 @@
+"""`python -m jobs.benchmarks`: workload W, ours beside the others, with a line for each goal.
+
+Exit code: 0, or 1 if a goal was missed or a contender's outcomes were wrong.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from jobs.benchmarks import harness, report
+from jobs.benchmarks.contenders import CONTENDERS
+from jobs.benchmarks.rates import FIRST_STEADY_BATCH, standings, verdicts
+
+RESULTS = harness.ROOT / "bench-results"
+
+
+def names_of(text: str) -> list[str]:
+    """Contenders of a comma-separated list, each once."""
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    unknown = [name for name in names if name not in CONTENDERS]
+    if unknown or not names or len(set(names)) < len(names):
+        raise typer.BadParameter(f"{text!r}: name some of {', '.join(CONTENDERS)}, each once")
+    return names
+
+
+def main(
+    operations: Annotated[int, typer.Option(min=1000, help="Operations of the workload.")] = 1_000_000,
+    batches: Annotated[int, typer.Option(min=FIRST_STEADY_BATCH + 1, help="Micro-batches with operations.")] = 10,
+    rounds: Annotated[int, typer.Option(min=1, help="Times that each contender runs.")] = 3,
+    contenders: Annotated[str, typer.Option(help=f"Some of {', '.join(CONTENDERS)}.")] = "ours,join,identity",
+    memory: Annotated[str, typer.Option(help="Heap of the Spark process.")] = "3g",
+    json: Annotated[Path, typer.Option(help="Where every micro-batch's numbers go.")] = RESULTS / "workload_w.json",
+    picture: Annotated[Path, typer.Option(help="Where the bars go.")] = RESULTS / "workload_w.png",
+) -> None:
+    """Run workload W through the contenders, in turn, and compare."""
+    names = names_of(contenders)
+    console = Console(highlight=False)
+    spark = harness.session(memory)
+    facts = report.machine_facts(spark)
+    console.print(report.facts_line(facts), soft_wrap=True)
+    console.print(f"workload W: {operations:,} operations, {batches} batches, {rounds} rounds")
+    try:
+        runs = harness.measure(spark, names, operations, batches, rounds, console.print)
+    except harness.WrongOutcomeError as error:
+        console.print(f"wrong outcomes: {error}", soft_wrap=True)
+        raise typer.Exit(1) from error
+    finally:
+        spark.stop()
+    table = standings(runs)
+    goals = verdicts(table)
+    console.print(report.table_of(table))
+    report.write_json(json, facts, runs, table, goals)
+    report.draw_picture(picture, table, facts)
+    console.print(f"numbers: {json}\npicture: {picture}", soft_wrap=True)
+    for goal in goals:
+        console.print(str(goal))
+    if not all(goal.reached for goal in goals):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    app()

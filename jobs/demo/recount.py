@@ -1,0 +1,69 @@
+"""The demo's own check: the landing folders counted again, in plain SQL that shares no code with the library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+RECOUNT = """
+WITH
+received AS (
+  SELECT *, order_id IS NULL OR ordered_at > now() + INTERVAL 1 DAY AS broken FROM landed_orders
+),
+orders AS (
+  SELECT order_id, min(ordered_at) AS ordered_at, min(pay_by) AS pay_by, count(*) AS copies
+  FROM received WHERE NOT broken GROUP BY order_id
+),
+-- Where time stands when everything was read: the slower side's latest time, less its 10 minutes.
+clock AS (
+  SELECT least((SELECT max(ordered_at) FROM received WHERE NOT broken),
+               (SELECT max(paid_at) FROM landed_payments)) - INTERVAL 10 MINUTES AS watermark
+),
+-- Delayed payments land an hour after pay_by, all others within 10 minutes: half an hour tells them apart.
+paid AS (
+  SELECT DISTINCT o.order_id
+  FROM orders o JOIN landed_payments p ON p.order_id = o.order_id
+  WHERE p.paid_at BETWEEN o.ordered_at AND o.pay_by AND p.landed_at < o.pay_by + INTERVAL 30 MINUTES
+)
+SELECT order_id,
+       CASE WHEN order_id IN (SELECT order_id FROM paid) THEN 'COMPLETED'
+            WHEN pay_by <= watermark THEN 'EXPIRED'
+            ELSE 'PENDING' END AS status
+FROM orders CROSS JOIN clock
+UNION ALL
+SELECT order_id, 'DUPLICATE' FROM orders LATERAL VIEW explode(sequence(2, copies)) AS copy WHERE copies > 1
+UNION ALL
+SELECT order_id, 'REJECTED' FROM received WHERE broken
+"""
+
+
+@dataclass(frozen=True)
+class Recount:
+    """Both counts by status, and how many (order_id, status) only one of them has."""
+
+    expected: dict[str, int]
+    found: dict[str, int]
+    only_expected: int
+    only_found: int
+
+    @property
+    def equal(self) -> bool:
+        """Whether the table holds exactly what the folders say."""
+        return self.only_expected == self.only_found == 0
+
+
+def recount(spark: SparkSession, landing: Path, outcomes: Path) -> Recount:
+    """Count the folders and compare, order by order, with the Delta table; pending orders have no row in it."""
+    for name in ("orders", "payments"):
+        spark.read.parquet(str(landing / name)).createOrReplaceTempView(f"landed_{name}")
+    expected = spark.sql(RECOUNT).cache()
+    found = spark.read.format("delta").load(str(outcomes)).select("order_id", "status").cache()
+    decided = expected.where("status <> 'PENDING'")
+    return Recount(
+        expected={row["status"]: row["count"] for row in expected.groupBy("status").count().collect()},
+        found={row["status"]: row["count"] for row in found.groupBy("status").count().collect()},
+        only_expected=decided.exceptAll(found).count(),
+        only_found=found.exceptAll(decided).count(),
+    )

@@ -1,0 +1,273 @@
+"""Random worlds of operations and events, small and crowded, and the ways in which a stream may deliver them.
+
+A world lies on a coarse grid of time: few keys, few instants, so that ties at the same microsecond, events on
+the deadline and one microsecond beside it, equal ids and redelivered events are the rule. All that is drawn
+can be added up exactly: values are quarters, and an extension's seconds are whole steps of the grid.
+
+`splits` cuts a world into micro-batches in which every row is *on time*. Terms: a side's delay is what its
+rows may lag behind the side's latest time; the watermark after a batch is the smaller of both sides' (latest
+time - delay), on whole milliseconds, 0 until both sides have had data, and never goes back; a batch sees the
+watermark that stood before it. A row is on time if its time is above the watermark that its batch sees. By
+hand, with a delay of 5 ms on either side:
+
+    batch 1   created 10 ms, 20 ms   events 18 ms   sees 0    stands at min(20, 18) - 5 = 13 ms
+    batch 2   created 14 ms          events none    sees 13   13 ms again: no side got later
+    batch 3   created none           events 30 ms   sees 13   stands at min(20, 30) - 5 = 15 ms
+
+The operation created at 10 ms could not have come in batch 2 or later.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from spark_purgatory.testing.oracle import KINDS, RULES
+
+Row = dict[str, Any]
+
+BASE_US = 10_000_000  # all times are above 0, where the watermark of a new stream stands
+STEP_US = 250_000  # a quarter of a second: exact in binary as a number of seconds
+INSTANTS = 12  # steps on which things begin; deadlines lie up to LONGEST_STEPS further
+LONGEST_STEPS = 6
+BESIDE_US = (0, 0, 0, 0, -1, 1)  # mostly on the grid, now and then one microsecond before or after it
+KEYS = "abcdefgh"
+NEEDS: dict[str, tuple[float, ...]] = {
+    "quorum": (0, 1, 2, 2, 3, 4),
+    "count": (0, 1, 2, 3, 5),
+    "sum_at_least": (0, 0.5, 1.25, 2, 4),
+}
+VALUES = (None, 0.0, 0.25, 0.5, 1.0, 2.0, 3.5)
+LEVELS = (0.0, 0.5, 1.0, 2.0, 3.5)
+
+
+class World(NamedTuple):
+    """All that ever happens, as the oracle takes it."""
+
+    operations: list[Row]
+    events: list[Row]
+
+
+class Batch(NamedTuple):
+    """One micro-batch: the rows that came, and where the watermark stood before them."""
+
+    operations: list[Row]
+    events: list[Row]
+    watermark_ms: int
+
+
+def random_world(
+    rng: random.Random,
+    *,
+    n_operations: int = 8,
+    n_events: int = 20,
+    n_keys: int = 3,
+    max_keys: int = 3,
+    rules: Sequence[str] = RULES,
+    kinds: Sequence[str] = KINDS,
+    duplicates: bool = True,
+    spoiled: bool = False,
+) -> World:
+    """Draw a world: at most `max_keys` keys to an operation, out of `n_keys` in all.
+
+    `rules` and `kinds` limit what is drawn. `duplicates` lets ids come again, always on the same keys, so
+    that they meet whatever the rows are routed by; `spoiled` adds rows that must be REJECTED. Lookback belongs
+    to whoever decides: events lie before their operations as often as after them.
+    """
+    if not 1 <= n_keys <= len(KEYS):
+        raise ValueError(f"n_keys={n_keys} is not within 1 to {len(KEYS)}")
+    names = KEYS[:n_keys]
+    operations: list[Row] = []
+    for number in range(n_operations):
+        if duplicates and operations and rng.random() < 0.2:
+            operations.append(_row_of_a_known_id(rng, operations, rules, number))
+        else:
+            keys = [rng.choice(names) for _ in range(rng.randint(1, max_keys))]
+            operations.append(_operation(rng, f"op-{number}", keys, rules, number))
+    ids = [operation["id"] for operation in operations]
+    events: list[Row] = []
+    for number in range(n_events):
+        events.append(_event(rng, names, kinds, ids, events, number))
+    if spoiled:
+        operations += [_spoiled_operation(rng, operation) for operation in operations if rng.random() < 0.3]
+        events += [_spoiled_event(rng, event) for event in events if rng.random() < 0.2]
+        rng.shuffle(operations)
+        rng.shuffle(events)
+    return World(operations, events)
+
+
+def splits(
+    rng: random.Random,
+    operations: Sequence[Row],
+    events: Sequence[Row],
+    n_batches: int,
+    *,
+    operations_delay_us: int = 0,
+    events_delay_us: int = 0,
+    lookback_us: int = 0,
+) -> list[Batch]:
+    """Cut a world into `n_batches` micro-batches, in a random order with every row on time, and let it end.
+
+    Three empty batches follow: the first sees the watermark that the data left, the last one beyond all
+    that may still be decided. Rows without a time may come at any moment and move nothing.
+    """
+    waiting = [("created", row) for row in operations] + [("time", row) for row in events]
+    times = [row[field] for field, row in waiting if row.get(field) is not None]
+    if min(times, default=1) <= 0:
+        raise ValueError(f"a row at {min(times)} us can never be on time: the first watermark is 0")
+    if min(operations_delay_us, events_delay_us, lookback_us) < 0 or n_batches < 1:
+        raise ValueError(
+            f"n_batches={n_batches} is below 1 or one of the durations below 0: operations_delay_us="
+            f"{operations_delay_us}, events_delay_us={events_delay_us}, lookback_us={lookback_us}"
+        )
+    delays_us = {"created": operations_delay_us, "time": events_delay_us}
+    _shuffle_loosely(rng, waiting, times or [0])
+    cuts = sorted(rng.randint(0, len(waiting)) for _ in range(n_batches - 1))
+    shares = [end - start for start, end in zip([0, *cuts], [*cuts, len(waiting)], strict=True)]
+    batches: list[Batch] = []
+    latest_us: dict[str, int] = {}
+    watermark_us = 0
+    for number, share in enumerate(shares, start=1):
+        last = number == n_batches
+        chosen, waiting = (waiting, []) if last else (waiting[:share], waiting[share:])
+        after_us = watermark_us_after(chosen, latest_us, delays_us, watermark_us)
+        # What would be late in the next batch comes in this one. Behind its side's latest, it moves nothing.
+        chosen += [(field, row) for field, row in waiting if _is_at_most(row.get(field), after_us)]
+        waiting = [(field, row) for field, row in waiting if not _is_at_most(row.get(field), after_us)]
+        rng.shuffle(chosen)
+        sides = {side: [row for field, row in chosen if field == side] for side in ("created", "time")}
+        batches.append(Batch(sides["created"], sides["time"], watermark_us // 1000))
+        watermark_us = after_us
+    end_ms = max(watermark_us, _horizon_us(operations, events) + lookback_us) // 1000 + 1
+    between_ms = rng.randint(watermark_us // 1000, end_ms)
+    return batches + [Batch([], [], ms) for ms in (watermark_us // 1000, between_ms, end_ms)]
+
+
+def watermark_us_after(
+    rows: Iterable[tuple[str, Row]], latest_us: dict[str, int], delays_us: dict[str, int], before_us: int
+) -> int:
+    """Take a batch's rows, each with the name of its field of time, into `latest_us`; give the watermark."""
+    for field, row in rows:
+        if row.get(field) is not None:
+            latest_us[field] = max(row[field], latest_us.get(field, row[field]))
+    if len(latest_us) < len(delays_us):
+        return before_us
+    return max(before_us, min(latest_us[field] - delays_us[field] for field in delays_us) // 1000 * 1000)
+
+
+def _operation(rng: random.Random, op_id: str, keys: list[str], rules: Sequence[str], number: int) -> Row:
+    created = BASE_US + rng.randint(0, INSTANTS) * STEP_US + rng.choice(BESIDE_US)
+    wait_us = rng.randint(0, LONGEST_STEPS) * STEP_US + rng.choice(BESIDE_US)
+    rule = rng.choice(rules)
+    level: Any = None
+    if rule == "level":
+        by_key = {key: rng.choice(LEVELS) for key in keys}
+        level = rng.choice((by_key, rng.choice(LEVELS)))
+    return {
+        "id": op_id,
+        "keys": keys,
+        "created": created,
+        "deadline": created + max(wait_us, 0),
+        "rule": rule,
+        "need": rng.choice(NEEDS[rule]) if rule in NEEDS else None,
+        "level": level,
+        "row": f"row-{number}",
+    }
+
+
+def _row_of_a_known_id(rng: random.Random, operations: list[Row], rules: Sequence[str], number: int) -> Row:
+    """Repeat an earlier row to the letter, or bring its id again at another time and under another rule.
+
+    Of one id no two rows but exact copies agree in (created, deadline): which of them stands is then a matter
+    of time alone.
+    """
+    known = rng.choice(operations)
+    if rng.random() < 0.3:
+        return dict(known)
+    again = _operation(rng, known["id"], known["keys"], rules, number)
+    taken = {(row["created"], row["deadline"]) for row in operations if row["id"] == known["id"]}
+    while (again["created"], again["deadline"]) in taken:
+        again["deadline"] += 1
+    return again
+
+
+def _event(
+    rng: random.Random, names: str, kinds: Sequence[str], ids: list[str], earlier: list[Row], number: int
+) -> Row:
+    """Draw an event; one in ten delivers an earlier complete event again, at its own or at another time."""
+    time_us = BASE_US + rng.randint(-3, INSTANTS + LONGEST_STEPS) * STEP_US + rng.choice(BESIDE_US)
+    named = [event for event in earlier if event["event_id"] is not None]
+    if named and rng.random() < 0.12:
+        known = rng.choice(named)
+        return {**known, "time": rng.choice((known["time"], time_us))}
+    kind = "complete" if "complete" in kinds and rng.random() < 0.5 else rng.choice(kinds)
+    value: float | None = None
+    if kind == "complete":
+        value = rng.choice(VALUES)
+    elif kind == "extend":
+        value = rng.randint(0, LONGEST_STEPS) * STEP_US / 1_000_000
+    addressed = kind != "complete" and ids and rng.random() < 0.3
+    return {
+        "key": rng.choice(names),
+        "time": time_us,
+        "kind": kind,
+        "value": value,
+        "event_id": f"event-{number}" if kind == "complete" and rng.random() < 0.4 else None,
+        "operation_id": rng.choice([*ids, "op-unknown"]) if addressed else None,
+    }
+
+
+def _spoiled_operation(rng: random.Random, operation: Row) -> Row:
+    faults: list[Row] = [
+        {"id": None},
+        {"keys": None},
+        {"keys": []},
+        {"keys": [*operation["keys"], None]},
+        {"created": None},
+        {"deadline": None},
+        {"deadline": operation["created"] - 1},
+        {"rule": None},
+        {"rule": "most_keys"},
+        {"rule": "quorum", "need": None},
+        {"rule": "sum_at_least", "need": -0.25},
+        {"rule": "sum_at_least", "need": float("nan")},
+        {"rule": "level", "need": None, "level": None},
+        {"rule": "level", "need": None, "level": {}},
+    ]
+    return {**operation, **rng.choice(faults), "row": f"spoiled {operation['row']}"}
+
+
+def _spoiled_event(rng: random.Random, event: Row) -> Row:
+    """Spoil an event, for all or (a value that no sum can take) only for operations under `sum_at_least`."""
+    faults: list[Row] = [{"key": None}, {"time": None}, {"value": -0.5}, {"value": float("nan")}]
+    return {**event, **rng.choice(faults), "event_id": None}
+
+
+def _shuffle_loosely(rng: random.Random, waiting: list[tuple[str, Row]], times: list[int]) -> None:
+    """Order the rows by time with a lag of nothing, some or everything; rows without a time lie anywhere."""
+    first, last = min(times), max(times)
+    lag_us = rng.choice((0, (last - first) // 8, (last - first) // 2, 4 * (last - first)))
+
+    def place(one: tuple[str, Row]) -> int:
+        field, row = one
+        time_us = rng.randint(first, last) if row.get(field) is None else row[field]
+        return int(time_us) + rng.randint(0, lag_us)
+
+    rng.shuffle(waiting)
+    waiting.sort(key=place)
+
+
+def _is_at_most(time_us: int | None, watermark_us: int) -> bool:
+    return time_us is not None and time_us <= watermark_us
+
+
+def _horizon_us(operations: Sequence[Row], events: Sequence[Row]) -> int:
+    """Give a time by which everything is over: the latest of all times, each extension granted in full."""
+    ends = [row.get(field) or 0 for row in operations for field in ("created", "deadline")]
+    for event in events:
+        seconds = (event.get("value") or 0.0) if event.get("kind") == "extend" else 0.0
+        granted_us = round(seconds * 1_000_000) if math.isfinite(seconds) else 0
+        ends.append((event.get("time") or 0) + max(0, granted_us))
+    return max(ends, default=0)

@@ -1,0 +1,129 @@
+"""Drives shards of the engine without Spark, the way the Spark host does: restore, step, save, for every
+micro-batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from spark_purgatory.core.arrivals import read_events, read_operations
+from spark_purgatory.core.engine_spec import EngineSpec
+from spark_purgatory.core.event_purgatory import EventTimePurgatory
+from spark_purgatory.core.keys import hash_keys
+from spark_purgatory.core.snapshot import restore, save
+
+Rows = Sequence[dict[str, Any]]
+END_MS = (1 << 63) // 1000 - 1
+
+
+def operations_table(rows: Rows, several: bool, hash_bits: int = 64) -> pa.Table:
+    """Operations as the exchange delivers them; ``hash_bits`` below 64 forges collisions."""
+    ids = pa.array([row["id"] for row in rows], pa.string())
+    if several:
+        keys = pa.array([row["keys"] for row in rows], pa.list_(pa.string()))
+        flat = _hashes(keys.flatten(), hash_bits)
+        hashes: pa.Array = pa.ListArray.from_arrays(keys.offsets, flat)
+    else:
+        keys = pa.array([row["keys"][0] if row["keys"] else None for row in rows], pa.string())
+        hashes = _hashes(keys, hash_bits)
+    return pa.table(
+        {
+            "id": ids,
+            "id_hash": _hashes(ids, hash_bits),
+            "keys": keys,
+            "key_hashes": hashes,
+            "created_us": pa.array([row["created"] for row in rows], pa.int64()),
+            "deadline_us": pa.array([row["deadline"] for row in rows], pa.int64()),
+            "ahead": pa.array([bool(row.get("ahead")) for row in rows]),
+            "p0": ids,
+            "p1": pa.array([row.get("row") for row in rows], pa.int64()),
+        }
+    )
+
+
+def events_table(rows: Rows, hash_bits: int = 64) -> pa.Table:
+    """Events as the exchange delivers them."""
+    keys = pa.array([row["key"] for row in rows], pa.string())
+    return pa.table(
+        {
+            "key": keys,
+            "key_hash": _hashes(keys, hash_bits),
+            "time_us": pa.array([row["time"] for row in rows], pa.int64()),
+            "value": pa.array([row.get("value") for row in rows], pa.float64()),
+            "ahead": pa.array([bool(row.get("ahead")) for row in rows]),
+        }
+    )
+
+
+def _hashes(keys: pa.Array, bits: int) -> pa.Array:
+    hashes = hash_keys(keys.fill_null("null").cast(pa.string()))
+    return pa.array((hashes.view(np.uint64) & np.uint64((1 << bits) - 1)).view(np.int64))
+
+
+class Shards:
+    """Several shards, each restored from its blob and saved to it in every step."""
+
+    def __init__(self, spec: EngineSpec, shards: int = 1, several: bool = False, hash_bits: int = 64) -> None:
+        self.spec, self.shards, self.several, self.hash_bits = spec, shards, several, hash_bits
+        self.blobs: list[bytes | None] = [None] * shards
+        self.due_ms: list[int | None] = [None] * shards
+
+    def step(self, operations: Rows, events: Rows, watermark_ms: int) -> list[dict[str, Any]]:
+        """One micro-batch: shards with rows, or with a time-out due, are called."""
+        outcomes = []
+        for shard in range(self.shards):
+            mine = [
+                o for o in operations if self._shard(o["id"] if self.several else (o["keys"] or [None])[0]) == shard
+            ]
+            theirs = [e for e in events if self.several or self._shard(e["key"]) == shard]
+            due = self.due_ms[shard]
+            if mine or theirs or (due is not None and due - 1 < watermark_ms):
+                outcomes += self._call(shard, mine, theirs, watermark_ms)
+        return outcomes
+
+    def run(self, batches: Iterable[tuple[Rows, Rows, int]]) -> list[dict[str, Any]]:
+        """All micro-batches; returns all outcomes."""
+        return [outcome for ops, events, watermark_ms in batches for outcome in self.step(ops, events, watermark_ms)]
+
+    def _shard(self, key: str | None) -> int:
+        return sum((key or "").encode()) % self.shards
+
+    def _call(self, shard: int, operations: Rows, events: Rows, watermark_ms: int) -> list[dict[str, Any]]:
+        blob = self.blobs[shard]
+        width = 1 if self.several else 2
+        engine = EventTimePurgatory(self.spec, width) if blob is None else restore(self.spec, blob, self.shards)
+        ops = read_operations(operations_table(operations, self.several, self.hash_bits)) if operations else None
+        evs = None
+        if events:
+            evs = read_events(events_table(events, self.hash_bits), self.spec.criterion)
+        batches = engine.step(ops, evs, watermark_ms)
+        engine.purgatory.validate()
+        self.due_ms[shard] = engine.next_due_ms()
+        self.blobs[shard] = save(engine, self.shards)
+        return [row for batch in batches for row in batch.rename_columns(NAMES).to_pylist()]
+
+
+NAMES = ["id", "row", "status", "resolved_at", "wait_ms", "matched", "missing_keys", "late", "reason"]
+
+
+def multiset(outcomes: Iterable[dict[str, Any]], *columns: str) -> Counter[tuple[Any, ...]]:
+    """Outcomes as a multiset of the columns named; times as int microseconds, missing keys sorted."""
+    return Counter(tuple(_plain(outcome[column]) for column in columns) for outcome in outcomes)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(sorted(value))
+    if hasattr(value, "timestamp"):
+        return (int(value.timestamp()) * 1_000_000) + value.microsecond
+    return value
+
+
+def final(spec: EngineSpec) -> EngineSpec:
+    """The spec under ``emit="final"``."""
+    return replace(spec, final=True)
