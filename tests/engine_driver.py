@@ -41,7 +41,7 @@ def operations_table(rows: Rows, several: bool, hash_bits: int = 64) -> pa.Table
             "deadline_us": pa.array([row["deadline"] for row in rows], pa.int64()),
             "ahead": pa.array([bool(row.get("ahead")) for row in rows]),
             "p0": ids,
-            "p1": pa.array([row.get("row") for row in rows], pa.int64()),
+            "p1": pa.array([str(row.get("row")) for row in rows]),
         }
     )
 

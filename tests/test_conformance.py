@@ -27,9 +27,7 @@ def stored(kind: str) -> list[Trace]:
 
 
 def all_of(kind: str) -> list[Any]:
-    return [
-        pytest.param(kind, number, id=f"{kind}-{trace.seed}") for number, trace in enumerate(stored(kind))
-    ]
+    return [pytest.param(kind, number, id=f"{kind}-{trace.seed}") for number, trace in enumerate(stored(kind))]
 
 
 def write(folder: Path, **contents: Any) -> Path:
@@ -166,9 +164,7 @@ def test_the_command_replays_folders_and_ends_with_the_counts(tmp_path: Path) ->
     assert done.stdout.splitlines()[-1] == "conformance: wheel 2/2 purgatory 1/1"
 
 
-def test_kinds_without_a_replayer_are_said_and_not_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kinds_without_a_replayer_are_said_and_not_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     foreign = {"kind": "clockwork", "format": 1, "config": {}, "steps": []}
     assert main([str(write(tmp_path, a=foreign, b=stored("wheel")[0].content))]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -177,9 +173,7 @@ def test_kinds_without_a_replayer_are_said_and_not_counted(
     ]
 
 
-def test_a_mismatch_is_shown_once_for_each_trace_and_fails(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mismatch_is_shown_once_for_each_trace_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = copy.deepcopy(stored("wheel")[0].content)
     for number in (4, 7):
         content["steps"][number]["size"] += 1

@@ -118,9 +118,7 @@ def check_imports(tree: ast.AST, path: str) -> Iterator[str]:
             yield f"{path}:{line}: imports {top}, which is banned everywhere"
         elif top == PACKAGE:
             target = rest.partition(".")[0] or "root"
-            target = (
-                target if (ROOT / PACKAGE / target).exists() or target in OWN_IMPORTS else target or "root"
-            )
+            target = target if (ROOT / PACKAGE / target).exists() or target in OWN_IMPORTS else target or "root"
             if own is not ANYTHING and target not in own:
                 yield f"{path}:{line}: {area} may not import {PACKAGE}.{target}"
         elif top in sys.stdlib_module_names:
@@ -162,8 +160,7 @@ def check_pure(tree: ast.AST, path: str) -> Iterator[str]:
             if isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
                 yield f"{path}:{node.lineno}: calls {node.func.id}()"
             elif last_name(node.func) == "datetime64" and any(
-                isinstance(argument, ast.Constant) and argument.value in CLOCK_METHODS
-                for argument in node.args
+                isinstance(argument, ast.Constant) and argument.value in CLOCK_METHODS for argument in node.args
             ):
                 yield f"{path}:{node.lineno}: reads a clock by datetime64"
 
@@ -361,14 +358,8 @@ def test_the_checker_lets_pass_what_is_allowed() -> None:
         '''
     )
     assert check_source(source, CORE) == []
-    assert (
-        check_source('"""Demo."""\nimport typer\nimport pyspark\nimport spark_purgatory', f"{PACKAGE}/cli.py")
-        == []
-    )
-    assert (
-        check_source('"""Host."""\nimport os\nimport time\nfrom ..core import state\nimport delta', SPARK)
-        == []
-    )
+    assert check_source('"""Demo."""\nimport typer\nimport pyspark\nimport spark_purgatory', f"{PACKAGE}/cli.py") == []
+    assert check_source('"""Host."""\nimport os\nimport time\nfrom ..core import state\nimport delta', SPARK) == []
 
 
 def test_the_checker_accepts_lengths_at_the_limit() -> None:

@@ -426,6 +426,12 @@ def test_extend_moves_the_deadline_to_its_time_plus_value(events: str, expected:
     assert the_fate(an_operation(), controls(events)) == expected
 
 
+def test_the_value_of_an_extension_is_in_seconds() -> None:
+    operation = an_operation(created=10_000_000, deadline=20_000_000)
+    fate = the_fate(operation, [an_event("a", 19_000_000, "extend", value=2.5)])
+    assert fate == ("EXPIRED", 21_500_000, 0, ["a"])
+
+
 def test_an_extension_ends_with_int64() -> None:
     fate = the_fate(an_operation(), [an_event("a", 15, "extend", value=1e300)])
     assert fate == ("EXPIRED", 2**63 - 1, 0, ["a"])
@@ -471,6 +477,13 @@ def test_one_event_id_on_two_keys_satisfies_the_earlier_one_only() -> None:
     assert the_fate(operation, tied) == the_fate(operation, tied[::-1]) == ("EXPIRED", 20, 1, ["b"])
 
 
+def test_of_one_event_id_at_one_time_the_smallest_value_stands() -> None:
+    events = [an_event("a", 12, value=value, event_id="x") for value in (2.0, 1.0, 3.0)]
+    for order in (events, events[::-1]):
+        assert the_fate(an_operation("a", "sum_at_least", 2), order) == ("EXPIRED", 20, 1, None)
+        assert the_fate(an_operation("a", "sum_at_least", 1), order) == ("COMPLETED", 12, 1, None)
+
+
 def test_an_event_that_stood_on_a_failed_key_does_not_count_when_it_comes_again_elsewhere() -> None:
     events = [*controls("fail:a12"), an_event("a", 13, event_id="x"), an_event("b", 14, event_id="x")]
     assert the_fate(an_operation("ab", "count", 1), events) == ("EXPIRED", 20, 0, None)
@@ -484,14 +497,14 @@ def test_a_second_row_of_an_id_is_a_duplicate_until_the_first_ones_deadline() ->
         an_operation(row="again at the deadline", created=20, deadline=90),
         an_operation(row="beyond", created=21, deadline=30),
         an_operation(row="first"),
-        an_operation(row="longer", deadline=80),
+        an_operation(row="a longer one", deadline=80),
         an_operation(row="of the new one", created=30, deadline=31),
         an_operation(row="another id", id="p"),
     ]
     outcomes = decide(operations, values_of("a12 a25"))
     assert {one["row"]: (one["status"], one["resolved_at"], one["matched"]) for one in outcomes} == {
         "first": ("COMPLETED", 12, 1),
-        "longer": ("DUPLICATE", 10, 0),
+        "a longer one": ("DUPLICATE", 10, 0),
         "again at the deadline": ("DUPLICATE", 20, 0),
         "beyond": ("COMPLETED", 25, 1),
         "of the new one": ("DUPLICATE", 30, 0),
@@ -499,6 +512,12 @@ def test_a_second_row_of_an_id_is_a_duplicate_until_the_first_ones_deadline() ->
     }
     duplicate = next(one for one in outcomes if one["status"] == "DUPLICATE")
     assert (duplicate["wait_ms"], duplicate["missing_keys"], duplicate["reason_kind"]) == (0, None, "duplicate")
+
+
+def test_of_two_rows_with_the_same_times_the_one_whose_payload_sorts_first_stands() -> None:
+    operations = [an_operation(row="b"), an_operation(row="a")]
+    for order in (operations, operations[::-1]):
+        assert {one["row"]: one["status"] for one in decide(order, [])} == {"a": "EXPIRED", "b": "DUPLICATE"}
 
 
 def test_an_exact_copy_is_a_duplicate() -> None:

@@ -5,6 +5,7 @@ Exit code: 0, or 1 if a goal was missed or a contender's outcomes were wrong.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -39,12 +40,15 @@ def main(
     """Run workload W through the contenders, in turn, and compare."""
     names = names_of(contenders)
     console = Console(highlight=False)
+    console = Console(highlight=False, width=max(console.width, report.TABLE_WIDTH))
     spark = harness.session(memory)
     facts = report.machine_facts(spark)
     console.print(report.facts_line(facts), soft_wrap=True)
     console.print(f"workload W: {operations:,} operations, {batches} batches, {rounds} rounds")
+    for name in names:
+        console.print(f"  {name:14s} {CONTENDERS[name].says}")
     try:
-        runs = harness.measure(spark, names, operations, batches, rounds, console.print)
+        runs = harness.measure(spark, names, operations, batches, rounds, partial(console.print, soft_wrap=True))
     except harness.WrongOutcomeError as error:
         console.print(f"wrong outcomes: {error}", soft_wrap=True)
         raise typer.Exit(1) from error

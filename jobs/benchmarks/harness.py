@@ -21,7 +21,7 @@ from pyspark.sql import functions as F
 
 from jobs.benchmarks.contenders import CONTENDERS, Contender
 from jobs.benchmarks.rates import Batch, Run
-from jobs.benchmarks.workload_w import Workload, prepared
+from jobs.benchmarks.workload_w import Workload, expected, prepared
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / ".bench"
@@ -48,6 +48,8 @@ SETTINGS = {
     # One version beside the current one: a run is never restarted.
     "spark.sql.streaming.maxBatchesToRetainInMemory": "1",
     "spark.executorEnv.PYTHONPATH": str(ROOT),
+    # Of Spark's own serialisers under pandas, once a worker and line.
+    "spark.executorEnv.PYTHONWARNINGS": "ignore::FutureWarning",
 }
 
 
@@ -108,8 +110,8 @@ def run_once(spark: SparkSession, contender: Contender, workload: Workload, numb
     run = Run(
         contender=contender.name,
         round=number,
-        workload_operations=workload.operations,
-        batches=tuple(_batches(progress, workload, contender)),
+        workload_operations=len(workload.drawn),
+        batches=tuple(read_batches(progress, workload, contender)),
         counts=_counts(progress),
     )
     check_counts(run.counts, contender, workload)
@@ -136,9 +138,15 @@ def _to_noop(batch: DataFrame, batch_id: int) -> None:
     batch.write.format("noop").mode("overwrite").save()
 
 
-def _batches(progress: list[dict[str, Any]], workload: Workload, contender: Contender) -> Iterator[Batch]:
-    """Micro-batches that read files; those that only moved the clock, at the end, bring no rows and are left out."""
+def read_batches(progress: list[dict[str, Any]], workload: Workload, contender: Contender) -> Iterator[Batch]:
+    """Micro-batches that read files; those that only moved the clock, at the end, bring no rows and are left out.
+
+    Raises `WrongOutcomeError` unless each of them read its two files, once.
+    """
     files = list(zip(workload.operation_rows, workload.event_rows, strict=True))
+    seen = [report["batchId"] for report in progress if report["batchId"] < len(files)]
+    if seen != list(range(len(files))):
+        raise WrongOutcomeError(f"{contender.name}: Spark reported {len(seen)} of {len(files)} batches: {seen}")
     for report in progress:
         number, read = report["batchId"], report["numInputRows"]
         operations, events = files[number] if number < len(files) else (0, 0)
@@ -171,13 +179,13 @@ def _counts(progress: list[dict[str, Any]]) -> dict[str, int]:
 
 def check_counts(counts: dict[str, int], contender: Contender, workload: Workload) -> None:
     """Raise `WrongOutcomeError` unless the rows that came out are those expected of the arrays."""
-    due = workload.expected
+    due = expected(workload.drawn, contender.grace_ms)
     if contender.decides:
         wanted = {"rows": due.completed + due.expired, "COMPLETED": due.completed, "EXPIRED": due.expired}
     else:
         wanted = {"rows": workload.rows}
     if counts != wanted:
         raise WrongOutcomeError(
-            f"{contender.name} at {workload.operations:,} operations: {counts} came out, {wanted} was expected "
+            f"{contender.name} at {len(workload.drawn):,} operations: {counts} came out, {wanted} was expected "
             f"({asdict(due)}); no time is reported"
         )

@@ -91,7 +91,8 @@ class Verdict:
 
     def __str__(self) -> str:
         word = "ok" if self.reached else "MISSED"
-        return f"{OURS}/{self.contender} {self.ratio:.2f}x (goal >= {self.goal:g}) {word}"
+        ratio = f"{self.ratio:.1f}x" if self.goal >= 1 else f"{self.ratio:.2f}"
+        return f"{OURS}/{self.contender} {ratio} (goal >= {self.goal:g}) {word}"
 
 
 def steady_rate(batches: Sequence[Batch]) -> float:

@@ -82,8 +82,7 @@ class Workload:
     """A workload on disk, with what is known of it without asking Spark."""
 
     folder: Path
-    operations: int
-    expected: Expected
+    drawn: Draw
     operation_rows: tuple[int, ...]
     """Rows of each batch's file, B + `TAIL_BATCHES` of them; 0 where there is no file."""
     event_rows: tuple[int, ...]
@@ -115,10 +114,11 @@ def clock_at_end_us(drawn: Draw) -> int:
     return latest_us // 1000 * 1000
 
 
-def expected(drawn: Draw) -> Expected:
-    """What must have become of the operations when the stream ends."""
+def expected(drawn: Draw, grace_ms: int = 0) -> Expected:
+    """What must have become of the operations when the stream ends, if one expires ``grace_ms`` after its deadline."""
     completed = int(np.count_nonzero(drawn.completes))
-    expired = int(np.count_nonzero(~drawn.completes & (drawn.deadline_us <= clock_at_end_us(drawn))))
+    due_until_us = clock_at_end_us(drawn) - grace_ms * 1000
+    expired = int(np.count_nonzero(~drawn.completes & (drawn.deadline_us <= due_until_us)))
     return Expected(completed, expired, len(drawn) - completed - expired)
 
 
@@ -142,7 +142,7 @@ def prepared(operations: int, batches: int, seed: int, root: Path) -> Workload:
             partial.rename(folder)
         except OSError:
             shutil.rmtree(partial)  # Another run was quicker.
-    return Workload(folder, operations, expected(drawn), *rows_by_batch(drawn))
+    return Workload(folder, drawn, *rows_by_batch(drawn))
 
 
 def write(drawn: Draw, folder: Path) -> None:

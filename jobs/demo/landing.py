@@ -9,12 +9,14 @@ An order has to be paid by ``pay_by``; how long that is depends on the method. W
 | payment delayed | 3 % | one made in time that lands over an hour after ``pay_by`` | EXPIRED |
 | never paid | 11 % | nothing | EXPIRED |
 
-and where ``pay_by`` lies near the end of the two hours, nothing is decided yet: the order is pending. Beside these, 1 %
-of the orders land twice (DUPLICATE), some have no id and a few come from a clock that runs decades ahead (REJECTED).
+and where ``pay_by`` lies near the end of the two hours, nothing is decided yet: the order is pending. Beside
+these, 1 % of the orders land twice (DUPLICATE), some have no id and a few come from a clock that runs decades
+ahead (both REJECTED).
 
-Landing is what makes the files: file i of a folder holds what landed in the i-th ten minutes, in order of landing, and
-the files bear the time at which they were closed. So the watermark (10 minutes) never passes an order or a payment
-of the first two fates, and has always passed a delayed one by half an hour: `jobs.demo.recount` leans on both.
+Landing is what makes the files: file i of a folder holds what landed in the i-th 15 minutes, in order of
+landing, and bears the time at which it was closed. So the watermark, 10 minutes behind, never passes an
+order or a payment of the first two fates before they land, and has passed ``pay_by`` by half an hour when a
+delayed payment lands. `jobs.demo.recount` leans on both.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ Columns = dict[str, Any]
 MINUTE_MS = 60_000
 START_MS = 1_709_280_000_000
 """2024-03-01 08:00 UTC. All times are whole milliseconds, as Spark's watermark is."""
-FILES = 12
-FILE_MS = 10 * MINUTE_MS
+FILES = 8
+FILE_MS = 15 * MINUTE_MS
 SPAN_MS = FILES * FILE_MS
 
 METHODS = np.array(["card", "wallet", "invoice"])
@@ -56,7 +58,7 @@ NO_ID_SHARE = 0.001
 BROKEN_CLOCKS = 3
 BROKEN_CLOCK_MS = 2_300_000_000_000  # in the year 2042
 MIN_OPERATIONS = 1000
-"""With fewer, a file may be empty and the watermark stand still for ten minutes, which the recount does not expect."""
+"""With fewer, a file may be empty and the watermark stand still; the recount does not expect that."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ def _with_spoilt(rng: np.random.Generator, orders: Columns) -> Columns:
 
 
 def _write_files(folder: Path, columns: Columns) -> int:
-    """One file for each ten minutes of landing, dated as if written then; later rows have not landed. Rows written."""
+    """One file for each 15 minutes of landing, dated as if written then; later rows have not landed. Rows written."""
     folder.mkdir(parents=True)
     landed_ms = columns["landed_ms"]
     order = np.argsort(landed_ms, kind="stable")

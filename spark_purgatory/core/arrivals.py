@@ -5,7 +5,7 @@ Columns of the tables are fixed here, so that the exchange that writes them and 
 operations   ``id``, ``id_hash``, ``keys`` (a value or a list), ``key_hashes`` (likewise), ``created_us``,
 ``deadline_us``,
              ``ahead`` (created too far ahead of processing time), then the payload, ``p0``, ``p1``, ...
-events       ``key``, ``key_hash``, ``time_us``, ``value`` (where the criterion reads it), ``ahead``
+events       ``key``, ``key_hash``, ``time_us``, ``value`` (where the criterion reads it; null is no value), ``ahead``
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_purgatory.core.criteria import LEVEL, Criterion
+from spark_purgatory.core.criteria import SUM_AT_LEAST, Criterion
 from spark_purgatory.core.event_log import Floats
 from spark_purgatory.core.keys import as_bools
 from spark_purgatory.core.runs import Bools, Int64s
@@ -38,7 +38,7 @@ EVENT_REJECTIONS = (
     "",
     "the key is null",
     "the time is null",
-    "the value is null, not a number, or negative where values add up",
+    "the value is not a number, or negative, where values add up",
     "the time is too far ahead of processing time (max_future)",
 )
 """Reason of a rejected event by code."""
@@ -143,8 +143,11 @@ def read_events(table: pa.Table, criterion: Criterion) -> EventArrivals:
     if bool(pc.any(table["ahead"]).as_py()):
         rejection[as_bools(_whole(table, "ahead"))] = 4
     if criterion.reads_values:
-        value = _whole(table, "value").cast(pa.float64()).to_numpy(zero_copy_only=False)
-        rejection[np.isnan(value) if criterion.code == LEVEL else ~(value >= 0)] = 3
+        column = _whole(table, "value").cast(pa.float64())
+        value = column.to_numpy(zero_copy_only=False)
+        if criterion.code == SUM_AT_LEAST:
+            # Null adds nothing, and stays in the log as NaN; what was NaN or negative to begin with is refused.
+            rejection[~(value >= 0) & ~_nulls(column)] = 3
     _mark_nulls(rejection, times, 2)
     _mark_nulls(rejection, keys, 1)
     return EventArrivals(keys, _int64(_whole(table, "key_hash")), _int64(times), value, rejection)

@@ -52,7 +52,7 @@ class EventSegment:
     group_keys: pa.Array  # (G,)
     start: Int64s  # (G + 1,)
     time_us: Int64s  # (E,) ascending within a group
-    value: Floats | None  # (E,)
+    value: Floats | None  # (E,) NaN: none
 
     def __len__(self) -> int:
         return len(self.time_us)
@@ -71,7 +71,8 @@ class EventSegment:
     def running_max(self) -> Floats:
         """Largest value of the event's key up to and with the event, (E,); log2 of the longest group passes."""
         assert self.value is not None, "bug: a rule that reads values over events without any"
-        running, group = self.value.copy(), np.repeat(np.arange(len(self.group_hash)), np.diff(self.start))
+        running = np.where(np.isnan(self.value), -np.inf, self.value)
+        group = np.repeat(np.arange(len(self.group_hash)), np.diff(self.start))
         longest, step = int(np.diff(self.start).max()) if len(self) else 0, 1
         while step < longest:
             earlier = np.where(group[step:] == group[:-step], running[:-step], -np.inf)

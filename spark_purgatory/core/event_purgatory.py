@@ -64,7 +64,7 @@ class EventTimePurgatory:
             timer, try_complete=self._try, on_expiration=self._fired, purge_interval=0
         )
         self._held: tuple[Int64s, Int64s] = (EMPTY, EMPTY)
-        """Rows last tried whose criterion holds from a time ahead of the watermark on, and that time."""
+        """Rows last tried whose outcome may leave only at a time ahead of the watermark, and that time."""
 
     @property
     def pending(self) -> int:
@@ -164,8 +164,8 @@ class EventTimePurgatory:
     def _due_ms(self, rows: Int64s) -> Int64s:
         """When the timer must look at rows just tried: at the deadline or, under final, when the outcome may leave."""
         due_us = self.rows.deadline_us[rows]
-        held, resolved_us = self._held
-        due_us[rows.searchsorted(held)] = resolved_us
+        held, leaves_us = self._held
+        due_us[rows.searchsorted(held)] = leaves_us
         return self._tick_up(due_us)
 
     def _tick_up(self, times_us: Int64s) -> Int64s:
@@ -178,11 +178,14 @@ class EventTimePurgatory:
     def _try(self, rows: Int64s) -> Bools:
         """Judge waiting rows; those decided leave now, those decided ahead of the watermark are noted to be held."""
         judgement = self._judge(rows)
-        limit = self.watermark_us if self.spec.final else NEVER - 1
-        decided = judgement.resolved_us <= limit
-        if self.spec.final:
+        if not self.spec.final:
+            decided = judgement.holds
+        else:
+            # Not before its creation either (lookback): until then an earlier row of its id may come.
+            leaves_us = np.maximum(judgement.resolved_us, self.rows.created_us[rows])
+            decided = leaves_us <= self.watermark_us
             held = np.flatnonzero(~decided & judgement.holds)
-            self._held = (rows[held], judgement.resolved_us[held])
+            self._held = (rows[held], leaves_us[held])
         self._emit(COMPLETED, judgement, decided)
         return decided
 

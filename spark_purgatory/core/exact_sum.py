@@ -44,9 +44,9 @@ class ExactSums:
 
     @staticmethod
     def prefixes(values: Floats) -> ExactSums:
-        """Sums of the first 0, 1, ... n of ``values``, (n,) non-negative."""
+        """Sums of the first 0, 1, ... n of ``values``, (n,) non-negative; NaN adds nothing."""
         limbs = np.zeros((LIMBS, len(values) + 1), np.int64)
-        np.cumsum(_limbs(values), axis=1, out=limbs[:, 1:])
+        np.cumsum(_limbs(np.nan_to_num(values, nan=0.0)), axis=1, out=limbs[:, 1:])
         return ExactSums(limbs)
 
     def add_at(self, at: Int64s, prefix: ExactSums, low: Int64s, high: Int64s) -> None:

@@ -93,7 +93,7 @@ def operations_side(frame: DataFrame, config: Operations, max_future_us: int, by
     ]
     payload = [field_column(frame, name, "operations").alias(f"p{i}") for i, name in enumerate(frame.columns)]
     packed = _watermarked(frame, [*engine, *payload, route.alias("route")], created, max_future_us, config)
-    same = isinstance(config.id, str) and config.id == config.keys
+    same = isinstance(config.id, str) and isinstance(config.keys, str) and config.id == config.keys
     return Side(packed, key_type, several, keyed_by_id=several or same)
 
 
@@ -140,7 +140,7 @@ def _keys(frame: DataFrame, config: Operations) -> tuple[Column, Column, T.DataT
             kinds_text = ", ".join(kind.simpleString() for kind in kinds)
             raise ConfigError(f"operations.keys has columns of types {kinds_text}: cast them to one type")
         keys = F.array(*(key_column(column, kinds[0], "operations.keys") for column in columns))
-        return keys, F.transform(keys, F.xxhash64), kinds[0], True
+        return keys, F.transform(keys, _hash), kinds[0], True
     single = config.keys[0] if isinstance(config.keys, (list, tuple)) else config.keys
     column = field_column(frame, single, "operations.keys")
     kind = column_type(frame, column)
@@ -151,9 +151,13 @@ def _keys(frame: DataFrame, config: Operations) -> tuple[Column, Column, T.DataT
             )
         binary = isinstance(kind.elementType, T.BinaryType)
         keys = column if binary else column.cast("array<string>")
-        return keys, F.transform(keys, F.xxhash64), kind.elementType, True
+        return keys, F.transform(keys, _hash), kind.elementType, True
     key = key_column(column, kind, "operations.keys")
     return key, F.xxhash64(key), kind, False
+
+
+def _hash(key: Column) -> Column:
+    return F.xxhash64(key)
 
 
 def _deadline_us(frame: DataFrame, config: Operations, created: Column) -> Column:

@@ -1,0 +1,176 @@
+"""The sink's protocol: every crash case of its table, driven through real queries and real Delta tables."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.delta_sink import NO_BATCH, DeltaSink, app_id_of, last_txn_version
+
+pytestmark = pytest.mark.spark
+
+ROWS_A_FILE = 10
+
+
+class Stream:
+    """A folder of files, one a micro-batch, and a query with state that writes them to a table.
+
+    ``evaluations`` counts, batch by batch, how often the batch's rows were computed.
+    """
+
+    def __init__(self, spark: SparkSession, folder: Path, sink: DeltaSink | None = None) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.sink = sink or DeltaSink(path=str(folder / "table"))
+        self.checkpoint = folder / "checkpoint"
+        self.marks = folder / "marks"
+        self.files = 0
+        for path in (folder / "in", self.marks):
+            path.mkdir(parents=True)
+
+    def add(self, files: int) -> Stream:
+        for _ in range(files):
+            rows = [{"n": self.files * ROWS_A_FILE + i, "part": i % 2} for i in range(ROWS_A_FILE)]
+            path = self.folder / "in" / f"{self.files:03d}.parquet"
+            pq.write_table(pa.Table.from_pylist(rows), path)
+            os.utime(path, (1_700_000_000 + self.files, 1_700_000_000 + self.files))
+            self.files += 1
+        return self
+
+    def run(self) -> Stream:
+        stream = self.spark.readStream.schema("n bigint, part bigint").option("maxFilesPerTrigger", 1)
+        rows = stream.parquet(str(self.folder / "in")).dropDuplicates(["n"])
+        counted = rows.repartition(1).mapInArrow(_marker(str(self.marks)), rows.schema)
+        query = self.sink.write_stream(counted, checkpoint=str(self.checkpoint), trigger={"availableNow": True})
+        query.awaitTermination()
+        return self
+
+    def forget_last_commit(self) -> Stream:
+        """What a crash leaves that came after Delta's commit and before Spark's."""
+        commits = self.checkpoint / "commits"
+        last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
+        (commits / str(last)).unlink()
+        (commits / f".{last}.crc").unlink(missing_ok=True)
+        return self
+
+    def table(self) -> DataFrame:
+        return self.sink.read(self.spark)
+
+    def numbers(self) -> Counter[int]:
+        return Counter(row["n"] for row in self.table().collect())
+
+    def evaluations(self) -> int:
+        return len(list(self.marks.iterdir()))
+
+
+def _marker(folder: str):  # type: ignore[no-untyped-def]
+    def mark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from uuid import uuid4
+
+        Path(folder, str(uuid4())).touch()
+        yield from batches
+
+    return mark
+
+
+def every(files: int) -> Counter[int]:
+    return Counter(range(files * ROWS_A_FILE))
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> Stream:
+    return Stream(spark, tmp_path)
+
+
+def test_each_batch_is_written_once_and_computed_once(stream: Stream) -> None:
+    stream.add(3).run()
+    assert stream.numbers() == every(3)
+    assert stream.evaluations() == 3
+    stream.add(1).run()
+    assert stream.numbers() == every(4)
+    assert stream.evaluations() == 4
+
+
+def test_a_batch_that_the_table_already_holds_is_computed_and_not_written(stream: Stream) -> None:
+    stream.add(2).run().forget_last_commit()
+    stream.add(1).run()
+    assert stream.numbers() == every(3)
+    assert stream.evaluations() == 4, "two batches, one of them replayed, and one more"
+
+
+def test_a_fresh_checkpoint_on_an_old_table_drops_nothing(stream: Stream) -> None:
+    stream.add(2).run()
+    shutil.rmtree(stream.checkpoint)
+    stream.run()
+    assert stream.numbers() == every(2) + every(2)
+
+
+def test_a_table_that_was_dropped_under_its_checkpoint_stops_the_query_by_name(stream: Stream) -> None:
+    stream.add(2).run()
+    shutil.rmtree(stream.folder / "table")
+    stream.add(1)
+    with pytest.raises(PySparkException, match=r"StorageError: checkpoint .* is at batch 2, but table .* -1"):
+        stream.run()
+    assert not stream.sink.exists(stream.spark), "nothing was written"
+
+
+def test_a_table_restored_to_an_older_version_stops_the_query(stream: Stream) -> None:
+    stream.add(2).run()
+    log = stream.folder / "table" / "_delta_log"
+    for leftover in log.glob("*00000000001.*"):
+        leftover.unlink()
+    stream.add(1)
+    with pytest.raises(PySparkException, match=r"up to 0 "):
+        stream.run()
+
+
+def test_the_last_batch_is_found_after_the_log_was_cleaned_up(stream: Stream) -> None:
+    stream.add(12).run()
+    app_id = app_id_of(stream.spark, str(stream.checkpoint))
+    log = stream.folder / "table" / "_delta_log"
+    assert list(log.glob("*.checkpoint*.parquet")), "Delta wrote a checkpoint of the log"
+    for version in range(10):
+        (log / f"{version:020d}.json").unlink()
+    assert last_txn_version(stream.spark, str(stream.folder / "table"), app_id) == 11
+    for version in (10, 11):
+        (log / f"{version:020d}.json").unlink()
+    assert last_txn_version(stream.spark, str(stream.folder / "table"), app_id) == 10
+    assert last_txn_version(stream.spark, str(stream.folder / "table"), "another") == NO_BATCH
+
+
+def test_a_table_by_name_is_made_and_replayed(spark: SparkSession, tmp_path: Path) -> None:
+    spark.sql("DROP TABLE IF EXISTS sink_by_name")
+    stream = Stream(spark, tmp_path, DeltaSink(table="sink_by_name"))
+    stream.add(2).run().forget_last_commit().run()
+    assert stream.numbers() == every(2)
+    spark.sql("DROP TABLE sink_by_name")
+
+
+def test_a_partitioned_table_gets_one_file_a_partition_and_batch(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "with [odd] {characters}*, spaces"
+    stream = Stream(spark, folder, DeltaSink(path=str(folder / "table"), partition_by=["part"]))
+    stream.add(2).run().forget_last_commit().run()
+    assert stream.numbers() == every(2)
+    files = [row[0] for row in stream.table().select("_metadata.file_path").distinct().collect()]
+    assert sorted(path.rsplit("/", 2)[-2] for path in files) == ["part=0", "part=0", "part=1", "part=1"]
+
+
+@pytest.mark.parametrize("where", [{}, {"path": "/t", "table": "t"}])
+def test_a_sink_needs_one_place(where: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="exactly one of path and table"):
+        DeltaSink(**where)
+
+
+def test_a_batch_dataframe_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(ConfigError, match="streaming DataFrame"):
+        DeltaSink(path="/t").write_stream(spark.range(1), checkpoint="/c")
