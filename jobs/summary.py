@@ -59,6 +59,9 @@ class Summary:
 
 def state_tally(spark: SparkSession, checkpoint: str, shards: int | None) -> Tally | None:
     """What the checkpoint's state holds, read from the state store; None while no batch was committed."""
+    # The reader asks the driver's coordinator of state stores, which is made when streams are first asked for:
+    # without this, in a session that has not streamed yet, it dies with RpcEndpointNotFoundException.
+    _ = spark.streams.active
     try:
         state = spark.read.format("statestore").load(checkpoint)
         blobs = state.select(F.col("value.groupState.blob").alias("blob"))

@@ -4,7 +4,8 @@ Columns of the tables are fixed here, so that the exchange that writes them and 
 
 operations   ``id``, ``id_hash``, ``keys`` (a value or a list), ``key_hashes`` (likewise), ``created_us``,
 ``deadline_us``,
-             ``ahead`` (created too far ahead of processing time), then the payload, ``p0``, ``p1``, ...
+             ``ahead`` (created too far ahead of processing time), then the payload, ``p0``, ``p1``, ...;
+             a column of `ROLES` that the spec says is a payload column is not sent apart
 events       ``key``, ``key_hash``, ``time_us``, ``value`` (where the criterion reads it; null is no value), ``ahead``
 """
 
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_purgatory.core.criteria import SUM_AT_LEAST, Criterion
+from spark_purgatory.core.engine_spec import ROLES, EngineSpec
 from spark_purgatory.core.event_log import Floats
 from spark_purgatory.core.keys import as_bools
 from spark_purgatory.core.runs import Bools, Int64s
@@ -106,10 +108,13 @@ class EventArrivals:
         )
 
 
-def read_operations(table: pa.Table) -> OperationArrivals:
+def read_operations(table: pa.Table, spec: EngineSpec) -> OperationArrivals:
     """Read and check a table of operations."""
-    ids, keys, hashes = (_whole(table, name) for name in ("id", "keys", "key_hashes"))
-    created, deadline = (_whole(table, name) for name in ("created_us", "deadline_us"))
+    payload = _payload(table)
+    ids, keys, created, deadline = (
+        _whole(table, name) if spec.role(name) is None else payload_role(payload, spec, name) for name in ROLES
+    )
+    hashes = _whole(table, "key_hashes")
     created_us, deadline_us = _int64(created), _int64(deadline)
     rejection = np.zeros(len(table), np.int64)
     if bool(pc.any(table["ahead"]).as_py()):
@@ -126,13 +131,19 @@ def read_operations(table: pa.Table) -> OperationArrivals:
         offsets, key_hash = np.arange(len(table) + 1), _int64(hashes)
         _mark_nulls(rejection, keys, 3)
     _mark_nulls(rejection, ids, 1)
-    payload_names = table.column_names[len(OPERATION_COLUMNS) :]
-    payload = table.select(payload_names).to_struct_array()
     id_hash = _int64(_whole(table, "id_hash"))
-    whole_payload = payload.combine_chunks() if isinstance(payload, pa.ChunkedArray) else payload
-    return OperationArrivals(
-        ids, id_hash, keys, key_hash, offsets, created_us, deadline_us, rejection, _as_array(whole_payload)
-    )
+    return OperationArrivals(ids, id_hash, keys, key_hash, offsets, created_us, deadline_us, rejection, payload)
+
+
+def payload_role(payload: pa.StructArray, spec: EngineSpec, name: str) -> pa.Array:
+    """The payload column that plays the role, times as int64 microseconds."""
+    column = payload.flatten()[dict(spec.roles)[name]]
+    return column.view(pa.int64()) if pa.types.is_timestamp(column.type) else column
+
+
+def _payload(table: pa.Table) -> pa.StructArray:
+    columns = table.drop_columns([name for name in OPERATION_COLUMNS if name in table.column_names])
+    return _as_array(columns.to_struct_array())
 
 
 def read_events(table: pa.Table, criterion: Criterion) -> EventArrivals:

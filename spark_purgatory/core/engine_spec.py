@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from spark_purgatory.core.criteria import Criterion
 
+ROLES = ("id", "keys", "created_us", "deadline_us")
+"""Engine columns that a payload column may stand for."""
+
 
 @dataclass(frozen=True)
 class EngineSpec:
@@ -16,6 +19,8 @@ class EngineSpec:
     lookback_us: int = 0
     tick_ms: int = 1
     wheel_size: int = 20
+    roles: tuple[tuple[str, int], ...] = ()
+    """Engine columns that are payload columns already, by the payload's position: `ROLES`, stored and sent once."""
     max_pending: int = 10_000_000
     """Operations waiting in one shard: at 100 bytes each 1 GB of state, past what a state store can write."""
     max_state_bytes: int = 1 << 30
@@ -29,4 +34,9 @@ class EngineSpec:
             "emit": "final" if self.final else "early",
             "lookback_us": self.lookback_us,
             "tick_ms": self.tick_ms,
+            "roles": ", ".join(f"{name} is payload column {i}" for name, i in self.roles),
         }
+
+    def role(self, name: str) -> int | None:
+        """The payload column that plays ``name``, None where the engine has a column of its own."""
+        return dict(self.roles).get(name)

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_purgatory.core.arrivals import REJECTIONS, EventArrivals, OperationArrivals
 from spark_purgatory.core.criteria import ANY_KEY, LEVEL
@@ -39,7 +40,7 @@ from spark_purgatory.core.operations import OperationRows
 from spark_purgatory.core.outcomes import COMPLETED, DUPLICATE, EXPIRED, REJECTED, Outcomes
 from spark_purgatory.core.purgatory import WAITING, DelayedOperationPurgatory
 from spark_purgatory.core.runs import EMPTY, Bools, Int64s
-from spark_purgatory.core.times import ALWAYS, NEVER, US_PER_MS, ceil_ms, saturating_add
+from spark_purgatory.core.times import ALWAYS, NEVER, US_PER_MS, saturating_add, tick_up_ms
 from spark_purgatory.core.timing_wheel import SystemTimer
 from spark_purgatory.errors import BugError, LimitError
 
@@ -115,7 +116,7 @@ class EventTimePurgatory:
             self._rearm_held()
 
     def _rearm_held(self) -> None:
-        rows, due_ms = self._held[0], self._tick_up(self._held[1])
+        rows, due_ms = self._held[0], tick_up_ms(self._held[1], self.spec.tick_ms)
         moved = due_ms != self.purgatory.timer.armed_tick.values[rows] * self.spec.tick_ms
         if moved.any():
             self.purgatory.rearm(rows[moved], due_ms[moved])
@@ -144,7 +145,11 @@ class EventTimePurgatory:
             self._register(operations)
 
     def _identity(self, operations: OperationArrivals) -> list[pa.Array]:
-        return [operations.ids] if len(self.ids.columns) == 1 else [operations.ids, operations.keys]
+        if len(self.ids.columns) == 1:
+            return [operations.ids]
+        # Where the key is the id, as it often is, null says so in no bytes.
+        ids, keys = operations.ids, operations.keys
+        return [ids, pc.if_else(pc.equal(ids, keys), None, keys) if ids.type == keys.type else keys]
 
     def _register(self, operations: OperationArrivals) -> None:
         if self.pending + len(operations) > self.spec.max_pending:
@@ -166,11 +171,7 @@ class EventTimePurgatory:
         due_us = self.rows.deadline_us[rows]
         held, leaves_us = self._held
         due_us[rows.searchsorted(held)] = leaves_us
-        return self._tick_up(due_us)
-
-    def _tick_up(self, times_us: Int64s) -> Int64s:
-        tick_ms = self.spec.tick_ms
-        return -(-ceil_ms(times_us) // tick_ms) * tick_ms
+        return tick_up_ms(due_us, self.spec.tick_ms)
 
     def _judge(self, rows: Int64s) -> Judgement:
         return judge(self.spec, rows, self.rows, self.purgatory.watchers, self.log)
@@ -210,7 +211,7 @@ class EventTimePurgatory:
             self.log.forget(floor_us)
         else:
             self.log.forget(floor_us, self._needed_from, levels=code == LEVEL)
-        if self.purgatory.ended > self.pending + COMPACT_FLOOR:
+        if self.purgatory.ended > self.pending // 2 + COMPACT_FLOOR:
             self.rows.keep(np.flatnonzero(self.purgatory.compact() >= 0))
 
     def _needed_from(self, segment: EventSegment) -> Int64s:

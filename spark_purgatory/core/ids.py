@@ -17,7 +17,7 @@ FORGET_FLOOR = 1024
 
 
 class Ids:
-    """Live ids by hash. An identity is one or more columns (the id; its route, where that is another column)."""
+    """Live ids by hash. An identity is one or more columns: the id; its watch key, where that is another column."""
 
     def __init__(self, width: int) -> None:
         self.index = SortedRuns()
@@ -63,7 +63,7 @@ class Ids:
     def _repeated_within(
         identity: list[pa.Array], hashes: Int64s, created_us: Int64s, deadline_us: Int64s, repeated: Bools
     ) -> None:
-        codes = [values.dictionary_encode().indices.to_numpy() for values in identity]
+        codes = [values.dictionary_encode().indices.fill_null(-1).to_numpy() for values in identity]
         left = np.flatnonzero(~repeated)
         left = left[np.lexsort((deadline_us[left], created_us[left], *(code[left] for code in codes), hashes[left]))]
         while len(left):
@@ -86,8 +86,8 @@ class Ids:
         self.deadline_us.append(deadline_us)
 
     def forget(self, watermark_us: int) -> None:
-        """Drop ids whose deadline has passed; does its pass only when the ids have doubled since the last."""
-        if len(self) <= 2 * self.kept + FORGET_FLOOR:
+        """Drop ids whose deadline has passed; a pass is made when the ids are half as many again."""
+        if len(self) <= self.kept + self.kept // 2 + FORGET_FLOOR:
             return
         live = np.flatnonzero(self.deadline_us.values > watermark_us)
         new_slot = np.full(len(self), -1)

@@ -113,10 +113,13 @@ class KeyColumn:
 
 
 def equal_values(left: pa.Array, left_at: Int64s, right: pa.Array, right_at: Int64s) -> Bools:
-    """Whether ``left[left_at[i]] == right[right_at[i]]``, (n,) bool; neither side holds nulls."""
+    """Whether ``left[left_at[i]] == right[right_at[i]]``, (n,) bool; null equals null."""
     if pa.types.is_integer(left.type) and pa.types.is_integer(right.type):
         return left.to_numpy()[left_at] == right.to_numpy()[right_at]
-    same = pc.equal(left.take(pa.array(left_at)), right.take(pa.array(right_at)))
+    mine, theirs = left.take(pa.array(left_at)), right.take(pa.array(right_at))
+    same = pc.equal(mine, theirs)
+    if same.null_count:
+        same = pc.or_(pc.fill_null(same, False), pc.and_(pc.is_null(mine), pc.is_null(theirs)))
     return as_bools(same)
 
 

@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.keys import hash_keys
-from spark_purgatory.core.runs import EMPTY, Bools, Column, Int64s
+from spark_purgatory.core.runs import EMPTY, Bools, Column, Int64s, distinct, first_of_each
 from spark_purgatory.core.timing_wheel import SystemTimer
 from spark_purgatory.core.watchers import Watchers
 from spark_purgatory.errors import BugError, EmptyWatchKeysError
@@ -131,13 +131,13 @@ class DelayedOperationPurgatory:
         needle, entries = self.watchers.find(keys, hashes)
         rows = self.watchers.row_of.values[entries].astype(np.int64)
         waiting = self.state.values[rows] == WAITING
-        candidates, first = np.unique(rows[waiting], return_index=True)
+        candidates, first = first_of_each(rows[waiting])
         holds = self._try_complete(candidates) if len(candidates) else np.zeros(0, bool)
         # In the order of the walk: the first entry found of each operation that completes.
         position = np.sort(np.flatnonzero(waiting)[first[holds]])
         self._end(rows[position], "complete")
         gone = np.flatnonzero(self.state.values[rows] != WAITING)
-        self.watchers.drop(np.unique(entries[gone]))
+        self.watchers.drop(distinct(entries[gone]))
         return np.bincount(needle[position], minlength=len(keys))
 
     def force_complete(self, rows: Int64s) -> Bools:
@@ -155,7 +155,7 @@ class DelayedOperationPurgatory:
         _, entries = self.watchers.find(keys, hash_keys(keys))
         rows = self.watchers.row_of.values[entries].astype(np.int64)
         self.watchers.drop(entries)
-        self.timer.cancel(np.unique(rows))
+        self.timer.cancel(distinct(rows))
         return rows
 
     def advance_clock(self, now_ms: int) -> Int64s:

@@ -130,6 +130,20 @@ class SortedRuns:
             self.add(run)
 
 
+def distinct(values: Int64s) -> Int64s:
+    """The distinct values, ascending; a sort and a difference, which beats ``np.unique`` tenfold here."""
+    ascending = np.sort(values)
+    return ascending[np.concatenate(([True], ascending[1:] != ascending[:-1]))] if len(ascending) else ascending
+
+
+def first_of_each(values: Int64s) -> tuple[Int64s, Int64s]:
+    """The distinct values (below 2**35), ascending, and the first position of each; as ``np.unique``, faster."""
+    packed = np.sort((values << ROW_BITS) | np.arange(len(values)))
+    ascending = packed >> ROW_BITS
+    first = np.flatnonzero(np.concatenate(([True], ascending[1:] != ascending[:-1]))) if len(packed) else EMPTY
+    return ascending[first], packed[first] & ROW_MASK
+
+
 def by_needle(found: Int64s, rows: Int64s) -> tuple[Int64s, Int64s]:
     """Order the pairs of `SortedRuns.find` by needle, then by row."""
     packed = np.sort((found << ROW_BITS) | rows)

@@ -1,7 +1,7 @@
 """An `EventTimePurgatory` as a blob and back: arrays as they lie in memory, sorted runs as they are, nothing rebuilt.
 
-Saved are the primary columns and the sorted runs; what follows from them at the speed of memory (which entry belongs to
-which row, how many are listed) is derived again.
+Saved are the primary columns and the sorted runs. What follows from them at the speed of memory is derived again: which
+entry belongs to which row, which are listed, the timer's ticks where no outcome is held back, columns that the payload has.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from typing import cast
 import numpy as np
 import pyarrow as pa
 
+from spark_purgatory.core.arrivals import payload_role
 from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.core.event_log import EventLog, EventSegment
 from spark_purgatory.core.event_purgatory import EventTimePurgatory
 from spark_purgatory.core.keys import KeyColumn
-from spark_purgatory.core.operations import TIME_COLUMNS
 from spark_purgatory.core.outcomes import Tally
-from spark_purgatory.core.runs import Column, Int64s, SortedRuns
+from spark_purgatory.core.purgatory import WAITING
+from spark_purgatory.core.runs import EMPTY, Column, Int64s, SortedRuns
 from spark_purgatory.core.state import Arrays, Tables, read_blob, write_blob
-from spark_purgatory.core.timing_wheel import SystemTimer
-from spark_purgatory.core.watchers import Watchers
+from spark_purgatory.core.times import saturating_add, tick_up_ms
+from spark_purgatory.core.timing_wheel import UNARMED
 from spark_purgatory.errors import LimitError, StateMismatchError
 
 
@@ -29,15 +30,9 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
     engine.purgatory.purge()
     arrays: Arrays = {}
     tables: Tables = {}
-    rows, purgatory = engine.rows, engine.purgatory
-    for name in TIME_COLUMNS:
-        arrays[f"rows.{name}"] = rows.columns[name].values
-    arrays["rows.late"] = rows.late
-    arrays["rows.state"] = purgatory.state.values
-    if rows.payload.chunks:
-        tables["rows.payload"] = [pa.RecordBatch.from_struct_array(chunk) for chunk in rows.payload.chunks]
-    _save_watchers(purgatory.watchers, arrays, tables)
-    _save_timer(purgatory.timer, arrays)
+    _save_rows(engine, arrays, tables)
+    _save_watchers(engine, arrays, tables)
+    _save_timer(engine, arrays)
     _save_runs("ids.run", engine.ids.index, arrays)
     arrays["ids.deadline_us"] = engine.ids.deadline_us.values
     for i, column in enumerate(engine.ids.columns):
@@ -69,16 +64,12 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     engine.watermark_ms = numbers["watermark_ms"]
     tally = cast("dict[str, int]", facts["tally"])
     engine.outcomes.tally = Tally(**tally)  # type: ignore[arg-type]
-    for name in TIME_COLUMNS:
-        engine.rows.columns[name] = Column(arrays[f"rows.{name}"])
-    engine.rows.late_column = Column(arrays["rows.late"])
-    payload = [batch.to_struct_array() for batch in tables.get("rows.payload", [])]
-    engine.rows.payload = KeyColumn(payload)
+    _restore_rows(engine, arrays, tables)
     purgatory = engine.purgatory
     purgatory.state = Column(arrays["rows.state"])
     purgatory.ended, purgatory.estimated_total = numbers["ended"], numbers["estimated_total"]
-    _restore_watchers(purgatory.watchers, arrays, tables)
-    _restore_timer(purgatory.timer, numbers, arrays)
+    _restore_watchers(engine, arrays, tables)
+    _restore_timer(engine, numbers, arrays)
     engine.ids.index = _restore_runs("ids.run", arrays)
     engine.ids.deadline_us, engine.ids.kept = Column(arrays["ids.deadline_us"]), numbers["ids_kept"]
     engine.ids.columns = [_restore_keys(f"ids.{i}", tables) for i in range(numbers["identity_width"])]
@@ -127,54 +118,108 @@ def _restore_keys(name: str, tables: Tables) -> KeyColumn:
     return KeyColumn([batch.column(0) for batch in tables.get(name, [])])
 
 
-def _save_watchers(watchers: Watchers, arrays: Arrays, tables: Tables) -> None:
-    entries = np.arange(len(watchers.row_of))
+def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> None:
+    rows = engine.rows
+    times = {"created_us": rows.created_us, "deadline_us": rows.deadline_us}
+    for name, values in times.items():
+        if engine.spec.role(name) is None:
+            arrays[f"rows.{name}"] = values
+    if not np.array_equal(rows.from_us, _usual_from_us(engine)):
+        arrays["rows.from_us"] = rows.from_us
+    arrays["rows.late"], arrays["rows.state"] = rows.late, engine.purgatory.state.values
+    if rows.payload.chunks:
+        tables["rows.payload"] = [pa.RecordBatch.from_struct_array(chunk) for chunk in rows.payload.chunks]
+
+
+def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> None:
+    rows = engine.rows
+    rows.payload = KeyColumn([batch.to_struct_array() for batch in tables.get("rows.payload", [])])
+    for name in ("created_us", "deadline_us"):
+        values = arrays.get(f"rows.{name}")
+        if values is None:
+            parts = [payload_role(chunk, engine.spec, name).to_numpy() for chunk in rows.payload.chunks]
+            values = np.concatenate(parts) if parts else EMPTY
+        rows.columns[name] = Column(values)
+    rows.late_column = Column(arrays["rows.late"])
+    from_us = arrays.get("rows.from_us")
+    rows.columns["from_us"] = Column(_usual_from_us(engine) if from_us is None else from_us)
+
+
+def _usual_from_us(engine: EventTimePurgatory) -> Int64s:
+    """Where an operation that was on time begins to read events."""
+    return saturating_add(engine.rows.created_us, -engine.spec.lookback_us)
+
+
+def _save_watchers(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> None:
+    watchers = engine.purgatory.watchers
+    listed = watchers.is_listed(np.arange(len(watchers.row_of)))
+    waiting = engine.purgatory.state.values == WAITING
     arrays["watch.hashes"] = watchers.hashes.values
-    arrays["watch.listed"] = watchers.is_listed(entries)
-    if watchers.rows != len(entries):
+    if not np.array_equal(listed, waiting[watchers.row_of.values]):
+        arrays["watch.listed"] = listed
+    if watchers.rows != len(listed):
         arrays["watch.first_entry"] = watchers.first_entry.values
     _save_runs("watch.run", watchers.index, arrays)
-    _save_keys("watch.keys", watchers.keys, tables)
+    if engine.spec.role("keys") is None:
+        _save_keys("watch.keys", watchers.keys, tables)
 
 
-def _restore_watchers(watchers: Watchers, arrays: Arrays, tables: Tables) -> None:
+def _restore_watchers(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> None:
+    watchers = engine.purgatory.watchers
     watchers.hashes = Column(arrays["watch.hashes"])
-    listed = arrays["watch.listed"]
+    waiting = engine.purgatory.state.values == WAITING
     first_entry = arrays.get("watch.first_entry")
     if first_entry is None:
         # One key each: entry and row are the same number.
-        watchers.first_entry = Column(np.arange(len(listed) + 1))
-        watchers.row_of = Column(np.arange(len(listed), dtype=np.int32))
+        first_entry = np.arange(len(waiting) + 1)
+        row_of = np.arange(len(waiting), dtype=np.int32)
+        listed = arrays.get("watch.listed", waiting)
         listed_of = listed.astype(np.int32)
     else:
         counts = np.diff(first_entry)
         row_of = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        watchers.first_entry, watchers.row_of = Column(first_entry), Column(row_of)
+        listed = arrays.get("watch.listed")
+        listed = waiting[row_of] if listed is None else listed
         listed_of = np.bincount(row_of[listed], minlength=len(counts)).astype(np.int32)
+    watchers.first_entry, watchers.row_of = Column(first_entry), Column(row_of)
     watchers.listed, watchers.listed_of = Column(listed), Column(listed_of)
     watchers.watched = int(np.count_nonzero(listed))
     watchers.index = _restore_runs("watch.run", arrays)
-    watchers.keys = _restore_keys("watch.keys", tables)
+    if engine.spec.role("keys") is None:
+        watchers.keys = _restore_keys("watch.keys", tables)
+    else:
+        chunks = engine.rows.payload.chunks
+        watchers.keys = KeyColumn([payload_role(chunk, engine.spec, "keys") for chunk in chunks])
 
 
-def _save_timer(timer: SystemTimer, arrays: Arrays) -> None:
-    arrays["timer.armed_tick"] = timer.armed_tick.values
+def _save_timer(engine: EventTimePurgatory, arrays: Arrays) -> None:
+    timer = engine.purgatory.timer
+    if not np.array_equal(timer.armed_tick.values, _ticks_of_deadlines(engine)):
+        arrays["timer.armed_tick"] = timer.armed_tick.values
     arrays["timer.queued"] = np.concatenate(timer.wheel.queued)
     arrays["timer.outlier_ticks"] = timer.entries.outlier_ticks
     arrays["timer.outlier_rows"] = timer.entries.outlier_rows
     _save_runs("timer.run", timer.entries.near, arrays)
 
 
-def _restore_timer(timer: SystemTimer, numbers: dict[str, int], arrays: Arrays) -> None:
+def _restore_timer(engine: EventTimePurgatory, numbers: dict[str, int], arrays: Arrays) -> None:
+    timer = engine.purgatory.timer
     timer.size, entries = numbers["timer_size"], timer.entries
     entries.base, entries.repeats = numbers["timer_base"], bool(numbers["timer_repeats"])
     wheel, levels = timer.wheel, numbers["wheel_levels"]
     wheel.clock = numbers["wheel_clock"]
     wheel.spans = [wheel.wheel_size**level for level in range(levels)]
     wheel.queued = list(arrays["timer.queued"].reshape(levels, wheel.wheel_size).copy())
-    timer.armed_tick = Column(arrays["timer.armed_tick"])
+    armed_tick = arrays.get("timer.armed_tick")
+    timer.armed_tick = Column(_ticks_of_deadlines(engine) if armed_tick is None else armed_tick)
     entries.outlier_ticks, entries.outlier_rows = arrays["timer.outlier_ticks"], arrays["timer.outlier_rows"]
     entries.near = _restore_runs("timer.run", arrays)
+
+
+def _ticks_of_deadlines(engine: EventTimePurgatory) -> Int64s:
+    """What the timer holds where no outcome is held back: every waiting row at its deadline's tick."""
+    ticks = tick_up_ms(engine.rows.deadline_us, engine.spec.tick_ms) // engine.spec.tick_ms
+    return np.where(engine.purgatory.state.values == WAITING, ticks, UNARMED)
 
 
 def _save_segment(name: str, segment: EventSegment, arrays: Arrays, tables: Tables) -> None:

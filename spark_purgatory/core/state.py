@@ -33,6 +33,7 @@ MAGIC = b"SPKPURG\0"
 VERSION = 1
 HEADER = struct.Struct("<8sIIQI")
 HEADER_BYTES = HEADER.size + 4
+LENGTH = struct.Struct("<Q")
 
 Arrays = dict[str, npt.NDArray[Any]]
 Tables = dict[str, list[pa.RecordBatch]]
@@ -47,11 +48,15 @@ def write_blob(facts: Mapping[str, object], arrays: Arrays, tables: Tables, shar
     }
     columns = [_binary(json.dumps(meta).encode()), *(_binary(array) for array in arrays.values())]
     first = pa.RecordBatch.from_arrays(columns, names=["meta", *arrays])
-    sink = pa.BufferOutputStream()
-    _write_stream(sink, [first])
-    for batches in tables.values():
+    streams = [[first], *tables.values()]
+    lengths = [_stream_bytes(batches) for batches in streams]
+    # Sized first: a stream that grows is copied over and over, and its memory is new to the process each time.
+    body = pa.allocate_buffer(sum(lengths) + LENGTH.size * len(lengths))
+    sink = pa.FixedSizeBufferWriter(body)
+    for batches, length in zip(streams, lengths, strict=True):
+        sink.write(LENGTH.pack(length))
         _write_stream(sink, batches)
-    body = sink.getvalue()
+    sink.close()
     head = HEADER.pack(MAGIC, VERSION, shards, body.size, zlib.crc32(body))
     return b"".join((head, struct.pack("<I", zlib.crc32(head)), body))
 
@@ -115,15 +120,16 @@ def _buffer(column: pa.Array) -> pa.Buffer:
     return column.buffers()[2]
 
 
-def _write_stream(sink: pa.BufferOutputStream, batches: list[pa.RecordBatch]) -> None:
-    schema = batches[0].schema
-    measured = pa.MockOutputStream()
-    for target in (measured, sink):
-        if target is sink:
-            sink.write(struct.pack("<Q", measured.size()))
-        with pa.ipc.new_stream(target, schema) as writer:
-            for batch in batches:
-                writer.write_batch(batch)
+def _stream_bytes(batches: list[pa.RecordBatch]) -> int:
+    counter = pa.MockOutputStream()
+    _write_stream(counter, batches)
+    return int(counter.size())
+
+
+def _write_stream(sink: pa.NativeFile, batches: list[pa.RecordBatch]) -> None:
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
 
 
 def _read_stream(stream: pa.Buffer) -> list[pa.RecordBatch]:

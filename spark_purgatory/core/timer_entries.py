@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spark_purgatory.core.runs import EMPTY, ROW_BITS, ROW_MASK, Bools, Int64s, SortedRuns
+from spark_purgatory.core.runs import EMPTY, ROW_BITS, ROW_MASK, Bools, Int64s, SortedRuns, distinct
 
 NEAR_TICKS = 1 << 34
 REBASE_FLOOR = 1024
@@ -57,7 +57,7 @@ class TimerEntries:
         """Remove all pairs with tick <= ``to``; returns the live ones, by tick and row, each once."""
         due = self.near.pop_until(min(max(to - self.base, -NEAR_TICKS - 1), NEAR_TICKS))
         due = due[live(*self._pairs(due))]
-        due = np.unique(due) if self.repeats else np.sort(due)
+        due = distinct(due) if self.repeats else np.sort(due)
         ticks, rows = self._pairs(due)
         if len(self.outlier_ticks):
             ticks, rows = self._pop_outliers(to, live, ticks, rows)
@@ -96,7 +96,7 @@ class TimerEntries:
         """Drop entries of cancelled and moved tasks; amortised against the cancels that made them."""
         runs = [run[live(*self._pairs(run))] for run in self.near.runs]
         if self.repeats and runs:
-            runs = [np.unique(np.concatenate(runs))]
+            runs = [distinct(np.concatenate(runs))]
         self.near = SortedRuns()
         for run in runs:
             self.near.add(run)

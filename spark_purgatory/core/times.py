@@ -37,6 +37,11 @@ def ceil_ms(times_us: Int64s) -> Int64s:
     return -(-np.maximum(times_us, ALWAYS + 1) // US_PER_MS)
 
 
+def tick_up_ms(times_us: Int64s, tick_ms: int) -> Int64s:
+    """The first multiple of ``tick_ms`` at or after each time, in milliseconds, (n,) int64: never early."""
+    return -(-ceil_ms(times_us) // tick_ms) * tick_ms
+
+
 def floor_ms(durations_us: Int64s) -> Int64s:
     """Whole milliseconds, rounded down, (n,) int64."""
     return durations_us // US_PER_MS

@@ -92,7 +92,8 @@ class Watchers:
         """Listed entries of each key: (which key, entry), both (m,), by key and then in list order unless not
         ``ordered``.
         """
-        order = np.argsort(hashes)
+        ascending = bool((hashes[1:] >= hashes[:-1]).all())
+        order = np.arange(len(hashes)) if ascending else np.argsort(hashes)
         found, entries = self.index.find(hashes[order])
         needle = order[found]
         # Purged rows have no listed entries whatever their flags say.

@@ -80,7 +80,7 @@ def _step(
     engine: EventTimePurgatory, operations: pa.Table | None, events: pa.Table | None, watermark_ms: int
 ) -> list[pa.RecordBatch]:
     return engine.step(
-        None if operations is None else read_operations(operations),
+        None if operations is None else read_operations(operations, engine.spec),
         None if events is None else read_events(events, engine.spec.criterion),
         watermark_ms,
     )

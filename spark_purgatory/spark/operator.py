@@ -109,19 +109,20 @@ class Purgatory:
         )
         width = 1 if left.keyed_by_id else 2
         if operations.isStreaming:
-            results = self._stream(packed, width)
+            results = self._stream(packed, self._spec(left), width)
         else:
             results = packed.groupBy("shard").applyInPandas(
-                batch_function(self._spec(), width, self._as_of_ms(operations, as_of)), RESULT_DDL
+                batch_function(self._spec(left), width, self._as_of_ms(operations, as_of)), RESULT_DDL
             )
         return results.mapInArrow(unpacker(schema.names), schema)
 
-    def _spec(self) -> EngineSpec:
+    def _spec(self, operations: Side) -> EngineSpec:
         return EngineSpec(
             criterion=self.criterion,
             final=self.emit == "final",
             lookback_us=duration_us(self, "lookback"),
             tick_ms=duration_us(self, "tick") // 1000,
+            roles=operations.roles,
             max_pending=self.max_pending_per_shard,
             max_state_bytes=self.max_state_bytes_per_shard,
         )
@@ -142,15 +143,15 @@ class Purgatory:
         ddl = EXCHANGE_DDL.format(shard_type="bigint" if self.shards is None else "int")
         return side.frame.mapInArrow(packer(number, self.shards, broadcast), ddl)
 
-    def _stream(self, packed: DataFrame, width: int) -> DataFrame:
-        # The real watermark was set below the exchange and drives the clock. This null column satisfies Spark's analyzer,
-        # and no row of it is ever behind, so that late rows arrive and are counted instead of being dropped silently.
+    def _stream(self, packed: DataFrame, spec: EngineSpec, width: int) -> DataFrame:
+        # The real watermark was set below the exchange and drives the clock. This null column satisfies Spark's
+        # analyzer, and no row of it is ever behind: late rows arrive and are counted, not dropped silently.
         marker = F.lit(None).cast("timestamp").alias("marker", metadata={WATERMARK_METADATA: 0})
         results = (
             packed.select("shard", "side", "blob", marker)
             .groupBy("shard")
             .applyInPandasWithState(
-                stream_function(self._spec(), self.shards, width),
+                stream_function(spec, self.shards, width),
                 RESULT_DDL,
                 STATE_DDL,
                 "append",

@@ -25,6 +25,7 @@ class Side:
     key_type: T.DataType
     several_keys: bool = False
     keyed_by_id: bool = False
+    roles: tuple[tuple[str, int], ...] = ()
 
 
 def field_column(frame: DataFrame, value: Any, field: str) -> Column:
@@ -82,19 +83,34 @@ def operations_side(frame: DataFrame, config: Operations, max_future_us: int, by
     id_column = key_column(id_raw, column_type(frame, id_raw), "operations.id")
     keys, hashes, key_type, several = _keys(frame, config)
     route = F.xxhash64(id_column) if several else hashes
-    engine = [
-        id_column.alias("id"),
-        F.xxhash64(id_column).alias("id_hash"),
-        keys.alias("keys"),
-        hashes.alias("key_hashes"),
-        F.unix_micros(created).alias("created_us"),
-        _deadline_us(frame, config, created).alias("deadline_us"),
-        _ahead(created, max_future_us).alias("ahead"),
-    ]
-    payload = [field_column(frame, name, "operations").alias(f"p{i}") for i, name in enumerate(frame.columns)]
-    packed = _watermarked(frame, [*engine, *payload, route.alias("route")], created, max_future_us, config)
+    roles = payload_roles(frame, config)
+    engine = {
+        "id": id_column,
+        "id_hash": F.xxhash64(id_column),
+        "keys": keys,
+        "key_hashes": hashes,
+        "created_us": F.unix_micros(created),
+        "deadline_us": _deadline_us(frame, config, created),
+        "ahead": _ahead(created, max_future_us),
+    }
+    columns = [column.alias(name) for name, column in engine.items() if name not in roles]
+    columns += [field_column(frame, name, "operations").alias(f"p{i}") for i, name in enumerate(frame.columns)]
+    packed = _watermarked(frame, [*columns, route.alias("route")], created, max_future_us, config)
     same = isinstance(config.id, str) and isinstance(config.keys, str) and config.id == config.keys
-    return Side(packed, key_type, several, keyed_by_id=several or same)
+    return Side(packed, key_type, several, several or same, tuple(roles.items()))
+
+
+def payload_roles(frame: DataFrame, config: Operations) -> dict[str, int]:
+    """Engine columns that are columns of the payload as they stand: role -> position; these are sent and kept once."""
+    named = {"id": config.id, "keys": config.keys, "created_us": config.created, "deadline_us": config.deadline}
+    kinds = {"id": T.StringType(), "keys": T.StringType(), "created_us": T.TimestampType()}
+    roles = {}
+    for role, name in named.items():
+        if isinstance(name, str) and name in frame.columns:
+            position = frame.columns.index(name)
+            if frame.schema[position].dataType == kinds.get(role, T.TimestampType()):
+                roles[role] = position
+    return roles
 
 
 def events_side(frame: DataFrame, config: Completions, max_future_us: int, reads_values: bool) -> Side:
