@@ -48,3 +48,23 @@ class BugError(PurgatoryError, AssertionError):
 
     def __init__(self, message: str) -> None:
         super().__init__(f"bug: {message}; please report it with this message")
+
+
+class BufferExhaustedError(LimitError):
+    """No memory came free in time for a new batch; nothing was appended (Kafka: BufferExhaustedException)."""
+
+
+class RecordTooLargeError(ConfigError):
+    """One record needs more than the whole buffer memory (Kafka: IllegalArgumentException of ``allocate``)."""
+
+
+class AccumulatorClosedError(ConfigError):
+    """The accumulator was closed: it takes no more records, or ended this one unsent (Kafka: KafkaException)."""
+
+
+class BatchStateError(ConfigError):
+    """A batch was asked for something that its state does not allow; names the batch, its state and the event."""
+
+
+class DeliveryTimeoutError(StorageError):
+    """A batch could not be delivered within the delivery time-out (Kafka: TimeoutException)."""

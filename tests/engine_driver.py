@@ -97,8 +97,9 @@ class Shards:
         blob = self.blobs[shard]
         width = 1 if self.several else 2
         engine = EventTimePurgatory(self.spec, width) if blob is None else restore(self.spec, blob, self.shards)
-        ops = read_operations(operations_table(operations, self.several, self.hash_bits), self.spec) if operations else None
-        evs = None
+        ops = evs = None
+        if operations:
+            ops = read_operations(operations_table(operations, self.several, self.hash_bits), self.spec)
         if events:
             evs = read_events(events_table(events, self.hash_bits), self.spec.criterion)
         batches = engine.step(ops, evs, watermark_ms)

@@ -29,6 +29,9 @@ from jobs.sources import parse_records, purgatory_of
 ROOT = Path(__file__).resolve().parent.parent
 ORDERS = ROOT / "conf" / "orders.yaml"
 OPERATIONS = 3000
+FILES_A_BATCH = 2
+BATCHES = FILES // FILES_A_BATCH
+"""Batches 0 to BATCHES - 1 have data; in batch BATCHES the clock moves for the last time."""
 PATIENCE_SECONDS = 180
 """For a step of a run in another process; a machine with other work takes 20 of them."""
 
@@ -154,8 +157,8 @@ def job_command(conf: Path, arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "jobs.await_completion", str(conf.relative_to(ROOT)), *arguments]
 
 
-def demo_arguments(folder: Path, *more: str) -> list[str]:
-    """Arguments that make conf/orders.yaml work in a folder, forever and as fast as it can."""
+def settings_for(folder: Path, trigger: str) -> list[str]:
+    """Assignments that make conf/orders.yaml work in a folder."""
     places = {
         "operations.source.path": "landing/orders",
         "completions.source.path": "landing/payments",
@@ -163,8 +166,9 @@ def demo_arguments(folder: Path, *more: str) -> list[str]:
         "checkpoint": "checkpoint",
     }
     settings = [f"{field}={json.dumps(str(folder / at))}" for field, at in places.items()]
-    settings += ["trigger={processingTime: 0 seconds}", f"spark.spark.driver.extraJavaOptions={QUICK_JAVA}"]
-    return [word for setting in (*settings, *more) for word in ("--set", setting)]
+    for side in ("operations", "completions"):
+        settings.append(f"{side}.source.options.maxFilesPerTrigger={FILES_A_BATCH}")
+    return [*settings, f"trigger={trigger}", f"spark.spark.driver.extraJavaOptions={QUICK_JAVA}"]
 
 
 class Job:
@@ -172,10 +176,12 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         self.log = folder / "job.log"
+        forever = settings_for(folder, "{processingTime: 0 seconds}")
+        arguments = [word for setting in forever for word in ("--set", setting)]
         self.start = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                job_command(ORDERS, demo_arguments(folder)),
+                job_command(ORDERS, arguments),
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
@@ -209,10 +215,9 @@ def test_two_kills_and_a_stop_lose_and_double_nothing(spark: SparkSession, tmp_p
     # As soon as Delta has the batch, before Spark has noted it as done: it will be replayed.
     Job(tmp_path).wait_until((log / f"{1:020d}.json").exists).kill_all()
     # As soon as Spark has planned the batch, before Delta has it: it will be written.
-    Job(tmp_path).wait_until((offsets / "4").exists).kill_all()
-    # The last files, then the batch without data in which the clock moves for the last time.
+    Job(tmp_path).wait_until((offsets / "3").exists).kill_all()
     last = Job(tmp_path)
-    last.wait_until(lambda: f"batch {FILES}: 0 rows in" in last.said())
+    last.wait_until(lambda: f"batch {BATCHES}: 0 rows in" in last.said())
     assert last.stop() == 0, last.said()
 
     assert "Stopped by SIGTERM" in last.said()
@@ -242,14 +247,14 @@ def test_a_replayed_batch_is_neither_lost_nor_doubled_and_the_recount_would_see_
 ) -> None:
     landing, outcomes = tmp_path / "landing", tmp_path / "outcomes"
     write_landing(landing, OPERATIONS, seed=5)
-    config = demo_config(tmp_path)
+    config = load_config(ORDERS, settings_for(tmp_path, "{availableNow: true}"))
     run_here(spark, config)
     commits = tmp_path / "checkpoint" / "commits"
-    (commits / str(FILES)).unlink()
-    (commits / f".{FILES}.crc").unlink(missing_ok=True)
+    (commits / str(BATCHES)).unlink()
+    (commits / f".{BATCHES}.crc").unlink(missing_ok=True)
 
     said = run_here(spark, config)
-    assert f"batch {FILES}: " in said, "the batch ran again"
+    assert f"batch {BATCHES}: " in said, "the batch ran again"
     counted = recount(spark, landing, outcomes)
     counted.pop("PENDING")
     assert all(status.different == 0 for status in counted.values()), counted

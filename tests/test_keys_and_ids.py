@@ -139,6 +139,15 @@ def test_a_key_column_may_start_with_chunks() -> None:
     assert column.equal(array([0, 2]), pa.array(["c"]), array([0, 0])).tolist() == [False, True]
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.binary()], ids=str)
+def test_null_equals_null_and_nothing_else(kind: pa.DataType) -> None:
+    column = KeyColumn([pa.array([None, "a", None], pa.string()).cast(kind), pa.array(["b"]).cast(kind)])
+    others = pa.array(["a", None, ""], pa.string()).cast(kind)
+    pairs = [(mine, theirs) for mine in range(4) for theirs in range(3)]
+    same = column.equal(*(array([pair[0] for pair in pairs]), others, array([pair[1] for pair in pairs])))
+    assert [pair for pair, equal in zip(pairs, same, strict=True) if equal] == [(0, 1), (1, 0), (2, 1)]
+
+
 def test_booleans_come_out_of_arrow_as_they_went_in() -> None:
     assert as_bools(pa.array([True, False, True])).tolist() == [True, False, True]
 

@@ -1,4 +1,4 @@
-"""The law: under ``emit="final"`` outcomes are a function of the rows received on time, as the reference oracle says."""
+"""The law: under ``emit="final"`` outcomes are a function of the rows received on time, as the oracle has it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ from spark_purgatory.core.runs import (
     Int64s,
     SortedRuns,
     by_needle,
+    distinct,
     expand,
+    first_of_each,
 )
 
 LOWEST, HIGHEST = -(1 << 35), (1 << 35) - 1
@@ -249,6 +251,16 @@ def test_ranges_are_laid_out_one_after_the_other(ranges: list[tuple[int, int]]) 
     positions, owner = expand(starts, counts)
     expected = [(start + k, i) for i, (start, count) in enumerate(ranges) for k in range(count)]
     assert list(zip(positions.tolist(), owner.tolist(), strict=True)) == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(st.integers(0, 5), st.sampled_from([MAX_ROWS - 1, HIGHEST])), max_size=20))
+def test_distinct_values_come_ascending_with_the_first_place_of_each(values: list[int]) -> None:
+    given_ = np.array(values, np.int64)
+    assert distinct(given_).tolist() == sorted(set(values))
+    alone, first = first_of_each(given_)
+    assert (alone.tolist(), first.tolist()) == (sorted(set(values)), [values.index(v) for v in sorted(set(values))])
+    assert given_.tolist() == values
 
 
 # --- columns --------------------------------------------------------------------------------------

@@ -260,6 +260,48 @@ def test_restarting_in_every_step_changes_no_outcome(name: str, seed: int) -> No
     assert len(straight) >= 30
 
 
+ROLES = (("id", 0), ("keys", 2), ("created_us", 3), ("deadline_us", 4))
+
+
+def operations_by_payload(rows: Rows) -> pa.Table:
+    """Operations of one key whose id, key and times are payload columns and come once."""
+    table = operations_table(rows, several=False)
+    times = [table[name].cast(pa.timestamp("us", "UTC")) for name in ("created_us", "deadline_us")]
+    for name, column in zip(("p2", "p3", "p4"), (table["keys"], *times), strict=True):
+        table = table.append_column(name, column)
+    return table.drop_columns([name for name, _ in ROLES])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_columns_that_the_payload_has_are_kept_once_and_change_no_outcome(seed: int) -> None:
+    rng = random.Random(seed)
+    world = random_world(rng, n_operations=40, n_events=50, n_keys=5, max_keys=1, rules=["any_key"], kinds=["complete"])
+    spec = EngineSpec(criteria.count(2), final=seed % 2 == 0, lookback_us=5_000)
+    by_payload = replace(spec, roles=ROLES)
+    blobs, outcomes = {}, dict[EngineSpec, list[dict[str, Any]]]()
+    for operations, events, watermark_ms in splits(rng, world.operations, world.events, 5, lookback_us=5_000):
+        for each in (spec, by_payload):
+            engine = restore(each, blobs[each], 1) if each in blobs else EventTimePurgatory(each, 2)
+            table = operations_by_payload(operations) if each.roles else operations_table(operations, several=False)
+            arrivals = read_operations(table, each) if operations else None
+            happened = read_events(events_table(events), each.criterion) if events else None
+            for batch in engine.step(arrivals, happened, watermark_ms):
+                names = [name for name in batch.schema.names if name not in ("p2", "p3", "p4")]
+                outcomes.setdefault(each, []).extend(batch.select(names).rename_columns(NAMES).to_pylist())
+            engine.purgatory.validate()
+            blobs[each] = save(engine, 1)
+            assert save(restore(each, blobs[each], 1), 1) == blobs[each]
+    assert multiset(outcomes[spec], *NAMES) == multiset(outcomes[by_payload], *NAMES), f"seed {seed}"
+    assert len(outcomes[spec]) == 40
+    assert len(blobs[by_payload]) < len(blobs[spec]), "kept twice"
+
+
+def test_other_roles_than_the_checkpoints_are_refused_by_name() -> None:
+    blob = save(EventTimePurgatory(replace(SPECS["any key"], roles=ROLES), 2), 1)
+    with pytest.raises(StateMismatchError, match=r"^roles: .*created_us is payload column 3.*, the query has ''"):
+        restore(SPECS["any key"], blob, 1)
+
+
 def test_a_blob_keeps_facts_arrays_and_tables() -> None:
     facts: dict[str, Any] = {"number": -(2**63), "text": "ä", "list": [1, 2.5, None]}
     arrays = {
@@ -299,8 +341,9 @@ GOLDEN_BEFORE: list[Batch] = [
     (
         [
             op("done", "a", 10_000, 30_000),
-            op("held", "ab", 10_000, 60_000),
-            op("half", "bc", 11_000, 90_001, row=-1),
+            op("held", "xy", 10_000, 60_000),
+            op("half", "bc", 11_000, 80_000),
+            op("last", "c", 11_000, 90_001, row=-1),
             op("far", "ä", 12_000, YEAR_9999_US),
             op("gone", "z", 10_000, 25_000, row=7),
         ],
@@ -308,17 +351,23 @@ GOLDEN_BEFORE: list[Batch] = [
         0,
     ),
     ([op("done", "a", 13_000, 31_000), op("wrong", "a", 9_000, 8_000)], [ev("a", 14_000, 0.75)], 12),
-    ([op("next", "ab", 29_000, 45_000)], [ev("b", 50_000, 0.0625), ev("b", 55_000, 0.0)], 26),
+    ([op("next", "ab", 29_000, 45_000)], [ev("x", 50_000, 1.0), ev("b", 55_000, 0.0)], 26),
 ]
 GOLDEN_AFTER: list[tuple[Batch, list[str]]] = [
-    (([op("done", "a", 28_000, 40_000), op("gone", "z", 27_000, 40_000)], [], 27), ["done DUPLICATE 28000 0"]),
+    # An id whose deadline lies ahead, and one whose deadline has passed.
+    (([op("done", "a", 28_000, 40_000), op("gone", "z", 27_500, 40_000)], [], 27), ["done DUPLICATE 28000 0"]),
     (([], [ev("ä", 30_000, 1.0), ev("z", 26_000, 0.5)], 28), []),
-    (([], [ev("b", 29_500, 0.5), ev("a", 30_500, 0.5)], 30), ["far COMPLETED 30000 1"]),
-    (([], [], 31), ["next COMPLETED 30500 2", "held COMPLETED 30500 4"]),
-    (([], [ev("b", 90_001, 5e-9)], 39), []),
+    # b's event is late, and still completes what waits for it; what it completes with a's is held until 30.5 ms.
+    (
+        ([], [ev("b", 29_500, 0.5), ev("a", 30_500, 0.5)], 30),
+        ["far COMPLETED 30000 1", "half COMPLETED 29500 2"],
+    ),
+    (([], [], 31), ["next COMPLETED 30500 2"]),
     (([], [], 40), ["gone EXPIRED 40000 1"]),
+    (([], [ev("x", 30_000, 0.5)], 49), []),
+    (([], [], 50), ["held COMPLETED 50000 2"]),
     (([], [], 90), []),
-    (([], [], 91), ["half COMPLETED 50000 3"]),
+    (([], [], 91), ["last EXPIRED 90001 1"]),
 ]
 
 
@@ -357,8 +406,8 @@ def test_state_of_format_version_1_is_still_read_and_goes_on_as_the_recipes_engi
 def test_the_golden_state_holds_something_of_everything() -> None:
     engine = restore(GOLDEN_SPEC, GOLDEN.read_bytes(), GOLDEN_SHARDS)
     timer = engine.purgatory.timer
-    assert engine.pending == 4 and engine.purgatory.ended == 2
-    assert len(engine.log) > 3 and len(engine.ids) == 6
+    assert engine.pending == 5 and engine.purgatory.ended == 2
+    assert len(engine.log) > 3 and len(engine.ids) == 7
     assert len(timer.entries.outlier_ticks) == 1 and timer.entries.repeats
     assert engine.outcomes.tally.by_status == [1, 1, 0, 0, 1, 1, 0]
     with pytest.raises(BugError):

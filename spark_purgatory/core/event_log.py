@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_purgatory.core.keys import KeyColumn, equal_values
-from spark_purgatory.core.runs import EMPTY, MERGE_RATIO, ROW_MASK, Bools, Int64s, expand
+from spark_purgatory.core.runs import EMPTY, MERGE_RATIO, PREFIX_MASK, ROW_MASK, Bools, Int64s, expand
 
 FORGET_FLOOR = 1024
 """Events below which forgetting one by one is not worth a pass."""
@@ -82,8 +82,9 @@ class EventSegment:
 
     @staticmethod
     def build(keys: pa.Array, hashes: Int64s, time_us: Int64s, value: Floats | None) -> EventSegment:
-        """Sort events, given in any order, all (E,)."""
-        order = np.sort((hashes & ~ROW_MASK) | np.arange(len(hashes))) & ROW_MASK
+        """Sort events, given in any order, all (E,); of the hashes the upper 36 bits are kept."""
+        hashes = hashes & PREFIX_MASK
+        order = np.sort(hashes | np.arange(len(hashes))) & ROW_MASK
         sorted_hash, sorted_time = hashes[order], time_us[order]
         same = sorted_hash[1:] == sorted_hash[:-1]
         if bool((sorted_hash[1:] < sorted_hash[:-1]).any() or (same & (sorted_time[1:] < sorted_time[:-1])).any()):
@@ -115,6 +116,11 @@ class EventSegment:
         if len(old):
             base[old[np.concatenate((group[old][1:] != group[old][:-1], [True]))]] = True
         return base
+
+    def after(self, floor_us: int) -> EventSegment:
+        """The segment without its events up to ``floor_us`` if those are half of it or more, else itself."""
+        kept = self.time_us > floor_us
+        return self.where(kept) if 2 * int(np.count_nonzero(kept)) <= len(self) else self
 
     def where(self, kept: Bools) -> EventSegment:
         """Only the events of the mask, (E,) bool."""
@@ -171,21 +177,22 @@ class EventLog:
         """Forget events with ``time <= floor_us``, but for those at or after ``needed_from(segment)``, (G,) a group.
 
         With ``levels`` the first event of every key to reach its maximum up to the floor stays: the base of its level.
-        Whole segments go at once where nothing else needs them; the pass over single events is made when the log has
-        doubled since the last, so what is forgotten may still lie here: readers bring their own ``from_us``.
+        A segment is looked at only when half of it is behind the floor, or, where events behind it may be needed, when
+        the log has doubled since the last pass; so it may still lie here, and readers bring their own ``from_us``.
         """
-        if needed_from is None:
-            self.segments = [s for s in self.segments if int(s.time_us.max()) > floor_us]
+        if needed_from is None and not levels:
+            self.segments = [kept for s in self.segments if len(kept := s.after(floor_us))]
+            return
         if len(self) <= 2 * self.kept + FORGET_FLOOR:
             return
         left = []
         for segment in self.merged():
-            kept = segment.time_us > floor_us
+            needed = segment.time_us > floor_us
             if levels:
-                kept |= segment.level_base(floor_us)
+                needed |= segment.level_base(floor_us)
             if needed_from is not None:
-                kept |= segment.time_us >= np.repeat(needed_from(segment), np.diff(segment.start))
-            left.append(segment.where(kept))
+                needed |= segment.time_us >= np.repeat(needed_from(segment), np.diff(segment.start))
+            left.append(segment.where(needed))
         self.segments = [segment for segment in left if len(segment)]
         self.kept = len(self)
 
@@ -205,6 +212,8 @@ class EventLog:
         order = np.argsort(hashes)
         ascending = hashes[order]
         found = []
+        # Segments keep 36 bits of a hash; the keys themselves are compared below.
+        ascending = ascending & PREFIX_MASK
         for segment in self.segments:
             group, owner = _groups_of(segment, ascending, order)
             same = keys.equal(entries[owner], segment.group_keys, group)

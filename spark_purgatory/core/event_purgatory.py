@@ -3,11 +3,12 @@
 One door: `step(operations, events, watermark)` -> outcomes. The clock is the watermark; nothing else tells the time.
 A step has a fixed order, which decides every tie between arrival and watermark:
 
-1. The clock moves to the watermark; what is due leaves (EXPIRED; under ``final`` also outcomes held until now).
+1. The clock moves to the watermark; what is due leaves (EXPIRED; under ``final`` also outcomes held until now). Events
+   that nobody waiting, or to come on time, may need are forgotten.
 2. Events join the log; operations already waiting on their keys are checked.
 3. Operations are checked for rejection and duplication, tried, and otherwise watched.
 4. The clock is moved again to the same time, for operations that arrived already due.
-5. Events that nobody waiting or to come on time may need are forgotten; ended rows are compacted away.
+5. Ids whose deadline has passed are forgotten; ended rows are compacted away.
 
 Built on Kafka's parts; where event time asks for more, it is said here:
 
@@ -83,12 +84,15 @@ class EventTimePurgatory:
         """Take what arrived, decide what can be decided at this watermark; returns outcomes."""
         self.watermark_ms = max(self.watermark_ms, watermark_ms)
         self._advance()
+        self._forget_events()
         if events is not None and len(events):
             self._take_events(events)
         if operations is not None and len(operations):
             self._take_operations(operations)
             self._advance()
-        self._forget()
+        self.ids.forget(self.watermark_us)
+        if self.purgatory.ended > self.pending // 2 + COMPACT_FLOOR:
+            self.rows.keep(np.flatnonzero(self.purgatory.compact() >= 0))
         self._conserve()
         return self.outcomes.take()
 
@@ -201,9 +205,8 @@ class EventTimePurgatory:
             watchers = self.purgatory.watchers
             self.outcomes.add(outcomes_of(self.spec, status, judgement, chosen, self.rows, watchers))
 
-    def _forget(self) -> None:
-        """Forget what no operation, waiting or to come on time, can need."""
-        self.ids.forget(self.watermark_us)
+    def _forget_events(self) -> None:
+        """Forget events that no operation, waiting or to come on time, can need."""
         floor_us = int(saturating_add(np.array([self.watermark_us]), -self.spec.lookback_us)[0])
         code = self.spec.criterion.code
         if code == ANY_KEY:
@@ -211,8 +214,6 @@ class EventTimePurgatory:
             self.log.forget(floor_us)
         else:
             self.log.forget(floor_us, self._needed_from, levels=code == LEVEL)
-        if self.purgatory.ended > self.pending // 2 + COMPACT_FLOOR:
-            self.rows.keep(np.flatnonzero(self.purgatory.compact() >= 0))
 
     def _needed_from(self, segment: EventSegment) -> Int64s:
         """Earliest time that a waiting operation reads, for every group of the segment, (G,) int64."""

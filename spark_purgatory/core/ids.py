@@ -23,8 +23,6 @@ class Ids:
         self.index = SortedRuns()
         self.columns = [KeyColumn() for _ in range(width)]
         self.deadline_us = Column(EMPTY)
-        self.kept = 0
-        """Entries left by the last forgetting."""
 
     def __len__(self) -> int:
         return len(self.deadline_us)
@@ -86,14 +84,13 @@ class Ids:
         self.deadline_us.append(deadline_us)
 
     def forget(self, watermark_us: int) -> None:
-        """Drop ids whose deadline has passed; a pass is made when the ids are half as many again."""
-        if len(self) <= self.kept + self.kept // 2 + FORGET_FLOOR:
-            return
+        """Drop ids whose deadline has passed, when they are a fifth of all."""
         live = np.flatnonzero(self.deadline_us.values > watermark_us)
+        if len(self) - len(live) <= len(live) // 4 + FORGET_FLOOR:
+            return
         new_slot = np.full(len(self), -1)
         new_slot[live] = np.arange(len(live))
         self.index.renumber(new_slot)
         for column in self.columns:
             column.keep(live)
         self.deadline_us = Column(self.deadline_us.values[live])
-        self.kept = len(live)

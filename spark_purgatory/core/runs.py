@@ -32,6 +32,9 @@ MAX_ROWS = 1 << ROW_BITS
 MERGE_RATIO = 2
 """A run is merged into the one before it unless that is more than twice as long: log2(n) runs at most."""
 
+PREFIX_MASK = ~ROW_MASK
+"""What of a 64-bit hash orders an index."""
+
 EMPTY: Int64s = np.empty(0, np.int64)
 
 

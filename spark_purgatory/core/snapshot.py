@@ -1,7 +1,7 @@
 """An `EventTimePurgatory` as a blob and back: arrays as they lie in memory, sorted runs as they are, nothing rebuilt.
 
 Saved are the primary columns and the sorted runs. What follows from them at the speed of memory is derived again: which
-entry belongs to which row, which are listed, the timer's ticks where no outcome is held back, columns that the payload has.
+entry belongs to which row, which are listed, the timer's ticks where no outcome is held back, what the payload has.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spark_purgatory.core.event_purgatory import EventTimePurgatory
 from spark_purgatory.core.keys import KeyColumn
 from spark_purgatory.core.outcomes import Tally
 from spark_purgatory.core.purgatory import WAITING
-from spark_purgatory.core.runs import EMPTY, Column, Int64s, SortedRuns
+from spark_purgatory.core.runs import EMPTY, PREFIX_MASK, ROW_MASK, Column, Int64s, SortedRuns
 from spark_purgatory.core.state import Arrays, Tables, read_blob, write_blob
 from spark_purgatory.core.times import saturating_add, tick_up_ms
 from spark_purgatory.core.timing_wheel import UNARMED
@@ -71,7 +71,7 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     _restore_watchers(engine, arrays, tables)
     _restore_timer(engine, numbers, arrays)
     engine.ids.index = _restore_runs("ids.run", arrays)
-    engine.ids.deadline_us, engine.ids.kept = Column(arrays["ids.deadline_us"]), numbers["ids_kept"]
+    engine.ids.deadline_us = Column(arrays["ids.deadline_us"])
     engine.ids.columns = [_restore_keys(f"ids.{i}", tables) for i in range(numbers["identity_width"])]
     segments = [_restore_segment(f"log.{i}", arrays, tables) for i in range(numbers["segments"])]
     engine.log = EventLog(segments, numbers["log_kept"])
@@ -85,7 +85,6 @@ def _facts(engine: EventTimePurgatory) -> dict[str, object]:
         "watermark_ms": engine.watermark_ms,
         "ended": engine.purgatory.ended,
         "estimated_total": engine.purgatory.estimated_total,
-        "ids_kept": engine.ids.kept,
         "segments": len(engine.log.segments),
         "log_kept": engine.log.kept,
         "timer_size": timer.size,
@@ -154,7 +153,6 @@ def _save_watchers(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -
     watchers = engine.purgatory.watchers
     listed = watchers.is_listed(np.arange(len(watchers.row_of)))
     waiting = engine.purgatory.state.values == WAITING
-    arrays["watch.hashes"] = watchers.hashes.values
     if not np.array_equal(listed, waiting[watchers.row_of.values]):
         arrays["watch.listed"] = listed
     if watchers.rows != len(listed):
@@ -166,7 +164,6 @@ def _save_watchers(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -
 
 def _restore_watchers(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> None:
     watchers = engine.purgatory.watchers
-    watchers.hashes = Column(arrays["watch.hashes"])
     waiting = engine.purgatory.state.values == WAITING
     first_entry = arrays.get("watch.first_entry")
     if first_entry is None:
@@ -185,6 +182,11 @@ def _restore_watchers(engine: EventTimePurgatory, arrays: Arrays, tables: Tables
     watchers.listed, watchers.listed_of = Column(listed), Column(listed_of)
     watchers.watched = int(np.count_nonzero(listed))
     watchers.index = _restore_runs("watch.run", arrays)
+    # An entry that was never listed belongs to an operation that has ended: nobody asks for its hash again.
+    hashes = np.zeros(len(row_of), np.int64)
+    for run in watchers.index.runs:
+        hashes[run & ROW_MASK] = run & PREFIX_MASK
+    watchers.hashes = Column(hashes)
     if engine.spec.role("keys") is None:
         watchers.keys = _restore_keys("watch.keys", tables)
     else:

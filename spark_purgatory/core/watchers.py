@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_purgatory.core.keys import KeyColumn
-from spark_purgatory.core.runs import EMPTY, MAX_ROWS, ROW_MASK, Bools, Column, Int64s, SortedRuns, by_needle, expand
+from spark_purgatory.core.runs import EMPTY, MAX_ROWS, PREFIX_MASK, Bools, Column, Int64s, SortedRuns, by_needle, expand
 from spark_purgatory.errors import LimitError
 
 
@@ -28,7 +28,7 @@ class Watchers:
         self.index = SortedRuns()
         self.keys = KeyColumn()
         self.hashes = Column(EMPTY)
-        """(entries,) int64: each entry's key hash."""
+        """(entries,) int64: the upper 36 bits of each entry's key hash."""
         self.row_of = Column(np.empty(0, np.int32))
         """(entries,) int32: each entry's operation."""
         self.first_entry = Column(np.zeros(1, np.int64))
@@ -57,7 +57,7 @@ class Watchers:
                 "use more shards"
             )
         self.keys.append(keys)
-        self.hashes.append(hashes)
+        self.hashes.append(hashes & PREFIX_MASK)
         self.row_of.append(np.repeat(rows, np.diff(offsets)).astype(np.int32))
         self.first_entry.append(offsets[1:] + (entries - int(offsets[0])))
         self.listed.append(np.zeros(len(keys), bool))
@@ -70,7 +70,7 @@ class Watchers:
         if not len(entries):
             return
         hashes = self.hashes.values[entries]
-        self.index.add(np.sort((hashes & ~ROW_MASK) | entries))
+        self.index.add(np.sort(hashes | entries))
         self.listed.writable[entries] = True
         counts = self._counts(rows)
         self.listed_of.writable[rows] = counts

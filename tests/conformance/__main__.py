@@ -86,9 +86,7 @@ def run_replay(paths: Sequence[Path], batched: bool) -> int:
         print(f"{what}: not known to the replayer, passed over {count} times")
     for kind, count in sorted(tally.no_replayer.items()):
         print(f"{kind}: no replayer yet, {count} traces not replayed")
-    counts = [
-        f"{kind} {tally.passed[kind]}/{tally.replayed[kind]}" for kind in REPLAYERS if tally.replayed[kind]
-    ]
+    counts = [f"{kind} {tally.passed[kind]}/{tally.replayed[kind]}" for kind in REPLAYERS if tally.replayed[kind]]
     print("conformance:", *(counts or ["nothing replayed"]))
     if tally.unreadable or tally.passed != tally.replayed:
         return 1

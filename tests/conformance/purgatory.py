@@ -12,7 +12,7 @@ from spark_purgatory.core.purgatory import DelayedOperationPurgatory
 from spark_purgatory.core.timing_wheel import SystemTimer
 from spark_purgatory.errors import EmptyWatchKeysError
 from tests.conformance.criteria import DrivenOperation, DriverState
-from tests.conformance.traces import Step
+from tests.conformance.traces import Inputs, Step
 
 Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
 Bools = np.ndarray[tuple[int], np.dtype[np.bool_]]
@@ -28,11 +28,20 @@ class PurgatoryReplayer:
     trace may force it: it then completes on its own, without the purgatory.
     """
 
-    inputs: ClassVar[frozenset[str]] = frozenset({"id", "crit", "watch", "delay_ms", "key", "value", "to"})
+    inputs: ClassVar[Inputs] = {
+        "event": frozenset({"key", "value"}),
+        "level": frozenset({"key", "value"}),
+        "fail_key": frozenset({"key"}),
+        "heal_key": frozenset({"key"}),
+        "watch": frozenset({"id", "crit", "watch", "delay_ms"}),
+        "check": frozenset({"key"}),
+        "force": frozenset({"id"}),
+        "cancel_key": frozenset({"key"}),
+        "advance": frozenset({"to"}),
+    }
     state: ClassVar[frozenset[str]] = frozenset({"watched", "delayed", "estimated"})
-    unordered: ClassVar[frozenset[tuple[str, str]]] = frozenset(
-        {("advance", "completed"), ("advance", "expired")}
-    )
+    unordered: ClassVar[frozenset[tuple[str, str]]] = frozenset({("advance", "completed"), ("advance", "expired")})
+    partial: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.now_ms: int = config["start_ms"]
@@ -126,9 +135,7 @@ class PurgatoryReplayer:
         offsets = np.cumsum([0, *(len(step["watch"]) for step in batch)])
         deadlines_ms = self.now_ms + np.array([step["delay_ms"] for step in batch], np.int64)
         try:
-            rows, completed = self.purgatory.try_complete_else_watch(
-                pa.array(keys, pa.string()), offsets, deadlines_ms
-            )
+            rows, completed = self.purgatory.try_complete_else_watch(pa.array(keys, pa.string()), offsets, deadlines_ms)
         except EmptyWatchKeysError:
             assert len(batch) == 1, "a refused operation shares no call"
             assert self.purgatory.next_row == first_row, "a refused operation gets no row"
@@ -144,9 +151,7 @@ class PurgatoryReplayer:
 
     def check(self, batch: Sequence[Step]) -> list[Step]:
         """checkAndComplete; what completed is dealt out to the keys by their counts."""
-        counts = self.purgatory.check_and_complete(
-            pa.array([step["key"] for step in batch], pa.string())
-        ).tolist()
+        counts = self.purgatory.check_and_complete(pa.array([step["key"] for step in batch], pa.string())).tolist()
         ends = np.cumsum(counts).tolist()
         assert ends[-1] == len(self.completed), f"{ends[-1]} counted, {len(self.completed)} completed"
         return [

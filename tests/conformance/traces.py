@@ -13,6 +13,8 @@ FORMAT = 1
 PACK_SUFFIX = ".jsonl.xz"
 
 Step = dict[str, Any]
+Inputs = dict[str, frozenset[str]]
+"""Operation -> keys of its steps that are not answers; the same key may be an answer of another operation."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from spark_purgatory.core.timing_wheel import SystemTimer
-from tests.conformance.traces import Step
+from tests.conformance.traces import Inputs, Step
 
 ADDS = frozenset({"add", "readd"})
 
@@ -16,9 +16,15 @@ ADDS = frozenset({"add", "readd"})
 class WheelReplayer:
     """Drives a SystemTimer; a task's row is the order in which its id was first seen."""
 
-    inputs: ClassVar[frozenset[str]] = frozenset({"id", "exp", "to"})
+    inputs: ClassVar[Inputs] = {
+        "add": frozenset({"id", "exp"}),
+        "readd": frozenset({"id", "exp"}),
+        "cancel": frozenset({"id"}),
+        "advance": frozenset({"to"}),
+    }
     state: ClassVar[frozenset[str]] = frozenset({"size"})
     unordered: ClassVar[frozenset[tuple[str, str]]] = frozenset({("advance", "fired")})
+    partial: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.timer = SystemTimer(

@@ -1,0 +1,232 @@
+"""A bounded amount of memory, handed out in buffers (Kafka: ``BufferPool``).
+
+Terms. *Memory* is a number of bytes; a buffer here is its capacity, since nobody but its owner looks inside. Buffers of
+the *poolable size* are kept when they come back (*pooled*) and handed out again as they are; all other free memory is
+*unallocated*. A request that cannot be served becomes a *waiter* and *gathers*: each time it is woken it takes what is
+free towards what it lacks, and keeps it.
+
+Kafka blocks a thread; here a waiter is an `AllocationTicket` in a queue, and whoever returns memory serves it. Only the
+first waiter is ever woken, so waiters are served in their order. Newcomers are not in that queue: they are served from
+what is available even if others have waited longer, and only what waiters have gathered is out of their reach.
+
+Invariant, after every step: unallocated + pooled * poolable size + held + gathered = memory.
+
+Worked example, memory 100, poolable size 40 (a test asserts it)::
+
+                              unallocated  pooled  held  gathered
+    allocate 40, allocate 40           20       0    80       0
+    wait for 50                        20       0    80       0    waits: 20 < 50; takes nothing before it is woken
+    deallocate 40                       0       0    40      60    pooled, woken, dissolved: it took 20 + 30,
+                                       10       0    90       0    that is all it lacked: served
+    allocate 40                        10       0    90       0    exhausted: 10 < 40
+    deallocate 50                      60       0    40       0    not poolable
+    deallocate 40                      60       1     0       0
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from spark_purgatory.errors import (
+    AccumulatorClosedError,
+    BufferExhaustedError,
+    BugError,
+    ConfigError,
+    PurgatoryError,
+    RecordTooLargeError,
+)
+
+
+@dataclass(eq=False)
+class AllocationTicket:
+    """A request for memory, served or waiting (Kafka: a thread inside ``BufferPool.allocate``)."""
+
+    size_bytes: int
+    deadline_ms: int | None = None
+    """Absolute time at which the wait is given up; None waits for ever."""
+    gathered_bytes: int = 0
+    """Taken so far and kept; back to 0 once served or ended."""
+    capacity_bytes: int | None = None
+    """Capacity of the buffer, once served."""
+    error: PurgatoryError | None = None
+    """Why it was not served: BufferExhaustedError, AccumulatorClosedError."""
+
+    @property
+    def is_done(self) -> bool:
+        """Served, or ended with an error."""
+        return self.capacity_bytes is not None or self.error is not None
+
+
+class BufferPool:
+    """At most ``memory_bytes`` handed out at a time (Kafka: ``BufferPool``)."""
+
+    def __init__(self, memory_bytes: int, poolable_bytes: int) -> None:
+        if memory_bytes < 1:
+            raise ConfigError(f"memory_bytes must be at least 1, got {memory_bytes}")
+        if poolable_bytes < 1:
+            raise ConfigError(f"poolable_bytes must be at least 1, got {poolable_bytes}")
+        self.memory_bytes = memory_bytes
+        self.poolable_bytes = poolable_bytes
+        self.unallocated_bytes = memory_bytes
+        self.pooled = 0
+        """Free buffers of the poolable size."""
+        self.held_bytes = 0
+        """Handed out and not yet returned."""
+        self.is_closed = False
+        self._waiters: deque[AllocationTicket] = deque()
+
+    @property
+    def available_bytes(self) -> int:
+        """Free memory, pooled or not, without what waiters have gathered (Kafka: ``availableMemory``)."""
+        return self.unallocated_bytes + self.pooled * self.poolable_bytes
+
+    @property
+    def gathered_bytes(self) -> int:
+        """What all waiters have gathered."""
+        return sum(ticket.gathered_bytes for ticket in self._waiters)
+
+    @property
+    def queued(self) -> int:
+        """Number of waiters (Kafka: ``queued``)."""
+        return len(self._waiters)
+
+    def allocate(self, size_bytes: int) -> int:
+        """Take memory at once, as ``allocate`` with a blocking time of 0; returns the buffer's capacity in bytes.
+
+        Raises RecordTooLargeError (more than the whole memory), AccumulatorClosedError, BufferExhaustedError.
+        """
+        self._refuse(size_bytes)
+        capacity_bytes = self._take_at_once(size_bytes)
+        self._wake_if_memory_is_left()
+        if capacity_bytes is None:
+            raise self._exhausted(size_bytes)
+        return capacity_bytes
+
+    def allocate_or_wait(self, size_bytes: int, now_ms: int = 0, max_block_ms: int | None = None) -> AllocationTicket:
+        """Take memory, or join the waiters (Kafka: ``allocate``); None as ``max_block_ms`` waits for ever.
+
+        The ticket returned is done at once, or ends in a later `deallocate`, `close` or `expire_waiters`. Raises
+        RecordTooLargeError and AccumulatorClosedError at once.
+        """
+        self._refuse(size_bytes)
+        ticket = AllocationTicket(size_bytes, None if max_block_ms is None else now_ms + max_block_ms)
+        ticket.capacity_bytes = self._take_at_once(size_bytes)
+        if ticket.is_done:
+            self._wake_if_memory_is_left()
+        else:
+            self._waiters.append(ticket)
+        return ticket
+
+    def deallocate(self, capacity_bytes: int, size_bytes: int) -> None:
+        """Return ``size_bytes`` and wake the first waiter (Kafka: ``deallocate``); also after `close`.
+
+        ``capacity_bytes`` is the buffer's now: one that has grown is not pooled, whatever size it is returned as.
+        """
+        if not 0 <= size_bytes <= self.held_bytes:
+            raise ConfigError(f"{size_bytes:,} bytes cannot be returned: {self.held_bytes:,} bytes are handed out")
+        self.held_bytes -= size_bytes
+        if size_bytes == capacity_bytes == self.poolable_bytes:
+            self.pooled += 1
+        else:
+            self.unallocated_bytes += size_bytes
+        self._wake_first()
+
+    def expire_waiters(self, now_ms: int) -> list[AllocationTicket]:
+        """End every wait whose deadline is at or before ``now_ms`` with BufferExhaustedError, the earliest first.
+
+        What one had gathered goes back and may serve the next, as in Kafka when a thread's wait times out; a wait that
+        is served that way is not ended. Returns the tickets ended.
+        """
+        due = [ticket for ticket in self._waiters if ticket.deadline_ms is not None and ticket.deadline_ms <= now_ms]
+        due.sort(key=lambda ticket: ticket.deadline_ms or 0)
+        ended = []
+        for ticket in due:
+            if not ticket.is_done:
+                self._end(ticket, self._exhausted(ticket.size_bytes))
+                ended.append(ticket)
+                self._wake_if_memory_is_left()
+        return ended
+
+    def close(self) -> None:
+        """Refuse every further request and end all waits with AccumulatorClosedError (Kafka: ``close``)."""
+        self.is_closed = True
+        for ticket in list(self._waiters):
+            self._end(ticket, AccumulatorClosedError("the accumulator was closed while a record waited for memory"))
+
+    def validate(self) -> None:
+        """Add everything up again; BugError if memory was lost or made."""
+        parts = (self.unallocated_bytes, self.pooled * self.poolable_bytes, self.held_bytes, self.gathered_bytes)
+        if sum(parts) != self.memory_bytes or min(parts) < 0:
+            raise BugError(f"unallocated, pooled, held, gathered {parts} of {self.memory_bytes} bytes")
+        if any(ticket.is_done or ticket.gathered_bytes >= ticket.size_bytes for ticket in self._waiters):
+            raise BugError(f"one of {self.queued} waiters waits for nothing")
+
+    # --- below: straight lines ---------------------------------------------------------------------------------------
+
+    def _refuse(self, size_bytes: int) -> None:
+        if size_bytes < 0:
+            raise ConfigError(f"size_bytes must not be negative, got {size_bytes}")
+        if size_bytes > self.memory_bytes:
+            raise RecordTooLargeError(
+                f"{size_bytes:,} bytes were asked for and the whole buffer memory is {self.memory_bytes:,} bytes: "
+                "raise buffer_memory"
+            )
+        if self.is_closed:
+            raise AccumulatorClosedError(f"{size_bytes:,} bytes were asked for after the accumulator was closed")
+
+    def _take_at_once(self, size_bytes: int) -> int | None:
+        if size_bytes == self.poolable_bytes and self.pooled:
+            self.pooled -= 1
+        elif self.available_bytes >= size_bytes:
+            self._dissolve(size_bytes)
+            self.unallocated_bytes -= size_bytes
+        else:
+            return None
+        self.held_bytes += size_bytes
+        return size_bytes
+
+    def _dissolve(self, wanted_bytes: int) -> None:
+        """Turn pooled buffers into unallocated memory, only until it is enough (Kafka: ``freeUp``)."""
+        while self.pooled and self.unallocated_bytes < wanted_bytes:
+            self.pooled -= 1
+            self.unallocated_bytes += self.poolable_bytes
+
+    def _wake_if_memory_is_left(self) -> None:
+        if self.unallocated_bytes or self.pooled:
+            self._wake_first()
+
+    def _wake_first(self) -> None:
+        """Wake the first waiter; one that is served wakes the next if memory is left."""
+        while self._waiters and self._gather(self._waiters[0]):
+            self._waiters.popleft()
+            if not self.available_bytes:
+                return
+
+    def _gather(self, ticket: AllocationTicket) -> bool:
+        """One round of a woken waiter: True if it is served."""
+        if ticket.gathered_bytes == 0 and ticket.size_bytes == self.poolable_bytes and self.pooled:
+            self.pooled -= 1
+            ticket.gathered_bytes = ticket.size_bytes
+        else:
+            lacking_bytes = ticket.size_bytes - ticket.gathered_bytes
+            self._dissolve(lacking_bytes)
+            got_bytes = min(lacking_bytes, self.unallocated_bytes)
+            self.unallocated_bytes -= got_bytes
+            ticket.gathered_bytes += got_bytes
+        if ticket.gathered_bytes < ticket.size_bytes:
+            return False
+        self.held_bytes += ticket.size_bytes
+        ticket.gathered_bytes, ticket.capacity_bytes = 0, ticket.size_bytes
+        return True
+
+    def _end(self, ticket: AllocationTicket, error: PurgatoryError) -> None:
+        self._waiters.remove(ticket)
+        self.unallocated_bytes += ticket.gathered_bytes
+        ticket.gathered_bytes, ticket.error = 0, error
+
+    def _exhausted(self, size_bytes: int) -> BufferExhaustedError:
+        return BufferExhaustedError(
+            f"{size_bytes:,} bytes were asked for and {self.available_bytes:,} of {self.memory_bytes:,} are free, "
+            f"{self.queued} requests waiting: drain, raise buffer_memory, or wait longer (max_block)"
+        )

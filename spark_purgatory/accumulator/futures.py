@@ -1,0 +1,79 @@
+"""The handle that an append gives, settled when the record's batch ends (Kafka: ``FutureRecordMetadata``)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from spark_purgatory.errors import BatchStateError
+
+V = TypeVar("V")
+
+Callback = Callable[[V | None, BaseException | None], None]
+"""Called with what the batch was completed with, or with the error that it failed with; the other is None."""
+
+
+class RecordFuture(Generic[V]):
+    """What will become of one record (Kafka: ``FutureRecordMetadata`` and its ``Callback``).
+
+    It never blocks: there are no threads, so whoever asks too early is told so. When a batch is split, the future goes
+    with its record.
+    """
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._value: V | None = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callback[V]] = []
+
+    def result(self) -> V:
+        """What the batch was completed with; raises the error it failed with, or BatchStateError if not done."""
+        if self._error is not None:
+            raise self._error
+        if not self.is_done:
+            raise BatchStateError("the record's batch has not ended yet: drain it and complete it first")
+        return self._value  # type: ignore[return-value]  # completed with a V
+
+    def exception(self) -> BaseException | None:
+        """The error that the batch failed with; None if it was completed or has not ended."""
+        return self._error
+
+    def add_done_callback(self, callback: Callback[V]) -> None:
+        """Call ``callback(value, error)`` when the batch ends; at once if it has ended."""
+        if self.is_done:
+            callback(self._value, self._error)
+        else:
+            self._callbacks.append(callback)
+
+    def settle(self, value: V | None, error: BaseException | None) -> list[Callable[[], None]]:
+        """End with a value or an error; returns the callbacks to be called, in the order they were added."""
+        self.is_done, self._value, self._error = True, value, error
+        callbacks, self._callbacks = self._callbacks, []
+        return [lambda callback=callback: callback(value, error) for callback in callbacks]  # type: ignore[misc]
+
+
+class CallbackQueue:
+    """Callbacks whose batch has ended; called when the accumulator is in order again, so that they may use it."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def add(self, callbacks: list[Callable[[], None]]) -> None:
+        """Queue callbacks, to be called in this order."""
+        self._waiting.extend(callbacks)
+
+    def call_all(self) -> None:
+        """Call every queued callback; those that raised are raised together at the end, as an ExceptionGroup.
+
+        Kafka logs what a callback raises and goes on. Here nothing is swallowed, and nothing is left undone either: the
+        step that ended the batch, and all other callbacks, have taken place when the group is raised.
+        """
+        errors: list[Exception] = []
+        while self._waiting:
+            try:
+                self._waiting.popleft()()
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise ExceptionGroup(f"{len(errors)} callbacks of records raised; their batches have ended", errors)
