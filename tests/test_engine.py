@@ -282,7 +282,8 @@ def test_with_a_coarse_tick_too_a_level_is_reached_when_it_was_whatever_else_is_
         replace(HELD, criterion=criteria.level(2), tick_ms=1000),
         (0, [op(created=100_000, deadline=5_000_000), ev(time=50_000, value=2.0)], ""),
         (50, [ev(time=600_000, value=3.0)], ""),
-        (700, others, ""),
+        (650, others, ""),
+        (700, [ev("z", 703_000, value=0.0)], ""),
         (1000, [], "o COMPLETED 100000"),
     )
 
@@ -894,10 +895,8 @@ def many_operations(first: int, end: int) -> pa.Table:
     )
 
 
-@pytest.mark.parametrize("criterion", [criteria.any_key(), criteria.count(3)], ids=lambda criterion: criterion.rule)
-def test_a_million_operations_on_one_key_complete_in_bounded_time(
-    criterion: Criterion, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_million_operations_on_one_key_complete_in_bounded_time(capsys: pytest.CaptureFixture[str]) -> None:
+    criterion = criteria.count(3)  # three times all are looked at
     spec, million, parts = EngineSpec(criterion), 1_000_000, 4
     engine, blob, largest, left = EventTimePurgatory(spec), b"", 0, 0
     started = perf_counter()

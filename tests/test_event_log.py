@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from spark_purgatory.core.event_log import FORGET_FLOOR, EventLog, EventSegment, bisect_within
 from spark_purgatory.core.keys import KeyColumn, hash_keys
+from spark_purgatory.core.runs import PREFIX_MASK, ROW_BITS
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Event = tuple[str, int, float]
@@ -83,7 +84,8 @@ def assert_well_built(segment: EventSegment, hash_of: dict[str, int]) -> None:
 
 
 def hashes_of(forge: Callable[[Array], Array]) -> dict[str, int]:
-    return dict(zip(KEYS, forge(hash_keys(pa.array(list(KEYS)))).tolist(), strict=True))
+    """What a segment keeps of each key's hash: the upper 36 bits."""
+    return dict(zip(KEYS, (forge(hash_keys(pa.array(list(KEYS)))) & PREFIX_MASK).tolist(), strict=True))
 
 
 # --- segments -------------------------------------------------------------------------------------
@@ -103,10 +105,11 @@ def test_a_segment_groups_events_by_key_and_orders_them_by_time(
 
 def test_a_segment_by_hand() -> None:
     # b's hash lies below a's; a's events come out of order; two are equal.
-    events = (pa.array(["a", "b", "a", "a"]), array([7, -7, 7, 7]), array([5, 1, 3, 5]), np.array([1.0, 2.0, 3.0, 4.0]))
-    segment = EventSegment.build(*events)
+    high, low = 7 << ROW_BITS, -7 << ROW_BITS
+    hashes = array([high + 5, low + 1, high + 5, high + 5])
+    segment = EventSegment.build(pa.array(list("abaa")), hashes, array([5, 1, 3, 5]), np.array([1.0, 2.0, 3.0, 4.0]))
     assert segment.group_keys.to_pylist() == ["b", "a"]
-    assert (segment.group_hash.tolist(), segment.start.tolist()) == ([-7, 7], [0, 1, 4])
+    assert (segment.group_hash.tolist(), segment.start.tolist()) == ([low, high], [0, 1, 4])
     assert segment.time_us.tolist() == [1, 3, 5, 5]
     assert segment.value is not None and segment.value.tolist() == [2.0, 3.0, 1.0, 4.0]
 
@@ -252,9 +255,14 @@ def a_crowded_log(rng: random.Random) -> tuple[EventLog, list[Event]]:
     return log_of([events[i::4] for i in range(4)]), events
 
 
+def nobody(segment: EventSegment) -> Array:
+    """No waiting operation needs any event."""
+    return np.full(len(segment.group_hash), 2**63 - 1)
+
+
 def test_at_the_floor_is_forgotten_and_one_microsecond_after_it_is_kept() -> None:
     log, events = a_crowded_log(random.Random(1))
-    log.forget(40)
+    log.forget(40, nobody)
     assert events_in(log.segments) == Counter(event for event in events if event[1] > 40)
     assert {event[1] for event in events} >= {40, 41}
     assert log.kept == len(log)
@@ -270,7 +278,7 @@ def test_what_a_waiting_operation_needs_is_kept() -> None:
 
 def test_of_a_level_the_first_event_to_reach_it_stays() -> None:
     log, events = a_crowded_log(random.Random(3))
-    log.forget(40, lambda segment: np.full(len(segment.group_hash), 2**63 - 1), levels=True)
+    log.forget(40, nobody, levels=True)
     kept = events_in(log.segments)
     assert Counter({e: n for e, n in kept.items() if e[1] > 40}) == Counter(e for e in events if e[1] > 40)
     old = [event for event in kept.elements() if event[1] <= 40]
@@ -286,32 +294,30 @@ def test_a_level_outlives_any_number_of_forgettings() -> None:
         for key, _, value in events:
             highest[key] = max(highest[key], value)
         log.append(segment_of(events))
-        log.forget(turn * 10 + 9, lambda segment: np.full(len(segment.group_hash), 2**63 - 1), levels=True)
+        log.forget(turn * 10 + 9, nobody, levels=True)
         assert {key: max(v for k, _, v in events_in(log.segments) if k == key) for key in KEYS} == highest
     assert len(log) <= FORGET_FLOOR + 400 + 2 * len(KEYS)
 
 
 def test_a_few_old_events_lie_until_there_are_many() -> None:
     log = log_of([[("a", 1, 0.0)] * 10])
-    log.forget(5, lambda segment: array([2**63 - 1]))
+    log.forget(5, nobody)
     assert len(log) == 10
 
 
-def test_a_segment_that_nobody_needs_goes_at_once_however_small() -> None:
-    log = log_of([[("a", time, 0.0) for time in range(10)], [("a", 3, 0.0)], []])
+def test_where_nobody_waits_a_segment_is_cut_when_half_of_it_is_old_and_goes_when_all_of_it_is() -> None:
+    log = log_of([[("ab"[time % 2], time, 0.0) for time in range(10)], [("a", 3, 0.0)], []])
     assert [len(segment) for segment in log.segments] == [10, 1]
-    log.forget(3)
-    assert [len(segment) for segment in log.segments] == [10]
-    log.forget(8)
-    assert len(log) == 10, "its last event is needed"
-    log.forget(9)
-    assert log.segments == []
+    for floor, left in ((2, [10, 1]), (3, [10]), (4, [5]), (5, [5]), (6, [5]), (7, [2]), (8, [1]), (9, [])):
+        log.forget(floor)
+        assert [len(segment) for segment in log.segments] == left, floor
+        assert {time for _, time, _ in events_in(log.segments)} >= set(range(floor + 1, 10))
 
 
 def test_the_log_stays_bounded_while_the_floor_moves_on() -> None:
     log = EventLog()
     for turn in range(60):
         log.append(segment_of([(KEYS[i % 6], turn * 10 + i % 10, 0.0) for i in range(100)]))
-        log.forget((turn - 2) * 10, lambda segment: np.full(len(segment.group_hash), 2**63 - 1))
+        log.forget((turn - 2) * 10, nobody)
         assert len(log) <= 2 * 300 + FORGET_FLOOR + 100
     assert {time // 10 for _, time, _ in events_in(log.segments)} >= {57, 58, 59}

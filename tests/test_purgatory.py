@@ -230,11 +230,11 @@ def test_a_rearmed_operation_expires_at_its_new_deadline_only() -> None:
 
 def test_one_rearmed_to_the_past_expires_at_the_next_advance_and_not_before() -> None:
     world = World()
-    world.watch("p a 5", "q a 9")
-    world.advance(3)
+    world.watch("p a 5", "q a 9", "r a 3")
+    assert world.advance(3) == "r", "the wheel's clock stands at 3"
     world.rearm("p", -2)
-    assert (world.expired, world.counts) == ([], (2, 2, 2))
-    assert (world.advance(0), world.advance(0)) == ("p", "")
+    assert (world.expired, world.counts) == (["r"], (3, 2, 3))
+    assert (world.advance(1), world.advance(1)) == ("p", "")
 
 
 def test_one_rearmed_and_then_completed_does_not_expire() -> None:
@@ -490,7 +490,10 @@ def test_compacting_says_which_number_each_row_has_now() -> None:
     assert world.purgatory.compact().tolist() == [-1, 0, -1, 1]
     world.names = ["q", "s"]
     assert world.counts == (3, 2, 2)
+    assert len(world.purgatory.watchers.index) == 3, "what is on no list is in no index either"
     assert world.cancel("b") == "qs"
+    assert world.purgatory.compact().tolist() == [0, 1]
+    assert len(world.purgatory.watchers.index) == 1
 
 
 def test_compacting_nothing_and_everything_leaves_a_purgatory_that_works() -> None:

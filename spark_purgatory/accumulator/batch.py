@@ -109,7 +109,7 @@ class Batch(Generic[P, R, V]):
         """The largest upper bound of any of its records."""
         self.attempts = 0
         self.backoff_ms = 0
-        """How long to wait after the last attempt; drawn once for each attempt."""
+        """How long to wait after the last attempt. Drawn once for each attempt; Kafka draws at every look."""
         self.last_attempt_ms = created_ms
         self.last_append_ms = created_ms
         self.drained_ms: int | None = None

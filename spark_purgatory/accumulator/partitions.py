@@ -14,8 +14,8 @@ P = TypeVar("P", bound=Hashable)
 R = TypeVar("R")
 V = TypeVar("V")
 
-MAX_PARTITIONS = 100_000
-"""Each look at what is ready walks over all partitions: 100,000 empty ones take about 10 ms and 30 MB."""
+MAX_PARTITIONS = 10_000
+"""Each look at what is ready walks over all partitions: 10,000 take about 2 ms, and 10 MB while they are empty."""
 
 
 @dataclass(eq=False)

@@ -26,7 +26,7 @@ Worked example, keep 0.5, prior 1 MiB at 1.0 (a test asserts it)::
     32,768 rows staged in 4 MiB         ratio 1                                row bytes 128
     4 MiB staged, committed in 2 MiB    ratio (0.5 + 2) / (0.5 + 4) = 5/9      row bytes 71.1
     8 MiB staged, committed in 4 MiB    ratio (1.25 + 4) / (2.25 + 8) = 21/41  row bytes 65.6
-    a file of 16 MiB then takes 255,887 rows
+    a file of 16 MiB then takes 255,903 rows
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@ r"""One shard's state as bytes: decoded without copying, refused when anything a
 
 Layout, little endian::
 
-    0   8  magic  b"SPKPURG\\0"
+    0   8  magic  b"SPKPURG\0"
     8   4  format version
     12  4  shard count of the query
-    16  8  length of the body
-    24  4  CRC-32 of the body
+    16  8  length of the body before it is coded
+    24  4  CRC-32 of the coded body
     28  4  CRC-32 of bytes 0 .. 27
-    32  .. body: Arrow IPC streams, each after its length (8 bytes), every one starting at a multiple of 8
+    32  .. body, coded in seven bits a byte (`seven_bits`): Arrow IPC streams, each after its length (8 bytes)
 
 The first stream is one row of named buffers (numpy arrays as they are); the others are tables (payload chunks, keys).
 Arrow alone does not notice damage: 70 % of single-bit flips decode silently. CRC-32 finds every flip and every
@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from spark_purgatory.core.seven_bits import coded_size, decode, encode
 from spark_purgatory.errors import StateCorruptError, StateMismatchError, StateVersionError
 
 MAGIC = b"SPKPURG\0"
@@ -56,9 +57,10 @@ def write_blob(facts: Mapping[str, object], arrays: Arrays, tables: Tables, shar
         stream = _stream(batches)
         sink.write(LENGTH.pack(stream.size))
         sink.write(stream)
-    body = sink.getvalue()
-    head = HEADER.pack(MAGIC, VERSION, shards, body.size, zlib.crc32(body))
-    return b"".join((head, struct.pack("<I", zlib.crc32(head)), body))
+    body = np.frombuffer(sink.getvalue(), np.uint8)
+    coded = encode(body)
+    head = HEADER.pack(MAGIC, VERSION, shards, len(body), zlib.crc32(coded.data))
+    return b"".join((head, struct.pack("<I", zlib.crc32(head)), coded.data))
 
 
 def read_blob(blob: bytes, shards: int) -> tuple[dict[str, object], Arrays, Tables]:
@@ -100,14 +102,15 @@ def _checked_body(blob: bytes, shards: int) -> pa.Buffer:
             f"shards: the checkpoint was written with {shard_count}, the query has {shards}: "
             f"set shards={shard_count}, or start a new checkpoint"
         )
-    if len(blob) - HEADER_BYTES != length:
+    if len(blob) - HEADER_BYTES != coded_size(length):
         raise StateCorruptError(
-            f"state body has {len(blob) - HEADER_BYTES} bytes, its header says {length}: truncated or damaged"
+            f"state body has {len(blob) - HEADER_BYTES} bytes and its header says {coded_size(length)}: "
+            "truncated or damaged"
         )
-    body = pa.py_buffer(blob).slice(HEADER_BYTES)
-    if zlib.crc32(body) != checksum:
+    coded = np.frombuffer(blob, np.uint8, offset=HEADER_BYTES)
+    if zlib.crc32(coded.data) != checksum:
         raise StateCorruptError(f"state body of {length} bytes does not match its checksum: damaged in the checkpoint")
-    return body
+    return pa.py_buffer(decode(coded, length))
 
 
 def _binary(data: bytes | npt.NDArray[Any]) -> pa.Array:
