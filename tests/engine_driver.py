@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,11 @@ from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.core.event_purgatory import EventTimePurgatory
 from spark_purgatory.core.keys import hash_keys
 from spark_purgatory.core.snapshot import restore, save
+from spark_purgatory.core.times import END_OF_TIME_MS
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Rows = Sequence[dict[str, Any]]
-END_MS = (1 << 63) // 1000 - 1
+END_MS = END_OF_TIME_MS
 
 
 def operations_table(rows: Rows, several: bool, hash_bits: int = 64) -> pa.Table:
@@ -117,11 +120,16 @@ def multiset(outcomes: Iterable[dict[str, Any]], *columns: str) -> Counter[tuple
     return Counter(tuple(_plain(outcome[column]) for column in columns) for outcome in outcomes)
 
 
+def microseconds(time: datetime) -> int:
+    """Microseconds since 1970, exactly."""
+    return (time - EPOCH) // timedelta(microseconds=1)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(sorted(value))
-    if hasattr(value, "timestamp"):
-        return (int(value.timestamp()) * 1_000_000) + value.microsecond
+    if isinstance(value, datetime):
+        return microseconds(value)
     return value
 
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from jobs.await_completion import EXIT_CONFIG, StopRequest, explain, run
 from jobs.config_file import JobConfigError, load_config
 from jobs.demo.landing import FILES, write_landing
-from jobs.demo.recount import recount
+from jobs.demo.recount import Counted, recount
 from jobs.demo.runner import QUICK_JAVA, DemoRequest, demo_config, run_demo
 from jobs.job_config import JobConfig
 from jobs.session import settings_of
@@ -208,62 +208,74 @@ class Job:
         return self.process.wait(PATIENCE_SECONDS)
 
 
-@pytest.mark.spark
-def test_two_kills_and_a_stop_lose_and_double_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    write_landing(tmp_path / "landing", OPERATIONS, seed=11)
-    log, offsets = tmp_path / "outcomes" / "_delta_log", tmp_path / "checkpoint" / "offsets"
-    # As soon as Delta has the batch, before Spark has noted it as done: it will be replayed.
-    Job(tmp_path).wait_until((log / f"{1:020d}.json").exists).kill_all()
-    # As soon as Spark has planned the batch, before Delta has it: it will be written.
-    Job(tmp_path).wait_until((offsets / "3").exists).kill_all()
-    last = Job(tmp_path)
-    last.wait_until(lambda: f"batch {BATCHES}: 0 rows in" in last.said())
-    assert last.stop() == 0, last.said()
+class Survivor:
+    """A folder whose job was killed twice and then stopped, and what the last run printed."""
 
-    assert "Stopped by SIGTERM" in last.said()
-    counted = recount(spark, tmp_path / "landing", tmp_path / "outcomes")
-    pending = counted.pop("PENDING")
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.landing, self.outcomes = folder / "landing", folder / "outcomes"
+        write_landing(self.landing, OPERATIONS, seed=11)
+        log, offsets = self.outcomes / "_delta_log", folder / "checkpoint" / "offsets"
+        # As soon as Delta has the batch, before Spark has noted it as done: it will be replayed.
+        Job(folder).wait_until((log / f"{1:020d}.json").exists).kill_all()
+        # As soon as Spark has planned the batch, before Delta has it: it will be written.
+        Job(folder).wait_until((offsets / "3").exists).kill_all()
+        last = Job(folder)
+        last.wait_until(lambda: f"batch {BATCHES}: 0 rows in" in last.said())
+        self.exit_code = last.stop()
+        self.said = last.said()
+
+    def run_here(self, spark: SparkSession) -> str:
+        """Run the job once more in this process; what it printed."""
+        config = load_config(ORDERS, settings_for(self.folder, "{availableNow: true}"))
+        said = StringIO()
+        summary = run(spark, config, Console(file=said, width=200), StopRequest())
+        assert summary is not None
+        assert summary.conserved, said.getvalue()
+        return said.getvalue()
+
+    def recount(self, spark: SparkSession) -> dict[str, Counted]:
+        return recount(spark, self.landing, self.outcomes)
+
+
+@pytest.fixture(scope="module")
+def survivor(tmp_path_factory: pytest.TempPathFactory) -> Survivor:
+    return Survivor(tmp_path_factory.mktemp("survivor"))
+
+
+@pytest.mark.spark
+def test_two_kills_and_a_stop_lose_and_double_nothing(spark: SparkSession, survivor: Survivor) -> None:
+    assert survivor.exit_code == 0, survivor.said
+    assert "Stopped by SIGTERM" in survivor.said
+    counted = survivor.recount(spark)
+    pending = counted.pop("PENDING").expected
     assert {"COMPLETED", "EXPIRED", "DUPLICATE", "REJECTED"} == set(counted)
     assert all(status.different == 0 for status in counted.values()), counted
-    received = pending.expected + sum(status.expected for status in counted.values())
-    assert (
-        f"{received:,} received = {received - pending.expected:,} decided + {pending.expected:,} pending" in last.said()
-    )
-    assert "in the table: OK" in last.said()
-
-
-def run_here(spark: SparkSession, config: JobConfig) -> str:
-    """The job in this process and session; what it printed."""
-    said = StringIO()
-    summary = run(spark, config, Console(file=said, width=200), StopRequest())
-    assert summary is not None
-    assert summary.conserved, said.getvalue()
-    return said.getvalue()
+    decided = sum(status.expected for status in counted.values())
+    said = f"{decided + pending:,} received = {decided:,} decided + {pending:,} pending; {decided:,} in the table: OK"
+    assert said in survivor.said
 
 
 @pytest.mark.spark
-def test_a_replayed_batch_is_neither_lost_nor_doubled_and_the_recount_would_see_it(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    landing, outcomes = tmp_path / "landing", tmp_path / "outcomes"
-    write_landing(landing, OPERATIONS, seed=5)
-    config = load_config(ORDERS, settings_for(tmp_path, "{availableNow: true}"))
-    run_here(spark, config)
-    commits = tmp_path / "checkpoint" / "commits"
+def test_a_replayed_batch_is_neither_lost_nor_doubled(spark: SparkSession, survivor: Survivor) -> None:
+    commits = survivor.folder / "checkpoint" / "commits"
     (commits / str(BATCHES)).unlink()
     (commits / f".{BATCHES}.crc").unlink(missing_ok=True)
-
-    said = run_here(spark, config)
-    assert f"batch {BATCHES}: " in said, "the batch ran again"
-    counted = recount(spark, landing, outcomes)
-    counted.pop("PENDING")
+    assert f"batch {BATCHES}: 0 rows in" in survivor.run_here(spark), "the batch ran again"
+    counted = survivor.recount(spark)
+    del counted["PENDING"]
     assert all(status.different == 0 for status in counted.values()), counted
 
-    table = spark.read.format("delta").load(str(outcomes))
-    victim = table.where("status = 'COMPLETED'").orderBy("order_id").limit(1)
-    order_id = victim.collect()[0]["order_id"]
-    spark.sql(f"DELETE FROM delta.`{outcomes}` WHERE order_id = '{order_id}' AND status = 'COMPLETED'")
-    assert recount(spark, landing, outcomes)["COMPLETED"].different == 1
+
+@pytest.mark.spark
+def test_the_recount_sees_a_lost_and_a_doubled_outcome(spark: SparkSession, survivor: Survivor, tmp_path: Path) -> None:
+    table = spark.read.format("delta").load(str(survivor.outcomes))
+    [completed, expired] = (table.where(f"status = '{status}'").limit(1) for status in ("COMPLETED", "EXPIRED"))
+    lost = completed.collect()[0]["order_id"]
+    spoilt = table.where(f"order_id <> '{lost}' OR order_id IS NULL").unionAll(expired)
+    spoilt.write.format("delta").save(str(tmp_path / "outcomes"))
+    counted = recount(spark, survivor.landing, tmp_path / "outcomes")
+    assert (counted["COMPLETED"].different, counted["EXPIRED"].different) == (1, 1)
 
 
 @pytest.mark.spark

@@ -144,9 +144,6 @@ def test_runs_answer_as_one_list_would(actions: list[tuple[str, Any]]) -> None:
         assert all_sorted(runs)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="the bound above the highest prefix is 2**63, compared as a float"
-)
 def test_pop_until_the_highest_prefix_pops_everything() -> None:
     runs = SortedRuns([packed([(HIGHEST, 0), (HIGHEST, ROW_MASK)])])
     assert len(runs.pop_until(HIGHEST)) == 2

@@ -94,7 +94,7 @@ def measure(
             seconds = sum(batch.ms for batch in run.batches) / 1000
             say(
                 f"round {number}/{rounds}  {run.contender:14s} {run.rate:>10,.0f} rows/s  "
-                f"({run.workload_operations:,} operations in {seconds:.1f} s; outcomes right)"
+                f"({run.workload_operations:,} operations in {seconds:.1f} s, load {run.load:.1f}; outcomes right)"
             )
     return sorted(runs, key=lambda run: (run.round, list(names).index(run.contender)))
 
@@ -102,6 +102,7 @@ def measure(
 def run_once(spark: SparkSession, contender: Contender, workload: Workload, number: int, work: Path = WORK) -> Run:
     """One checked run with a checkpoint of its own."""
     work.mkdir(parents=True, exist_ok=True)
+    load = os.getloadavg()[0]
     checkpoint = tempfile.mkdtemp(prefix=f"checkpoint-{contender.name}-", dir=work)
     try:
         progress = _stream(contender.build(spark, workload.folder), contender, checkpoint)
@@ -113,6 +114,7 @@ def run_once(spark: SparkSession, contender: Contender, workload: Workload, numb
         workload_operations=len(workload.drawn),
         batches=tuple(read_batches(progress, workload, contender)),
         counts=_counts(progress),
+        load=load,
     )
     check_counts(run.counts, contender, workload)
     return run

@@ -42,6 +42,8 @@ class Run:
     workload_operations: int
     batches: tuple[Batch, ...]
     counts: dict[str, int]
+    load: float = 0.0
+    """The machine's load average of a minute when the run began: far above its own cores, others are at work."""
 
     @property
     def rate(self) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Generic, TypeVar, cast
 
 from spark_purgatory.errors import BatchStateError
 
@@ -33,7 +34,7 @@ class RecordFuture(Generic[V]):
             raise self._error
         if not self.is_done:
             raise BatchStateError("the record's batch has not ended yet: drain it and complete it first")
-        return self._value  # type: ignore[return-value]  # completed with a V
+        return cast(V, self._value)
 
     def exception(self) -> BaseException | None:
         """The error that the batch failed with; None if it was completed or has not ended."""
@@ -50,7 +51,7 @@ class RecordFuture(Generic[V]):
         """End with a value or an error; returns the callbacks to be called, in the order they were added."""
         self.is_done, self._value, self._error = True, value, error
         callbacks, self._callbacks = self._callbacks, []
-        return [lambda callback=callback: callback(value, error) for callback in callbacks]  # type: ignore[misc]
+        return [partial(callback, value, error) for callback in callbacks]
 
 
 class CallbackQueue:

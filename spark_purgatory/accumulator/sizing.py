@@ -47,7 +47,7 @@ PRIOR_RATIO = 1.0
 PRIOR_STAGED_BYTES = 1 << 20
 """How much the prior weighs: one commit of 16 MiB leaves it 3 % of the say."""
 KEEP = 0.5
-"""After 4 commits of one size the first has 6 % of the say, so a change of the data is followed within a few files."""
+"""After 4 commits of one size the first has 7 % of the say, so a change of the data is followed within a few files."""
 MIN_RATIO = 1 / 64
 MAX_RATIO = 64.0
 """Dictionary and codec together seldom do more than 20 in either direction; beyond 64 it is a part without rows."""

@@ -18,6 +18,8 @@ KEYED = (ANY_KEY, ALL_KEYS, QUORUM, LEVEL)
 """Rules that are satisfied key by key: these have missing keys."""
 VALUED = (SUM_AT_LEAST, LEVEL)
 """Rules that read the events' values."""
+SMALLEST_SUM, LARGEST_SUM = 2.0**-43, 2.0**62
+"""What a sum can be asked to reach: within these every digit of a double is counted (`exact_sum`)."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class Criterion:
             raise ConfigError(f"criterion {self.rule} needs a finite number, got {self.need!r}")
         if self.need < 0 and self.code != LEVEL:
             raise ConfigError(f"criterion {self.rule} needs a number of at least 0, got {self.need!r}")
+        if self.code == SUM_AT_LEAST and self.need and not SMALLEST_SUM <= self.need <= LARGEST_SUM:
+            raise ConfigError(
+                f"criterion sum_at_least needs 0 or a number between {SMALLEST_SUM} and {LARGEST_SUM}, "
+                f"got {self.need!r}: sums are exact within these"
+            )
         if self.code in (QUORUM, COUNT) and self.need != int(self.need):
             raise ConfigError(f"criterion {self.rule} needs a whole number, got {self.need!r}")
 

@@ -34,6 +34,7 @@ class EngineSpec:
             "emit": "final" if self.final else "early",
             "lookback_us": self.lookback_us,
             "tick_ms": self.tick_ms,
+            "wheel_size": self.wheel_size,
             "roles": ", ".join(f"{name} is payload column {i}" for name, i in self.roles),
         }
 

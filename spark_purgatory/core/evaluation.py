@@ -147,7 +147,7 @@ def _bisect_time(
     mine, position = _spans_of(cases, spans, place)
     low, high, need = first[live], last[live], need[live]
     while bool((low < high).any()):
-        middle = low + ((high - low) >> 1)
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)  # low and high may lie 2**64 apart
         reached = enough(mine, position, middle, need)
         high = np.where(reached, middle, high)
         low = np.where(reached, low, np.minimum(middle + 1, high))

@@ -56,12 +56,12 @@ class EventTimePurgatory:
     def __init__(self, spec: EngineSpec, identity_width: int = 1) -> None:
         self.spec = spec
         self.log = EventLog()
-        self.ids = Ids(identity_width)
+        self.ids = Ids(identity_width, spec.tick_ms)
         self.rows = OperationRows()
         self.outcomes = Outcomes()
         self.watermark_ms = 0
         """0 means: no watermark yet, as in Spark. Nothing is late and nothing is due."""
-        timer = SystemTimer(spec.tick_ms, spec.wheel_size)
+        timer = SystemTimer(spec.tick_ms, spec.wheel_size, start_ms=ALWAYS // US_PER_MS)
         self.purgatory = DelayedOperationPurgatory(
             timer, try_complete=self._try, on_expiration=self._fired, purge_interval=0
         )
@@ -76,7 +76,7 @@ class EventTimePurgatory:
     @property
     def watermark_us(self) -> int:
         """The watermark in microseconds; ALWAYS while there is none."""
-        return self.watermark_ms * US_PER_MS if self.watermark_ms > 0 else ALWAYS
+        return min(self.watermark_ms * US_PER_MS, NEVER) if self.watermark_ms > 0 else ALWAYS
 
     def step(
         self, operations: OperationArrivals | None, events: EventArrivals | None, watermark_ms: int
@@ -156,11 +156,6 @@ class EventTimePurgatory:
         return [ids, pc.if_else(pc.equal(ids, keys), None, keys) if ids.type == keys.type else keys]
 
     def _register(self, operations: OperationArrivals) -> None:
-        if self.pending + len(operations) > self.spec.max_pending:
-            raise LimitError(
-                f"max_pending_per_shard is {self.spec.max_pending:,} and {self.pending + len(operations):,} operations "
-                "would wait in one shard: use more shards (a new checkpoint), or raise the limit; nothing was lost"
-            )
         self.ids.add(self._identity(operations), operations.id_hash, operations.deadline_us)
         late = operations.created_us <= self.watermark_us
         promised = saturating_add(np.array([self.watermark_us]), 1 - self.spec.lookback_us)
@@ -169,13 +164,19 @@ class EventTimePurgatory:
         self.rows.append(operations.created_us, from_us, operations.deadline_us, late, operations.payload)
         self._held = (EMPTY, EMPTY)
         self.purgatory.try_complete_else_watch(operations.keys, operations.offsets, self._due_ms, operations.key_hash)
+        if self.pending > self.spec.max_pending:
+            raise LimitError(
+                f"max_pending_per_shard is {self.spec.max_pending:,} and {self.pending:,} operations would wait in one "
+                "shard: use more shards (a new checkpoint), or raise the limit; nothing was lost"
+            )
 
     def _due_ms(self, rows: Int64s) -> Int64s:
         """When the timer must look at rows just tried: at the deadline or, under final, when the outcome may leave."""
         due_us = self.rows.deadline_us[rows]
         held, leaves_us = self._held
         due_us[rows.searchsorted(held)] = leaves_us
-        return tick_up_ms(due_us, self.spec.tick_ms)
+        # What is past already is due now, whatever the tick.
+        return np.where(due_us <= self.watermark_us, self.watermark_ms, tick_up_ms(due_us, self.spec.tick_ms))
 
     def _judge(self, rows: Int64s) -> Judgement:
         return judge(self.spec, rows, self.rows, self.purgatory.watchers, self.log)
@@ -207,7 +208,9 @@ class EventTimePurgatory:
 
     def _forget_events(self) -> None:
         """Forget events that no operation, waiting or to come on time, can need."""
-        floor_us = int(saturating_add(np.array([self.watermark_us]), -self.spec.lookback_us)[0])
+        # Outcomes held for events up to the watermark leave at its tick, and read those events then.
+        ticked_us = max(self.watermark_us - self.watermark_us % (self.spec.tick_ms * US_PER_MS), ALWAYS)
+        floor_us = int(saturating_add(np.array([ticked_us]), -self.spec.lookback_us)[0])
         code = self.spec.criterion.code
         if code == ANY_KEY:
             # A waiting operation has no event at all, or (final) only events ahead of the watermark.

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from spark_purgatory.core.keys import KeyColumn
 from spark_purgatory.core.runs import EMPTY, ROW_MASK, Bools, Column, Int64s, SortedRuns
+from spark_purgatory.core.times import US_PER_MS, tick_up_ms
 
 FORGET_FLOOR = 1024
 """Entries below which forgetting is not worth a pass."""
@@ -19,7 +20,8 @@ FORGET_FLOOR = 1024
 class Ids:
     """Live ids by hash. An identity is one or more columns: the id; its watch key, where that is another column."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, tick_ms: int = 1) -> None:
+        self.tick_ms = tick_ms
         self.index = SortedRuns()
         self.columns = [KeyColumn() for _ in range(width)]
         self.deadline_us = Column(EMPTY)
@@ -49,7 +51,7 @@ class Ids:
         found, slots = self.index.find(hashes[order])
         row = order[found]
         deadlines = self.deadline_us.values[slots]
-        live = (deadlines > watermark_us) & (created_us[row] <= deadlines)
+        live = self._live(deadlines, watermark_us) & (created_us[row] <= deadlines)
         row, slots = row[live], slots[live]
         for column, values in zip(self.columns, identity, strict=True):
             same = column.equal(slots, values, row)
@@ -75,6 +77,12 @@ class Ids:
             repeated[left[within]] = True
             left = left[~first & ~within]
 
+    def _live(self, deadline_us: Int64s, watermark_us: int) -> Bools:
+        """Whether an operation with that deadline may still wait: until the tick at or after it."""
+        if self.tick_ms == 1:
+            return deadline_us > watermark_us
+        return tick_up_ms(deadline_us, self.tick_ms) > watermark_us // US_PER_MS
+
     def add(self, identity: list[pa.Array], hashes: Int64s, deadline_us: Int64s) -> None:
         """Remember ids, (n,), each until its deadline."""
         slots = np.arange(len(self), len(self) + len(hashes))
@@ -85,7 +93,7 @@ class Ids:
 
     def forget(self, watermark_us: int) -> None:
         """Drop ids whose deadline has passed, when they are a fifth of all."""
-        live = np.flatnonzero(self.deadline_us.values > watermark_us)
+        live = np.flatnonzero(self._live(self.deadline_us.values, watermark_us))
         if len(self) - len(live) <= len(live) // 4 + FORGET_FLOOR:
             return
         new_slot = np.full(len(self), -1)

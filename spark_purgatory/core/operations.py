@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from spark_purgatory.core.keys import KeyColumn
 from spark_purgatory.core.runs import EMPTY, Bools, Column, Int64s
+from spark_purgatory.errors import StateMismatchError
 
 TIME_COLUMNS = ("created_us", "from_us", "deadline_us")
 
@@ -42,7 +43,13 @@ class OperationRows:
     def append(
         self, created_us: Int64s, from_us: Int64s, deadline_us: Int64s, late: Bools, payload: pa.StructArray
     ) -> None:
-        """Add operations, all (n,), as the next rows."""
+        """Add operations, all (n,), as the next rows. Raises StateMismatchError where their columns are others now."""
+        kept = self.payload.chunks
+        if kept and kept[0].type != payload.type:
+            raise StateMismatchError(
+                f"operations: the checkpoint holds columns of {_types(kept[0])}, the query brings {_types(payload)}: "
+                "bring the same columns in the same order, or start a new checkpoint"
+            )
         for name, values in zip(TIME_COLUMNS, (created_us, from_us, deadline_us), strict=True):
             self.columns[name].append(values)
         self.late_column.append(late)
@@ -53,3 +60,7 @@ class OperationRows:
         self.columns = {name: Column(column.values[rows]) for name, column in self.columns.items()}
         self.late_column = Column(self.late[rows])
         self.payload.keep(rows)
+
+
+def _types(payload: pa.StructArray) -> str:
+    return ", ".join(str(field.type) for field in payload.type)

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from spark_purgatory.core.arrivals import OperationArrivals
 from spark_purgatory.core.runs import Bools, Int64s
-from spark_purgatory.core.times import floor_ms
+from spark_purgatory.core.times import floor_ms, saturating_subtract
 
 COMPLETED, EXPIRED, FAILED, CANCELLED, DUPLICATE, REJECTED, ORPHAN = range(7)
 STATUSES = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED", "ORPHAN")
@@ -79,7 +79,7 @@ class OutcomeBatch:
             *self.payload.flatten(),
             pa.repeat(STATUSES[self.status], n),
             pa.array(self.resolved_us, mask=undated).cast(OUTCOME_FIELDS[1].type),
-            pa.array(floor_ms(self.resolved_us - self.created_us), mask=undated),
+            pa.array(floor_ms(saturating_subtract(self.resolved_us, self.created_us)), mask=undated),
             pa.array(self.matched),
             self.missing.to_arrow(),
             pa.array(self.late),

@@ -96,11 +96,11 @@ class SortedRuns:
 
     def pop_until(self, prefix: int) -> Int64s:
         """Remove and return every entry whose prefix is at most ``prefix``, (m,) int64, in runs' order."""
-        bound = (prefix + 1) << ROW_BITS
+        bound = (prefix << ROW_BITS) | ROW_MASK
         popped: list[Int64s] = []
         kept: list[Int64s] = []
         for run in self.runs:
-            cut = int(run.searchsorted(bound))
+            cut = int(run.searchsorted(bound, side="right"))
             if cut:
                 popped.append(run[:cut])
             if cut < len(run):

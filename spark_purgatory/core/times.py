@@ -11,6 +11,8 @@ import numpy as np
 from spark_purgatory.core.runs import Int64s
 
 US_PER_MS = 1000
+END_OF_TIME_MS = -(-(2**63) // US_PER_MS)
+"""A watermark that has passed every time."""
 NEVER = int(np.iinfo(np.int64).max)
 """Later than every time; the resolved time of an operation that is not."""
 ALWAYS = int(np.iinfo(np.int64).min)
@@ -26,10 +28,13 @@ def saturating_add(left_us: Int64s, right_us: Int64s | int) -> Int64s:
     return np.where(over, NEVER, np.where(under, ALWAYS, total))
 
 
-def saturating_multiply(values: Int64s, factor: int) -> Int64s:
-    """``values * factor`` in int64, clamped to [ALWAYS, NEVER], factor >= 1; (n,) int64."""
-    limit = NEVER // factor
-    return np.where(values > limit, NEVER, np.where(values < -limit, ALWAYS, values * np.int64(factor)))
+def saturating_subtract(left_us: Int64s, right_us: Int64s) -> Int64s:
+    """``left - right`` in int64, clamped to [ALWAYS, NEVER]; (n,) int64."""
+    with np.errstate(over="ignore"):
+        difference = left_us - right_us
+    over = (right_us < 0) & (difference < left_us)
+    under = (right_us > 0) & (difference > left_us)
+    return np.where(over, NEVER, np.where(under, ALWAYS, difference))
 
 
 def ceil_ms(times_us: Int64s) -> Int64s:

@@ -19,13 +19,12 @@ from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.core.event_purgatory import EventTimePurgatory
 from spark_purgatory.core.outcomes import Tally
 from spark_purgatory.core.snapshot import restore, save
+from spark_purgatory.core.times import END_OF_TIME_MS
 from spark_purgatory.schema import COUNTERS
 from spark_purgatory.spark.exchange import EVENTS, OPERATIONS, from_blob, to_blob
 
 RESULT_DDL = "blob binary, " + ", ".join(f"{name} bigint" for name in COUNTERS)
 STATE_DDL = "blob binary"
-END_OF_TIME_MS = (1 << 63) // 1000 - 1
-"""Past every deadline: the watermark of a batch query that decides everything."""
 
 
 def stream_function(
