@@ -319,6 +319,16 @@ def test_a18_after_a_full_round_the_next_begins_where_the_last_one_looked_last()
             put(accumulator, 10, partition)
 
 
+def test_a18_a_position_that_gave_nothing_was_looked_at_too() -> None:
+    accumulator = filled("x", "y", "z")
+    accumulator.mute("z")
+    assert partitions_of(take(accumulator)) == ["x", "y"]
+    accumulator.unmute("z")
+    put(accumulator, 10, "x")
+    put(accumulator, 10, "y")
+    assert partitions_of(take(accumulator)) == ["z", "x", "y"]
+
+
 def test_a18_after_a_stop_for_size_the_next_round_begins_with_what_did_not_fit() -> None:
     accumulator = filled("x", "y", "z", size=40)
     assert partitions_of(take(accumulator, size=100)) == ["x", "y"]
@@ -332,8 +342,11 @@ def test_a18_the_position_is_kept_for_each_node_and_taken_modulo_its_partitions(
         put(accumulator, 10, partition)
     accumulator.set_leader("z", "other")
     accumulator.set_leader("y", "other")
+    assert partitions_of(take(accumulator, node="other")) == ["y", "z"], "its first round"
     assert partitions_of(take(accumulator)) == ["x"], "position 2 of now 1 partition"
-    assert partitions_of(take(accumulator, node="other")) == ["y", "z"]
+    put(accumulator, 10, "y")
+    put(accumulator, 10, "z")
+    assert partitions_of(take(accumulator, node="other")) == ["z", "y"], "its position is its own"
 
 
 def test_a19_a_round_stops_at_the_first_batch_that_does_not_fit() -> None:
@@ -341,6 +354,7 @@ def test_a19_a_round_stops_at_the_first_batch_that_does_not_fit() -> None:
     put(accumulator, 80, "y")
     put(accumulator, 10, "z")
     assert partitions_of(take(accumulator, size=99)) == ["x"], "z would have fitted"
+    assert partitions_of(take(filled("x", "y", size=40), size=80)) == ["x", "y"], "up to max_bytes itself"
 
 
 def test_a19_one_batch_goes_out_whatever_its_size() -> None:

@@ -97,6 +97,8 @@ def test_b4_a_request_of_another_size_never_reuses_a_pooled_buffer_while_there_i
     give_back(pool, 10)
     pool.allocate(9)
     assert parts(pool) == (81, 1, 9, 0)
+    pool.allocate(81)
+    assert parts(pool) == (0, 1, 90, 0), "exactly what is unallocated dissolves nothing"
 
 
 def test_b5_a_request_that_times_out_dissolves_nothing() -> None:

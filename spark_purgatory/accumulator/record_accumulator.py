@@ -7,7 +7,7 @@ is opened, if the pool has memory for it. A *node* takes the batches of the part
 the table's, the node is the table, a record is a staged part, a batch is a file to be.
 
 Nothing here knows of clocks, threads, files, or what a record is. Numbers such as A13 are facts about Kafka, one test
-each in ``tests/test_accumulator.py``.
+each in ``tests/test_accumulator*.py``.
 
 A batch goes when it is full, or has lingered, or memory is out, or a flush or the end has come; never while it backs
 off from a failure, and never while its partition is muted, which is how order is kept: mute a partition when its batch
