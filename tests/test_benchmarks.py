@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from jobs.benchmarks import harness
 from jobs.benchmarks.contenders import CONTENDERS
@@ -214,8 +215,7 @@ def test_a_batch_that_read_more_than_its_files_is_no_result(tmp_path: Path) -> N
 
 
 @pytest.mark.spark
-def test_contenders_agree_on_the_outcomes(tmp_path: Path) -> None:
-    spark = harness.session("1g")
+def test_contenders_agree_on_the_outcomes(spark: SparkSession, tmp_path: Path) -> None:
     runs = harness.measure(spark, ["ours", "join", "identity"], 2000, 3, 1, lambda line: None, tmp_path)
     workload = prepared(2000, 3, harness.SEED, tmp_path)
     due = expected(workload.drawn)

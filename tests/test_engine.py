@@ -538,9 +538,6 @@ def test_an_id_that_is_its_own_key_is_told_from_one_that_is_not(spec: EngineSpec
     )
 
 
-ARRIVALS = [[1, 2], [2, 1]]
-
-
 # --- early and final ------------------------------------------------------------------------------
 
 

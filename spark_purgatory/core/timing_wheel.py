@@ -39,6 +39,7 @@ from spark_purgatory.errors import ConfigError
 
 REACH_LIMIT = 1 << 62
 """A level that reaches this far takes everything: int64 milliseconds end at 2**63."""
+FOREVER = int(np.iinfo(np.int64).max)
 UNARMED = np.iinfo(np.int64).min
 DROP_FLOOR = 1024
 """Entries of cancelled tasks below which dropping them is not worth a pass."""
@@ -64,6 +65,7 @@ class TimingWheel:
         """First tick beyond the reach of each level, (levels,) int64; levels are made until one reaches
         ``furthest``.
         """
+        furthest = min(furthest, FOREVER - 1)
         while self._reach(len(self.spans) - 1) <= furthest:
             self.spans.append(self.spans[-1] * self.wheel_size)
             self.queued.append(np.zeros(self.wheel_size, bool))
@@ -72,7 +74,7 @@ class TimingWheel:
     def _reach(self, level: int) -> int:
         span = self.spans[level]
         reach = self.clock - self.clock % span + span * self.wheel_size
-        return reach if reach < REACH_LIMIT else int(np.iinfo(np.int64).max)
+        return reach if reach < REACH_LIMIT else FOREVER
 
     def queue(self, level: int, ticks: Int64s) -> None:
         """Queue the buckets of ``level`` that hold ``ticks``, (n,) int64."""
