@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
@@ -69,7 +69,6 @@ class BatchLine:
             f"{self.seconds:.1f} s",
             f"{self.pending:,}",
             self.watermark,
-            self.outcomes,
         )
 
     def __str__(self) -> str:
@@ -109,7 +108,7 @@ class Progress:
         lines = [self._take(report) for report in self._unseen(query.recentProgress)]
         if self._live and lines:
             self._lines.extend(lines)
-            self._live.update(self._table(), refresh=True)
+            self._live.update(Group(self._table(), f"So far: {lines[-1].outcomes or 'no outcomes'}"), refresh=True)
         elif lines:
             self.console.print(*map(str, lines), sep="\n", soft_wrap=True, highlight=False)
 
@@ -138,8 +137,7 @@ class Progress:
         table = Table(title="Micro-batches", title_justify="left")
         for name in ("batch", "rows in", "rows/s", "took", "pending"):
             table.add_column(name, justify="right")
-        table.add_column("watermark")
-        table.add_column("outcomes so far")
+        table.add_column("watermark", no_wrap=True)
         for line in self._lines:
             table.add_row(*line.cells())
         return table

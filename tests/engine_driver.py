@@ -121,8 +121,8 @@ def multiset(outcomes: Iterable[dict[str, Any]], *columns: str) -> Counter[tuple
 
 
 def microseconds(time: datetime) -> int:
-    """Microseconds since 1970, exactly."""
-    return (time - EPOCH) // timedelta(microseconds=1)
+    """Microseconds since 1970, exactly; a time without a zone is local, as Spark's ``collect`` gives it."""
+    return (time.astimezone(UTC) - EPOCH) // timedelta(microseconds=1)
 
 
 def _plain(value: Any) -> Any:

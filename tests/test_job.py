@@ -298,6 +298,49 @@ def test_what_spark_refuses_is_blamed_on_the_field(spark: SparkSession, tmp_path
 
 
 @pytest.mark.spark
+def test_a_delta_table_and_csv_in_a_table_by_name_out(spark: SparkSession, tmp_path: Path) -> None:
+    spark.sql(
+        "SELECT 1 AS wait_ms, id, timestamp'2024-01-01 08:00:00' AS at, 60000 AS within "
+        "FROM VALUES ('a'), ('b') AS t(id)"
+    ).write.format("delta").save(str(tmp_path / "requests"))
+    (tmp_path / "replies").mkdir()
+    (tmp_path / "replies" / "1.csv").write_text("to;time\na;2024-01-01 08:00:30\n-;2024-01-01 09:00:00\n")
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"""
+        operations:
+          source: {{format: delta, path: "{tmp_path}/requests"}}
+          select: ["*", "at as created"]
+          id: id
+          keys: [id]
+          created: created
+          timeout_ms: within
+        completions:
+          source:
+            format: csv
+            path: "{tmp_path}/replies"
+            schema: to string, time timestamp
+            options: {{header: true, sep: ;}}
+          key: to
+          time: time
+        purgatory: {{outcome_prefix: outcome_}}
+        output: {{table: replies_awaited, partition_by: outcome_status}}
+        checkpoint: "{tmp_path}/checkpoint"
+        trigger: {{availableNow: true}}
+        """
+    )
+    spark.sql("DROP TABLE IF EXISTS replies_awaited")
+    said = StringIO()
+    summary = run(spark, load_config(job), Console(file=said, width=200), StopRequest())
+    assert summary is not None
+    assert summary.conserved, said.getvalue()
+    assert summary.tally.pending == 1, "the clock stands at the requests' time: the other one still waits"
+    [row] = spark.read.table("replies_awaited").collect()
+    assert (row["id"], row["outcome_status"], row["outcome_wait_ms"], row["wait_ms"]) == ("a", "COMPLETED", 30_000, 1)
+    spark.sql("DROP TABLE replies_awaited")
+
+
+@pytest.mark.spark
 def test_records_of_kafka_become_columns_and_garbage_becomes_nulls(spark: SparkSession) -> None:
     records = spark.sql(
         "SELECT cast(value AS binary) AS value, timestamp'2024-01-01' AS timestamp "
