@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -274,3 +275,23 @@ def test_mixtures_clashes_and_second_watermarks_are_errors_that_say_so(spark: Sp
     assert prefixed.columns[-7:] == [
         "o_" + name for name in ("status", "resolved_at", "wait_ms", "matched", "missing_keys", "late", "reason")
     ]
+
+
+def test_a_micro_batch_runs_the_code_that_the_last_one_compiled(spark: SparkSession, tmp_path: Path) -> None:
+    landing = Landing(tmp_path)
+    for minute in range(7):
+        landing.add([operation(f"o{minute}", minute, minute + 3)], [event(f"o{minute}", minute)])
+    compiled: list[int] = []
+
+    def into_noop(batch: DataFrame, batch_id: int) -> None:
+        batch.write.format("noop").mode("overwrite").save()
+        metrics = spark._jvm.org.apache.spark.metrics.source.CodegenMetrics  # type: ignore[union-attr]
+        compiled.append(metrics.METRIC_COMPILATION_TIME().getCount())
+
+    outcomes = purgatory().resolve(*landing.frames(spark))
+    options = {"checkpointLocation": str(tmp_path / "checkpoint")}
+    outcomes.writeStream.foreachBatch(into_noop).options(**options).trigger(
+        availableNow=True
+    ).start().awaitTermination()
+    # Spark writes the watermark into the predicate that drops old state: that is the one.
+    assert [after - before for before, after in pairwise(compiled[3:7])] == [1, 1, 1]

@@ -84,6 +84,7 @@ def operations_side(frame: DataFrame, config: Operations, max_future_us: int, by
     keys, hashes, key_type, several = _keys(frame, config)
     route = F.xxhash64(id_column) if several else hashes
     roles = payload_roles(frame, config)
+    marked, ahead = _with_ahead(frame, created, max_future_us)
     engine = {
         "id": id_column,
         "id_hash": F.xxhash64(id_column),
@@ -91,11 +92,11 @@ def operations_side(frame: DataFrame, config: Operations, max_future_us: int, by
         "key_hashes": hashes,
         "created_us": F.unix_micros(created),
         "deadline_us": _deadline_us(frame, config, created),
-        "ahead": _ahead(created, max_future_us),
+        "ahead": F.col(ahead),
     }
     columns = [column.alias(name) for name, column in engine.items() if name not in roles]
     columns += [field_column(frame, name, "operations").alias(f"p{i}") for i, name in enumerate(frame.columns)]
-    packed = _watermarked(frame, [*columns, route.alias("route")], created, max_future_us, config)
+    packed = _watermarked(marked, [*columns, route.alias("route")], created, ahead, config)
     same = isinstance(config.id, str) and isinstance(config.keys, str) and config.id == config.keys
     return Side(packed, key_type, several, several or same, tuple(roles.items()))
 
@@ -131,8 +132,9 @@ def events_side(frame: DataFrame, config: Completions, max_future_us: int, reads
         if not isinstance(kind, T.NumericType):
             raise ConfigError(f"completions.value is {kind.simpleString()}, not a number: cast it")
         engine.append(value.cast("double").alias("value"))
-    engine += [_ahead(time, max_future_us).alias("ahead"), F.xxhash64(key).alias("route")]
-    return Side(_watermarked(frame, engine, time, max_future_us, config), key_type)
+    marked, ahead = _with_ahead(frame, time, max_future_us)
+    engine += [F.col(ahead).alias("ahead"), F.xxhash64(key).alias("route")]
+    return Side(_watermarked(marked, engine, time, ahead, config), key_type)
 
 
 def check_key_types(operations: Side, events: Side) -> None:
@@ -201,16 +203,26 @@ def _deadline_us(frame: DataFrame, config: Operations, created: Column) -> Colum
     return F.unix_micros(F.try_add(created, column))
 
 
-def _ahead(time: Column, max_future_us: int) -> Column:
-    limit_us = F.unix_micros(F.current_timestamp()) + F.lit(max_future_us)
-    return F.coalesce(F.unix_micros(time) > limit_us, F.lit(False))
+def _with_ahead(frame: DataFrame, time: Column, max_future_us: int) -> tuple[DataFrame, str]:
+    """The frame with a column that says whether ``time`` is too far ahead of processing time, and its name.
+
+    Spark writes the time of the micro-batch as a number into the code it generates, so that every micro-batch would
+    compile its scan anew, twice, and run it cold. A function of an array's elements is not generated but called: the
+    code stays the same and is found again. It has a projection of its own, which that takes out of the generated code.
+    """
+    now_us = F.unix_micros(F.current_timestamp()) + F.lit(max_future_us)
+    ahead = F.exists(F.array(now_us), lambda limit_us: F.unix_micros(time) > limit_us)
+    name = "ahead"
+    while name in frame.columns:
+        name += "_"
+    return frame.withColumn(name, F.coalesce(ahead, F.lit(False))), name
 
 
 def _watermarked(
-    frame: DataFrame, columns: list[Column], time: Column, max_future_us: int, config: Operations | Completions
+    frame: DataFrame, columns: list[Column], time: Column, ahead: str, config: Operations | Completions
 ) -> DataFrame:
     """Columns over a guarded watermark: a time too far ahead must not move it, so there it is null."""
-    guarded = F.when(_ahead(time, max_future_us), F.lit(None)).otherwise(time)
+    guarded = F.when(F.col(ahead), F.lit(None)).otherwise(time)
     selected = frame.select(*columns, guarded.alias("guarded"))
     if frame.isStreaming:
         selected = selected.withWatermark("guarded", f"{duration_us(config, 'watermark') // 1000} milliseconds")
