@@ -241,8 +241,21 @@ def test_a_coarse_tick_never_expires_early_and_at_most_a_tick_late(spec: EngineS
 
 
 @both
-def test_with_a_coarse_tick_too_an_operation_past_its_deadline_is_decided_at_once(spec: EngineSpec) -> None:
-    play(replace(spec, tick_ms=1000), (700, [op(deadline=500_000)], "o EXPIRED 500000"), (1000, [], ""))
+def test_with_a_coarse_tick_the_watermark_is_the_last_tick_it_has_passed(spec: EngineSpec) -> None:
+    (outcome,) = play(
+        replace(spec, tick_ms=1000),
+        (1999, [op(created=1_500_000, deadline=1_600_000)], ""),
+        (2000, [], "o EXPIRED 1600000"),
+    )
+    assert outcome["late"] is False
+    play(replace(spec, tick_ms=1000), (1700, [op(deadline=500_000)], "o EXPIRED 500000"), (2000, [], ""))
+
+
+@both
+@pytest.mark.parametrize("tick_ms", [1, 7, 1000])
+def test_with_any_tick_everything_has_passed_at_the_end_of_time(spec: EngineSpec, tick_ms: int) -> None:
+    outcome = decided_at_the_end(replace(spec, tick_ms=tick_ms), op(deadline=LAST), [])
+    assert outcome["status"].to_pylist() == ["EXPIRED"]
 
 
 @both
@@ -361,6 +374,23 @@ def test_a_late_event_still_completes_what_waits_for_it(spec: EngineSpec) -> Non
 @both
 def test_a_late_event_comes_too_late_for_what_has_expired(spec: EngineSpec) -> None:
     play(spec, (0, [op()], ""), (20, [ev(time=12_000)], "o EXPIRED 20000"), (21, [], ""))
+
+
+@both
+@pytest.mark.parametrize("others", [0, 3000], ids=["the log as it came", "the log compacted"])
+@pytest.mark.parametrize("deadline", [11_000, 17_500, 90_000])
+def test_a_late_operation_reads_the_same_level_however_much_of_the_log_was_compacted(
+    spec: EngineSpec, deadline: int, others: int
+) -> None:
+    spec = replace(spec, criterion=criteria.level(2))
+    summits = [ev(time=12_000, value=2.0), ev(time=17_000, value=3.0)]
+    noise = [ev("z", 13_000 + i, value=0.0) for i in range(others)]
+    play(
+        spec,
+        (0, summits + noise, ""),
+        (20, [ev("z", 20_001, value=0.0)], ""),
+        (20, [op(created=10_000, deadline=deadline)], "o COMPLETED 10000"),
+    )
 
 
 @both
@@ -510,6 +540,16 @@ def test_an_id_may_be_used_again_once_its_deadline_has_passed(spec: EngineSpec) 
 @both
 def test_a_row_that_comes_three_times_at_once_counts_once(spec: EngineSpec) -> None:
     play(spec, (0, [op(), op(), op()], "o DUPLICATE 10000, o DUPLICATE 10000"), (20, [], "o EXPIRED 20000"))
+
+
+@both
+@pytest.mark.parametrize("at_once", [True, False])
+def test_rows_past_their_deadline_make_no_duplicate_of_each_other_at_once_or_apart(
+    spec: EngineSpec, at_once: bool
+) -> None:
+    rows, leaves = [op(), op(created=15_000, deadline=19_000)], ["o EXPIRED 20000", "o EXPIRED 19000"]
+    apart: list[Batch] = [(30, [row], left) for row, left in zip(rows, leaves, strict=True)]
+    play(spec, *([(30, rows, ", ".join(leaves))] if at_once else apart))
 
 
 @both

@@ -26,6 +26,7 @@ class Cases:
     rule: Int64s  # (n,) codes of criteria.RULES
     need: Floats  # (n,)
     created_us: Int64s  # (n,)
+    from_us: Int64s  # (n,) earliest time that counts
     deadline_us: Int64s  # (n,)
     first_entry: Int64s  # (n,)
     owner: Int64s  # (m,) operation of each entry, ascending
@@ -167,7 +168,10 @@ def _spans_of(cases: Cases, spans: list[Spans], place: Int64s) -> tuple[list[Spa
 
 
 def _reach_levels(cases: Cases, history: list[Spans], satisfied_us: Int64s) -> None:
-    """Write into ``satisfied_us`` when each level entry's key reached its level: never before created."""
+    """Write into ``satisfied_us`` when each level entry's key reached its level: never before created.
+
+    What was reached before ``from_us`` was so at the creation: of such events the log may hold the last summit alone.
+    """
     level_entry = cases.rule[cases.owner] == LEVEL
     satisfied_us[level_entry] = NEVER
     for span in history:
@@ -175,7 +179,9 @@ def _reach_levels(cases: Cases, history: list[Spans], satisfied_us: Int64s) -> N
         at = bisect_within(running, span.group_start, span.high, cases.level_need[span.owner], after=False)
         reached = np.flatnonzero(at < span.high)
         owner = span.owner[reached]
-        time_us = np.maximum(span.segment.time_us[at[reached]], cases.created_us[cases.owner[owner]])
+        time_us, case = span.segment.time_us[at[reached]], cases.owner[owner]
+        created_us = cases.created_us[case]
+        time_us = np.where(time_us < cases.from_us[case], created_us, np.maximum(time_us, created_us))
         np.minimum.at(satisfied_us, owner, time_us)
 
 

@@ -12,9 +12,8 @@ A step has a fixed order, which decides every tie between arrival and watermark:
 
 Built on Kafka's parts; where event time asks for more, it is said here:
 
-* Kafka's timer may fire up to a tick early. Deadlines are rounded *up* to a millisecond before they reach it, and
-wheels
-  of a coarser tick get them rounded up to that.
+* Kafka's timer may fire up to a tick early. Here deadlines are rounded *up* to the tick before they reach it, and the
+  watermark *down* to the tick at the door: one clock for the timer, ids and the log, which never runs ahead.
 * Kafka completes an operation when it is first seen to be complete (``emit="early"``). Under ``final`` a criterion that
   holds from an event time ahead of the watermark on moves the operation's timer there (`rearm`), so that every outcome
   leaves through the timer, once no earlier event can come.
@@ -41,7 +40,7 @@ from spark_purgatory.core.operations import OperationRows
 from spark_purgatory.core.outcomes import COMPLETED, DUPLICATE, EXPIRED, REJECTED, Outcomes
 from spark_purgatory.core.purgatory import WAITING, DelayedOperationPurgatory
 from spark_purgatory.core.runs import EMPTY, Bools, Int64s
-from spark_purgatory.core.times import ALWAYS, NEVER, US_PER_MS, saturating_add, tick_up_ms
+from spark_purgatory.core.times import ALWAYS, NEVER, US_PER_MS, clock_ms, saturating_add, tick_up_ms
 from spark_purgatory.core.timing_wheel import SystemTimer
 from spark_purgatory.errors import BugError, LimitError
 
@@ -56,11 +55,11 @@ class EventTimePurgatory:
     def __init__(self, spec: EngineSpec, identity_width: int = 1) -> None:
         self.spec = spec
         self.log = EventLog()
-        self.ids = Ids(identity_width, spec.tick_ms)
+        self.ids = Ids(identity_width)
         self.rows = OperationRows()
         self.outcomes = Outcomes()
         self.watermark_ms = 0
-        """0 means: no watermark yet, as in Spark. Nothing is late and nothing is due."""
+        """Rounded down to the tick. 0 means: no watermark yet, as in Spark. Nothing is late and nothing is due."""
         timer = SystemTimer(spec.tick_ms, spec.wheel_size, start_ms=ALWAYS // US_PER_MS)
         self.purgatory = DelayedOperationPurgatory(
             timer, try_complete=self._try, on_expiration=self._fired, purge_interval=0
@@ -82,7 +81,7 @@ class EventTimePurgatory:
         self, operations: OperationArrivals | None, events: EventArrivals | None, watermark_ms: int
     ) -> list[pa.RecordBatch]:
         """Take what arrived, decide what can be decided at this watermark; returns outcomes."""
-        self.watermark_ms = max(self.watermark_ms, watermark_ms)
+        self.watermark_ms = max(self.watermark_ms, clock_ms(watermark_ms, self.spec.tick_ms))
         self._advance()
         self._forget_events()
         if events is not None and len(events):
@@ -175,8 +174,7 @@ class EventTimePurgatory:
         due_us = self.rows.deadline_us[rows]
         held, leaves_us = self._held
         due_us[rows.searchsorted(held)] = leaves_us
-        # What is past already is due now, whatever the tick.
-        return np.where(due_us <= self.watermark_us, self.watermark_ms, tick_up_ms(due_us, self.spec.tick_ms))
+        return tick_up_ms(due_us, self.spec.tick_ms)
 
     def _judge(self, rows: Int64s) -> Judgement:
         return judge(self.spec, rows, self.rows, self.purgatory.watchers, self.log)
@@ -208,9 +206,7 @@ class EventTimePurgatory:
 
     def _forget_events(self) -> None:
         """Forget events that no operation, waiting or to come on time, can need."""
-        # Outcomes held for events up to the watermark leave at its tick, and read those events then.
-        ticked_us = max(self.watermark_us - self.watermark_us % (self.spec.tick_ms * US_PER_MS), ALWAYS)
-        floor_us = int(saturating_add(np.array([ticked_us]), -self.spec.lookback_us)[0])
+        floor_us = int(saturating_add(np.array([self.watermark_us]), -self.spec.lookback_us)[0])
         code = self.spec.criterion.code
         if code == ANY_KEY:
             # A waiting operation has no event at all, or (final) only events ahead of the watermark.

@@ -14,7 +14,7 @@ from spark_purgatory.core.event_log import EventLog, Spans
 from spark_purgatory.core.operations import OperationRows
 from spark_purgatory.core.outcomes import EXPIRED, MissingKeys, OutcomeBatch
 from spark_purgatory.core.runs import Bools, Int64s
-from spark_purgatory.core.times import ALWAYS, NEVER
+from spark_purgatory.core.times import ALWAYS, NEVER, saturating_add
 from spark_purgatory.core.watchers import Watchers
 
 
@@ -48,12 +48,15 @@ def judge(spec: EngineSpec, rows: Int64s, table: OperationRows, watchers: Watche
     history: list[Spans] = []
     if spec.criterion.code == LEVEL:
         always = np.full(len(entries), ALWAYS)
-        history = log.spans(watchers.keys, entries, hashes, always, deadline_us[owner])
+        # An operation that came after its deadline reads the base that the log had by then.
+        until_us = np.maximum(deadline_us, saturating_add(from_us, -1))
+        history = log.spans(watchers.keys, entries, hashes, always, until_us[owner])
     need = float(spec.criterion.need)
     cases = Cases(
         rule=np.full(len(rows), spec.criterion.code),
         need=np.full(len(rows), need),
         created_us=table.created_us[rows],
+        from_us=from_us,
         deadline_us=deadline_us,
         first_entry=np.cumsum(counts) - counts,
         owner=owner,
