@@ -72,7 +72,8 @@ class Shards:
     """Several shards, each restored from its blob and saved to it in every step."""
 
     def __init__(self, spec: EngineSpec, shards: int = 1, several: bool = False, hash_bits: int = 64) -> None:
-        self.spec, self.shards, self.several, self.hash_bits = spec, shards, several, hash_bits
+        self.spec = replace(spec, identity_width=1 if several else 2)
+        self.shards, self.several, self.hash_bits = shards, several, hash_bits
         self.blobs: list[bytes | None] = [None] * shards
         self.due_ms: list[int | None] = [None] * shards
 
@@ -98,8 +99,7 @@ class Shards:
 
     def _call(self, shard: int, operations: Rows, events: Rows, watermark_ms: int) -> list[dict[str, Any]]:
         blob = self.blobs[shard]
-        width = 1 if self.several else 2
-        engine = EventTimePurgatory(self.spec, width) if blob is None else restore(self.spec, blob, self.shards)
+        engine = EventTimePurgatory(self.spec) if blob is None else restore(self.spec, blob, self.shards)
         ops = evs = None
         if operations:
             ops = read_operations(operations_table(operations, self.several, self.hash_bits), self.spec)

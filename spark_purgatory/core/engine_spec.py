@@ -8,6 +8,8 @@ from spark_purgatory.core.criteria import Criterion
 
 ROLES = ("id", "keys", "created_us", "deadline_us")
 """Engine columns that a payload column may stand for."""
+LATER_FIELDS: dict[str, str | float | int | bool] = {"identity_width": 1}
+"""What a checkpoint that does not name it was written with."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class EngineSpec:
     lookback_us: int = 0
     tick_ms: int = 1
     wheel_size: int = 20
+    identity_width: int = 1
+    """Columns that tell operations apart: 1, the id; 2, the id and its watch key, where rows are routed by key."""
     roles: tuple[tuple[str, int], ...] = ()
     """Engine columns that are payload columns already, by the payload's position: `ROLES`, stored and sent once."""
     max_pending: int = 10_000_000
@@ -36,6 +40,7 @@ class EngineSpec:
             "tick_ms": self.tick_ms,
             "wheel_size": self.wheel_size,
             "roles": ", ".join(f"{name} is payload column {i}" for name, i in self.roles),
+            **{name: getattr(self, name) for name, was in LATER_FIELDS.items() if getattr(self, name) != was},
         }
 
     def role(self, name: str) -> int | None:

@@ -52,10 +52,10 @@ DUPLICATE_REASON = "the id was seen before and its deadline has not passed"
 class EventTimePurgatory:
     """One shard: operations, events, ids and the clock."""
 
-    def __init__(self, spec: EngineSpec, identity_width: int = 1) -> None:
+    def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self.log = EventLog()
-        self.ids = Ids(identity_width)
+        self.ids = Ids(spec.identity_width)
         self.rows = OperationRows()
         self.outcomes = Outcomes()
         self.watermark_ms = 0

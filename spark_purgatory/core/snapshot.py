@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.arrivals import payload_role
-from spark_purgatory.core.engine_spec import EngineSpec
+from spark_purgatory.core.engine_spec import LATER_FIELDS, EngineSpec
 from spark_purgatory.core.event_log import EventLog, EventSegment
 from spark_purgatory.core.event_purgatory import EventTimePurgatory
 from spark_purgatory.core.keys import KeyColumn
@@ -52,15 +52,15 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
 def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     """The engine that `save` saw. Raises StateError where the blob is damaged or belongs to another query."""
     facts, arrays, tables = read_blob(blob, shards)
-    then = cast("dict[str, object]", facts["spec"])
-    for name, now in spec.fingerprint().items():
+    then = {**LATER_FIELDS, **cast("dict[str, object]", facts["spec"])}
+    for name, now in {**LATER_FIELDS, **spec.fingerprint()}.items():
         if then[name] != now:
             raise StateMismatchError(
                 f"{name}: the checkpoint was written with {then[name]!r}, the query has {now!r}: "
                 f"set it back to {then[name]!r}, or start a new checkpoint"
             )
     numbers = cast("dict[str, int]", facts["numbers"])
-    engine = EventTimePurgatory(spec, identity_width=numbers["identity_width"])
+    engine = EventTimePurgatory(spec)
     engine.watermark_ms = numbers["watermark_ms"]
     tally = cast("dict[str, int]", facts["tally"])
     engine.outcomes.tally = Tally(**tally)  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     _restore_timer(engine, numbers, arrays)
     engine.ids.index = _restore_runs("ids.run", arrays)
     engine.ids.deadline_us = Column(arrays["ids.deadline_us"])
-    engine.ids.columns = [_restore_keys(f"ids.{i}", tables) for i in range(numbers["identity_width"])]
+    engine.ids.columns = [_restore_keys(f"ids.{i}", tables) for i in range(spec.identity_width)]
     segments = [_restore_segment(f"log.{i}", arrays, tables) for i in range(numbers["segments"])]
     engine.log = EventLog(segments, numbers["log_kept"])
     return engine
@@ -81,7 +81,6 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
 def _facts(engine: EventTimePurgatory) -> dict[str, object]:
     timer = engine.purgatory.timer
     numbers = {
-        "identity_width": len(engine.ids.columns),
         "watermark_ms": engine.watermark_ms,
         "ended": engine.purgatory.ended,
         "estimated_total": engine.purgatory.estimated_total,
