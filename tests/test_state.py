@@ -363,8 +363,8 @@ GOLDEN_BEFORE: list[Batch] = [
 ]
 GOLDEN_AFTER: list[tuple[Batch, list[str]]] = [
     # An id whose deadline lies ahead, and one whose deadline has passed.
-    (([op("done", "a", 28_000, 40_000), op("gone", "z", 27_500, 40_000)], [], 27), ["done DUPLICATE 28000 0"]),
-    (([], [ev("ä", 30_000, 1.0), ev("z", 26_000, 0.5)], 28), []),
+    (([op("done", "a", 28_000, 40_000), op("gone", "z", 27_500, 40_000)], [], 27), []),
+    (([], [ev("ä", 30_000, 1.0), ev("z", 26_000, 0.5)], 28), ["done DUPLICATE 28000 0"]),
     # b's event is late, and still completes what waits for it; what it completes with a's is held until 30.5 ms.
     (
         ([], [ev("b", 29_500, 0.5), ev("a", 30_500, 0.5)], 30),

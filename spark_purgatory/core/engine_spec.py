@@ -43,6 +43,11 @@ class EngineSpec:
             **{name: getattr(self, name) for name, was in LATER_FIELDS.items() if getattr(self, name) != was},
         }
 
+    @property
+    def keeps_ids(self) -> bool:
+        """Whether rows need an id of their own: they are looked up by it, and no payload column has it."""
+        return self.final and self.role("id") is None
+
     def role(self, name: str) -> int | None:
         """The payload column that plays ``name``, None where the engine has a column of its own."""
         return dict(self.roles).get(name)

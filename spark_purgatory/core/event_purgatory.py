@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_purgatory.core.arrivals import REJECTIONS, EventArrivals, OperationArrivals
 from spark_purgatory.core.criteria import ANY_KEY, LEVEL
@@ -37,9 +36,10 @@ from spark_purgatory.core.event_log import EventLog, EventSegment
 from spark_purgatory.core.ids import Ids
 from spark_purgatory.core.judge import Judgement, judge, outcomes_of
 from spark_purgatory.core.operations import OperationRows
-from spark_purgatory.core.outcomes import COMPLETED, DUPLICATE, EXPIRED, REJECTED, Outcomes
+from spark_purgatory.core.outcomes import COMPLETED, DUPLICATE, EXPIRED, REJECTED, MissingKeys, OutcomeBatch, Outcomes
 from spark_purgatory.core.purgatory import WAITING, DelayedOperationPurgatory
 from spark_purgatory.core.runs import EMPTY, Bools, Int64s
+from spark_purgatory.core.standing import Standing
 from spark_purgatory.core.times import ALWAYS, NEVER, US_PER_MS, clock_ms, saturating_add, tick_up_ms
 from spark_purgatory.core.timing_wheel import SystemTimer
 from spark_purgatory.errors import BugError, LimitError
@@ -56,7 +56,7 @@ class EventTimePurgatory:
         self.spec = spec
         self.log = EventLog()
         self.ids = Ids(spec.identity_width)
-        self.rows = OperationRows()
+        self.rows = OperationRows(spec)
         self.outcomes = Outcomes()
         self.watermark_ms = 0
         """Rounded down to the tick. 0 means: no watermark yet, as in Spark. Nothing is late and nothing is due."""
@@ -64,6 +64,7 @@ class EventTimePurgatory:
         self.purgatory = DelayedOperationPurgatory(
             timer, try_complete=self._try, on_expiration=self._fired, purge_interval=0
         )
+        self.standing = Standing(spec, self.ids, self.rows, self.purgatory)
         self._held: tuple[Int64s, Int64s] = (EMPTY, EMPTY)
         """Rows last tried whose outcome may leave only at a time ahead of the watermark, and that time."""
 
@@ -82,6 +83,8 @@ class EventTimePurgatory:
     ) -> list[pa.RecordBatch]:
         """Take what arrived, decide what can be decided at this watermark; returns outcomes."""
         self.watermark_ms = max(self.watermark_ms, clock_ms(watermark_ms, self.spec.tick_ms))
+        if len(self.standing.contested):
+            self._settle()
         self._advance()
         self._forget_events()
         if events is not None and len(events):
@@ -91,7 +94,9 @@ class EventTimePurgatory:
             self._advance()
         self.ids.forget(self.watermark_us)
         if self.purgatory.ended > self.pending // 2 + COMPACT_FLOOR:
-            self.rows.keep(np.flatnonzero(self.purgatory.compact() >= 0))
+            new_row = self.purgatory.compact()
+            self.rows.keep(np.flatnonzero(new_row >= 0))
+            self.standing.renumber(new_row)
         self._conserve()
         return self.outcomes.take()
 
@@ -118,8 +123,26 @@ class EventTimePurgatory:
             self.purgatory.check_and_complete(segment.group_keys, segment.group_hash)
             self._rearm_held()
 
+    def _settle(self) -> None:
+        """Contested rows whose creation has passed: DUPLICATEs leave, those that stand wait for their own time."""
+        fallen, standing = self.standing.settle(self.watermark_us)
+        self.purgatory.force_complete(fallen)
+        if len(fallen):
+            rows, times_us = self.rows, self.rows.created_us[fallen]
+            none = MissingKeys.none(len(fallen), self.purgatory.watchers.keys.chunks[0].type)
+            zeros, reasons = np.zeros(len(fallen), np.int64), pa.repeat(DUPLICATE_REASON, len(fallen))
+            payload, late = rows.payload.take(fallen), rows.late[fallen]
+            self.outcomes.add(OutcomeBatch(payload, DUPLICATE, times_us, times_us, zeros, none, late, reasons=reasons))
+        if len(standing):
+            judgement = self._judge(standing)
+            self._arm(standing, np.where(judgement.holds, self._leaves_us(judgement), self.rows.deadline_us[standing]))
+
     def _rearm_held(self) -> None:
-        rows, due_ms = self._held[0], tick_up_ms(self._held[1], self.spec.tick_ms)
+        self._arm(*self._held)
+
+    def _arm(self, rows: Int64s, due_us: Int64s) -> None:
+        """Move rows whose timer stands at another time."""
+        due_ms = self._ticks_ms(rows, due_us)
         moved = due_ms != self.purgatory.timer.armed_tick.values[rows] * self.spec.tick_ms
         if moved.any():
             self.purgatory.rearm(rows[moved], due_ms[moved])
@@ -132,13 +155,7 @@ class EventTimePurgatory:
             reasons = pa.array(REJECTIONS).take(pa.array(rows.rejection))
             self.outcomes.unwatched(REJECTED, rows, reasons, late=none, dated=none)
             operations = operations.take(np.flatnonzero(operations.rejection == 0))
-        repeated = self.ids.duplicates(
-            self._identity(operations),
-            operations.id_hash,
-            operations.created_us,
-            operations.deadline_us,
-            self.watermark_us,
-        )
+        repeated = self.standing.fallen(operations, self.watermark_us)
         if repeated.any():
             rows = operations.take(np.flatnonzero(repeated))
             reasons = pa.repeat(DUPLICATE_REASON, len(rows))
@@ -147,20 +164,14 @@ class EventTimePurgatory:
         if len(operations):
             self._register(operations)
 
-    def _identity(self, operations: OperationArrivals) -> list[pa.Array]:
-        if len(self.ids.columns) == 1:
-            return [operations.ids]
-        # Where the key is the id, as it often is, null says so in no bytes.
-        ids, keys = operations.ids, operations.keys
-        return [ids, pc.if_else(pc.equal(ids, keys), None, keys) if ids.type == keys.type else keys]
-
     def _register(self, operations: OperationArrivals) -> None:
-        self.ids.add(self._identity(operations), operations.id_hash, operations.deadline_us)
+        drawn_in = self.standing.register(operations, self.watermark_us)
+        self._arm(drawn_in, self.rows.created_us[drawn_in])
         late = operations.created_us <= self.watermark_us
         promised = saturating_add(np.array([self.watermark_us]), 1 - self.spec.lookback_us)
         from_us = saturating_add(operations.created_us, -self.spec.lookback_us)
         from_us = np.where(late, np.maximum(from_us, promised), from_us)
-        self.rows.append(operations.created_us, from_us, operations.deadline_us, late, operations.payload)
+        self.rows.append(operations, from_us, late)
         self._held = (EMPTY, EMPTY)
         self.purgatory.try_complete_else_watch(operations.keys, operations.offsets, self._due_ms, operations.key_hash)
         if self.pending > self.spec.max_pending:
@@ -174,6 +185,12 @@ class EventTimePurgatory:
         due_us = self.rows.deadline_us[rows]
         held, leaves_us = self._held
         due_us[rows.searchsorted(held)] = leaves_us
+        return self._ticks_ms(rows, due_us)
+
+    def _ticks_ms(self, rows: Int64s, due_us: Int64s) -> Int64s:
+        """Ticks of due times; a contested row is due at its creation, whatever may be known of its end."""
+        if len(self.standing.contested):
+            due_us = np.where(np.isin(rows, self.standing.contested), self.rows.created_us[rows], due_us)
         return tick_up_ms(due_us, self.spec.tick_ms)
 
     def _judge(self, rows: Int64s) -> Judgement:
@@ -185,13 +202,16 @@ class EventTimePurgatory:
         if not self.spec.final:
             decided = judgement.holds
         else:
-            # Not before its creation either (lookback): until then an earlier row of its id may come.
-            leaves_us = np.maximum(judgement.resolved_us, self.rows.created_us[rows])
+            leaves_us = self._leaves_us(judgement)
             decided = leaves_us <= self.watermark_us
             held = np.flatnonzero(~decided & judgement.holds)
             self._held = (rows[held], leaves_us[held])
         self._emit(COMPLETED, judgement, decided)
         return decided
+
+    def _leaves_us(self, judgement: Judgement) -> Int64s:
+        """When outcomes may leave: not before the creation either (lookback), until which the id may be contested."""
+        return np.maximum(judgement.resolved_us, self.rows.created_us[judgement.rows])
 
     def _fired(self, rows: Int64s) -> None:
         """The timer fired: the deadline has passed, or an outcome held need not wait any longer."""

@@ -125,6 +125,12 @@ def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> No
     if not np.array_equal(rows.from_us, _usual_from_us(engine)):
         arrays["rows.from_us"] = rows.from_us
     arrays["rows.late"], arrays["rows.state"] = rows.late, engine.purgatory.state.values
+    if len(engine.standing.contested):
+        arrays["rows.contested"], arrays["rows.contested_hash"] = (
+            engine.standing.contested,
+            engine.standing.contested_hash,
+        )
+    _save_keys("rows.ids", rows.own_ids, tables)
     if rows.payload.chunks:
         tables["rows.payload"] = [pa.RecordBatch.from_struct_array(chunk) for chunk in rows.payload.chunks]
 
@@ -140,6 +146,12 @@ def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) ->
         rows.columns[name] = Column(values)
     rows.late_column = Column(arrays["rows.late"])
     from_us = arrays.get("rows.from_us")
+    engine.standing.contested = arrays.get("rows.contested", EMPTY)
+    engine.standing.contested_hash = arrays.get("rows.contested_hash", EMPTY)
+    if engine.spec.keeps_ids:
+        # Earlier states have none: such rows are met by no other row of their id.
+        unnamed = [pa.nulls(len(batch), pa.string()) for batch in tables.get("rows.payload", [])]
+        rows.own_ids = _restore_keys("rows.ids", tables) if "rows.ids" in tables else KeyColumn(unnamed)
     rows.columns["from_us"] = Column(_usual_from_us(engine) if from_us is None else from_us)
 
 
