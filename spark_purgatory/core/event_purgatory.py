@@ -29,14 +29,16 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.arrivals import REJECTIONS, EventArrivals, OperationArrivals
-from spark_purgatory.core.criteria import ANY_KEY, LEVEL
+from spark_purgatory.core.arrivals import COMPLETE, REJECTIONS, EventArrivals, OperationArrivals
+from spark_purgatory.core.controls import ControlLog
+from spark_purgatory.core.criteria import LEVEL, any_key
 from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.core.event_log import EventLog, EventSegment
 from spark_purgatory.core.ids import Ids
-from spark_purgatory.core.judge import Judgement, judge, outcomes_of
+from spark_purgatory.core.judge import Judge, Judgement
 from spark_purgatory.core.operations import OperationRows
-from spark_purgatory.core.outcomes import COMPLETED, DUPLICATE, EXPIRED, REJECTED, MissingKeys, OutcomeBatch, Outcomes
+from spark_purgatory.core.orphans import Orphans
+from spark_purgatory.core.outcomes import DUPLICATE, EXPIRED, REJECTED, MissingKeys, OutcomeBatch, Outcomes
 from spark_purgatory.core.purgatory import WAITING, DelayedOperationPurgatory
 from spark_purgatory.core.runs import EMPTY, Bools, Int64s
 from spark_purgatory.core.standing import Standing
@@ -58,6 +60,8 @@ class EventTimePurgatory:
         self.ids = Ids(spec.identity_width)
         self.rows = OperationRows(spec)
         self.outcomes = Outcomes()
+        self.controls = ControlLog()
+        self.orphans = Orphans()
         self.watermark_ms = 0
         """Rounded down to the tick. 0 means: no watermark yet, as in Spark. Nothing is late and nothing is due."""
         timer = SystemTimer(spec.tick_ms, spec.wheel_size, start_ms=ALWAYS // US_PER_MS)
@@ -66,7 +70,7 @@ class EventTimePurgatory:
         )
         self.standing = Standing(spec, self.ids, self.rows, self.purgatory)
         self._held: tuple[Int64s, Int64s] = (EMPTY, EMPTY)
-        """Rows last tried whose outcome may leave only at a time ahead of the watermark, and that time."""
+        """Rows last tried that their timer must look at, at another time than their deadline, and that time."""
 
     @property
     def pending(self) -> int:
@@ -93,16 +97,23 @@ class EventTimePurgatory:
             self._take_operations(operations)
             self._advance()
         self.ids.forget(self.watermark_us)
+        self._release_orphans()
         if self.purgatory.ended > self.pending // 2 + COMPACT_FLOOR:
-            new_row = self.purgatory.compact()
-            self.rows.keep(np.flatnonzero(new_row >= 0))
-            self.standing.renumber(new_row)
+            waiting = self.purgatory.waiting()
+            self.rows.keep(waiting, self.purgatory.watchers.entries_of(waiting)[0])
+            self.standing.renumber(self.purgatory.compact())
         self._conserve()
         return self.outcomes.take()
 
     def next_due_ms(self) -> int | None:
         """The watermark at which this shard must be called again; None while nothing waits."""
-        return self.purgatory.timer.next_due_ms()
+        due_ms = self.purgatory.timer.next_due_ms()
+        unheard_us = self.orphans.earliest_us()
+        if unheard_us is None:
+            return due_ms
+        heard_us = saturating_add(np.array([unheard_us]), self.spec.lookback_us)
+        over_ms = int(tick_up_ms(heard_us, self.spec.tick_ms)[0])
+        return over_ms if due_ms is None else min(due_ms, over_ms)
 
     def _advance(self) -> None:
         if self.watermark_ms > 0:
@@ -116,12 +127,30 @@ class EventTimePurgatory:
         tally.events_late += int(np.count_nonzero(fine.time_us <= self.watermark_us))
         if not len(fine):
             return
-        segment = EventSegment.build(fine.keys, fine.key_hash, fine.time_us, fine.value)
-        self.log.append(segment)
+        control = fine.is_control()
+        plain = fine.take(np.flatnonzero(~control)) if control.any() else fine
+        touched = self._log_completions(plain)
+        if len(plain) < len(fine):
+            self._log_controls(fine.take(np.flatnonzero(control)))
+            touched = EventSegment.build(fine.keys, fine.key_hash, fine.time_us)
         if self.pending:
             self._held = (EMPTY, EMPTY)
-            self.purgatory.check_and_complete(segment.group_keys, segment.group_hash)
-            self._rearm_held()
+            self.purgatory.check_and_complete(touched.group_keys, touched.group_hash)
+            self._arm(*self._held)
+
+    def _log_completions(self, events: EventArrivals) -> EventSegment:
+        value = events.value if self.spec.criterion.reads_values else None
+        event_ids = events.event_ids if self.spec.event_ids else None
+        segment = EventSegment.build(events.keys, events.key_hash, events.time_us, value, event_ids)
+        self.log.append(segment)
+        if event_ids is not None:
+            self.log.merged()  # what was delivered again stands beside what it repeats
+        return segment
+
+    def _log_controls(self, events: EventArrivals) -> None:
+        self.controls.append(events)
+        if self.spec.orphans and events.kind is not None:
+            self.orphans.unheard.append(events.take(np.flatnonzero(events.kind != COMPLETE)))
 
     def _settle(self) -> None:
         """Contested rows whose creation has passed: DUPLICATEs leave, those that stand wait for their own time."""
@@ -134,11 +163,7 @@ class EventTimePurgatory:
             payload, late = rows.payload.take(fallen), rows.late[fallen]
             self.outcomes.add(OutcomeBatch(payload, DUPLICATE, times_us, times_us, zeros, none, late, reasons=reasons))
         if len(standing):
-            judgement = self._judge(standing)
-            self._arm(standing, np.where(judgement.holds, self._leaves_us(judgement), self.rows.deadline_us[standing]))
-
-    def _rearm_held(self) -> None:
-        self._arm(*self._held)
+            self._arm(standing, self._due_us(self._judge.judge(standing)))
 
     def _arm(self, rows: Int64s, due_us: Int64s) -> None:
         """Move rows whose timer stands at another time."""
@@ -193,46 +218,67 @@ class EventTimePurgatory:
             due_us = np.where(np.isin(rows, self.standing.contested), self.rows.created_us[rows], due_us)
         return tick_up_ms(due_us, self.spec.tick_ms)
 
-    def _judge(self, rows: Int64s) -> Judgement:
-        return judge(self.spec, rows, self.rows, self.purgatory.watchers, self.log)
+    @property
+    def _judge(self) -> Judge:
+        return Judge(self.spec, self.rows, self.purgatory.watchers, self.log, self.controls)
 
     def _try(self, rows: Int64s) -> Bools:
         """Judge waiting rows; those decided leave now, those decided ahead of the watermark are noted to be held."""
-        judgement = self._judge(rows)
-        if not self.spec.final:
-            decided = judgement.holds
-        else:
-            leaves_us = self._leaves_us(judgement)
-            decided = leaves_us <= self.watermark_us
-            held = np.flatnonzero(~decided & judgement.holds)
-            self._held = (rows[held], leaves_us[held])
-        self._emit(COMPLETED, judgement, decided)
+        judgement = self._judge.judge(rows)
+        decided = judgement.holds
+        if self.spec.final or self.controls:
+            due_us = self._due_us(judgement)
+            if self.spec.final:
+                decided = decided & (due_us <= self.watermark_us)
+            # Control events may have moved the deadline, or undone what was held.
+            held = np.flatnonzero(~decided & (judgement.holds | bool(self.controls)))
+            self._held = (rows[held], due_us[held])
+        self._emit_settled(judgement, decided)
         return decided
 
-    def _leaves_us(self, judgement: Judgement) -> Int64s:
-        """When outcomes may leave: not before the creation either (lookback), until which the id may be contested."""
-        return np.maximum(judgement.resolved_us, self.rows.created_us[judgement.rows])
+    def _due_us(self, judgement: Judgement) -> Int64s:
+        """When outcomes may leave under final, or else expire, (n,) int64.
+
+        Not before the creation (lookback): until then the id may be contested.
+        """
+        leaves_us = np.maximum(judgement.resolved_us, self.rows.created_us[judgement.rows])
+        return np.where(judgement.holds, leaves_us, judgement.deadline_us)
 
     def _fired(self, rows: Int64s) -> None:
         """The timer fired: the deadline has passed, or an outcome held need not wait any longer."""
-        judgement = self._judge(rows)
-        self._emit(COMPLETED, judgement, judgement.holds)
+        judgement = self._judge.judge(rows)
+        self._emit_settled(judgement, judgement.holds)
         self._emit(EXPIRED, judgement, ~judgement.holds)
+
+    def _emit_settled(self, judgement: Judgement, chosen: Bools) -> None:
+        for status, rows in judgement.settled_as(chosen):
+            self._emit(status, judgement, rows)
 
     def _emit(self, status: int, judgement: Judgement, chosen: Bools) -> None:
         if chosen.any():
-            watchers = self.purgatory.watchers
-            self.outcomes.add(outcomes_of(self.spec, status, judgement, chosen, self.rows, watchers))
+            self.outcomes.add(self._judge.outcomes_of(status, judgement, chosen))
+            self.orphans.leave(self._judge, judgement, chosen)
+
+    def _release_orphans(self) -> None:
+        waiting = self.purgatory.state.values == WAITING
+        for batch in self.orphans.release(self._judge, waiting, self._floor_us):
+            self.outcomes.add(batch)
+
+    @property
+    def _floor_us(self) -> int:
+        """Events up to here are heard by no operation that comes on time."""
+        return int(saturating_add(np.array([self.watermark_us]), -self.spec.lookback_us)[0])
 
     def _forget_events(self) -> None:
         """Forget events that no operation, waiting or to come on time, can need."""
-        floor_us = int(saturating_add(np.array([self.watermark_us]), -self.spec.lookback_us)[0])
-        code = self.spec.criterion.code
-        if code == ANY_KEY:
-            # A waiting operation has no event at all, or (final) only events ahead of the watermark.
-            self.log.forget(floor_us)
+        if self.spec.criterion == any_key():
+            # A waiting operation has no event that counts, or (final) only events ahead of the watermark.
+            self.log.forget(self._floor_us)
         else:
-            self.log.forget(floor_us, self._needed_from, levels=code == LEVEL)
+            self.log.forget(self._floor_us, self._needed_from, levels=self.spec.may_have(LEVEL))
+        if self.controls:
+            earliest_us = int(self.rows.from_us[self.purgatory.waiting()].min(initial=NEVER))
+            self.controls.forget(self._floor_us, self._needed_from, earliest_us)
 
     def _needed_from(self, segment: EventSegment) -> Int64s:
         """Earliest time that a waiting operation reads, for every group of the segment, (G,) int64."""
