@@ -24,7 +24,7 @@ Rows = Sequence[dict[str, Any]]
 END_MS = END_OF_TIME_MS
 
 
-def operations_table(rows: Rows, several: bool, hash_bits: int = 64) -> pa.Table:
+def operations_table(rows: Rows, several: bool, hash_bits: int = 64, by_row: bool = False) -> pa.Table:
     """Operations as the exchange delivers them; ``hash_bits`` below 64 forges collisions."""
     ids = pa.array([row["id"] for row in rows], pa.string())
     if several:
@@ -34,8 +34,10 @@ def operations_table(rows: Rows, several: bool, hash_bits: int = 64) -> pa.Table
     else:
         keys = pa.array([row["keys"][0] if row["keys"] else None for row in rows], pa.string())
         hashes = _hashes(keys, hash_bits)
+    rules = _rules(rows, several) if by_row else {}
     return pa.table(
         {
+            **rules,
             "id": ids,
             "id_hash": _hashes(ids, hash_bits),
             "keys": keys,
@@ -49,11 +51,33 @@ def operations_table(rows: Rows, several: bool, hash_bits: int = 64) -> pa.Table
     )
 
 
-def events_table(rows: Rows, hash_bits: int = 64) -> pa.Table:
-    """Events as the exchange delivers them."""
+def _rules(rows: Rows, several: bool) -> dict[str, pa.Array]:
+    levels = []
+    for row in rows:
+        level = row.get("need") if row.get("level") is None else row["level"]
+        by_key = [level.get(key) if isinstance(level, dict) else level for key in row["keys"] or []]
+        levels.append(by_key if several else (by_key or [None])[0])
+    return {
+        "rule": pa.array([row["rule"] for row in rows], pa.string()),
+        "need": pa.array([row["need"] for row in rows], pa.float64()),
+        "levels": pa.array(levels, pa.list_(pa.float64()) if several else pa.float64()),
+    }
+
+
+def events_table(rows: Rows, hash_bits: int = 64, spec: EngineSpec | None = None) -> pa.Table:
+    """Events as the exchange delivers them; of what a spec reads besides, where one is given."""
     keys = pa.array([row["key"] for row in rows], pa.string())
+    others: dict[str, pa.Array] = {}
+    if any(row.get("kind") is not None for row in rows):
+        others["kind"] = pa.array([row.get("kind") for row in rows], pa.string())
+    if spec is not None and spec.operation_ids:
+        others["operation_id"] = pa.array([row.get("operation_id") for row in rows], pa.string())
+        others["operation_hash"] = _hashes(others["operation_id"], hash_bits)
+    if spec is not None and spec.event_ids:
+        others["event_id"] = pa.array([row.get("event_id") for row in rows], pa.string())
     return pa.table(
         {
+            **others,
             "key": keys,
             "key_hash": _hashes(keys, hash_bits),
             "time_us": pa.array([row["time"] for row in rows], pa.int64()),
@@ -72,7 +96,8 @@ class Shards:
     """Several shards, each restored from its blob and saved to it in every step."""
 
     def __init__(self, spec: EngineSpec, shards: int = 1, several: bool = False, hash_bits: int = 64) -> None:
-        self.spec, self.shards, self.several, self.hash_bits = spec, shards, several, hash_bits
+        self.spec = replace(spec, identity_width=1 if several else 2)
+        self.shards, self.several, self.hash_bits = shards, several, hash_bits
         self.blobs: list[bytes | None] = [None] * shards
         self.due_ms: list[int | None] = [None] * shards
 
@@ -98,21 +123,27 @@ class Shards:
 
     def _call(self, shard: int, operations: Rows, events: Rows, watermark_ms: int) -> list[dict[str, Any]]:
         blob = self.blobs[shard]
-        width = 1 if self.several else 2
-        engine = EventTimePurgatory(self.spec, width) if blob is None else restore(self.spec, blob, self.shards)
+        engine = EventTimePurgatory(self.spec) if blob is None else restore(self.spec, blob, self.shards)
         ops = evs = None
         if operations:
-            ops = read_operations(operations_table(operations, self.several, self.hash_bits), self.spec)
+            ops = read_operations(
+                operations_table(operations, self.several, self.hash_bits, self.spec.by_row), self.spec
+            )
         if events:
-            evs = read_events(events_table(events, self.hash_bits), self.spec.criterion)
+            evs = read_events(events_table(events, self.hash_bits, self.spec), self.spec.criterion)
         batches = engine.step(ops, evs, watermark_ms)
         engine.purgatory.validate()
         self.due_ms[shard] = engine.next_due_ms()
         self.blobs[shard] = save(engine, self.shards)
-        return [row for batch in batches for row in batch.rename_columns(NAMES).to_pylist()]
+        return [row for batch in batches for row in _rows(batch)]
 
 
 NAMES = ["id", "row", "status", "resolved_at", "wait_ms", "matched", "missing_keys", "late", "reason"]
+
+
+def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    # ORPHANs have no operation's columns.
+    return batch.rename_columns(NAMES if len(batch.schema) == len(NAMES) else NAMES[2:]).to_pylist()
 
 
 def multiset(outcomes: Iterable[dict[str, Any]], *columns: str) -> Counter[tuple[Any, ...]]:

@@ -174,7 +174,7 @@ class PlainIds:
             name, created, deadline = rows[i]
             if repeated[i]:
                 continue
-            repeated[i] = name in latest and created <= latest[name]
+            repeated[i] = name in latest and created <= latest[name] and latest[name] > watermark_us
             if not repeated[i]:
                 latest[name] = deadline
         for (name, _, deadline), again in zip(rows, repeated, strict=True):

@@ -63,7 +63,7 @@ def steps(engine: EventTimePurgatory, batches: list[Batch], several: bool = True
 # --- three real blobs -----------------------------------------------------------------------------
 
 SPECS = {
-    "any key": EngineSpec(criteria.any_key()),
+    "any key": EngineSpec(criteria.any_key(), identity_width=2),
     "levels of several keys": EngineSpec(criteria.level(2), final=True),
     "sums, lookback, year 9999": EngineSpec(criteria.sum_at_least(3), lookback_us=5_000),
 }
@@ -197,6 +197,7 @@ def test_another_number_of_shards_is_refused_with_both_numbers(shards: int) -> N
         ({"final": True}, ("emit", "'early'", "'final'")),
         ({"lookback_us": 6}, ("lookback_us", "5", "6")),
         ({"tick_ms": 1000}, ("tick_ms", "10", "1000")),
+        ({"identity_width": 2}, ("identity_width", "1", "2")),
     ],
     ids=lambda part: part[0] if isinstance(part, tuple) else None,
 )
@@ -262,7 +263,7 @@ def test_restarting_in_every_step_changes_no_outcome(name: str, seed: int) -> No
     )
     batches = [tuple(batch) for batch in splits(rng, world.operations, world.events, 6, lookback_us=5_000)]
     restarted = Shards(SPECS[name], several=True).run(batches)
-    straight = steps(EventTimePurgatory(SPECS[name]), batches)
+    straight = steps(EventTimePurgatory(replace(SPECS[name], identity_width=1)), batches)
     assert multiset(restarted, *NAMES) == multiset(straight, *NAMES), f"seed {seed}"
     assert len(straight) >= 30
 
@@ -283,12 +284,12 @@ def operations_by_payload(rows: Rows) -> pa.Table:
 def test_columns_that_the_payload_has_are_kept_once_and_change_no_outcome(seed: int) -> None:
     rng = random.Random(seed)
     world = random_world(rng, n_operations=40, n_events=50, n_keys=5, max_keys=1, rules=["any_key"], kinds=["complete"])
-    spec = EngineSpec(criteria.count(2), final=seed % 2 == 0, lookback_us=5_000)
+    spec = EngineSpec(criteria.count(2), final=seed % 2 == 0, lookback_us=5_000, identity_width=2)
     by_payload = replace(spec, roles=ROLES)
     blobs, outcomes = {}, dict[EngineSpec, list[dict[str, Any]]]()
     for operations, events, watermark_ms in splits(rng, world.operations, world.events, 5, lookback_us=5_000):
         for each in (spec, by_payload):
-            engine = restore(each, blobs[each], 1) if each in blobs else EventTimePurgatory(each, 2)
+            engine = restore(each, blobs[each], 1) if each in blobs else EventTimePurgatory(each)
             table = operations_by_payload(operations) if each.roles else operations_table(operations, several=False)
             arrivals = read_operations(table, each) if operations else None
             happened = read_events(events_table(events), each.criterion) if events else None
@@ -304,7 +305,7 @@ def test_columns_that_the_payload_has_are_kept_once_and_change_no_outcome(seed: 
 
 
 def test_other_roles_than_the_checkpoints_are_refused_by_name() -> None:
-    blob = save(EventTimePurgatory(replace(SPECS["any key"], roles=ROLES), 2), 1)
+    blob = save(EventTimePurgatory(replace(SPECS["any key"], roles=ROLES)), 1)
     with pytest.raises(StateMismatchError, match=r"^roles: .*created_us is payload column 3.*, the query has ''"):
         restore(SPECS["any key"], blob, 1)
 
@@ -362,8 +363,8 @@ GOLDEN_BEFORE: list[Batch] = [
 ]
 GOLDEN_AFTER: list[tuple[Batch, list[str]]] = [
     # An id whose deadline lies ahead, and one whose deadline has passed.
-    (([op("done", "a", 28_000, 40_000), op("gone", "z", 27_500, 40_000)], [], 27), ["done DUPLICATE 28000 0"]),
-    (([], [ev("ä", 30_000, 1.0), ev("z", 26_000, 0.5)], 28), []),
+    (([op("done", "a", 28_000, 40_000), op("gone", "z", 27_500, 40_000)], [], 27), []),
+    (([], [ev("ä", 30_000, 1.0), ev("z", 26_000, 0.5)], 28), ["done DUPLICATE 28000 0"]),
     # b's event is late, and still completes what waits for it; what it completes with a's is held until 30.5 ms.
     (
         ([], [ev("b", 29_500, 0.5), ev("a", 30_500, 0.5)], 30),

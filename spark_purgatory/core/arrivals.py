@@ -4,26 +4,39 @@ Columns of the tables are fixed here, so that the exchange that writes them and 
 
 operations   ``id``, ``id_hash``, ``keys`` (a value or a list), ``key_hashes`` (likewise), ``created_us``,
 ``deadline_us``,
-             ``ahead`` (created too far ahead of processing time), then the payload, ``p0``, ``p1``, ...;
+             ``ahead`` (created too far ahead of processing time), where rows bring their rules ``rule``, ``need`` and
+             ``levels`` (a value or a list, as ``keys``), then the payload, ``p0``, ``p1``, ...;
              a column of `ROLES` that the spec says is a payload column is not sent apart
-events       ``key``, ``key_hash``, ``time_us``, ``value`` (where the criterion reads it; null is no value), ``ahead``
+events       ``key``, ``key_hash``, ``time_us``, ``ahead``; where there is something to read, ``value`` (null is none),
+             ``kind`` (null is complete), ``operation_id`` and ``operation_hash``, ``event_id``
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_purgatory.core.criteria import SUM_AT_LEAST, Criterion
+from spark_purgatory.core.criteria import (
+    LARGEST_SUM,
+    LEVEL,
+    NUMBERED,
+    RULES,
+    SMALLEST_SUM,
+    SUM_AT_LEAST,
+    ByRow,
+    Criterion,
+)
 from spark_purgatory.core.engine_spec import ROLES, EngineSpec
 from spark_purgatory.core.event_log import Floats
 from spark_purgatory.core.keys import as_bools
 from spark_purgatory.core.runs import Bools, Int64s
 
 OPERATION_COLUMNS = ("id", "id_hash", "keys", "key_hashes", "created_us", "deadline_us", "ahead")
+RULE_COLUMNS = ("rule", "need", "levels")
 
 REJECTIONS = (
     "",
@@ -34,6 +47,8 @@ REJECTIONS = (
     "the deadline or time-out is null",
     "the deadline is before the created time",
     "the created time is too far ahead of processing time (max_future)",
+    f"the rule is none of {', '.join(RULES)}",
+    "the number that the rule needs is missing, not a number, or out of the range of sums",
 )
 """Reason of a REJECTED operation by code; 0 is no reason."""
 EVENT_REJECTIONS = (
@@ -42,8 +57,12 @@ EVENT_REJECTIONS = (
     "the time is null",
     "the value is not a number, or negative, where values add up",
     "the time is too far ahead of processing time (max_future)",
+    "the kind is none of complete, fail, cancel, force, extend",
 )
 """Reason of a rejected event by code."""
+COMPLETE, FAIL, CANCEL, FORCE, EXTEND = range(5)
+KINDS = ("complete", "fail", "cancel", "force", "extend")
+"""Names of the kinds of events; a kind's code is its position."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +78,9 @@ class OperationArrivals:
     deadline_us: Int64s
     rejection: Int64s  # (n,) codes of REJECTIONS
     payload: pa.StructArray
+    rule: Int64s | None = None  # (n,) codes of criteria.RULES; None: the query's criterion
+    need: Floats | None = None  # (n,)
+    level_need: Floats | None = None  # (m,)
 
     def __len__(self) -> int:
         return len(self.id_hash)
@@ -82,6 +104,9 @@ class OperationArrivals:
             self.deadline_us[rows],
             self.rejection[rows],
             self.payload.take(at),
+            _at(self.rule, rows),
+            _at(self.need, rows),
+            _at(self.level_need, entries.to_numpy()),
         )
 
 
@@ -94,6 +119,10 @@ class EventArrivals:
     time_us: Int64s
     value: Floats | None
     rejection: Int64s  # (n,) codes of EVENT_REJECTIONS
+    kind: Int64s | None = None  # (n,) codes of KINDS; None: all are complete
+    operation_ids: pa.Array | None = None  # (n,) null: every operation on the key
+    operation_hash: Int64s | None = None
+    event_ids: pa.Array | None = None  # (n,)
 
     def __len__(self) -> int:
         return len(self.key_hash)
@@ -102,10 +131,12 @@ class EventArrivals:
         """Only the events at ``rows``, (k,) ascending."""
         if len(rows) == len(self):
             return self
-        value = None if self.value is None else self.value[rows]
-        return EventArrivals(
-            self.keys.take(pa.array(rows)), self.key_hash[rows], self.time_us[rows], value, self.rejection[rows]
-        )
+        return EventArrivals(**{name: _at(column, rows) for name, column in vars(self).items()})
+
+    def is_control(self) -> Bools:
+        """Which events are not plain completions: of another kind, or for one operation; (n,) bool."""
+        control = np.zeros(len(self), bool) if self.kind is None else self.kind != COMPLETE
+        return control if self.operation_ids is None else control | ~_nulls(self.operation_ids)
 
 
 def read_operations(table: pa.Table, spec: EngineSpec) -> OperationArrivals:
@@ -123,16 +154,50 @@ def read_operations(table: pa.Table, spec: EngineSpec) -> OperationArrivals:
     _mark_nulls(rejection, deadline, 5)
     _mark_nulls(rejection, created, 4)
     if pa.types.is_list(keys.type):
-        keys, key_hash, offsets, owner = _flatten(keys, hashes)
+        keys, key_hash, offsets, owner, kept = _flatten(keys, hashes)
         if keys.null_count:
             rejection[owner[_nulls(keys)]] = 3
         rejection[np.diff(offsets) == 0] = 2
     else:
-        offsets, key_hash = np.arange(len(table) + 1), _int64(hashes)
+        offsets, key_hash, kept = np.arange(len(table) + 1), _int64(hashes), slice(None)
         _mark_nulls(rejection, keys, 3)
     _mark_nulls(rejection, ids, 1)
     id_hash = _int64(_whole(table, "id_hash"))
-    return OperationArrivals(ids, id_hash, keys, key_hash, offsets, created_us, deadline_us, rejection, payload)
+    arrivals = OperationArrivals(ids, id_hash, keys, key_hash, offsets, created_us, deadline_us, rejection, payload)
+    return _with_rules(arrivals, table, kept) if spec.by_row else arrivals
+
+
+def _with_rules(arrivals: OperationArrivals, table: pa.Table, kept: Int64s | slice) -> OperationArrivals:
+    """The operations with their own rules; ``kept``: which of the keys given are left."""
+    rule = _codes(_whole(table, "rule"), RULES)
+    need, levels = _floats(_whole(table, "need")), _whole(table, "levels")
+    level_need = _floats(levels.flatten() if pa.types.is_list(levels.type) else levels)[kept]
+    bad = np.isin(rule, NUMBERED) & np.isnan(need)
+    bad |= (rule == SUM_AT_LEAST) & (need != 0) & ~((need >= SMALLEST_SUM) & (need <= LARGEST_SUM))
+    owner = np.repeat(np.arange(len(rule)), np.diff(arrivals.offsets))
+    bad[owner[np.isnan(level_need) & (rule[owner] == LEVEL)]] = True
+    sound = arrivals.rejection == 0
+    arrivals.rejection[sound & bad] = 9
+    arrivals.rejection[sound & (rule < 0)] = 8
+    return replace(arrivals, rule=rule, need=need, level_need=level_need)
+
+
+def _codes(names: pa.Array, known: tuple[str, ...]) -> Int64s:
+    """Each name's position in ``known``, -1 where it is none of them; (n,) int64."""
+    found = pc.index_in(names.cast(pa.string()), value_set=pa.array(known))
+    return found.fill_null(-1).cast(pa.int64()).to_numpy(zero_copy_only=False)
+
+
+def _floats(column: pa.Array) -> Floats:
+    """(n,) float64, NaN where null."""
+    return column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+
+
+def _at(column: Any, rows: Int64s) -> Any:
+    """The column, numpy or Arrow or none, at rows."""
+    if column is None:
+        return None
+    return column[rows] if isinstance(column, np.ndarray) else column.take(pa.array(rows))
 
 
 def payload_role(payload: pa.StructArray, spec: EngineSpec, name: str) -> pa.Array:
@@ -142,26 +207,46 @@ def payload_role(payload: pa.StructArray, spec: EngineSpec, name: str) -> pa.Arr
 
 
 def _payload(table: pa.Table) -> pa.StructArray:
-    columns = table.drop_columns([name for name in OPERATION_COLUMNS if name in table.column_names])
+    engine = [name for name in (*OPERATION_COLUMNS, *RULE_COLUMNS) if name in table.column_names]
+    columns = table.drop_columns(engine)
     return _as_array(columns.to_struct_array())
 
 
-def read_events(table: pa.Table, criterion: Criterion) -> EventArrivals:
+def read_events(table: pa.Table, criterion: Criterion | ByRow) -> EventArrivals:
     """Read and check a table of events."""
     keys, times = _whole(table, "key"), _whole(table, "time_us")
     rejection = np.zeros(len(table), np.int64)
     value: Floats | None = None
     if bool(pc.any(table["ahead"]).as_py()):
         rejection[as_bools(_whole(table, "ahead"))] = 4
-    if criterion.reads_values:
+    kind = _codes(_whole(table, "kind").fill_null("complete"), KINDS) if "kind" in table.column_names else None
+    if "value" in table.column_names:
         column = _whole(table, "value").cast(pa.float64())
         value = column.to_numpy(zero_copy_only=False)
-        if criterion.code == SUM_AT_LEAST:
-            # Null adds nothing, and stays in the log as NaN; what was NaN or negative to begin with is refused.
-            rejection[~(value >= 0) & ~_nulls(column)] = 3
+        # Null adds nothing, and stays in the log as NaN; what was NaN or negative to begin with no sum can take.
+        bad = ~(value >= 0) & ~_nulls(column) & (True if kind is None else kind == COMPLETE)
+        if isinstance(criterion, ByRow):
+            value = np.where(bad & np.isnan(value), -np.inf, value)
+        elif criterion.code == SUM_AT_LEAST:
+            rejection[bad] = 3
+    elif isinstance(criterion, ByRow):
+        value = np.full(len(table), np.nan)
+    if kind is not None:
+        rejection[kind < 0] = 5
     _mark_nulls(rejection, times, 2)
     _mark_nulls(rejection, keys, 1)
-    return EventArrivals(keys, _int64(_whole(table, "key_hash")), _int64(times), value, rejection)
+    addressed, named = (name in table.column_names for name in ("operation_id", "event_id"))
+    return EventArrivals(
+        keys,
+        _int64(_whole(table, "key_hash")),
+        _int64(times),
+        value,
+        rejection,
+        kind,
+        _whole(table, "operation_id") if addressed else None,
+        _int64(_whole(table, "operation_hash")) if addressed else None,
+        _whole(table, "event_id") if named else None,
+    )
 
 
 def _whole(table: pa.Table, name: str) -> pa.Array:
@@ -189,8 +274,8 @@ def _mark_nulls(rejection: Int64s, column: pa.Array, code: int) -> None:
         rejection[_nulls(column)] = code
 
 
-def _flatten(keys: pa.ListArray, hashes: pa.ListArray) -> tuple[pa.Array, Int64s, Int64s, Int64s]:
-    """(distinct keys of each operation flat, their hashes, offsets, operation of each); null lists are empty."""
+def _flatten(keys: pa.ListArray, hashes: pa.ListArray) -> tuple[pa.Array, Int64s, Int64s, Int64s, Int64s | slice]:
+    """(distinct keys of each operation flat, hashes, offsets, operation of each, which are left); null is empty."""
     offsets = keys.offsets.to_numpy().astype(np.int64)
     counts = np.where(_nulls(keys), 0, np.diff(offsets)) if keys.null_count else np.diff(offsets)
     owner = np.repeat(np.arange(len(keys)), counts)
@@ -198,8 +283,9 @@ def _flatten(keys: pa.ListArray, hashes: pa.ListArray) -> tuple[pa.Array, Int64s
     codes = flat.dictionary_encode().indices.fill_null(-1).to_numpy()
     order = np.lexsort((codes, owner))
     again = order[1:][(owner[order][1:] == owner[order][:-1]) & (codes[order][1:] == codes[order][:-1])]
+    kept: Int64s | slice = slice(None)
     if len(again):
         kept = np.setdiff1d(np.arange(len(flat)), again, assume_unique=True)
         flat, key_hash, owner = flat.take(pa.array(kept)), key_hash[kept], owner[kept]
         counts = np.bincount(owner, minlength=len(keys))
-    return flat, key_hash, np.concatenate(([0], np.cumsum(counts))).astype(np.int64), owner
+    return flat, key_hash, np.concatenate(([0], np.cumsum(counts))).astype(np.int64), owner, kept

@@ -18,6 +18,8 @@ KEYED = (ANY_KEY, ALL_KEYS, QUORUM, LEVEL)
 """Rules that are satisfied key by key: these have missing keys."""
 VALUED = (SUM_AT_LEAST, LEVEL)
 """Rules that read the events' values."""
+NUMBERED = (QUORUM, COUNT, SUM_AT_LEAST)
+"""Rules that read a need, and hold from the creation on where it is nothing."""
 SMALLEST_SUM, LARGEST_SUM = 2.0**-43, 2.0**62
 """What a sum can be asked to reach: within these every digit of a double is counted (`exact_sum`)."""
 
@@ -53,6 +55,34 @@ class Criterion:
     def reads_values(self) -> bool:
         """Whether events must bring a value."""
         return self.code in VALUED
+
+
+@dataclass(frozen=True)
+class ByRow:
+    """Every operation brings its own rule: names of the columns of rule, need and levels (made by `by_row`)."""
+
+    rule: str
+    need: str | None = None
+    levels: str | None = None
+
+    def __post_init__(self) -> None:
+        for field, value in vars(self).items():
+            if not (isinstance(value, str) and value) and not (value is None and field != "rule"):
+                raise ConfigError(f"criteria.by_row {field}={value!r} must be a column's name")
+
+    @property
+    def reads_values(self) -> bool:
+        """Whether events must bring a value: those of rules that are asked for may."""
+        return True
+
+
+def by_row(rule: str = "rule", need: str | None = None, levels: str | None = None) -> ByRow:
+    """Read each operation's own criterion from columns: ``rule``, the name of one of the six; ``need``, its number;
+    ``levels``, a map from key to the level that a ``level`` operation needs there (without it, ``need`` at every key).
+
+    A column that no row needs may be left out. An unknown rule, or a number missing, is REJECTED.
+    """
+    return ByRow(rule, need, levels)
 
 
 def any_key() -> Criterion:

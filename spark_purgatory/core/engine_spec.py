@@ -4,21 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spark_purgatory.core.criteria import Criterion
+from spark_purgatory.core.criteria import ByRow, Criterion
 
 ROLES = ("id", "keys", "created_us", "deadline_us")
 """Engine columns that a payload column may stand for."""
+LATER_FIELDS: dict[str, str | float | int | bool] = {
+    "identity_width": 1,
+    "operation_ids": False,
+    "event_ids": False,
+    "orphans": False,
+    "key_prefix": 0,
+}
+"""What a checkpoint that does not name it was written with."""
 
 
 @dataclass(frozen=True)
 class EngineSpec:
     """What an engine does; equal specs read each other's state."""
 
-    criterion: Criterion
+    criterion: Criterion | ByRow
     final: bool = False
     lookback_us: int = 0
     tick_ms: int = 1
     wheel_size: int = 20
+    identity_width: int = 1
+    """Columns that tell operations apart: 1, the id; 2, the id and its watch key, where rows are routed by key."""
+    operation_ids: bool = False
+    """Events may speak to one operation, by its id."""
+    event_ids: bool = False
+    """Events bring ids: an event of a key and id seen before counts once."""
+    orphans: bool = False
+    """Control events that find no operation become ORPHAN rows."""
+    key_prefix: int = 0
+    """Characters (bytes, if binary) before the key itself in every key and id: where they are scoped by a partition."""
     roles: tuple[tuple[str, int], ...] = ()
     """Engine columns that are payload columns already, by the payload's position: `ROLES`, stored and sent once."""
     max_pending: int = 10_000_000
@@ -28,15 +46,32 @@ class EngineSpec:
 
     def fingerprint(self) -> dict[str, str | float | int | bool]:
         """What must not change against a checkpoint, by name."""
+        criterion: dict[str, str | float | int | bool] = {"criterion": "by_row", "need": 1.0}
+        if isinstance(self.criterion, Criterion):
+            criterion = {"criterion": self.criterion.rule, "need": float(self.criterion.need)}
         return {
-            "criterion": self.criterion.rule,
-            "need": float(self.criterion.need),
+            **criterion,
             "emit": "final" if self.final else "early",
             "lookback_us": self.lookback_us,
             "tick_ms": self.tick_ms,
             "wheel_size": self.wheel_size,
             "roles": ", ".join(f"{name} is payload column {i}" for name, i in self.roles),
+            **{name: getattr(self, name) for name, was in LATER_FIELDS.items() if getattr(self, name) != was},
         }
+
+    @property
+    def keeps_ids(self) -> bool:
+        """Whether rows need an id of their own: they are looked up by it, and no payload column has it."""
+        return (self.final or self.operation_ids) and self.role("id") is None
+
+    @property
+    def by_row(self) -> bool:
+        """Whether operations bring their own rules."""
+        return isinstance(self.criterion, ByRow)
+
+    def may_have(self, rule: int) -> bool:
+        """Whether an operation may have the rule, a code of `RULES`."""
+        return not isinstance(self.criterion, Criterion) or self.criterion.code == rule
 
     def role(self, name: str) -> int | None:
         """The payload column that plays ``name``, None where the engine has a column of its own."""

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spark_purgatory.core.criteria import ALL_KEYS, ANY_KEY, COUNT, LEVEL, QUORUM, SUM_AT_LEAST
+from spark_purgatory.core.controls import Controlled
+from spark_purgatory.core.criteria import ALL_KEYS, ANY_KEY, COUNT, LEVEL, NUMBERED, QUORUM, SUM_AT_LEAST
 from spark_purgatory.core.event_log import EventSegment, Floats, Spans, bisect_within
 from spark_purgatory.core.exact_sum import ExactSums
+from spark_purgatory.core.outcomes import CANCELLED, COMPLETED, FAILED
 from spark_purgatory.core.runs import Bools, Int64s
-from spark_purgatory.core.times import NEVER
+from spark_purgatory.core.times import ALWAYS, NEVER
 
 
 @dataclass(frozen=True)
@@ -26,23 +28,29 @@ class Cases:
     rule: Int64s  # (n,) codes of criteria.RULES
     need: Floats  # (n,)
     created_us: Int64s  # (n,)
+    from_us: Int64s  # (n,) earliest time that counts
     deadline_us: Int64s  # (n,)
     first_entry: Int64s  # (n,)
     owner: Int64s  # (m,) operation of each entry, ascending
     level_need: Floats  # (m,) level that each entry's key must reach
+    controlled: Controlled | None = None  # None: no control event speaks to any of them
 
 
 @dataclass(frozen=True)
 class Verdicts:
     """What evaluation says of n operations with m entries."""
 
-    resolved_us: Int64s  # (n,) NEVER where the criterion does not hold
+    resolved_us: Int64s  # (n,) NEVER where neither the criterion nor a control event settles it
     matched: Int64s  # (n,) relevant events up to resolved_us, or all where it is NEVER
     satisfied: Bools  # (m,) whether the entry's key is satisfied by then
+    status: Int64s | None = None  # (n,) COMPLETED, FAILED or CANCELLED where resolved; None: all COMPLETED
 
 
 def evaluate(cases: Cases, spans: list[Spans], history: list[Spans]) -> Verdicts:
-    """Evaluate all cases. ``spans``: relevant events by entry; ``history``: for level entries, events from whenever."""
+    """Evaluate all cases. ``spans``: relevant events by entry; ``history``: for level entries, events from whenever.
+
+    Neither holds what lies behind the first failure of the entry's key.
+    """
     n, m = len(cases.rule), len(cases.owner)
     satisfied_us = np.full(m, NEVER)
     for span in spans:
@@ -55,14 +63,45 @@ def evaluate(cases: Cases, spans: list[Spans], history: list[Spans]) -> Verdicts
         chosen = np.flatnonzero(cases.rule == rule)
         if len(chosen):
             resolved_us[chosen] = resolve(cases, chosen, spans, satisfied_us)
-    numbered = np.isin(cases.rule, (QUORUM, COUNT, SUM_AT_LEAST))
+    numbered = np.isin(cases.rule, NUMBERED)
     resolved_us = np.where(numbered & (cases.need <= 0), cases.created_us, resolved_us)
+    status = None
+    if cases.controlled is not None:
+        resolved_us, status = _settle(cases, cases.controlled, satisfied_us, resolved_us)
     matched = np.zeros(n, np.int64)
     end_us = np.minimum(resolved_us, cases.deadline_us)
     for span in spans:
         owner = cases.owner[span.owner]
-        matched += np.bincount(owner, span.until(end_us[owner]) - span.low, minlength=n).astype(np.int64)
-    return Verdicts(resolved_us, matched, satisfied_us <= end_us[cases.owner])
+        matched += np.bincount(owner, span.counted(span.until(end_us[owner])), minlength=n).astype(np.int64)
+    return Verdicts(resolved_us, matched, satisfied_us <= end_us[cases.owner], status)
+
+
+def _settle(cases: Cases, controlled: Controlled, satisfied_us: Int64s, completed_us: Int64s) -> tuple[Int64s, Int64s]:
+    """(resolved_us, status) with control events: the earliest settles, at a tie COMPLETED, FAILED, CANCELLED."""
+    completed_us = np.minimum(completed_us, controlled.force_us)
+    failed_us = _hopeless(cases, controlled.fail_us, satisfied_us)
+    resolved_us = np.minimum(np.minimum(completed_us, failed_us), controlled.cancel_us)
+    status = np.where(resolved_us == failed_us, FAILED, CANCELLED)
+    return resolved_us, np.where(resolved_us == completed_us, COMPLETED, status)
+
+
+def _hopeless(cases: Cases, fail_us: Int64s, satisfied_us: Int64s) -> Int64s:
+    """The failure at which each criterion can no longer be met, (n,) int64; NEVER where it still can."""
+    lost_us = np.where(satisfied_us == NEVER, fail_us, NEVER)
+    first, counts = cases.first_entry, np.bincount(cases.owner, minlength=len(cases.rule))
+    all_failed = np.maximum.reduceat(fail_us, first)
+    # A quorum survives as long as enough keys are left; one of more keys than there are fails with the first.
+    spare = counts - np.ceil(np.fmin(cases.need, counts + 1.0)).astype(np.int64)
+    quorum = np.where(spare < 0, np.minimum.reduceat(fail_us, first), _nth(lost_us, first, counts, spare + 1))
+    by_rule = {
+        ANY_KEY: np.maximum.reduceat(lost_us, first),
+        ALL_KEYS: np.minimum.reduceat(lost_us, first),
+        LEVEL: np.minimum.reduceat(lost_us, first),
+        QUORUM: np.where(cases.need > 0, quorum, NEVER),
+        COUNT: np.where(cases.need > 0, all_failed, NEVER),
+        SUM_AT_LEAST: np.where(cases.need > 0, all_failed, NEVER),
+    }
+    return np.choose(cases.rule, [by_rule[rule] for rule in range(len(by_rule))])
 
 
 def _entries(cases: Cases, chosen: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
@@ -87,17 +126,27 @@ def _last_key(cases: Cases, chosen: Int64s, spans: list[Spans], satisfied_us: In
 def _nth_key(cases: Cases, chosen: Int64s, spans: list[Spans], satisfied_us: Int64s) -> Int64s:
     values, first = _entries(cases, chosen, satisfied_us)
     counts = np.diff(np.append(first, len(values)))
-    ordered = values[np.lexsort((values, np.repeat(np.arange(len(chosen)), counts)))]
-    nth = np.clip(cases.need[chosen], 1, None)
-    reachable = nth <= counts
-    return np.where(reachable, ordered[first + np.where(reachable, nth, 1).astype(np.int64) - 1], NEVER)
+    nth = np.ceil(np.clip(cases.need[chosen], 1, counts + 1.0)).astype(np.int64)
+    return _nth(values, first, counts, nth)
+
+
+def _nth(values: Int64s, first: Int64s, counts: Int64s, nth: Int64s) -> Int64s:
+    """The ``nth[i]``-th smallest, from 1, of each operation's values; NEVER where it has no so many; (n,) int64."""
+    ordered = values[np.lexsort((values, np.repeat(np.arange(len(counts)), counts)))]
+    within = (nth >= 1) & (nth <= counts)
+    return np.where(within, ordered[first + np.where(within, nth, 1) - 1], NEVER)
+
+
+def _last_level(cases: Cases, chosen: Int64s, spans: list[Spans], satisfied_us: Int64s) -> Int64s:
+    """Levels count from whenever, and are first asked for at the creation."""
+    return np.maximum(_last_key(cases, chosen, spans, satisfied_us), cases.created_us[chosen])
 
 
 def _nth_event(cases: Cases, chosen: Int64s, spans: list[Spans], satisfied_us: Int64s) -> Int64s:
     def enough(mine: list[Spans], position: list[Int64s], until_us: Int64s, need: Floats) -> Bools:
         total = np.zeros(len(need), np.int64)
         for span, at in zip(mine, position, strict=True):
-            total += np.bincount(at, span.until(until_us[at]) - span.low, minlength=len(need)).astype(np.int64)
+            total += np.bincount(at, span.counted(span.until(until_us[at])), minlength=len(need)).astype(np.int64)
         return total >= need
 
     return _bisect_time(cases, chosen, spans, enough)
@@ -112,7 +161,10 @@ def _enough_value(cases: Cases, chosen: Int64s, spans: list[Spans], satisfied_us
             prefix = sums.get(id(span.segment))
             if prefix is None:
                 prefix = sums[id(span.segment)] = ExactSums.prefixes(_values(span.segment))
-            total.add_at(at, prefix, span.low, span.until(until_us[at]))
+            until = span.until(until_us[at])
+            total.add_at(at, prefix, span.low, until)
+            if (repeats := span.segment.repeats) is not None:
+                total.subtract_at(at, repeats.total(span.low, until)[1:])
         return total.at_least(need)
 
     return _bisect_time(cases, chosen, spans, enough)
@@ -161,13 +213,18 @@ def _spans_of(cases: Cases, spans: list[Spans], place: Int64s) -> tuple[list[Spa
     for span in spans:
         at = place[cases.owner[span.owner]]
         kept = np.flatnonzero(at >= 0)
+        if not len(kept):
+            continue
         mine.append(Spans(span.segment, span.owner[kept], span.group_start[kept], span.low[kept], span.high[kept]))
         position.append(at[kept])
     return mine, position
 
 
 def _reach_levels(cases: Cases, history: list[Spans], satisfied_us: Int64s) -> None:
-    """Write into ``satisfied_us`` when each level entry's key reached its level: never before created."""
+    """Write into ``satisfied_us`` when each level entry's key reached its level.
+
+    What was reached before ``from_us`` was so always: of such events the log may hold the last summit alone.
+    """
     level_entry = cases.rule[cases.owner] == LEVEL
     satisfied_us[level_entry] = NEVER
     for span in history:
@@ -175,7 +232,8 @@ def _reach_levels(cases: Cases, history: list[Spans], satisfied_us: Int64s) -> N
         at = bisect_within(running, span.group_start, span.high, cases.level_need[span.owner], after=False)
         reached = np.flatnonzero(at < span.high)
         owner = span.owner[reached]
-        time_us = np.maximum(span.segment.time_us[at[reached]], cases.created_us[cases.owner[owner]])
+        time_us = span.segment.time_us[at[reached]]
+        time_us = np.where(time_us < cases.from_us[cases.owner[owner]], ALWAYS, time_us)
         np.minimum.at(satisfied_us, owner, time_us)
 
 
@@ -185,5 +243,5 @@ _RESOLVERS = {
     QUORUM: _nth_key,
     COUNT: _nth_event,
     SUM_AT_LEAST: _enough_value,
-    LEVEL: _last_key,
+    LEVEL: _last_level,
 }

@@ -19,7 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_purgatory.core.keys import KeyColumn, equal_values
+from spark_purgatory.core.repeats import Repeats
 from spark_purgatory.core.runs import EMPTY, MERGE_RATIO, PREFIX_MASK, ROW_MASK, Bools, Int64s, expand
+from spark_purgatory.core.times import saturating_add
 
 FORGET_FLOOR = 1024
 """Events below which forgetting one by one is not worth a pass."""
@@ -53,6 +55,7 @@ class EventSegment:
     start: Int64s  # (G + 1,)
     time_us: Int64s  # (E,) ascending within a group
     value: Floats | None  # (E,) NaN: none
+    event_ids: pa.Array | None = None  # (E,) null: none
 
     def __len__(self) -> int:
         return len(self.time_us)
@@ -80,9 +83,34 @@ class EventSegment:
             step *= 2
         return running
 
+    @cached_property
+    def summable(self) -> EventSegment:
+        """The events that a sum can take: none of a negative value, which stands for NaN too."""
+        fine = np.ones(len(self), bool) if self.value is None else ~(self.value < 0)
+        return self if fine.all() else self.where(fine)
+
+    @cached_property
+    def repeats(self) -> Repeats | None:
+        """Its events that were delivered before, None where there are none."""
+        if self.event_ids is None:
+            return None
+        group = np.repeat(np.arange(len(self.group_hash)), np.diff(self.start))
+        return Repeats.of(group, self.event_ids, self.value)
+
     @staticmethod
-    def build(keys: pa.Array, hashes: Int64s, time_us: Int64s, value: Floats | None) -> EventSegment:
+    def build(
+        keys: pa.Array,
+        hashes: Int64s,
+        time_us: Int64s,
+        value: Floats | None = None,
+        event_ids: pa.Array | None = None,
+    ) -> EventSegment:
         """Sort events, given in any order, all (E,); of the hashes the upper 36 bits are kept."""
+        if event_ids is not None and value is not None:
+            # Of one event delivered with several values at one time the smallest counts, whatever came first.
+            first = np.argsort(np.nan_to_num(value, nan=0.0), kind="stable")
+            keys, event_ids = keys.take(pa.array(first)), event_ids.take(pa.array(first))
+            hashes, time_us, value = hashes[first], time_us[first], value[first]
         hashes = hashes & PREFIX_MASK
         order = np.sort(hashes | np.arange(len(hashes))) & ROW_MASK
         sorted_hash, sorted_time = hashes[order], time_us[order]
@@ -104,10 +132,11 @@ class EventSegment:
             np.append(first, len(order)),
             sorted_time,
             None if value is None else value[order],
+            None if event_ids is None else event_ids.take(pa.array(order)),
         )
 
-    def level_base(self, floor_us: int) -> Bools:
-        """Of every key the first event to reach its maximum up to ``floor_us``, (E,) bool."""
+    def level_base(self, floor_us: int | Int64s) -> Bools:
+        """Of every key the first event to reach its maximum up to ``floor_us``, one time or (E,); (E,) bool."""
         group = np.repeat(np.arange(len(self.group_hash)), np.diff(self.start))
         fresh = np.concatenate(([True], group[1:] != group[:-1]))
         rises = fresh | np.concatenate(([True], self.running_max[1:] > self.running_max[:-1]))
@@ -132,6 +161,7 @@ class EventSegment:
             np.concatenate(([0], np.cumsum(counts[groups]))).astype(np.int64),
             self.time_us[kept],
             None if self.value is None else self.value[kept],
+            None if self.event_ids is None else self.event_ids.filter(pa.array(kept)),
         )
 
 
@@ -145,6 +175,11 @@ class Spans:
     group_start: Int64s
     low: Int64s
     high: Int64s
+
+    def counted(self, until: Int64s) -> Int64s:
+        """Events of each span up to position ``until[i]``, an event delivered again once, (s,) int64."""
+        repeats = self.segment.repeats
+        return until - self.low if repeats is None else until - self.low - repeats.total(self.low, until)[0]
 
     def until(self, times_us: Int64s) -> Int64s:
         """End of each span if cut after ``times_us[i]``, (s,) int64."""
@@ -162,6 +197,10 @@ class EventLog:
     def __len__(self) -> int:
         return sum(map(len, self.segments))
 
+    def summable(self) -> EventLog:
+        """Its events that a sum can take."""
+        return EventLog([segment.summable for segment in self.segments])
+
     def append(self, segment: EventSegment) -> None:
         """Keep a batch's events."""
         if not len(segment):
@@ -176,7 +215,8 @@ class EventLog:
     ) -> None:
         """Forget events with ``time <= floor_us``, but for those at or after ``needed_from(segment)``, (G,) a group.
 
-        With ``levels`` the first event of every key to reach its maximum up to the floor stays: the base of its level.
+        With ``levels`` the first event of every key to reach its maximum up to the floor stays, the base of its level,
+        and likewise up to what is needed.
         A segment is looked at only when half of it is behind the floor, or, where events behind it may be needed, when
         the log has doubled since the last pass; so it may still lie here, and readers bring their own ``from_us``.
         """
@@ -191,7 +231,10 @@ class EventLog:
             if levels:
                 needed |= segment.level_base(floor_us)
             if needed_from is not None:
-                needed |= segment.time_us >= np.repeat(needed_from(segment), np.diff(segment.start))
+                from_us = np.repeat(needed_from(segment), np.diff(segment.start))
+                needed |= segment.time_us >= from_us
+                if levels:
+                    needed |= segment.level_base(np.minimum(saturating_add(from_us, -1), floor_us))
             left.append(segment.where(needed))
         self.segments = [segment for segment in left if len(segment)]
         self.kept = len(self)
@@ -244,9 +287,11 @@ def _groups_of(segment: EventSegment, ascending: Int64s, order: Int64s) -> tuple
 def _merge(older: EventSegment, newer: EventSegment) -> EventSegment:
     both = (older, newer)
     values = None if older.value is None or newer.value is None else np.concatenate([s.value for s in both])
+    named = older.event_ids is not None and newer.event_ids is not None
     return EventSegment.build(
         pa.concat_arrays([s.keys for s in both]),
         np.concatenate([s.hashes for s in both]),
         np.concatenate([s.time_us for s in both]),
         values,
+        pa.concat_arrays([s.event_ids for s in both]) if named else None,
     )

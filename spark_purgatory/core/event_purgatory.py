@@ -12,9 +12,8 @@ A step has a fixed order, which decides every tie between arrival and watermark:
 
 Built on Kafka's parts; where event time asks for more, it is said here:
 
-* Kafka's timer may fire up to a tick early. Deadlines are rounded *up* to a millisecond before they reach it, and
-wheels
-  of a coarser tick get them rounded up to that.
+* Kafka's timer may fire up to a tick early. Here deadlines are rounded *up* to the tick before they reach it, and the
+  watermark *down* to the tick at the door: one clock for the timer, ids and the log, which never runs ahead.
 * Kafka completes an operation when it is first seen to be complete (``emit="early"``). Under ``final`` a criterion that
   holds from an event time ahead of the watermark on moves the operation's timer there (`rearm`), so that every outcome
   leaves through the timer, once no earlier event can come.
@@ -29,19 +28,21 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from spark_purgatory.core.arrivals import REJECTIONS, EventArrivals, OperationArrivals
-from spark_purgatory.core.criteria import ANY_KEY, LEVEL
+from spark_purgatory.core.arrivals import COMPLETE, REJECTIONS, EventArrivals, OperationArrivals
+from spark_purgatory.core.controls import ControlLog
+from spark_purgatory.core.criteria import LEVEL, any_key
 from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.core.event_log import EventLog, EventSegment
 from spark_purgatory.core.ids import Ids
-from spark_purgatory.core.judge import Judgement, judge, outcomes_of
+from spark_purgatory.core.judge import Judge, Judgement
 from spark_purgatory.core.operations import OperationRows
-from spark_purgatory.core.outcomes import COMPLETED, DUPLICATE, EXPIRED, REJECTED, Outcomes
+from spark_purgatory.core.orphans import Orphans
+from spark_purgatory.core.outcomes import DUPLICATE, EXPIRED, REJECTED, MissingKeys, OutcomeBatch, Outcomes
 from spark_purgatory.core.purgatory import WAITING, DelayedOperationPurgatory
 from spark_purgatory.core.runs import EMPTY, Bools, Int64s
-from spark_purgatory.core.times import ALWAYS, NEVER, US_PER_MS, saturating_add, tick_up_ms
+from spark_purgatory.core.standing import Standing
+from spark_purgatory.core.times import ALWAYS, NEVER, US_PER_MS, clock_ms, saturating_add, tick_up_ms
 from spark_purgatory.core.timing_wheel import SystemTimer
 from spark_purgatory.errors import BugError, LimitError
 
@@ -53,20 +54,23 @@ DUPLICATE_REASON = "the id was seen before and its deadline has not passed"
 class EventTimePurgatory:
     """One shard: operations, events, ids and the clock."""
 
-    def __init__(self, spec: EngineSpec, identity_width: int = 1) -> None:
+    def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self.log = EventLog()
-        self.ids = Ids(identity_width, spec.tick_ms)
-        self.rows = OperationRows()
+        self.ids = Ids(spec.identity_width)
+        self.rows = OperationRows(spec)
         self.outcomes = Outcomes()
+        self.controls = ControlLog()
+        self.orphans = Orphans()
         self.watermark_ms = 0
-        """0 means: no watermark yet, as in Spark. Nothing is late and nothing is due."""
+        """Rounded down to the tick. 0 means: no watermark yet, as in Spark. Nothing is late and nothing is due."""
         timer = SystemTimer(spec.tick_ms, spec.wheel_size, start_ms=ALWAYS // US_PER_MS)
         self.purgatory = DelayedOperationPurgatory(
             timer, try_complete=self._try, on_expiration=self._fired, purge_interval=0
         )
+        self.standing = Standing(spec, self.ids, self.rows, self.purgatory)
         self._held: tuple[Int64s, Int64s] = (EMPTY, EMPTY)
-        """Rows last tried whose outcome may leave only at a time ahead of the watermark, and that time."""
+        """Rows last tried that their timer must look at, at another time than their deadline, and that time."""
 
     @property
     def pending(self) -> int:
@@ -82,7 +86,9 @@ class EventTimePurgatory:
         self, operations: OperationArrivals | None, events: EventArrivals | None, watermark_ms: int
     ) -> list[pa.RecordBatch]:
         """Take what arrived, decide what can be decided at this watermark; returns outcomes."""
-        self.watermark_ms = max(self.watermark_ms, watermark_ms)
+        self.watermark_ms = max(self.watermark_ms, clock_ms(watermark_ms, self.spec.tick_ms))
+        if len(self.standing.contested):
+            self._settle()
         self._advance()
         self._forget_events()
         if events is not None and len(events):
@@ -91,14 +97,23 @@ class EventTimePurgatory:
             self._take_operations(operations)
             self._advance()
         self.ids.forget(self.watermark_us)
+        self._release_orphans()
         if self.purgatory.ended > self.pending // 2 + COMPACT_FLOOR:
-            self.rows.keep(np.flatnonzero(self.purgatory.compact() >= 0))
+            waiting = self.purgatory.waiting()
+            self.rows.keep(waiting, self.purgatory.watchers.entries_of(waiting)[0])
+            self.standing.renumber(self.purgatory.compact())
         self._conserve()
         return self.outcomes.take()
 
     def next_due_ms(self) -> int | None:
         """The watermark at which this shard must be called again; None while nothing waits."""
-        return self.purgatory.timer.next_due_ms()
+        due_ms = self.purgatory.timer.next_due_ms()
+        unheard_us = self.orphans.earliest_us()
+        if unheard_us is None:
+            return due_ms
+        heard_us = saturating_add(np.array([unheard_us]), self.spec.lookback_us)
+        over_ms = int(tick_up_ms(heard_us, self.spec.tick_ms)[0])
+        return over_ms if due_ms is None else min(due_ms, over_ms)
 
     def _advance(self) -> None:
         if self.watermark_ms > 0:
@@ -112,15 +127,47 @@ class EventTimePurgatory:
         tally.events_late += int(np.count_nonzero(fine.time_us <= self.watermark_us))
         if not len(fine):
             return
-        segment = EventSegment.build(fine.keys, fine.key_hash, fine.time_us, fine.value)
-        self.log.append(segment)
+        control = fine.is_control()
+        plain = fine.take(np.flatnonzero(~control)) if control.any() else fine
+        touched = self._log_completions(plain)
+        if len(plain) < len(fine):
+            self._log_controls(fine.take(np.flatnonzero(control)))
+            touched = EventSegment.build(fine.keys, fine.key_hash, fine.time_us)
         if self.pending:
             self._held = (EMPTY, EMPTY)
-            self.purgatory.check_and_complete(segment.group_keys, segment.group_hash)
-            self._rearm_held()
+            self.purgatory.check_and_complete(touched.group_keys, touched.group_hash)
+            self._arm(*self._held)
 
-    def _rearm_held(self) -> None:
-        rows, due_ms = self._held[0], tick_up_ms(self._held[1], self.spec.tick_ms)
+    def _log_completions(self, events: EventArrivals) -> EventSegment:
+        value = events.value if self.spec.criterion.reads_values else None
+        event_ids = events.event_ids if self.spec.event_ids else None
+        segment = EventSegment.build(events.keys, events.key_hash, events.time_us, value, event_ids)
+        self.log.append(segment)
+        if event_ids is not None:
+            self.log.merged()  # what was delivered again stands beside what it repeats
+        return segment
+
+    def _log_controls(self, events: EventArrivals) -> None:
+        self.controls.append(events)
+        if self.spec.orphans and events.kind is not None:
+            self.orphans.unheard.append(events.take(np.flatnonzero(events.kind != COMPLETE)))
+
+    def _settle(self) -> None:
+        """Contested rows whose creation has passed: DUPLICATEs leave, those that stand wait for their own time."""
+        fallen, standing = self.standing.settle(self.watermark_us)
+        self.purgatory.force_complete(fallen)
+        if len(fallen):
+            rows, times_us = self.rows, self.rows.created_us[fallen]
+            none = MissingKeys.none(len(fallen), self.purgatory.watchers.keys.chunks[0].type)
+            zeros, reasons = np.zeros(len(fallen), np.int64), pa.repeat(DUPLICATE_REASON, len(fallen))
+            payload, late = rows.payload.take(fallen), rows.late[fallen]
+            self.outcomes.add(OutcomeBatch(payload, DUPLICATE, times_us, times_us, zeros, none, late, reasons=reasons))
+        if len(standing):
+            self._arm(standing, self._due_us(self._judge.judge(standing)))
+
+    def _arm(self, rows: Int64s, due_us: Int64s) -> None:
+        """Move rows whose timer stands at another time."""
+        due_ms = self._ticks_ms(rows, due_us)
         moved = due_ms != self.purgatory.timer.armed_tick.values[rows] * self.spec.tick_ms
         if moved.any():
             self.purgatory.rearm(rows[moved], due_ms[moved])
@@ -133,13 +180,7 @@ class EventTimePurgatory:
             reasons = pa.array(REJECTIONS).take(pa.array(rows.rejection))
             self.outcomes.unwatched(REJECTED, rows, reasons, late=none, dated=none)
             operations = operations.take(np.flatnonzero(operations.rejection == 0))
-        repeated = self.ids.duplicates(
-            self._identity(operations),
-            operations.id_hash,
-            operations.created_us,
-            operations.deadline_us,
-            self.watermark_us,
-        )
+        repeated = self.standing.fallen(operations, self.watermark_us)
         if repeated.any():
             rows = operations.take(np.flatnonzero(repeated))
             reasons = pa.repeat(DUPLICATE_REASON, len(rows))
@@ -148,20 +189,14 @@ class EventTimePurgatory:
         if len(operations):
             self._register(operations)
 
-    def _identity(self, operations: OperationArrivals) -> list[pa.Array]:
-        if len(self.ids.columns) == 1:
-            return [operations.ids]
-        # Where the key is the id, as it often is, null says so in no bytes.
-        ids, keys = operations.ids, operations.keys
-        return [ids, pc.if_else(pc.equal(ids, keys), None, keys) if ids.type == keys.type else keys]
-
     def _register(self, operations: OperationArrivals) -> None:
-        self.ids.add(self._identity(operations), operations.id_hash, operations.deadline_us)
+        drawn_in = self.standing.register(operations, self.watermark_us)
+        self._arm(drawn_in, self.rows.created_us[drawn_in])
         late = operations.created_us <= self.watermark_us
         promised = saturating_add(np.array([self.watermark_us]), 1 - self.spec.lookback_us)
         from_us = saturating_add(operations.created_us, -self.spec.lookback_us)
         from_us = np.where(late, np.maximum(from_us, promised), from_us)
-        self.rows.append(operations.created_us, from_us, operations.deadline_us, late, operations.payload)
+        self.rows.append(operations, from_us, late)
         self._held = (EMPTY, EMPTY)
         self.purgatory.try_complete_else_watch(operations.keys, operations.offsets, self._due_ms, operations.key_hash)
         if self.pending > self.spec.max_pending:
@@ -175,48 +210,75 @@ class EventTimePurgatory:
         due_us = self.rows.deadline_us[rows]
         held, leaves_us = self._held
         due_us[rows.searchsorted(held)] = leaves_us
-        # What is past already is due now, whatever the tick.
-        return np.where(due_us <= self.watermark_us, self.watermark_ms, tick_up_ms(due_us, self.spec.tick_ms))
+        return self._ticks_ms(rows, due_us)
 
-    def _judge(self, rows: Int64s) -> Judgement:
-        return judge(self.spec, rows, self.rows, self.purgatory.watchers, self.log)
+    def _ticks_ms(self, rows: Int64s, due_us: Int64s) -> Int64s:
+        """Ticks of due times; a contested row is due at its creation, whatever may be known of its end."""
+        if len(self.standing.contested):
+            due_us = np.where(np.isin(rows, self.standing.contested), self.rows.created_us[rows], due_us)
+        return tick_up_ms(due_us, self.spec.tick_ms)
+
+    @property
+    def _judge(self) -> Judge:
+        return Judge(self.spec, self.rows, self.purgatory.watchers, self.log, self.controls)
 
     def _try(self, rows: Int64s) -> Bools:
         """Judge waiting rows; those decided leave now, those decided ahead of the watermark are noted to be held."""
-        judgement = self._judge(rows)
-        if not self.spec.final:
-            decided = judgement.holds
-        else:
-            # Not before its creation either (lookback): until then an earlier row of its id may come.
-            leaves_us = np.maximum(judgement.resolved_us, self.rows.created_us[rows])
-            decided = leaves_us <= self.watermark_us
-            held = np.flatnonzero(~decided & judgement.holds)
-            self._held = (rows[held], leaves_us[held])
-        self._emit(COMPLETED, judgement, decided)
+        judgement = self._judge.judge(rows)
+        decided = judgement.holds
+        if self.spec.final or self.controls:
+            due_us = self._due_us(judgement)
+            if self.spec.final:
+                decided = decided & (due_us <= self.watermark_us)
+            # Control events may have moved the deadline, or undone what was held.
+            held = np.flatnonzero(~decided & (judgement.holds | bool(self.controls)))
+            self._held = (rows[held], due_us[held])
+        self._emit_settled(judgement, decided)
         return decided
+
+    def _due_us(self, judgement: Judgement) -> Int64s:
+        """When outcomes may leave under final, or else expire, (n,) int64.
+
+        Not before the creation (lookback): until then the id may be contested.
+        """
+        leaves_us = np.maximum(judgement.resolved_us, self.rows.created_us[judgement.rows])
+        return np.where(judgement.holds, leaves_us, judgement.deadline_us)
 
     def _fired(self, rows: Int64s) -> None:
         """The timer fired: the deadline has passed, or an outcome held need not wait any longer."""
-        judgement = self._judge(rows)
-        self._emit(COMPLETED, judgement, judgement.holds)
+        judgement = self._judge.judge(rows)
+        self._emit_settled(judgement, judgement.holds)
         self._emit(EXPIRED, judgement, ~judgement.holds)
+
+    def _emit_settled(self, judgement: Judgement, chosen: Bools) -> None:
+        for status, rows in judgement.settled_as(chosen):
+            self._emit(status, judgement, rows)
 
     def _emit(self, status: int, judgement: Judgement, chosen: Bools) -> None:
         if chosen.any():
-            watchers = self.purgatory.watchers
-            self.outcomes.add(outcomes_of(self.spec, status, judgement, chosen, self.rows, watchers))
+            self.outcomes.add(self._judge.outcomes_of(status, judgement, chosen))
+            self.orphans.leave(self._judge, judgement, chosen)
+
+    def _release_orphans(self) -> None:
+        waiting = self.purgatory.state.values == WAITING
+        for batch in self.orphans.release(self._judge, waiting, self._floor_us):
+            self.outcomes.add(batch)
+
+    @property
+    def _floor_us(self) -> int:
+        """Events up to here are heard by no operation that comes on time."""
+        return int(saturating_add(np.array([self.watermark_us]), -self.spec.lookback_us)[0])
 
     def _forget_events(self) -> None:
         """Forget events that no operation, waiting or to come on time, can need."""
-        # Outcomes held for events up to the watermark leave at its tick, and read those events then.
-        ticked_us = max(self.watermark_us - self.watermark_us % (self.spec.tick_ms * US_PER_MS), ALWAYS)
-        floor_us = int(saturating_add(np.array([ticked_us]), -self.spec.lookback_us)[0])
-        code = self.spec.criterion.code
-        if code == ANY_KEY:
-            # A waiting operation has no event at all, or (final) only events ahead of the watermark.
-            self.log.forget(floor_us)
+        if self.spec.criterion == any_key():
+            # A waiting operation has no event that counts, or (final) only events ahead of the watermark.
+            self.log.forget(self._floor_us)
         else:
-            self.log.forget(floor_us, self._needed_from, levels=code == LEVEL)
+            self.log.forget(self._floor_us, self._needed_from, levels=self.spec.may_have(LEVEL))
+        if self.controls:
+            earliest_us = int(self.rows.from_us[self.purgatory.waiting()].min(initial=NEVER))
+            self.controls.forget(self._floor_us, self._needed_from, earliest_us)
 
     def _needed_from(self, segment: EventSegment) -> Int64s:
         """Earliest time that a waiting operation reads, for every group of the segment, (G,) int64."""

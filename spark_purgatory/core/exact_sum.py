@@ -8,9 +8,11 @@ which 2**31 addends cannot overflow. Values from 2**62 on count as 2**62.
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
-from spark_purgatory.core.event_log import Floats
 from spark_purgatory.core.runs import Bools, Int64s
+
+Floats = npt.NDArray[np.float64]
 
 LIMB_BITS = 32
 LIMBS = 5
@@ -18,7 +20,7 @@ LIMBS = 5
 LARGEST = 2.0**62
 
 
-def _limbs(values: Floats) -> Int64s:
+def limbs_of(values: Floats) -> Int64s:
     """(n,) non-negative doubles as (LIMBS, n) int64, the most significant limb first."""
     rest = np.minimum(values, LARGEST)
     limbs = np.empty((LIMBS, len(values)), np.int64)
@@ -46,7 +48,7 @@ class ExactSums:
     def prefixes(values: Floats) -> ExactSums:
         """Sums of the first 0, 1, ... n of ``values``, (n,) non-negative; NaN adds nothing."""
         limbs = np.zeros((LIMBS, len(values) + 1), np.int64)
-        np.cumsum(_limbs(np.nan_to_num(values, nan=0.0)), axis=1, out=limbs[:, 1:])
+        np.cumsum(limbs_of(np.nan_to_num(values, nan=0.0)), axis=1, out=limbs[:, 1:])
         return ExactSums(limbs)
 
     def add_at(self, at: Int64s, prefix: ExactSums, low: Int64s, high: Int64s) -> None:
@@ -54,9 +56,14 @@ class ExactSums:
         for mine, theirs in zip(self.limbs, prefix.limbs, strict=True):
             np.add.at(mine, at, theirs[high] - theirs[low])
 
+    def subtract_at(self, at: Int64s, limbs: Int64s) -> None:
+        """Take ``limbs[:, i]`` off sum ``at[i]``; (LIMBS, s) and (s,)."""
+        for mine, theirs in zip(self.limbs, limbs, strict=True):
+            np.subtract.at(mine, at, theirs)
+
     def at_least(self, need: Floats) -> Bools:
         """Whether each sum reaches ``need``, (n,) bool."""
-        difference = self.limbs - _limbs(np.maximum(need, 0))
+        difference = self.limbs - limbs_of(np.maximum(need, 0))
         for i in range(LIMBS - 1, 0, -1):
             carry = difference[i] >> LIMB_BITS
             difference[i] -= carry << LIMB_BITS

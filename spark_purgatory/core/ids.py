@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from spark_purgatory.core.keys import KeyColumn
 from spark_purgatory.core.runs import EMPTY, ROW_MASK, Bools, Column, Int64s, SortedRuns
-from spark_purgatory.core.times import US_PER_MS, tick_up_ms
+from spark_purgatory.core.times import ALWAYS
 
 FORGET_FLOOR = 1024
 """Entries below which forgetting is not worth a pass."""
@@ -20,8 +20,7 @@ FORGET_FLOOR = 1024
 class Ids:
     """Live ids by hash. An identity is one or more columns: the id; its watch key, where that is another column."""
 
-    def __init__(self, width: int, tick_ms: int = 1) -> None:
-        self.tick_ms = tick_ms
+    def __init__(self, width: int) -> None:
         self.index = SortedRuns()
         self.columns = [KeyColumn() for _ in range(width)]
         self.deadline_us = Column(EMPTY)
@@ -35,53 +34,67 @@ class Ids:
         """Which rows of a batch repeat an id that is live, or one that stands earlier in the batch; (n,) bool.
 
         Within a batch rows stand in the order of (created, deadline); a later row is a duplicate if created no later
-        than the deadline of the one that stands.
+        than the deadline of the one that stands, and that is live.
         """
         order = np.argsort(hashes)
         repeated = self._live_before(identity, hashes, order, created_us, watermark_us)
         ascending = hashes[order]
         if bool((ascending[1:] == ascending[:-1]).any()):
-            self._repeated_within(identity, hashes, created_us, deadline_us, repeated)
+            self._repeated_within(identity, created_us, deadline_us, watermark_us, repeated)
         return repeated
 
     def _live_before(
         self, identity: list[pa.Array], hashes: Int64s, order: Int64s, created_us: Int64s, watermark_us: int
     ) -> Bools:
+        row, slots = self._find_live(identity, hashes, order, watermark_us)
         repeated = np.zeros(len(hashes), bool)
+        repeated[row[created_us[row] <= self.deadline_us.values[slots]]] = True
+        return repeated
+
+    def _find_live(
+        self, identity: list[pa.Array], hashes: Int64s, order: Int64s, watermark_us: int
+    ) -> tuple[Int64s, Int64s]:
+        """(row of the batch, slot) of every live entry with its identity."""
         found, slots = self.index.find(hashes[order])
         row = order[found]
-        deadlines = self.deadline_us.values[slots]
-        live = self._live(deadlines, watermark_us) & (created_us[row] <= deadlines)
+        live = self.deadline_us.values[slots] > watermark_us
         row, slots = row[live], slots[live]
         for column, values in zip(self.columns, identity, strict=True):
             same = column.equal(slots, values, row)
             row, slots = row[same], slots[same]
-        repeated[row] = True
-        return repeated
+        return row, slots
+
+    def known(self, identity: list[pa.Array], hashes: Int64s, watermark_us: int) -> Bools:
+        """Which rows of a batch have an id that is live, whenever they were created; (n,) bool."""
+        row, _ = self._find_live(identity, hashes, np.argsort(hashes), watermark_us)
+        known = np.zeros(len(hashes), bool)
+        known[row] = True
+        return known
+
+    def remove(self, identity: list[pa.Array], hashes: Int64s, deadline_us: Int64s) -> None:
+        """Forget the entries of these ids and deadlines, (n,)."""
+        row, slots = self._find_live(identity, hashes, np.argsort(hashes), ALWAYS)
+        gone = self.deadline_us.values[slots] == deadline_us[row]
+        self.deadline_us.writable[slots[gone]] = ALWAYS
 
     @staticmethod
     def _repeated_within(
-        identity: list[pa.Array], hashes: Int64s, created_us: Int64s, deadline_us: Int64s, repeated: Bools
+        identity: list[pa.Array],
+        created_us: Int64s,
+        deadline_us: Int64s,
+        watermark_us: int,
+        repeated: Bools,
     ) -> None:
-        codes = [values.dictionary_encode().indices.fill_null(-1).to_numpy() for values in identity]
+        codes = identity_codes(identity)
         left = np.flatnonzero(~repeated)
-        left = left[np.lexsort((deadline_us[left], created_us[left], *(code[left] for code in codes), hashes[left]))]
+        left = left[np.lexsort((deadline_us[left], created_us[left], codes[left]))]
         while len(left):
             # One round settles, for every id, the first row left and all rows within its wait.
-            other = np.zeros(len(left) - 1, bool)
-            for column in (hashes, *codes):
-                other |= column[left[1:]] != column[left[:-1]]
-            first = np.concatenate(([True], other))
+            first = np.concatenate(([True], codes[left[1:]] != codes[left[:-1]]))
             standing = left[first][np.cumsum(first) - 1]
-            within = ~first & (created_us[left] <= deadline_us[standing])
+            within = ~first & (created_us[left] <= deadline_us[standing]) & (deadline_us[standing] > watermark_us)
             repeated[left[within]] = True
             left = left[~first & ~within]
-
-    def _live(self, deadline_us: Int64s, watermark_us: int) -> Bools:
-        """Whether an operation with that deadline may still wait: until the tick at or after it."""
-        if self.tick_ms == 1:
-            return deadline_us > watermark_us
-        return tick_up_ms(deadline_us, self.tick_ms) > watermark_us // US_PER_MS
 
     def add(self, identity: list[pa.Array], hashes: Int64s, deadline_us: Int64s) -> None:
         """Remember ids, (n,), each until its deadline."""
@@ -93,7 +106,7 @@ class Ids:
 
     def forget(self, watermark_us: int) -> None:
         """Drop ids whose deadline has passed, when they are a fifth of all."""
-        live = np.flatnonzero(self._live(self.deadline_us.values, watermark_us))
+        live = np.flatnonzero(self.deadline_us.values > watermark_us)
         if len(self) - len(live) <= len(live) // 4 + FORGET_FLOOR:
             return
         new_slot = np.full(len(self), -1)
@@ -102,3 +115,11 @@ class Ids:
         for column in self.columns:
             column.keep(live)
         self.deadline_us = Column(self.deadline_us.values[live])
+
+
+def identity_codes(identity: list[pa.Array]) -> Int64s:
+    """A small number for each row, equal where all columns are; null equals null. (n,) int64."""
+    codes, *others = (column.dictionary_encode().indices.fill_null(-1).to_numpy() + 1 for column in identity)
+    for other in others:
+        codes = np.unique(codes.astype(np.int64) * (len(other) + 1) + other, return_inverse=True)[1]
+    return codes

@@ -5,20 +5,40 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from spark_purgatory.core.arrivals import OperationArrivals, payload_role
+from spark_purgatory.core.engine_spec import EngineSpec
+from spark_purgatory.core.event_log import Floats
 from spark_purgatory.core.keys import KeyColumn
 from spark_purgatory.core.runs import EMPTY, Bools, Column, Int64s
 from spark_purgatory.errors import StateMismatchError
 
 TIME_COLUMNS = ("created_us", "from_us", "deadline_us")
+RULE_NUMBERS = ("need", "level_need")
+
+
+def extra_columns(spec: EngineSpec) -> list[str]:
+    """Columns of int64 that only some queries have."""
+    return [*(["rule"] if spec.by_row else []), *(["id_hash"] if spec.operation_ids else [])]
 
 
 class OperationRows:
     """Columns of the operations that have a row, waiting or ended and not yet compacted away."""
 
-    def __init__(self) -> None:
-        self.columns = {name: Column(EMPTY) for name in TIME_COLUMNS}
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+        self.columns = {name: Column(EMPTY) for name in [*TIME_COLUMNS, *extra_columns(spec)]}
+        self.numbers = {name: Column(np.empty(0, np.float64)) for name in (RULE_NUMBERS if spec.by_row else ())}
         self.late_column = Column(np.empty(0, bool))
         self.payload = KeyColumn()
+        self.own_ids = KeyColumn()
+        """Ids by row, where the spec asks for them and no payload column has them."""
+
+    @property
+    def ids(self) -> KeyColumn:
+        """Ids by row; only where the spec looks rows up by their id."""
+        if self.spec.role("id") is None:
+            return self.own_ids
+        return KeyColumn([payload_role(chunk, self.spec, "id") for chunk in self.payload.chunks])
 
     @property
     def created_us(self) -> Int64s:
@@ -36,30 +56,57 @@ class OperationRows:
         return self.columns["deadline_us"].values
 
     @property
+    def rule(self) -> Int64s:
+        """(rows,) int64 codes of criteria.RULES; only where operations bring their rules, as the next two."""
+        return self.columns["rule"].values
+
+    @property
+    def need(self) -> Floats:
+        """(rows,) float64."""
+        return self.numbers["need"].values
+
+    @property
+    def level_need(self) -> Floats:
+        """(entries,) float64."""
+        return self.numbers["level_need"].values
+
+    @property
+    def id_hash(self) -> Int64s:
+        """(rows,) int64; only where events may name an operation."""
+        return self.columns["id_hash"].values
+
+    @property
     def late(self) -> Bools:
         """(rows,) bool: arrived behind the watermark."""
         return self.late_column.values
 
-    def append(
-        self, created_us: Int64s, from_us: Int64s, deadline_us: Int64s, late: Bools, payload: pa.StructArray
-    ) -> None:
+    def append(self, operations: OperationArrivals, from_us: Int64s, late: Bools) -> None:
         """Add operations, all (n,), as the next rows. Raises StateMismatchError where their columns are others now."""
-        kept = self.payload.chunks
+        kept, payload = self.payload.chunks, operations.payload
         if kept and kept[0].type != payload.type:
             raise StateMismatchError(
                 f"operations: the checkpoint holds columns of {_types(kept[0])}, the query brings {_types(payload)}: "
                 "bring the same columns in the same order, or start a new checkpoint"
             )
-        for name, values in zip(TIME_COLUMNS, (created_us, from_us, deadline_us), strict=True):
-            self.columns[name].append(values)
+        given = {**vars(operations), "from_us": from_us}
+        for name, column in self.columns.items():
+            column.append(given[name])
+        for name, number in self.numbers.items():
+            number.append(given[name])
         self.late_column.append(late)
         self.payload.append(payload)
+        if self.spec.keeps_ids:
+            self.own_ids.append(operations.ids)
 
-    def keep(self, rows: Int64s) -> None:
-        """Keep only ``rows``, (m,) ascending; they become rows 0 .. m - 1."""
+    def keep(self, rows: Int64s, entries: Int64s) -> None:
+        """Keep only ``rows``, (m,) ascending, and their watch entries; they become rows 0 .. m - 1."""
+        for name, number in self.numbers.items():
+            self.numbers[name] = Column(number.values[entries if name == "level_need" else rows])
         self.columns = {name: Column(column.values[rows]) for name, column in self.columns.items()}
         self.late_column = Column(self.late[rows])
         self.payload.keep(rows)
+        if self.spec.keeps_ids:
+            self.own_ids.keep(rows)
 
 
 def _types(payload: pa.StructArray) -> str:

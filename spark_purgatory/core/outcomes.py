@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_purgatory.core.arrivals import OperationArrivals
 from spark_purgatory.core.runs import Bools, Int64s
@@ -36,6 +37,8 @@ class MissingKeys:
     keys: pa.Array  # (m,)
     counts: Int64s  # (n,)
     applies: Bools  # (n,)
+    prefix: int = 0
+    """Characters, or bytes, in front of the key that users know."""
 
     @staticmethod
     def none(n: int, key_type: pa.DataType) -> MissingKeys:
@@ -46,7 +49,11 @@ class MissingKeys:
         """As an array<string> column."""
         offsets = np.concatenate(([0], np.cumsum(self.counts))).astype(np.int32)
         mask = None if self.applies.all() else pa.array(~self.applies)
-        return pa.ListArray.from_arrays(pa.array(offsets), as_text(self.keys), mask=mask)
+        keys = self.keys
+        if self.prefix:
+            cut = pc.binary_slice if pa.types.is_binary(keys.type) else pc.utf8_slice_codeunits
+            keys = cut(keys, self.prefix)
+        return pa.ListArray.from_arrays(pa.array(offsets), as_text(keys), mask=mask)
 
 
 def as_text(keys: pa.Array) -> pa.Array:
@@ -60,9 +67,10 @@ def as_text(keys: pa.Array) -> pa.Array:
 class OutcomeBatch:
     """n outcomes of one kind; arrays (n,)."""
 
-    payload: pa.StructArray
+    payload: pa.StructArray | None
+    """None for ORPHANs: no operation is there; the payload's columns are left out."""
     status: int
-    created_us: Int64s
+    created_us: Int64s | None
     resolved_us: Int64s
     matched: Int64s
     missing: MissingKeys
@@ -71,21 +79,27 @@ class OutcomeBatch:
     dated: Bools | None = None
     """False where resolved_at and wait_ms are null; None: all dated."""
 
+    def __len__(self) -> int:
+        return len(self.matched)
+
     def to_arrow(self) -> pa.RecordBatch:
         """As rows of the outcome table."""
-        n = len(self.payload)
+        n = len(self)
         undated = None if self.dated is None else ~self.dated
+        wait_ms = pa.nulls(n, pa.int64())
+        if self.created_us is not None:
+            wait_ms = pa.array(floor_ms(saturating_subtract(self.resolved_us, self.created_us)), mask=undated)
         columns = [
-            *self.payload.flatten(),
+            *([] if self.payload is None else self.payload.flatten()),
             pa.repeat(STATUSES[self.status], n),
             pa.array(self.resolved_us, mask=undated).cast(OUTCOME_FIELDS[1].type),
-            pa.array(floor_ms(saturating_subtract(self.resolved_us, self.created_us)), mask=undated),
+            wait_ms,
             pa.array(self.matched),
             self.missing.to_arrow(),
             pa.array(self.late),
             self.reasons if self.reasons is not None else pa.nulls(n, pa.string()),
         ]
-        fields = [*self.payload.type, *OUTCOME_FIELDS]
+        fields = [*([] if self.payload is None else self.payload.type), *OUTCOME_FIELDS]
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
@@ -113,7 +127,7 @@ class Outcomes:
 
     def add(self, batch: OutcomeBatch) -> None:
         """Count and keep outcomes."""
-        self.tally.by_status[batch.status] += len(batch.payload)
+        self.tally.by_status[batch.status] += len(batch)
         self.batches.append(batch)
 
     def unwatched(
@@ -130,4 +144,4 @@ class Outcomes:
     def take(self) -> list[pa.RecordBatch]:
         """The outcomes as Arrow, removed."""
         batches, self.batches = self.batches, []
-        return [batch.to_arrow() for batch in batches if len(batch.payload)]
+        return [batch.to_arrow() for batch in batches if len(batch)]

@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.arrivals import payload_role
-from spark_purgatory.core.engine_spec import EngineSpec
+from spark_purgatory.core.engine_spec import LATER_FIELDS, EngineSpec
 from spark_purgatory.core.event_log import EventLog, EventSegment
 from spark_purgatory.core.event_purgatory import EventTimePurgatory
 from spark_purgatory.core.keys import KeyColumn
+from spark_purgatory.core.operations import extra_columns
 from spark_purgatory.core.outcomes import Tally
 from spark_purgatory.core.purgatory import WAITING
 from spark_purgatory.core.runs import EMPTY, PREFIX_MASK, ROW_MASK, Column, Int64s, SortedRuns
@@ -39,6 +40,9 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
         _save_keys(f"ids.{i}", column, tables)
     for i, segment in enumerate(engine.log.segments):
         _save_segment(f"log.{i}", segment, arrays, tables)
+    for log_name, log in _control_logs(engine).items():
+        for i, segment in enumerate(log.segments):
+            _save_segment(f"{log_name}.{i}", segment, arrays, tables)
     blob = write_blob(_facts(engine), arrays, tables, shards)
     if len(blob) > engine.spec.max_state_bytes:
         raise LimitError(
@@ -52,15 +56,15 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
 def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     """The engine that `save` saw. Raises StateError where the blob is damaged or belongs to another query."""
     facts, arrays, tables = read_blob(blob, shards)
-    then = cast("dict[str, object]", facts["spec"])
-    for name, now in spec.fingerprint().items():
+    then = {**LATER_FIELDS, **cast("dict[str, object]", facts["spec"])}
+    for name, now in {**LATER_FIELDS, **spec.fingerprint()}.items():
         if then[name] != now:
             raise StateMismatchError(
                 f"{name}: the checkpoint was written with {then[name]!r}, the query has {now!r}: "
                 f"set it back to {then[name]!r}, or start a new checkpoint"
             )
     numbers = cast("dict[str, int]", facts["numbers"])
-    engine = EventTimePurgatory(spec, identity_width=numbers["identity_width"])
+    engine = EventTimePurgatory(spec)
     engine.watermark_ms = numbers["watermark_ms"]
     tally = cast("dict[str, int]", facts["tally"])
     engine.outcomes.tally = Tally(**tally)  # type: ignore[arg-type]
@@ -72,16 +76,25 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     _restore_timer(engine, numbers, arrays)
     engine.ids.index = _restore_runs("ids.run", arrays)
     engine.ids.deadline_us = Column(arrays["ids.deadline_us"])
-    engine.ids.columns = [_restore_keys(f"ids.{i}", tables) for i in range(numbers["identity_width"])]
+    engine.ids.columns = [_restore_keys(f"ids.{i}", tables) for i in range(spec.identity_width)]
     segments = [_restore_segment(f"log.{i}", arrays, tables) for i in range(numbers["segments"])]
     engine.log = EventLog(segments, numbers["log_kept"])
+    for name, (count, kept) in cast("dict[str, list[int]]", facts.get("logs", {})).items():
+        prefix, _, log_name = name.partition(".")
+        segments = [_restore_segment(f"{name}.{i}", arrays, tables) for i in range(count)]
+        control_log = engine.controls if prefix == "control" else engine.orphans.unheard
+        control_log.logs[log_name] = EventLog(segments, kept)
     return engine
+
+
+def _control_logs(engine: EventTimePurgatory) -> dict[str, EventLog]:
+    by_prefix = {"control": engine.controls, "unheard": engine.orphans.unheard}
+    return {f"{prefix}.{name}": log for prefix, logs in by_prefix.items() for name, log in logs.logs.items()}
 
 
 def _facts(engine: EventTimePurgatory) -> dict[str, object]:
     timer = engine.purgatory.timer
     numbers = {
-        "identity_width": len(engine.ids.columns),
         "watermark_ms": engine.watermark_ms,
         "ended": engine.purgatory.ended,
         "estimated_total": engine.purgatory.estimated_total,
@@ -93,7 +106,9 @@ def _facts(engine: EventTimePurgatory) -> dict[str, object]:
         "wheel_clock": timer.wheel.clock,
         "wheel_levels": len(timer.wheel.spans),
     }
-    return {"spec": engine.spec.fingerprint(), "numbers": numbers, "tally": vars(engine.outcomes.tally)}
+    facts = {"spec": engine.spec.fingerprint(), "numbers": numbers, "tally": vars(engine.outcomes.tally)}
+    logs = {name: [len(log.segments), log.kept] for name, log in _control_logs(engine).items()}
+    return {**facts, "logs": logs} if logs else facts
 
 
 def _save_runs(name: str, runs: SortedRuns, arrays: Arrays) -> None:
@@ -125,7 +140,17 @@ def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> No
             arrays[f"rows.{name}"] = values
     if not np.array_equal(rows.from_us, _usual_from_us(engine)):
         arrays["rows.from_us"] = rows.from_us
+    for name in extra_columns(engine.spec):
+        arrays[f"rows.{name}"] = rows.columns[name].values
+    for name, number in rows.numbers.items():
+        arrays[f"rows.{name}"] = number.values
     arrays["rows.late"], arrays["rows.state"] = rows.late, engine.purgatory.state.values
+    if len(engine.standing.contested):
+        arrays["rows.contested"], arrays["rows.contested_hash"] = (
+            engine.standing.contested,
+            engine.standing.contested_hash,
+        )
+    _save_keys("rows.ids", rows.own_ids, tables)
     if rows.payload.chunks:
         tables["rows.payload"] = [pa.RecordBatch.from_struct_array(chunk) for chunk in rows.payload.chunks]
 
@@ -139,8 +164,18 @@ def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) ->
             parts = [payload_role(chunk, engine.spec, name).to_numpy() for chunk in rows.payload.chunks]
             values = np.concatenate(parts) if parts else EMPTY
         rows.columns[name] = Column(values)
+    for name in extra_columns(engine.spec):
+        rows.columns[name] = Column(arrays[f"rows.{name}"])
+    for name in rows.numbers:
+        rows.numbers[name] = Column(arrays[f"rows.{name}"])
     rows.late_column = Column(arrays["rows.late"])
     from_us = arrays.get("rows.from_us")
+    engine.standing.contested = arrays.get("rows.contested", EMPTY)
+    engine.standing.contested_hash = arrays.get("rows.contested_hash", EMPTY)
+    if engine.spec.keeps_ids:
+        # Earlier states have none: such rows are met by no other row of their id.
+        unnamed = [pa.nulls(len(batch), pa.string()) for batch in tables.get("rows.payload", [])]
+        rows.own_ids = _restore_keys("rows.ids", tables) if "rows.ids" in tables else KeyColumn(unnamed)
     rows.columns["from_us"] = Column(_usual_from_us(engine) if from_us is None else from_us)
 
 
@@ -230,6 +265,8 @@ def _save_segment(name: str, segment: EventSegment, arrays: Arrays, tables: Tabl
     if segment.value is not None:
         arrays[f"{name}.value"] = segment.value
     tables[f"{name}.keys"] = [pa.RecordBatch.from_arrays([segment.group_keys], names=["key"])]
+    if segment.event_ids is not None:
+        tables[f"{name}.event_ids"] = [pa.RecordBatch.from_arrays([segment.event_ids], names=["key"])]
 
 
 def _restore_segment(name: str, arrays: Arrays, tables: Tables) -> EventSegment:
@@ -239,4 +276,5 @@ def _restore_segment(name: str, arrays: Arrays, tables: Tables) -> EventSegment:
         arrays[f"{name}.start"],
         arrays[f"{name}.time_us"],
         arrays.get(f"{name}.value"),
+        tables[f"{name}.event_ids"][0].column(0) if f"{name}.event_ids" in tables else None,
     )

@@ -47,6 +47,13 @@ def tick_up_ms(times_us: Int64s, tick_ms: int) -> Int64s:
     return -(-ceil_ms(times_us) // tick_ms) * tick_ms
 
 
+def clock_ms(watermark_ms: int, tick_ms: int) -> int:
+    """The watermark rounded down to a tick, but for the end of time, which is rounded up: it has passed every tick."""
+    if watermark_ms >= END_OF_TIME_MS:
+        return -(-watermark_ms // tick_ms) * tick_ms
+    return watermark_ms // tick_ms * tick_ms
+
+
 def floor_ms(durations_us: Int64s) -> Int64s:
     """Whole milliseconds, rounded down, (n,) int64."""
     return durations_us // US_PER_MS

@@ -28,7 +28,7 @@ STATE_DDL = "blob binary"
 
 
 def stream_function(
-    spec: EngineSpec, shards: int | None, identity_width: int
+    spec: EngineSpec, shards: int | None
 ) -> Callable[[Any, Iterator[pd.DataFrame], Any], Iterator[pd.DataFrame]]:
     """The function for ``applyInPandasWithState``."""
 
@@ -37,7 +37,7 @@ def stream_function(
         if state.exists:
             engine = restore(spec, state.get[0], shards or 0)
         else:
-            engine = EventTimePurgatory(spec, identity_width)
+            engine = EventTimePurgatory(spec)
         before = _counts(engine.outcomes.tally)
         outcomes = _step(engine, operations, events, state.getCurrentWatermarkMs())
         blob = save(engine, shards or 0)
@@ -50,14 +50,12 @@ def stream_function(
     return on_group
 
 
-def batch_function(
-    spec: EngineSpec, identity_width: int, as_of_ms: int | None
-) -> Callable[[pd.DataFrame], pd.DataFrame]:
+def batch_function(spec: EngineSpec, as_of_ms: int | None) -> Callable[[pd.DataFrame], pd.DataFrame]:
     """The function for ``applyInPandas``: everything arrives at once, then the watermark is set."""
 
     def on_group(frame: pd.DataFrame) -> pd.DataFrame:
         operations, events = _tables(iter([frame]))
-        engine = EventTimePurgatory(spec, identity_width)
+        engine = EventTimePurgatory(spec)
         before = _counts(engine.outcomes.tally)
         outcomes = _step(engine, operations, events, 0)
         outcomes += engine.step(None, None, END_OF_TIME_MS if as_of_ms is None else as_of_ms)

@@ -107,12 +107,11 @@ class Purgatory:
         packed = self._pack(left, OPERATIONS).unionByName(
             self._pack(right, EVENTS, broadcast=left.several_keys and self.shards != 1)
         )
-        width = 1 if left.keyed_by_id else 2
         if operations.isStreaming:
-            results = self._stream(packed, self._spec(left), width)
+            results = self._stream(packed, self._spec(left))
         else:
             results = packed.groupBy("shard").applyInPandas(
-                batch_function(self._spec(left), width, self._as_of_ms(operations, as_of)), RESULT_DDL
+                batch_function(self._spec(left), self._as_of_ms(operations, as_of)), RESULT_DDL
             )
         return results.mapInArrow(unpacker(schema.names), schema)
 
@@ -122,6 +121,7 @@ class Purgatory:
             final=self.emit == "final",
             lookback_us=duration_us(self, "lookback"),
             tick_ms=duration_us(self, "tick") // 1000,
+            identity_width=1 if operations.keyed_by_id else 2,
             roles=operations.roles,
             max_pending=self.max_pending_per_shard,
             max_state_bytes=self.max_state_bytes_per_shard,
@@ -143,7 +143,7 @@ class Purgatory:
         ddl = EXCHANGE_DDL.format(shard_type="bigint" if self.shards is None else "int")
         return side.frame.mapInArrow(packer(number, self.shards, broadcast), ddl)
 
-    def _stream(self, packed: DataFrame, spec: EngineSpec, width: int) -> DataFrame:
+    def _stream(self, packed: DataFrame, spec: EngineSpec) -> DataFrame:
         # The real watermark was set below the exchange and drives the clock. This null column satisfies Spark's
         # analyzer, and no row of it is ever behind: late rows arrive and are counted, not dropped silently.
         marker = F.lit(None).cast("timestamp").alias("marker", metadata={WATERMARK_METADATA: 0})
@@ -151,7 +151,7 @@ class Purgatory:
             packed.select("shard", "side", "blob", marker)
             .groupBy("shard")
             .applyInPandasWithState(
-                stream_function(spec, self.shards, width),
+                stream_function(spec, self.shards),
                 RESULT_DDL,
                 STATE_DDL,
                 "append",

@@ -1,0 +1,223 @@
+"""Control events: fail, cancel, force, extend, and completions that name one operation.
+
+They are few compared to completions and have logs of their own: by key for those that speak to every operation on it,
+by (operation, key) for those that name one; a query without any has no log and pays nothing. What they do to an
+operation is read from them anew whenever it is judged, over the same ranges of time as completions, so that their
+order of arrival decides nothing:
+
+fail     settles the key: completions later than the first failure do not count on it
+cancel, force   end the operation at the first of each
+extend   moves the deadline to the event's time + value seconds, where that is later, if the event's time is not past
+         the deadline as it then stands. One extension makes the next one count, so an extension *reaches* as far as
+         the last of the chain it starts. By hand, deadline 10::
+
+             extensions      8 + 4 s   11 + 9 s   25 + 9 s
+             reach           20        20         34
+             deadline 10     -> 20: the first counts, and reaches 20 by the second; the third comes too late
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_purgatory.core.arrivals import CANCEL, EXTEND, FAIL, FORCE, KINDS, EventArrivals
+from spark_purgatory.core.event_log import EventLog, EventSegment, Floats, Spans, bisect_within
+from spark_purgatory.core.keys import KeyColumn
+from spark_purgatory.core.runs import EMPTY, Int64s
+from spark_purgatory.core.times import NEVER, saturating_add
+
+US_PER_SECOND = 1_000_000
+LONGEST_SECONDS = 2.0**43
+"""Extensions as long as this, 280,000 years, reach the end of time."""
+
+
+@dataclass(frozen=True)
+class Subjects:
+    """m watch entries of n operations, as control events find them."""
+
+    keys: KeyColumn
+    entries: Int64s  # (m,) positions in keys
+    hashes: Int64s  # (m,)
+    owner: Int64s  # (m,) operation of each entry
+    ids: pa.Array | None  # (n,) where events may name an operation
+    id_hash: Int64s  # (n,)
+
+    def named(self) -> KeyColumn:
+        """(operation, key) of each entry, as the logs of named events have it."""
+        assert self.ids is not None, "bug: an event names an operation in a query without operation ids"
+        return KeyColumn([pair_of(self.ids.take(pa.array(self.owner)), self.keys.take(self.entries))])
+
+
+@dataclass(frozen=True)
+class Controlled:
+    """What control events do to n operations with m entries."""
+
+    deadline_us: Int64s  # (n,) after all extensions
+    fail_us: Int64s  # (m,) first failure of the entry's key, NEVER without one
+    force_us: Int64s  # (n,)
+    cancel_us: Int64s  # (n,)
+
+
+class ControlLog:
+    """Control events by kind, named ones apart."""
+
+    def __init__(self) -> None:
+        self.logs: dict[str, EventLog] = {}
+        """By name: a kind of `KINDS`, with ``named.`` in front for events that name an operation."""
+
+    def __bool__(self) -> bool:
+        return bool(self.logs)
+
+    def append(self, events: EventArrivals) -> None:
+        """Keep a batch's control events."""
+        kinds = np.zeros(len(events), np.int64) if events.kind is None else events.kind
+        named = np.zeros(len(events), bool)
+        if events.operation_ids is not None:
+            named = events.operation_ids.is_valid().to_numpy(zero_copy_only=False)
+        for kind in np.unique(kinds):
+            for is_named in (False, True):
+                rows = np.flatnonzero((kinds == kind) & (named == is_named))
+                if len(rows):
+                    name = f"named.{KINDS[kind]}" if is_named else KINDS[kind]
+                    self.logs.setdefault(name, EventLog()).append(_segment(events.take(rows), is_named))
+
+    def spans(self, kind: int, subjects: Subjects, from_us: Int64s, to_us: Int64s) -> list[Spans]:
+        """Events of a kind between two times, (m,) each, that speak to each entry."""
+        found = []
+        if (log := self.logs.get(KINDS[kind])) is not None:
+            found += log.spans(subjects.keys, subjects.entries, subjects.hashes, from_us, to_us)
+        if (log := self.logs.get(f"named.{KINDS[kind]}")) is not None:
+            hashes = subjects.id_hash[subjects.owner]
+            found += log.spans(subjects.named(), np.arange(len(hashes)), hashes, from_us, to_us)
+        return found
+
+    def summable(self) -> ControlLog:
+        """Its events that a sum can take."""
+        controls = ControlLog()
+        controls.logs = {name: log.summable() for name, log in self.logs.items()}
+        return controls
+
+    def read(self, subjects: Subjects, from_us: Int64s, deadline_us: Int64s) -> Controlled:
+        """What they do to operations that count events between two times, (n,) each."""
+        owner = subjects.owner
+        from_entry = from_us[owner]
+        extensions = self.spans(EXTEND, subjects, from_entry, np.full(len(owner), NEVER))
+        deadline_us = _extended(extensions, owner, deadline_us)
+        until = deadline_us[owner]
+        fail_us = _first_us(self.spans(FAIL, subjects, from_entry, until), len(owner))
+        ends = []
+        for kind in (FORCE, CANCEL):
+            spans = [replace(span, owner=owner[span.owner]) for span in self.spans(kind, subjects, from_entry, until)]
+            ends.append(_first_us(spans, len(deadline_us)))
+        return Controlled(deadline_us, fail_us, *ends)
+
+    def forget(self, floor_us: int, needed_from: Callable[[EventSegment], Int64s], earliest_us: int) -> None:
+        """Forget events up to the floor that no waiting operation can need; named ones before ``earliest_us``."""
+        for name, log in self.logs.items():
+            if name.startswith("named."):
+                log.forget(
+                    floor_us, lambda s: np.full(len(s.group_hash), earliest_us), levels=name.endswith("complete")
+                )
+            else:
+                log.forget(floor_us, needed_from)
+        self.drop_empty()
+
+    def drop_empty(self) -> None:
+        """Keep no log without events."""
+        self.logs = {name: log for name, log in self.logs.items() if len(log)}
+
+    def logs_of(self, kind: int) -> list[EventLog]:
+        """The logs of a kind that there are."""
+        return [self.logs[name] for name in (KINDS[kind], f"named.{KINDS[kind]}") if name in self.logs]
+
+
+def pair_of(ids: pa.Array, keys: pa.Array) -> pa.Array:
+    """(operation, key) as one binary value, (n,): the id's length tells them apart."""
+    ids, keys = _as_binary(ids), _as_binary(keys)
+    lengths = pc.binary_length(ids).cast(pa.string()).cast(pa.binary())
+    return pc.binary_join_element_wise(lengths, pc.binary_join_element_wise(ids, keys, b""), b":")
+
+
+def split_pair(pair: bytes) -> tuple[bytes, bytes]:
+    """The id and key of `pair_of`."""
+    length, _, rest = pair.partition(b":")
+    return rest[: int(length)], rest[int(length) :]
+
+
+def _as_binary(values: pa.Array) -> pa.Array:
+    return values if pa.types.is_binary(values.type) else values.cast(pa.string()).cast(pa.binary())
+
+
+def _segment(events: EventArrivals, named: bool) -> EventSegment:
+    if not named:
+        return EventSegment.build(events.keys, events.key_hash, events.time_us, events.value, events.event_ids)
+    assert events.operation_ids is not None and events.operation_hash is not None, "bug: named without a name"
+    pairs = pair_of(events.operation_ids, events.keys)
+    return EventSegment.build(pairs, events.operation_hash, events.time_us, events.value, events.event_ids)
+
+
+def _first_us(spans: list[Spans], n: int) -> Int64s:
+    first = np.full(n, NEVER)
+    for span in spans:
+        np.minimum.at(first, span.owner, span.segment.time_us[span.low])
+    return first
+
+
+def _extended(extensions: list[Spans], owner: Int64s, deadline_us: Int64s) -> Int64s:
+    """Deadlines after all extensions; another round only where one on another key made more of them count."""
+    reaches = [_reach(span.segment) for span in extensions]
+    while True:
+        later = deadline_us.copy()
+        for span, reach in zip(extensions, reaches, strict=True):
+            case = owner[span.owner]
+            high = span.until(deadline_us[case])
+            some = np.flatnonzero(high > span.low)
+            np.maximum.at(later, case[some], _largest(reach, span.low[some], high[some]))
+        if np.array_equal(later, deadline_us):
+            return later
+        deadline_us = later
+
+
+def _reach(segment: EventSegment) -> Int64s:
+    """How far each extension reaches by itself and those it makes count; as largest of 1, 2, 4, ... from each on."""
+    seconds = np.zeros(len(segment)) if segment.value is None else _seconds(segment.value)
+    whole = np.floor(seconds)
+    granted_us = whole.astype(np.int64) * US_PER_SECOND + np.rint((seconds - whole) * US_PER_SECOND).astype(np.int64)
+    granted_us[seconds == LONGEST_SECONDS] = NEVER
+    reach = saturating_add(segment.time_us, np.maximum(granted_us, 0))
+    at, group_end = np.arange(len(segment)), np.repeat(segment.start[1:], np.diff(segment.start))
+    while True:
+        # Each round follows the chain twice as far.
+        largest = _tables(reach)
+        further = _largest(largest, at, bisect_within(segment.time_us, at, group_end, reach, after=True))
+        if np.array_equal(further, reach):
+            return largest
+        reach = further
+
+
+def _seconds(values: Floats) -> Floats:
+    return np.clip(np.where(np.isfinite(values), values, 0.0), -LONGEST_SECONDS, LONGEST_SECONDS)
+
+
+def _tables(values: Int64s) -> Int64s:
+    """(levels, E): at level k the largest of the 2**k values from each place on."""
+    tables, step = [values], 1
+    while 2 * step <= len(values):
+        wider = tables[-1].copy()
+        np.maximum(wider[:-step], tables[-1][step:], out=wider[:-step])
+        tables.append(wider)
+        step *= 2
+    return np.stack(tables)
+
+
+def _largest(tables: Int64s, low: Int64s, high: Int64s) -> Int64s:
+    """The largest value of each range ``low[i] .. high[i] - 1``, none of them empty."""
+    if not len(low):
+        return EMPTY
+    level = np.frexp((high - low).astype(np.float64))[1] - 1
+    return np.maximum(tables[level, low], tables[level, high - (1 << level)])

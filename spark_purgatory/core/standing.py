@@ -1,0 +1,139 @@
+"""Which row of an id stands, and which rows are its DUPLICATEs.
+
+Under ``early`` the first to arrive stands. Under ``final`` it is the first by (created, deadline), whatever the order
+of arrival, so rows of one id that meet before their creation has passed are *contested*: all are registered and wait,
+their timers at their creation, and are settled once the watermark reaches it, for no earlier row can come then. A row
+that meets none of its id is not contested, and its id is remembered at once. By hand, an id's rows by [created,
+deadline]::
+
+    watermark 5    [15, 40] comes     it stands, for all we know
+    watermark 6    [25, 30] comes     both are contested
+    watermark 7    [10, 20] comes     all three are
+    watermark 10   [10, 20] settled   it stands
+    watermark 15   [15, 40] settled   DUPLICATE of [10, 20]
+    watermark 25   [25, 30] settled   it stands: [10, 20] is over, [15, 40] never stood
+
+A row that arrives late is judged at once by the rows that stand, as under ``early``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_purgatory.core.arrivals import OperationArrivals
+from spark_purgatory.core.engine_spec import EngineSpec
+from spark_purgatory.core.ids import Ids, identity_codes
+from spark_purgatory.core.keys import as_bools
+from spark_purgatory.core.operations import OperationRows
+from spark_purgatory.core.purgatory import WAITING, DelayedOperationPurgatory
+from spark_purgatory.core.runs import EMPTY, Bools, Int64s
+from spark_purgatory.core.times import ALWAYS
+
+
+class Standing:
+    """Ids that stand, and rows whose standing is contested."""
+
+    def __init__(self, spec: EngineSpec, ids: Ids, rows: OperationRows, purgatory: DelayedOperationPurgatory) -> None:
+        self.ids = ids
+        self.contested = EMPTY
+        """Rows to be settled, (c,) int64."""
+        self.contested_hash = EMPTY
+        """Hashes of their ids, (c,) int64."""
+        self._final, self._width = spec.final, spec.identity_width
+        self._rows, self._purgatory = rows, purgatory
+
+    def fallen(self, operations: OperationArrivals, watermark_us: int) -> Bools:
+        """Which operations are DUPLICATEs at once, (n,) bool."""
+        judged = np.arange(len(operations))
+        if self._final:
+            judged = np.flatnonzero(operations.created_us <= watermark_us)
+        fallen = np.zeros(len(operations), bool)
+        if len(judged):
+            late = operations.take(judged)
+            fallen[judged] = self.ids.duplicates(
+                self.identity(late.ids, late.keys), late.id_hash, late.created_us, late.deadline_us, watermark_us
+            )
+        return fallen
+
+    def register(self, operations: OperationArrivals, watermark_us: int) -> Int64s:
+        """Operations become the next rows: remember ids or contest them; returns older rows now contested."""
+        identity = self.identity(operations.ids, operations.keys)
+        contested = np.zeros(len(operations), bool)
+        drawn_in = EMPTY
+        if self._final:
+            known = self.ids.known(identity, operations.id_hash, watermark_us)
+            contested = known | self._repeated(identity, operations.id_hash)
+            contested &= operations.created_us > watermark_us
+            if known.any():
+                drawn_in = self._draw_in(operations.take(np.flatnonzero(known)), watermark_us)
+        plain = np.flatnonzero(~contested)
+        if len(plain) < len(operations):
+            new = np.flatnonzero(contested)
+            self._contest(self._purgatory.next_row + new, operations.id_hash[new])
+            identity = [column.take(pa.array(plain)) for column in identity]
+        self.ids.add(identity, operations.id_hash[plain], operations.deadline_us[plain])
+        return drawn_in
+
+    def settle(self, watermark_us: int) -> tuple[Int64s, Int64s]:
+        """Settle contested rows whose creation has passed; returns the rows that fell and those that stand."""
+        due = self._rows.created_us[self.contested] <= watermark_us
+        rows, hashes = self.contested[due], self.contested_hash[due]
+        if not len(rows):
+            return EMPTY, EMPTY
+        self.contested, self.contested_hash = self.contested[~due], self.contested_hash[~due]
+        identity, deadline_us = self._identity_of(rows), self._rows.deadline_us[rows]
+        fallen = self.ids.duplicates(identity, hashes, self._rows.created_us[rows], deadline_us, ALWAYS)
+        stand = np.flatnonzero(~fallen)
+        self.ids.add([column.take(pa.array(stand)) for column in identity], hashes[stand], deadline_us[stand])
+        return rows[fallen], rows[stand]
+
+    def identity(self, ids: pa.Array, keys: pa.Array) -> list[pa.Array]:
+        """What tells operations apart, column by column."""
+        if self._width == 1:
+            return [ids]
+        # Where the key is the id, as it often is, null says so in no bytes.
+        return [ids, pc.if_else(pc.equal(ids, keys), None, keys) if ids.type == keys.type else keys]
+
+    def renumber(self, new_row: Int64s) -> None:
+        """Rows were renumbered: ``new_row[old]``."""
+        self.contested = new_row[self.contested]
+
+    def _identity_of(self, rows: Int64s) -> list[pa.Array]:
+        watchers = self._purgatory.watchers
+        return self.identity(self._rows.ids.take(rows), watchers.keys.take(watchers.first_entry.values[rows]))
+
+    def _contest(self, rows: Int64s, hashes: Int64s) -> None:
+        self.contested = np.concatenate((self.contested, rows))
+        self.contested_hash = np.concatenate((self.contested_hash, hashes))
+
+    def _repeated(self, identity: list[pa.Array], hashes: Int64s) -> Bools:
+        """Which of a batch share their identity with another of it, or with a contested row; (n,) bool."""
+        ascending = np.sort(np.concatenate((hashes, self.contested_hash)))
+        if not bool((ascending[1:] == ascending[:-1]).any()):
+            return np.zeros(len(hashes), bool)
+        if len(self.contested):
+            pairs = zip(identity, self._identity_of(self.contested), strict=True)
+            identity = [pa.concat_arrays(pair) for pair in pairs]
+        codes = identity_codes(identity)
+        return (np.bincount(codes)[codes] > 1)[: len(hashes)]
+
+    def _draw_in(self, known: OperationArrivals, watermark_us: int) -> Int64s:
+        """Contest the waiting rows, not settled yet, that have the identity of operations just come."""
+        named = [as_bools(pc.is_in(chunk, value_set=known.ids)) for chunk in self._rows.ids.chunks]
+        open_rows = (self._purgatory.state.values == WAITING) & (self._rows.created_us > watermark_us)
+        open_rows &= np.concatenate([*named, np.zeros(0, bool)])
+        open_rows[self.contested] = False
+        rows = np.flatnonzero(open_rows)
+        if not len(rows):
+            return EMPTY
+        mine, theirs = self._identity_of(rows), self.identity(known.ids, known.keys)
+        codes = identity_codes([pa.concat_arrays(pair) for pair in zip(mine, theirs, strict=True)])
+        which = np.full(int(codes.max()) + 1, -1)
+        which[codes[len(rows) :]] = np.arange(len(known))
+        met = np.flatnonzero(which[codes[: len(rows)]] >= 0)
+        rows, hashes = rows[met], known.id_hash[which[codes[met]]]
+        self.ids.remove(self._identity_of(rows), hashes, self._rows.deadline_us[rows])
+        self._contest(rows, hashes)
+        return rows
