@@ -28,7 +28,6 @@ if __package__ in (None, ""):
 from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 from jobs.config_file import load_config
@@ -38,7 +37,7 @@ from jobs.session import build_session
 from jobs.sources import outcomes_of
 from jobs.summary import Summary, Tally, print_summary, state_tally, summarise
 from spark_purgatory.errors import ConfigError, PurgatoryError
-from spark_purgatory.spark.delta_sink import DeltaSink
+from spark_purgatory.spark.record_accumulator import AccumulatorQuery, RecordAccumulator
 
 POLL_SECONDS = 0.25
 """How often the query is asked for news, and how long a signal waits at most."""
@@ -67,7 +66,7 @@ class StopRequest:
 
 def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequest) -> Summary | None:
     """Run the query until it ends or is asked to stop; its summary, if the file wants one."""
-    sink = DeltaSink(path=config.output.path, table=config.output.table, partition_by=config.output.partition_by)
+    sink = RecordAccumulator(**config.output.model_dump(exclude_none=True))
     outcomes = outcomes_of(spark, config)
     before = state_tally(spark, config.checkpoint, config.purgatory.shards)
     if before is None and sink.exists(spark):
@@ -91,7 +90,7 @@ def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequ
     return _summarise(spark, config, sink, console)
 
 
-def _follow(query: StreamingQuery, progress: Progress, stop: StopRequest) -> None:
+def _follow(query: AccumulatorQuery, progress: Progress, stop: StopRequest) -> None:
     try:
         while query.isActive and not stop.event.wait(POLL_SECONDS):
             progress.update(query)
@@ -103,7 +102,7 @@ def _follow(query: StreamingQuery, progress: Progress, stop: StopRequest) -> Non
         progress.update(query)
 
 
-def _summarise(spark: SparkSession, config: JobConfig, sink: DeltaSink, console: Console) -> Summary | None:
+def _summarise(spark: SparkSession, config: JobConfig, sink: RecordAccumulator, console: Console) -> Summary | None:
     if not sink.exists(spark):
         console.print("No batch was committed: there is no table yet.")
         return None

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from spark_purgatory.config import is_duration
+from spark_purgatory.config import SinkOptions, is_duration, parse_size
 
 FREE_FORM = ("options", "spark")
 """Mappings whose keys hold dots and whose values may be secret."""
@@ -36,6 +36,11 @@ def _is_duration(text: str) -> str:
     return text
 
 
+def _is_size(text: str) -> str:
+    parse_size(text, "size")
+    return text
+
+
 def _is_setting(name: str) -> str:
     if not name.startswith("spark."):
         raise ValueError("a setting whose name starts with 'spark.' is allowed")
@@ -46,6 +51,7 @@ Text = Annotated[str, Field(min_length=1)]
 Scalar = Annotated[str, BeforeValidator(_as_text)]
 Texts = Annotated[list[Text], BeforeValidator(_as_list)]
 Duration = Annotated[str, AfterValidator(_is_duration)]
+Size = Annotated[str, AfterValidator(_is_size)]
 Setting = Annotated[str, AfterValidator(_is_setting)]
 
 
@@ -178,15 +184,23 @@ class Rules(Model):
 
 
 class Output(Model):
-    """The Delta table of outcomes, by path or by name."""
+    """The Delta table of outcomes; a field means what the argument of `RecordAccumulator` of that name means."""
 
     path: Text | None = None
     table: Text | None = None
     partition_by: Texts = []
+    batch_size: Size = "128 MiB"
+    linger: Duration = "5 minutes"
+    buffer_memory: Size = "16 GiB"
+    max_block: Duration = "1 minute"
+    retry_backoff: Duration = "1 second"
+    delivery_timeout: Duration = "30 minutes"
+    max_request_size: Size = "4 GiB"
 
     @model_validator(mode="after")
     def _one_place(self) -> Output:
         _exactly_one(self, "path", "table")
+        SinkOptions(**self.model_dump())
         return self
 
 

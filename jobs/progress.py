@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 
 from jobs.sources import COUNTERS_NAME
+from spark_purgatory.spark.record_accumulator import AccumulatorQuery
 
 STATUSES = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED")
 """Fates of an operation, as the purgatory's counters name them."""
@@ -100,7 +101,7 @@ class Progress:
         if self._live:
             self._live.stop()
 
-    def update(self, query: StreamingQuery) -> None:
+    def update(self, query: StreamingQuery | AccumulatorQuery) -> None:
         """Show what ended since the last call."""
         last = query.lastProgress
         if last is None or last["batchId"] <= self._last_batch:

@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 
 from jobs.job_config import JobConfig, KafkaSource
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.delta_sink import LEAN_SETTINGS
+from spark_purgatory.spark.delta_target import LEAN_SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"

@@ -1,6 +1,6 @@
 """Delayed completion on Spark: operations wait in a purgatory until events complete them or their deadline passes.
 
-Importing the package imports no Spark; `Purgatory` does when it is first used.
+Importing the package imports no Spark; `Purgatory` and `RecordAccumulator` do when they are first used.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from spark_purgatory.core import criteria
 
 if TYPE_CHECKING:
     from spark_purgatory.spark.operator import Purgatory
+    from spark_purgatory.spark.record_accumulator import RecordAccumulator
 
 __version__ = "0.1.0"
-__all__ = ["Completions", "Operations", "Purgatory", "criteria"]
+__all__ = ["Completions", "Operations", "Purgatory", "RecordAccumulator", "criteria"]
 
 
 def __getattr__(name: str) -> object:
@@ -22,4 +23,8 @@ def __getattr__(name: str) -> object:
         from spark_purgatory.spark.operator import Purgatory
 
         return Purgatory
+    if name == "RecordAccumulator":
+        from spark_purgatory.spark.record_accumulator import RecordAccumulator
+
+        return RecordAccumulator
     raise AttributeError(f"module 'spark_purgatory' has no attribute {name!r}; it has {', '.join(__all__)}")

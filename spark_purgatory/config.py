@@ -161,3 +161,90 @@ class Completions:
         if self.value is not None:
             require_column(self.value, "completions.value")
         duration_us(self, "watermark")
+
+
+MAX_NAME_BYTES = 1024
+"""Of a path or a table's name: what object stores take as a key, with room for files below it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkOptions:
+    """How rows accumulate into files of a Delta table (Kafka: the producer's configuration).
+
+    ``path`` or ``table``: the table; made by the first drain if need be. ``partition_by``: columns that partition it.
+    ``batch_size``: the size of file wanted, for each partition (``batch.size``). ``linger``: how long a row may wait
+    for its file (``linger.ms``). ``buffer_memory``: the most bytes that may be staged (``buffer.memory``).
+    ``max_block``: how long a micro-batch waits for room, or a flush for a failing table (``max.block.ms``).
+    ``retry_backoff``: the first wait after a failed drain, doubled each time up to ten times it (``retry.backoff.ms``).
+    ``delivery_timeout``: how long rows may wait for a failing table before the query stops; they stay staged
+    (``delivery.timeout.ms``). ``max_request_size``: the most bytes in one transaction, but for a single file
+    (``max.request.size``).
+    """
+
+    path: str | None = None
+    table: str | None = None
+    partition_by: tuple[str, ...] = ()
+    batch_size: str = "128 MiB"
+    batch_size_bytes: int | None = None
+    linger: Duration = "5 minutes"
+    linger_ms: int | None = None
+    buffer_memory: str = "16 GiB"
+    buffer_memory_bytes: int | None = None
+    max_block: Duration = "1 minute"
+    max_block_ms: int | None = None
+    retry_backoff: Duration = "1 second"
+    retry_backoff_ms: int | None = None
+    delivery_timeout: Duration = "30 minutes"
+    delivery_timeout_ms: int | None = None
+    max_request_size: str = "4 GiB"
+    max_request_size_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        place = {"path": self.path, "table": self.table}
+        if bool(self.path) == bool(self.table):
+            raise ConfigError(f"give exactly one of path and table, got path={self.path!r}, table={self.table!r}")
+        for field, value in place.items():
+            if value is not None:
+                require_name(value, field)
+        given = self.partition_by
+        names = (given,) if isinstance(given, str) else tuple(given)
+        if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+            raise ConfigError(f"partition_by={given!r} must be names of columns, each once")
+        object.__setattr__(self, "partition_by", names)
+        for field in ("batch_size", "buffer_memory", "max_request_size"):
+            size_bytes = getattr(self, f"{field}_bytes")
+            size_bytes = parse_size(getattr(self, field), field) if size_bytes is None else size_bytes
+            if isinstance(size_bytes, bool) or not isinstance(size_bytes, int) or size_bytes < 1:
+                raise ConfigError(f"{field}_bytes={size_bytes!r} must be an int of at least 1 byte")
+            object.__setattr__(self, f"{field}_bytes", size_bytes)
+        for field in ("linger", "max_block", "retry_backoff", "delivery_timeout"):
+            object.__setattr__(self, f"{field}_ms", duration_us(self, field) // 1000)
+        if self.bytes_of("buffer_memory") < self.bytes_of("batch_size"):
+            raise ConfigError(
+                f"buffer_memory ({self.buffer_memory_bytes:,} bytes) must hold at least one file of batch_size "
+                f"({self.batch_size_bytes:,} bytes)"
+            )
+        if self.ms_of("delivery_timeout") < self.ms_of("linger"):
+            raise ConfigError(
+                f"delivery_timeout ({self.delivery_timeout_ms:,} ms) must be at least linger ({self.linger_ms:,} ms)"
+            )
+
+    def bytes_of(self, field: str) -> int:
+        """A size in bytes, however it was given."""
+        return int(getattr(self, f"{field}_bytes"))
+
+    def ms_of(self, field: str) -> int:
+        """A duration in milliseconds, however it was given."""
+        return int(getattr(self, f"{field}_ms"))
+
+
+def require_name(value: object, field: str) -> None:
+    """Raise ConfigError unless ``value`` can be a path or a table's name."""
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{field}={value!r} must be a path or a name")
+    if len(value.encode()) > MAX_NAME_BYTES:
+        raise ConfigError(f"{field} has {len(value.encode()):,} bytes, at most {MAX_NAME_BYTES:,} are allowed")
+    if any(ord(character) < 32 or ord(character) == 127 for character in value):
+        raise ConfigError(f"{field}={value!r} holds a control character: name a place without")
+    if ".." in value.split("/"):
+        raise ConfigError(f"{field}={value!r} goes up by '..': write the place itself")

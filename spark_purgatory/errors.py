@@ -68,3 +68,27 @@ class BatchStateError(ConfigError):
 
 class DeliveryTimeoutError(StorageError):
     """A batch could not be delivered within the delivery time-out (Kafka: TimeoutException)."""
+
+
+class StagingError(StorageError):
+    """The staging folder is damaged, lost, or not this query's; names the entry or the batch that is missing."""
+
+
+class TableLostError(StorageError):
+    """The target was dropped, replaced or restored, or has forgotten what the query committed (txnVersion)."""
+
+
+class TableForgetsError(StorageError):
+    """The target is set to forget transactions (``delta.setTransactionRetentionDuration``)."""
+
+
+class ForeignWriterError(StorageError):
+    """Someone else commits under this query's app id, or writes into its staging folder."""
+
+
+class SkippedWriteError(StorageError):
+    """Delta took a write without an error and has no record of it."""
+
+
+class SchemaMismatchError(StorageError):
+    """The target's columns are not those of the staged rows."""

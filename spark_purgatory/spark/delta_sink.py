@@ -1,206 +1,276 @@
-"""A streaming DataFrame into a Delta table, every row exactly once: one Delta transaction a micro-batch.
+"""Rows into a Delta table exactly once, by way of a staging folder: the protocol.
 
-Terms. A *query* is a checkpoint: Spark gives it an id when it is made and keeps the id over restarts. A
-*batch* is a micro-batch of the query; Spark numbers them 0, 1, 2, ... and, after a crash, runs the last one
-again with the same rows and the same number. Delta keeps the last ``txnVersion`` of each ``txnAppId`` in
-the table's own log, written in the same atomic commit as the rows.
+Terms. A *query* is a checkpoint: Spark gives it an id when it is made and keeps the id over restarts. A *micro-batch* b
+of it is run again after a crash, with the same rows and number. Its rows are *staged* in *pieces* (`ledger`), and
+*drain* N brings some pieces to the table in one Delta transaction: ``txnAppId`` the query and table, ``txnVersion`` N.
+The *log* is the folder of entries beside the pieces (`entries`).
 
-Protocol, for batch N of query Q:
+Protocol. A micro-batch b, the query's n-th:
 
-1. At the first batch of a run, read ``last`` = the last txnVersion that the table holds for Q (none: -1).
-2. N <= last: the table has the rows. Evaluate the batch into ``noop``, for Spark's state must be committed,
-   and return.
-3. N == last + 1: append with txnAppId Q and txnVersion N; then last = N.
-4. N > last + 1: the table has lost what Q wrote. Stop, before anything else is written.
+1. b <= last batch that counts: evaluate the DataFrame into ``noop``, for Spark's state must be committed, and return.
+   b > last + 1: what the query staged is lost. Stop.
+2. *parts*: write the rows to a new attempt folder, evaluating the DataFrame once.
+3. *manifest*: an entry names the attempt's pieces. From here on b counts, and no other attempt of it ever will.
 
-Invariant: when Spark starts batch N + 1 the table holds the rows of batches 0 to N of Q once each.
+A drain, whenever the policy says so; several in one micro-batch, or none:
 
-| the run ended | the table holds | what the next run does |
-| --- | --- | --- |
-| A. before the commit of 3 | 0 .. N-1 | batch N again: written |
-| B. after it, before Spark noted batch N as done | 0 .. N | batch N again: step 2 |
-| C. after that | 0 .. N | batch N+1: written |
-| D. and the table was dropped, or has forgotten Q | nothing of Q | batch N+1: step 4 |
-| E. and the checkpoint was deleted | all of Q | a new id: all rows of the source again, none skipped |
+4. *intent*: an entry names N, the pieces taken, and all that is left: everything before it is superseded.
+5. *drain commit*: the pieces taken go to the table, marked with N and, in userMetadata, with the intent's uuid.
+6. *read-back*: find N in the table's own log, and the uuid with it.
+7. *clean-up*: an entry "done N"; then the entries before intent N, then pieces that nothing names, are removed.
 
-Why step 2 asks the log rather than leave it to Delta: Delta skips such a write *silently*, and then the
-batch's DataFrame is not evaluated, no state is committed, and Spark fails with
-STATE_STORE_COMMIT_VALIDATION_FAILED on every restart. For the same reason each branch evaluates the
-DataFrame, and exactly once: each evaluation runs the stateful operator.
+A micro-batch that will fill files by itself goes direct: 4 with b in the place of pieces, 5 with its rows, 6, 7.
+
+Invariant: a row of a micro-batch that counts is in a piece that the ledger names, or in the table, and never in both
+once the last intent was settled. Nothing is removed before the commit that took it was read back.
+
+| the run ended | the log says | the table says | the next run does |
+| --- | --- | --- | --- |
+| A. in 2, or before the manifest of 3 | b - 1 counts | | b again: a new attempt; the old one goes with its epoch |
+| B. after 3, before Spark noted b | b counts | | b again: step 1 |
+| C. before the intent of 4 | no intent N | N - 1 | the policy decides anew |
+| D. after 4, before the commit of 5 | intent N, not done | N - 1 | 5 with the same pieces; direct: when b comes again |
+| E. after 5 | intent N, not done | N | 6, 7 |
+| F. in 7 | done N | N | 7 at the next drain; what was removed is no longer named |
+| G. and the table was dropped, replaced, restored, or forgot | done N | less than N | stop: TableLostError |
+| H. and another run commits as this one | intent N | another uuid, or more than N | stop: ForeignWriterError |
+| I. and the checkpoint was deleted | nothing | N | a new query id: all rows of the source again, none skipped |
+
+Why 6 asks the log rather than trust 5: Delta skips a write *silently* whose txnVersion is not above the last. Why 1
+never leaves a micro-batch unevaluated: Spark would fail with STATE_STORE_COMMIT_VALIDATION_FAILED at every restart.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import uuid4
 
-from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import types as T
 
-from spark_purgatory.errors import ConfigError, StorageError
+from spark_purgatory.errors import ForeignWriterError, SkippedWriteError, StagingError, TableLostError
+from spark_purgatory.spark.delta_log import Commit, find_commit, last_txn_version
+from spark_purgatory.spark.delta_target import DeltaTarget, TableFacts
+from spark_purgatory.spark.entries import SMALL_QUERY, literal, read_entries, settings, wipe, write_entry
+from spark_purgatory.spark.failpoints import reach
+from spark_purgatory.spark.ledger import NO_BATCH, Intent, Ledger, Manifest, Piece, replay
+from spark_purgatory.spark.staging import in_order, read_pieces
 
-LEAN_SETTINGS: Mapping[str, str] = {
-    # Reading the table's log is one task for each partition of the snapshot, at every commit. 50 are for
-    # tables of millions of files; with 2 an append to a small table costs a quarter (about 1 s, not 4 s).
-    "spark.databricks.delta.snapshotPartitions": "2",
-    # Minima and maxima of the first 32 columns are computed at every append; the first few serve nearly all.
-    "spark.databricks.delta.properties.defaults.dataSkippingNumIndexedCols": "4",
+DRAIN_QUERY = {
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
+    # Else a union of one-task branches is one task, and writes one file after the other.
+    "spark.sql.unionOutputPartitioning": "false",
 }
-"""Session settings that make small appends cheap; defaults, for a session of one's own."""
 
-NO_BATCH = -1
-"""The batch before batch 0: nothing was written yet."""
-TXN_SCHEMA = "txn struct<appId: string, version: bigint>"
-GLOB_CHARACTERS = re.compile(r"([\\*?\[\]{}])")
+
+@dataclass(frozen=True)
+class Load:
+    """What a drain writes: one DataFrame a file to be, or the rows of a micro-batch."""
+
+    files: tuple[tuple[Piece, ...], ...] = ()
+    direct: DataFrame | None = None
+    max_file_rows: int = 0
+    """Cut files at so many rows; 0 for one file each."""
 
 
 class DeltaSink:
-    """Writes the micro-batches of a query to a Delta table, each of them exactly once.
+    """The durable half of a query's sink: ledger, log and table move by the steps above."""
 
-    Args:
-        path: Folder of the table; or
-        table: its name in the catalog. Exactly one of the two. The first batch makes it if need be.
-        partition_by: Columns that partition the table.
-    """
-
-    def __init__(self, *, path: str | None = None, table: str | None = None, partition_by: Sequence[str] = ()) -> None:
-        if bool(path) == bool(table):
-            raise ConfigError(f"DeltaSink takes exactly one of path and table, got path={path!r}, table={table!r}")
-        self.path = path
-        self.table = table
-        self.partition_by = tuple(partition_by)
-
-    def __str__(self) -> str:
-        return self.table or str(self.path)
-
-    def write_stream(
-        self,
-        df: DataFrame,
-        *,
-        checkpoint: str,
-        trigger: Mapping[str, Any] | None = None,
-        query_name: str | None = None,
-        output_mode: str = "append",
-    ) -> StreamingQuery:
-        """Start the query.
-
-        Args:
-            df: A streaming DataFrame.
-            checkpoint: Folder of the query's checkpoint; to be kept as long as the table is.
-            trigger: One argument of ``DataStreamWriter.trigger``: ``{"processingTime": "10 seconds"}``.
-            query_name: Name shown by Spark.
-            output_mode: Spark's, where ``df`` asks for another one.
-        """
-        if not df.isStreaming:
-            raise ConfigError("write_stream takes a streaming DataFrame; write a batch one with df.write")
-        writer = df.writeStream.foreachBatch(_Appender(self, checkpoint)).outputMode(output_mode)
-        writer = writer.option("checkpointLocation", checkpoint)
-        if trigger:
-            writer = writer.trigger(**trigger)
-        if query_name:
-            writer = writer.queryName(query_name)
-        return writer.start()
-
-    def exists(self, spark: SparkSession) -> bool:
-        """Whether the table is there."""
-        if self.table:
-            return spark.catalog.tableExists(self.table)
-        return bool(DeltaTable.isDeltaTable(spark, str(self.path)))
-
-    def read(self, spark: SparkSession) -> DataFrame:
-        """The table as it stands."""
-        return spark.read.table(self.table) if self.table else spark.read.format("delta").load(str(self.path))
-
-    def last_batch(self, spark: SparkSession, app_id: str) -> int:
-        """Number of the last batch that the table holds of a query, `NO_BATCH` if none."""
-        return last_txn_version(spark, self._location(spark), app_id) if self.exists(spark) else NO_BATCH
-
-    def append(self, batch: DataFrame, app_id: str, batch_id: int) -> None:
-        """Write a batch in one transaction of the table, marked with the query and its number."""
-        rows = batch.repartition(*self.partition_by) if self.partition_by else batch
-        writer = (
-            rows.write.format("delta")
-            .mode("append")
-            .option("txnAppId", app_id)
-            .option("txnVersion", batch_id)
-            .option("userMetadata", json.dumps({"app": app_id, "batch": batch_id}))
-        )
-        if self.partition_by:
-            writer = writer.partitionBy(*self.partition_by)
-        if self.table:
-            writer.saveAsTable(self.table)
-        else:
-            writer.save(str(self.path))
-
-    def _location(self, spark: SparkSession) -> str:
-        if self.path:
-            return self.path
-        detail = DeltaTable.forName(spark, str(self.table)).detail().select("location").first()
-        return str(detail["location"]) if detail else ""
-
-
-class _Appender:
-    """What Spark calls with each batch: steps 1 to 4 above.
-
-    Holds strings and one number, so that Spark Connect can carry it to the process that runs it there.
-    """
-
-    def __init__(self, sink: DeltaSink, checkpoint: str) -> None:
-        self.sink = sink
+    def __init__(self, target: DeltaTarget, checkpoint: str, now_ms: Callable[[], int]) -> None:
+        self.target = target
         self.checkpoint = checkpoint
-        self.app_id: str | None = None
-        self.last_batch = NO_BATCH
+        self.folder = f"{checkpoint.rstrip('/')}/staging"
+        self.now_ms = now_ms
+        self.ledger = Ledger()
+        self.app_id = ""
+        self.table_id: str | None = None
+        """Delta's id of the table; None as long as there is none."""
 
-    def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        spark = batch.sparkSession
-        if self.app_id is None:
-            self.app_id = app_id_of(spark, self.checkpoint)
-            self.last_batch = self.sink.last_batch(spark, self.app_id)
-        if batch_id <= self.last_batch:
-            batch.write.format("noop").mode("overwrite").save()
-            return
-        if batch_id > self.last_batch + 1:
-            raise StorageError(
-                f"checkpoint {self.checkpoint} is at batch {batch_id}, but table {self.sink} holds its "
-                f"batches only up to {self.last_batch} (-1: none): it was dropped, replaced or restored, or "
-                "forgot the query (delta.setTransactionRetentionDuration). Nothing was written. Bring the "
-                "table back, or delete the checkpoint, which reads the sources again from their beginning"
+    # --- start ---------------------------------------------------------------------------------------------------
+
+    def recover(self, spark: SparkSession) -> Commit | None:
+        """Read the log and compare it with the table; cases A to I. The commit of the last intent, if it is there."""
+        self.app_id = app_id_of(spark, self.checkpoint, self.target)
+        with settings(spark, SMALL_QUERY):
+            self.ledger = replay(read_entries(spark, self.folder), self.folder)
+        facts = self.target.facts(spark)
+        last = last_txn_version(spark, facts.location, self.app_id) if facts else NO_BATCH
+        intent = self.ledger.intent
+        number = intent.number if intent else NO_BATCH
+        self._compare(last, number, facts)
+        self.table_id = facts.id if facts else None
+        if intent is None or facts is None or self.ledger.is_done or last < number:
+            return None
+        commit = find_commit(spark, facts.location, self.app_id, number)
+        if commit is not None and commit.intent_uuid is not None and commit.intent_uuid != intent.uuid:
+            raise self._foreign(number, number)
+        return commit or Commit(-1, intent.uuid, ())
+
+    def _compare(self, last: int, number: int, facts: TableFacts | None) -> None:
+        known = self.ledger.intent.table_id if self.ledger.intent else None
+        if known is not None and (facts is None or facts.id != known):
+            raise self._lost(last, "it was dropped or replaced")
+        if last < (number if self.ledger.is_done else number - 1):
+            raise self._lost(last, "it was dropped, replaced or restored, is another table, or forgot the query")
+        if last > number:
+            raise self._foreign(last, number)
+
+    # --- steps 1 to 3 --------------------------------------------------------------------------------------------
+
+    def is_replay(self, batch_id: int) -> bool:
+        """Step 1. StagingError if micro-batches before this one are missing."""
+        last = self.ledger.last_batch
+        if batch_id > last + 1 and not (self._awaits_direct and batch_id == last):
+            raise StagingError(
+                f"checkpoint {self.checkpoint} is at micro-batch {batch_id}, but {self.folder} knows them only up to "
+                f"{last} (-1: none): the folder was removed, or the checkpoint was made by another sink. Nothing was "
+                "written. Bring the folder back, or start with a new checkpoint, which reads the sources again"
             )
-        self.sink.append(batch, self.app_id, batch_id)
-        self.last_batch = batch_id
+        return batch_id < last or (batch_id == last and not self._awaits_direct)
+
+    @property
+    def _awaits_direct(self) -> bool:
+        """Case D of a direct drain: the intent's micro-batch has to come again."""
+        return self.ledger.intent is not None and self.ledger.intent.direct and not self.ledger.is_done
+
+    def count(self, spark: SparkSession, manifest: Manifest) -> None:
+        """Step 3."""
+        reach("before manifest")
+        name = f"manifest={manifest.batch_id}"
+        with settings(spark, SMALL_QUERY):
+            write_entry(spark, self.folder, self.ledger.next_drain, name, manifest.to_body())
+        reach("after manifest")
+        self.ledger.add(manifest)
+
+    # --- steps 4 to 7 --------------------------------------------------------------------------------------------
+
+    def intend(
+        self, spark: SparkSession, taken: Sequence[Piece], batch_id: int | None = None, schema: str | None = None
+    ) -> Intent:
+        """Step 4; with ``batch_id`` for a micro-batch that does not count yet: its attempt, or its rows direct."""
+        ledger = self.ledger
+        wanted = schema or ledger.schema or ""
+        facts = self.target.check(spark, self.table_id, T.StructType.fromJson(json.loads(wanted)))
+        paths = {piece.path for piece in taken}
+        intent = Intent(
+            number=ledger.next_drain,
+            uuid=str(uuid4()),
+            table_id=facts.id if facts else None,
+            schema=wanted,
+            last_batch=ledger.last_batch if batch_id is None else batch_id,
+            direct=batch_id is not None and not taken,
+            taken=tuple(taken),
+            left=tuple(piece for piece in ledger.pieces.values() if piece.path not in paths),
+            epochs=tuple(sorted(ledger.epochs | {ledger.next_drain})),
+        )
+        reach("before intent")
+        with settings(spark, SMALL_QUERY):
+            write_entry(spark, self.folder, intent.number, f"intent={intent.number}", intent.to_body())
+            self._check_alone(spark, intent)
+        reach("after intent")
+        ledger.take(intent)
+        return intent
+
+    def _check_alone(self, spark: SparkSession, intent: Intent) -> None:
+        """Nobody else made an intent of this number."""
+        replayed = replay(read_entries(spark, self.folder), self.folder).intent
+        if replayed is None or replayed.uuid != intent.uuid:
+            found = "none" if replayed is None else f"number {replayed.number} of another run"
+            raise ForeignWriterError(
+                f"{self.folder} was to hold intent {intent.number} and holds {found}: two runs of the query write at "
+                "once. Nothing was committed by this one. Stop one of them and start again"
+            )
+
+    def commit(self, spark: SparkSession, intent: Intent, load: Load, partition_by: tuple[str, ...]) -> Commit:
+        """Steps 5 and 6; also to be called again for the same intent, in this run or a later one."""
+        schema = T.StructType.fromJson(json.loads(intent.schema))
+        facts = self.target.check(spark, self.table_id or intent.table_id, schema)
+        metadata = {"intent": intent.uuid, "drain": intent.number, "last_batch": intent.last_batch}
+        started_ms = self.now_ms()
+        reach("before drain commit")
+        with settings(spark, DRAIN_QUERY):
+            rows = load.direct
+            if rows is None:
+                branches = [read_pieces(spark, self.folder, schema, pieces) for pieces in load.files]
+                rows = in_order(branches, partition_by)
+            self.target.append(rows, self.app_id, intent.number, metadata, load.max_file_rows, partition_by)
+        reach("after drain commit")
+        reach("before read-back")
+        facts = facts or self.target.facts(spark)
+        commit = self.read_back(spark, facts, intent, started_ms)
+        reach("after read-back")
+        return commit
+
+    def read_back(self, spark: SparkSession, facts: TableFacts | None, intent: Intent, since_ms: int) -> Commit:
+        """Step 6. SkippedWriteError, ForeignWriterError, TableLostError."""
+        if facts is None:
+            raise self._lost(NO_BATCH, "it is gone after a commit to it")
+        commit = find_commit(spark, facts.location, self.app_id, intent.number, since_ms)
+        commit = commit or find_commit(spark, facts.location, self.app_id, intent.number)
+        if commit is None:
+            last = last_txn_version(spark, facts.location, self.app_id)
+            if last > intent.number:
+                raise self._foreign(last, intent.number)
+            raise SkippedWriteError(
+                f"drain {intent.number} was written to table {self.target} without an error, but its log has no such "
+                f"transaction of app id {self.app_id!r} (the last is {last}). Staged rows wait; start again"
+            )
+        if commit.intent_uuid != intent.uuid:
+            raise self._foreign(intent.number, intent.number)
+        self.table_id = facts.id
+        return commit
+
+    def was_committed(self, spark: SparkSession, intent: Intent) -> Commit | None:
+        """After a commit that raised: did it arrive all the same?"""
+        facts = self.target.facts(spark)
+        commit = find_commit(spark, facts.location, self.app_id, intent.number) if facts else None
+        if commit is not None and commit.intent_uuid != intent.uuid:
+            raise self._foreign(intent.number, intent.number)
+        return commit
+
+    def clean_up(self, spark: SparkSession) -> None:
+        """Step 7, of the last intent."""
+        intent = self.ledger.intent
+        if intent is None:
+            return
+        reach("before clean-up")
+        with settings(spark, SMALL_QUERY):
+            if not self.ledger.is_done:
+                number = intent.number
+                write_entry(spark, self.folder, number, f"done={number}", {"number": number})
+                self.ledger.is_done = True
+            if intent.number > 0:
+                wipe(spark, f"{self.folder}/log/epoch={intent.number - 1}")
+            for epoch in sorted(self.ledger.idle_epochs()):
+                wipe(spark, f"{self.folder}/epoch={epoch}")
+                self.ledger.epochs.remove(epoch)
+        reach("after clean-up")
+
+    # --- errors --------------------------------------------------------------------------------------------------
+
+    def _lost(self, last: int, why: str) -> TableLostError:
+        known = self.ledger.intent.number if self.ledger.intent else NO_BATCH
+        return TableLostError(
+            f"checkpoint {self.checkpoint} has made {known + 1} drains, but table {self.target} holds them only up to "
+            f"{last} (-1: none): {why} (delta.setTransactionRetentionDuration). Nothing was written, staged rows "
+            "wait. Bring the table back, or start with a new checkpoint, which reads the sources again"
+        )
+
+    def _foreign(self, last: int, number: int) -> ForeignWriterError:
+        return ForeignWriterError(
+            f"table {self.target} holds transaction {last} of app id {self.app_id!r}, which this run did not make (its "
+            f"last drain is {number}): another run of the query, or someone with its app id, writes to the table. "
+            "Nothing was removed, staged rows wait. Stop the other writer and start with a new checkpoint"
+        )
 
 
-def app_id_of(spark: SparkSession, checkpoint: str) -> str:
-    """The ``txnAppId`` of a checkpoint's query: Spark's id of it, made at its first start and kept.
-
-    The table is no part of it, because Delta keeps the id in the table's own log; were its path a part, the
-    same table named in another way (``/lake/t``, ``file:/lake/t``) would take a batch twice.
-    """
-    rows = spark.read.text(f"{_literal(checkpoint)}/metadata").collect()
+def app_id_of(spark: SparkSession, checkpoint: str, target: DeltaTarget) -> str:
+    """The ``txnAppId``: Spark's id of the query, made at its first start and kept, and the table as it was named."""
+    rows = spark.read.text(f"{literal(checkpoint)}/metadata").collect()
     try:
-        return f"spark_purgatory/{json.loads(rows[0]['value'])['id']}"
+        query_id = json.loads(rows[0]["value"])["id"]
     except (IndexError, KeyError, ValueError) as error:
-        raise StorageError(f"checkpoint {checkpoint} is damaged: its file 'metadata' names no query id") from error
-
-
-def last_txn_version(spark: SparkSession, location: str, app_id: str) -> int:
-    """The last ``txnVersion`` of an app id in a Delta table's log, `NO_BATCH` if it has none.
-
-    Reads the log's commits and checkpoints as files: right also after it was cleaned up, and without the JVM.
-    """
-    log = f"{_literal(location)}/_delta_log"
-    reader = spark.read.schema(TXN_SCHEMA)
-    commits = reader.option("pathGlobFilter", "*.json").json(log)
-    checkpoints = reader.option("pathGlobFilter", "*.checkpoint*.parquet").parquet(log)
-    versions = commits.unionAll(checkpoints).where(F.col("txn.appId") == app_id)
-    row = versions.agg(F.max("txn.version").alias("last")).first()
-    return NO_BATCH if row is None or row["last"] is None else int(row["last"])
-
-
-def _literal(path: str) -> str:
-    """A path in which no character is a wildcard to Spark's readers."""
-    return GLOB_CHARACTERS.sub(r"\\\1", path)
+        raise StagingError(f"checkpoint {checkpoint} is damaged: its file 'metadata' names no query id") from error
+    return f"spark_purgatory/{query_id}/{target}"

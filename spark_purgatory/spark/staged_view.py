@@ -1,0 +1,59 @@
+"""The table as it would be if everything staged were drained now."""
+
+from __future__ import annotations
+
+import json
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from spark_purgatory.errors import StagingError
+from spark_purgatory.spark.delta_log import TXN_SCHEMA, last_txn_version
+from spark_purgatory.spark.delta_sink import app_id_of
+from spark_purgatory.spark.delta_target import DeltaTarget
+from spark_purgatory.spark.entries import literal, read_entries
+from spark_purgatory.spark.ledger import NO_BATCH, Ledger, replay
+from spark_purgatory.spark.staging import read_pieces
+
+TRIES = 5
+
+
+def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> DataFrame:
+    """A version of the table, and the staged rows that it does not have; each row once, drains or not.
+
+    The ledger is read between two looks at the table's transactions: if these agree, it is of the same time.
+    """
+    folder = f"{checkpoint.rstrip('/')}/staging"
+    app_id = app_id_of(spark, checkpoint, target)
+    for _ in range(TRIES):
+        before = _state_of(spark, target, app_id)
+        ledger = replay(read_entries(spark, folder), folder)
+        if before == _state_of(spark, target, app_id):
+            return _view(spark, target, folder, ledger, *before)
+    raise StagingError(f"table {target} was drained to {TRIES} times while its staged rows were looked for: try again")
+
+
+def _state_of(spark: SparkSession, target: DeltaTarget, app_id: str) -> tuple[int | None, int]:
+    """Version of the table, None if it is not there, and the last drain that it holds."""
+    facts = target.facts(spark)
+    if facts is None:
+        return None, NO_BATCH
+    log = f"{literal(facts.location)}/_delta_log"
+    commits = spark.read.schema(TXN_SCHEMA).option("pathGlobFilter", "*.json").json(log)
+    name = F.col("_metadata.file_name")
+    row = commits.agg(F.max(F.when(name.rlike(r"^\d{20}\.json$"), name)).alias("name")).first()
+    version = int(row["name"].removesuffix(".json")) if row is not None and row["name"] else None
+    return version, last_txn_version(spark, facts.location, app_id)
+
+
+def _view(
+    spark: SparkSession, target: DeltaTarget, folder: str, ledger: Ledger, version: int | None, last_drain: int
+) -> DataFrame:
+    intent = ledger.intent
+    taken = intent.taken if intent is not None and intent.number > last_drain else ()
+    pieces = [*taken, *ledger.pieces.values()]
+    if not pieces:
+        return target.read(spark, version)
+    staged = read_pieces(spark, folder, T.StructType.fromJson(json.loads(ledger.schema or "")), pieces)
+    return staged if version is None else target.read(spark, version).unionByName(staged, allowMissingColumns=True)
