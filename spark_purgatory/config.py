@@ -103,6 +103,11 @@ def require_column(value: object, field: str) -> None:
         raise ConfigError(f"{field}={value!r} must be a column's name or a Column")
 
 
+def idle_after_us(side: Operations | Completions) -> int | None:
+    """The side's ``idle_after`` in microseconds, None where it is not set."""
+    return None if side.idle_after is None and side.idle_after_ms is None else duration_us(side, "idle_after")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Operations:
     """The stream of operations: what waits, for what, since when and for how long.
@@ -110,7 +115,8 @@ class Operations:
     ``id``: one column, any atomic type. ``keys``: one column, a list of columns, or an array column. ``created``: a
     timestamp column. Exactly one of ``timeout`` (a duration, or a day-time interval column), ``timeout_ms`` (an int,
     or an integer column) and ``deadline`` (a timestamp column). ``watermark``: how far operations may arrive out of
-    order.
+    order. ``idle_after``: once the stream has been silent for that long, time goes on without it (see
+    `Purgatory.resolve`).
     """
 
     id: ColumnLike
@@ -121,8 +127,11 @@ class Operations:
     deadline: ColumnLike | None = None
     watermark: Duration = "0 seconds"
     watermark_ms: int | None = None
+    idle_after: Duration | None = None
+    idle_after_ms: int | None = None
 
     def __post_init__(self) -> None:
+        idle_after_us(self)
         require_column(self.id, "operations.id")
         require_column(self.created, "operations.created")
         if isinstance(self.keys, (list, tuple)):
@@ -147,19 +156,33 @@ class Operations:
 
 @dataclass(frozen=True, kw_only=True)
 class Completions:
-    """The stream of completion events: on which key, when, and with what value (for sums and levels)."""
+    """The stream of completion events: on which key, when, and with what value.
+
+    ``value``: for sums and levels; of an ``extend``, seconds. ``kind``: a column of ``complete`` (as null is),
+    ``fail`` (settles the key as failed), ``cancel``, ``force`` (completes) and ``extend`` (moves the deadline to the
+    event's time + value); without it all events are ``complete``. ``operation_id``: where not null, the event speaks
+    to that operation alone, on its key. ``event_id``: an event of one key and id counts once, however often it is
+    delivered. ``watermark``, ``idle_after``: as in `Operations`.
+    """
 
     key: ColumnLike
     time: ColumnLike
     value: ColumnLike | None = None
+    kind: ColumnLike | None = None
+    operation_id: ColumnLike | None = None
+    event_id: ColumnLike | None = None
     watermark: Duration = "0 seconds"
     watermark_ms: int | None = None
+    idle_after: Duration | None = None
+    idle_after_ms: int | None = None
 
     def __post_init__(self) -> None:
+        idle_after_us(self)
         require_column(self.key, "completions.key")
         require_column(self.time, "completions.time")
-        if self.value is not None:
-            require_column(self.value, "completions.value")
+        for field in ("value", "kind", "operation_id", "event_id"):
+            if getattr(self, field) is not None:
+                require_column(getattr(self, field), f"completions.{field}")
         duration_us(self, "watermark")
 
 

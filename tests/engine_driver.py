@@ -3,6 +3,7 @@ micro-batch."""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -95,9 +96,19 @@ def _hashes(keys: pa.Array, bits: int) -> pa.Array:
 class Shards:
     """Several shards, each restored from its blob and saved to it in every step."""
 
-    def __init__(self, spec: EngineSpec, shards: int = 1, several: bool = False, hash_bits: int = 64) -> None:
+    def __init__(
+        self,
+        spec: EngineSpec,
+        shards: int = 1,
+        several: bool = False,
+        hash_bits: int = 64,
+        restarts: random.Random | None = None,
+    ) -> None:
+        """``restarts``: chance that restarts a shard after one step in four; None restarts it after every step."""
         self.spec = replace(spec, identity_width=1 if several else 2)
         self.shards, self.several, self.hash_bits = shards, several, hash_bits
+        self.restarts = restarts
+        self.running: dict[int, EventTimePurgatory] = {}
         self.blobs: list[bytes | None] = [None] * shards
         self.due_ms: list[int | None] = [None] * shards
 
@@ -121,9 +132,14 @@ class Shards:
     def _shard(self, key: str | None) -> int:
         return sum((key or "").encode()) % self.shards
 
-    def _call(self, shard: int, operations: Rows, events: Rows, watermark_ms: int) -> list[dict[str, Any]]:
+    def _engine(self, shard: int) -> EventTimePurgatory:
+        if shard in self.running:
+            return self.running[shard]
         blob = self.blobs[shard]
-        engine = EventTimePurgatory(self.spec) if blob is None else restore(self.spec, blob, self.shards)
+        return EventTimePurgatory(self.spec) if blob is None else restore(self.spec, blob, self.shards)
+
+    def _call(self, shard: int, operations: Rows, events: Rows, watermark_ms: int) -> list[dict[str, Any]]:
+        engine = self._engine(shard)
         ops = evs = None
         if operations:
             ops = read_operations(
@@ -134,7 +150,11 @@ class Shards:
         batches = engine.step(ops, evs, watermark_ms)
         engine.purgatory.validate()
         self.due_ms[shard] = engine.next_due_ms()
-        self.blobs[shard] = save(engine, self.shards)
+        if self.restarts is None or self.restarts.random() < 0.25:
+            self.blobs[shard] = save(engine, self.shards)
+            self.running.pop(shard, None)
+        else:
+            self.running[shard] = engine
         return [row for batch in batches for row in _rows(batch)]
 
 

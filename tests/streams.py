@@ -28,21 +28,36 @@ EVENTS = pa.schema([("key", pa.string()), ("time", TIMESTAMP), ("value", pa.floa
 OPERATIONS_DDL = "id string, key string, keys array<string>, created timestamp, deadline timestamp, row string"
 EVENTS_DDL = "key string, time timestamp, value double"
 
+WIDE_OPERATIONS = [("rule", pa.string()), ("need", pa.float64()), ("levels", pa.map_(pa.string(), pa.float64()))]
+WIDE_EVENTS = [("kind", pa.string()), ("operation_id", pa.string()), ("event_id", pa.string())]
+REGION = [("region", pa.string())]
+WIDE_OPERATIONS_DDL = "rule string, need double, levels map<string, double>, region string"
+WIDE_EVENTS_DDL = "kind string, operation_id string, event_id string, region string"
+
 Rows = Sequence[Mapping[str, Any]]
 
 
 class Landing:
     """Two folders of files, one file a side and micro-batch, an outcome folder and a checkpoint."""
 
-    def __init__(self, folder: Path, name: str = "outcomes") -> None:
+    def __init__(self, folder: Path, name: str = "outcomes", wide: bool = False) -> None:
+        """``wide``: with the columns of rules by row, control events and partitions."""
         self.folder = folder
+        self.schemas = (OPERATIONS, EVENTS)
+        self.ddls = (OPERATIONS_DDL, EVENTS_DDL)
+        if wide:
+            self.schemas = (
+                pa.schema([*OPERATIONS, *WIDE_OPERATIONS, *REGION]),
+                pa.schema([*EVENTS, *WIDE_EVENTS, *REGION]),
+            )
+            self.ddls = (f"{OPERATIONS_DDL}, {WIDE_OPERATIONS_DDL}", f"{EVENTS_DDL}, {WIDE_EVENTS_DDL}")
         self.checkpoint = folder / f"checkpoint-{name}"
         self.outcomes = folder / name
         self._files = 0
 
     def add(self, operations: Rows, events: Rows) -> Landing:
         """Land one micro-batch; a side without rows gets an empty file, so that the sides stay in step."""
-        for side, rows, schema in (("operations", operations, OPERATIONS), ("events", events, EVENTS)):
+        for side, rows, schema in zip(("operations", "events"), (operations, events), self.schemas, strict=True):
             (self.folder / side).mkdir(parents=True, exist_ok=True)
             path = self.folder / side / f"{self._files:05}.parquet"
             pq.write_table(pa.Table.from_pylist([_row(row) for row in rows], schema), path)
@@ -55,13 +70,13 @@ class Landing:
         """Both sides as DataFrames."""
         reader = spark.readStream.option("maxFilesPerTrigger", 1) if streaming else spark.read
         return (
-            reader.schema(OPERATIONS_DDL).parquet(str(self.folder / "operations")),
-            reader.schema(EVENTS_DDL).parquet(str(self.folder / "events")),
+            reader.schema(self.ddls[0]).parquet(str(self.folder / "operations")),
+            reader.schema(self.ddls[1]).parquet(str(self.folder / "events")),
         )
 
-    def run(self, spark: SparkSession, purgatory: Purgatory) -> list[dict[str, Any]]:
+    def run(self, spark: SparkSession, purgatory: Purgatory, heartbeats: bool = True) -> list[dict[str, Any]]:
         """Run the stream over everything that landed, from the checkpoint on; returns all outcomes ever written."""
-        outcomes = purgatory.resolve(*self.frames(spark))
+        outcomes = purgatory.resolve(*self.frames(spark), heartbeats=heartbeats)
         query = (
             outcomes.writeStream.format("parquet")
             .option("path", str(self.outcomes))

@@ -33,6 +33,10 @@ def packer(side: int, shards: int | None, broadcast: bool) -> Callable[[Batches]
         gathered: list[pa.RecordBatch] = []
         size = 0
         for batch in batches:
+            route = batch.column(batch.num_columns - 1)
+            if route.null_count:
+                # A heartbeat has no route, and has done its work: it moved the watermark.
+                batch = batch.filter(route.is_valid())
             gathered.append(batch)
             size += batch.nbytes
             if size >= GATHER_BYTES:
@@ -92,8 +96,11 @@ def from_blob(blob: bytes) -> pa.Table:
         return reader.read_all()
 
 
-def unpacker(names: list[str]) -> Callable[[Batches], Batches]:
-    """The function for ``mapInArrow`` that turns blobs into rows with columns ``names``."""
+def unpacker(names: list[str], payload: pa.Schema | None = None) -> Callable[[Batches], Batches]:
+    """The function for ``mapInArrow`` that turns blobs into rows with columns ``names``.
+
+    ORPHANs lack the first of them, the operation's, and get nulls of the ``payload``'s types.
+    """
 
     def unpack(batches: Batches) -> Batches:
         for batch in batches:
@@ -102,6 +109,9 @@ def unpacker(names: list[str]) -> Callable[[Batches], Batches]:
                     continue
                 with pa.ipc.open_stream(blob.as_buffer()) as reader:
                     for rows in reader:
+                        if payload is not None and rows.num_columns < len(names):
+                            lacking = [pa.nulls(len(rows), kind) for kind in payload.types]
+                            rows = pa.RecordBatch.from_arrays([*lacking, *rows.columns], names=names)
                         yield rows.rename_columns(names)
 
     return unpack

@@ -90,7 +90,9 @@ def _counts(tally: Tally) -> list[int]:
 def _result(
     outcomes: list[pa.RecordBatch], engine: EventTimePurgatory, before: list[int], state_bytes: int
 ) -> pd.DataFrame:
-    blob = to_blob(pa.Table.from_batches(outcomes)).to_pybytes() if outcomes else None
+    # ORPHANs come last and lack the operation's columns, which become null.
+    tables = [pa.Table.from_batches([batch]) for batch in outcomes]
+    blob = to_blob(pa.concat_tables(tables, promote_options="default")).to_pybytes() if tables else None
     added = [now - then for now, then in zip(_counts(engine.outcomes.tally), before, strict=True)]
     counters = dict(zip(COUNTERS, [*added, engine.pending, state_bytes], strict=True))
     return pd.DataFrame({"blob": [blob], **{name: [value] for name, value in counters.items()}})

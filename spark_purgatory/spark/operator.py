@@ -4,21 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from types import UnionType
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from spark_purgatory.config import Completions, Duration, Operations, duration_us
-from spark_purgatory.core.criteria import Criterion
+from spark_purgatory.config import ColumnLike, Completions, Duration, Operations, duration_us, require_column
+from spark_purgatory.core.criteria import ByRow, Criterion
 from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS, OUTCOME_COLUMNS
 from spark_purgatory.spark.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
 from spark_purgatory.spark.host import RESULT_DDL, STATE_DDL, batch_function, stream_function
-from spark_purgatory.spark.sides import WATERMARK_METADATA, Side, check_key_types, events_side, operations_side
+from spark_purgatory.spark.sides import (
+    WATERMARK_METADATA,
+    Reading,
+    Side,
+    check_key_types,
+    events_side,
+    key_prefix,
+    operations_side,
+)
 
 OUTCOME_TYPES = (
     T.StringType(),
@@ -44,13 +54,16 @@ class Purgatory:
     by the checkpoint; None gives every key a group of its own, for few and busy keys. ``lookback``: how long before
     its operation's creation an event still counts. ``max_future``: a time further ahead of processing time is rejected
     and does not move the watermark. ``tick``: resolution of deadlines, rounded up. ``outcome_prefix`` is put before
-    the names of the outcome's columns. ``name``: under which the counters of each micro-batch appear in the query's
+    the names of the outcome's columns. ``partition_by``: a column that both sides have; keys and ids are then those
+    of its value, and rows are routed by it: operations with several keys meet their events in one shard, where
+    otherwise every shard is sent every event. ``orphans``: control events that find no operation become ORPHAN rows.
+    ``name``: under which the counters of each micro-batch appear in the query's
     ``observedMetrics``.
     """
 
     operations: Operations
     completions: Completions
-    criterion: Criterion
+    criterion: Criterion | ByRow
     emit: str = "early"
     shards: int | None = 8
     lookback: Duration = "0 seconds"
@@ -60,20 +73,30 @@ class Purgatory:
     tick: Duration = "1 millisecond"
     tick_ms: int | None = None
     outcome_prefix: str = ""
+    partition_by: ColumnLike | None = None
+    orphans: bool = False
     max_pending_per_shard: int = EngineSpec.max_pending
     max_state_bytes_per_shard: int = EngineSpec.max_state_bytes
     name: str = "spark_purgatory"
 
     def __post_init__(self) -> None:
-        expected = {"operations": Operations, "completions": Completions, "criterion": Criterion}
+        expected: dict[str, type | UnionType] = {
+            "operations": Operations,
+            "completions": Completions,
+            "criterion": Criterion | ByRow,
+        }
         for field, kind in expected.items():
             if not isinstance(getattr(self, field), kind):
-                made = "criteria.any_key() or another of criteria" if kind is Criterion else f"{kind.__name__}(...)"
+                made = (
+                    f"{kind.__name__}(...)" if isinstance(kind, type) else "criteria.any_key() or another of criteria"
+                )
                 raise ConfigError(f"{field}={getattr(self, field)!r} must be made with {made}")
         if self.emit not in ("early", "final"):
             raise ConfigError(f"emit={self.emit!r} must be 'early' or 'final'")
         if self.shards is not None and not (isinstance(self.shards, int) and 1 <= self.shards <= MAX_SHARDS):
             raise ConfigError(f"shards={self.shards!r} must be None or between 1 and {MAX_SHARDS}")
+        if self.partition_by is not None:
+            require_column(self.partition_by, "partition_by")
         for field in ("lookback", "max_future", "tick"):
             duration_us(self, field)
         if duration_us(self, "tick") < 1000:
@@ -82,11 +105,21 @@ class Purgatory:
             if getattr(self, field) < 1:
                 raise ConfigError(f"{field}={getattr(self, field)!r} must be at least 1")
 
-    def resolve(self, operations: DataFrame, completions: DataFrame, as_of: datetime | str | None = None) -> DataFrame:
+    def resolve(
+        self,
+        operations: DataFrame,
+        completions: DataFrame,
+        as_of: datetime | str | None = None,
+        heartbeats: bool = True,
+    ) -> DataFrame:
         """Outcomes of ``operations``: all their columns unchanged, then those of SPEC section 2.
 
         Two streams give a stream, two batch DataFrames a batch DataFrame. ``as_of``, batch only: decide as the stream
         would have with its watermark there, operations still pending left out; without it everything is decided.
+
+        With ``idle_after`` a heartbeat says in every micro-batch how late it is. Where a backlog is read in several
+        micro-batches, after hours of standstill, what lies unread would come too late then: first run the same query
+        with ``heartbeats`` False (and ``availableNow``) on the same checkpoint, until the backlog is read.
         """
         if operations.isStreaming != completions.isStreaming:
             kinds = ["a stream" if frame.isStreaming else "a batch DataFrame" for frame in (operations, completions)]
@@ -96,24 +129,30 @@ class Purgatory:
         if as_of is not None and operations.isStreaming:
             raise ConfigError("as_of is for batch DataFrames: a stream's watermark tells the time")
         schema = self._outcome_schema(operations)
-        max_future_us = duration_us(self, "max_future")
-        left = operations_side(operations, self.operations, max_future_us)
-        right = events_side(completions, self.completions, max_future_us, self.criterion.reads_values)
+        reading = Reading(self.criterion, duration_us(self, "max_future"), self.partition_by, heartbeats)
+        left = operations_side(operations, self.operations, reading)
+        right = events_side(completions, self.completions, reading)
         check_key_types(left, right)
-        if left.several_keys and self.shards is None:
+        broadcast = left.several_keys and self.shards != 1 and self.partition_by is None
+        if broadcast and self.shards is None:
             raise ConfigError(
-                "shards=None routes by key, and these operations have several keys: give a number of shards"
+                "shards=None routes by key, and these operations have several keys: give a number of shards, "
+                "or partition_by="
             )
-        packed = self._pack(left, OPERATIONS).unionByName(
-            self._pack(right, EVENTS, broadcast=left.several_keys and self.shards != 1)
-        )
+        if broadcast and self.orphans:
+            raise ConfigError(
+                "orphans=True, and these operations have several keys: each shard sees all events, and none can tell "
+                "that no other has the operation; give partition_by= or shards=1"
+            )
+        packed = self._pack(left, OPERATIONS).unionByName(self._pack(right, EVENTS, broadcast=broadcast))
         if operations.isStreaming:
             results = self._stream(packed, self._spec(left))
         else:
             results = packed.groupBy("shard").applyInPandas(
                 batch_function(self._spec(left), self._as_of_ms(operations, as_of)), RESULT_DDL
             )
-        return results.mapInArrow(unpacker(schema.names), schema)
+        payload = to_arrow_schema(operations.schema, timezone="UTC") if self.orphans else None
+        return results.mapInArrow(unpacker(schema.names, payload), schema)
 
     def _spec(self, operations: Side) -> EngineSpec:
         return EngineSpec(
@@ -121,6 +160,10 @@ class Purgatory:
             final=self.emit == "final",
             lookback_us=duration_us(self, "lookback"),
             tick_ms=duration_us(self, "tick") // 1000,
+            operation_ids=self.completions.operation_id is not None,
+            event_ids=self.completions.event_id is not None,
+            orphans=self.orphans,
+            key_prefix=0 if self.partition_by is None else key_prefix(operations.key_type),
             identity_width=1 if operations.keyed_by_id else 2,
             roles=operations.roles,
             max_pending=self.max_pending_per_shard,
@@ -137,7 +180,10 @@ class Purgatory:
                 "set outcome_prefix=, for example 'outcome_'"
             )
         renamed = [T.StructField(name, kind) for name, kind in zip(names, OUTCOME_TYPES, strict=True)]
-        return T.StructType([*operations.schema.fields, *renamed])
+        fields = operations.schema.fields
+        if self.orphans:
+            fields = [T.StructField(field.name, field.dataType, True, field.metadata) for field in fields]
+        return T.StructType([*fields, *renamed])
 
     def _pack(self, side: Side, number: int, broadcast: bool = False) -> DataFrame:
         ddl = EXCHANGE_DDL.format(shard_type="bigint" if self.shards is None else "int")

@@ -10,7 +10,16 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_purgatory.config import Completions, Operations, duration_us, is_duration, parse_duration
+from spark_purgatory.config import (
+    ColumnLike,
+    Completions,
+    Operations,
+    duration_us,
+    idle_after_us,
+    is_duration,
+    parse_duration,
+)
+from spark_purgatory.core.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError
 
 WATERMARK_METADATA = "spark.watermarkDelayMs"
@@ -75,16 +84,51 @@ def key_column(column: Column, kind: T.DataType, field: str) -> Column:
     return column if isinstance(kind, T.BinaryType) else column.cast("string")
 
 
-def operations_side(frame: DataFrame, config: Operations, max_future_us: int, by_id: bool | None = None) -> Side:
-    """Operations: id, keys, times, payload; routed by key, or by id where an operation has several keys."""
+@dataclass(frozen=True)
+class Reading:
+    """What both sides are read with, besides their own configuration."""
+
+    criterion: Criterion | ByRow
+    max_future_us: int
+    partition_by: ColumnLike | None = None
+    heartbeats: bool = True
+
+    def scope(self, frame: DataFrame) -> Column | None:
+        """The column that scopes keys and ids by their partition, 32 hexadecimal digits; None without partitions."""
+        if self.partition_by is None:
+            return None
+        value = field_column(frame, self.partition_by, "partition_by").cast("string")
+        return F.md5(F.coalesce(F.concat(F.lit("="), value), F.lit("null")).cast("binary"))
+
+
+def scoped(key: Column, kind: T.DataType, scope: Column | None) -> Column:
+    """A key or id within its partition; `key_prefix` says how many characters come before it."""
+    if scope is None:
+        return key
+    return F.concat(F.unhex(scope) if isinstance(kind, T.BinaryType) else scope, key)
+
+
+def key_prefix(kind: T.DataType) -> int:
+    """Length of what `scoped` puts before a key, in characters, or bytes where the key is binary."""
+    return 16 if isinstance(kind, T.BinaryType) else 32
+
+
+def operations_side(frame: DataFrame, config: Operations, reading: Reading) -> Side:
+    """Operations: id, keys, times, payload; routed by partition, by key, or by id where there are several keys."""
     check_no_watermark(frame, "operations")
     created = timestamp_column(frame, config.created, "operations.created")
     id_raw = field_column(frame, config.id, "operations.id")
-    id_column = key_column(id_raw, column_type(frame, id_raw), "operations.id")
-    keys, hashes, key_type, several = _keys(frame, config)
-    route = F.xxhash64(id_column) if several else hashes
+    id_type, scope = column_type(frame, id_raw), reading.scope(frame)
+    id_column = scoped(key_column(id_raw, id_type, "operations.id"), id_type, scope)
+    raw, keys, key_type, several = _keys(frame, config)
+    if scope is not None:
+        keys = F.transform(keys, lambda key: scoped(key, key_type, scope)) if several else scoped(keys, key_type, scope)
+    hashes = F.transform(keys, _hash) if several else F.xxhash64(keys)
+    route = F.xxhash64(scope) if scope is not None else F.xxhash64(id_column) if several else hashes
     roles = payload_roles(frame, config)
-    marked, ahead = _with_ahead(frame, created, max_future_us)
+    if scope is not None:
+        roles = {role: at for role, at in roles.items() if role not in ("id", "keys")}
+    marked, ahead = _with_ahead(frame, created, reading.max_future_us)
     engine = {
         "id": id_column,
         "id_hash": F.xxhash64(id_column),
@@ -93,10 +137,11 @@ def operations_side(frame: DataFrame, config: Operations, max_future_us: int, by
         "created_us": F.unix_micros(created),
         "deadline_us": _deadline_us(frame, config, created),
         "ahead": F.col(ahead),
+        **_rules(frame, reading.criterion, raw, several),
     }
     columns = [column.alias(name) for name, column in engine.items() if name not in roles]
     columns += [field_column(frame, name, "operations").alias(f"p{i}") for i, name in enumerate(frame.columns)]
-    packed = _watermarked(marked, [*columns, route.alias("route")], created, ahead, config)
+    packed = _watermarked(marked, [*columns, route.alias("route")], created, ahead, config, reading)
     same = isinstance(config.id, str) and isinstance(config.keys, str) and config.id == config.keys
     return Side(packed, key_type, several, several or same, tuple(roles.items()))
 
@@ -114,27 +159,60 @@ def payload_roles(frame: DataFrame, config: Operations) -> dict[str, int]:
     return roles
 
 
-def events_side(frame: DataFrame, config: Completions, max_future_us: int, reads_values: bool) -> Side:
-    """Completion events: key, time, value where the criterion reads it."""
+def events_side(frame: DataFrame, config: Completions, reading: Reading) -> Side:
+    """Completion events: key, time, and what the criterion or control events read besides."""
     check_no_watermark(frame, "completions")
     time = timestamp_column(frame, config.time, "completions.time")
     key_raw = field_column(frame, config.key, "completions.key")
     key_type = column_type(frame, key_raw)
-    key = key_column(key_raw, key_type, "completions.key")
+    scope = reading.scope(frame)
+    key = scoped(key_column(key_raw, key_type, "completions.key"), key_type, scope)
     engine = [key.alias("key"), F.xxhash64(key).alias("key_hash"), F.unix_micros(time).alias("time_us")]
-    if reads_values:
-        if config.value is None:
-            raise ConfigError(
-                "completions.value is missing: the criterion adds up or compares values; name their column"
-            )
+    if config.value is None and isinstance(reading.criterion, Criterion) and reading.criterion.reads_values:
+        raise ConfigError("completions.value is missing: the criterion adds up or compares values; name their column")
+    if config.value is not None and (reading.criterion.reads_values or config.kind is not None):
         value = field_column(frame, config.value, "completions.value")
         kind = column_type(frame, value)
         if not isinstance(kind, T.NumericType):
             raise ConfigError(f"completions.value is {kind.simpleString()}, not a number: cast it")
         engine.append(value.cast("double").alias("value"))
-    marked, ahead = _with_ahead(frame, time, max_future_us)
-    engine += [F.col(ahead).alias("ahead"), F.xxhash64(key).alias("route")]
-    return Side(_watermarked(marked, engine, time, ahead, config), key_type)
+    if config.kind is not None:
+        engine.append(field_column(frame, config.kind, "completions.kind").cast("string").alias("kind"))
+    if config.operation_id is not None:
+        id_raw = field_column(frame, config.operation_id, "completions.operation_id")
+        id_type = column_type(frame, id_raw)
+        operation_id = scoped(key_column(id_raw, id_type, "completions.operation_id"), id_type, scope)
+        engine += [operation_id.alias("operation_id"), F.xxhash64(operation_id).alias("operation_hash")]
+    if config.event_id is not None:
+        event_id = field_column(frame, config.event_id, "completions.event_id")
+        kind = column_type(frame, event_id)
+        engine.append(key_column(event_id, kind, "completions.event_id").alias("event_id"))
+    route = F.xxhash64(key if scope is None else scope)
+    marked, ahead = _with_ahead(frame, time, reading.max_future_us)
+    engine += [F.col(ahead).alias("ahead"), route.alias("route")]
+    return Side(_watermarked(marked, engine, time, ahead, config, reading), key_type)
+
+
+def _rules(frame: DataFrame, criterion: Criterion | ByRow, raw: list[Column], several: bool) -> dict[str, Column]:
+    """Each operation's rule, need and level at each of its keys, where rows bring their own."""
+    if isinstance(criterion, Criterion):
+        return {}
+    need = F.lit(None).cast("double")
+    if criterion.need is not None:
+        need = field_column(frame, criterion.need, "criterion.need").cast("double")
+
+    def level_at(key: Column) -> Column:
+        if criterion.levels is None:
+            return need
+        levels = field_column(frame, criterion.levels, "criterion.levels")
+        return F.when(levels.isNull(), need).otherwise(F.try_element_at(levels, key).cast("double"))
+
+    if len(raw) > 1:
+        levels = F.array(*map(level_at, raw))
+    else:
+        levels = F.transform(raw[0], level_at) if several else level_at(raw[0])
+    rule = field_column(frame, criterion.rule, "criterion.rule").cast("string")
+    return {"rule": rule, "need": need, "levels": levels}
 
 
 def check_key_types(operations: Side, events: Side) -> None:
@@ -149,8 +227,8 @@ def check_key_types(operations: Side, events: Side) -> None:
         )
 
 
-def _keys(frame: DataFrame, config: Operations) -> tuple[Column, Column, T.DataType, bool]:
-    """(keys, hashes, type of a key, whether an operation may have several)."""
+def _keys(frame: DataFrame, config: Operations) -> tuple[list[Column], Column, T.DataType, bool]:
+    """(columns as they are, keys as text or binary, type of a key, whether an operation may have several)."""
     if isinstance(config.keys, (list, tuple)) and len(config.keys) > 1:
         columns = [field_column(frame, key, f"operations.keys[{i}]") for i, key in enumerate(config.keys)]
         kinds = [column_type(frame, column) for column in columns]
@@ -158,7 +236,7 @@ def _keys(frame: DataFrame, config: Operations) -> tuple[Column, Column, T.DataT
             kinds_text = ", ".join(kind.simpleString() for kind in kinds)
             raise ConfigError(f"operations.keys has columns of types {kinds_text}: cast them to one type")
         keys = F.array(*(key_column(column, kinds[0], "operations.keys") for column in columns))
-        return keys, F.transform(keys, _hash), kinds[0], True
+        return columns, keys, kinds[0], True
     single = config.keys[0] if isinstance(config.keys, (list, tuple)) else config.keys
     column = field_column(frame, single, "operations.keys")
     kind = column_type(frame, column)
@@ -169,9 +247,8 @@ def _keys(frame: DataFrame, config: Operations) -> tuple[Column, Column, T.DataT
             )
         binary = isinstance(kind.elementType, T.BinaryType)
         keys = column if binary else column.cast("array<string>")
-        return keys, F.transform(keys, _hash), kind.elementType, True
-    key = key_column(column, kind, "operations.keys")
-    return key, F.xxhash64(key), kind, False
+        return [column], keys, kind.elementType, True
+    return [column], key_column(column, kind, "operations.keys"), kind, False
 
 
 def _hash(key: Column) -> Column:
@@ -212,18 +289,38 @@ def _with_ahead(frame: DataFrame, time: Column, max_future_us: int) -> tuple[Dat
     """
     now_us = F.unix_micros(F.current_timestamp()) + F.lit(max_future_us)
     ahead = F.exists(F.array(now_us), lambda limit_us: F.unix_micros(time) > limit_us)
-    name = "ahead"
-    while name in frame.columns:
+    taken, name = {column.lower() for column in frame.columns}, "ahead"
+    while name in taken:
         name += "_"
     return frame.withColumn(name, F.coalesce(ahead, F.lit(False))), name
 
 
 def _watermarked(
-    frame: DataFrame, columns: list[Column], time: Column, ahead: str, config: Operations | Completions
+    frame: DataFrame,
+    columns: list[Column],
+    time: Column,
+    ahead: str,
+    config: Operations | Completions,
+    reading: Reading,
 ) -> DataFrame:
     """Columns over a guarded watermark: a time too far ahead must not move it, so there it is null."""
     guarded = F.when(F.col(ahead), F.lit(None)).otherwise(time)
     selected = frame.select(*columns, guarded.alias("guarded"))
     if frame.isStreaming:
+        idle_us = idle_after_us(config)
+        if idle_us is not None:
+            selected = selected.unionByName(_heartbeats(frame, selected, idle_us, reading.heartbeats))
         selected = selected.withWatermark("guarded", f"{duration_us(config, 'watermark') // 1000} milliseconds")
     return selected.drop("guarded")
+
+
+def _heartbeats(frame: DataFrame, side: DataFrame, idle_us: int, speaking: bool) -> DataFrame:
+    """One row a micro-batch that says how late it is, ``idle_us`` ago; muted, the same row without a time.
+
+    It has no route, by which the exchange knows it: a filter here would be pushed below the watermark by Catalyst.
+    """
+    beat = F.expr(f"current_timestamp() - interval {idle_us} microseconds") if speaking else F.lit(None)
+    source = frame.sparkSession.readStream.format("rate-micro-batch").option("rowsPerBatch", 1)
+    nothing = {field.name: F.lit(None).cast(field.dataType) for field in side.schema.fields}
+    columns = {**nothing, "guarded": beat.cast("timestamp")}
+    return source.option("numPartitions", 1).load().select(*(c.alias(name) for name, c in columns.items()))

@@ -1,0 +1,111 @@
+"""Our engine on workload K: `DelayedOperationPurgatory` step by step, and the timer alone, in this process."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from jobs.benchmarks.workload_k import STEP_MS, Ended, WorkloadK
+from spark_purgatory.core.purgatory import DelayedOperationPurgatory
+from spark_purgatory.core.runs import EMPTY, Bools, Column, Int64s
+from spark_purgatory.core.timing_wheel import SystemTimer
+
+COMPACT_FLOOR = 1024
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A run: operations a second and how they ended."""
+
+    rate: float
+    ended: Ended
+
+
+class EngineK:
+    """The purgatory, the operations' flags, and which operation each row is."""
+
+    def __init__(self, workload: WorkloadK) -> None:
+        self.workload = workload
+        self.flag = np.zeros(len(workload), bool)
+        self.operation_of = Column(EMPTY)
+        self.step = 0
+        self.counts = [0, 0]
+        self.checksum = 0
+        self.purgatory = DelayedOperationPurgatory(
+            SystemTimer(),
+            try_complete=self._try,
+            on_complete=self._ended,
+            on_expiration=self._expired,
+            purge_interval=100_000,
+        )
+
+    def run(self) -> Ended:
+        """All steps until nothing waits."""
+        workload = self.workload
+        numbers = np.arange(workload.last_step + 1)
+        completing = np.flatnonzero(workload.event >= 0)
+        completing = completing[np.argsort(workload.event[completing], kind="stable")]
+        events = np.searchsorted(workload.event[completing], numbers)
+        arrivals = np.searchsorted(workload.arrive, numbers)
+        for self.step in range(workload.last_step):
+            self.purgatory.advance_clock(self.step * STEP_MS)
+            now = slice(self.step, self.step + 2)
+            self._events(completing[slice(*events[now])])
+            self._register(*arrivals[now])
+            if self.purgatory.ended > (self.purgatory.next_row - self.purgatory.ended) // 2 + COMPACT_FLOOR:
+                kept = np.flatnonzero(self.purgatory.compact() >= 0)
+                self.operation_of = Column(self.operation_of.values[kept])
+        return Ended(self.counts[0] - self.counts[1], self.counts[1], self.checksum)
+
+    def _events(self, operations: Int64s) -> None:
+        if len(operations):
+            self.flag[operations] = True
+            first = self.workload.keys[self.workload.offsets[operations]]
+            self.purgatory.check_and_complete(pa.array(first))
+
+    def _register(self, start: int, end: int) -> None:
+        if start == end:
+            return
+        workload = self.workload
+        self.operation_of.append(np.arange(start, end))
+        offsets = workload.offsets[start : end + 1]
+        keys = pa.array(workload.keys[offsets[0] : offsets[-1]])
+        deadlines = self.step * STEP_MS + workload.delay_ms[start:end]
+        self.purgatory.try_complete_else_watch(keys, offsets - offsets[0], deadlines)
+
+    def _try(self, rows: Int64s) -> Bools:
+        return self.flag[self.operation_of.values[rows]]
+
+    def _ended(self, rows: Int64s) -> None:
+        self.counts[0] += len(rows)
+        self.checksum += int((self.operation_of.values[rows] + 1).sum()) * self.step
+
+    def _expired(self, rows: Int64s) -> None:
+        self.counts[1] += len(rows)
+
+
+def run_purgatory(workload: WorkloadK) -> Timed:
+    """The purgatory over the whole workload."""
+    engine = EngineK(workload)
+    started = time.perf_counter()
+    ended = engine.run()
+    return Timed(len(workload) / (time.perf_counter() - started), ended)
+
+
+def run_wheel(workload: WorkloadK) -> Timed:
+    """The timer alone: every operation's deadline is added in its step, and the clock moves on."""
+    timer = SystemTimer()
+    arrivals = np.searchsorted(workload.arrive, np.arange(workload.last_step + 1))
+    expired = checksum = 0
+    started = time.perf_counter()
+    for step in range(workload.last_step):
+        due = timer.advance_clock(step * STEP_MS)
+        expired += len(due)
+        checksum += int((due + 1).sum()) * step
+        start, end = arrivals[step : step + 2]
+        if start < end:
+            timer.add(np.arange(start, end), step * STEP_MS + workload.delay_ms[start:end])
+    return Timed(len(workload) / (time.perf_counter() - started), Ended(0, expired, checksum))
