@@ -58,6 +58,7 @@ from spark_purgatory.spark.failpoints import reach
 from spark_purgatory.spark.ledger import NO_BATCH, Intent, Ledger, Manifest, Piece, replay
 from spark_purgatory.spark.staging import in_order, read_pieces
 
+USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 DRAIN_QUERY = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     # Else a union of one-task branches is one task, and writes one file after the other.
@@ -190,7 +191,8 @@ class DeltaSink:
         metadata = {"intent": intent.uuid, "drain": intent.number, "last_batch": intent.last_batch}
         started_ms = self.now_ms()
         reach("before drain commit")
-        with settings(spark, DRAIN_QUERY):
+        # Said twice: the write that makes a table by name takes it from the session alone.
+        with settings(spark, {**DRAIN_QUERY, USER_METADATA: json.dumps(metadata)}):
             rows = load.direct
             if rows is None:
                 branches = [read_pieces(spark, self.folder, schema, pieces) for pieces in load.files]
