@@ -47,6 +47,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
@@ -167,9 +168,16 @@ class DeltaSink:
             epochs=tuple(sorted(ledger.epochs | {ledger.next_drain})),
         )
         reach("before intent")
-        with settings(spark, SMALL_QUERY):
-            write_entry(spark, self.folder, intent.number, f"intent={intent.number}", intent.to_body())
-            self._check_alone(spark, intent)
+        try:
+            with settings(spark, SMALL_QUERY):
+                write_entry(spark, self.folder, intent.number, f"intent={intent.number}", intent.to_body())
+                self._check_alone(spark, intent)
+        except PySparkException as error:
+            # It may be there or not: only a restart can tell, and a second try would look like a second writer.
+            raise StagingError(
+                f"intent {intent.number} could not be written to {self.folder}: {str(error).splitlines()[0]}. Nothing "
+                "was committed, staged rows wait. Mend the storage of the checkpoint and start again"
+            ) from error
         reach("after intent")
         ledger.take(intent)
         return intent

@@ -126,7 +126,9 @@ class DrainLoop:
 
     def append(self, spark: SparkSession, piece: Piece, now_ms: int) -> RecordFuture[Delivery]:
         """Tell the policy of a piece that counts; drain early if the policy has no memory for its batch."""
-        file_bytes = min(self.sizes.file_bytes("", piece.staged_bytes), self.options.bytes_of("buffer_memory"))
+        file_bytes = min(
+            self.sizes.file_bytes(piece.partition, piece.staged_bytes), self.options.bytes_of("buffer_memory")
+        )
         ticket = self.policy.append_or_wait(piece.partition, StagedRecord(piece, file_bytes), now_ms)
         if not ticket.is_done:
             self._send_until(spark, lambda: ticket.is_done)
@@ -208,31 +210,32 @@ class DrainLoop:
     def _deliver(self, spark: SparkSession, batches: Sequence[FileBatch]) -> bool:
         """Steps 4 to 7 for batches; False if the table did not take them, and they are queued again."""
         started_ms = self.now()
-        opened: _Open | None = self._open
+        commit: Commit | None = None
         try:
-            if opened is None:
-                pieces = [record.piece for batch in batches for record in batch.records]
-                opened = self._open = _Open(self.sink.intend(spark, pieces), tuple(batches))
-            files = tuple(tuple(record.piece for record in batch.records) for batch in opened.batches)
-            commit = self.sink.commit(
-                spark, opened.intent, load_of(files, self.sizes, self.options.bytes_of("batch_size")), self.partition_by
-            )
+            opened = self._open = self._open or self._intend(spark, batches)
+            files = [tuple(record.piece for record in batch.records) for batch in opened.batches]
+            load = load_of(files, self.sizes, self.options.bytes_of("batch_size"))
+            commit = self.sink.commit(spark, opened.intent, load, self.partition_by)
         except AnalysisException as error:
-            said = str(error).partition("\n")[0]
             raise StorageError(
-                f"table {self.target} refused a drain; its rows stay staged. Spark says: {said}"
+                f"table {self.target} refused a drain; its rows stay staged. Mend the table and start again. Spark "
+                f"says: {str(error).splitlines()[0]}"
             ) from error
         except (PySparkException, Py4JError, OSError) as error:
-            found = self.sink.was_committed(spark, opened.intent) if opened else None
-            if found is None:
+            if self._open is not None:
+                commit = self.sink.was_committed(spark, self._open.intent)
+            if commit is None:
                 self._retry(batches, error)
                 return False
-            commit = found
         self._open = None
         self.sink.clean_up(spark)
         self._drain_ms = self.now() - started_ms
-        self._settle(batches, commit, started_ms)
+        self._settle(opened.batches, commit)
         return True
+
+    def _intend(self, spark: SparkSession, batches: Sequence[FileBatch]) -> _Open:
+        pieces = [record.piece for batch in batches for record in batch.records]
+        return _Open(self.sink.intend(spark, pieces), tuple(batches))
 
     def _retry(self, batches: Sequence[FileBatch], error: Exception) -> None:
         self._last_error = error
@@ -246,12 +249,13 @@ class DrainLoop:
             self.tell(None, timeout)
             raise timeout from error
 
-    def _settle(self, batches: Sequence[FileBatch], commit: Commit, started_ms: int) -> None:
-        """Futures and callbacks, and what the files tell about sizes."""
-        staged = sum(record.piece.staged_bytes for batch in batches for record in batch.records)
-        self.sizes.observe_committed("", staged, sum(file.bytes for file in commit.files))
+    def _settle(self, batches: Sequence[FileBatch], commit: Commit) -> None:
+        """Futures and callbacks, and what the files tell about sizes; file n is of batch n."""
         for number, batch in enumerate(batches):
             mine = [file for file in commit.files if file.path.rsplit("/", 1)[-1].startswith(f"part-{number:05d}-")]
+            if mine:
+                staged_bytes = sum(record.piece.staged_bytes for record in batch.records)
+                self.sizes.observe_committed(batch.partition, staged_bytes, sum(file.bytes for file in mine))
             delivery = self.delivery_of(commit, mine or commit.files, batch.created_ms)
             self.policy.complete(batch, delivery, self.now())
             self.tell(delivery, None)
@@ -278,7 +282,7 @@ def load_of(files: Sequence[tuple[Piece, ...]], sizes: SizeCalibration[str], bat
     """One file each, but for those that are larger than they should be: then all are cut as these need it."""
     max_rows = 0
     for pieces in files:
-        file_bytes = sizes.file_bytes("", sum(piece.staged_bytes for piece in pieces))
+        file_bytes = sizes.file_bytes(pieces[0].partition, sum(piece.staged_bytes for piece in pieces))
         if file_bytes > batch_bytes * MAX_FULL:
             rows = math.ceil(sum(piece.rows for piece in pieces) / math.ceil(file_bytes / batch_bytes))
             max_rows = rows if max_rows == 0 else min(max_rows, rows)

@@ -133,8 +133,10 @@ class Sender(DrainLoop):
     def _note_sizes(self, pieces: Sequence[Piece]) -> None:
         sizes: dict[str, int] = {}
         for piece in pieces:
-            self.sizes.observe_staged("", piece.staged_bytes, piece.rows)
-            sizes[piece.partition] = sizes.get(piece.partition, 0) + self.sizes.file_bytes("", piece.staged_bytes)
+            self.sizes.observe_staged(piece.partition, piece.staged_bytes, piece.rows)
+            sizes[piece.partition] = sizes.get(piece.partition, 0) + self.sizes.file_bytes(
+                piece.partition, piece.staged_bytes
+            )
         self._fills_files = bool(sizes) and min(sizes.values()) >= self.options.bytes_of("batch_size")
 
     def _drain_whole(self, spark: SparkSession, manifest: Manifest) -> None:
