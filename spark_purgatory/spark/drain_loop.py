@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
@@ -221,7 +220,7 @@ class DrainLoop:
                 f"table {self.target} refused a drain; its rows stay staged. Mend the table and start again. Spark "
                 f"says: {str(error).splitlines()[0]}"
             ) from error
-        except (PySparkException, Py4JError, OSError) as error:
+        except PySparkException as error:
             if self._open is not None:
                 commit = self.sink.was_committed(spark, self._open.intent)
             if commit is None:
