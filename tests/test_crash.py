@@ -20,13 +20,14 @@ from tests.crash_child import BUGS
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTITIONS = 4
-FEW, MANY = (4, 500), (8, 2500)
-"""Micro-batches, rows in each; the second are the 20,000 rows of the long series."""
+FEW = (4, 500)
+"""Micro-batches, rows in each: enough for a drain."""
 
 
-def land(folder: Path, batches: int, rows: int) -> int:
-    (folder / "in").mkdir(parents=True)
-    for batch in range(batches):
+def land(folder: Path, batches: int, rows: int, first: int = 0) -> int:
+    """Files of micro-batches ``first`` and on; returns the rows of all so far."""
+    (folder / "in").mkdir(parents=True, exist_ok=True)
+    for batch in range(first, first + batches):
         numbers = range(batch * rows, (batch + 1) * rows)
         columns = {
             "n": list(numbers),
@@ -36,7 +37,7 @@ def land(folder: Path, batches: int, rows: int) -> int:
         path = folder / "in" / f"{batch:03d}.parquet"
         pq.write_table(pa.table(columns), path)
         os.utime(path, (1_700_000_000 + batch, 1_700_000_000 + batch))
-    return batches * rows
+    return (first + batches) * rows
 
 
 def child(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -47,13 +48,17 @@ def child(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def verdict(folder: Path, rows: int, kill: str, bug: str | None = None) -> str:
-    """Kill a run, run again; "" if the table has every row once, else what is wrong."""
-    planted = ["--bug", bug] if bug else []
-    killed = child(folder, "--kill", kill, *planted)
-    if killed.returncode != -signal.SIGKILL:
-        return f"not killed at {kill!r}, but ended with {killed.returncode}: {killed.stderr[-1500:]}"
-    restarted = child(folder, *planted)
+def kill(folder: Path, failpoint: str, *arguments: str) -> str:
+    """Run until the failpoint is reached; "" if that killed it."""
+    killed = child(folder, "--kill", failpoint, *arguments)
+    if killed.returncode == -signal.SIGKILL:
+        return ""
+    return f"not killed at {failpoint!r}, but ended with {killed.returncode}: {killed.stderr[-1500:]}"
+
+
+def verdict(folder: Path, rows: int, *arguments: str) -> str:
+    """Run to the end; "" if the table has every row once, else what is wrong."""
+    restarted = child(folder, *arguments)
     if restarted.returncode != 0:
         return f"did not recover: {restarted.stderr[-1500:]}"
     lines = (folder / "numbers.txt").read_text(encoding="utf-8").splitlines()
@@ -65,18 +70,22 @@ def verdict(folder: Path, rows: int, kill: str, bug: str | None = None) -> str:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("failpoint", ["after drain commit"])
-def test_a_kill_loses_and_doubles_nothing(failpoint: str, tmp_path: Path) -> None:
+def test_a_kill_after_the_commit_loses_and_doubles_nothing(tmp_path: Path) -> None:
     rows = land(tmp_path, *FEW)
-    assert verdict(tmp_path, rows, failpoint) == ""
+    assert kill(tmp_path, "after drain commit") == ""
+    assert verdict(tmp_path, rows) == ""
 
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.parametrize("failpoint", FAILPOINTS)
-def test_a_kill_at_any_failpoint_loses_and_doubles_nothing(failpoint: str, tmp_path: Path) -> None:
-    rows = land(tmp_path, *MANY)
-    assert verdict(tmp_path, rows, failpoint) == ""
+def test_kills_at_every_failpoint_in_turn_lose_and_double_nothing(tmp_path: Path) -> None:
+    """Each restart takes up what the kill before it left, and is killed at the next failpoint."""
+    rows = 0
+    for number, failpoint in enumerate(FAILPOINTS):
+        rows = land(tmp_path, *FEW, first=FEW[0] * number)
+        assert kill(tmp_path, failpoint) == ""
+    assert rows >= 20_000
+    assert verdict(tmp_path, rows) == ""
 
 
 @pytest.mark.slow
@@ -84,6 +93,7 @@ def test_a_kill_at_any_failpoint_loses_and_doubles_nothing(failpoint: str, tmp_p
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_harness_sees_a_planted_bug(bug: str, tmp_path: Path) -> None:
     rows = land(tmp_path, *FEW)
-    found = verdict(tmp_path, rows, BUGS[bug][1], bug)
+    planted = ("--bug", bug)
+    assert kill(tmp_path, BUGS[bug][1], *planted) == ""
+    found = verdict(tmp_path, rows, *planted)
     assert found, f"{bug} went unseen"
-    assert not found.startswith("not killed"), found
