@@ -122,7 +122,10 @@ def run_once(spark: SparkSession, name: str, folder: Path, batches: int, batch_b
     found = spark.read.format("delta").load(str(table)).selectExpr("count(*)", "count(distinct id)").first()
     if found is None or tuple(found) != (batches * ROWS_A_FILE,) * 2:
         raise typer.BadParameter(f"{name}: {found} rows, expected {batches * ROWS_A_FILE}")
-    files = [Path(path.removeprefix("file://")) for path in spark.read.format("delta").load(str(table)).inputFiles()]
+    files = [
+        Path("/" + path.removeprefix("file:").lstrip("/"))
+        for path in spark.read.format("delta").load(str(table)).inputFiles()
+    ]
     commits = len(list((table / "_delta_log").glob("*.json")))
     written = staged.bytes + sum(path.stat().st_size for path in table.glob("part=*/*.parquet"))
     return Measured(name, seconds / batches, commits, tuple(path.stat().st_size for path in files), written)
