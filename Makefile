@@ -9,6 +9,7 @@ STAMP  := $(VENV)/.installed
 TRACES ?= tests/conformance/traces
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+SINK_ARGS ?=
 DEMO_ARGS ?=
 
 # Spark's workers must run the Python that runs the driver, or they miss pyarrow.
@@ -34,8 +35,9 @@ lint: $(STAMP) ## ruff check, ruff format --check, mypy
 demo: java $(STAMP) ## Orders and payments through the purgatory into a Delta table, with a summary
 	@$(BIN)/python -m spark_purgatory demo $(DEMO_ARGS)
 
-bench: java $(STAMP) ## Throughput beside a stream-stream join, ratios printed
+bench: java $(STAMP) ## Throughput beside a stream-stream join, and sinks side by side
 	@$(BIN)/python -m jobs.benchmarks $(BENCH_ARGS)
+	@$(BIN)/python -m jobs.benchmarks.sinks $(SINK_ARGS)
 
 crash: java $(STAMP) ## The long tests: kills, restarts, many seeds
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

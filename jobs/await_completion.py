@@ -96,6 +96,7 @@ def _follow(query: AccumulatorQuery, progress: Progress, stop: StopRequest) -> N
             progress.update(query)
         if stop.event.is_set():
             query.stop()
+            query.drain()  # what lingers goes out, so that a stopped job leaves nothing behind
         else:
             query.awaitTermination()  # raises what the query died of
     finally:

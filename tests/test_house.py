@@ -44,7 +44,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "core": frozenset({"numpy", "pyarrow"}),
     "accumulator": frozenset(),
     "errors": frozenset(),
-    "spark": INSTALLED_ALWAYS | {"pyspark", "py4j", "delta"},
+    "spark": INSTALLED_ALWAYS | {"pyspark", "delta"},
     "testing": ANYTHING,
     "cli": ANYTHING,
     "__main__": ANYTHING,

@@ -47,6 +47,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
@@ -58,6 +59,7 @@ from spark_purgatory.spark.failpoints import reach
 from spark_purgatory.spark.ledger import NO_BATCH, Intent, Ledger, Manifest, Piece, replay
 from spark_purgatory.spark.staging import in_order, read_pieces
 
+USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 DRAIN_QUERY = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     # Else a union of one-task branches is one task, and writes one file after the other.
@@ -166,9 +168,16 @@ class DeltaSink:
             epochs=tuple(sorted(ledger.epochs | {ledger.next_drain})),
         )
         reach("before intent")
-        with settings(spark, SMALL_QUERY):
-            write_entry(spark, self.folder, intent.number, f"intent={intent.number}", intent.to_body())
-            self._check_alone(spark, intent)
+        try:
+            with settings(spark, SMALL_QUERY):
+                write_entry(spark, self.folder, intent.number, f"intent={intent.number}", intent.to_body())
+                self._check_alone(spark, intent)
+        except PySparkException as error:
+            # It may be there or not: only a restart can tell, and a second try would look like a second writer.
+            raise StagingError(
+                f"intent {intent.number} could not be written to {self.folder}: {str(error).splitlines()[0]}. Nothing "
+                "was committed, staged rows wait. Mend the storage of the checkpoint and start again"
+            ) from error
         reach("after intent")
         ledger.take(intent)
         return intent
@@ -190,7 +199,8 @@ class DeltaSink:
         metadata = {"intent": intent.uuid, "drain": intent.number, "last_batch": intent.last_batch}
         started_ms = self.now_ms()
         reach("before drain commit")
-        with settings(spark, DRAIN_QUERY):
+        # Said twice: the write that makes a table by name takes it from the session alone.
+        with settings(spark, {**DRAIN_QUERY, USER_METADATA: json.dumps(metadata)}):
             rows = load.direct
             if rows is None:
                 branches = [read_pieces(spark, self.folder, schema, pieces) for pieces in load.files]

@@ -44,21 +44,17 @@ def literal(path: str) -> str:
 @contextmanager
 def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     """Session settings for the duration of a block."""
-    before = {name: _setting(spark, name) for name in wanted}
+    before = {name: spark.conf.get(name, None) for name in wanted}
     for name, value in wanted.items():
         spark.conf.set(name, value)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
+        for name, old in before.items():
+            if old is None:
                 spark.conf.unset(name)
             else:
-                spark.conf.set(name, value)
-
-
-def _setting(spark: SparkSession, name: str) -> str | None:
-    return spark.conf.get(name, None)
+                spark.conf.set(name, old)
 
 
 def write_entry(spark: SparkSession, folder: str, epoch: int, name: str, body: Body) -> None:

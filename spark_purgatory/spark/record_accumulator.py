@@ -14,7 +14,8 @@ from spark_purgatory.accumulator.futures import Callback, RecordFuture
 from spark_purgatory.config import SinkOptions, require_name
 from spark_purgatory.errors import ConfigError, StorageError
 from spark_purgatory.spark.delta_target import DeltaTarget
-from spark_purgatory.spark.sender import Delivery, Sender
+from spark_purgatory.spark.drain_loop import Delivery
+from spark_purgatory.spark.sender import Sender
 from spark_purgatory.spark.staged_view import staged_view
 
 DEFAULT_TRIGGER_MS = 10_000
@@ -199,7 +200,7 @@ class AccumulatorQuery:
             time.sleep(FLUSH_POLL_SECONDS)
         if self._sender.has_failed:
             self._sender = Sender(self._sender.options, self._sender.checkpoint, self._sender.on_delivery)
-        self._sender.flush(self._spark)
+        self._sender.drain(self._spark)
 
     def _end(self) -> None:
         if self._drains_at_end and self._query.exception() is None:

@@ -1,0 +1,203 @@
+"""One run of a stream into a table, in a process that kills itself: ``python -m tests.crash_child FOLDER [options]``.
+
+``--kill "before intent"`` kills at that failpoint the first time it is reached, ``--bug NAME`` plants a protocol bug.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from spark_purgatory.spark import delta_sink, failpoints, sender
+from spark_purgatory.spark.delta_sink import DeltaSink
+from spark_purgatory.spark.ledger import Ledger
+from spark_purgatory.spark.record_accumulator import RecordAccumulator
+
+BATCH_BYTES = 16 << 10
+ROW = "n bigint, part bigint, text string"
+
+
+def session() -> SparkSession:
+    """As the tests' own, in a process of its own."""
+    from delta import configure_spark_with_delta_pip
+
+    builder = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.databricks.delta.snapshotPartitions", "2")
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+    )
+    return configure_spark_with_delta_pip(builder).getOrCreate()
+
+
+def accumulator(folder: Path) -> RecordAccumulator:
+    """Files of 16 KiB: a drain every few micro-batches."""
+    return RecordAccumulator(
+        path=str(folder / "table"), partition_by=["part"], batch_size_bytes=BATCH_BYTES, linger="10 minutes"
+    )
+
+
+def run(spark: SparkSession, folder: Path) -> None:
+    """The stream to its end."""
+    reader = spark.readStream.schema(ROW).option("maxFilesPerTrigger", 1)
+    rows = reader.parquet(str(folder / "in"))
+    query = accumulator(folder).write_stream(
+        rows, checkpoint=str(folder / "checkpoint"), trigger={"availableNow": True}
+    )
+    query.awaitTermination()
+
+
+def numbers(spark: SparkSession, folder: Path) -> dict[int, int]:
+    """How often each row is in the table."""
+    rows = accumulator(folder).read(spark).groupBy("n").count().collect()
+    return {row["n"]: row["count"] for row in rows}
+
+
+def kill_at(name: str) -> Callable[[str], None]:
+    """A hook that ends this process, as a power cut would."""
+
+    def hook(reached: str) -> None:
+        if reached == name:
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    return hook
+
+
+# --- bugs, each a step of the protocol left out or done wrong -----------------------------------------------------
+
+
+def _no_manifest_check(patch: Callable[[Any, str, Any], None]) -> None:
+    """A replayed micro-batch is staged again."""
+    patch(DeltaSink, "is_replay", lambda self, batch_id: False)
+
+
+def _no_manifest(patch: Callable[[Any, str, Any], None]) -> None:
+    """A micro-batch counts in memory alone."""
+    patch(DeltaSink, "count", lambda self, spark, manifest: self.ledger.add(manifest))
+
+
+def _no_intent(patch: Callable[[Any, str, Any], None]) -> None:
+    """A drain is decided in memory alone."""
+    write = delta_sink.write_entry
+
+    def silent(spark: SparkSession, folder: str, epoch: int, name: str, body: Any) -> None:
+        if not name.startswith("intent"):
+            write(spark, folder, epoch, name, body)
+
+    patch(delta_sink, "write_entry", silent)
+    patch(DeltaSink, "_check_alone", lambda self, spark, intent: None)
+    patch(DeltaSink, "_compare", lambda self, last, number, facts: None)
+
+
+def _clean_up_first(patch: Callable[[Any, str, Any], None]) -> None:
+    """Pieces are removed before their commit."""
+    commit = DeltaSink.commit
+
+    def eager(self: DeltaSink, spark: SparkSession, *rest: Any) -> Any:
+        self.clean_up(spark)
+        return commit(self, spark, *rest)
+
+    patch(DeltaSink, "commit", eager)
+
+
+def _no_open_intent(patch: Callable[[Any, str, Any], None]) -> None:
+    """After a restart an open intent is taken as committed."""
+    recover = DeltaSink.recover
+
+    def trusting(self: DeltaSink, spark: SparkSession) -> Any:
+        commit = recover(self, spark)
+        self.ledger.is_done = True
+        return commit
+
+    patch(DeltaSink, "recover", trusting)
+
+
+def _always_redo(patch: Callable[[Any, str, Any], None]) -> None:
+    """After a restart an open intent is committed again, under the next number."""
+    recover = DeltaSink.recover
+
+    def doubting(self: DeltaSink, spark: SparkSession) -> Any:
+        recover(self, spark)
+        ledger = self.ledger
+        if ledger.intent is not None and not ledger.is_done:
+            ledger.pieces = {piece.path: piece for piece in (*ledger.intent.taken, *ledger.pieces.values())}
+            ledger.is_done = True
+        return None
+
+    patch(DeltaSink, "recover", doubting)
+
+
+def _all_left_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
+    """An intent does not carry what it leaves."""
+    take = Ledger.take
+
+    def forgetful(self: Ledger, intent: Any) -> None:
+        take(self, intent)
+        self.pieces = {}
+
+    patch(Ledger, "take", forgetful)
+
+
+def _attempts_all_count(patch: Callable[[Any, str, Any], None]) -> None:
+    """Whatever lies in the staging folder is drained, counted or not."""
+    measure = sender.measure
+
+    def greedy(spark: SparkSession, folder: str, attempt: str, *rest: Any) -> Any:
+        batch = Path(folder, attempt).parent
+        attempts = [str(path.relative_to(folder)) for path in batch.glob("attempt=*")]
+        return tuple(piece for each in attempts for piece in measure(spark, folder, each, *rest))
+
+    patch(sender, "measure", greedy)
+
+
+def _app_id_of_the_run(patch: Callable[[Any, str, Any], None]) -> None:
+    """The app id changes with every run, and a lost record is not missed."""
+    patch(delta_sink, "app_id_of", lambda spark, checkpoint, target: f"spark_purgatory/{os.getpid()}")
+    patch(DeltaSink, "_compare", lambda self, last, number, facts: None)
+
+
+BUGS: dict[str, tuple[Callable[[Callable[[Any, str, Any], None]], None], str]] = {
+    "a replay is staged again": (_no_manifest_check, "after manifest"),
+    "no manifest": (_no_manifest, "before intent"),
+    "no intent": (_no_intent, "after drain commit"),
+    "clean-up before the commit": (_clean_up_first, "before drain commit"),
+    "an open intent is taken as committed": (_no_open_intent, "after intent"),
+    "an open intent is taken as not committed": (_always_redo, "after drain commit"),
+    "an intent forgets what it leaves": (_all_left_forgotten, "after clean-up"),
+    "every attempt counts": (_attempts_all_count, "before manifest"),
+    "the app id is the run's": (_app_id_of_the_run, "after drain commit"),
+}
+"""By name: how it is planted, and the failpoint at which it shows."""
+
+
+def main() -> None:
+    """Run once."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kill")
+    parser.add_argument("--bug")
+    arguments = parser.parse_args()
+    if arguments.bug:
+        BUGS[arguments.bug][0](setattr)
+    if arguments.kill:
+        failpoints.hook = kill_at(arguments.kill)
+    spark = session()
+    run(spark, arguments.folder)
+    (arguments.folder / "numbers.txt").write_text(
+        "\n".join(f"{n} {count}" for n, count in sorted(numbers(spark, arguments.folder).items())), encoding="utf-8"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""SIGKILL at every failpoint of the sink, each followed by a restart: nothing lost, nothing doubled.
+
+The same harness, with a bug planted in the protocol, must see it: it would be worth nothing otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spark_purgatory.spark.failpoints import FAILPOINTS
+from tests.crash_child import BUGS
+
+ROOT = Path(__file__).resolve().parent.parent
+PARTITIONS = 4
+FEW = (4, 500)
+"""Micro-batches, rows in each: enough for a drain."""
+
+
+def land(folder: Path, batches: int, rows: int, first: int = 0) -> int:
+    """Files of micro-batches ``first`` and on; returns the rows of all so far."""
+    (folder / "in").mkdir(parents=True, exist_ok=True)
+    for batch in range(first, first + batches):
+        numbers = range(batch * rows, (batch + 1) * rows)
+        columns = {
+            "n": list(numbers),
+            "part": [n % PARTITIONS for n in numbers],
+            "text": [f"{n * 2654435761 % 2**32:032x}" for n in numbers],
+        }
+        path = folder / "in" / f"{batch:03d}.parquet"
+        pq.write_table(pa.table(columns), path)
+        os.utime(path, (1_700_000_000 + batch, 1_700_000_000 + batch))
+    return (first + batches) * rows
+
+
+def child(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.crash_child", str(folder), *arguments]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, start_new_session=True
+    )
+
+
+def kill(folder: Path, failpoint: str, *arguments: str) -> str:
+    """Run until the failpoint is reached; "" if that killed it."""
+    killed = child(folder, "--kill", failpoint, *arguments)
+    if killed.returncode == -signal.SIGKILL:
+        return ""
+    return f"not killed at {failpoint!r}, but ended with {killed.returncode}: {killed.stderr[-1500:]}"
+
+
+def verdict(folder: Path, rows: int, *arguments: str) -> str:
+    """Run to the end; "" if the table has every row once, else what is wrong."""
+    restarted = child(folder, *arguments)
+    if restarted.returncode != 0:
+        return f"did not recover: {restarted.stderr[-1500:]}"
+    lines = (folder / "numbers.txt").read_text(encoding="utf-8").splitlines()
+    counts = {int(n): int(count) for n, count in map(str.split, lines)}
+    lost = sum(n not in counts for n in range(rows))
+    doubled = sum(count > 1 for count in counts.values())
+    unexpected = sum(not 0 <= n < rows for n in counts)
+    return f"{lost} lost, {doubled} doubled, {unexpected} unexpected" if lost or doubled or unexpected else ""
+
+
+@pytest.mark.spark
+def test_a_kill_after_the_commit_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    rows = land(tmp_path, *FEW)
+    assert kill(tmp_path, "after drain commit") == ""
+    assert verdict(tmp_path, rows) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_kills_at_every_failpoint_in_turn_lose_and_double_nothing(tmp_path: Path) -> None:
+    """Each restart takes up what the kill before it left, and is killed at the next failpoint."""
+    rows = 0
+    for number, failpoint in enumerate(FAILPOINTS):
+        rows = land(tmp_path, *FEW, first=FEW[0] * number)
+        assert kill(tmp_path, failpoint) == ""
+    assert rows >= 20_000
+    assert verdict(tmp_path, rows) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_harness_sees_a_planted_bug(bug: str, tmp_path: Path) -> None:
+    rows = land(tmp_path, *FEW)
+    planted = ("--bug", bug)
+    assert kill(tmp_path, BUGS[bug][1], *planted) == ""
+    found = verdict(tmp_path, rows, *planted)
+    assert found, f"{bug} went unseen"

@@ -1,0 +1,232 @@
+"""`RecordAccumulator` on real streams: when rows become visible, what bounds them, and what stops it by name."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_purgatory import RecordAccumulator
+from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
+from spark_purgatory.spark.delta_sink import app_id_of
+from spark_purgatory.spark.delta_target import DeltaTarget
+from spark_purgatory.spark.sender import Sender
+from tests.test_delta_sink import Stream, every
+
+pytestmark = pytest.mark.spark
+
+LINGER_S, TRIGGER_S = 4, 1
+HOUR = {"linger": "1 hour", "delivery_timeout": "1 hour"}
+
+
+def source(stream: Stream) -> DataFrame:
+    reader = stream.spark.readStream.schema("n bigint, part bigint").option("maxFilesPerTrigger", 1)
+    return reader.parquet(str(stream.folder / "in"))
+
+
+def accumulator(stream: Stream, **options: Any) -> RecordAccumulator:
+    stream.sink = RecordAccumulator(path=str(stream.folder / "table"), partition_by=["part"], **options)
+    return stream.sink
+
+
+def start(stream: Stream, sink: RecordAccumulator, rows: DataFrame | None = None) -> Any:
+    trigger = {"processingTime": f"{TRIGGER_S} seconds"}
+    return sink.write_stream(
+        source(stream) if rows is None else rows, checkpoint=str(stream.checkpoint), trigger=trigger
+    )
+
+
+def wait_until(condition: Callable[[], bool], query: Any, seconds: float = 90) -> float:
+    start_s = time.monotonic()
+    while not condition():
+        assert query.exception() is None, query.exception()
+        assert time.monotonic() - start_s < seconds, "not reached"
+        time.sleep(0.05)
+    return time.monotonic() - start_s
+
+
+def staged_files(stream: Stream) -> list[Path]:
+    return list((stream.checkpoint / "staging").glob("epoch=*/batch=*/attempt=*/**/*.parquet"))
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> Stream:
+    return Stream(spark, tmp_path)
+
+
+def test_rows_linger_are_seen_in_the_staged_view_and_leave_a_stream_that_has_gone_quiet(stream: Stream) -> None:
+    """One file, then nothing: the heartbeat lets its rows out."""
+    stream.add(1)
+    deliveries: list[Any] = []
+    sink = accumulator(stream, linger=f"{LINGER_S} seconds", on_delivery=lambda value, error: deliveries.append(value))
+    query = start(stream, sink)
+    wait_until(lambda: bool(query.futures(0)), query)
+    staged_s = time.monotonic()
+    assert not sink.exists(stream.spark), "it lingers"
+    assert Counter(row["n"] for row in sink.read(stream.spark, staged=True).collect()) == every(1)
+    wait_until(lambda: all(future.is_done for future in query.futures(0)), query)
+    visible_s = time.monotonic() - staged_s
+    assert stream.numbers() == every(1)
+    assert Counter(row["n"] for row in sink.read(stream.spark, staged=True).collect()) == every(1)
+    query.stop()
+    assert {future.result() for future in query.futures(0)} == set(deliveries)
+    assert sum(value.rows for value in deliveries) == 10
+    assert {value.version for value in deliveries} == {0}
+    print(f"visible {visible_s:.1f} s after it was staged, linger {LINGER_S} s, trigger {TRIGGER_S} s")
+
+
+def test_flush_and_close_bring_everything_to_the_table(stream: Stream) -> None:
+    stream.add(1)
+    sink = accumulator(stream, **HOUR)
+    query = start(stream, sink)
+    wait_until(lambda: bool(query.futures(0)), query)
+    sink.flush()
+    assert stream.numbers() == every(1)
+    stream.add(1)
+    wait_until(lambda: any(query.futures(batch_id) for batch_id in range(1, 500)), query)
+    sink.close()
+    assert stream.numbers() == every(2)
+    assert staged_files(stream) == []
+    assert not query.isActive
+
+
+def test_a_micro_batch_larger_than_buffer_memory_passes_whole(stream: Stream) -> None:
+    stream.sink = accumulator(stream, batch_size_bytes=1000, buffer_memory_bytes=1000)
+    assert stream.add(2).run().numbers() == every(2)
+    assert staged_files(stream) == []
+
+
+def test_a_micro_batch_that_fills_files_goes_straight_to_the_table_also_when_it_comes_again(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct: list[int] = []
+    write = Sender._write_direct
+    monkeypatch.setattr(Sender, "_write_direct", lambda *given: (direct.append(given[3]), write(*given))[1])
+    accumulator(stream, batch_size_bytes=100)
+    stream.add(3).run().forget_last_commit().run()
+    assert stream.numbers() == every(3)
+    assert direct == [1, 2], "the first was staged: nobody could know its size"
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ("repeat('x', 5000)", "ConfigError: a row of .* bytes is larger than the whole buffer_memory, 2,000 bytes"),
+        ("repeat('../', 300)", "ConfigError: a value of partition column 1 of partition_by takes 1500 bytes"),
+    ],
+)
+def test_a_row_that_no_sink_could_take_is_refused_before_anything_counts(
+    stream: Stream, column: str, said: str
+) -> None:
+    stream.add(1)
+    options = {"buffer_memory_bytes": 2000, "batch_size_bytes": 1000}
+    sink = RecordAccumulator(path=str(stream.folder / "table"), partition_by=["text"], **options)
+    rows = source(stream).selectExpr("n", f"{column} AS text")
+    with pytest.raises(PySparkException, match=said):
+        sink.write_stream(rows, checkpoint=str(stream.checkpoint), trigger={"availableNow": True}).awaitTermination()
+    assert not sink.exists(stream.spark)
+    assert not list(stream.checkpoint.glob("staging/log/*/manifest*"))
+
+
+def test_hostile_partition_values_arrive_as_they_are(stream: Stream) -> None:
+    values = ["../up", "it's", 'say "hi"', "`tick`", "new\\nline", "a/b=c%2F", "ü", "*?[x]{y}"]
+    listed = ", ".join('"' + value.replace('"', '\\"') + '"' for value in values)
+    stream.add(1)
+    rows = source(stream).selectExpr("n", f"element_at(array({listed}), cast(n % {len(values)} + 1 AS int)) AS text")
+    sink = RecordAccumulator(path=str(stream.folder / "table"), partition_by=["text"])
+    sink.write_stream(rows, checkpoint=str(stream.checkpoint), trigger={"availableNow": True}).awaitTermination()
+    found = {row["n"]: row["text"] for row in sink.read(stream.spark).collect()}
+    assert found == {n: values[n % len(values)].replace("\\n", "\n") for n in range(10)}
+    assert not list((stream.folder).glob("up*"))
+
+
+# --- what stops it, by name ---------------------------------------------------------------------------------------
+
+
+def test_a_table_that_forgets_transactions_is_refused(stream: Stream) -> None:
+    stream.add(1).run()
+    table = f"delta.`{stream.folder / 'table'}`"
+    retention = "'delta.setTransactionRetentionDuration' = 'interval 1 day'"
+    stream.spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({retention})")
+    with pytest.raises(PySparkException, match=r"TableForgetsError: .* UNSET TBLPROPERTIES"):
+        stream.add(1).run()
+    stream.spark.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('delta.setTransactionRetentionDuration')")
+    assert stream.run().numbers() == every(2)
+
+
+def test_a_foreign_writer_under_our_app_id_is_found(stream: Stream) -> None:
+    stream.add(1).run()
+    app_id = app_id_of(stream.spark, str(stream.checkpoint), DeltaTarget(stream.sink.options))
+    foreign = stream.spark.range(0).selectExpr("id AS n", "id AS part")
+    writer = foreign.write.format("delta").mode("append").option("txnAppId", app_id).option("txnVersion", 7)
+    writer.save(str(stream.folder / "table"))
+    with pytest.raises(PySparkException, match=r"ForeignWriterError: .* transaction 7 "):
+        stream.add(1).run()
+
+
+def test_a_table_that_was_replaced_is_found_and_staged_rows_stay(stream: Stream) -> None:
+    stream.add(1).run()
+    shutil.rmtree(stream.folder / "table")
+    stream.spark.range(0).selectExpr("id AS n", "id AS part").write.format("delta").save(str(stream.folder / "table"))
+    with pytest.raises(PySparkException, match=r"TableLostError: .* replaced"):
+        stream.add(1).run()
+
+
+def test_a_column_that_the_table_lost_is_named_and_the_rows_go_out_once_it_is_back(stream: Stream) -> None:
+    stream.add(1)
+    sink = accumulator(stream, **HOUR)
+    stream.spark.range(0).selectExpr("id AS part", "id AS other").write.format("delta").partitionBy("part").save(
+        str(stream.folder / "table")
+    )
+    query = start(stream, sink)
+    wait_until(lambda: bool(query.futures(0)), query)
+    with pytest.raises(StorageError, match=r"SchemaMismatchError|lacks n"):
+        sink.flush()
+    assert staged_files(stream)
+    stream.spark.sql(f"ALTER TABLE delta.`{stream.folder / 'table'}` ADD COLUMNS (n bigint)")
+    query.drain()
+    assert stream.numbers() == every(1)
+
+
+def test_a_staging_folder_that_was_removed_is_missed(stream: Stream) -> None:
+    stream.add(1).run()
+    shutil.rmtree(stream.checkpoint / "staging")
+    with pytest.raises(PySparkException, match=r"ForeignWriterError|StagingError"):
+        stream.add(1).run()
+
+
+def test_two_runs_on_one_staging_folder_are_seen(stream: Stream) -> None:
+    stream.add(1).run()
+    log = stream.checkpoint / "staging" / "log"
+    [intent] = log.glob("*/intent=0-*")
+    copy = intent.with_name("intent=0-other")
+    shutil.copytree(intent, copy)
+    [file] = copy.glob("part-*")
+    from spark_purgatory.spark.ledger import replay
+
+    with pytest.raises(ForeignWriterError, match="two different entries 'intent=0'"):
+        replay([("intent=0", {"number": 0}), ("intent=0", {"number": 0, "uuid": "other"})], str(file.parent))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"path": "/t", "batch_size": "big"}, "batch_size='big' is not a size"),
+        ({"path": "/t", "batch_sise": "1 MB"}, "takes no batch_sise"),
+        ({"path": "/t\n"}, "control character"),
+        ({"path": "/lake/../etc"}, "goes up by"),
+        ({"table": "t" * 5000}, "at most 1,024"),
+        ({"path": "/t", "batch_size": "2 GiB", "buffer_memory": "1 GiB"}, "must hold at least one file"),
+        ({"path": "/t", "linger": "1 hour"}, "delivery_timeout .* must be at least linger"),
+    ],
+)
+def test_an_option_that_cannot_work_is_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        RecordAccumulator(**options)
