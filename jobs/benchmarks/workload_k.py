@@ -1,4 +1,4 @@
-"""Workload K: operations on a few of many keys, most of them completed by a check of their first key, on a logical clock.
+"""Workload K: operations on a few of many keys, most completed by a check of their first key, on a logical clock.
 
 Operation i watches 1 to 3 of 100,000 keys for 11 to 2010 ms. A step is 10 ms: advance the clock; every operation
 whose event falls into the step has its flag set and its first key checked, by rising i; then the step's operations
