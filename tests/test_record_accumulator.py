@@ -103,6 +103,7 @@ def test_a_micro_batch_larger_than_buffer_memory_passes_whole(stream: Stream) ->
     assert staged_files(stream) == []
 
 
+@pytest.mark.slow
 def test_a_micro_batch_that_fills_files_goes_straight_to_the_table_also_when_it_comes_again(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
