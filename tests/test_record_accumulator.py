@@ -23,6 +23,8 @@ from tests.test_delta_sink import Stream, every
 pytestmark = pytest.mark.spark
 
 LINGER_S, TRIGGER_S = 4, 1
+FIRST_COMMIT_S = 20
+"""The first drain of a table takes seconds on a busy machine; later ones begin as much earlier as the last one took."""
 HOUR = {"linger": "1 hour", "delivery_timeout": "1 hour"}
 
 
@@ -79,7 +81,7 @@ def test_rows_linger_are_seen_in_the_staged_view_and_leave_a_stream_that_has_gon
     assert {future.result() for future in query.futures(0)} == set(deliveries)
     assert sum(value.rows for value in deliveries) == 10
     assert {value.version for value in deliveries} == {0}
-    print(f"visible {visible_s:.1f} s after it was staged, linger {LINGER_S} s, trigger {TRIGGER_S} s")
+    assert LINGER_S - 1 < visible_s < LINGER_S + TRIGGER_S + FIRST_COMMIT_S
 
 
 def test_flush_and_close_bring_everything_to_the_table(stream: Stream) -> None:
@@ -103,6 +105,7 @@ def test_a_micro_batch_larger_than_buffer_memory_passes_whole(stream: Stream) ->
     assert staged_files(stream) == []
 
 
+@pytest.mark.slow
 def test_a_micro_batch_that_fills_files_goes_straight_to_the_table_also_when_it_comes_again(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
