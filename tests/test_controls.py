@@ -209,9 +209,7 @@ def test_no_boundary_value_raises_or_drops_a_row_silently(capsys: pytest.Capture
             assert (engine.outcomes.tally.events_received, engine.pending) == (2, 0)
             cases += 1
     with capsys.disabled():
-        print(
-            f"\nR9: {len(BOUNDARIES)} boundary values x {len(criteria.RULES)} rules, {cases} runs: 0 exceptions, 0 drops"
-        )
+        print(f"\nR9: {len(BOUNDARIES)} boundary values, {cases} runs: 0 exceptions, 0 drops")
 
 
 def test_one_event_of_the_year_9999_among_ten_thousand_is_rejected_and_expires_nobody() -> None:
