@@ -438,8 +438,38 @@ def test_an_operation_is_rejected_with_its_reason(spec: EngineSpec, operation: R
     }
 
 
+UNKNOWN = "the rule is none of any_key, all_keys, quorum, count, sum_at_least, level"
+NO_NUMBER = "the number that the rule needs is missing, not a number, or out of the range of sums"
+NAN = float("nan")
+REJECTED_RULES = [
+    (None, None, None, UNKNOWN),
+    ("most_keys", 1.0, None, UNKNOWN),
+    ("ANY_KEY", 1.0, None, UNKNOWN),
+    ("quorum", None, None, NO_NUMBER),
+    ("count", NAN, None, NO_NUMBER),
+    ("sum_at_least", -0.25, None, NO_NUMBER),
+    ("sum_at_least", 1e300, None, NO_NUMBER),
+    ("level", None, None, NO_NUMBER),
+    ("level", 1.0, {}, NO_NUMBER),
+    ("level", 1.0, {"a": NAN}, NO_NUMBER),
+]
+
+
+@both
+@pytest.mark.parametrize(("rule", "need", "level", "reason"), REJECTED_RULES)
+def test_a_rule_that_cannot_be_is_rejected_with_its_reason(
+    spec: EngineSpec, rule: str | None, need: float | None, level: Any, reason: str
+) -> None:
+    spec = replace(spec, criterion=criteria.by_row("rule", "need", "levels"))
+    row = op(rule=rule, need=need, level=level)
+    for several in (True, False):
+        (outcome,) = play(spec, (0, [row, ev()], "o REJECTED -"), (END_MS, [], ""), several=several)
+        assert outcome["reason"] == reason
+
+
 def test_every_reason_of_rejection_is_tested() -> None:
-    assert {reason for _, reason in REJECTED} == set(REJECTIONS[1:])
+    by_rule = {reason for *_, reason in REJECTED_RULES}
+    assert {reason for _, reason in REJECTED} | by_rule == set(REJECTIONS[1:])
 
 
 @both
@@ -472,6 +502,10 @@ def test_a_rejected_operation_keeps_nobody_from_its_id(spec: EngineSpec) -> None
         (criteria.sum_at_least(0.5), ev(value=float("-inf")), 3),
         (criteria.sum_at_least(0.5), ev(value=float("inf")), 0),
         (criteria.level(-5), ev(value=-1.0), 0),
+        (criteria.any_key(), ev(kind="complete"), 0),
+        (criteria.any_key(), ev(kind="Complete"), 5),
+        (criteria.any_key(), ev(None, kind="finish"), 1),
+        (criteria.sum_at_least(0.5), ev(kind="complete", value=-1.0), 3),
     ],
 )
 def test_an_event_that_is_rejected_completes_nothing_and_is_counted(
@@ -486,7 +520,7 @@ def test_an_event_that_is_rejected_completes_nothing_and_is_counted(
 
 
 def test_every_reason_of_an_events_rejection_has_a_number() -> None:
-    assert len(EVENT_REJECTIONS) == 5 and all(EVENT_REJECTIONS[1:])
+    assert len(EVENT_REJECTIONS) == 6 and all(EVENT_REJECTIONS[1:])
 
 
 def test_an_event_without_a_value_adds_nothing_reaches_no_level_and_is_matched() -> None:
@@ -717,7 +751,7 @@ def test_an_event_is_kept_for_operations_to_come_until_the_watermark_reaches_it_
         shards = Shards(spec)
         shards.step([], [ev(time=10_000)], 0)
         shards.step([op(keys="b", created=1, deadline=5)], [], watermark_ms)
-        assert (len(engine_of(shards).log) > 0) is kept
+        assert (len(engine_of(shards).events.log) > 0) is kept
 
 
 def test_the_level_of_a_key_outlives_the_events_that_are_forgotten() -> None:
@@ -725,7 +759,7 @@ def test_the_level_of_a_key_outlives_the_events_that_are_forgotten() -> None:
     for turn in range(8):
         events = [ev("a", turn * 10_000 + i, value=7.0 if (turn, i) == (2, 100) else i / 1000) for i in range(600)]
         shards.step([], events, turn * 10)
-    assert len(engine_of(shards).log) < 8 * 600 / 2
+    assert len(engine_of(shards).events.log) < 8 * 600 / 2
     left = shards.step([op(created=200_000, deadline=300_000)], [], 90)
     assert [written(outcome) for outcome in left] == ["o COMPLETED 200000"]
 

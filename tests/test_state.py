@@ -105,7 +105,7 @@ def test_a_sound_blob_is_read_and_saved_again_to_the_byte(name: str) -> None:
     blob = a_blob(name)
     assert 2_000 < len(blob) < 12_000
     engine = restore(SPECS[name], blob, 1)
-    assert engine.pending > 1 and len(engine.log) > 0
+    assert engine.pending > 1 and len(engine.events.log) > 0
     assert any(CANARY in row["p0"] for chunk in engine.rows.payload.chunks for row in chunk.to_pylist())
     engine.purgatory.validate()
     assert save(engine, 1) == blob
@@ -236,7 +236,7 @@ def test_operations_with_a_column_more_than_the_checkpoint_has_are_refused_by_na
 def test_an_engine_that_has_seen_nothing_comes_back_and_works() -> None:
     for several in (False, True):
         engine = restore(SPECS["any key"], save(EventTimePurgatory(SPECS["any key"]), 1), 1)
-        assert (engine.pending, engine.next_due_ms(), len(engine.log)) == (0, None, 0)
+        assert (engine.pending, engine.next_due_ms(), len(engine.events.log)) == (0, None, 0)
         outcomes = steps(engine, [([op()], [], 0), ([], [ev()], 0)], several)
         assert [outcome["status"] for outcome in outcomes] == ["COMPLETED"]
 
@@ -411,7 +411,7 @@ def test_the_golden_state_holds_something_of_everything() -> None:
     engine = restore(GOLDEN_SPEC, GOLDEN.read_bytes(), GOLDEN_SHARDS)
     timer = engine.purgatory.timer
     assert engine.pending == 5 and engine.purgatory.ended == 2
-    assert len(engine.log) > 3 and len(engine.ids) == 7
+    assert len(engine.events.log) > 3 and len(engine.ids) == 7
     assert len(timer.entries.outlier_ticks) == 1 and timer.entries.repeats
     assert engine.outcomes.tally.by_status == [1, 1, 0, 0, 1, 1, 0]
     with pytest.raises(BugError):

@@ -26,29 +26,48 @@ watermark, no earlier than what the log still promises to hold.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.arrivals import COMPLETE, REJECTIONS, EventArrivals, OperationArrivals
-from spark_purgatory.core.controls import ControlLog
-from spark_purgatory.core.criteria import LEVEL, any_key
+from spark_purgatory.core.arrivals import REJECTIONS, EventArrivals, OperationArrivals
 from spark_purgatory.core.engine_spec import EngineSpec
-from spark_purgatory.core.event_log import EventLog, EventSegment
+from spark_purgatory.core.event_log import EventSegment
+from spark_purgatory.core.events import Events
 from spark_purgatory.core.ids import Ids
 from spark_purgatory.core.judge import Judge, Judgement
 from spark_purgatory.core.operations import OperationRows
-from spark_purgatory.core.orphans import Orphans
 from spark_purgatory.core.outcomes import DUPLICATE, EXPIRED, REJECTED, MissingKeys, OutcomeBatch, Outcomes
 from spark_purgatory.core.purgatory import WAITING, DelayedOperationPurgatory
 from spark_purgatory.core.runs import EMPTY, Bools, Int64s
 from spark_purgatory.core.standing import Standing
 from spark_purgatory.core.times import ALWAYS, NEVER, US_PER_MS, clock_ms, saturating_add, tick_up_ms
 from spark_purgatory.core.timing_wheel import SystemTimer
-from spark_purgatory.errors import BugError, LimitError
+from spark_purgatory.core.watchers import Watchers
+from spark_purgatory.errors import LimitError
 
 COMPACT_FLOOR = 1024
 """Ended rows below which compacting is not worth a pass."""
 DUPLICATE_REASON = "the id was seen before and its deadline has not passed"
+
+
+def duplicates_of(table: OperationRows, rows: Int64s, key_type: pa.DataType) -> OutcomeBatch:
+    """The outcomes of rows, (n,), that turned out to be DUPLICATEs: settled as they were created."""
+    created_us, zeros = table.created_us[rows], np.zeros(len(rows), np.int64)
+    none, reasons = MissingKeys.none(len(rows), key_type), pa.repeat(DUPLICATE_REASON, len(rows))
+    payload, late = table.payload.take(rows), table.late[rows]
+    return OutcomeBatch(payload, DUPLICATE, created_us, created_us, zeros, none, late, reasons)
+
+
+def earliest_read(watchers: Watchers, waiting: Bools, from_us: Int64s, segment: EventSegment) -> Int64s:
+    """Earliest time that a waiting row reads, for every group of the segment, (G,) int64; the others are (rows,)."""
+    earliest = np.full(len(segment.group_hash), NEVER)
+    group, entries = watchers.find(segment.group_keys, segment.group_hash, ordered=False)
+    rows = watchers.row_of.values[entries]
+    reads = waiting[rows]
+    np.minimum.at(earliest, group[reads], from_us[rows[reads]])
+    return earliest
 
 
 class EventTimePurgatory:
@@ -56,12 +75,10 @@ class EventTimePurgatory:
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
-        self.log = EventLog()
+        self.events = Events(spec)
         self.ids = Ids(spec.identity_width)
         self.rows = OperationRows(spec)
         self.outcomes = Outcomes()
-        self.controls = ControlLog()
-        self.orphans = Orphans()
         self.watermark_ms = 0
         """Rounded down to the tick. 0 means: no watermark yet, as in Spark. Nothing is late and nothing is due."""
         timer = SystemTimer(spec.tick_ms, spec.wheel_size, start_ms=ALWAYS // US_PER_MS)
@@ -102,18 +119,17 @@ class EventTimePurgatory:
             waiting = self.purgatory.waiting()
             self.rows.keep(waiting, self.purgatory.watchers.entries_of(waiting)[0])
             self.standing.renumber(self.purgatory.compact())
-        self._conserve()
+        self.outcomes.tally.conserve(self.pending)
         return self.outcomes.take()
 
     def next_due_ms(self) -> int | None:
         """The watermark at which this shard must be called again; None while nothing waits."""
         due_ms = self.purgatory.timer.next_due_ms()
-        unheard_us = self.orphans.earliest_us()
+        unheard_us = self.events.orphans.earliest_us()
         if unheard_us is None:
             return due_ms
-        heard_us = saturating_add(np.array([unheard_us]), self.spec.lookback_us)
-        over_ms = int(tick_up_ms(heard_us, self.spec.tick_ms)[0])
-        return over_ms if due_ms is None else min(due_ms, over_ms)
+        orphan_us = saturating_add(np.array([unheard_us]), self.spec.lookback_us)
+        return min(NEVER if due_ms is None else due_ms, int(tick_up_ms(orphan_us, self.spec.tick_ms)[0]))
 
     def _advance(self) -> None:
         if self.watermark_ms > 0:
@@ -127,41 +143,18 @@ class EventTimePurgatory:
         tally.events_late += int(np.count_nonzero(fine.time_us <= self.watermark_us))
         if not len(fine):
             return
-        control = fine.is_control()
-        plain = fine.take(np.flatnonzero(~control)) if control.any() else fine
-        touched = self._log_completions(plain)
-        if len(plain) < len(fine):
-            self._log_controls(fine.take(np.flatnonzero(control)))
-            touched = EventSegment.build(fine.keys, fine.key_hash, fine.time_us)
+        touched = self.events.take(fine)
         if self.pending:
             self._held = (EMPTY, EMPTY)
             self.purgatory.check_and_complete(touched.group_keys, touched.group_hash)
             self._arm(*self._held)
-
-    def _log_completions(self, events: EventArrivals) -> EventSegment:
-        value = events.value if self.spec.criterion.reads_values else None
-        event_ids = events.event_ids if self.spec.event_ids else None
-        segment = EventSegment.build(events.keys, events.key_hash, events.time_us, value, event_ids)
-        self.log.append(segment)
-        if event_ids is not None:
-            self.log.merged()  # what was delivered again stands beside what it repeats
-        return segment
-
-    def _log_controls(self, events: EventArrivals) -> None:
-        self.controls.append(events)
-        if self.spec.orphans and events.kind is not None:
-            self.orphans.unheard.append(events.take(np.flatnonzero(events.kind != COMPLETE)))
 
     def _settle(self) -> None:
         """Contested rows whose creation has passed: DUPLICATEs leave, those that stand wait for their own time."""
         fallen, standing = self.standing.settle(self.watermark_us)
         self.purgatory.force_complete(fallen)
         if len(fallen):
-            rows, times_us = self.rows, self.rows.created_us[fallen]
-            none = MissingKeys.none(len(fallen), self.purgatory.watchers.keys.chunks[0].type)
-            zeros, reasons = np.zeros(len(fallen), np.int64), pa.repeat(DUPLICATE_REASON, len(fallen))
-            payload, late = rows.payload.take(fallen), rows.late[fallen]
-            self.outcomes.add(OutcomeBatch(payload, DUPLICATE, times_us, times_us, zeros, none, late, reasons=reasons))
+            self.outcomes.add(duplicates_of(self.rows, fallen, self.purgatory.watchers.keys.chunks[0].type))
         if len(standing):
             self._arm(standing, self._due_us(self._judge.judge(standing)))
 
@@ -220,18 +213,18 @@ class EventTimePurgatory:
 
     @property
     def _judge(self) -> Judge:
-        return Judge(self.spec, self.rows, self.purgatory.watchers, self.log, self.controls)
+        return Judge(self.spec, self.rows, self.purgatory.watchers, self.events.log, self.events.controls)
 
     def _try(self, rows: Int64s) -> Bools:
         """Judge waiting rows; those decided leave now, those decided ahead of the watermark are noted to be held."""
         judgement = self._judge.judge(rows)
         decided = judgement.holds
-        if self.spec.final or self.controls:
+        if self.spec.final or self.events.controls:
             due_us = self._due_us(judgement)
             if self.spec.final:
                 decided = decided & (due_us <= self.watermark_us)
             # Control events may have moved the deadline, or undone what was held.
-            held = np.flatnonzero(~decided & (judgement.holds | bool(self.controls)))
+            held = np.flatnonzero(~decided & (judgement.holds | bool(self.events.controls)))
             self._held = (rows[held], due_us[held])
         self._emit_settled(judgement, decided)
         return decided
@@ -257,11 +250,13 @@ class EventTimePurgatory:
     def _emit(self, status: int, judgement: Judgement, chosen: Bools) -> None:
         if chosen.any():
             self.outcomes.add(self._judge.outcomes_of(status, judgement, chosen))
-            self.orphans.leave(self._judge, judgement, chosen)
+            self.events.orphans.leave(self._judge, judgement, chosen)
 
     def _release_orphans(self) -> None:
+        if not self.spec.orphans:
+            return
         waiting = self.purgatory.state.values == WAITING
-        for batch in self.orphans.release(self._judge, waiting, self._floor_us):
+        for batch in self.events.orphans.release(self._judge, waiting, self._floor_us):
             self.outcomes.add(batch)
 
     @property
@@ -270,29 +265,6 @@ class EventTimePurgatory:
         return int(saturating_add(np.array([self.watermark_us]), -self.spec.lookback_us)[0])
 
     def _forget_events(self) -> None:
-        """Forget events that no operation, waiting or to come on time, can need."""
-        if self.spec.criterion == any_key():
-            # A waiting operation has no event that counts, or (final) only events ahead of the watermark.
-            self.log.forget(self._floor_us)
-        else:
-            self.log.forget(self._floor_us, self._needed_from, levels=self.spec.may_have(LEVEL))
-        if self.controls:
-            earliest_us = int(self.rows.from_us[self.purgatory.waiting()].min(initial=NEVER))
-            self.controls.forget(self._floor_us, self._needed_from, earliest_us)
-
-    def _needed_from(self, segment: EventSegment) -> Int64s:
-        """Earliest time that a waiting operation reads, for every group of the segment, (G,) int64."""
-        needed_from = np.full(len(segment.group_hash), NEVER)
-        watchers = self.purgatory.watchers
-        group, entries = watchers.find(segment.group_keys, segment.group_hash, ordered=False)
-        rows = watchers.row_of.values[entries]
-        waiting = self.purgatory.state.values[rows] == WAITING
-        np.minimum.at(needed_from, group[waiting], self.rows.from_us[rows[waiting]])
-        return needed_from
-
-    def _conserve(self) -> None:
-        tally = self.outcomes.tally
-        if tally.received != tally.decided() + self.pending:
-            raise BugError(
-                f"conservation: {tally.received} operations received, {tally.decided()} decided, {self.pending} pending"
-            )
+        waiting, from_us = self.purgatory.state.values == WAITING, self.rows.from_us
+        needed_from = partial(earliest_read, self.purgatory.watchers, waiting, from_us)
+        self.events.forget(self._floor_us, needed_from, lambda: int(from_us[waiting].min(initial=NEVER)))

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from spark_purgatory.core.arrivals import OperationArrivals
 from spark_purgatory.core.runs import Bools, Int64s
 from spark_purgatory.core.times import floor_ms, saturating_subtract
+from spark_purgatory.errors import BugError
 
 COMPLETED, EXPIRED, FAILED, CANCELLED, DUPLICATE, REJECTED, ORPHAN = range(7)
 STATUSES = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED", "ORPHAN")
@@ -116,6 +117,13 @@ class Tally:
     def decided(self) -> int:
         """Operations that have their outcome."""
         return sum(self.by_status[:ORPHAN])
+
+    def conserve(self, pending: int) -> None:
+        """Raise BugError unless every operation received has its outcome or is pending."""
+        if self.received != self.decided() + pending:
+            raise BugError(
+                f"conservation: {self.received} operations received, {self.decided()} decided, {pending} pending"
+            )
 
 
 class Outcomes:

@@ -38,7 +38,7 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
     arrays["ids.deadline_us"] = engine.ids.deadline_us.values
     for i, column in enumerate(engine.ids.columns):
         _save_keys(f"ids.{i}", column, tables)
-    for i, segment in enumerate(engine.log.segments):
+    for i, segment in enumerate(engine.events.log.segments):
         _save_segment(f"log.{i}", segment, arrays, tables)
     for log_name, log in _control_logs(engine).items():
         for i, segment in enumerate(log.segments):
@@ -47,7 +47,7 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
     if len(blob) > engine.spec.max_state_bytes:
         raise LimitError(
             f"max_state_bytes_per_shard is {engine.spec.max_state_bytes:,} and a shard's state of "
-            f"{engine.pending:,} pending operations and {len(engine.log):,} events has {len(blob):,}: "
+            f"{engine.pending:,} pending operations and {len(engine.events.log):,} events has {len(blob):,}: "
             "use more shards (a new checkpoint); nothing was lost"
         )
     return blob
@@ -78,17 +78,17 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     engine.ids.deadline_us = Column(arrays["ids.deadline_us"])
     engine.ids.columns = [_restore_keys(f"ids.{i}", tables) for i in range(spec.identity_width)]
     segments = [_restore_segment(f"log.{i}", arrays, tables) for i in range(numbers["segments"])]
-    engine.log = EventLog(segments, numbers["log_kept"])
+    engine.events.log = EventLog(segments, numbers["log_kept"])
     for name, (count, kept) in cast("dict[str, list[int]]", facts.get("logs", {})).items():
         prefix, _, log_name = name.partition(".")
         segments = [_restore_segment(f"{name}.{i}", arrays, tables) for i in range(count)]
-        control_log = engine.controls if prefix == "control" else engine.orphans.unheard
+        control_log = engine.events.controls if prefix == "control" else engine.events.orphans.unheard
         control_log.logs[log_name] = EventLog(segments, kept)
     return engine
 
 
 def _control_logs(engine: EventTimePurgatory) -> dict[str, EventLog]:
-    by_prefix = {"control": engine.controls, "unheard": engine.orphans.unheard}
+    by_prefix = {"control": engine.events.controls, "unheard": engine.events.orphans.unheard}
     return {f"{prefix}.{name}": log for prefix, logs in by_prefix.items() for name, log in logs.logs.items()}
 
 
@@ -98,8 +98,8 @@ def _facts(engine: EventTimePurgatory) -> dict[str, object]:
         "watermark_ms": engine.watermark_ms,
         "ended": engine.purgatory.ended,
         "estimated_total": engine.purgatory.estimated_total,
-        "segments": len(engine.log.segments),
-        "log_kept": engine.log.kept,
+        "segments": len(engine.events.log.segments),
+        "log_kept": engine.events.log.kept,
         "timer_size": timer.size,
         "timer_base": timer.entries.base,
         "timer_repeats": int(timer.entries.repeats),

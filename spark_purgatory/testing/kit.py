@@ -1,0 +1,166 @@
+"""A test kit for your own purgatory: your two DataFrames as streams, in random micro-batches, with restarts.
+
+Under ``emit="final"`` whatever order and split your rows come in, the outcomes are those of a batch query. This tries
+some of them, on your columns and your configuration::
+
+    def test_our_orders_come_out_alike_however_they_arrive(spark, tmp_path):
+        outcomes = assert_stream_equals_batch(purgatory, orders, payments, tmp_path, seed=1)
+        assert_exactly_once(orders, outcomes, id="order_id", may_be_pending=True)
+
+`comparable` prepares outcomes for chispa: ``assert_df_equality(comparable(a), comparable(b), ignore_row_order=True)``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from spark_purgatory.config import duration_us
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.operator import Purgatory
+from spark_purgatory.spark.sides import field_column
+from spark_purgatory.testing.worlds import splits, watermark_us_after
+
+SHOWN = 5
+"""Ids that a failing assertion names."""
+
+
+def assert_stream_equals_batch(
+    purgatory: Purgatory,
+    operations: DataFrame,
+    completions: DataFrame,
+    folder: Path | str,
+    seed: int = 0,
+    batches: int = 4,
+    restarts: int = 1,
+) -> DataFrame:
+    """Stream both DataFrames in random micro-batches and compare with a batch query; returns the stream's outcomes.
+
+    Every row is on time. What the last watermark leaves pending is so in both. Times must lie after 1970.
+    """
+    if purgatory.emit != "final":
+        raise ConfigError(f"emit={purgatory.emit!r}: outcomes are a function of the rows under emit='final' alone")
+    streamed, watermark_us = stream_outcomes(
+        purgatory, operations, completions, folder, seed=seed, batches=batches, restarts=restarts
+    )
+    as_of = operations.sparkSession.range(1).select(F.timestamp_micros(F.lit(watermark_us)).alias("t"))
+    decided = purgatory.resolve(operations, completions, as_of=as_of.collect()[0]["t"])
+    assert_outcomes_equal(streamed, decided, f"seed {seed}, {batches} micro-batches, {restarts} restarts")
+    return streamed
+
+
+def stream_outcomes(
+    purgatory: Purgatory,
+    operations: DataFrame,
+    completions: DataFrame,
+    folder: Path | str,
+    seed: int = 0,
+    batches: int = 4,
+    restarts: int = 1,
+) -> tuple[DataFrame, int]:
+    """(outcomes, the watermark after all in microseconds) of both DataFrames streamed in random micro-batches."""
+    rng, folder = random.Random(seed), Path(folder)
+    sides = {"created": operations, "time": completions}
+    tables = {field: frame.toArrow() for field, frame in sides.items()}
+    times = {
+        "created": _times_us(operations, field_column(operations, purgatory.operations.created, "operations.created")),
+        "time": _times_us(completions, field_column(completions, purgatory.completions.time, "completions.time")),
+    }
+    delays_us = {
+        "created": duration_us(purgatory.operations, "watermark"),
+        "time": duration_us(purgatory.completions, "watermark"),
+    }
+    rows = {field: [{field: us, "row": i} for i, us in enumerate(column)] for field, column in times.items()}
+    plan = splits(
+        rng,
+        rows["created"],
+        rows["time"],
+        batches,
+        operations_delay_us=delays_us["created"],
+        events_delay_us=delays_us["time"],
+        lookback_us=duration_us(purgatory, "lookback"),
+    )[:-3]
+    stops = {*rng.sample(range(1, len(plan)), min(restarts, len(plan) - 1)), len(plan)}
+    for number, batch in enumerate(plan, start=1):
+        for field, chosen in (("created", batch.operations), ("time", batch.events)):
+            _land(folder / field, number, tables[field].take(pa.array([row["row"] for row in chosen], pa.int64())))
+        if number in stops:
+            _run(purgatory, sides, folder)
+    latest_us: dict[str, int] = {}
+    everything = [(field, row) for field in rows for row in rows[field]]
+    watermark_us = watermark_us_after(everything, latest_us, delays_us, 0)
+    return operations.sparkSession.read.parquet(str(folder / "outcomes")), watermark_us
+
+
+def assert_outcomes_equal(
+    left: DataFrame, right: DataFrame, where: str = "", ignore: tuple[str, ...] = ("late",)
+) -> None:
+    """Raise AssertionError unless both hold the same rows, as multisets; ``late`` tells of arrival and is left out."""
+    counts = [Counter(str(row) for row in comparable(frame, ignore).collect()) for frame in (left, right)]
+    only = [list((mine - theirs).elements()) for mine, theirs in (counts, counts[::-1])]
+    if only[0] or only[1]:
+        shown = "\n".join(f"  {side} {row}" for side, rows in zip("<>", only, strict=True) for row in rows[:SHOWN])
+        raise AssertionError(f"{len(only[0])} rows only on the left, {len(only[1])} only on the right {where}\n{shown}")
+
+
+def comparable(outcomes: DataFrame, ignore: tuple[str, ...] = ("late",)) -> DataFrame:
+    """Outcomes without what tells of arrival, missing keys in order, for a comparison that knows no order of rows."""
+    kept = [name for name in outcomes.columns if name not in ignore]
+    return outcomes.select(*(_in_order(name) for name in kept))
+
+
+def assert_exactly_once(
+    operations: DataFrame, outcomes: DataFrame, id: str | list[str], may_be_pending: bool = False
+) -> None:
+    """Raise AssertionError unless every operation has one outcome for each of its rows, and nothing else has any."""
+    names = [id] if isinstance(id, str) else id
+    given = operations.groupBy(*names).count().withColumnRenamed("count", "given")
+    told = outcomes.where("status <> 'ORPHAN'").groupBy(*names).count().withColumnRenamed("count", "told")
+    same = F.lit(True)
+    for name in names:
+        same = same & given[name].eqNullSafe(told[name])
+    both = given.join(told, same, "full_outer").select(
+        *(F.coalesce(given[name], told[name]).alias(name) for name in names),
+        F.coalesce("given", F.lit(0)).alias("given"),
+        F.coalesce("told", F.lit(0)).alias("told"),
+    )
+    wrong = both.where("told > given" if may_be_pending else "told <> given").collect()
+    if wrong:
+        kinds = Counter("lost" if r.told < r.given else "duplicated" if r.given else "unexpected" for r in wrong)
+        shown = ", ".join(f"{tuple(row)}" for row in wrong[:SHOWN])
+        raise AssertionError(f"{dict(kinds)} of {both.count()} ids; ({', '.join(names)}, given, told): {shown}")
+
+
+def _times_us(frame: DataFrame, time: Column) -> list[int | None]:
+    return frame.select(F.unix_micros(time.cast("timestamp")).alias("us")).toArrow()["us"].to_pylist()
+
+
+def _in_order(name: str) -> Column:
+    return F.sort_array(name).alias(name) if name.endswith("missing_keys") else F.col(f"`{name}`")
+
+
+def _land(folder: Path, number: int, table: pa.Table) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{number:05}.parquet"
+    pq.write_table(table, path)
+    # Spark reads files in the order of their modification times.
+    os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+
+
+def _run(purgatory: Purgatory, sides: dict[str, DataFrame], folder: Path) -> None:
+    reader = sides["time"].sparkSession.readStream.option("maxFilesPerTrigger", 1)
+    operations, completions = (reader.schema(f.schema).parquet(str(folder / field)) for field, f in sides.items())
+    writer = (
+        purgatory.resolve(operations, completions)
+        .writeStream.format("parquet")
+        .option("path", str(folder / "outcomes"))
+    )
+    query = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+    query.awaitTermination()
