@@ -109,7 +109,7 @@ def split_orphans(outcomes: list[dict[str, Any]]) -> tuple[list[dict[str, Any]],
 
 @pytest.mark.parametrize("rule", [*RULES, "mixed", "mixed, controlled"])
 @given(seed=SEEDS, several=st.booleans(), shards=st.sampled_from((1, 3, 16)), controlled=st.booleans(), worlds=WORLDS)
-@settings(max_examples=22, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_order_any_split_any_number_of_shards_gives_what_the_oracle_says(
     rule: str, seed: int, several: bool, shards: int, controlled: bool, worlds: int
 ) -> None:
