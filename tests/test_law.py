@@ -22,7 +22,7 @@ from tests.engine_driver import END_MS, Shards, microseconds, multiset
 
 COLUMNS = ("row", "id", "status", "resolved_at", "wait_ms", "matched", "missing_keys")
 SEEDS = st.integers(0, 1 << 32)
-WORLDS = st.sampled_from((1, 8, 16))
+WORLDS = st.sampled_from((1, 8, 24))
 COMPLETE_ONLY = ("complete",)
 NAMED = ("id", "row", "key", "event_id", "operation_id")
 SEQUENCES: Counter[str] = Counter()
@@ -109,7 +109,7 @@ def split_orphans(outcomes: list[dict[str, Any]]) -> tuple[list[dict[str, Any]],
 
 @pytest.mark.parametrize("rule", [*RULES, "mixed", "mixed, controlled"])
 @given(seed=SEEDS, several=st.booleans(), shards=st.sampled_from((1, 3, 16)), controlled=st.booleans(), worlds=WORLDS)
-@settings(max_examples=24, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_order_any_split_any_number_of_shards_gives_what_the_oracle_says(
     rule: str, seed: int, several: bool, shards: int, controlled: bool, worlds: int
 ) -> None:
@@ -137,7 +137,7 @@ def test_any_order_any_split_any_number_of_shards_gives_what_the_oracle_says(
 
 @pytest.mark.parametrize("rule", [*RULES, "mixed"])
 @given(seed=SEEDS, several=st.booleans(), watermark_steps=st.integers(1, 30), worlds=WORLDS)
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=9, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_batch_query_gives_what_the_stream_has_given_once_its_watermark_stands_there(
     rule: str, seed: int, several: bool, watermark_steps: int, worlds: int
 ) -> None:
@@ -154,7 +154,7 @@ def test_a_batch_query_gives_what_the_stream_has_given_once_its_watermark_stands
 
 @pytest.mark.parametrize("rule", [*RULES, "mixed"])
 @given(seed=SEEDS, several=st.booleans(), worlds=WORLDS)
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=9, deadline=None, suppress_health_check=list(HealthCheck))
 def test_early_outcomes_have_the_statuses_of_final_ones(rule: str, seed: int, several: bool, worlds: int) -> None:
     rng, world, criterion = draw(seed, rule, several, duplicates=False, worlds=worlds)
     expected = multiset(decide(*world, criterion=criterion), "row", "status")

@@ -26,6 +26,8 @@ class Events:
 
     def take(self, events: EventArrivals) -> EventSegment:
         """Keep a batch's events; returns a segment with a group for every key they speak of."""
+        if events.kind is None and events.operation_ids is None:
+            return self._take_completions(events)
         control = events.is_control()
         if not control.any():
             return self._take_completions(events)

@@ -33,7 +33,7 @@ class Judgement:
     rows: Int64s  # (n,)
     entries: Int64s  # (m,)
     owner: Int64s  # (m,) position in rows
-    keyed: Bools  # (n,) the rule has missing keys
+    rule: Int64s  # (n,)
     deadline_us: Int64s  # (n,) as it stands after extensions
     verdicts: Verdicts
 
@@ -87,7 +87,7 @@ class Judge:
             controlled=controlled,
         )
         verdicts = evaluate(cases, self._relevant(cases, rows, entries), self._history(cases, rows, entries))
-        return Judgement(rows, entries, owner, np.isin(rule, KEYED), deadline_us, verdicts)
+        return Judgement(rows, entries, owner, rule, deadline_us, verdicts)
 
     def subjects(self, rows: Int64s, entries: Int64s, owner: Int64s) -> Subjects:
         """Rows and their entries, as control events find them."""
@@ -98,13 +98,13 @@ class Judge:
     def outcomes_of(self, status: int, judgement: Judgement, chosen: Bools) -> OutcomeBatch:
         """The outcome of every chosen row, (n,) bool; EXPIRED ones are resolved at their deadline."""
         rows = judgement.rows[chosen]
-        keyed = judgement.keyed & chosen
+        keyed = np.isin(judgement.rule, KEYED)
         missing = MissingKeys.none(len(rows), self.watchers.keys.chunks[0].type)
         if keyed.any():
-            missing_entry = keyed[judgement.owner] & ~judgement.verdicts.satisfied
+            missing_entry = (keyed & chosen)[judgement.owner] & ~judgement.verdicts.satisfied
             counts = np.bincount(judgement.owner[missing_entry], minlength=len(chosen))[chosen]
             keys: pa.Array = self.watchers.keys.take(judgement.entries[missing_entry])
-            missing = MissingKeys(keys, counts, judgement.keyed[chosen], self.spec.key_prefix)
+            missing = MissingKeys(keys, counts, keyed[chosen], self.spec.key_prefix)
         return OutcomeBatch(
             payload=self.rows.payload.take(rows),
             status=status,
