@@ -39,7 +39,7 @@ Columns = dict[str, Any]
 MINUTE_MS = 60_000
 START_MS = 1_709_280_000_000
 """2024-03-01 08:00 UTC. All times are whole milliseconds, as Spark's watermark is."""
-FILES = 8
+FILES = 6
 FILE_MS = 15 * MINUTE_MS
 SPAN_MS = FILES * FILE_MS
 
