@@ -54,10 +54,10 @@ from pyspark.sql import types as T
 from spark_purgatory.errors import ForeignWriterError, SkippedWriteError, StagingError, TableLostError
 from spark_purgatory.spark.delta_log import Commit, find_commit, last_txn_version
 from spark_purgatory.spark.delta_target import DeltaTarget, TableFacts
-from spark_purgatory.spark.entries import SMALL_QUERY, literal, read_entries, settings, wipe, write_entry
+from spark_purgatory.spark.entries import SMALL_QUERY, literal, read_entries, settings, wipe, write_entry, write_found
 from spark_purgatory.spark.failpoints import reach
-from spark_purgatory.spark.ledger import NO_BATCH, Intent, Ledger, Manifest, Piece, replay
-from spark_purgatory.spark.staging import in_order, read_pieces
+from spark_purgatory.spark.ledger import NO_BATCH, Attempt, Intent, Ledger, Piece, replay
+from spark_purgatory.spark.staging import in_order, measured, read_pieces
 
 USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 DRAIN_QUERY = {
@@ -137,14 +137,26 @@ class DeltaSink:
         """Case D of a direct drain: the intent's micro-batch has to come again."""
         return self.ledger.intent is not None and self.ledger.intent.direct and not self.ledger.is_done
 
-    def count(self, spark: SparkSession, manifest: Manifest) -> None:
-        """Step 3."""
+    def count(self, spark: SparkSession, attempt: Attempt, has_rows: bool) -> tuple[Piece, ...]:
+        """Step 3: the job that counts an attempt's rows writes the manifest."""
         reach("before manifest")
-        name = f"manifest={manifest.batch_id}"
+        epoch, name = self.ledger.next_drain, f"manifest={attempt.batch_id}"
+        pieces: tuple[Piece, ...] = ()
         with settings(spark, SMALL_QUERY):
-            write_entry(spark, self.folder, self.ledger.next_drain, name, manifest.to_body())
+            if has_rows:
+                body = write_found(measured(spark, self.folder, attempt), self.folder, epoch, name)
+                pieces = attempt.pieces(body["files"])
+            else:
+                write_entry(spark, self.folder, epoch, name, {**vars(attempt), "files": []})
         reach("after manifest")
-        self.ledger.add(manifest)
+        self.ledger.add(attempt, pieces)
+        return pieces
+
+    def measure(self, spark: SparkSession, attempt: Attempt) -> tuple[Piece, ...]:
+        """The pieces of an attempt that does not count yet."""
+        with settings(spark, SMALL_QUERY):
+            [found] = measured(spark, self.folder, attempt).collect()
+        return attempt.pieces(found["files"])
 
     # --- steps 4 to 7 --------------------------------------------------------------------------------------------
 
