@@ -183,7 +183,7 @@ class DeltaSink:
         try:
             with settings(spark, SMALL_QUERY):
                 write_entry(spark, self.folder, intent.number, f"intent={intent.number}", intent.to_body())
-                self._check_alone(spark, intent)
+                check_alone(spark, self.folder, intent)
         except PySparkException as error:
             # It may be there or not: only a restart can tell, and a second try would look like a second writer.
             raise StagingError(
@@ -193,16 +193,6 @@ class DeltaSink:
         reach("after intent")
         ledger.take(intent)
         return intent
-
-    def _check_alone(self, spark: SparkSession, intent: Intent) -> None:
-        """Nobody else made an intent of this number."""
-        replayed = replay(read_entries(spark, self.folder), self.folder).intent
-        if replayed is None or replayed.uuid != intent.uuid:
-            found = "none" if replayed is None else f"number {replayed.number} of another run"
-            raise ForeignWriterError(
-                f"{self.folder} was to hold intent {intent.number} and holds {found}: two runs of the query write at "
-                "once. Nothing was committed by this one. Stop one of them and start again"
-            )
 
     def commit(self, spark: SparkSession, intent: Intent, load: Load, partition_by: tuple[str, ...]) -> Commit:
         """Steps 5 and 6; also to be called again for the same intent, in this run or a later one."""
@@ -296,3 +286,14 @@ def app_id_of(spark: SparkSession, checkpoint: str, target: DeltaTarget) -> str:
     except (IndexError, KeyError, ValueError) as error:
         raise StagingError(f"checkpoint {checkpoint} is damaged: its file 'metadata' names no query id") from error
     return f"spark_purgatory/{query_id}/{target}"
+
+
+def check_alone(spark: SparkSession, folder: str, intent: Intent) -> None:
+    """Raise ForeignWriterError if someone else made an intent of this number."""
+    replayed = replay(read_entries(spark, folder), folder).intent
+    if replayed is None or replayed.uuid != intent.uuid:
+        found = "none" if replayed is None else f"number {replayed.number} of another run"
+        raise ForeignWriterError(
+            f"{folder} was to hold intent {intent.number} and holds {found}: two runs of the query write at once. "
+            "Nothing was committed by this one. Stop one of them and start again"
+        )
