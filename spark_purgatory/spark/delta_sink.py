@@ -89,6 +89,8 @@ class DeltaSink:
         self.app_id = ""
         self.table_id: str | None = None
         """Delta's id of the table; None as long as there is none."""
+        self._checked: TableFacts | None = None
+        """What `intend` saw, for the commit that follows it at once."""
 
     # --- start ---------------------------------------------------------------------------------------------------
 
@@ -124,18 +126,13 @@ class DeltaSink:
     def is_replay(self, batch_id: int) -> bool:
         """Step 1. StagingError if micro-batches before this one are missing."""
         last = self.ledger.last_batch
-        if batch_id > last + 1 and not (self._awaits_direct and batch_id == last):
+        if batch_id > last + 1 and not (self.ledger.awaits_direct and batch_id == last):
             raise StagingError(
                 f"checkpoint {self.checkpoint} is at micro-batch {batch_id}, but {self.folder} knows them only up to "
                 f"{last} (-1: none): the folder was removed, or the checkpoint was made by another sink. Nothing was "
                 "written. Bring the folder back, or start with a new checkpoint, which reads the sources again"
             )
-        return batch_id < last or (batch_id == last and not self._awaits_direct)
-
-    @property
-    def _awaits_direct(self) -> bool:
-        """Case D of a direct drain: the intent's micro-batch has to come again."""
-        return self.ledger.intent is not None and self.ledger.intent.direct and not self.ledger.is_done
+        return batch_id < last or (batch_id == last and not self.ledger.awaits_direct)
 
     def count(self, spark: SparkSession, attempt: Attempt, has_rows: bool) -> tuple[Piece, ...]:
         """Step 3: the job that counts an attempt's rows writes the manifest."""
@@ -192,12 +189,14 @@ class DeltaSink:
             ) from error
         reach("after intent")
         ledger.take(intent)
+        self._checked = facts
         return intent
 
     def commit(self, spark: SparkSession, intent: Intent, load: Load, partition_by: tuple[str, ...]) -> Commit:
         """Steps 5 and 6; also to be called again for the same intent, in this run or a later one."""
         schema = T.StructType.fromJson(json.loads(intent.schema))
-        facts = self.target.check(spark, self.table_id or intent.table_id, schema)
+        facts, self._checked = self._checked, None
+        facts = facts or self.target.check(spark, self.table_id or intent.table_id, schema)
         metadata = {"intent": intent.uuid, "drain": intent.number, "last_batch": intent.last_batch}
         started_ms = self.now_ms()
         reach("before drain commit")

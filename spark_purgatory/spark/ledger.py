@@ -125,6 +125,11 @@ class Ledger:
         taken = () if self.is_done or self.intent is None else self.intent.taken
         return sum(piece.staged_bytes for piece in (*taken, *self.pieces.values()))
 
+    @property
+    def awaits_direct(self) -> bool:
+        """The last intent's rows were to go direct, and may not have: its micro-batch has to come again."""
+        return self.intent is not None and self.intent.direct and not self.is_done
+
     def add(self, attempt: Attempt, pieces: Iterable[Piece]) -> None:
         """An attempt counts."""
         self.pieces.update((piece.path, piece) for piece in pieces)

@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, StagingError
-from spark_purgatory.spark.entries import literal
+from spark_purgatory.spark.entries import NO_SUCCESS_FILE, literal
 from spark_purgatory.spark.ledger import Attempt, Piece
 
 PIECES_PER_FILE = 8
@@ -49,7 +49,7 @@ def stage(rows: DataFrame, path: str, options: SinkOptions, partition_by: Sequen
     column = _free_name(rows.columns)
     if partition_by:
         checked = checked.withColumn(column, F.hex(F.xxhash64(*map(quoted, partition_by))))
-    writer = checked.write.option("maxRecordsPerFile", max_file_rows)
+    writer = checked.write.option("maxRecordsPerFile", max_file_rows).option(NO_SUCCESS_FILE, "false")
     try:
         (writer.partitionBy(column) if partition_by else writer).parquet(path)
     except Exception as error:
