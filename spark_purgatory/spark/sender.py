@@ -120,7 +120,8 @@ class Sender(DrainLoop):
         plain_bytes = stage(batch, f"{self.sink.folder}/{attempt.path}", self.options, self.partition_by, max_rows)
         reach("after parts")
         room = self.options.bytes_of("buffer_memory") - ledger.staged_bytes
-        if plain_bytes * MAX_GROWTH + MAX_OVERHEAD_BYTES <= room or self._make_room_for(spark, attempt):
+        surely_fits = not plain_bytes or plain_bytes * MAX_GROWTH + MAX_OVERHEAD_BYTES <= room
+        if surely_fits or self._make_room_for(spark, attempt):
             pieces = self.sink.count(spark, attempt, plain_bytes > 0)
             self._note_sizes(pieces)
             self._remember(batch_id, [self.append(spark, piece, self.now()) for piece in pieces])
