@@ -9,24 +9,26 @@ import argparse
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_purgatory.spark import delta_sink, failpoints, sender
+from spark_purgatory.spark import delta_sink, failpoints
 from spark_purgatory.spark.delta_sink import DeltaSink
-from spark_purgatory.spark.ledger import Ledger
+from spark_purgatory.spark.ledger import Attempt, Ledger
 from spark_purgatory.spark.record_accumulator import RecordAccumulator
 
 BATCH_BYTES = 16 << 10
 ROW = "n bigint, part bigint, text string"
 
 
-def session() -> SparkSession:
-    """As the tests' own, in a process of its own."""
+def session(folder: Path) -> SparkSession:
+    """As the tests' own, in a process of its own; the first one in a folder notes the jars for those after it."""
     from delta import configure_spark_with_delta_pip
 
+    noted = folder / "jars.txt"
     builder = (
         SparkSession.builder.master("local[2]")
         .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
@@ -38,7 +40,11 @@ def session() -> SparkSession:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
     )
-    return configure_spark_with_delta_pip(builder).getOrCreate()
+    if noted.exists():
+        return builder.config("spark.jars", noted.read_text(encoding="utf-8")).getOrCreate()
+    spark = configure_spark_with_delta_pip(builder).getOrCreate()
+    noted.write_text(spark.conf.get("spark.jars"), encoding="utf-8")
+    return spark
 
 
 def accumulator(folder: Path) -> RecordAccumulator:
@@ -84,7 +90,13 @@ def _no_manifest_check(patch: Callable[[Any, str, Any], None]) -> None:
 
 def _no_manifest(patch: Callable[[Any, str, Any], None]) -> None:
     """A micro-batch counts in memory alone."""
-    patch(DeltaSink, "count", lambda self, spark, manifest: self.ledger.add(manifest))
+
+    def forgetful(self: DeltaSink, spark: SparkSession, attempt: Attempt, has_rows: bool) -> Any:
+        pieces = self.measure(spark, attempt)
+        self.ledger.add(attempt, pieces)
+        return pieces
+
+    patch(DeltaSink, "count", forgetful)
 
 
 def _no_intent(patch: Callable[[Any, str, Any], None]) -> None:
@@ -96,7 +108,7 @@ def _no_intent(patch: Callable[[Any, str, Any], None]) -> None:
             write(spark, folder, epoch, name, body)
 
     patch(delta_sink, "write_entry", silent)
-    patch(DeltaSink, "_check_alone", lambda self, spark, intent: None)
+    patch(delta_sink, "check_alone", lambda spark, folder, intent: None)
     patch(DeltaSink, "_compare", lambda self, last, number, facts: None)
 
 
@@ -151,14 +163,12 @@ def _all_left_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
 
 def _attempts_all_count(patch: Callable[[Any, str, Any], None]) -> None:
     """Whatever lies in the staging folder is drained, counted or not."""
-    measure = sender.measure
+    measured = delta_sink.measured
 
-    def greedy(spark: SparkSession, folder: str, attempt: str, *rest: Any) -> Any:
-        batch = Path(folder, attempt).parent
-        attempts = [str(path.relative_to(folder)) for path in batch.glob("attempt=*")]
-        return tuple(piece for each in attempts for piece in measure(spark, folder, each, *rest))
+    def greedy(spark: SparkSession, folder: str, attempt: Attempt) -> Any:
+        return measured(spark, folder, replace(attempt, path=attempt.path.rpartition("/")[0]))
 
-    patch(sender, "measure", greedy)
+    patch(delta_sink, "measured", greedy)
 
 
 def _app_id_of_the_run(patch: Callable[[Any, str, Any], None]) -> None:
@@ -192,7 +202,7 @@ def main() -> None:
         BUGS[arguments.bug][0](setattr)
     if arguments.kill:
         failpoints.hook = kill_at(arguments.kill)
-    spark = session()
+    spark = session(arguments.folder)
     run(spark, arguments.folder)
     (arguments.folder / "numbers.txt").write_text(
         "\n".join(f"{n} {count}" for n, count in sorted(numbers(spark, arguments.folder).items())), encoding="utf-8"

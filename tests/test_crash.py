@@ -20,7 +20,7 @@ from tests.crash_child import BUGS
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTITIONS = 4
-FEW = (4, 500)
+FEW = (2, 800)
 """Micro-batches, rows in each: enough for a drain."""
 
 

@@ -17,7 +17,6 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.delta_log import last_txn_version
-from spark_purgatory.spark.delta_sink import app_id_of
 from spark_purgatory.spark.ledger import NO_BATCH
 
 pytestmark = pytest.mark.spark
@@ -26,7 +25,7 @@ ROWS_A_FILE = 10
 
 
 class Stream:
-    """A folder of files, one a micro-batch, and a query with state that writes them to a table.
+    """A folder of files, one a micro-batch, and a query that writes them to a table.
 
     ``evaluations`` counts, batch by batch, how often the batch's rows were computed.
     """
@@ -50,11 +49,18 @@ class Stream:
             self.files += 1
         return self
 
-    def run(self) -> Stream:
-        stream = self.spark.readStream.schema("n bigint, part bigint").option("maxFilesPerTrigger", 1)
-        rows = stream.parquet(str(self.folder / "in")).dropDuplicates(["n"])
-        counted = rows.repartition(1).mapInArrow(_marker(str(self.marks)), rows.schema)
-        query = self.sink.write_stream(counted, checkpoint=str(self.checkpoint), trigger={"availableNow": True})
+    def rows(self) -> DataFrame:
+        reader = self.spark.readStream.schema("n bigint, part bigint").option("maxFilesPerTrigger", 1)
+        return reader.parquet(str(self.folder / "in"))
+
+    def counted(self) -> DataFrame:
+        """The rows, by way of state and of Python."""
+        rows = self.rows().dropDuplicates(["n"])
+        return rows.repartition(1).mapInArrow(_marker(str(self.marks)), rows.schema)
+
+    def run(self, rows: DataFrame | None = None) -> Stream:
+        rows = self.counted() if rows is None else rows
+        query = self.sink.write_stream(rows, checkpoint=str(self.checkpoint), trigger={"availableNow": True})
         query.awaitTermination()
         return self
 
@@ -95,78 +101,53 @@ def stream(spark: SparkSession, tmp_path: Path) -> Stream:
     return Stream(spark, tmp_path)
 
 
-def test_each_batch_is_written_once_and_computed_once(stream: Stream) -> None:
-    stream.add(3).run()
-    assert stream.numbers() == every(3)
-    assert stream.evaluations() == 3
-    stream.add(1).run()
-    assert stream.numbers() == every(4)
-    assert stream.evaluations() == 4
-
-
-def test_a_batch_that_the_table_already_holds_is_computed_and_not_written(stream: Stream) -> None:
-    stream.add(2).run().forget_last_commit()
-    stream.add(1).run()
+def test_a_table_and_its_checkpoint_through_replay_loss_and_replacement(stream: Stream) -> None:
+    """Rows are written once and computed once; what a table has lost is missed by name."""
+    stream.add(2).run()
+    assert stream.numbers() == every(2)
+    assert stream.evaluations() == 2
+    stream.forget_last_commit().add(1).run()
     assert stream.numbers() == every(3)
     assert stream.evaluations() == 4, "two batches, one of them replayed, and one more"
 
-
-def test_a_fresh_checkpoint_on_an_old_table_drops_nothing(stream: Stream) -> None:
-    stream.add(2).run()
     shutil.rmtree(stream.checkpoint)
     stream.run()
-    assert stream.numbers() == every(2) + every(2)
+    assert stream.numbers() == every(3) + every(3), "a fresh checkpoint on an old table drops nothing"
 
-
-def test_a_table_that_was_dropped_under_its_checkpoint_stops_the_query_by_name(stream: Stream) -> None:
-    stream.add(2).run()
-    shutil.rmtree(stream.folder / "table")
-    stream.add(1)
+    for leftover in (stream.folder / "table" / "_delta_log").glob("*00000000002.*"):
+        leftover.unlink()
     with pytest.raises(PySparkException, match=r"TableLostError: checkpoint .* 1 drains, but table .* -1"):
+        stream.add(1).run()
+
+    shutil.rmtree(stream.folder / "table")
+    with pytest.raises(PySparkException, match=r"TableLostError: .* dropped"):
         stream.run()
     assert not stream.sink.exists(stream.spark), "nothing was written"
 
 
-def test_a_table_restored_to_an_older_version_stops_the_query(stream: Stream) -> None:
-    stream.add(1).run().add(1).run()
-    log = stream.folder / "table" / "_delta_log"
-    for leftover in log.glob("*00000000001.*"):
-        leftover.unlink()
-    stream.add(1)
-    with pytest.raises(PySparkException, match=r"TableLostError: .* only up to 0 "):
-        stream.run()
-
-
-def test_the_last_drain_is_found_after_the_log_was_cleaned_up(stream: Stream) -> None:
-    stream.add(1).run()
-    spark, path = stream.spark, str(stream.folder / "table")
-    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
-    stream.add(1).run()
-    app_id = app_id_of(spark, str(stream.checkpoint), stream.sink.target)
-    log = stream.folder / "table" / "_delta_log"
+def test_the_last_drain_is_found_after_the_log_was_cleaned_up(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "table")
+    spark.sql(f"CREATE TABLE delta.`{path}` (id bigint) USING delta TBLPROPERTIES ('delta.checkpointInterval' = '1')")
+    for number in (0, 1):
+        writer = spark.range(1).write.format("delta").mode("append").option("txnAppId", "ours")
+        writer.option("txnVersion", number).save(path)
+    log = tmp_path / "table" / "_delta_log"
     assert list(log.glob("*.checkpoint*.parquet")), "Delta wrote a checkpoint of the log"
-    for commit in sorted(log.glob("*.json")):
+    for commit in log.glob("*.json"):
         commit.unlink()
-    assert last_txn_version(spark, path, app_id) == 1
+    assert last_txn_version(spark, path, "ours") == 1
     assert last_txn_version(spark, path, "another") == NO_BATCH
 
 
-def test_a_table_by_name_is_made_and_replayed(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_table_by_name_is_made_and_replayed_one_file_a_partition(spark: SparkSession, tmp_path: Path) -> None:
     spark.sql("DROP TABLE IF EXISTS sink_by_name")
-    stream = Stream(spark, tmp_path, RecordAccumulator(table="sink_by_name"))
-    stream.add(2).run().forget_last_commit().run()
-    assert stream.numbers() == every(2)
-    spark.sql("DROP TABLE sink_by_name")
-
-
-def test_a_partitioned_table_gets_one_file_a_partition(spark: SparkSession, tmp_path: Path) -> None:
-    odd = tmp_path / "with [odd] {characters}*, spaces"
-    stream = Stream(spark, tmp_path, RecordAccumulator(path=str(odd / "table"), partition_by=["part"]))
-    stream.checkpoint = odd / "checkpoint"
-    stream.add(2).run().forget_last_commit().run()
+    stream = Stream(spark, tmp_path, RecordAccumulator(table="sink_by_name", partition_by=["part"]))
+    stream.checkpoint = tmp_path / "with [odd] {characters}*, spaces"
+    stream.add(2).run(stream.rows()).forget_last_commit().run(stream.rows())
     assert stream.numbers() == every(2)
     files = [row[0] for row in stream.table().select("_metadata.file_path").distinct().collect()]
     assert sorted(path.rsplit("/", 2)[-2] for path in files) == ["part=0", "part=1"]
+    spark.sql("DROP TABLE sink_by_name")
 
 
 @pytest.mark.parametrize("where", [{}, {"path": "/t", "table": "t"}])

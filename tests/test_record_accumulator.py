@@ -17,6 +17,7 @@ from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
 from spark_purgatory.spark.delta_sink import app_id_of
 from spark_purgatory.spark.delta_target import DeltaTarget
+from spark_purgatory.spark.ledger import replay
 from spark_purgatory.spark.sender import Sender
 from tests.test_delta_sink import Stream, every
 
@@ -28,11 +29,6 @@ FIRST_COMMIT_S = 20
 HOUR = {"linger": "1 hour", "delivery_timeout": "1 hour"}
 
 
-def source(stream: Stream) -> DataFrame:
-    reader = stream.spark.readStream.schema("n bigint, part bigint").option("maxFilesPerTrigger", 1)
-    return reader.parquet(str(stream.folder / "in"))
-
-
 def accumulator(stream: Stream, **options: Any) -> RecordAccumulator:
     stream.sink = RecordAccumulator(path=str(stream.folder / "table"), partition_by=["part"], **options)
     return stream.sink
@@ -41,7 +37,7 @@ def accumulator(stream: Stream, **options: Any) -> RecordAccumulator:
 def start(stream: Stream, sink: RecordAccumulator, rows: DataFrame | None = None) -> Any:
     trigger = {"processingTime": f"{TRIGGER_S} seconds"}
     return sink.write_stream(
-        source(stream) if rows is None else rows, checkpoint=str(stream.checkpoint), trigger=trigger
+        stream.rows() if rows is None else rows, checkpoint=str(stream.checkpoint), trigger=trigger
     )
 
 
@@ -84,6 +80,28 @@ def test_rows_linger_are_seen_in_the_staged_view_and_leave_a_stream_that_has_gon
     assert LINGER_S - 1 < visible_s < LINGER_S + TRIGGER_S + FIRST_COMMIT_S
 
 
+@pytest.mark.slow
+def test_no_row_waits_longer_than_linger_and_one_trigger(stream: Stream) -> None:
+    """While the stream goes on and after its end. The first drain of a table takes a time that nothing foretells."""
+    linger_s, trigger_s = 12, 4
+    deliveries: list[Any] = []
+    sink = accumulator(stream, linger=f"{linger_s} seconds", on_delivery=lambda value, error: deliveries.append(value))
+    trigger = {"processingTime": f"{trigger_s} seconds"}
+    query = sink.write_stream(stream.rows(), checkpoint=str(stream.checkpoint), trigger=trigger)
+    for _ in range(15):
+        stream.add(1)
+        time.sleep(trigger_s / 2)
+    wait_until(lambda: sum(value.rows for value in deliveries) == 150, query, seconds=120)
+    query.stop()
+    waited_s = dict.fromkeys(sorted({value.version for value in deliveries}), 0.0)
+    for value in deliveries:
+        waited_s[value.version] = max(waited_s[value.version], value.queued_ms / 1000)
+    print(f"longest wait a drain, s, linger {linger_s} and trigger {trigger_s}: {waited_s}")
+    assert len(waited_s) >= 3
+    assert max(list(waited_s.values())[1:]) <= linger_s + trigger_s
+    assert stream.numbers() == every(15)
+
+
 def test_flush_and_close_bring_everything_to_the_table(stream: Stream) -> None:
     stream.add(1)
     sink = accumulator(stream, **HOUR)
@@ -101,7 +119,7 @@ def test_flush_and_close_bring_everything_to_the_table(stream: Stream) -> None:
 
 def test_a_micro_batch_larger_than_buffer_memory_passes_whole(stream: Stream) -> None:
     stream.sink = accumulator(stream, batch_size_bytes=1000, buffer_memory_bytes=1000)
-    assert stream.add(2).run().numbers() == every(2)
+    assert stream.add(2).run(stream.rows()).numbers() == every(2)
     assert staged_files(stream) == []
 
 
@@ -113,7 +131,7 @@ def test_a_micro_batch_that_fills_files_goes_straight_to_the_table_also_when_it_
     write = Sender._write_direct
     monkeypatch.setattr(Sender, "_write_direct", lambda *given: (direct.append(given[3]), write(*given))[1])
     accumulator(stream, batch_size_bytes=100)
-    stream.add(3).run().forget_last_commit().run()
+    stream.add(3).run(stream.rows()).forget_last_commit().run(stream.rows())
     assert stream.numbers() == every(3)
     assert direct == [1, 2], "the first was staged: nobody could know its size"
 
@@ -131,7 +149,7 @@ def test_a_row_that_no_sink_could_take_is_refused_before_anything_counts(
     stream.add(1)
     options = {"buffer_memory_bytes": 2000, "batch_size_bytes": 1000}
     sink = RecordAccumulator(path=str(stream.folder / "table"), partition_by=["text"], **options)
-    rows = source(stream).selectExpr("n", f"{column} AS text")
+    rows = stream.rows().selectExpr("n", f"{column} AS text")
     with pytest.raises(PySparkException, match=said):
         sink.write_stream(rows, checkpoint=str(stream.checkpoint), trigger={"availableNow": True}).awaitTermination()
     assert not sink.exists(stream.spark)
@@ -142,7 +160,7 @@ def test_hostile_partition_values_arrive_as_they_are(stream: Stream) -> None:
     values = ["../up", "it's", 'say "hi"', "`tick`", "new\\nline", "a/b=c%2F", "ü", "*?[x]{y}"]
     listed = ", ".join('"' + value.replace('"', '\\"') + '"' for value in values)
     stream.add(1)
-    rows = source(stream).selectExpr("n", f"element_at(array({listed}), cast(n % {len(values)} + 1 AS int)) AS text")
+    rows = stream.rows().selectExpr("n", f"element_at(array({listed}), cast(n % {len(values)} + 1 AS int)) AS text")
     sink = RecordAccumulator(path=str(stream.folder / "table"), partition_by=["text"])
     sink.write_stream(rows, checkpoint=str(stream.checkpoint), trigger={"availableNow": True}).awaitTermination()
     found = {row["n"]: row["text"] for row in sink.read(stream.spark).collect()}
@@ -153,33 +171,35 @@ def test_hostile_partition_values_arrive_as_they_are(stream: Stream) -> None:
 # --- what stops it, by name ---------------------------------------------------------------------------------------
 
 
-def test_a_table_that_forgets_transactions_is_refused(stream: Stream) -> None:
-    stream.add(1).run()
-    table = f"delta.`{stream.folder / 'table'}`"
-    retention = "'delta.setTransactionRetentionDuration' = 'interval 1 day'"
-    stream.spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ({retention})")
-    with pytest.raises(PySparkException, match=r"TableForgetsError: .* UNSET TBLPROPERTIES"):
-        stream.add(1).run()
-    stream.spark.sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('delta.setTransactionRetentionDuration')")
-    assert stream.run().numbers() == every(2)
+def test_what_was_done_to_table_or_staging_behind_our_back_is_named(stream: Stream) -> None:
+    """One after the other: a table that forgets, staging that is gone, a foreign writer, a replaced table."""
+    spark, table = stream.spark, stream.folder / "table"
+    staging, aside = stream.checkpoint / "staging", stream.folder / "aside"
 
+    def stops(error: str) -> None:
+        with pytest.raises(PySparkException, match=error):
+            stream.run(stream.rows())
 
-def test_a_foreign_writer_under_our_app_id_is_found(stream: Stream) -> None:
-    stream.add(1).run()
-    app_id = app_id_of(stream.spark, str(stream.checkpoint), DeltaTarget(stream.sink.options))
-    foreign = stream.spark.range(0).selectExpr("id AS n", "id AS part")
-    writer = foreign.write.format("delta").mode("append").option("txnAppId", app_id).option("txnVersion", 7)
-    writer.save(str(stream.folder / "table"))
-    with pytest.raises(PySparkException, match=r"ForeignWriterError: .* transaction 7 "):
-        stream.add(1).run()
+    stream.add(1).run(stream.rows()).add(1)
+    retention = "'delta.setTransactionRetentionDuration'"
+    spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ({retention} = 'interval 1 day')")
+    stops(r"TableForgetsError: .* UNSET TBLPROPERTIES")
+    spark.sql(f"ALTER TABLE delta.`{table}` UNSET TBLPROPERTIES ({retention})")
+    staging.rename(aside)
+    stops(r"ForeignWriterError|StagingError")
+    shutil.rmtree(staging, ignore_errors=True)
+    aside.rename(staging)
+    assert stream.run(stream.rows()).numbers() == every(2), "all is as it was: the query goes on"
 
-
-def test_a_table_that_was_replaced_is_found_and_staged_rows_stay(stream: Stream) -> None:
-    stream.add(1).run()
-    shutil.rmtree(stream.folder / "table")
-    stream.spark.range(0).selectExpr("id AS n", "id AS part").write.format("delta").save(str(stream.folder / "table"))
-    with pytest.raises(PySparkException, match=r"TableLostError: .* replaced"):
-        stream.add(1).run()
+    app_id = app_id_of(spark, str(stream.checkpoint), DeltaTarget(stream.sink.options))
+    writer = spark.range(0).selectExpr("id AS n", "id AS part").write.format("delta").mode("append")
+    writer.option("txnAppId", app_id).option("txnVersion", 7).save(str(table))
+    stream.add(1)
+    stops(r"ForeignWriterError: .* transaction 7 ")
+    shutil.rmtree(table)
+    spark.range(0).selectExpr("id AS n", "id AS part").write.format("delta").save(str(table))
+    stops(r"TableLostError: .* replaced")
+    assert stream.numbers() == Counter(), "nothing was written"
 
 
 def test_a_column_that_the_table_lost_is_named_and_the_rows_go_out_once_it_is_back(stream: Stream) -> None:
@@ -198,24 +218,10 @@ def test_a_column_that_the_table_lost_is_named_and_the_rows_go_out_once_it_is_ba
     assert stream.numbers() == every(1)
 
 
-def test_a_staging_folder_that_was_removed_is_missed(stream: Stream) -> None:
-    stream.add(1).run()
-    shutil.rmtree(stream.checkpoint / "staging")
-    with pytest.raises(PySparkException, match=r"ForeignWriterError|StagingError"):
-        stream.add(1).run()
-
-
-def test_two_runs_on_one_staging_folder_are_seen(stream: Stream) -> None:
-    stream.add(1).run()
-    log = stream.checkpoint / "staging" / "log"
-    [intent] = log.glob("*/intent=0-*")
-    copy = intent.with_name("intent=0-other")
-    shutil.copytree(intent, copy)
-    [file] = copy.glob("part-*")
-    from spark_purgatory.spark.ledger import replay
-
+def test_two_runs_on_one_staging_folder_are_seen() -> None:
+    entries = [("intent=0", {"number": 0}), ("intent=0", {"number": 0, "uuid": "other"})]
     with pytest.raises(ForeignWriterError, match="two different entries 'intent=0'"):
-        replay([("intent=0", {"number": 0}), ("intent=0", {"number": 0, "uuid": "other"})], str(file.parent))
+        replay(entries, "/staging")
 
 
 @pytest.mark.parametrize(

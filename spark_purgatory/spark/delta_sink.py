@@ -54,10 +54,10 @@ from pyspark.sql import types as T
 from spark_purgatory.errors import ForeignWriterError, SkippedWriteError, StagingError, TableLostError
 from spark_purgatory.spark.delta_log import Commit, find_commit, last_txn_version
 from spark_purgatory.spark.delta_target import DeltaTarget, TableFacts
-from spark_purgatory.spark.entries import SMALL_QUERY, literal, read_entries, settings, wipe, write_entry
+from spark_purgatory.spark.entries import SMALL_QUERY, literal, read_entries, settings, wipe, write_entry, write_found
 from spark_purgatory.spark.failpoints import reach
-from spark_purgatory.spark.ledger import NO_BATCH, Intent, Ledger, Manifest, Piece, replay
-from spark_purgatory.spark.staging import in_order, read_pieces
+from spark_purgatory.spark.ledger import NO_BATCH, Attempt, Intent, Ledger, Piece, replay
+from spark_purgatory.spark.staging import in_order, measured, read_pieces
 
 USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 DRAIN_QUERY = {
@@ -89,6 +89,8 @@ class DeltaSink:
         self.app_id = ""
         self.table_id: str | None = None
         """Delta's id of the table; None as long as there is none."""
+        self._checked: TableFacts | None = None
+        """What `intend` saw, for the commit that follows it at once."""
 
     # --- start ---------------------------------------------------------------------------------------------------
 
@@ -124,27 +126,34 @@ class DeltaSink:
     def is_replay(self, batch_id: int) -> bool:
         """Step 1. StagingError if micro-batches before this one are missing."""
         last = self.ledger.last_batch
-        if batch_id > last + 1 and not (self._awaits_direct and batch_id == last):
+        if batch_id > last + 1 and not (self.ledger.awaits_direct and batch_id == last):
             raise StagingError(
                 f"checkpoint {self.checkpoint} is at micro-batch {batch_id}, but {self.folder} knows them only up to "
                 f"{last} (-1: none): the folder was removed, or the checkpoint was made by another sink. Nothing was "
                 "written. Bring the folder back, or start with a new checkpoint, which reads the sources again"
             )
-        return batch_id < last or (batch_id == last and not self._awaits_direct)
+        return batch_id < last or (batch_id == last and not self.ledger.awaits_direct)
 
-    @property
-    def _awaits_direct(self) -> bool:
-        """Case D of a direct drain: the intent's micro-batch has to come again."""
-        return self.ledger.intent is not None and self.ledger.intent.direct and not self.ledger.is_done
-
-    def count(self, spark: SparkSession, manifest: Manifest) -> None:
-        """Step 3."""
+    def count(self, spark: SparkSession, attempt: Attempt, has_rows: bool) -> tuple[Piece, ...]:
+        """Step 3: the job that counts an attempt's rows writes the manifest."""
         reach("before manifest")
-        name = f"manifest={manifest.batch_id}"
+        epoch, name = self.ledger.next_drain, f"manifest={attempt.batch_id}"
+        pieces: tuple[Piece, ...] = ()
         with settings(spark, SMALL_QUERY):
-            write_entry(spark, self.folder, self.ledger.next_drain, name, manifest.to_body())
+            if has_rows:
+                body = write_found(measured(spark, self.folder, attempt), self.folder, epoch, name)
+                pieces = attempt.pieces(body["files"])
+            else:
+                write_entry(spark, self.folder, epoch, name, {**vars(attempt), "files": []})
         reach("after manifest")
-        self.ledger.add(manifest)
+        self.ledger.add(attempt, pieces)
+        return pieces
+
+    def measure(self, spark: SparkSession, attempt: Attempt) -> tuple[Piece, ...]:
+        """The pieces of an attempt that does not count yet."""
+        with settings(spark, SMALL_QUERY):
+            [found] = measured(spark, self.folder, attempt).collect()
+        return attempt.pieces(found["files"])
 
     # --- steps 4 to 7 --------------------------------------------------------------------------------------------
 
@@ -171,7 +180,7 @@ class DeltaSink:
         try:
             with settings(spark, SMALL_QUERY):
                 write_entry(spark, self.folder, intent.number, f"intent={intent.number}", intent.to_body())
-                self._check_alone(spark, intent)
+                check_alone(spark, self.folder, intent)
         except PySparkException as error:
             # It may be there or not: only a restart can tell, and a second try would look like a second writer.
             raise StagingError(
@@ -180,22 +189,14 @@ class DeltaSink:
             ) from error
         reach("after intent")
         ledger.take(intent)
+        self._checked = facts
         return intent
-
-    def _check_alone(self, spark: SparkSession, intent: Intent) -> None:
-        """Nobody else made an intent of this number."""
-        replayed = replay(read_entries(spark, self.folder), self.folder).intent
-        if replayed is None or replayed.uuid != intent.uuid:
-            found = "none" if replayed is None else f"number {replayed.number} of another run"
-            raise ForeignWriterError(
-                f"{self.folder} was to hold intent {intent.number} and holds {found}: two runs of the query write at "
-                "once. Nothing was committed by this one. Stop one of them and start again"
-            )
 
     def commit(self, spark: SparkSession, intent: Intent, load: Load, partition_by: tuple[str, ...]) -> Commit:
         """Steps 5 and 6; also to be called again for the same intent, in this run or a later one."""
         schema = T.StructType.fromJson(json.loads(intent.schema))
-        facts = self.target.check(spark, self.table_id or intent.table_id, schema)
+        facts, self._checked = self._checked, None
+        facts = facts or self.target.check(spark, self.table_id or intent.table_id, schema)
         metadata = {"intent": intent.uuid, "drain": intent.number, "last_batch": intent.last_batch}
         started_ms = self.now_ms()
         reach("before drain commit")
@@ -284,3 +285,14 @@ def app_id_of(spark: SparkSession, checkpoint: str, target: DeltaTarget) -> str:
     except (IndexError, KeyError, ValueError) as error:
         raise StagingError(f"checkpoint {checkpoint} is damaged: its file 'metadata' names no query id") from error
     return f"spark_purgatory/{query_id}/{target}"
+
+
+def check_alone(spark: SparkSession, folder: str, intent: Intent) -> None:
+    """Raise ForeignWriterError if someone else made an intent of this number."""
+    replayed = replay(read_entries(spark, folder), folder).intent
+    if replayed is None or replayed.uuid != intent.uuid:
+        found = "none" if replayed is None else f"number {replayed.number} of another run"
+        raise ForeignWriterError(
+            f"{folder} was to hold intent {intent.number} and holds {found}: two runs of the query write at once. "
+            "Nothing was committed by this one. Stop one of them and start again"
+        )

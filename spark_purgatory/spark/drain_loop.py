@@ -37,6 +37,8 @@ RIDES_LINGERED = 0.5
 MAX_FULL = 1.25
 """A file may be so much larger than wanted before it is cut."""
 MAX_BACKOFF_FACTOR = 10
+FIRST_DRAIN_MS = 5000
+"""A guess at what a run's first drain takes, before any was seen; at most a quarter of linger."""
 MAX_FILES_PER_DRAIN = 64
 """Each is a branch of the query that writes them; planning takes about 10 ms a branch."""
 
@@ -91,7 +93,7 @@ class DrainLoop:
         self._open: _Open | None = None
         self._last_error: BaseException | None = None
         self._last_now_ms = 0
-        self._drain_ms = 0
+        self._drain_ms = min(FIRST_DRAIN_MS, options.ms_of("linger") // 4)
         """What the last drain took; a file is drained so much before it has lingered."""
 
     def _new_policy(self) -> AccumulatorPolicy[str, StagedRecord, Delivery]:

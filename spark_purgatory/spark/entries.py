@@ -19,7 +19,7 @@ from typing import Any
 from uuid import uuid4
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.errors import StagingError
@@ -61,9 +61,21 @@ def write_entry(spark: SparkSession, folder: str, epoch: int, name: str, body: B
     """Make an entry durable."""
     text = json.dumps(body, separators=(",", ":"))
     line = json.dumps({"crc32": zlib.crc32(text.encode()), "entry": name, "body": text})
-    path = f"{folder}/log/epoch={epoch}/{name}-{uuid4()}"
-    one_row = spark.range(0, 1, 1, 1).select(F.lit(line).alias("value"))
-    one_row.write.option(NO_SUCCESS_FILE, "false").text(path)
+    _write(spark.range(0, 1, 1, 1).select(F.lit(line).alias("value")), folder, epoch, name)
+
+
+def write_found(found: DataFrame, folder: str, epoch: int, name: str) -> Body:
+    """Make the one row of ``found`` a durable entry, by the job that computes it; returns its body."""
+    crc32, body = F.crc32(F.encode("body", "utf-8")), F.col("body")
+    line = F.to_json(F.struct(crc32.alias("crc32"), F.lit(name).alias("entry"), body))
+    seen = Observation()
+    lines = found.select(F.to_json(F.struct("*")).alias("body")).select(line.alias("value"))
+    _write(lines.observe(seen, F.max("value").alias("line")), folder, epoch, name)
+    return _parse(seen.get["line"], folder)[1]
+
+
+def _write(line: DataFrame, folder: str, epoch: int, name: str) -> None:
+    line.write.option(NO_SUCCESS_FILE, "false").text(f"{folder}/log/epoch={epoch}/{name}-{uuid4()}")
 
 
 def read_entries(spark: SparkSession, folder: str) -> list[tuple[str, Body]]:

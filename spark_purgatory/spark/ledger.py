@@ -7,8 +7,8 @@ to be read again. *Epoch* e is what is written after intent e - 1 and up to inte
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from spark_purgatory.errors import ForeignWriterError, StagingError
@@ -33,17 +33,33 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """The attempt of a micro-batch that counts."""
+class Attempt:
+    """A folder that holds the rows of a micro-batch, and may come to count."""
 
     batch_id: int
     schema: str
     """Of the rows, as Spark's JSON."""
-    pieces: tuple[Piece, ...]
+    path: str
+    """Below the staging folder."""
+    epoch: int
+    staged_ms: int
 
-    def to_body(self) -> dict[str, Any]:
-        """As JSON."""
-        return {"batch_id": self.batch_id, "schema": self.schema, "pieces": _packed(self.pieces)}
+    def pieces(self, files: Iterable[Mapping[str, Any]]) -> tuple[Piece, ...]:
+        """Its files, each of ``name`` (below ``path``), ``rows`` and ``bytes``, in the order of their rows."""
+        found = [
+            Piece(
+                partition=file["name"].rpartition("/")[0].partition("=")[2],
+                path=f"{self.path}/{file['name']}",
+                rows=file["rows"],
+                staged_bytes=file["bytes"],
+                batch_id=self.batch_id,
+                epoch=self.epoch,
+                staged_ms=self.staged_ms,
+            )
+            for file in files
+            if file["rows"]
+        ]
+        return tuple(sorted(found, key=lambda piece: piece.path.rsplit("/", 1)[1]))
 
 
 @dataclass(frozen=True)
@@ -109,11 +125,16 @@ class Ledger:
         taken = () if self.is_done or self.intent is None else self.intent.taken
         return sum(piece.staged_bytes for piece in (*taken, *self.pieces.values()))
 
-    def add(self, manifest: Manifest) -> None:
+    @property
+    def awaits_direct(self) -> bool:
+        """The last intent's rows were to go direct, and may not have: its micro-batch has to come again."""
+        return self.intent is not None and self.intent.direct and not self.is_done
+
+    def add(self, attempt: Attempt, pieces: Iterable[Piece]) -> None:
         """An attempt counts."""
-        self.pieces.update((piece.path, piece) for piece in manifest.pieces)
-        self.last_batch, self.schema = manifest.batch_id, manifest.schema
-        self.epochs.update({self.next_drain, *(piece.epoch for piece in manifest.pieces)})
+        self.pieces.update((piece.path, piece) for piece in pieces)
+        self.last_batch, self.schema = attempt.batch_id, attempt.schema
+        self.epochs.update({self.next_drain, attempt.epoch})
 
     def take(self, intent: Intent) -> None:
         """A drain was decided."""
@@ -151,16 +172,13 @@ def _replayed(ledger: Ledger, bodies: dict[str, dict[str, Any]]) -> Ledger:
     if intents:
         ledger.take(max(intents, key=lambda intent: intent.number))
         ledger.is_done = f"done={ledger.next_drain - 1}" in bodies
-    manifests = [_manifest(body) for name, body in bodies.items() if name.startswith("manifest")]
-    for manifest in sorted(manifests, key=lambda manifest: manifest.batch_id):
-        if manifest.batch_id > ledger.last_batch:
-            ledger.add(manifest)
+    manifests = [body for name, body in bodies.items() if name.startswith("manifest")]
+    for body in sorted(manifests, key=lambda body: body["batch_id"]):
+        if body["batch_id"] > ledger.last_batch:
+            attempt = Attempt(*(body[field.name] for field in fields(Attempt)))
+            ledger.add(attempt, attempt.pieces(body["files"]))
     ledger.epochs.add(ledger.next_drain)
     return ledger
-
-
-def _manifest(body: dict[str, Any]) -> Manifest:
-    return Manifest(body["batch_id"], body["schema"], _pieces(body["pieces"]))
 
 
 def _intent(body: dict[str, Any]) -> Intent:

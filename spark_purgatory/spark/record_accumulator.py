@@ -212,6 +212,11 @@ def with_heartbeat(df: DataFrame) -> DataFrame:
 
     Without it a stream that stops receiving would never let its last rows out, whatever linger says.
     """
-    ticks = df.sparkSession.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    ticks = (
+        df.sparkSession.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", 1)
+        .option("numPartitions", 1)
+        .load()
+    )
     nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in df.schema.fields]
     return df.unionAll(ticks.where(F.lit(False)).select(*nothing))

@@ -18,10 +18,14 @@ from spark_purgatory.spark.delta_sink import Load
 from spark_purgatory.spark.drain_loop import Delivery, DrainLoop, load_of
 from spark_purgatory.spark.entries import wipe
 from spark_purgatory.spark.failpoints import reach
-from spark_purgatory.spark.ledger import Intent, Manifest, Piece
-from spark_purgatory.spark.staging import PIECES_PER_FILE, attempt_path, measure, quoted, stage
+from spark_purgatory.spark.ledger import Attempt, Intent, Piece
+from spark_purgatory.spark.staging import PIECES_PER_FILE, attempt_path, quoted, stage
 
 KEPT_FUTURES = 100
+MAX_GROWTH = 2
+MAX_OVERHEAD_BYTES = 1 << 20
+"""What Parquet can make of rows at the very worst: twice their bytes, and the footers. Where that does not fit into
+buffer_memory for sure, the attempt is measured before it counts, at the price of another job."""
 
 
 class Sender(DrainLoop):
@@ -110,25 +114,30 @@ class Sender(DrainLoop):
         ledger = self.sink.ledger
         epoch = ledger.writing_epoch = ledger.next_drain
         ledger.epochs.add(epoch)
-        attempt = attempt_path(epoch, batch_id, 0)
+        attempt = Attempt(batch_id, batch.schema.json(), attempt_path(epoch, batch_id, 0), epoch, self.now())
         max_rows = max(1, self.sizes.rows_for("", self.options.bytes_of("batch_size")) // PIECES_PER_FILE)
         reach("before parts")
-        stage(batch, f"{self.sink.folder}/{attempt}", self.options, self.partition_by, max_rows)
+        plain_bytes = stage(batch, f"{self.sink.folder}/{attempt.path}", self.options, self.partition_by, max_rows)
         reach("after parts")
-        pieces = measure(spark, self.sink.folder, attempt, batch.schema, batch_id, epoch, self.now())
-        self._note_sizes(pieces)
-        manifest = Manifest(batch_id, batch.schema.json(), pieces)
+        room = self.options.bytes_of("buffer_memory") - ledger.staged_bytes
+        surely_fits = not plain_bytes or plain_bytes * MAX_GROWTH + MAX_OVERHEAD_BYTES <= room
+        if surely_fits or self._make_room_for(spark, attempt):
+            pieces = self.sink.count(spark, attempt, plain_bytes > 0)
+            self._note_sizes(pieces)
+            self._remember(batch_id, [self.append(spark, piece, self.now()) for piece in pieces])
+        ledger.writing_epoch = None
+
+    def _make_room_for(self, spark: SparkSession, attempt: Attempt) -> bool:
+        """Whether the attempt fits into buffer_memory, after drains if need be; if it never could, it is drained."""
+        pieces = self.sink.measure(spark, attempt)
         try:
             fits = self.make_room(spark, sum(piece.staged_bytes for piece in pieces))
         except BufferExhaustedError:
-            wipe(spark, f"{self.sink.folder}/{attempt}")
+            wipe(spark, f"{self.sink.folder}/{attempt.path}")
             raise
-        if fits:
-            self.sink.count(spark, manifest)
-            self._remember(batch_id, [self.append(spark, piece, self.now()) for piece in pieces])
-        else:
-            self._drain_whole(spark, manifest)
-        ledger.writing_epoch = None
+        if not fits:
+            self._drain_whole(spark, attempt, pieces)
+        return fits
 
     def _note_sizes(self, pieces: Sequence[Piece]) -> None:
         sizes: dict[str, int] = {}
@@ -139,14 +148,15 @@ class Sender(DrainLoop):
             )
         self._fills_files = bool(sizes) and min(sizes.values()) >= self.options.bytes_of("batch_size")
 
-    def _drain_whole(self, spark: SparkSession, manifest: Manifest) -> None:
+    def _drain_whole(self, spark: SparkSession, attempt: Attempt, pieces: Sequence[Piece]) -> None:
         """A micro-batch larger than buffer_memory: the intent is its manifest."""
-        intent = self.sink.intend(spark, manifest.pieces, manifest.batch_id, manifest.schema)
-        files = _by_partition(manifest.pieces)
+        self._note_sizes(pieces)
+        intent = self.sink.intend(spark, pieces, attempt.batch_id, attempt.schema)
+        files = _by_partition(pieces)
         started_ms = self.now()
         load = load_of(files, self.sizes, self.options.bytes_of("batch_size"))
         commit = self._commit_once(spark, intent, load)
-        self._remember(manifest.batch_id, [self._settled(self.delivery_of(commit, commit.files, started_ms))])
+        self._remember(attempt.batch_id, [self._settled(self.delivery_of(commit, commit.files, started_ms))])
 
     def _write_direct(self, spark: SparkSession, batch: DataFrame, batch_id: int, awaited: Intent | None) -> None:
         """A micro-batch of which the last one's size says that it fills files by itself."""

@@ -1,4 +1,4 @@
-"""Rows into staged files and back: one job that writes, one task that counts what was written.
+"""Rows into staged files and back: a job that writes, and one task that counts what was written.
 
 Files lie in ``<staging>/epoch=<e>/batch=<id>/attempt=<n>-<uuid>/p=<hash>``, the hash being that of the partition's
 values: these stay in the files, with all other columns, and appear in no path.
@@ -6,20 +6,21 @@ values: these stay in the files, with all other columns, and appear in no path.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from functools import reduce
 from uuid import uuid4
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, StagingError
-from spark_purgatory.spark.entries import SMALL_QUERY, literal, settings
-from spark_purgatory.spark.ledger import Piece
+from spark_purgatory.spark.entries import NO_SUCCESS_FILE, literal
+from spark_purgatory.spark.ledger import Attempt, Piece
 
 PIECES_PER_FILE = 8
 """A staged file is at most this part of ``batch_size``: a batch that has no room for the next is at least 7/8 full."""
@@ -36,13 +37,19 @@ def attempt_path(epoch: int, batch_id: int, attempt: int) -> str:
     return f"epoch={epoch}/batch={batch_id:020d}/attempt={attempt}-{uuid4()}"
 
 
-def stage(rows: DataFrame, path: str, options: SinkOptions, partition_by: Sequence[str], max_file_rows: int) -> None:
-    """Write the rows of a micro-batch, evaluating it once. ConfigError for a row that no sink could take."""
-    checked = rows.where(_acceptable(rows.schema, options, partition_by))
+def stage(rows: DataFrame, path: str, options: SinkOptions, partition_by: Sequence[str], max_file_rows: int) -> int:
+    """Write the rows of a micro-batch, evaluating it once. ConfigError for a row that no sink could take.
+
+    Returns their bytes before any encoding, 0 if there are none.
+    """
+    row_bytes = _row_bytes(rows.schema)
+    volume = Observation()
+    checked = rows.where(_acceptable(rows.schema, row_bytes, options, partition_by))
+    checked = checked.observe(volume, F.sum(row_bytes).alias("bytes"))
     column = _free_name(rows.columns)
     if partition_by:
         checked = checked.withColumn(column, F.hex(F.xxhash64(*map(quoted, partition_by))))
-    writer = checked.write.option("maxRecordsPerFile", max_file_rows)
+    writer = checked.write.option("maxRecordsPerFile", max_file_rows).option(NO_SUCCESS_FILE, "false")
     try:
         (writer.partitionBy(column) if partition_by else writer).parquet(path)
     except Exception as error:
@@ -50,22 +57,19 @@ def stage(rows: DataFrame, path: str, options: SinkOptions, partition_by: Sequen
         if fault is None:
             raise
         raise ConfigError(fault[1]) from None
+    return volume.get["bytes"] or 0
 
 
-def measure(spark: SparkSession, folder: str, attempt: str, schema: T.StructType, batch_id: int, epoch: int,
-            now_ms: int) -> tuple[Piece, ...]:  # fmt: skip
-    """The files of an attempt, from their own footers, in the order of their rows."""
-    files = spark.read.schema(schema).option("recursiveFileLookup", "true").parquet(literal(f"{folder}/{attempt}"))
-    counts = files.coalesce(1).groupBy("_metadata.file_path", "_metadata.file_size").count()
-    with settings(spark, SMALL_QUERY):
-        found = sorted(tuple(row) for row in counts.collect())
-    pieces = []
-    for path, size_bytes, n_rows in found:
-        *_, parent, name = path.split("/")
-        partition = parent.partition("=")[2] if not parent.startswith("attempt=") else ""
-        inside = f"{parent}/{name}" if partition else name
-        pieces.append(Piece(partition, f"{attempt}/{inside}", n_rows, size_bytes, batch_id, epoch, now_ms))
-    return tuple(sorted((piece for piece in pieces if piece.rows), key=lambda piece: piece.path.rsplit("/", 1)[1]))
+def measured(spark: SparkSession, folder: str, attempt: Attempt) -> DataFrame:
+    """One row: the attempt, and in ``files`` what the footers of its files say. One task."""
+    schema = T.StructType.fromJson(json.loads(attempt.schema))
+    reader = spark.read.schema(schema).option("recursiveFileLookup", "true")
+    rows = reader.parquet(literal(f"{folder}/{attempt.path}")).coalesce(1)
+    counts = rows.groupBy("_metadata.file_path", "_metadata.file_size").agg(F.count("*").alias("rows"))
+    inside = F.substring_index("file_path", f"/{attempt.path.rpartition('/')[2]}/", -1)
+    file = F.struct(inside.alias("name"), "rows", F.col("file_size").alias("bytes"))
+    known = [F.lit(value).alias(name) for name, value in vars(attempt).items()]
+    return counts.agg(F.collect_list(file).alias("files")).select(*known, "files")
 
 
 def read_pieces(spark: SparkSession, folder: str, schema: T.StructType, pieces: Sequence[Piece]) -> DataFrame:
@@ -107,10 +111,13 @@ def _free_name(taken: Sequence[str]) -> str:
     return next(name for name in ("p", *(f"p{i}" for i in range(len(taken) + 1))) if name not in lower)
 
 
-def _acceptable(schema: T.StructType, options: SinkOptions, partition_by: Sequence[str]) -> Column:
-    """True, or an error that names what is too large."""
+def _row_bytes(schema: T.StructType) -> Column:
     sizes = [_size_of(field) for field in schema.fields]
-    row_bytes = reduce(Column.__add__, [size for size in sizes if size is not None], F.lit(8 * len(sizes)))
+    return reduce(Column.__add__, [size for size in sizes if size is not None], F.lit(8 * len(sizes)))
+
+
+def _acceptable(schema: T.StructType, row_bytes: Column, options: SinkOptions, partition_by: Sequence[str]) -> Column:
+    """True, or an error that names what is too large."""
     limit = options.bytes_of("buffer_memory")
     tests = [
         F.when(
