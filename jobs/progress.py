@@ -106,7 +106,7 @@ class Progress:
         last = query.lastProgress
         if last is None or last["batchId"] <= self._last_batch:
             return
-        lines = [self._take(report) for report in self._unseen(query.recentProgress)]
+        lines = [line for report in self._unseen(query.recentProgress) if (line := self._take(report))]
         if self._live and lines:
             self._lines.extend(lines)
             self._live.update(Group(self._table(), f"So far: {lines[-1].outcomes or 'no outcomes'}"), refresh=True)
@@ -118,17 +118,22 @@ class Progress:
         ran = [report for report in reports if "addBatch" in report["durationMs"]]
         return [report for report in ran if report["batchId"] > self._last_batch]
 
-    def _take(self, report: Any) -> BatchLine:
+    def _take(self, report: Any) -> BatchLine | None:
+        """The batch's line; None for one that only passed the time."""
         self._last_batch = report["batchId"]
         observed = report["observedMetrics"].get(COUNTERS_NAME)
-        rows_in = report["numInputRows"] or 0
+        rows_in = sum(source["numInputRows"] or 0 for source in report["sources"] if not _is_heartbeat(source))
+        before = self.totals.pending
         self.totals.add(rows_in, observed.asDict() if observed else {})
+        if self.totals.batches > 1 and not rows_in and self.totals.pending == before:
+            return None
+        seconds = report["durationMs"]["triggerExecution"] / 1000
         so_far = (f"{status} {count:,}" for status, count in self.totals.by_status.items())
         return BatchLine(
             batch_id=report["batchId"],
             rows_in=rows_in,
-            rows_per_second=report["processedRowsPerSecond"] or 0.0,
-            seconds=report["durationMs"]["triggerExecution"] / 1000,
+            rows_per_second=rows_in / seconds if seconds else 0.0,
+            seconds=seconds,
             pending=self.totals.pending,
             watermark=_readable(report["eventTime"].get("watermark", "")),
             outcomes=", ".join(so_far),
@@ -142,6 +147,11 @@ class Progress:
         for line in self._lines:
             table.add_row(*line.cells())
         return table
+
+
+def _is_heartbeat(source: Any) -> bool:
+    """Whether a source is one of ours, that makes a row a micro-batch so that time passes."""
+    return str(source["description"]).startswith("RatePerMicroBatch")
 
 
 def _readable(watermark: str) -> str:

@@ -198,10 +198,14 @@ class Job:
 
     def wait_until(self, condition: Callable[[], bool]) -> Job:
         end = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            assert self.process.poll() is None, f"ended by itself:\n{self.said()}"
-            assert time.monotonic() < end, f"not reached in {PATIENCE_SECONDS} s:\n{self.said()}"
-            time.sleep(0.02)
+        try:
+            while not condition():
+                assert self.process.poll() is None, f"ended by itself:\n{self.said()}"
+                assert time.monotonic() < end, f"not reached in {PATIENCE_SECONDS} s:\n{self.said()}"
+                time.sleep(0.02)
+        except BaseException:
+            self.kill_all()
+            raise
         return self
 
     def kill_all(self) -> None:
