@@ -19,10 +19,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test lint demo bench crash conformance clean java
+.PHONY: help test lint demo bench bench-kafka crash conformance clean java
 
 help: ## This list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 test: java lint ## Lint, types and every test but the long ones
 	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadgroup $(PYTEST_ARGS)
@@ -38,6 +38,9 @@ demo: java $(STAMP) ## Orders and payments through the purgatory into a Delta ta
 bench: java $(STAMP) ## Throughput beside a stream-stream join, and sinks side by side
 	@$(BIN)/python -m jobs.benchmarks $(BENCH_ARGS)
 	@$(BIN)/python -m jobs.benchmarks.sinks $(SINK_ARGS)
+
+bench-kafka: java $(STAMP) ## The engine alone beside Kafka's own purgatory and timer, in one run
+	@$(BIN)/python -m jobs.benchmarks.beside_kafka $(BENCH_ARGS)
 
 crash: java $(STAMP) ## The long tests: kills, restarts, many seeds
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
