@@ -6,6 +6,7 @@ The same harness, with a bug planted in the protocol, must see it: it would be w
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PARTITIONS = 4
 FEW = (2, 800)
 """Micro-batches, rows in each: enough for a drain."""
+NAMED_ERROR = re.compile(r"spark_purgatory\.errors\.(\w+: [^\n]*)")
 
 
 def land(folder: Path, batches: int, rows: int, first: int = 0) -> int:
@@ -60,7 +62,8 @@ def verdict(folder: Path, rows: int, *arguments: str) -> str:
     """Run to the end; "" if the table has every row once, else what is wrong."""
     restarted = child(folder, *arguments)
     if restarted.returncode != 0:
-        return f"did not recover: {restarted.stderr[-1500:]}"
+        named = NAMED_ERROR.search(restarted.stderr)
+        return f"did not recover: {named[1] if named else restarted.stderr[-1500:]}"
     lines = (folder / "numbers.txt").read_text(encoding="utf-8").splitlines()
     counts = {int(n): int(count) for n, count in map(str.split, lines)}
     lost = sum(n not in counts for n in range(rows))
