@@ -163,12 +163,12 @@ def _all_left_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
 
 def _attempts_all_count(patch: Callable[[Any, str, Any], None]) -> None:
     """Whatever lies in the staging folder is drained, counted or not."""
-    measured = delta_sink.measured
+    count = DeltaSink.count
 
-    def greedy(spark: SparkSession, folder: str, attempt: Attempt) -> Any:
-        return measured(spark, folder, replace(attempt, path=attempt.path.rpartition("/")[0]))
+    def greedy(self: DeltaSink, spark: SparkSession, attempt: Attempt, has_rows: bool) -> Any:
+        return count(self, spark, replace(attempt, path=attempt.path.rpartition("/")[0]), has_rows)
 
-    patch(delta_sink, "measured", greedy)
+    patch(DeltaSink, "count", greedy)
 
 
 def _app_id_of_the_run(patch: Callable[[Any, str, Any], None]) -> None:

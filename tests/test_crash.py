@@ -6,9 +6,11 @@ The same harness, with a bug planted in the protocol, must see it: it would be w
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PARTITIONS = 4
 FEW = (2, 800)
 """Micro-batches, rows in each: enough for a drain."""
+NAMED_ERROR = re.compile(r"spark_purgatory\.errors\.(\w+: [^\n]*)")
 
 
 def land(folder: Path, batches: int, rows: int, first: int = 0) -> int:
@@ -60,7 +63,8 @@ def verdict(folder: Path, rows: int, *arguments: str) -> str:
     """Run to the end; "" if the table has every row once, else what is wrong."""
     restarted = child(folder, *arguments)
     if restarted.returncode != 0:
-        return f"did not recover: {restarted.stderr[-1500:]}"
+        named = NAMED_ERROR.search(restarted.stderr)
+        return f"did not recover: {named[1] if named else restarted.stderr[-1500:]}"
     lines = (folder / "numbers.txt").read_text(encoding="utf-8").splitlines()
     counts = {int(n): int(count) for n, count in map(str.split, lines)}
     lost = sum(n not in counts for n in range(rows))
@@ -69,21 +73,24 @@ def verdict(folder: Path, rows: int, *arguments: str) -> str:
     return f"{lost} lost, {doubled} doubled, {unexpected} unexpected" if lost or doubled or unexpected else ""
 
 
+def kill_in_turn(folder: Path, failpoints: Sequence[str]) -> int:
+    """Each restart takes up what the kill before it left, and is killed at the next failpoint; the rows so far."""
+    rows = 0
+    for number, failpoint in enumerate(failpoints):
+        rows = land(folder, *FEW, first=FEW[0] * number)
+        assert kill(folder, failpoint) == ""
+    return rows
+
+
 @pytest.mark.spark
-def test_a_kill_after_the_commit_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    rows = land(tmp_path, *FEW)
-    assert kill(tmp_path, "after drain commit") == ""
-    assert verdict(tmp_path, rows) == ""
+def test_kills_between_parts_and_manifest_and_after_the_commit_lose_and_double_nothing(tmp_path: Path) -> None:
+    assert verdict(tmp_path, kill_in_turn(tmp_path, ("after parts", "after drain commit"))) == ""
 
 
 @pytest.mark.slow
 @pytest.mark.spark
 def test_kills_at_every_failpoint_in_turn_lose_and_double_nothing(tmp_path: Path) -> None:
-    """Each restart takes up what the kill before it left, and is killed at the next failpoint."""
-    rows = 0
-    for number, failpoint in enumerate(FAILPOINTS):
-        rows = land(tmp_path, *FEW, first=FEW[0] * number)
-        assert kill(tmp_path, failpoint) == ""
+    rows = kill_in_turn(tmp_path, FAILPOINTS)
     assert rows >= 20_000
     assert verdict(tmp_path, rows) == ""
 

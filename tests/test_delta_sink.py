@@ -111,17 +111,17 @@ def test_a_table_and_its_checkpoint_through_replay_loss_and_replacement(stream: 
     assert stream.evaluations() == 4, "two batches, one of them replayed, and one more"
 
     shutil.rmtree(stream.checkpoint)
-    stream.run()
+    stream.run(stream.rows())
     assert stream.numbers() == every(3) + every(3), "a fresh checkpoint on an old table drops nothing"
 
     for leftover in (stream.folder / "table" / "_delta_log").glob("*00000000002.*"):
         leftover.unlink()
     with pytest.raises(PySparkException, match=r"TableLostError: checkpoint .* 1 drains, but table .* -1"):
-        stream.add(1).run()
+        stream.add(1).run(stream.rows())
 
     shutil.rmtree(stream.folder / "table")
     with pytest.raises(PySparkException, match=r"TableLostError: .* dropped"):
-        stream.run()
+        stream.run(stream.rows())
     assert not stream.sink.exists(stream.spark), "nothing was written"
 
 

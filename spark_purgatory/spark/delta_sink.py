@@ -141,7 +141,7 @@ class DeltaSink:
         pieces: tuple[Piece, ...] = ()
         with settings(spark, SMALL_QUERY):
             if has_rows:
-                body = write_found(measured(spark, self.folder, attempt), self.folder, epoch, name)
+                body = write_found(measured(spark, self.folder, attempt), self.folder, epoch, name, vars(attempt))
                 pieces = attempt.pieces(body["files"])
             else:
                 write_entry(spark, self.folder, epoch, name, {**vars(attempt), "files": []})
@@ -153,7 +153,7 @@ class DeltaSink:
         """The pieces of an attempt that does not count yet."""
         with settings(spark, SMALL_QUERY):
             [found] = measured(spark, self.folder, attempt).collect()
-        return attempt.pieces(found["files"])
+        return attempt.pieces(json.loads(found["files"]))
 
     # --- steps 4 to 7 --------------------------------------------------------------------------------------------
 

@@ -64,13 +64,20 @@ def write_entry(spark: SparkSession, folder: str, epoch: int, name: str, body: B
     _write(spark.range(0, 1, 1, 1).select(F.lit(line).alias("value")), folder, epoch, name)
 
 
-def write_found(found: DataFrame, folder: str, epoch: int, name: str) -> Body:
-    """Make the one row of ``found`` a durable entry, by the job that computes it; returns its body."""
-    crc32, body = F.crc32(F.encode("body", "utf-8")), F.col("body")
-    line = F.to_json(F.struct(crc32.alias("crc32"), F.lit(name).alias("entry"), body))
+def write_found(found: DataFrame, folder: str, epoch: int, name: str, body: Body) -> Body:
+    """Make an entry durable, to which the one column of ``found``, a row of JSON, adds; by the job that computes it.
+
+    Returns the whole body.
+    """
+    [column] = found.columns
+    # One literal of text: numbers would be part of the code that Spark compiles, anew for each entry.
+    head = json.dumps(body, separators=(",", ":")).removesuffix("}") + f',"{column}":'
+    text = F.concat(F.lit(head), F.col(column), F.lit("}"))
+    crc32 = F.crc32(F.encode(text, "utf-8"))
+    line = F.to_json(F.struct(crc32.alias("crc32"), F.lit(name).alias("entry"), text.alias("body")))
     seen = Observation()
-    lines = found.select(F.to_json(F.struct("*")).alias("body")).select(line.alias("value"))
-    _write(lines.observe(seen, F.max("value").alias("line")), folder, epoch, name)
+    lines = found.select(line.alias("value")).observe(seen, F.max("value").alias("line"))
+    _write(lines, folder, epoch, name)
     return _parse(seen.get["line"], folder)[1]
 
 

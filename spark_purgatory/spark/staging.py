@@ -61,15 +61,14 @@ def stage(rows: DataFrame, path: str, options: SinkOptions, partition_by: Sequen
 
 
 def measured(spark: SparkSession, folder: str, attempt: Attempt) -> DataFrame:
-    """One row: the attempt, and in ``files`` what the footers of its files say. One task."""
+    """One row, one column: what the footers of an attempt's files say, as JSON. One task."""
     schema = T.StructType.fromJson(json.loads(attempt.schema))
     reader = spark.read.schema(schema).option("recursiveFileLookup", "true")
     rows = reader.parquet(literal(f"{folder}/{attempt.path}")).coalesce(1)
-    counts = rows.groupBy("_metadata.file_path", "_metadata.file_size").agg(F.count("*").alias("rows"))
-    inside = F.substring_index("file_path", f"/{attempt.path.rpartition('/')[2]}/", -1)
-    file = F.struct(inside.alias("name"), "rows", F.col("file_size").alias("bytes"))
-    known = [F.lit(value).alias(name) for name, value in vars(attempt).items()]
-    return counts.agg(F.collect_list(file).alias("files")).select(*known, "files")
+    counts = rows.groupBy("_metadata.file_path", "_metadata.file_size").count()
+    inside = f"substring_index(file_path, '/{attempt.path.rpartition('/')[2]}/', -1)"
+    file = f"named_struct('name', {inside}, 'rows', `count`, 'bytes', file_size)"
+    return counts.agg(F.expr(f"to_json(collect_list({file}))").alias("files"))
 
 
 def read_pieces(spark: SparkSession, folder: str, schema: T.StructType, pieces: Sequence[Piece]) -> DataFrame:
