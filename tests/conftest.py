@@ -15,13 +15,6 @@ if TYPE_CHECKING:
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a Spark run in one process, after one another; the others run beside them."""
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()) or item.get_closest_marker("spark"):
-            item.add_marker(pytest.mark.xdist_group("spark"))
-
-
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session of two cores and two shuffle partitions."""
