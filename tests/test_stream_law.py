@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,21 @@ pytestmark = pytest.mark.spark
 COLUMNS = ("row", "id", "status", "resolved_at", "wait_ms", "matched", "missing_keys")
 CLOSING_US = 10_000_000_000
 SEEDS = range(20)
+STORES = ("HDFSBackedStateStoreProvider", "RocksDBStateStoreProvider")
+
+
+@pytest.fixture
+def store(spark: SparkSession, seed: int) -> Iterator[str]:
+    """One of the state stores, for the streams of one seed."""
+    setting, name = "spark.sql.streaming.stateStore.providerClass", STORES[seed // 2 % 2]
+    spark.conf.set(setting, f"org.apache.spark.sql.execution.streaming.state.{name}")
+    yield name
+    spark.conf.unset(setting)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_stream_in_any_order_and_split_gives_what_batch_and_oracle_give(
-    spark: SparkSession, tmp_path: Path, seed: int
+def test_a_stream_in_any_order_and_split_stopped_and_restarted_gives_what_batch_and_oracle_give(
+    spark: SparkSession, tmp_path: Path, seed: int, store: str
 ) -> None:
     rule = RULES[seed % len(RULES)]
     several = seed % 2 == 1
@@ -34,9 +45,6 @@ def test_a_stream_in_any_order_and_split_gives_what_batch_and_oracle_give(
         event["event_id"] = None  # the files have no such column
     delays_us = [rng.choice((0, 3 * STEP_US)) for _ in range(2)]
     batches = splits(rng, *world, rng.choice((2, 4)), operations_delay_us=delays_us[0], events_delay_us=delays_us[1])
-    landing = Landing(tmp_path)
-    for batch in batches[:-3]:
-        landing.add([_times(row) for row in batch.operations], [_times(row) for row in batch.events])
     closing = {
         "id": "closing",
         "keys": ["closing"],
@@ -44,7 +52,6 @@ def test_a_stream_in_any_order_and_split_gives_what_batch_and_oracle_give(
         "deadline": CLOSING_US + 1,
         "row": "closing",
     }
-    landing.add([_times(closing)], [_times({"key": "closing-other", "time": CLOSING_US})])
     purgatory = Purgatory(
         operations=Operations(
             id="id",
@@ -58,6 +65,12 @@ def test_a_stream_in_any_order_and_split_gives_what_batch_and_oracle_give(
         emit="final",
         shards=rng.choice((1, 3, 5)),
     )
+    landing, stop_after = Landing(tmp_path), rng.randrange(len(batches[:-3]))
+    for number, batch in enumerate(batches[:-3]):
+        landing.add([_times(row) for row in batch.operations], [_times(row) for row in batch.events])
+        if number == stop_after:
+            landing.run(spark, purgatory)
+    landing.add([_times(closing)], [_times({"key": "closing-other", "time": CLOSING_US})])
     streamed = [row for row in landing.run(spark, purgatory) if row["id"] != "closing"]
     frames = landing.frames(spark, streaming=False)
     batch_rows = [row.asDict() for row in purgatory.resolve(*frames).collect() if row.id != "closing"]
