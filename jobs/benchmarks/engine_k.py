@@ -13,8 +13,6 @@ from spark_purgatory.core.purgatory import DelayedOperationPurgatory
 from spark_purgatory.core.runs import EMPTY, Bools, Column, Int64s
 from spark_purgatory.core.timing_wheel import SystemTimer
 
-COMPACT_FLOOR = 1024
-
 
 @dataclass(frozen=True)
 class Timed:
@@ -55,7 +53,7 @@ class EngineK:
             now = slice(self.step, self.step + 2)
             self._events(completing[slice(*events[now])])
             self._register(*arrivals[now])
-            if self.purgatory.ended > (self.purgatory.next_row - self.purgatory.ended) // 2 + COMPACT_FLOOR:
+            if self.purgatory.is_worth_compacting:
                 kept = np.flatnonzero(self.purgatory.compact() >= 0)
                 self.operation_of = Column(self.operation_of.values[kept])
         return Ended(self.counts[0] - self.counts[1], self.counts[1], self.checksum)

@@ -47,8 +47,6 @@ from spark_purgatory.core.timing_wheel import SystemTimer
 from spark_purgatory.core.watchers import Watchers
 from spark_purgatory.errors import LimitError
 
-COMPACT_FLOOR = 1024
-"""Ended rows below which compacting is not worth a pass."""
 DUPLICATE_REASON = "the id was seen before and its deadline has not passed"
 
 
@@ -115,7 +113,7 @@ class EventTimePurgatory:
             self._advance()
         self.ids.forget(self.watermark_us)
         self._release_orphans()
-        if self.purgatory.ended > self.pending // 2 + COMPACT_FLOOR:
+        if self.purgatory.is_worth_compacting:
             waiting = self.purgatory.waiting()
             self.rows.keep(waiting, self.purgatory.watchers.entries_of(waiting)[0])
             self.standing.renumber(self.purgatory.compact())

@@ -31,6 +31,8 @@ from spark_purgatory.core.timing_wheel import SystemTimer
 from spark_purgatory.core.watchers import Watchers
 from spark_purgatory.errors import BugError, EmptyWatchKeysError
 
+COMPACT_FLOOR = 1024
+"""Ended rows below which compacting is not worth a pass."""
 WAITING, ENDED = 0, 1
 TRANSITIONS = {(WAITING, "complete"): ENDED, (WAITING, "expire"): ENDED}
 """(state, event) -> state; whatever is not here changes nothing and is answered with False."""
@@ -88,6 +90,11 @@ class DelayedOperationPurgatory:
     def num_delayed(self) -> int:
         """Operations in the timer."""
         return self.timer.size
+
+    @property
+    def is_worth_compacting(self) -> bool:
+        """Whether enough rows have ended that forgetting them pays for a pass over all."""
+        return self.ended > (self.next_row - self.ended) // 2 + COMPACT_FLOOR
 
     def waiting(self) -> Int64s:
         """Rows that have not ended, ascending; costs all rows."""

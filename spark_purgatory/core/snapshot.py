@@ -1,4 +1,4 @@
-"""An `EventTimePurgatory` as a blob and back: arrays as they lie in memory, sorted runs as they are, nothing rebuilt.
+"""An `EventTimePurgatory` as a blob and back: columns as they are, sorted runs sorted as they are.
 
 Saved are the primary columns and the sorted runs. What follows from them at the speed of memory is derived again: which
 entry belongs to which row, which are listed, the timer's ticks where no outcome is held back, what the payload has.

@@ -1,4 +1,4 @@
-r"""One shard's state as bytes: decoded without copying, refused when anything about it is not as written.
+r"""One shard's state as bytes: refused when anything about it is not as written.
 
 Layout, little endian::
 

@@ -3,6 +3,7 @@ package org.apache.kafka.server.util.timer;
 
 import java.lang.reflect.Method;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.DelayQueue;
 import java.util.concurrent.atomic.AtomicInteger;
@@ -115,7 +116,8 @@ public final class WorkloadK {
         this.steps = steps;
         keys = new Key[operations][];
         delayMs = new int[operations];
-        firstOf = new int[steps + 1];
+        firstOf = new int[lastStep() + 1];
+        Arrays.fill(firstOf, steps, firstOf.length, operations);
         int[] event = new int[operations];
         int[] counts = new int[lastStep()];
         for (int i = 0; i < operations; i++) {
@@ -159,7 +161,7 @@ public final class WorkloadK {
                 drawn[distinct++] = key;
             }
         }
-        return java.util.Arrays.copyOf(drawn, distinct);
+        return Arrays.copyOf(drawn, distinct);
     }
 
     private int below(int m) {
@@ -186,7 +188,7 @@ public final class WorkloadK {
                 purgatory.checkAndComplete(keys[i][0]);
                 alive[i] = null;
             }
-            for (int i = step < steps ? firstOf[step] : operations; i < (step < steps ? firstOf[step + 1] : operations); i++) {
+            for (int i = firstOf[step]; i < firstOf[step + 1]; i++) {
                 watched.clear();
                 watched.addAll(List.of(keys[i]));
                 alive[i] = new Operation(i);
@@ -202,7 +204,7 @@ public final class WorkloadK {
         for (step = 0; step < lastStep(); step++) {
             timer.nowMs = (long) step * STEP_MS;
             timer.advanceClock(0);
-            for (int i = step < steps ? firstOf[step] : operations; i < (step < steps ? firstOf[step + 1] : operations); i++) {
+            for (int i = firstOf[step]; i < firstOf[step + 1]; i++) {
                 int number = i;
                 timer.add(new TimerTask(delayMs[i]) {
                     @Override
