@@ -27,6 +27,7 @@ from pyspark.sql import SparkSession
 from jobs.job_config import JobConfig, KafkaSource
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.delta_target import LEAN_SETTINGS
+from spark_purgatory.spark.exchange import EXCHANGE_SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -55,6 +56,7 @@ def settings_of(config: JobConfig) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         **LEAN_SETTINGS,
+        **EXCHANGE_SETTINGS,
     }
     # So that workers find the package when it was not installed but lies in a checkout.
     pythonpath = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))

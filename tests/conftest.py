@@ -21,6 +21,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
 
+    from jobs.demo.runner import LOCAL_CHECKPOINT
+
     builder = (
         SparkSession.builder.master("local[2]")
         .appName("spark_purgatory tests")
@@ -34,6 +36,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
     )
+    for name, value in LOCAL_CHECKPOINT.items():
+        builder = builder.config(name, value)
     session = configure_spark_with_delta_pip(builder).getOrCreate()
     yield session
     session.stop()

@@ -21,7 +21,7 @@ from jobs.await_completion import EXIT_CONFIG, StopRequest, explain, run
 from jobs.config_file import JobConfigError, load_config
 from jobs.demo.landing import FILES, write_landing
 from jobs.demo.recount import Counted, recount
-from jobs.demo.runner import QUICK_JAVA, DemoRequest, demo_config, run_demo
+from jobs.demo.runner import QUICK_SETTINGS, DemoRequest, demo_config, run_demo
 from jobs.job_config import JobConfig
 from jobs.session import settings_of
 from jobs.sources import parse_records, purgatory_of
@@ -173,7 +173,8 @@ def settings_for(folder: Path, trigger: str) -> list[str]:
         settings.append(f"{side}.source.options.maxFilesPerTrigger={FILES_A_BATCH}")
     # A commit for each micro-batch, so that kills find one half done.
     settings.append("output.linger=0 seconds")
-    return [*settings, f"trigger={trigger}", f"spark.spark.driver.extraJavaOptions={QUICK_JAVA}"]
+    quick = [f"spark.{name}={value}" for name, value in QUICK_SETTINGS.items()]
+    return [*settings, f"trigger={trigger}", *quick]
 
 
 class Job:

@@ -128,9 +128,9 @@ def as_rows(spark: SparkSession, folder: Path) -> tuple[DataFrame, DataFrame]:
 def identity(spark: SparkSession, folder: Path) -> DataFrame:
     """What the packed exchange costs by itself: pack, shuffle, hand over, unpack."""
     ddl = EXCHANGE_DDL.format(shard_type="int")
-    route = F.xxhash64("key").alias("route")
+    engine = [F.xxhash64("key").alias("route"), F.col("time").alias("guarded")]
     packed = [
-        rows.select("*", route).mapInArrow(packer(side, SHARDS, broadcast=False), ddl)
+        rows.drop("side").select("*", *engine).mapInArrow(packer(side, SHARDS, broadcast=False), ddl)
         for side, rows in zip((OPERATIONS, EVENTS), as_rows(spark, folder), strict=True)
     ]
     marker = F.lit(None).cast("timestamp").alias("marker", metadata={WATERMARK_METADATA: 0})
@@ -143,7 +143,10 @@ def identity(spark: SparkSession, folder: Path) -> DataFrame:
             _hand_over_blobs, "blob binary", "blob binary", "append", GroupStateTimeout.EventTimeTimeout
         )
     )
-    return handed.mapInArrow(unpacker(ROWS.names), ROWS)
+    fields = T.StructType(
+        [*(field for field in ROWS.fields if field.name != "side"), T.StructField("ahead", T.BooleanType())]
+    )
+    return handed.mapInArrow(unpacker(fields.names), fields)
 
 
 def _hand_over_blobs(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:

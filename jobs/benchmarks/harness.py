@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 from jobs.benchmarks.contenders import CONTENDERS, Contender
 from jobs.benchmarks.rates import Batch, Run
 from jobs.benchmarks.workload_w import Workload, expected, prepared
+from spark_purgatory.spark.exchange import EXCHANGE_SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / ".bench"
@@ -48,6 +49,7 @@ SETTINGS = {
     # One version beside the current one: a run is never restarted.
     "spark.sql.streaming.maxBatchesToRetainInMemory": "1",
     "spark.executorEnv.PYTHONPATH": str(ROOT),
+    **EXCHANGE_SETTINGS,
     # Of Spark's own serialisers under pandas, once a worker and line.
     "spark.executorEnv.PYTHONWARNINGS": "ignore::FutureWarning",
 }

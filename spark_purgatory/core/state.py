@@ -35,9 +35,11 @@ VERSION = 1
 HEADER = struct.Struct("<8sIIQI")
 HEADER_BYTES = HEADER.size + 4
 LENGTH = struct.Struct("<Q")
-COMPRESSED = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
+COMPRESSED = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1), use_threads=False)
 """Arrow's own buffer compression. Every byte of state is pickled, copied and written some ten times on its way through
-PySpark and the state store (50 ns a byte, measured); zstd takes 4 ns to save more than half of them, and 2 to read."""
+PySpark and the state store (50 ns a byte, measured); zstd takes 4 ns to save more than half of them, and 2 to read. No
+threads: Spark has a task on every core, and handing small buffers around takes longer than to compress them."""
+UNTHREADED = pa.ipc.IpcReadOptions(use_threads=False)
 
 Arrays = dict[str, npt.NDArray[Any]]
 Tables = dict[str, list[pa.RecordBatch]]
@@ -132,5 +134,5 @@ def _stream(batches: list[pa.RecordBatch]) -> pa.Buffer:
 
 
 def _read_stream(stream: pa.Buffer) -> list[pa.RecordBatch]:
-    with pa.ipc.open_stream(stream) as reader:
+    with pa.ipc.open_stream(stream, options=UNTHREADED) as reader:
         return list(reader)

@@ -7,7 +7,9 @@ shuffle and the state function see a few large binary rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -18,12 +20,22 @@ OPERATIONS, EVENTS = 0, 1
 GATHER_BYTES = 32 << 20
 """Rows are gathered up to this before they are split: larger blobs, fewer of them, and a worker holds twice this."""
 
+ROUTES = ("route", "key_hashes", "key_hash")
+"""Columns that may say where a row goes, the first that is there."""
+
+EXCHANGE_SETTINGS: Mapping[str, str] = {
+    # With a limit, Spark adds up the size of all columns after each row: a third of what it takes to hand rows to
+    # Python. Without, batches are cut by spark.sql.execution.arrow.maxRecordsPerBatch alone.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str((1 << 31) - 1),
+}
+"""Settings of a session that make the exchange cheaper; results are the same."""
+
 Batches = Iterator[pa.RecordBatch]
 EXCHANGE_DDL = "shard {shard_type}, side tinyint, blob binary"
 
 
 def packer(side: int, shards: int | None, broadcast: bool) -> Callable[[Batches], Batches]:
-    """The function for ``mapInArrow``: the last column of its input is the route's hash, the others are packed.
+    """The function for ``mapInArrow``: rows of a `Side`, of ``guarded`` only whether it is null, as ``ahead``.
 
     ``shards`` None: every hash is a group. ``broadcast``: every shard gets everything.
     """
@@ -33,9 +45,9 @@ def packer(side: int, shards: int | None, broadcast: bool) -> Callable[[Batches]
         gathered: list[pa.RecordBatch] = []
         size = 0
         for batch in batches:
-            route = batch.column(batch.num_columns - 1)
+            route = batch.column(_route_index(batch.schema))
             if route.null_count:
-                # A heartbeat has no route, and has done its work: it moved the watermark.
+                # A heartbeat has no hash, and has done its work: it moved the watermark.
                 batch = batch.filter(route.is_valid())
             gathered.append(batch)
             size += batch.nbytes
@@ -44,14 +56,17 @@ def packer(side: int, shards: int | None, broadcast: bool) -> Callable[[Batches]
                 gathered, size = [], 0
         if gathered and sum(map(len, gathered)):
             yield _split(gathered, side, labels, broadcast)
+        spare_collector()
 
     return pack
 
 
 def _split(batches: list[pa.RecordBatch], side: int, labels: np.ndarray | None, broadcast: bool) -> pa.RecordBatch:
     table = pa.Table.from_batches(batches).combine_chunks()
-    route = table.column(table.num_columns - 1).combine_chunks().to_numpy()
-    table = table.select(list(range(table.num_columns - 1)))
+    route = table.column(_route_index(table.schema)).combine_chunks().to_numpy()
+    ahead = table.column("guarded").is_null()
+    names = [name for name in table.column_names if name not in ("route", "guarded")]
+    table = table.select(names).append_column("ahead", ahead)
     if broadcast and labels is not None:
         blob = to_blob(table)
         return _rows(labels, side, [blob] * len(labels))
@@ -69,6 +84,11 @@ def _split(batches: list[pa.RecordBatch], side: int, labels: np.ndarray | None, 
     used = np.flatnonzero(ends > starts)
     blobs = [to_blob(table.slice(starts[i], ends[i] - starts[i])) for i in used]
     return _rows(groups[used], side, blobs)
+
+
+def _route_index(schema: pa.Schema) -> int:
+    """Position of the column whose hash says where a row goes."""
+    return next(at for at in map(schema.get_field_index, ROUTES) if at >= 0)
 
 
 def _rows(labels: np.ndarray, side: int, blobs: list[pa.Buffer]) -> pa.RecordBatch:
@@ -113,5 +133,16 @@ def unpacker(names: list[str], payload: pa.Schema | None = None) -> Callable[[Ba
                             lacking = [pa.nulls(len(rows), kind) for kind in payload.types]
                             rows = pa.RecordBatch.from_arrays([*lacking, *rows.columns], names=names)
                         yield rows.rename_columns(names)
+        spare_collector()
 
     return unpack
+
+
+@cache
+def spare_collector() -> None:
+    """Take what this worker has imported out of the garbage collector's sight; once, at the end of a first task.
+
+    PySpark has a worker collect its garbage after every task: 30 ms and more to walk all modules' objects for nothing,
+    six times a micro-batch.
+    """
+    gc.freeze()

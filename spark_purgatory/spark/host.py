@@ -21,7 +21,7 @@ from spark_purgatory.core.outcomes import Tally
 from spark_purgatory.core.snapshot import restore, save
 from spark_purgatory.core.times import END_OF_TIME_MS
 from spark_purgatory.schema import COUNTERS
-from spark_purgatory.spark.exchange import EVENTS, OPERATIONS, from_blob, to_blob
+from spark_purgatory.spark.exchange import EVENTS, OPERATIONS, from_blob, spare_collector, to_blob
 
 RESULT_DDL = "blob binary, " + ", ".join(f"{name} bigint" for name in COUNTERS)
 STATE_DDL = "blob binary"
@@ -46,6 +46,7 @@ def stream_function(
         if due_ms is not None:
             state.setTimeoutTimestamp(max(due_ms - 1, state.getCurrentWatermarkMs()))
         yield _result(outcomes, engine, before, len(blob))
+        spare_collector()
 
     return on_group
 

@@ -1,4 +1,8 @@
-"""The two input sides as DataFrames of engine columns: names resolved, types checked, hashes made in the JVM."""
+"""The two input sides as DataFrames of engine columns: names resolved, types checked, hashes made in the JVM.
+
+Rows are copied once between the scan and the exchange, in one projection: what is asked of a side for each row, its
+watermark included, is one ``select``.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,10 @@ KEY_TYPES = (T.StringType, T.BinaryType, T.IntegralType, T.BooleanType, T.DateTy
 
 @dataclass(frozen=True)
 class Side:
-    """One input ready for packing: columns of the engine, then the route's hash; the guarded time is watermarked."""
+    """One input ready for packing: columns of the engine, with the guarded time, which is watermarked.
+
+    A row goes by its column ``route``, or by the hash of its one key where there is none.
+    """
 
     frame: DataFrame
     key_type: T.DataType
@@ -124,11 +131,10 @@ def operations_side(frame: DataFrame, config: Operations, reading: Reading) -> S
     if scope is not None:
         keys = F.transform(keys, lambda key: scoped(key, key_type, scope)) if several else scoped(keys, key_type, scope)
     hashes = F.transform(keys, _hash) if several else F.xxhash64(keys)
-    route = F.xxhash64(scope) if scope is not None else F.xxhash64(id_column) if several else hashes
+    route = F.xxhash64(scope) if scope is not None else F.xxhash64(id_column) if several else None
     roles = payload_roles(frame, config)
     if scope is not None:
         roles = {role: at for role, at in roles.items() if role not in ("id", "keys")}
-    marked, ahead = _with_ahead(frame, created, reading.max_future_us)
     engine = {
         "id": id_column,
         "id_hash": F.xxhash64(id_column),
@@ -136,12 +142,11 @@ def operations_side(frame: DataFrame, config: Operations, reading: Reading) -> S
         "key_hashes": hashes,
         "created_us": F.unix_micros(created),
         "deadline_us": _deadline_us(frame, config, created),
-        "ahead": F.col(ahead),
         **_rules(frame, reading.criterion, raw, several),
     }
     columns = [column.alias(name) for name, column in engine.items() if name not in roles]
     columns += [field_column(frame, name, "operations").alias(f"p{i}") for i, name in enumerate(frame.columns)]
-    packed = _watermarked(marked, [*columns, route.alias("route")], created, ahead, config, reading)
+    packed = _watermarked(frame, [*columns, *_routed(route)], created, config, reading)
     same = isinstance(config.id, str) and isinstance(config.keys, str) and config.id == config.keys
     return Side(packed, key_type, several, several or same, tuple(roles.items()))
 
@@ -187,10 +192,12 @@ def events_side(frame: DataFrame, config: Completions, reading: Reading) -> Side
         event_id = field_column(frame, config.event_id, "completions.event_id")
         kind = column_type(frame, event_id)
         engine.append(key_column(event_id, kind, "completions.event_id").alias("event_id"))
-    route = F.xxhash64(key if scope is None else scope)
-    marked, ahead = _with_ahead(frame, time, reading.max_future_us)
-    engine += [F.col(ahead).alias("ahead"), route.alias("route")]
-    return Side(_watermarked(marked, engine, time, ahead, config, reading), key_type)
+    engine += _routed(None if scope is None else F.xxhash64(scope))
+    return Side(_watermarked(frame, engine, time, config, reading), key_type)
+
+
+def _routed(route: Column | None) -> list[Column]:
+    return [] if route is None else [route.alias("route")]
 
 
 def _rules(frame: DataFrame, criterion: Criterion | ByRow, raw: list[Column], several: bool) -> dict[str, Column]:
@@ -280,44 +287,41 @@ def _deadline_us(frame: DataFrame, config: Operations, created: Column) -> Colum
     return F.unix_micros(F.try_add(created, column))
 
 
-def _with_ahead(frame: DataFrame, time: Column, max_future_us: int) -> tuple[DataFrame, str]:
-    """The frame with a column that says whether ``time`` is too far ahead of processing time, and its name.
+def _guarded(time: Column, max_future_us: int) -> Column:
+    """``time``, or null where it is too far ahead of processing time: so it does not move the watermark.
 
     Spark writes the time of the micro-batch as a number into the code it generates, so that every micro-batch would
     compile its scan anew, twice, and run it cold. A function of an array's elements is not generated but called: the
-    code stays the same and is found again. It has a projection of its own, which that takes out of the generated code.
+    code stays the same and is found again. A call for each row is slow; nearly all rows are done with sooner, by what
+    is allowed at this day's beginning, a number that changes once a day.
     """
     now_us = F.unix_micros(F.current_timestamp()) + F.lit(max_future_us)
+    today_us = F.unix_micros(F.current_date().cast("timestamp")) + F.lit(max_future_us)
     ahead = F.exists(F.array(now_us), lambda limit_us: F.unix_micros(time) > limit_us)
-    taken, name = {column.lower() for column in frame.columns}, "ahead"
-    while name in taken:
-        name += "_"
-    return frame.withColumn(name, F.coalesce(ahead, F.lit(False))), name
+    return F.when(F.unix_micros(time) <= today_us, time).when(ahead, F.lit(None)).otherwise(time)
 
 
 def _watermarked(
     frame: DataFrame,
     columns: list[Column],
     time: Column,
-    ahead: str,
     config: Operations | Completions,
     reading: Reading,
 ) -> DataFrame:
-    """Columns over a guarded watermark: a time too far ahead must not move it, so there it is null."""
-    guarded = F.when(F.col(ahead), F.lit(None)).otherwise(time)
-    selected = frame.select(*columns, guarded.alias("guarded"))
+    """Columns over a guarded watermark."""
+    selected = frame.select(*columns, _guarded(time, reading.max_future_us).alias("guarded"))
     if frame.isStreaming:
         idle_us = idle_after_us(config)
         if idle_us is not None:
             selected = selected.unionByName(_heartbeats(frame, selected, idle_us, reading.heartbeats))
         selected = selected.withWatermark("guarded", f"{duration_us(config, 'watermark') // 1000} milliseconds")
-    return selected.drop("guarded")
+    return selected
 
 
 def _heartbeats(frame: DataFrame, side: DataFrame, idle_us: int, speaking: bool) -> DataFrame:
     """One row a micro-batch that says how late it is, ``idle_us`` ago; muted, the same row without a time.
 
-    It has no route, by which the exchange knows it: a filter here would be pushed below the watermark by Catalyst.
+    It has no hash, by which the exchange knows it: a filter here would be pushed below the watermark by Catalyst.
     """
     beat = F.expr(f"current_timestamp() - interval {idle_us} microseconds") if speaking else F.lit(None)
     source = frame.sparkSession.readStream.format("rate-micro-batch").option("rowsPerBatch", 1)
