@@ -7,14 +7,13 @@ shuffle and the state function see a few large binary rows.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.spark.placement import shard_label
+from spark_purgatory.spark.worker import prepare_worker
 
 OPERATIONS, EVENTS = 0, 1
 GATHER_BYTES = 32 << 20
@@ -42,6 +41,7 @@ def packer(side: int, shards: int | None, broadcast: bool) -> Callable[[Batches]
     labels = None if shards is None else np.array([shard_label(shard) for shard in range(shards)], np.int32)
 
     def pack(batches: Batches) -> Batches:
+        prepare_worker()
         gathered: list[pa.RecordBatch] = []
         size = 0
         for batch in batches:
@@ -52,38 +52,35 @@ def packer(side: int, shards: int | None, broadcast: bool) -> Callable[[Batches]
             gathered.append(batch)
             size += batch.nbytes
             if size >= GATHER_BYTES:
-                yield _split(gathered, side, labels, broadcast)
+                yield from _split(gathered, side, labels, broadcast)
                 gathered, size = [], 0
         if gathered and sum(map(len, gathered)):
-            yield _split(gathered, side, labels, broadcast)
-        spare_collector()
+            yield from _split(gathered, side, labels, broadcast)
 
     return pack
 
 
-def _split(batches: list[pa.RecordBatch], side: int, labels: np.ndarray | None, broadcast: bool) -> pa.RecordBatch:
+def _split(batches: list[pa.RecordBatch], side: int, labels: np.ndarray | None, broadcast: bool) -> Batches:
     table = pa.Table.from_batches(batches).combine_chunks()
     route = table.column(_route_index(table.schema)).combine_chunks().to_numpy()
     ahead = table.column("guarded").is_null()
     names = [name for name in table.column_names if name not in ("route", "guarded")]
     table = table.select(names).append_column("ahead", ahead)
-    if broadcast and labels is not None:
-        blob = to_blob(table)
-        return _rows(labels, side, [blob] * len(labels))
     if labels is None:
         groups, shard = np.unique(route, return_inverse=True)
     else:
-        shard = (route.view(np.uint64) % np.uint64(len(labels))).astype(np.uint16)
-        groups = labels
-    if len(groups) == 1:
-        return _rows(groups, side, [to_blob(table)])
+        groups, shard = labels, (route.view(np.uint64) % np.uint64(len(labels))).astype(np.uint16)
+    if broadcast or len(groups) == 1:
+        whole = _blobs(table, [0], [len(table)])
+        for i in range(len(groups)):
+            yield _rows(groups[i : i + 1], side, whole)
+        return
     order = np.argsort(shard, kind="stable")
     table = table.take(pa.array(order))
     ends = np.cumsum(np.bincount(shard, minlength=len(groups)))
     starts = ends - np.diff(ends, prepend=0)
     used = np.flatnonzero(ends > starts)
-    blobs = [to_blob(table.slice(starts[i], ends[i] - starts[i])) for i in used]
-    return _rows(groups[used], side, blobs)
+    yield _rows(groups[used], side, _blobs(table, starts[used].tolist(), ends[used].tolist()))
 
 
 def _route_index(schema: pa.Schema) -> int:
@@ -91,15 +88,20 @@ def _route_index(schema: pa.Schema) -> int:
     return next(at for at in map(schema.get_field_index, ROUTES) if at >= 0)
 
 
-def _rows(labels: np.ndarray, side: int, blobs: list[pa.Buffer]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array(labels),
-            pa.array(np.full(len(labels), side, np.int8)),
-            pa.array([blob.to_pybytes() for blob in blobs], pa.binary()),
-        ],
-        names=["shard", "side", "blob"],
-    )
+def _blobs(table: pa.Table, starts: Sequence[int], ends: Sequence[int]) -> pa.Array:
+    """Each stretch of rows as an Arrow IPC stream; one buffer holds them all."""
+    sink, bounds = pa.BufferOutputStream(), [0]
+    for start, end in zip(starts, ends, strict=True):
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write(table.slice(start, end - start))
+        bounds.append(sink.tell())
+    offsets = pa.py_buffer(np.array(bounds))
+    return pa.Array.from_buffers(pa.large_binary(), len(starts), [None, offsets, sink.getvalue()])
+
+
+def _rows(labels: np.ndarray, side: int, blobs: pa.Array) -> pa.RecordBatch:
+    columns = [pa.array(labels), pa.array(np.full(len(labels), side, np.int8)), blobs.cast(pa.binary())]
+    return pa.RecordBatch.from_arrays(columns, names=["shard", "side", "blob"])
 
 
 def to_blob(table: pa.Table | pa.RecordBatch) -> pa.Buffer:
@@ -123,6 +125,7 @@ def unpacker(names: list[str], payload: pa.Schema | None = None) -> Callable[[Ba
     """
 
     def unpack(batches: Batches) -> Batches:
+        prepare_worker()
         for batch in batches:
             for blob in batch.column(batch.schema.get_field_index("blob")):
                 if not blob.is_valid:
@@ -133,16 +136,5 @@ def unpacker(names: list[str], payload: pa.Schema | None = None) -> Callable[[Ba
                             lacking = [pa.nulls(len(rows), kind) for kind in payload.types]
                             rows = pa.RecordBatch.from_arrays([*lacking, *rows.columns], names=names)
                         yield rows.rename_columns(names)
-        spare_collector()
 
     return unpack
-
-
-@cache
-def spare_collector() -> None:
-    """Take what this worker has imported out of the garbage collector's sight; once, at the end of a first task.
-
-    PySpark has a worker collect its garbage after every task: 30 ms and more to walk all modules' objects for nothing,
-    six times a micro-batch.
-    """
-    gc.freeze()

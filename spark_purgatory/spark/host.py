@@ -21,7 +21,8 @@ from spark_purgatory.core.outcomes import Tally
 from spark_purgatory.core.snapshot import restore, save
 from spark_purgatory.core.times import END_OF_TIME_MS
 from spark_purgatory.schema import COUNTERS
-from spark_purgatory.spark.exchange import EVENTS, OPERATIONS, from_blob, spare_collector, to_blob
+from spark_purgatory.spark.exchange import EVENTS, OPERATIONS, from_blob, to_blob
+from spark_purgatory.spark.worker import prepare_worker
 
 RESULT_DDL = "blob binary, " + ", ".join(f"{name} bigint" for name in COUNTERS)
 STATE_DDL = "blob binary"
@@ -33,6 +34,7 @@ def stream_function(
     """The function for ``applyInPandasWithState``."""
 
     def on_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+        prepare_worker()
         operations, events = _tables(frames)
         if state.exists:
             engine = restore(spec, state.get[0], shards or 0)
@@ -46,7 +48,6 @@ def stream_function(
         if due_ms is not None:
             state.setTimeoutTimestamp(max(due_ms - 1, state.getCurrentWatermarkMs()))
         yield _result(outcomes, engine, before, len(blob))
-        spare_collector()
 
     return on_group
 
@@ -55,6 +56,7 @@ def batch_function(spec: EngineSpec, as_of_ms: int | None) -> Callable[[pd.DataF
     """The function for ``applyInPandas``: everything arrives at once, then the watermark is set."""
 
     def on_group(frame: pd.DataFrame) -> pd.DataFrame:
+        prepare_worker()
         operations, events = _tables(iter([frame]))
         engine = EventTimePurgatory(spec)
         before = _counts(engine.outcomes.tally)
