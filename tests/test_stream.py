@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from chispa import assert_df_equality
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.exchange import EXCHANGE_SETTINGS
 from tests.streams import Landing
 
 pytestmark = pytest.mark.spark
@@ -187,6 +188,12 @@ def test_the_rocksdb_state_store_gives_the_same(spark: SparkSession, tmp_path: P
         spark.conf.unset(setting)
 
 
+def test_spark_knows_the_settings_that_make_the_exchange_cheaper(spark: SparkSession) -> None:
+    # Spark takes any name: one it does not know would be set to no effect.
+    for name, value in EXCHANGE_SETTINGS.items():
+        assert spark.conf.get(name) not in (None, value), f"{name} is gone, or its default now"
+
+
 def test_a_group_a_key_gives_the_same_as_shards(spark: SparkSession, tmp_path: Path) -> None:
     landing = Landing(tmp_path).add(
         [operation(f"o{i}", deadline=i + 1) for i in range(9)], [event(f"o{i}", 4) for i in range(9)]
@@ -210,6 +217,10 @@ def test_operations_with_several_keys_see_events_of_all_of_them(spark: SparkSess
     rows = {o.id: o for o in both.resolve(*landing.frames(spark, streaming=False)).collect()}
     assert [rows[f"o{i}"].status for i in range(6)] == ["COMPLETED"] * 3 + ["EXPIRED"] * 3
     assert rows["o4"].missing_keys == ["own-4"] and rows["o4"].matched == 2
+    little = replace(both, max_broadcast_bytes=100)
+    with pytest.raises(PythonException, match=r"max_broadcast_bytes is 100 and .* each of 3 shards .* partition_by="):
+        little.resolve(*landing.frames(spark, streaming=False)).collect()
+    assert replace(little, shards=1).resolve(*landing.frames(spark, streaming=False)).count() == 6
 
 
 def test_column_arguments_take_columns_intervals_and_milliseconds(spark: SparkSession, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ is due first.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -20,6 +21,7 @@ from spark_purgatory.core.event_purgatory import EventTimePurgatory
 from spark_purgatory.core.outcomes import Tally
 from spark_purgatory.core.snapshot import restore, save
 from spark_purgatory.core.times import END_OF_TIME_MS
+from spark_purgatory.errors import LimitError
 from spark_purgatory.schema import COUNTERS
 from spark_purgatory.spark.exchange import EVENTS, OPERATIONS, from_blob, to_blob
 from spark_purgatory.spark.worker import prepare_worker
@@ -28,14 +30,34 @@ RESULT_DDL = "blob binary, " + ", ".join(f"{name} bigint" for name in COUNTERS)
 STATE_DDL = "blob binary"
 
 
+@dataclass(frozen=True)
+class Broadcast:
+    """Every shard is sent every event: to how many, and how much of it a micro-batch may bring."""
+
+    shards: int
+    max_bytes: int
+
+    def check(self, frame: pd.DataFrame, before: int = 0) -> int:
+        """Bytes of events so far. Raises LimitError beyond ``max_bytes``."""
+        size = before + int(frame.loc[frame["side"] == EVENTS, "blob"].map(len).sum())
+        if size > self.max_bytes:
+            raise LimitError(
+                f"max_broadcast_bytes is {self.max_bytes:,} and the events of one micro-batch have {size:,} or more, "
+                f"sent to each of {self.shards:,} shards because operations have several keys: name a column that both "
+                "sides have in partition_by=, use fewer shards (either is a new checkpoint), or make micro-batches "
+                "smaller (maxFilesPerTrigger, maxBytesPerTrigger, maxOffsetsPerTrigger); nothing was lost"
+            )
+        return size
+
+
 def stream_function(
-    spec: EngineSpec, shards: int | None
+    spec: EngineSpec, shards: int | None, broadcast: Broadcast | None = None
 ) -> Callable[[Any, Iterator[pd.DataFrame], Any], Iterator[pd.DataFrame]]:
     """The function for ``applyInPandasWithState``."""
 
     def on_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         prepare_worker()
-        operations, events = _tables(frames)
+        operations, events = _tables(frames, broadcast)
         if state.exists:
             engine = restore(spec, state.get[0], shards or 0)
         else:
@@ -52,12 +74,14 @@ def stream_function(
     return on_group
 
 
-def batch_function(spec: EngineSpec, as_of_ms: int | None) -> Callable[[pd.DataFrame], pd.DataFrame]:
+def batch_function(
+    spec: EngineSpec, as_of_ms: int | None, broadcast: Broadcast | None = None
+) -> Callable[[pd.DataFrame], pd.DataFrame]:
     """The function for ``applyInPandas``: everything arrives at once, then the watermark is set."""
 
     def on_group(frame: pd.DataFrame) -> pd.DataFrame:
         prepare_worker()
-        operations, events = _tables(iter([frame]))
+        operations, events = _tables(iter([frame]), broadcast)
         engine = EventTimePurgatory(spec)
         before = _counts(engine.outcomes.tally)
         outcomes = _step(engine, operations, events, 0)
@@ -67,9 +91,12 @@ def batch_function(spec: EngineSpec, as_of_ms: int | None) -> Callable[[pd.DataF
     return on_group
 
 
-def _tables(frames: Iterator[pd.DataFrame]) -> tuple[pa.Table | None, pa.Table | None]:
+def _tables(frames: Iterator[pd.DataFrame], broadcast: Broadcast | None) -> tuple[pa.Table | None, pa.Table | None]:
     sides: dict[int, list[pa.Table]] = {OPERATIONS: [], EVENTS: []}
+    size = 0
     for frame in frames:
+        if broadcast is not None:
+            size = broadcast.check(frame, size)
         for side, blob in zip(frame["side"], frame["blob"], strict=True):
             sides[int(side)].append(from_blob(blob))
     operations, events = (pa.concat_tables(tables) if tables else None for tables in sides.values())

@@ -19,7 +19,7 @@ from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS, OUTCOME_COLUMNS
 from spark_purgatory.spark.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
-from spark_purgatory.spark.host import RESULT_DDL, STATE_DDL, batch_function, stream_function
+from spark_purgatory.spark.host import RESULT_DDL, STATE_DDL, Broadcast, batch_function, stream_function
 from spark_purgatory.spark.sides import (
     WATERMARK_METADATA,
     Reading,
@@ -56,9 +56,9 @@ class Purgatory:
     and does not move the watermark. ``tick``: resolution of deadlines, rounded up. ``outcome_prefix`` is put before
     the names of the outcome's columns. ``partition_by``: a column that both sides have; keys and ids are then those
     of its value, and rows are routed by it: operations with several keys meet their events in one shard, where
-    otherwise every shard is sent every event. ``orphans``: control events that find no operation become ORPHAN rows.
-    ``name``: under which the counters of each micro-batch appear in the query's
-    ``observedMetrics``.
+    otherwise every shard is sent every event, at most ``max_broadcast_bytes`` of them a micro-batch. ``orphans``:
+    control events that find no operation become ORPHAN rows. ``name``: under which the counters of each micro-batch
+    appear in the query's ``observedMetrics``.
     """
 
     operations: Operations
@@ -77,6 +77,7 @@ class Purgatory:
     orphans: bool = False
     max_pending_per_shard: int = EngineSpec.max_pending
     max_state_bytes_per_shard: int = EngineSpec.max_state_bytes
+    max_broadcast_bytes: int = 128 << 20
     name: str = "spark_purgatory"
 
     def __post_init__(self) -> None:
@@ -101,7 +102,7 @@ class Purgatory:
             duration_us(self, field)
         if duration_us(self, "tick") < 1000:
             raise ConfigError(f"tick={self.tick!r} must be at least 1 millisecond, the watermark's own resolution")
-        for field in ("max_pending_per_shard", "max_state_bytes_per_shard"):
+        for field in ("max_pending_per_shard", "max_state_bytes_per_shard", "max_broadcast_bytes"):
             if getattr(self, field) < 1:
                 raise ConfigError(f"{field}={getattr(self, field)!r} must be at least 1")
 
@@ -144,12 +145,13 @@ class Purgatory:
                 "orphans=True, and these operations have several keys: each shard sees all events, and none can tell "
                 "that no other has the operation; give partition_by= or shards=1"
             )
+        sent = Broadcast(self.shards or 1, self.max_broadcast_bytes) if broadcast else None
         packed = self._pack(left, OPERATIONS).unionByName(self._pack(right, EVENTS, broadcast=broadcast))
         if operations.isStreaming:
-            results = self._stream(packed, self._spec(left))
+            results = self._stream(packed, self._spec(left), sent)
         else:
             results = packed.groupBy("shard").applyInPandas(
-                batch_function(self._spec(left), self._as_of_ms(operations, as_of)), RESULT_DDL
+                batch_function(self._spec(left), self._as_of_ms(operations, as_of), sent), RESULT_DDL
             )
         payload = to_arrow_schema(operations.schema, timezone="UTC") if self.orphans else None
         return results.mapInArrow(unpacker(schema.names, payload), schema)
@@ -189,7 +191,7 @@ class Purgatory:
         ddl = EXCHANGE_DDL.format(shard_type="bigint" if self.shards is None else "int")
         return side.frame.mapInArrow(packer(number, self.shards, broadcast), ddl)
 
-    def _stream(self, packed: DataFrame, spec: EngineSpec) -> DataFrame:
+    def _stream(self, packed: DataFrame, spec: EngineSpec, sent: Broadcast | None) -> DataFrame:
         # The real watermark was set below the exchange and drives the clock. This null column satisfies Spark's
         # analyzer, and no row of it is ever behind: late rows arrive and are counted, not dropped silently.
         marker = F.lit(None).cast("timestamp").alias("marker", metadata={WATERMARK_METADATA: 0})
@@ -197,7 +199,7 @@ class Purgatory:
             packed.select("shard", "side", "blob", marker)
             .groupBy("shard")
             .applyInPandasWithState(
-                stream_function(spec, self.shards),
+                stream_function(spec, self.shards, sent),
                 RESULT_DDL,
                 STATE_DDL,
                 "append",

@@ -1,0 +1,35 @@
+"""What a Python worker is told once, tried in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+ALLOCATE = """
+import gc, resource
+from spark_purgatory.spark.worker import prepare_worker
+{prepare}
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def blobs():
+    return [b"x" * 5_000_000 for _ in range(4)]
+blobs()
+before = faults()
+for _ in range(10):
+    blobs()
+print(gc.get_freeze_count() > 0, faults() - before)
+"""
+
+
+def run(prepare: str) -> tuple[str, int]:
+    """(whether modules are frozen, page faults of allocating 200 MB in blobs again and again)."""
+    command = [sys.executable, "-c", ALLOCATE.format(prepare=prepare)]
+    frozen, faults = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return frozen, int(faults)
+
+
+def test_a_prepared_worker_keeps_its_memory_and_does_not_collect_modules() -> None:
+    plain, prepared = run(""), run("prepare_worker(); prepare_worker()")
+    assert (plain[0], prepared[0]) == ("False", "True")
+    if sys.platform == "linux" and plain[1] > 10_000:
+        assert prepared[1] < plain[1] / 5
