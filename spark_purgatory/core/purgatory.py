@@ -26,8 +26,8 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.keys import hash_keys
-from spark_purgatory.core.runs import EMPTY, Bools, Column, Int64s, distinct, first_of_each
-from spark_purgatory.core.timing_wheel import SystemTimer
+from spark_purgatory.core.runs import EMPTY, Bools, Column, Int64s, by_needle, distinct, first_of_each
+from spark_purgatory.core.timing_wheel import UNARMED, SystemTimer
 from spark_purgatory.core.watchers import Watchers
 from spark_purgatory.errors import BugError, EmptyWatchKeysError
 
@@ -135,17 +135,22 @@ class DelayedOperationPurgatory:
     def check_and_complete(self, keys: pa.Array, key_hashes: Int64s | None = None) -> Int64s:
         """Try the operations watching each key, keys in order; returns how many each completed, (k,) int64."""
         hashes = hash_keys(keys) if key_hashes is None else key_hashes
-        needle, entries = self.watchers.find(keys, hashes)
-        rows = self.watchers.row_of.values[entries].astype(np.int64)
+        needle, entries = self.watchers.find(keys, hashes, ordered=False)
+        rows = self.watchers.row_of.values[entries]
         waiting = self.state.values[rows] == WAITING
-        candidates, first = first_of_each(rows[waiting])
-        holds = self._try_complete(candidates) if len(candidates) else np.zeros(0, bool)
-        # In the order of the walk: the first entry found of each operation that completes.
-        position = np.sort(np.flatnonzero(waiting)[first[holds]])
-        self._end(rows[position], "complete")
+        candidates = distinct(rows[waiting]).astype(np.int64)
+        completed = candidates[self._try_complete(candidates)] if len(candidates) else candidates
+        # Their state tells which of the entries found, often several of a row, are theirs; `_end` does the rest.
+        self.state.writable[completed] = ENDED
         gone = np.flatnonzero(self.state.values[rows] != WAITING)
         self.watchers.drop(distinct(entries[gone]))
-        return np.bincount(needle[position], minlength=len(keys))
+        now = gone[waiting[gone]]
+        needle, entries = by_needle(needle[now], entries[now])
+        ended = self.watchers.row_of.values[entries].astype(np.int64)
+        # In the order of the walk: the first entry found of each.
+        first = np.sort(first_of_each(ended)[1])
+        self._end(ended[first], "complete")
+        return np.bincount(needle[first], minlength=len(keys))
 
     def force_complete(self, rows: Int64s) -> Bools:
         """Complete rows, (n,) distinct, whatever their criterion says; True where this call did it."""
@@ -205,14 +210,12 @@ class DelayedOperationPurgatory:
         watchers, state = self.watchers, self.state.values
         entries = np.arange(len(watchers.row_of))
         listed = watchers.is_listed(entries)
-        owners = watchers.row_of.values[entries[listed]]
         facts = {
             "watched": (watchers.watched, int(listed.sum())),
-            "listed_of": (0, int((np.bincount(owners, minlength=watchers.rows) != watchers.listed_of.values).sum())),
             "ended": (self.ended, int(np.count_nonzero(state != WAITING))),
             "indexed": (0, len(np.setdiff1d(entries[listed], self._indexed()))),
         }
-        armed = np.flatnonzero(self.timer.armed_tick.values != self.timer.armed_tick.values.dtype.type(-(2**63)))
+        armed = np.flatnonzero(self.timer.armed_tick.values != UNARMED)
         facts["armed"] = (self.timer.size, len(armed))
         facts["armed after the end"] = (0, int(np.count_nonzero(state[armed] != WAITING)))
         wrong = {name: pair for name, pair in facts.items() if pair[0] != pair[1]}

@@ -206,15 +206,13 @@ def _restore_watchers(engine: EventTimePurgatory, arrays: Arrays, tables: Tables
         first_entry = np.arange(len(waiting) + 1)
         row_of = np.arange(len(waiting), dtype=np.int32)
         listed = arrays.get("watch.listed", waiting)
-        listed_of = listed.astype(np.int32)
     else:
         counts = np.diff(first_entry)
         row_of = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         listed = arrays.get("watch.listed")
         listed = waiting[row_of] if listed is None else listed
-        listed_of = np.bincount(row_of[listed], minlength=len(counts)).astype(np.int32)
     watchers.first_entry, watchers.row_of = Column(first_entry), Column(row_of)
-    watchers.listed, watchers.listed_of = Column(listed), Column(listed_of)
+    watchers.listed = Column(listed)
     watchers.watched = int(np.count_nonzero(listed))
     watchers.index = _restore_runs("watch.run", arrays)
     # An entry that was never listed belongs to an operation that has ended: nobody asks for its hash again.

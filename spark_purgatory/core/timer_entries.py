@@ -78,7 +78,7 @@ class TimerEntries:
     def filled(self, first: int, end: int, span: int, live: Live | None) -> Bools:
         """Which of the cells ``first .. end - 1`` of ``span`` ticks hold a live entry, (end - first,) bool."""
         low, high = first * span - self.base, end * span - self.base
-        if live is None and not len(self.outlier_ticks) and -NEAR_TICKS <= low and high <= NEAR_TICKS:
+        if live is None and not len(self.outlier_ticks) and low >= -NEAR_TICKS and high <= NEAR_TICKS:
             starts = np.arange(low, high + 1, span) << ROW_BITS
             counts = np.zeros(end - first, np.int64)
             for run in self.near.runs:
@@ -133,9 +133,10 @@ class TimerEntries:
         self.repeats = False
 
     def renumber(self, new_row: Int64s) -> None:
-        """Rows were renumbered (order kept): ``new_row[old]``; no entry's row may be gone."""
+        """Rows were renumbered (order kept): ``new_row[old]``, -1 where a row is gone and its entries with it."""
         self.near.renumber(new_row)
-        self.outlier_rows = new_row[self.outlier_rows]
+        rows = new_row[self.outlier_rows]
+        self.outlier_ticks, self.outlier_rows = self.outlier_ticks[rows >= 0], rows[rows >= 0]
 
     def _pairs(self, entries: Int64s) -> tuple[Int64s, Int64s]:
         return (entries >> ROW_BITS) + self.base, entries & ROW_MASK

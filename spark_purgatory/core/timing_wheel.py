@@ -40,7 +40,7 @@ from spark_purgatory.errors import ConfigError
 REACH_LIMIT = 1 << 62
 """A level that reaches this far takes everything: int64 milliseconds end at 2**63."""
 FOREVER = int(np.iinfo(np.int64).max)
-UNARMED = np.iinfo(np.int64).min
+UNARMED = np.int64(np.iinfo(np.int64).min)
 DROP_FLOOR = 1024
 """Entries of cancelled tasks below which dropping them is not worth a pass."""
 
@@ -251,7 +251,6 @@ class SystemTimer:
 
     def renumber(self, new_row: Int64s) -> None:
         """Rows were renumbered (order kept): ``new_row[old]``, -1 where a row is gone."""
-        self.entries.drop_dead(self._live)
         self.armed_tick.fill(len(new_row), UNARMED)
         kept = np.flatnonzero(new_row >= 0)
         self.armed_tick = Column(self.armed_tick.values[kept])
