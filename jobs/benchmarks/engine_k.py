@@ -27,8 +27,11 @@ class EngineK:
 
     def __init__(self, workload: WorkloadK) -> None:
         self.workload = workload
-        self.flag = np.zeros(len(workload), bool)
+        self.flag = Column(np.empty(0, bool))
+        """(rows,) bool: the row's event has happened."""
         self.operation_of = Column(EMPTY)
+        self.row_of = np.empty(len(workload), np.int32)
+        """(N,) int32: the row of every operation that waits."""
         self.step = 0
         self.counts = [0, 0]
         self.checksum = 0
@@ -56,11 +59,13 @@ class EngineK:
             if self.purgatory.is_worth_compacting:
                 kept = np.flatnonzero(self.purgatory.compact() >= 0)
                 self.operation_of = Column(self.operation_of.values[kept])
+                self.flag = Column(self.flag.values[kept])
+                self.row_of[self.operation_of.values] = np.arange(len(kept))
         return Ended(self.counts[0] - self.counts[1], self.counts[1], self.checksum)
 
     def _events(self, operations: Int64s) -> None:
         if len(operations):
-            self.flag[operations] = True
+            self.flag.writable[self.row_of[operations]] = True
             first = self.workload.keys[self.workload.offsets[operations]]
             self.purgatory.check_and_complete(pa.array(first))
 
@@ -68,14 +73,16 @@ class EngineK:
         if start == end:
             return
         workload = self.workload
+        self.row_of[start:end] = np.arange(self.purgatory.next_row, self.purgatory.next_row + end - start)
         self.operation_of.append(np.arange(start, end))
+        self.flag.append(np.zeros(end - start, bool))
         offsets = workload.offsets[start : end + 1]
         keys = pa.array(workload.keys[offsets[0] : offsets[-1]])
         deadlines = self.step * STEP_MS + workload.delay_ms[start:end]
         self.purgatory.try_complete_else_watch(keys, offsets - offsets[0], deadlines)
 
     def _try(self, rows: Int64s) -> Bools:
-        return self.flag[self.operation_of.values[rows]]
+        return self.flag.values[rows]
 
     def _ended(self, rows: Int64s) -> None:
         self.counts[0] += len(rows)

@@ -23,7 +23,7 @@ MAX_CHUNK_BYTES = 1 << 30
 def hash_keys(keys: pa.Array) -> Int64s:
     """A 64-bit hash of each key, (n,) int64: splitmix64 for integers, blake2b of each distinct value for the rest."""
     if pa.types.is_integer(keys.type):
-        return mix64(keys.cast(pa.int64()).to_numpy(zero_copy_only=False))
+        return mix64((keys if keys.type == pa.int64() else keys.cast(pa.int64())).to_numpy(zero_copy_only=False))
     encoded = keys.dictionary_encode()
     distinct = encoded.dictionary.to_pylist()
     digests = b"".join(blake2b(as_bytes(value), digest_size=8).digest() for value in distinct)
@@ -76,6 +76,8 @@ class KeyColumn:
         if not len(values):
             return
         self._add(values)
+        if self._integers is not None:
+            return
         while len(self._chunks) > 1 and self._merge_due(self._chunks[-2], self._chunks[-1]):
             newest = self._chunks.pop()
             self._chunks[-1] = pa.concat_arrays([self._chunks[-1], newest])

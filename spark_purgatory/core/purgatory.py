@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.keys import hash_keys
-from spark_purgatory.core.runs import EMPTY, Bools, Column, Int64s, by_needle, distinct, first_of_each
+from spark_purgatory.core.runs import EMPTY, Bools, Column, Int64s, Rows, by_needle, distinct, first_of_each
 from spark_purgatory.core.timing_wheel import UNARMED, SystemTimer
 from spark_purgatory.core.watchers import Watchers
 from spark_purgatory.errors import BugError, EmptyWatchKeysError
@@ -114,10 +114,10 @@ class DelayedOperationPurgatory:
         and (n,) bool, True where trying completed it. One that the timer runs at once is completed and expired, but
         answered with False, as in Kafka. Raises EmptyWatchKeysError, with nothing changed.
         """
-        empty = np.flatnonzero(np.diff(offsets) == 0)
-        if len(empty):
+        empty = offsets[1:] == offsets[:-1]
+        if empty.any():
             raise EmptyWatchKeysError(
-                f"operation {empty[0]} of {len(offsets) - 1} has no watch keys: give at least one"
+                f"operation {empty.argmax()} of {len(offsets) - 1} has no watch keys: give at least one"
             )
         rows = self.watchers.append(keys, hash_keys(keys) if key_hashes is None else key_hashes, offsets)
         self.state.append(np.full(len(rows), WAITING, np.uint8))
@@ -181,8 +181,8 @@ class DelayedOperationPurgatory:
     def purge(self) -> None:
         """Drop all ended operations from all lists."""
         self.estimated_total = self.num_delayed
-        for rows in self._ended_since_purge:
-            self.watchers.forget(rows)
+        if self._ended_since_purge:
+            self.watchers.forget(np.concatenate(self._ended_since_purge))
         self._ended_since_purge = []
 
     def rearm(self, rows: Int64s, deadlines_ms: Int64s) -> None:
@@ -193,12 +193,13 @@ class DelayedOperationPurgatory:
         """
         self.timer.add(rows, np.maximum(deadlines_ms, (self.timer.wheel.clock + 1) * self.timer.tick_ms))
 
-    def compact(self) -> Int64s:
+    def compact(self) -> Rows:
         """Forget ended rows and number the waiting ones anew; returns ``new_row[old_row]``, -1 where forgotten."""
-        self.purge()
+        # Renumbering drops ended rows from all lists: a purge that costs nothing.
+        self.estimated_total, self._ended_since_purge = self.num_delayed, []
         waiting = self.waiting()
-        new_row = np.full(len(self.state), -1)
-        new_row[waiting] = np.arange(len(waiting))
+        new_row = np.full(len(self.state), -1, np.int32)
+        new_row[waiting] = np.arange(len(waiting), dtype=np.int32)
         self.watchers.renumber(new_row)
         self.timer.renumber(new_row)
         self.state = Column(self.state.values[waiting])
@@ -237,6 +238,7 @@ class DelayedOperationPurgatory:
             return
         self.state.writable[rows] = TRANSITIONS[WAITING, event]
         self.ended += len(rows)
-        self.timer.cancel(rows)
+        if event != "expire":
+            self.timer.cancel(rows)
         self._ended_since_purge.append(rows)
         self._on_complete(rows)

@@ -23,6 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 Int64s = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.int32]
+"""Numbers of rows or entries: below 2**28."""
 Bools = npt.NDArray[np.bool_]
 
 ROW_BITS = 28
@@ -31,9 +33,9 @@ ROW_MASK = (1 << ROW_BITS) - 1
 MAX_ROWS = 1 << ROW_BITS
 MERGE_RATIO = 2
 """A run is merged into the one before it unless that is more than twice as long: log2(n) runs at most."""
-DIRECTORY_FLOOR = 4096
+DIRECTORY_FLOOR = 256
 """Entries of a run below which binary search is as fast as anything."""
-NEEDLES_PAY = 16
+NEEDLES_PAY = 64
 """A table of starts is made for a run once one needle was sought for so many of its entries."""
 WIDE = 32
 """Entries with the same leading bits among which binary search beats looking at all: one busy key, or a poor hash."""
@@ -64,6 +66,11 @@ class Directory:
         self._starts: npt.NDArray[np.int32] | None = None
         """(2 ** (64 - shift) + 1,) int32: where entries with these leading bits begin, one or two on average."""
 
+    @property
+    def has_table(self) -> bool:
+        """Whether needles enough were sought."""
+        return self._starts is not None
+
     def find(self, low: Int64s, high: Int64s) -> tuple[Int64s, Int64s]:
         """(which needle, row) of every entry within ``low[i] .. high[i]``, (n,) each, which ascend."""
         self._left -= len(low)
@@ -75,11 +82,13 @@ class Directory:
             self._starts = self._build()
         bucket = (low >> self._shift) + (len(self._starts) // 2)
         start, end = self._starts[bucket], self._starts[bucket + 1]
+        hit = np.flatnonzero(end > start)
+        start, end = start[hit], end[hit]
         wide = np.flatnonzero(end - start > WIDE)
         if len(wide):
-            start[wide], end[wide] = self._searched(low[wide], high[wide])
-        at, needle = expand(start, end - start)
-        entries = self.run[at]
+            start[wide], end[wide] = self._searched(low[hit[wide]], high[hit[wide]])
+        at, owner = expand(start, end - start)
+        needle, entries = hit[owner], self.run[at]
         same = np.flatnonzero((entries & PREFIX_MASK) == low[needle])
         return needle[same], entries[same] & ROW_MASK
 
@@ -102,7 +111,8 @@ class SortedRuns:
 
     def __init__(self, runs: Iterable[Int64s] = ()) -> None:
         self.runs: list[Int64s] = [run for run in runs if len(run)]
-        self._directories: list[Directory] = []
+        self.directories: list[Directory] = []
+        """Of the runs there were when needles were last sought."""
 
     def __len__(self) -> int:
         return sum(map(len, self.runs))
@@ -128,9 +138,9 @@ class SortedRuns:
         runs' order: sort by needle where order matters (`by_needle`).
         """
         low, high = needles & PREFIX_MASK, needles | ROW_MASK
-        known = {id(directory.run): directory for directory in self._directories}
-        self._directories = [known.get(id(run)) or Directory(run) for run in self.runs]
-        found = [directory.find(low, high) for directory in self._directories]
+        known = {id(directory.run): directory for directory in self.directories}
+        self.directories = [known.get(id(run)) or Directory(run) for run in self.runs]
+        found = [directory.find(low, high) for directory in self.directories]
         if len(found) == 1:
             return found[0]
         if not found:
@@ -161,7 +171,7 @@ class SortedRuns:
                 parts.append(run[start:end])
         return np.concatenate(parts) if parts else EMPTY
 
-    def renumber(self, new_row: Int64s) -> None:
+    def renumber(self, new_row: Rows) -> None:
         """Give every row its new number, ``new_row[row]``, and drop entries whose new number is -1.
 
         Renumbering must keep the order of rows, so that runs stay sorted.

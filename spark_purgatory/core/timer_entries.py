@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spark_purgatory.core.runs import EMPTY, ROW_BITS, ROW_MASK, Bools, Int64s, SortedRuns, distinct
+from spark_purgatory.core.runs import EMPTY, ROW_BITS, ROW_MASK, Bools, Int64s, Rows, SortedRuns, distinct
 
 NEAR_TICKS = 1 << 34
 REBASE_FLOOR = 1024
@@ -132,10 +132,10 @@ class TimerEntries:
         self.outlier_ticks = self.outlier_ticks[alive][first]
         self.repeats = False
 
-    def renumber(self, new_row: Int64s) -> None:
+    def renumber(self, new_row: Rows) -> None:
         """Rows were renumbered (order kept): ``new_row[old]``, -1 where a row is gone and its entries with it."""
         self.near.renumber(new_row)
-        rows = new_row[self.outlier_rows]
+        rows = new_row[self.outlier_rows].astype(np.int64)
         self.outlier_ticks, self.outlier_rows = self.outlier_ticks[rows >= 0], rows[rows >= 0]
 
     def _pairs(self, entries: Int64s) -> tuple[Int64s, Int64s]:

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spark_purgatory.core.runs import Bools, Column, Int64s
+from spark_purgatory.core.runs import Bools, Column, Int64s, Rows
 from spark_purgatory.core.timer_entries import Live, TimerEntries
 from spark_purgatory.errors import ConfigError
 
@@ -249,7 +249,7 @@ class SystemTimer:
             return None
         return self.entries.earliest(self._live) * self.tick_ms
 
-    def renumber(self, new_row: Int64s) -> None:
+    def renumber(self, new_row: Rows) -> None:
         """Rows were renumbered (order kept): ``new_row[old]``, -1 where a row is gone."""
         self.armed_tick.fill(len(new_row), UNARMED)
         kept = np.flatnonzero(new_row >= 0)

@@ -24,6 +24,7 @@ from spark_purgatory.core.runs import (
     Bools,
     Column,
     Int64s,
+    Rows,
     SortedRuns,
     by_needle,
     expand,
@@ -122,11 +123,11 @@ class Watchers:
         entries, _ = self.entries_of(rows)
         self.drop(entries[self.listed.values[entries]])
 
-    def renumber(self, new_row: Int64s) -> None:
+    def renumber(self, new_row: Rows) -> None:
         """Keep only rows with ``new_row[row] >= 0`` and give them that number; the order of rows is kept."""
         kept_rows = np.flatnonzero(new_row >= 0)
         counts = self._counts(kept_rows)
-        kept = new_row[self.row_of.values] >= 0
+        kept = (new_row >= 0)[self.row_of.values]
         listed = kept & self.listed.values
         new_entry = np.cumsum(kept, dtype=np.int32) - np.int32(1)
         new_entry[~listed] = -1
