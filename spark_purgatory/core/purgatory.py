@@ -185,6 +185,10 @@ class DelayedOperationPurgatory:
             self.watchers.forget(np.concatenate(self._ended_since_purge))
         self._ended_since_purge = []
 
+    def is_to_purge(self, rows: Int64s) -> None:
+        """Of ended rows, (n,) distinct, whose entries the next purge drops: those of a restored state."""
+        self._ended_since_purge = [rows] if len(rows) else []
+
     def rearm(self, rows: Int64s, deadlines_ms: Int64s) -> None:
         """Move waiting rows, (n,) distinct, to other deadlines.
 
