@@ -186,7 +186,7 @@ class DelayedOperationPurgatory:
         self._ended_since_purge = []
 
     def is_to_purge(self, rows: Int64s) -> None:
-        """Of ended rows, (n,) distinct, whose entries the next purge drops: those of a restored state."""
+        """The next purge drops the entries of these ended rows, (n,) distinct: those of a restored state."""
         self._ended_since_purge = [rows] if len(rows) else []
 
     def rearm(self, rows: Int64s, deadlines_ms: Int64s) -> None:

@@ -2,7 +2,7 @@
 
 `snapshot` writes them beside what event time adds; alone, a purgatory goes through `save_purgatory` and
 `restore_purgatory`. What follows from the arrays at the speed of memory is derived again: which entry belongs to which
-row, its hash, how many are listed, which ended rows a purge has still to look at.
+row, its hash, how many are listed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from spark_purgatory.core.keys import KeyColumn
 from spark_purgatory.core.purgatory import WAITING, DelayedOperationPurgatory
-from spark_purgatory.core.runs import PREFIX_MASK, ROW_MASK, Bools, Column, Int64s, SortedRuns, distinct
+from spark_purgatory.core.runs import PREFIX_MASK, ROW_MASK, Bools, Column, Int64s, SortedRuns
 from spark_purgatory.core.state import Arrays, Tables
 from spark_purgatory.core.timing_wheel import SystemTimer
 from spark_purgatory.core.watchers import Watchers
@@ -37,9 +37,8 @@ def restore_purgatory(purgatory: DelayedOperationPurgatory, numbers: Numbers, ar
     restore_watchers(purgatory.watchers, waiting, arrays)
     purgatory.watchers.keys = restore_keys("watch.keys", tables)
     restore_timer(purgatory.timer, numbers, None, arrays)
-    watchers = purgatory.watchers
-    owners = watchers.row_of.values[watchers.listed.values].astype(np.int64)
-    purgatory.is_to_purge(distinct(owners[~waiting[owners]]))
+    # All that ended: those purged before are on no list and purged again for nothing.
+    purgatory.is_to_purge(np.flatnonzero(~waiting))
 
 
 def purgatory_numbers(purgatory: DelayedOperationPurgatory) -> Numbers:
@@ -89,8 +88,9 @@ def restore_keys(name: str, tables: Tables) -> KeyColumn:
 
 def save_watchers(watchers: Watchers, waiting: Bools, arrays: Arrays) -> None:
     """The watch lists but for their keys; ``waiting``, (rows,) bool."""
-    listed = watchers.is_listed(np.arange(len(watchers.row_of)))
-    if not np.array_equal(listed, waiting[watchers.row_of.values]):
+    listed = watchers.listed.values
+    of_waiting = int(np.diff(watchers.first_entry.values)[waiting].sum())
+    if watchers.watched != of_waiting or not np.array_equal(listed, waiting[watchers.row_of.values]):
         arrays["watch.listed"] = listed
     if watchers.rows != len(listed):
         arrays["watch.first_entry"] = watchers.first_entry.values
