@@ -129,7 +129,8 @@ class DelayedOperationPurgatory:
         if self.timer_enabled and len(left):
             deadlines = deadlines_ms(left) if callable(deadlines_ms) else deadlines_ms[~completed]
             added = self.timer.add(left, deadlines)
-            self._expire(left[~added.armed])
+            if not added.all_armed:
+                self._expire(left[~added.armed])
         return rows, completed
 
     def check_and_complete(self, keys: pa.Array, key_hashes: Int64s | None = None) -> Int64s:

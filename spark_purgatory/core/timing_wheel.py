@@ -146,12 +146,18 @@ def bits_of(flags: Bools) -> int:
 class TimerAdd:
     """What `SystemTimer.add` did with each task, in the order given; arrays (n,)."""
 
-    armed: Bools
-    """False: the task was due within the current tick and is not stored; the caller runs it now."""
+    all_armed: bool
+    """False: some are not, see ``armed``."""
     _ticks: Int64s
+    _clock: int
     _reaches: Int64s
     _spans: list[int]
     _tick_ms: int
+
+    @property
+    def armed(self) -> Bools:
+        """False: the task was due within the current tick and is not stored; the caller runs it now."""
+        return self._ticks > self._clock
 
     @property
     def level(self) -> Int64s:
@@ -190,11 +196,12 @@ class SystemTimer:
     def add(self, rows: Int64s, deadlines_ms: Int64s) -> TimerAdd:
         """Arm tasks; an armed row is moved. ``rows`` (n,) int64, distinct; ``deadlines_ms`` (n,) int64, absolute."""
         ticks = deadlines_ms // self.tick_ms if self.tick_ms > 1 else deadlines_ms
-        armed = ticks > self.wheel.clock
+        clock = self.wheel.clock
+        earliest, latest = (int(ticks.min()), int(ticks.max())) if len(ticks) else (clock + 1, clock)
+        reaches = self.wheel.reaches(latest)
+        result = TimerAdd(earliest > clock, ticks, clock, reaches, self.wheel.spans[:], self.tick_ms)
         if not len(rows):
-            return TimerAdd(armed, ticks, self.wheel.reaches(self.wheel.clock), self.wheel.spans, self.tick_ms)
-        reaches = self.wheel.reaches(int(ticks.max()))
-        result = TimerAdd(armed, ticks, reaches, self.wheel.spans[:], self.tick_ms)
+            return result
         known = int(rows.min()) < len(self.armed_tick)
         self.armed_tick.fill(int(rows.max()) + 1, UNARMED)
         armed_tick = self.armed_tick.writable
@@ -202,9 +209,9 @@ class SystemTimer:
             # A row met before may have an old entry equal to its new one.
             self.entries.repeats |= len(self.entries) > 0
             self.size -= int(np.count_nonzero(armed_tick[rows] != UNARMED))
-        if not armed.all():
+        if earliest <= clock:
             armed_tick[rows] = UNARMED
-            rows, ticks = rows[armed], ticks[armed]
+            rows, ticks = rows[result.armed], ticks[result.armed]
         armed_tick[rows] = ticks
         self.size += len(rows)
         if len(rows):
