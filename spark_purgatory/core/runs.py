@@ -35,7 +35,7 @@ MERGE_RATIO = 2
 """A run is merged into the one before it unless that is more than twice as long: log2(n) runs at most."""
 DIRECTORY_FLOOR = 256
 """Entries of a run below which binary search is as fast as anything."""
-NEEDLES_PAY = 64
+NEEDLES_PAY = 16
 """A table of starts is made for a run once one needle was sought for so many of its entries."""
 WIDE = 32
 """Entries with the same leading bits among which binary search beats looking at all: one busy key, or a poor hash."""
@@ -61,7 +61,7 @@ class Directory:
     def __init__(self, run: Int64s) -> None:
         self.run = run
         self._left = len(run) // NEEDLES_PAY
-        """Needles to seek before a table of starts pays: 3 ns an entry against 100 ns a needle."""
+        """Needles to seek before a table of starts pays: 5 ns an entry against 100 ns a needle."""
         self._shift = 64 - max(len(run).bit_length() - 1, 1)
         self._starts: npt.NDArray[np.int32] | None = None
         """(2 ** (64 - shift) + 1,) int32: where entries with these leading bits begin, one or two on average."""
