@@ -103,7 +103,7 @@ def compare(path: str, workload: WorkloadK, contest: Contest, rounds: int) -> It
 def uncoded(run: Timed) -> Timed:
     """The run without the time that went into bytes."""
     seconds = run.operations / run.rate - run.coding_s
-    return replace(run, rate=run.operations / seconds, cpu_s=run.cpu_s - run.coding_s)
+    return replace(run, rate=run.operations / seconds, cpu_s=run.cpu_s - run.coding_cpu_s)
 
 
 def row_of(name: str, workload: WorkloadK, pairs: list[tuple[Timed, Timed]]) -> tuple[str, ...]:

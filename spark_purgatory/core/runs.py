@@ -4,6 +4,8 @@ An entry is one int64, ``prefix << 28 | row``: the upper 36 bits order it, the l
 array of entries. A batch becomes a new run at the end; when the run before it is not at least ``MERGE_RATIO`` times
 larger, the two are merged, so that there are O(log n) runs and an entry is moved O(log n) times in its life (a
 log-structured merge tree without the disk). Nothing is sorted again when state is loaded: runs lie in it as they are.
+Needles are sought by binary search; a run that many were sought in gets a `Directory`, where each leading bits begin,
+derived and never saved.
 
 Worked example, prefixes above rows (a test asserts it)::
 
