@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test lint demo bench bench-kafka crash conformance clean java
+.PHONY: help test lint demo bench bench-kafka bench-growth crash conformance clean java
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -41,6 +41,9 @@ bench: java $(STAMP) ## Throughput beside a stream-stream join, and sinks side b
 
 bench-kafka: java $(STAMP) ## The engine alone beside Kafka's own purgatory and timer, in one run
 	@$(BIN)/python -m jobs.benchmarks.beside_kafka $(BENCH_ARGS)
+
+bench-growth: $(STAMP) ## What a step of the engine costs as pending operations, keys and payloads grow
+	@$(BIN)/python -m jobs.benchmarks.growth $(BENCH_ARGS)
 
 crash: java $(STAMP) ## The long tests: kills, restarts, many seeds
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

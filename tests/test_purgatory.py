@@ -273,7 +273,6 @@ def test_every_pair_that_is_no_transition_changes_nothing() -> None:
         ("watched", lambda p: setattr(p.watchers, "watched", 5)),
         ("ended", lambda p: setattr(p, "ended", 7)),
         ("armed", lambda p: setattr(p.timer, "size", 9)),
-        ("listed_of", lambda p: p.watchers.listed_of.writable.__setitem__(0, 9)),
         ("indexed", lambda p: p.watchers.index.runs.clear()),
         ("armed after the end", lambda p: p.state.writable.__setitem__(0, ENDED)),
     ],

@@ -120,6 +120,34 @@ ACTIONS = st.lists(
 @settings(max_examples=400, deadline=None)
 @given(ACTIONS)
 def test_runs_answer_as_one_list_would(actions: list[tuple[str, Any]]) -> None:
+    check_against_a_list(actions)
+
+
+@settings(max_examples=400, deadline=None)
+@given(ACTIONS)
+def test_runs_with_a_table_of_starts_answer_as_one_list_would(actions: list[tuple[str, Any]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("DIRECTORY_FLOOR", 0), ("NEEDLES_PAY", 1 << 40), ("WIDE", 2)):
+            patch.setattr(runs_module, name, value)
+        check_against_a_list(actions)
+
+
+def test_a_table_of_starts_is_made_once_many_needles_were_sought() -> None:
+    rng = np.random.default_rng(5)
+    entries = np.sort(rng.integers(-(1 << 63), 1 << 63, 100_000))
+    runs = SortedRuns([entries])
+    needles = np.sort(entries[rng.integers(0, len(entries), 1000)])
+    expected = by_needle(*runs.find(needles))
+    assert [directory.has_table for directory in runs.directories] == [False]
+    for _ in range(len(entries) // runs_module.NEEDLES_PAY // len(needles)):
+        assert [column.tolist() for column in by_needle(*runs.find(needles))] == [c.tolist() for c in expected]
+    assert [directory.has_table for directory in runs.directories] == [True]
+    runs.pop_until(0)
+    assert len(runs.find(needles[:100])[0]) == 0
+    assert [directory.has_table for directory in runs.directories] == [False], "another run, another table"
+
+
+def check_against_a_list(actions: list[tuple[str, Any]]) -> None:
     runs, model = SortedRuns(), list[Entry]()
     for action, given_ in actions:
         if action == "add":

@@ -452,7 +452,6 @@ def test_a_deadline_at_the_end_of_int64_is_armed() -> None:
     assert timer.size == 1
 
 
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason="tick - base wraps where both ends of int64 are armed")
 def test_deadlines_at_both_ends_of_int64_stay_apart() -> None:
     timer = SystemTimer(start_ms=-(2**63) + 1)
     timer.add(array([0, 1]), array([-(2**63) + 4, 2**63 - 3]))

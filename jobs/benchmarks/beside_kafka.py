@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -26,9 +27,6 @@ PACKAGE = "org.apache.kafka:kafka-server-common:4.3.0"
 SOURCE = Path(__file__).parent / "kafka" / "WorkloadK.java"
 MAIN = "org.apache.kafka.server.util.timer.WorkloadK"
 JVM = ("-Xmx3g", "-XX:+UseSerialGC")
-STEPS = (1000, 100)
-PURGE_INTERVALS = {1000: ("100000", "1000"), 100: ("100000",)}
-"""By number of steps: Kafka's purge intervals; at its default, 1000, a step of 10,000 rows takes minutes."""
 
 
 def classpath(work: Path = WORK) -> str:
@@ -51,30 +49,69 @@ def run_kafka(path: str, operations: int, steps: int, contender: str) -> Timed:
     """One run in a JVM of its own, after one to warm up; ``contender`` is "wheel" or a purge interval."""
     command = ["java", *JVM, "-cp", path, MAIN, str(operations), str(steps), "1", contender]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    rate, completed, expired, checksum = map(int, said[-4:])
-    return Timed(rate, Ended(completed, expired, checksum))
+    rate, completed, expired, checksum, cpu_ms = map(int, said[-5:])
+    return Timed(operations, rate, Ended(completed, expired, checksum), cpu_ms / 1000)
 
 
-def contests(path: str, workload: WorkloadK) -> Iterator[tuple[str, Callable[[], Timed], Callable[[], Timed]]]:
-    """(name, ours, Kafka's) of everything that is compared at this number of steps."""
-    operations, steps = len(workload), workload.steps
-    yield "wheel", lambda: run_wheel(workload), lambda: run_kafka(path, operations, steps, "wheel")
-    for interval in PURGE_INTERVALS[steps]:
-        name = f"purgatory, Kafka's purge interval {int(interval):,}"
-        yield name, lambda: run_purgatory(workload), lambda i=interval: run_kafka(path, operations, steps, i)  # type: ignore[misc]
+@dataclass(frozen=True)
+class Contest:
+    """What is run in turn: each of ours, then Kafka's."""
+
+    kafka: str
+    """ "wheel", or Kafka's purge interval."""
+    ours: dict[str, Callable[[WorkloadK], Timed]]
 
 
-def compare(ours: Callable[[], Timed], kafka: Callable[[], Timed], rounds: int) -> tuple[float, float, float]:
-    """Median rates of both and the median ratio, run in turn. Raises `WrongOutcomeError` where they end differently."""
-    pairs = []
+def run_saving(workload: WorkloadK) -> Timed:
+    """The purgatory, restored from its bytes before every step and saved after it."""
+    return run_purgatory(workload, saving=True)
+
+
+PURGATORY, SAVING = "purgatory", "purgatory, restored and saved each step"
+CONTESTS = {
+    1000: (
+        Contest("wheel", {"wheel": run_wheel}),
+        Contest("100000", {PURGATORY: run_purgatory, SAVING: run_saving}),
+        Contest("1000", {PURGATORY: run_purgatory}),
+    ),
+    100: (
+        Contest("wheel", {"wheel": run_wheel}),
+        Contest("100000", {PURGATORY: run_purgatory, SAVING: run_saving}),
+    ),
+}
+"""By number of steps. At Kafka's default purge interval, 1000, a step of 10,000 rows takes minutes."""
+
+
+def compare(path: str, workload: WorkloadK, contest: Contest, rounds: int) -> Iterator[tuple[str, ...]]:
+    """Rows of the table. Raises `WrongOutcomeError` where two end differently."""
+    turns = []
     for _ in range(rounds):
-        pair = ours(), kafka()
-        if pair[0].ended != pair[1].ended:
-            raise WrongOutcomeError(f"ours {pair[0].ended}, Kafka {pair[1].ended}: no rate is reported")
-        pairs.append(pair)
-    mine, other = zip(*pairs, strict=True)
+        kafka = run_kafka(path, len(workload), workload.steps, contest.kafka)
+        mine = {name: run(workload) for name, run in contest.ours.items()}
+        for name, timed in mine.items():
+            if timed.ended != kafka.ended:
+                raise WrongOutcomeError(f"{name} {timed.ended}, Kafka {kafka.ended}: no rate is reported")
+        turns.append((mine, kafka))
+    beside = "" if contest.kafka == "wheel" else f", Kafka's purge interval {int(contest.kafka):,}"
+    for name in contest.ours:
+        pairs = [(mine[name], kafka) for mine, kafka in turns]
+        yield row_of(name + beside, workload, pairs)
+        if name == SAVING:
+            yield row_of("the same but for coding the bytes", workload, [(uncoded(a), b) for a, b in pairs])
+
+
+def uncoded(run: Timed) -> Timed:
+    """The run without the time that went into bytes."""
+    seconds = run.operations / run.rate - run.coding_s
+    return replace(run, rate=run.operations / seconds, cpu_s=run.cpu_s - run.coding_cpu_s)
+
+
+def row_of(name: str, workload: WorkloadK, pairs: list[tuple[Timed, Timed]]) -> tuple[str, ...]:
+    """Medians of both, and of the ratios turn by turn."""
+    mine, kafka = (median(run.rate for run in runs) for runs in zip(*pairs, strict=True))
     ratio = median(a.rate / b.rate for a, b in pairs)
-    return median(run.rate for run in mine), median(run.rate for run in other), ratio
+    cpu = median(b.cpu_s / a.cpu_s for a, b in pairs)
+    return f"{len(workload) // workload.steps:,}", name, f"{mine:,.0f}", f"{kafka:,.0f}", f"{ratio:.1f}x", f"{cpu:.1f}x"
 
 
 def main(
@@ -85,17 +122,17 @@ def main(
     console = Console(highlight=False)
     path = classpath()
     table = Table(title=f"Workload K, {operations:,} operations: operations a second, medians", title_justify="left")
-    for name in ("rows a step", "part", "ours", "Kafka", "ours / Kafka"):
+    for name in ("rows a step", "part", "ours", "Kafka", "ours / Kafka", "by CPU"):
         table.add_column(name, justify="left" if name == "part" else "right")
-    for steps in STEPS:
+    for steps, contests in CONTESTS.items():
         workload = draw(operations, steps)
         known = KNOWN.get((operations, steps))
         if known and run_purgatory(workload).ended != Ended(*known):
             raise WrongOutcomeError(f"the checksum published with the workload is {known[2]}, ours differs")
-        for name, ours, kafka in contests(path, workload):
-            console.print(f"{operations // steps:,} rows a step: {name}")
-            mine, other, ratio = compare(ours, kafka, rounds)
-            table.add_row(f"{operations // steps:,}", name, f"{mine:,.0f}", f"{other:,.0f}", f"{ratio:.1f}x")
+        for contest in contests:
+            console.print(f"{operations // steps:,} rows a step: {contest.kafka}")
+            for row in compare(path, workload, contest, rounds):
+                table.add_row(*row)
     console.print(table)
 
 

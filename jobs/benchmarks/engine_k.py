@@ -1,38 +1,57 @@
-"""Our engine on workload K: `DelayedOperationPurgatory` step by step, and the timer alone, in this process."""
+"""Our engine on workload K: `DelayedOperationPurgatory` step by step, and the timer alone, in this process.
+
+With ``saving`` nothing outlives a step but bytes: the purgatory is restored from them before it and saved after it.
+"""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
 
 from jobs.benchmarks.workload_k import STEP_MS, Ended, WorkloadK
 from spark_purgatory.core.purgatory import DelayedOperationPurgatory
+from spark_purgatory.core.purgatory_snapshot import restore_purgatory, save_purgatory
 from spark_purgatory.core.runs import EMPTY, Bools, Column, Int64s
+from spark_purgatory.core.state import read_blob, write_blob
 from spark_purgatory.core.timing_wheel import SystemTimer
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A run: operations a second and how they ended."""
+    """A run: operations, how many a second, and how they ended."""
 
+    operations: int
     rate: float
     ended: Ended
+    cpu_s: float
+    """Of the whole process, the collector and the compiler of a JVM included."""
+    coding_s: float = 0.0
+    """Of the time: turning named arrays into the bytes of a state and back (compression, seven bits, checksum)."""
+    coding_cpu_s: float = 0.0
 
 
 class EngineK:
     """The purgatory, the operations' flags, and which operation each row is."""
 
-    def __init__(self, workload: WorkloadK) -> None:
-        self.workload = workload
-        self.flag = np.zeros(len(workload), bool)
+    def __init__(self, workload: WorkloadK, saving: bool = False) -> None:
+        self.workload, self.saving = workload, saving
+        self.coding_s = self.coding_cpu_s = 0.0
+        self.flag = Column(np.empty(0, bool))
+        """(rows,) bool: the row's event has happened."""
         self.operation_of = Column(EMPTY)
+        self.row_of = np.empty(len(workload), np.int32)
+        """(N,) int32: the row of every operation that waits."""
         self.step = 0
         self.counts = [0, 0]
         self.checksum = 0
-        self.purgatory = DelayedOperationPurgatory(
+        self.purgatory = self._empty()
+
+    def _empty(self) -> DelayedOperationPurgatory:
+        return DelayedOperationPurgatory(
             SystemTimer(),
             try_complete=self._try,
             on_complete=self._ended,
@@ -56,11 +75,24 @@ class EngineK:
             if self.purgatory.is_worth_compacting:
                 kept = np.flatnonzero(self.purgatory.compact() >= 0)
                 self.operation_of = Column(self.operation_of.values[kept])
+                self.flag = Column(self.flag.values[kept])
+                self.row_of[self.operation_of.values] = np.arange(len(kept))
+            if self.saving:
+                self._save_and_restore()
         return Ended(self.counts[0] - self.counts[1], self.counts[1], self.checksum)
+
+    def _save_and_restore(self) -> None:
+        numbers, arrays, tables = save_purgatory(self.purgatory)
+        started, cpu = time.perf_counter(), time.process_time()
+        facts, arrays, tables = read_blob(write_blob(numbers, arrays, tables, shards=1), shards=1)
+        self.coding_s += time.perf_counter() - started
+        self.coding_cpu_s += time.process_time() - cpu
+        self.purgatory = self._empty()
+        restore_purgatory(self.purgatory, cast("dict[str, int]", facts), arrays, tables)
 
     def _events(self, operations: Int64s) -> None:
         if len(operations):
-            self.flag[operations] = True
+            self.flag.writable[self.row_of[operations]] = True
             first = self.workload.keys[self.workload.offsets[operations]]
             self.purgatory.check_and_complete(pa.array(first))
 
@@ -68,14 +100,16 @@ class EngineK:
         if start == end:
             return
         workload = self.workload
+        self.row_of[start:end] = np.arange(self.purgatory.next_row, self.purgatory.next_row + end - start)
         self.operation_of.append(np.arange(start, end))
+        self.flag.append(np.zeros(end - start, bool))
         offsets = workload.offsets[start : end + 1]
         keys = pa.array(workload.keys[offsets[0] : offsets[-1]])
         deadlines = self.step * STEP_MS + workload.delay_ms[start:end]
         self.purgatory.try_complete_else_watch(keys, offsets - offsets[0], deadlines)
 
     def _try(self, rows: Int64s) -> Bools:
-        return self.flag[self.operation_of.values[rows]]
+        return self.flag.values[rows]
 
     def _ended(self, rows: Int64s) -> None:
         self.counts[0] += len(rows)
@@ -85,12 +119,13 @@ class EngineK:
         self.counts[1] += len(rows)
 
 
-def run_purgatory(workload: WorkloadK) -> Timed:
+def run_purgatory(workload: WorkloadK, saving: bool = False) -> Timed:
     """The purgatory over the whole workload."""
-    engine = EngineK(workload)
-    started = time.perf_counter()
+    engine = EngineK(workload, saving)
+    started, cpu = time.perf_counter(), time.process_time()
     ended = engine.run()
-    return Timed(len(workload) / (time.perf_counter() - started), ended)
+    rate, cpu_s = len(workload) / (time.perf_counter() - started), time.process_time() - cpu
+    return Timed(len(workload), rate, ended, cpu_s, engine.coding_s, engine.coding_cpu_s)
 
 
 def run_wheel(workload: WorkloadK) -> Timed:
@@ -98,7 +133,7 @@ def run_wheel(workload: WorkloadK) -> Timed:
     timer = SystemTimer()
     arrivals = np.searchsorted(workload.arrive, np.arange(workload.last_step + 1))
     expired = checksum = 0
-    started = time.perf_counter()
+    started, cpu = time.perf_counter(), time.process_time()
     for step in range(workload.last_step):
         due = timer.advance_clock(step * STEP_MS)
         expired += len(due)
@@ -106,4 +141,5 @@ def run_wheel(workload: WorkloadK) -> Timed:
         start, end = arrivals[step : step + 2]
         if start < end:
             timer.add(np.arange(start, end), step * STEP_MS + workload.delay_ms[start:end])
-    return Timed(len(workload) / (time.perf_counter() - started), Ended(0, expired, checksum))
+    rate = len(workload) / (time.perf_counter() - started)
+    return Timed(len(workload), rate, Ended(0, expired, checksum), time.process_time() - cpu)

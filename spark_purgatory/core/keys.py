@@ -8,12 +8,13 @@ without Spark.
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_purgatory.core.runs import MERGE_RATIO, Bools, Int64s
+from spark_purgatory.core.runs import MERGE_RATIO, Bools, Column, Int64s
 
 MAX_CHUNK_BYTES = 1 << 30
 """Arrow's 32-bit offsets end at 2 GiB: chunks are not merged beyond half of that."""
@@ -22,7 +23,7 @@ MAX_CHUNK_BYTES = 1 << 30
 def hash_keys(keys: pa.Array) -> Int64s:
     """A 64-bit hash of each key, (n,) int64: splitmix64 for integers, blake2b of each distinct value for the rest."""
     if pa.types.is_integer(keys.type):
-        return mix64(keys.cast(pa.int64()).to_numpy(zero_copy_only=False))
+        return mix64((keys if keys.type == pa.int64() else keys.cast(pa.int64())).to_numpy(zero_copy_only=False))
     encoded = keys.dictionary_encode()
     distinct = encoded.dictionary.to_pylist()
     digests = b"".join(blake2b(as_bytes(value), digest_size=8).digest() for value in distinct)
@@ -45,27 +46,53 @@ def mix64(values: Int64s) -> Int64s:
 
 
 class KeyColumn:
-    """Values by position, in Arrow chunks merged geometrically; appended to, taken from, compared with."""
+    """Values by position, in Arrow chunks merged geometrically; appended to, taken from, compared with.
+
+    Integers lie in one numpy column, which grows in place.
+    """
 
     def __init__(self, chunks: list[pa.Array] | None = None) -> None:
-        self.chunks: list[pa.Array] = chunks or []
+        self._chunks: list[pa.Array] = []
+        self._integers: Column[Any] | None = None
+        for chunk in chunks or []:
+            self._add(chunk)
         self._starts = self._bounds()
 
+    @property
+    def chunks(self) -> list[pa.Array]:
+        """The values, in order."""
+        if self._integers is None:
+            return self._chunks
+        return [pa.array(self._integers.values)] if len(self._integers) else []
+
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return int(self._starts[-1]) if self._integers is None else len(self._integers)
 
     def _bounds(self) -> Int64s:
-        return np.concatenate(([0], np.cumsum([len(chunk) for chunk in self.chunks]))).astype(np.int64)
+        return np.concatenate(([0], np.cumsum([len(chunk) for chunk in self._chunks]))).astype(np.int64)
 
     def append(self, values: pa.Array) -> None:
         """Append (n,) values of the column's type."""
         if not len(values):
             return
-        self.chunks.append(values)
-        while len(self.chunks) > 1 and self._merge_due(self.chunks[-2], self.chunks[-1]):
-            newest = self.chunks.pop()
-            self.chunks[-1] = pa.concat_arrays([self.chunks[-1], newest])
+        self._add(values)
+        if self._integers is not None:
+            return
+        while len(self._chunks) > 1 and self._merge_due(self._chunks[-2], self._chunks[-1]):
+            newest = self._chunks.pop()
+            self._chunks[-1] = pa.concat_arrays([self._chunks[-1], newest])
         self._starts = self._bounds()
+
+    def _add(self, values: pa.Array) -> None:
+        if not self._chunks and pa.types.is_integer(values.type) and not values.null_count:
+            if self._integers is None:
+                self._integers = Column(values.to_numpy())
+            else:
+                self._integers.append(values.to_numpy())
+            return
+        if self._integers is not None:
+            self._chunks, self._integers = self.chunks, None
+        self._chunks.append(values)
 
     @staticmethod
     def _merge_due(older: pa.Array, newer: pa.Array) -> bool:
@@ -74,6 +101,8 @@ class KeyColumn:
 
     def take(self, positions: Int64s) -> pa.Array:
         """Values at ``positions``, (n,) int64."""
+        if self._integers is not None:
+            return pa.array(self._integers.values[positions])
         if len(self.chunks) == 1:
             return self.chunks[0].take(pa.array(positions))
         order = np.argsort(positions, kind="stable")
@@ -95,6 +124,8 @@ class KeyColumn:
         """Whether the value at ``positions[i]`` is ``others[other_positions[i]]``, (n,) bool."""
         if not len(positions):
             return np.zeros(0, bool)
+        if self._integers is not None and pa.types.is_integer(others.type) and not others.null_count:
+            return self._integers.values[positions] == others.to_numpy()[other_positions]
         if len(self.chunks) == 1:
             return equal_values(self.chunks[0], positions, others, other_positions)
         same = np.zeros(len(positions), bool)
@@ -108,7 +139,10 @@ class KeyColumn:
 
     def keep(self, kept: Int64s) -> None:
         """Keep only the values at ``kept``, (m,) int64 ascending."""
-        self.chunks = [self.take(kept)] if len(kept) else []
+        if self._integers is not None:
+            self._integers = Column(self._integers.values[kept])
+        else:
+            self._chunks = [self.take(kept)] if len(kept) else []
         self._starts = self._bounds()
 
 

@@ -26,8 +26,8 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.keys import hash_keys
-from spark_purgatory.core.runs import EMPTY, Bools, Column, Int64s, distinct, first_of_each
-from spark_purgatory.core.timing_wheel import SystemTimer
+from spark_purgatory.core.runs import EMPTY, Bools, Column, Int64s, Rows, by_needle, distinct, first_of_each
+from spark_purgatory.core.timing_wheel import UNARMED, SystemTimer
 from spark_purgatory.core.watchers import Watchers
 from spark_purgatory.errors import BugError, EmptyWatchKeysError
 
@@ -114,10 +114,10 @@ class DelayedOperationPurgatory:
         and (n,) bool, True where trying completed it. One that the timer runs at once is completed and expired, but
         answered with False, as in Kafka. Raises EmptyWatchKeysError, with nothing changed.
         """
-        empty = np.flatnonzero(np.diff(offsets) == 0)
-        if len(empty):
+        empty = offsets[1:] == offsets[:-1]
+        if empty.any():
             raise EmptyWatchKeysError(
-                f"operation {empty[0]} of {len(offsets) - 1} has no watch keys: give at least one"
+                f"operation {empty.argmax()} of {len(offsets) - 1} has no watch keys: give at least one"
             )
         rows = self.watchers.append(keys, hash_keys(keys) if key_hashes is None else key_hashes, offsets)
         self.state.append(np.full(len(rows), WAITING, np.uint8))
@@ -129,23 +129,29 @@ class DelayedOperationPurgatory:
         if self.timer_enabled and len(left):
             deadlines = deadlines_ms(left) if callable(deadlines_ms) else deadlines_ms[~completed]
             added = self.timer.add(left, deadlines)
-            self._expire(left[~added.armed])
+            if not added.all_armed:
+                self._expire(left[~added.armed])
         return rows, completed
 
     def check_and_complete(self, keys: pa.Array, key_hashes: Int64s | None = None) -> Int64s:
         """Try the operations watching each key, keys in order; returns how many each completed, (k,) int64."""
         hashes = hash_keys(keys) if key_hashes is None else key_hashes
-        needle, entries = self.watchers.find(keys, hashes)
-        rows = self.watchers.row_of.values[entries].astype(np.int64)
+        needle, entries = self.watchers.find(keys, hashes, ordered=False)
+        rows = self.watchers.row_of.values[entries]
         waiting = self.state.values[rows] == WAITING
-        candidates, first = first_of_each(rows[waiting])
-        holds = self._try_complete(candidates) if len(candidates) else np.zeros(0, bool)
-        # In the order of the walk: the first entry found of each operation that completes.
-        position = np.sort(np.flatnonzero(waiting)[first[holds]])
-        self._end(rows[position], "complete")
+        candidates = distinct(rows[waiting]).astype(np.int64)
+        completed = candidates[self._try_complete(candidates)] if len(candidates) else candidates
+        # Their state tells which of the entries found, often several of a row, are theirs; `_end` does the rest.
+        self.state.writable[completed] = ENDED
         gone = np.flatnonzero(self.state.values[rows] != WAITING)
         self.watchers.drop(distinct(entries[gone]))
-        return np.bincount(needle[position], minlength=len(keys))
+        now = gone[waiting[gone]]
+        needle, entries = by_needle(needle[now], entries[now])
+        ended = self.watchers.row_of.values[entries].astype(np.int64)
+        # In the order of the walk: the first entry found of each.
+        first = np.sort(first_of_each(ended)[1])
+        self._end(ended[first], "complete")
+        return np.bincount(needle[first], minlength=len(keys))
 
     def force_complete(self, rows: Int64s) -> Bools:
         """Complete rows, (n,) distinct, whatever their criterion says; True where this call did it."""
@@ -176,9 +182,13 @@ class DelayedOperationPurgatory:
     def purge(self) -> None:
         """Drop all ended operations from all lists."""
         self.estimated_total = self.num_delayed
-        for rows in self._ended_since_purge:
-            self.watchers.forget(rows)
+        if self._ended_since_purge:
+            self.watchers.forget(np.concatenate(self._ended_since_purge))
         self._ended_since_purge = []
+
+    def is_to_purge(self, rows: Int64s) -> None:
+        """The next purge drops the entries of these ended rows, (n,) distinct: those of a restored state."""
+        self._ended_since_purge = [rows] if len(rows) else []
 
     def rearm(self, rows: Int64s, deadlines_ms: Int64s) -> None:
         """Move waiting rows, (n,) distinct, to other deadlines.
@@ -188,12 +198,13 @@ class DelayedOperationPurgatory:
         """
         self.timer.add(rows, np.maximum(deadlines_ms, (self.timer.wheel.clock + 1) * self.timer.tick_ms))
 
-    def compact(self) -> Int64s:
+    def compact(self) -> Rows:
         """Forget ended rows and number the waiting ones anew; returns ``new_row[old_row]``, -1 where forgotten."""
-        self.purge()
+        # Renumbering drops ended rows from all lists: a purge that costs nothing.
+        self.estimated_total, self._ended_since_purge = self.num_delayed, []
         waiting = self.waiting()
-        new_row = np.full(len(self.state), -1)
-        new_row[waiting] = np.arange(len(waiting))
+        new_row = np.full(len(self.state), -1, np.int32)
+        new_row[waiting] = np.arange(len(waiting), dtype=np.int32)
         self.watchers.renumber(new_row)
         self.timer.renumber(new_row)
         self.state = Column(self.state.values[waiting])
@@ -205,14 +216,12 @@ class DelayedOperationPurgatory:
         watchers, state = self.watchers, self.state.values
         entries = np.arange(len(watchers.row_of))
         listed = watchers.is_listed(entries)
-        owners = watchers.row_of.values[entries[listed]]
         facts = {
             "watched": (watchers.watched, int(listed.sum())),
-            "listed_of": (0, int((np.bincount(owners, minlength=watchers.rows) != watchers.listed_of.values).sum())),
             "ended": (self.ended, int(np.count_nonzero(state != WAITING))),
             "indexed": (0, len(np.setdiff1d(entries[listed], self._indexed()))),
         }
-        armed = np.flatnonzero(self.timer.armed_tick.values != self.timer.armed_tick.values.dtype.type(-(2**63)))
+        armed = np.flatnonzero(self.timer.armed_tick.values != UNARMED)
         facts["armed"] = (self.timer.size, len(armed))
         facts["armed after the end"] = (0, int(np.count_nonzero(state[armed] != WAITING)))
         wrong = {name: pair for name, pair in facts.items() if pair[0] != pair[1]}
@@ -234,6 +243,7 @@ class DelayedOperationPurgatory:
             return
         self.state.writable[rows] = TRANSITIONS[WAITING, event]
         self.ended += len(rows)
-        self.timer.cancel(rows)
+        if event != "expire":
+            self.timer.cancel(rows)
         self._ended_since_purge.append(rows)
         self._on_complete(rows)

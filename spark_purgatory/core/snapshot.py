@@ -19,7 +19,19 @@ from spark_purgatory.core.keys import KeyColumn
 from spark_purgatory.core.operations import extra_columns
 from spark_purgatory.core.outcomes import Tally
 from spark_purgatory.core.purgatory import WAITING
-from spark_purgatory.core.runs import EMPTY, PREFIX_MASK, ROW_MASK, Column, Int64s, SortedRuns
+from spark_purgatory.core.purgatory_snapshot import (
+    purgatory_numbers,
+    restore_counts,
+    restore_keys,
+    restore_runs,
+    restore_timer,
+    restore_watchers,
+    save_keys,
+    save_runs,
+    save_timer,
+    save_watchers,
+)
+from spark_purgatory.core.runs import EMPTY, Column, Int64s
 from spark_purgatory.core.state import Arrays, Tables, read_blob, write_blob
 from spark_purgatory.core.times import saturating_add, tick_up_ms
 from spark_purgatory.core.timing_wheel import UNARMED
@@ -32,12 +44,15 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
     arrays: Arrays = {}
     tables: Tables = {}
     _save_rows(engine, arrays, tables)
-    _save_watchers(engine, arrays, tables)
-    _save_timer(engine, arrays)
-    _save_runs("ids.run", engine.ids.index, arrays)
+    watchers = engine.purgatory.watchers
+    save_watchers(watchers, engine.purgatory.state.values == WAITING, arrays)
+    if engine.spec.role("keys") is None:
+        save_keys("watch.keys", watchers.keys, tables)
+    save_timer(engine.purgatory.timer, _ticks_of_deadlines(engine), arrays)
+    save_runs("ids.run", engine.ids.index, arrays)
     arrays["ids.deadline_us"] = engine.ids.deadline_us.values
     for i, column in enumerate(engine.ids.columns):
-        _save_keys(f"ids.{i}", column, tables)
+        save_keys(f"ids.{i}", column, tables)
     for i, segment in enumerate(engine.events.log.segments):
         _save_segment(f"log.{i}", segment, arrays, tables)
     for log_name, log in _control_logs(engine).items():
@@ -69,14 +84,12 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     tally = cast("dict[str, int]", facts["tally"])
     engine.outcomes.tally = Tally(**tally)  # type: ignore[arg-type]
     _restore_rows(engine, arrays, tables)
-    purgatory = engine.purgatory
-    purgatory.state = Column(arrays["rows.state"])
-    purgatory.ended, purgatory.estimated_total = numbers["ended"], numbers["estimated_total"]
+    restore_counts(engine.purgatory, numbers, arrays)
     _restore_watchers(engine, arrays, tables)
-    _restore_timer(engine, numbers, arrays)
-    engine.ids.index = _restore_runs("ids.run", arrays)
+    restore_timer(engine.purgatory.timer, numbers, _ticks_of_deadlines(engine), arrays)
+    engine.ids.index = restore_runs("ids.run", arrays)
     engine.ids.deadline_us = Column(arrays["ids.deadline_us"])
-    engine.ids.columns = [_restore_keys(f"ids.{i}", tables) for i in range(spec.identity_width)]
+    engine.ids.columns = [restore_keys(f"ids.{i}", tables) for i in range(spec.identity_width)]
     segments = [_restore_segment(f"log.{i}", arrays, tables) for i in range(numbers["segments"])]
     engine.events.log = EventLog(segments, numbers["log_kept"])
     for name, (count, kept) in cast("dict[str, list[int]]", facts.get("logs", {})).items():
@@ -93,43 +106,15 @@ def _control_logs(engine: EventTimePurgatory) -> dict[str, EventLog]:
 
 
 def _facts(engine: EventTimePurgatory) -> dict[str, object]:
-    timer = engine.purgatory.timer
     numbers = {
         "watermark_ms": engine.watermark_ms,
-        "ended": engine.purgatory.ended,
-        "estimated_total": engine.purgatory.estimated_total,
+        **purgatory_numbers(engine.purgatory),
         "segments": len(engine.events.log.segments),
         "log_kept": engine.events.log.kept,
-        "timer_size": timer.size,
-        "timer_base": timer.entries.base,
-        "timer_repeats": int(timer.entries.repeats),
-        "wheel_clock": timer.wheel.clock,
-        "wheel_levels": len(timer.wheel.spans),
     }
     facts = {"spec": engine.spec.fingerprint(), "numbers": numbers, "tally": vars(engine.outcomes.tally)}
     logs = {name: [len(log.segments), log.kept] for name, log in _control_logs(engine).items()}
     return {**facts, "logs": logs} if logs else facts
-
-
-def _save_runs(name: str, runs: SortedRuns, arrays: Arrays) -> None:
-    for i, run in enumerate(runs.runs):
-        arrays[f"{name}.{i}"] = run
-
-
-def _restore_runs(name: str, arrays: Arrays) -> SortedRuns:
-    runs: list[Int64s] = []
-    while (run := arrays.get(f"{name}.{len(runs)}")) is not None:
-        runs.append(run)
-    return SortedRuns(runs)
-
-
-def _save_keys(name: str, keys: KeyColumn, tables: Tables) -> None:
-    if keys.chunks:
-        tables[name] = [pa.RecordBatch.from_arrays([chunk], names=["key"]) for chunk in keys.chunks]
-
-
-def _restore_keys(name: str, tables: Tables) -> KeyColumn:
-    return KeyColumn([batch.column(0) for batch in tables.get(name, [])])
 
 
 def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> None:
@@ -150,7 +135,7 @@ def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> No
             engine.standing.contested,
             engine.standing.contested_hash,
         )
-    _save_keys("rows.ids", rows.own_ids, tables)
+    save_keys("rows.ids", rows.own_ids, tables)
     if rows.payload.chunks:
         tables["rows.payload"] = [pa.RecordBatch.from_struct_array(chunk) for chunk in rows.payload.chunks]
 
@@ -175,7 +160,7 @@ def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) ->
     if engine.spec.keeps_ids:
         # Earlier states have none: such rows are met by no other row of their id.
         unnamed = [pa.nulls(len(batch), pa.string()) for batch in tables.get("rows.payload", [])]
-        rows.own_ids = _restore_keys("rows.ids", tables) if "rows.ids" in tables else KeyColumn(unnamed)
+        rows.own_ids = restore_keys("rows.ids", tables) if "rows.ids" in tables else KeyColumn(unnamed)
     rows.columns["from_us"] = Column(_usual_from_us(engine) if from_us is None else from_us)
 
 
@@ -184,73 +169,14 @@ def _usual_from_us(engine: EventTimePurgatory) -> Int64s:
     return saturating_add(engine.rows.created_us, -engine.spec.lookback_us)
 
 
-def _save_watchers(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> None:
-    watchers = engine.purgatory.watchers
-    listed = watchers.is_listed(np.arange(len(watchers.row_of)))
-    waiting = engine.purgatory.state.values == WAITING
-    if not np.array_equal(listed, waiting[watchers.row_of.values]):
-        arrays["watch.listed"] = listed
-    if watchers.rows != len(listed):
-        arrays["watch.first_entry"] = watchers.first_entry.values
-    _save_runs("watch.run", watchers.index, arrays)
-    if engine.spec.role("keys") is None:
-        _save_keys("watch.keys", watchers.keys, tables)
-
-
 def _restore_watchers(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> None:
     watchers = engine.purgatory.watchers
-    waiting = engine.purgatory.state.values == WAITING
-    first_entry = arrays.get("watch.first_entry")
-    if first_entry is None:
-        # One key each: entry and row are the same number.
-        first_entry = np.arange(len(waiting) + 1)
-        row_of = np.arange(len(waiting), dtype=np.int32)
-        listed = arrays.get("watch.listed", waiting)
-        listed_of = listed.astype(np.int32)
-    else:
-        counts = np.diff(first_entry)
-        row_of = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-        listed = arrays.get("watch.listed")
-        listed = waiting[row_of] if listed is None else listed
-        listed_of = np.bincount(row_of[listed], minlength=len(counts)).astype(np.int32)
-    watchers.first_entry, watchers.row_of = Column(first_entry), Column(row_of)
-    watchers.listed, watchers.listed_of = Column(listed), Column(listed_of)
-    watchers.watched = int(np.count_nonzero(listed))
-    watchers.index = _restore_runs("watch.run", arrays)
-    # An entry that was never listed belongs to an operation that has ended: nobody asks for its hash again.
-    hashes = np.zeros(len(row_of), np.int64)
-    for run in watchers.index.runs:
-        hashes[run & ROW_MASK] = run & PREFIX_MASK
-    watchers.hashes = Column(hashes)
+    restore_watchers(watchers, engine.purgatory.state.values == WAITING, arrays)
     if engine.spec.role("keys") is None:
-        watchers.keys = _restore_keys("watch.keys", tables)
+        watchers.keys = restore_keys("watch.keys", tables)
     else:
         chunks = engine.rows.payload.chunks
         watchers.keys = KeyColumn([payload_role(chunk, engine.spec, "keys") for chunk in chunks])
-
-
-def _save_timer(engine: EventTimePurgatory, arrays: Arrays) -> None:
-    timer = engine.purgatory.timer
-    if not np.array_equal(timer.armed_tick.values, _ticks_of_deadlines(engine)):
-        arrays["timer.armed_tick"] = timer.armed_tick.values
-    arrays["timer.queued"] = np.concatenate(timer.wheel.queued)
-    arrays["timer.outlier_ticks"] = timer.entries.outlier_ticks
-    arrays["timer.outlier_rows"] = timer.entries.outlier_rows
-    _save_runs("timer.run", timer.entries.near, arrays)
-
-
-def _restore_timer(engine: EventTimePurgatory, numbers: dict[str, int], arrays: Arrays) -> None:
-    timer = engine.purgatory.timer
-    timer.size, entries = numbers["timer_size"], timer.entries
-    entries.base, entries.repeats = numbers["timer_base"], bool(numbers["timer_repeats"])
-    wheel, levels = timer.wheel, numbers["wheel_levels"]
-    wheel.clock = numbers["wheel_clock"]
-    wheel.spans = [wheel.wheel_size**level for level in range(levels)]
-    wheel.queued = list(arrays["timer.queued"].reshape(levels, wheel.wheel_size).copy())
-    armed_tick = arrays.get("timer.armed_tick")
-    timer.armed_tick = Column(_ticks_of_deadlines(engine) if armed_tick is None else armed_tick)
-    entries.outlier_ticks, entries.outlier_rows = arrays["timer.outlier_ticks"], arrays["timer.outlier_rows"]
-    entries.near = _restore_runs("timer.run", arrays)
 
 
 def _ticks_of_deadlines(engine: EventTimePurgatory) -> Int64s:

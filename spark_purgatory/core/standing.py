@@ -28,7 +28,7 @@ from spark_purgatory.core.ids import Ids, identity_codes
 from spark_purgatory.core.keys import as_bools
 from spark_purgatory.core.operations import OperationRows
 from spark_purgatory.core.purgatory import WAITING, DelayedOperationPurgatory
-from spark_purgatory.core.runs import EMPTY, Bools, Int64s
+from spark_purgatory.core.runs import EMPTY, Bools, Int64s, Rows
 from spark_purgatory.core.times import ALWAYS
 
 
@@ -96,9 +96,9 @@ class Standing:
         # Where the key is the id, as it often is, null says so in no bytes.
         return [ids, pc.if_else(pc.equal(ids, keys), None, keys) if ids.type == keys.type else keys]
 
-    def renumber(self, new_row: Int64s) -> None:
+    def renumber(self, new_row: Rows) -> None:
         """Rows were renumbered: ``new_row[old]``."""
-        self.contested = new_row[self.contested]
+        self.contested = new_row[self.contested].astype(np.int64)
 
     def _identity_of(self, rows: Int64s) -> list[pa.Array]:
         watchers = self._purgatory.watchers

@@ -4,7 +4,7 @@ A prefix of 36 bits names ticks within 2**34 of a base, 198 days either side at 
 9999 among deadlines of today, are *outliers* in two plain arrays; when they are the majority a new base is chosen.
 
 Entries of tasks that were cancelled or moved stay until they come due or are dropped together; whether one is live is
-asked of the caller: ``live(ticks, rows) -> (n,) bool``.
+asked of the caller: ``live(ticks, rows) -> (n,) bool``, or None where every entry is.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spark_purgatory.core.runs import EMPTY, ROW_BITS, ROW_MASK, Bools, Int64s, SortedRuns, distinct
+from spark_purgatory.core.runs import EMPTY, ROW_BITS, ROW_MASK, Bools, Int64s, Rows, SortedRuns, distinct
 
 NEAR_TICKS = 1 << 34
 REBASE_FLOOR = 1024
 """Outliers below which a new base is not worth a pass."""
 
 Live = Callable[[Int64s, Int64s], Bools]
+
+
+def _all_live(ticks: Int64s, _: Int64s) -> Bools:
+    return np.ones(len(ticks), bool)
 
 
 class TimerEntries:
@@ -40,32 +44,55 @@ class TimerEntries:
         """Add pairs, (n,) each, n > 0; returns the ticks ascending."""
         if not len(self):
             self.base = int(ticks.min())
-        relative = ticks - self.base
-        near = (relative < NEAR_TICKS) & (relative >= -NEAR_TICKS)
         far = EMPTY
-        if not near.all():
-            far = ticks[~near]
-            self.outlier_ticks = np.concatenate((self.outlier_ticks, far))
-            self.outlier_rows = np.concatenate((self.outlier_rows, rows[~near]))
-            relative, rows = relative[near], rows[near]
-        entries = np.sort((relative << ROW_BITS) | rows)
+        if int(ticks.max()) - self.base >= NEAR_TICKS or int(ticks.min()) - self.base < -NEAR_TICKS:
+            ticks, rows, far = self._set_apart(ticks, rows)
+        entries = ((ticks - self.base) << ROW_BITS) | rows
+        entries.sort()
         self.near.add(entries)
         ascending = (entries >> ROW_BITS) + self.base
         return np.sort(np.concatenate((ascending, far))) if len(far) else ascending
 
-    def pop_until(self, to: int, live: Live) -> tuple[Int64s, Int64s]:
+    def _set_apart(self, ticks: Int64s, rows: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Store outliers; returns the ticks and rows left, and the outliers' ticks."""
+        near = (ticks < self.base + NEAR_TICKS) & (ticks >= self.base - NEAR_TICKS)
+        self.outlier_ticks = np.concatenate((self.outlier_ticks, ticks[~near]))
+        self.outlier_rows = np.concatenate((self.outlier_rows, rows[~near]))
+        return ticks[near], rows[near], ticks[~near]
+
+    def pop_until(self, to: int, live: Live | None) -> tuple[Int64s, Int64s]:
         """Remove all pairs with tick <= ``to``; returns the live ones, by tick and row, each once."""
         due = self.near.pop_until(min(max(to - self.base, -NEAR_TICKS - 1), NEAR_TICKS))
-        due = due[live(*self._pairs(due))]
-        due = distinct(due) if self.repeats else np.sort(due)
+        if live:
+            due = due[live(*self._pairs(due))]
+        due.sort()
+        if self.repeats:
+            due = distinct(due)
         ticks, rows = self._pairs(due)
         if len(self.outlier_ticks):
-            ticks, rows = self._pop_outliers(to, live, ticks, rows)
+            ticks, rows = self._pop_outliers(to, live or _all_live, ticks, rows)
             if len(self.outlier_ticks) > REBASE_FLOOR + len(self.near):
-                self._rebase(live)
+                self._rebase(live or _all_live)
         return ticks, rows
 
-    def between(self, first: int, end: int) -> tuple[Int64s, Int64s]:
+    def filled(self, first: int, end: int, span: int, live: Live | None) -> Bools:
+        """Which of the cells ``first .. end - 1`` of ``span`` ticks hold a live entry, (end - first,) bool."""
+        low, high = first * span - self.base, end * span - self.base
+        if live is None and not len(self.outlier_ticks) and low >= -NEAR_TICKS and high <= NEAR_TICKS:
+            starts = np.arange(low, high + 1, span) << ROW_BITS
+            counts = np.zeros(end - first, np.int64)
+            for run in self.near.runs:
+                cuts = run.searchsorted(starts)
+                counts += cuts[1:] - cuts[:-1]
+            return counts > 0
+        ticks, rows = self._between(first * span, end * span)
+        if live:
+            ticks = ticks[live(ticks, rows)]
+        filled = np.zeros(end - first, bool)
+        filled[ticks // span - first] = True
+        return filled
+
+    def _between(self, first: int, end: int) -> tuple[Int64s, Int64s]:
         """Pairs with first <= tick < end, dead ones too."""
         low, high = max(first - self.base, -NEAR_TICKS), min(end - self.base, NEAR_TICKS)
         ticks, rows = self._pairs(self.near.between(low, high) if low < high else EMPTY)
@@ -105,10 +132,11 @@ class TimerEntries:
         self.outlier_ticks = self.outlier_ticks[alive][first]
         self.repeats = False
 
-    def renumber(self, new_row: Int64s) -> None:
-        """Rows were renumbered (order kept): ``new_row[old]``; no entry's row may be gone."""
+    def renumber(self, new_row: Rows) -> None:
+        """Rows were renumbered (order kept): ``new_row[old]``, -1 where a row is gone and its entries with it."""
         self.near.renumber(new_row)
-        self.outlier_rows = new_row[self.outlier_rows]
+        rows = new_row[self.outlier_rows].astype(np.int64)
+        self.outlier_ticks, self.outlier_rows = self.outlier_ticks[rows >= 0], rows[rows >= 0]
 
     def _pairs(self, entries: Int64s) -> tuple[Int64s, Int64s]:
         return (entries >> ROW_BITS) + self.base, entries & ROW_MASK

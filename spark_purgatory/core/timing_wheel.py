@@ -15,9 +15,9 @@ facts:
 2. A task that survives a bucket which straddles ``to`` goes to the highest level on which its cell is not that of
    ``to``. A task that already lay lower lies just there, so putting it again changes nothing.
 
-So levels need no storage, only which buckets are queued: per level a ring of ``wheel_size`` flags (a bucket emptied by
+So levels need no storage, only which buckets are queued: per level a ring of ``wheel_size`` bits (a bucket emptied by
 cancels stays queued, is polled when due and moves the clock, as in Kafka). Costs: add O(n log n), cancel O(n), advance
-O(due) plus, each time a bucket of level k >= 1 is passed, its survivors.
+O(due) plus, each time a bucket of level k >= 1 is passed, its survivors; while no task was cancelled, only its cells.
 
 Worked example, tick 1 ms, wheel size 4, clock 0 (a test asserts it)::
 
@@ -33,14 +33,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spark_purgatory.core.runs import Bools, Column, Int64s
-from spark_purgatory.core.timer_entries import TimerEntries
+from spark_purgatory.core.runs import Bools, Column, Int64s, Rows
+from spark_purgatory.core.timer_entries import Live, TimerEntries
 from spark_purgatory.errors import ConfigError
 
 REACH_LIMIT = 1 << 62
 """A level that reaches this far takes everything: int64 milliseconds end at 2**63."""
 FOREVER = int(np.iinfo(np.int64).max)
-UNARMED = np.iinfo(np.int64).min
+UNARMED = np.int64(np.iinfo(np.int64).min)
 DROP_FLOOR = 1024
 """Entries of cancelled tasks below which dropping them is not worth a pass."""
 
@@ -54,7 +54,19 @@ class TimingWheel:
         self.wheel_size = wheel_size
         self.clock = clock
         self.spans: list[int] = [1]
-        self.queued: list[Bools] = [np.zeros(wheel_size, bool)]
+        self.rings: list[int] = [0]
+        """By level: bit c says that the bucket whose number is c modulo ``wheel_size`` is queued."""
+
+    @property
+    def queued(self) -> list[Bools]:
+        """The rings as flags, (wheel_size,) bool a level."""
+        size = (self.wheel_size + 7) // 8
+        packed = [np.frombuffer(ring.to_bytes(size, "little"), np.uint8) for ring in self.rings]
+        return [np.unpackbits(ring, count=self.wheel_size, bitorder="little").astype(bool) for ring in packed]
+
+    @queued.setter
+    def queued(self, flags: list[Bools]) -> None:
+        self.rings = [bits_of(ring) for ring in flags]
 
     @property
     def clocks(self) -> list[int]:
@@ -68,7 +80,7 @@ class TimingWheel:
         furthest = min(furthest, FOREVER - 1)
         while self._reach(len(self.spans) - 1) <= furthest:
             self.spans.append(self.spans[-1] * self.wheel_size)
-            self.queued.append(np.zeros(self.wheel_size, bool))
+            self.rings.append(0)
         return np.array([self._reach(level) for level in range(len(self.spans))], np.int64)
 
     def _reach(self, level: int) -> int:
@@ -76,9 +88,22 @@ class TimingWheel:
         reach = self.clock - self.clock % span + span * self.wheel_size
         return reach if reach < REACH_LIMIT else FOREVER
 
-    def queue(self, level: int, ticks: Int64s) -> None:
-        """Queue the buckets of ``level`` that hold ``ticks``, (n,) int64."""
-        self.queued[level][(ticks // self.spans[level]) % self.wheel_size] = True
+    def queue(self, level: int, first: int, filled: int) -> None:
+        """Queue buckets ``first + i`` of ``level`` where bit i of ``filled`` is set."""
+        while filled > self._full:
+            # Only the last level, which takes everything, has tasks further off than one turn of its ring.
+            filled = (filled & self._full) | (filled >> self.wheel_size)
+        self.rings[level] |= self._turned(filled, -first)
+
+    def queue_ticks(self, level: int, ticks: Int64s) -> None:
+        """Queue the buckets of ``level`` that hold ``ticks``, (n,) int64 ascending, n > 0."""
+        span = self.spans[level]
+        first, last = int(ticks[0]) // span, int(ticks[-1]) // span
+        between, ends = last - first, 1 | 1 << (last - first)
+        if between > 1 and self._turned(self.rings[level], first) >> 1 & (ends >> 1) - 1 != (ends >> 1) - 1:
+            starts = ticks.searchsorted(np.arange(first + 1, last + 1) * span)
+            ends |= bits_of(starts[1:] > starts[:-1]) << 1
+        self.queue(level, first, ends)
 
     def poll(self, to: int) -> tuple[int, int]:
         """Take every queued bucket that starts at or before ``to``.
@@ -86,32 +111,53 @@ class TimingWheel:
         Returns the latest start (the clock if none) and the highest level whose bucket straddles ``to`` (0 if none).
         """
         latest, straddling = self.clock, 0
-        for level, (span, ring) in enumerate(zip(self.spans, self.queued, strict=True)):
+        for level, (span, ring) in enumerate(zip(self.spans, self.rings, strict=True)):
             first, last = self.clock // span + 1, to // span
-            if last < first or not ring.any():
+            if last < first or not ring:
                 continue
-            # Queued cells lie within wheel_size - 1 of the clock's own.
-            cells = np.arange(first, min(last, first + self.wheel_size - 2) + 1)
-            due = cells[ring[cells % self.wheel_size]]
-            if not len(due):
+            # Queued buckets lie within wheel_size - 1 of the clock's own.
+            ahead = self._turned(ring, first)
+            due = ahead & ((1 << min(last - first + 1, self.wheel_size - 1)) - 1)
+            if not due:
                 continue
-            ring[due % self.wheel_size] = False
-            latest = max(latest, int(due[-1]) * span)
-            if due[-1] == last:
+            self.rings[level] = self._turned(ahead ^ due, -first)
+            newest = first + due.bit_length() - 1
+            latest = max(latest, newest * span)
+            if newest == last:
                 straddling = level
         return latest, straddling
+
+    @property
+    def _full(self) -> int:
+        return (1 << self.wheel_size) - 1
+
+    def _turned(self, ring: int, by: int) -> int:
+        """The ring with bit ``by`` in place 0."""
+        by %= self.wheel_size
+        return ((ring >> by) | (ring << (self.wheel_size - by))) & self._full
+
+
+def bits_of(flags: Bools) -> int:
+    """Bit i is ``flags[i]``."""
+    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
 
 
 @dataclass(frozen=True)
 class TimerAdd:
     """What `SystemTimer.add` did with each task, in the order given; arrays (n,)."""
 
-    armed: Bools
-    """False: the task was due within the current tick and is not stored; the caller runs it now."""
+    all_armed: bool
+    """False: some are not, see ``armed``."""
     _ticks: Int64s
+    _clock: int
     _reaches: Int64s
-    _spans: Int64s
+    _spans: list[int]
     _tick_ms: int
+
+    @property
+    def armed(self) -> Bools:
+        """False: the task was due within the current tick and is not stored; the caller runs it now."""
+        return self._ticks > self._clock
 
     @property
     def level(self) -> Int64s:
@@ -121,7 +167,7 @@ class TimerAdd:
     @property
     def bucket_ms(self) -> Int64s:
         """Start of the task's bucket in ms; -1 where it was not armed."""
-        span = self._spans[np.maximum(self.level - 1, 0)]
+        span = np.array(self._spans)[np.maximum(self.level - 1, 0)]
         return np.where(self.armed, (self._ticks - self._ticks % span) * self._tick_ms, -1)
 
 
@@ -149,34 +195,37 @@ class SystemTimer:
 
     def add(self, rows: Int64s, deadlines_ms: Int64s) -> TimerAdd:
         """Arm tasks; an armed row is moved. ``rows`` (n,) int64, distinct; ``deadlines_ms`` (n,) int64, absolute."""
-        ticks = deadlines_ms // self.tick_ms
-        armed = ticks > self.wheel.clock
-        furthest = int(ticks.max()) if len(ticks) else self.wheel.clock
-        reaches = self.wheel.reaches(furthest)
-        result = TimerAdd(armed, ticks, reaches, np.array(self.wheel.spans), self.tick_ms)
-        if len(rows):
-            # A row met before may have an old entry equal to its new one.
-            self.entries.repeats |= int(rows.min()) < len(self.armed_tick) and len(self.entries) > 0
-            self._grow(int(rows.max()) + 1)
+        ticks = deadlines_ms // self.tick_ms if self.tick_ms > 1 else deadlines_ms
+        clock = self.wheel.clock
+        earliest, latest = (int(ticks.min()), int(ticks.max())) if len(ticks) else (clock + 1, clock)
+        reaches = self.wheel.reaches(latest)
+        result = TimerAdd(earliest > clock, ticks, clock, reaches, self.wheel.spans[:], self.tick_ms)
+        if not len(rows):
+            return result
+        known = int(rows.min()) < len(self.armed_tick)
+        self.armed_tick.fill(int(rows.max()) + 1, UNARMED)
         armed_tick = self.armed_tick.writable
-        self.size -= int(np.count_nonzero(armed_tick[rows] != UNARMED))
-        if not armed.all():
+        if known:
+            # A row met before may have an old entry equal to its new one.
+            self.entries.repeats |= len(self.entries) > 0
+            self.size -= int(np.count_nonzero(armed_tick[rows] != UNARMED))
+        if earliest <= clock:
             armed_tick[rows] = UNARMED
-            rows, ticks = rows[armed], ticks[armed]
+            rows, ticks = rows[result.armed], ticks[result.armed]
         armed_tick[rows] = ticks
         self.size += len(rows)
         if len(rows):
             ascending = self.entries.add(ticks, rows)
-            cuts = [0, *ascending.searchsorted(reaches), len(ascending)]
+            cuts = [0, *ascending.searchsorted(reaches).tolist(), len(ascending)]
             for level in range(len(reaches)):
                 if cuts[level] < cuts[level + 1]:
-                    self.wheel.queue(level, ascending[cuts[level] : cuts[level + 1]])
+                    self.wheel.queue_ticks(level, ascending[cuts[level] : cuts[level + 1]])
         return result
 
     def cancel(self, rows: Int64s) -> Bools:
         """Disarm tasks; (n,) distinct rows -> (n,) bool, True where one was armed. Its entry is dropped later."""
         if len(rows):
-            self._grow(int(rows.max()) + 1)
+            self.armed_tick.fill(int(rows.max()) + 1, UNARMED)
         armed_tick = self.armed_tick.writable
         was_armed = armed_tick[rows] != UNARMED
         armed_tick[rows] = UNARMED
@@ -189,13 +238,15 @@ class SystemTimer:
         """Rows that run at ``now_ms``, by deadline tick and row, (m,) int64 (Kafka: ``SystemTimer.advanceClock``)."""
         to = now_ms // self.tick_ms
         latest, straddling = self.wheel.poll(to)
-        ticks, rows = self.entries.pop_until(to, self._live)
+        # Cancelled and moved tasks leave entries; while there are as many as tasks, nobody has to be asked.
+        live = None if len(self.entries) == self.size else self._live
+        ticks, rows = self.entries.pop_until(to, live)
         if len(rows):
             latest = max(latest, int(ticks[-1]))
             self.armed_tick.writable[rows] = UNARMED
             self.size -= len(rows)
         if straddling:
-            latest = max(latest, self._cascade(to, straddling))
+            latest = max(latest, self._cascade(to, straddling, live))
         self.wheel.clock = latest
         return rows
 
@@ -205,32 +256,25 @@ class SystemTimer:
             return None
         return self.entries.earliest(self._live) * self.tick_ms
 
-    def renumber(self, new_row: Int64s) -> None:
+    def renumber(self, new_row: Rows) -> None:
         """Rows were renumbered (order kept): ``new_row[old]``, -1 where a row is gone."""
-        self.entries.drop_dead(self._live)
-        self._grow(len(new_row))
+        self.armed_tick.fill(len(new_row), UNARMED)
         kept = np.flatnonzero(new_row >= 0)
         self.armed_tick = Column(self.armed_tick.values[kept])
         self.entries.renumber(new_row)
         self.size = int(np.count_nonzero(self.armed_tick.values != UNARMED))
 
-    def _grow(self, rows: int) -> None:
-        missing = rows - len(self.armed_tick)
-        if missing > 0:
-            self.armed_tick.append(np.full(missing, UNARMED))
-
     def _live(self, ticks: Int64s, rows: Int64s) -> Bools:
         return self.armed_tick.values[rows] == ticks
 
-    def _cascade(self, to: int, straddling: int) -> int:
+    def _cascade(self, to: int, straddling: int, live: Live | None) -> int:
         """Queue the new buckets of tasks that outlive the straddling bucket; returns the last clock on their way."""
         spans, latest = self.wheel.spans, self.wheel.clock
         for level in range(straddling - 1, -1, -1):
-            first = (to // spans[level] + 1) * spans[level]
-            end = (to // spans[level + 1] + 1) * spans[level + 1]
-            ticks, rows = self.entries.between(first, end)
-            ticks = ticks[self._live(ticks, rows)]
-            if len(ticks):
-                self.wheel.queue(level, ticks)
+            first = to // spans[level] + 1
+            end = (to // spans[level + 1] + 1) * self.wheel.wheel_size
+            filled = bits_of(self.entries.filled(first, end, spans[level], live))
+            if filled:
+                self.wheel.queue(level, first, filled)
                 latest = max(latest, to - to % spans[level + 1])
         return latest

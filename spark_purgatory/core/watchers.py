@@ -6,18 +6,29 @@ list is a range of each sorted run, already in order. Dropping an entry clears i
 alone; `renumber` drops it for good.
 
 ``watched`` is Kafka's: the lengths of all lists added up, entries of operations that ended elsewhere included, until a
-check of their key, a cancel or a purge drops them. A purge is logical: it forgets the operations that ended since the
-last one, at the cost of those.
+check of their key, a cancel or a purge drops them. A purge looks at the operations that ended since the last one, and
+costs those.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from spark_purgatory.core.keys import KeyColumn
-from spark_purgatory.core.runs import EMPTY, MAX_ROWS, PREFIX_MASK, Bools, Column, Int64s, SortedRuns, by_needle, expand
+from spark_purgatory.core.runs import (
+    EMPTY,
+    MAX_ROWS,
+    PREFIX_MASK,
+    ROW_MASK,
+    Bools,
+    Column,
+    Int64s,
+    Rows,
+    SortedRuns,
+    by_needle,
+    expand,
+)
 from spark_purgatory.errors import LimitError
 
 
@@ -35,14 +46,12 @@ class Watchers:
         """(rows + 1,) int64: entries of row r are first_entry[r] .. first_entry[r + 1] - 1."""
         self.listed = Column(np.empty(0, bool))
         """(entries,) bool: still on its key's list."""
-        self.listed_of = Column(np.empty(0, np.int32))
-        """(rows,) int32: how many of the row's entries are listed."""
         self.watched = 0
 
     @property
     def rows(self) -> int:
         """Rows known, listed or not."""
-        return len(self.listed_of)
+        return len(self.first_entry) - 1
 
     def append(self, keys: pa.Array, hashes: Int64s, offsets: Int64s) -> Int64s:
         """Number new operations and their keys, on no list yet; returns their rows, (n,) int64.
@@ -58,22 +67,25 @@ class Watchers:
             )
         self.keys.append(keys)
         self.hashes.append(hashes & PREFIX_MASK)
-        self.row_of.append(np.repeat(rows, np.diff(offsets)).astype(np.int32))
+        self.row_of.append(np.repeat(rows.astype(np.int32), np.diff(offsets)))
         self.first_entry.append(offsets[1:] + (entries - int(offsets[0])))
         self.listed.append(np.zeros(len(keys), bool))
-        self.listed_of.append(np.zeros(count, np.int32))
         return rows
 
     def watch(self, rows: Int64s) -> None:
-        """Put rows, (n,) int64, on the lists of all their keys (Kafka: ``watchForOperation``)."""
-        entries, _ = self.entries_of(rows)
-        if not len(entries):
+        """Put rows, (n,) int64 ascending, on the lists of all their keys (Kafka: ``watchForOperation``)."""
+        if not len(rows):
             return
-        hashes = self.hashes.values[entries]
-        self.index.add(np.sort(hashes | entries))
+        first = self.first_entry.values
+        if int(rows[-1]) - int(rows[0]) + 1 == len(rows):
+            entries = np.arange(first[rows[0]], first[rows[-1] + 1])
+        else:
+            entries, _ = self.entries_of(rows)
+        added = self.hashes.values[entries]
+        added |= entries
+        added.sort()
+        self.index.add(added)
         self.listed.writable[entries] = True
-        counts = self._counts(rows)
-        self.listed_of.writable[rows] = counts
         self.watched += len(entries)
 
     def entries_of(self, rows: Int64s) -> tuple[Int64s, Int64s]:
@@ -92,54 +104,42 @@ class Watchers:
         """Listed entries of each key: (which key, entry), both (m,), by key and then in list order unless not
         ``ordered``.
         """
-        ascending = bool((hashes[1:] >= hashes[:-1]).all())
-        order = np.arange(len(hashes)) if ascending else np.argsort(hashes)
-        found, entries = self.index.find(hashes[order])
+        sought = (hashes & PREFIX_MASK) | np.arange(len(hashes))
+        sought.sort()
+        order = sought & ROW_MASK
+        found, entries = self.index.find(sought)
         needle = order[found]
-        # Purged rows have no listed entries whatever their flags say.
-        here = self.listed.values[entries] & (self._listed_of_entry(entries) > 0)
+        here = np.flatnonzero(self.listed.values[entries] & self.keys.equal(entries, keys, needle))
         needle, entries = needle[here], entries[here]
-        same = self.keys.equal(entries, keys, needle)
-        needle, entries = needle[same], entries[same]
         return by_needle(needle, entries) if ordered else (needle, entries)
-
-    def _listed_of_entry(self, entries: Int64s) -> npt.NDArray[np.int32]:
-        return self.listed_of.values[self.row_of.values[entries]]
 
     def drop(self, entries: Int64s) -> None:
         """Take listed entries, (m,) distinct, off their lists."""
-        if not len(entries):
-            return
         self.listed.writable[entries] = False
-        rows = self.row_of.values[entries]
-        np.subtract.at(self.listed_of.writable, rows, 1)
         self.watched -= len(entries)
 
     def forget(self, rows: Int64s) -> None:
         """Take rows, (n,) distinct, off all their lists; costs the rows, not the lists."""
-        listed_of = self.listed_of.writable
-        self.watched -= int(listed_of[rows].sum())
-        listed_of[rows] = 0
+        entries, _ = self.entries_of(rows)
+        self.drop(entries[self.listed.values[entries]])
 
-    def renumber(self, new_row: Int64s) -> None:
+    def renumber(self, new_row: Rows) -> None:
         """Keep only rows with ``new_row[row] >= 0`` and give them that number; the order of rows is kept."""
         kept_rows = np.flatnonzero(new_row >= 0)
-        entries, owner = self.entries_of(kept_rows)
         counts = self._counts(kept_rows)
-        new_entry = np.full(len(self.row_of), -1)
-        new_entry[entries] = np.arange(len(entries))
-        unlisted = entries[~self.is_listed(entries)]
-        index_entry = new_entry.copy()
-        index_entry[unlisted] = -1
-        self.index.renumber(index_entry)
+        kept = (new_row >= 0)[self.row_of.values]
+        listed = kept & self.listed.values
+        new_entry = np.cumsum(kept, dtype=np.int32) - np.int32(1)
+        new_entry[~listed] = -1
+        self.index.renumber(new_entry)
+        entries = np.flatnonzero(kept)
         self.keys.keep(entries)
         self.hashes = Column(self.hashes.values[entries])
         self.listed = Column(self.listed.values[entries])
-        self.listed_of = Column(self.listed_of.values[kept_rows])
-        self.row_of = Column(owner.astype(np.int32))
+        self.row_of = Column(np.repeat(np.arange(len(kept_rows), dtype=np.int32), counts))
         self.first_entry = Column(np.concatenate(([0], np.cumsum(counts))).astype(np.int64))
-        self.watched = int(self.listed_of.values.sum())
+        self.watched = int(np.count_nonzero(listed))
 
     def is_listed(self, entries: Int64s) -> Bools:
         """Whether each entry, (m,), is on its key's list."""
-        return self.listed.values[entries] & (self._listed_of_entry(entries) > 0)
+        return self.listed.values[entries]

@@ -1,12 +1,15 @@
 // In Kafka's package: TimingWheel's constructor and TimerTaskList are not public.
 package org.apache.kafka.server.util.timer;
 
+import java.lang.management.ManagementFactory;
 import java.lang.reflect.Method;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.concurrent.DelayQueue;
 import java.util.concurrent.atomic.AtomicInteger;
+
+import com.sun.management.OperatingSystemMXBean;
 
 import org.apache.kafka.server.purgatory.DelayedOperation;
 import org.apache.kafka.server.purgatory.DelayedOperationKey;
@@ -17,9 +20,11 @@ import org.apache.kafka.server.purgatory.DelayedOperationPurgatory;
  *
  * <p>Arguments: operations, steps, rounds, then one or more of {@code wheel} and purge intervals. Every contender runs
  * {@code rounds + 1} times, the first unreported; a line for each: contender, operations a second, completed, expired,
- * checksum.
+ * checksum, CPU milliseconds of the process.
  */
 public final class WorkloadK {
+    private static final OperatingSystemMXBean PROCESS =
+            (OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean();
     private static final int KEYS = 100_000;
     private static final int STEP_MS = 10;
     private static final int LONGEST_DELAY_MS = 2000;
@@ -221,6 +226,7 @@ public final class WorkloadK {
         completed = 0;
         expired = 0;
         checksum = 0;
+        long cpu = PROCESS.getProcessCpuTime();
         long started = System.nanoTime();
         if (contender.equals("wheel")) {
             wheel();
@@ -229,7 +235,9 @@ public final class WorkloadK {
         }
         double seconds = (System.nanoTime() - started) / 1e9;
         if (report) {
-            System.out.printf("%s %.0f %d %d %d%n", contender, operations / seconds, completed, expired, checksum);
+            long cpuMs = (PROCESS.getProcessCpuTime() - cpu) / 1_000_000;
+            System.out.printf(
+                    "%s %.0f %d %d %d %d%n", contender, operations / seconds, completed, expired, checksum, cpuMs);
         }
     }
 
