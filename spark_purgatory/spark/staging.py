@@ -1,16 +1,15 @@
-"""Rows into staged files and back: a job that writes, and one task that counts what was written.
+"""Rows into staged files and back: a job for each micro-batch that writes, and one for many that counts.
 
-Files lie in ``<staging>/epoch=<e>/batch=<id>/attempt=<n>-<uuid>/p=<hash>``, the hash being that of the partition's
-values: these stay in the files, with all other columns, and appear in no path.
+Files lie in ``<staging>/epoch=<e>/batch=<id>/p=<hash>``, the hash being that of the partition's values: these stay in
+the files, with all other columns, and appear in no path.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import reduce
-from uuid import uuid4
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -18,9 +17,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import ConfigError, StagingError
+from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError
 from spark_purgatory.spark.entries import NO_SUCCESS_FILE, literal
-from spark_purgatory.spark.ledger import Attempt, Piece
+from spark_purgatory.spark.ledger import Piece
 
 PIECES_PER_FILE = 8
 """A staged file is at most this part of ``batch_size``: a batch that has no room for the next is at least 7/8 full."""
@@ -32,43 +31,102 @@ FAULT = "spark_purgatory:"
 _FAULT_TEXT = re.compile(re.escape(FAULT) + r" ([^\n]*?) :spark_purgatory")
 
 
-def attempt_path(epoch: int, batch_id: int, attempt: int) -> str:
-    """A new folder for an attempt, below the staging folder."""
-    return f"epoch={epoch}/batch={batch_id:020d}/attempt={attempt}-{uuid4()}"
+_PIECE = re.compile(r"epoch=(\d+)/batch=(\d+)/(?:[^/=]+=([^/]*)/)?([^/]+)$")
+_WRITER = re.compile(r"/part-\d+-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})[^/]*$")
+"""Spark names the files of one write alike."""
 
 
-def stage(rows: DataFrame, path: str, options: SinkOptions, partition_by: Sequence[str], max_file_rows: int) -> int:
-    """Write the rows of a micro-batch, evaluating it once. ConfigError for a row that no sink could take.
+@dataclass(frozen=True)
+class Rules:
+    """How rows of a schema are staged. Made once: to build the columns takes as long as to write a file."""
 
-    Returns their bytes before any encoding, 0 if there are none.
+    acceptable: Column
+    """True, or an error that says what no sink could take."""
+    plain_bytes: Column
+    """Of a row, before any encoding."""
+    partition: Column | None
+    """Hash of the table partition's values."""
+    partition_name: str
+
+
+def rules_of(schema: T.StructType, options: SinkOptions, partition_by: Sequence[str]) -> Rules:
+    """The rules for rows of a schema."""
+    row_bytes = _row_bytes(schema)
+    return Rules(
+        acceptable=_acceptable(schema, row_bytes, options, partition_by),
+        plain_bytes=row_bytes,
+        partition=F.hex(F.xxhash64(*map(quoted, partition_by))) if partition_by else None,
+        partition_name=_free_name(schema.names),
+    )
+
+
+def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple[int, int]:
+    """Write the rows of a micro-batch in the place of what is there, evaluating it once.
+
+    Returns how many there are, and their plain bytes. ConfigError for a row that no sink could take.
     """
-    row_bytes = _row_bytes(rows.schema)
-    volume = Observation()
-    checked = rows.where(_acceptable(rows.schema, row_bytes, options, partition_by))
-    checked = checked.observe(volume, F.sum(row_bytes).alias("bytes"))
-    column = _free_name(rows.columns)
-    if partition_by:
-        checked = checked.withColumn(column, F.hex(F.xxhash64(*map(quoted, partition_by))))
-    writer = checked.write.option("maxRecordsPerFile", max_file_rows).option(NO_SUCCESS_FILE, "false")
+    seen = Observation()
+    counts = F.count(F.lit(1)).alias("rows"), F.sum(rules.plain_bytes).alias("bytes")
+    checked = rows.where(rules.acceptable).observe(seen, *counts)
+    if rules.partition is not None:
+        checked = checked.withColumn(rules.partition_name, rules.partition)
+    writer = checked.write.mode("overwrite").option("partitionOverwriteMode", "static")
+    writer = writer.option("maxRecordsPerFile", max_file_rows).option(NO_SUCCESS_FILE, "false")
     try:
-        (writer.partitionBy(column) if partition_by else writer).parquet(path)
+        (writer if rules.partition is None else writer.partitionBy(rules.partition_name)).parquet(path)
     except Exception as error:
         fault = _FAULT_TEXT.search(str(error))
         if fault is None:
             raise
         raise ConfigError(fault[1]) from None
-    return volume.get["bytes"] or 0
+    found = seen.get
+    return found["rows"], found["bytes"] or 0
 
 
-def measured(spark: SparkSession, folder: str, attempt: Attempt) -> DataFrame:
-    """One row, one column: what the footers of an attempt's files say, as JSON. One task."""
-    schema = T.StructType.fromJson(json.loads(attempt.schema))
-    reader = spark.read.schema(schema).option("recursiveFileLookup", "true")
-    rows = reader.parquet(literal(f"{folder}/{attempt.path}")).coalesce(1)
-    counts = rows.groupBy("_metadata.file_path", "_metadata.file_size").count()
-    inside = f"substring_index(file_path, '/{attempt.path.rpartition('/')[2]}/', -1)"
-    file = f"named_struct('name', {inside}, 'rows', `count`, 'bytes', file_size)"
-    return counts.agg(F.expr(f"to_json(collect_list({file}))").alias("files"))
+def measured(spark: SparkSession, paths: Sequence[str]) -> list[Piece]:
+    """The pieces below some folders, as the footers of their files tell; in the order of their rows. One task."""
+    rows = spark.read.schema("n int").option("recursiveFileLookup", "true").parquet(*paths).coalesce(1)
+    modified_ms = F.expr("unix_millis(_metadata.file_modification_time)")
+    counts = rows.groupBy("_metadata.file_path", "_metadata.file_size", modified_ms.alias("modified_ms")).count()
+    pieces = [
+        piece_at(row["file_path"], row["count"], row["file_size"], row["modified_ms"]) for row in counts.collect()
+    ]
+    return sorted(pieces, key=lambda piece: (piece.batch_id, piece.path.rsplit("/", 1)[1]))
+
+
+def staged_paths(spark: SparkSession, folder: str) -> list[str]:
+    """Every staged file, without a look inside."""
+    reader = spark.read.schema("n int").option("recursiveFileLookup", "true")
+    try:
+        return reader.parquet(f"{literal(folder)}/epoch=*").inputFiles()
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return []
+
+
+def piece_at(path: str, rows: int = 0, staged_bytes: int = 0, staged_ms: int = 0) -> Piece:
+    """The piece that a path names."""
+    match = _PIECE.search(path)
+    if match is None:
+        raise StagingError(f"{path} is no file of the staging folder: remove what others have put there")
+    return Piece(match[3] or "", match[0], rows, staged_bytes, int(match[2]), int(match[1]), staged_ms)
+
+
+def check_one_writer(pieces: Iterable[Piece], folder: str) -> None:
+    """Raise ForeignWriterError if a micro-batch was staged by two runs at once."""
+    writers: dict[str, set[str]] = {}
+    for piece in pieces:
+        match = _WRITER.search(piece.path)
+        if match is not None:
+            writers.setdefault(f"epoch={piece.epoch}/batch={piece.batch_id:020d}", set()).add(match[1])
+    for path, ids in writers.items():
+        if len(ids) > 1:
+            raise ForeignWriterError(
+                f"{folder}/{path} holds files of {len(ids)} writers, {', '.join(sorted(ids))}: two runs of the query "
+                "staged the same micro-batch at once. Nothing was committed. Stop one of them, remove the files of one "
+                "of these names, which hold the same rows, and start again"
+            )
 
 
 def read_pieces(spark: SparkSession, folder: str, schema: T.StructType, pieces: Sequence[Piece]) -> DataFrame:
