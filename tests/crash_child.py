@@ -163,7 +163,7 @@ def _always_redo(patch: Callable[[Any, str, Any], None]) -> None:
         recover(self, spark)
         ledger = self.ledger
         if ledger.intent is not None and not ledger.is_done:
-            ledger.pieces = {piece.path: piece for piece in (*ledger.intent.taken, *ledger.pieces.values())}
+            ledger.pieces = {piece.key: piece for piece in (*ledger.intent.taken, *ledger.pieces.values())}
             ledger.is_done = True
         return None
 

@@ -52,13 +52,19 @@ def child(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def halve(path: Path) -> None:
+    """Leave half the rows of a staged file."""
+    rows = pq.ParquetFile(path).read()
+    path.with_name(f".{path.name}.crc").unlink()
+    pq.write_table(rows.slice(0, rows.num_rows // 2), path)
+
+
 def kill(folder: Path, failpoint: str, *arguments: str) -> str:
-    """Run until the failpoint is reached; "" if that killed it. In parts: with one file of the micro-batch missing."""
+    """Run until the failpoint is reached; "" if that killed it. In parts: leaving half of them."""
     killed = child(folder, "--kill", "after parts" if failpoint == IN_PARTS else failpoint, *arguments)
     if killed.returncode == -signal.SIGKILL:
         if failpoint == IN_PARTS:
-            newest = max(folder.glob("checkpoint/staging/epoch=*/batch=*"), key=lambda path: path.name)
-            next(newest.rglob("*.parquet")).unlink()
+            halve(max(folder.glob("checkpoint/staging/epoch=*/batch=*/*.parquet"), key=lambda path: path.parent.name))
         return ""
     return f"not killed at {failpoint!r}, but ended with {killed.returncode}: {killed.stderr[-1500:]}"
 

@@ -15,7 +15,7 @@ from spark_purgatory.errors import ForeignWriterError, StagingError
 from spark_purgatory.spark.backlog import MAX_FILES_AHEAD, Backlog
 from spark_purgatory.spark.delta_sink import DeltaSink
 from spark_purgatory.spark.ledger import Ledger, Piece, StagedBatch, batch_path, replay
-from spark_purgatory.spark.staging import check_one_writer, piece_at
+from spark_purgatory.spark.staging import check_one_writer, file_at
 from tests.test_delta_sink import Stream, every
 from tests.test_record_accumulator import HOUR, accumulator, staged_files, start, wait_until
 
@@ -24,9 +24,7 @@ OTHER = "00000000-9f5f-4d5e-8f0a-3b1d6f1f9b5a"
 
 
 def piece(batch_id: int, epoch: int = 0, writer: str = WRITER) -> Piece:
-    return piece_at(
-        f"file:/c/staging/{batch_path(epoch, batch_id)}/p=AB/part-00000-{writer}.c000.snappy.parquet", 10, 99
-    )
+    return file_at(f"file:/c/staging/{batch_path(epoch, batch_id)}/part-00000-{writer}.c000.snappy.parquet")
 
 
 def ledger(*notes: tuple[str, dict[str, Any]]) -> Ledger:
@@ -42,10 +40,10 @@ def empty(first: int, last: int) -> tuple[str, dict[str, Any]]:
 
 def test_a_staged_file_is_known_by_its_path() -> None:
     found = piece(7, epoch=3)
-    assert (found.batch_id, found.epoch, found.partition) == (7, 3, "AB")
-    assert found.path.startswith("epoch=3/batch=00000000000000000007/p=AB/part-00000-")
+    assert (found.batch_id, found.epoch) == (7, 3)
+    assert found.path.startswith("epoch=3/batch=00000000000000000007/part-00000-")
     with pytest.raises(StagingError, match="is no file of the staging folder"):
-        piece_at("file:/c/staging/epoch=0/notes.parquet")
+        file_at("file:/c/staging/epoch=0/notes.parquet")
 
 
 def test_every_micro_batch_before_the_one_that_runs_counts_and_that_one_does_not() -> None:

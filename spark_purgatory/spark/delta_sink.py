@@ -142,7 +142,7 @@ class DeltaSink(StagedSide):
             )
         wanted = schema or ledger.schema or ""
         facts = self.target.check(spark, self.table_id, T.StructType.fromJson(json.loads(wanted)))
-        paths = {piece.path for piece in taken}
+        keys = {piece.key for piece in taken}
         intent = Intent(
             number=ledger.next_drain,
             uuid=str(uuid4()),
@@ -151,7 +151,7 @@ class DeltaSink(StagedSide):
             last_batch=ledger.last_batch if batch_id is None else batch_id,
             direct=batch_id is not None and not taken,
             taken=tuple(taken),
-            left=tuple(piece for piece in ledger.pieces.values() if piece.path not in paths),
+            left=tuple(piece for piece in ledger.pieces.values() if piece.key not in keys),
             epochs=tuple(sorted(ledger.epochs | {ledger.next_drain})),
         )
         reach("before intent")

@@ -71,7 +71,7 @@ class DrainLoop(PolicySide):
         by_batch = self.sink.count(spark, list(ledger.uncounted.values()))
         counted = [piece for pieces in by_batch.values() for piece in pieces]
         self.backlog.learn(ledger.uncounted.values(), counted)
-        ledger.pieces.update((piece.path, piece) for piece in counted)
+        ledger.pieces.update((piece.key, piece) for piece in counted)
         ledger.uncounted = {}
         for batch_id, pieces in by_batch.items():
             self.note_sizes(pieces)

@@ -1,9 +1,9 @@
 """What is staged, as the log and the staged folders say it: pure bookkeeping, the same after a restart as before.
 
-A *piece* is one staged file: rows of one micro-batch and one table partition. A micro-batch that has rows is a folder
-of them; one that has none is in an *empty* entry; so a gap shows. An *intent* N says which pieces drain N takes and
-which it leaves, and up to which micro-batch that is all there is: nothing before it needs to be read again. *Epoch* e
-is what is written after intent e - 1 and up to intent e.
+A *piece* is the rows of one table partition in one staged file of a micro-batch. A micro-batch that has rows is a
+folder of files; one that has none is in a note; so a gap shows. An *intent* N says which pieces drain N takes and which
+it leaves, and up to which micro-batch that is all there is: nothing before it needs to be read again. *Epoch* e is what
+is written after intent e - 1 and up to intent e.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NO_BATCH = -1
 
 @dataclass(frozen=True)
 class Piece:
-    """One staged file."""
+    """The rows of a table partition in a staged file."""
 
     partition: str
     """Hash of the table partition's values, in hex; "" without partitions."""
@@ -28,9 +28,15 @@ class Piece:
     """Below the staging folder."""
     rows: int
     staged_bytes: int
+    """Its share of the file's, by rows."""
     batch_id: int
     epoch: int
     staged_ms: int
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Unlike that of any other piece."""
+        return self.path, self.partition
 
 
 @dataclass(frozen=True)
@@ -93,8 +99,8 @@ def _pieces(packed: list[list[Any]]) -> tuple[Piece, ...]:
 class Ledger:
     """All that counts. ``pieces`` are in the order in which they were staged."""
 
-    pieces: dict[str, Piece] = field(default_factory=dict)
-    """By path; what the intent takes is not among them."""
+    pieces: dict[tuple[str, str], Piece] = field(default_factory=dict)
+    """By key; what the intent takes is not among them."""
     uncounted: dict[int, StagedBatch] = field(default_factory=dict)
     """By micro-batch: those after all pieces, whose own are not known yet."""
     schema: str | None = None
@@ -130,7 +136,7 @@ class Ledger:
 
     def add(self, batch_id: int, epoch: int, pieces: Iterable[Piece]) -> None:
         """A micro-batch counts, and so do its pieces."""
-        self.pieces.update((piece.path, piece) for piece in pieces)
+        self.pieces.update((piece.key, piece) for piece in pieces)
         self.last_batch = batch_id
         self.epochs.update({self.next_drain, epoch})
 
@@ -179,7 +185,7 @@ class Ledger:
         """A drain was decided."""
         self.intent, self.is_done = intent, False
         self.last_batch = intent.last_batch
-        self.pieces = {piece.path: piece for piece in intent.left}
+        self.pieces = {piece.key: piece for piece in intent.left}
         self.schema = intent.schema
         self.epochs.update(intent.epochs)
         self.empty = []

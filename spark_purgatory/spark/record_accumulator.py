@@ -175,8 +175,9 @@ class AccumulatorQuery:
         return ended
 
     def futures(self, batch_id: int) -> tuple[RecordFuture[Delivery], ...]:
-        """Handles of what a recent micro-batch staged, one a staged file; none until these were counted, which is when
-        some file may be full, and at the latest with the drain. Not under Spark Connect.
+        """Handles of what a recent micro-batch staged, one for each staged file and table partition; none until these
+        were counted, which is when a file of the table may be full, and at the latest with the drain. Not under Spark
+        Connect.
         """
         return self._sender.futures.get(batch_id, ())
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
+from pyspark.sql import types as T
 
 from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.entries import SMALL_QUERY, literal, settings, write_entry
 from spark_purgatory.spark.ledger import NO_BATCH, Ledger, Piece, StagedBatch
-from spark_purgatory.spark.staging import check_one_writer, measured
+from spark_purgatory.spark.staging import check_one_writer, hash_name, measured
 
 
 class StagedSide:
@@ -27,7 +29,7 @@ class StagedSide:
         pieces: list[Piece] = []
         try:
             with settings(spark, SMALL_QUERY):
-                pieces = measured(spark, [f"{literal(self.folder)}/epoch=*"])
+                pieces = measured(spark, [f"{literal(self.folder)}/epoch=*"], self._hash_column())
         except AnalysisException as error:
             if error.getCondition() != "PATH_NOT_FOUND":
                 raise
@@ -60,11 +62,15 @@ class StagedSide:
         with settings(spark, SMALL_QUERY):
             write_entry(spark, self.folder, self.ledger.next_drain, name, dict(body), number)
 
+    def _hash_column(self) -> str:
+        return hash_name(T.StructType.fromJson(json.loads(self.ledger.schema)).names if self.ledger.schema else ())
+
     def count(self, spark: SparkSession, batches: Sequence[StagedBatch]) -> dict[int, tuple[Piece, ...]]:
         """The pieces of micro-batches that this run has staged, by micro-batch."""
         with settings(spark, SMALL_QUERY):
             try:
-                found = measured(spark, [literal(f"{self.folder}/{staged.path}") for staged in batches])
+                paths = [literal(f"{self.folder}/{staged.path}") for staged in batches]
+                found = measured(spark, paths, self._hash_column())
             except AnalysisException as error:
                 raise StagingError(
                     f"one of {len(batches)} micro-batches staged below {self.folder} cannot be read: "

@@ -15,7 +15,7 @@ from spark_purgatory.spark.delta_target import DeltaTarget
 from spark_purgatory.spark.entries import literal, read_entries
 from spark_purgatory.spark.ledger import NO_BATCH, Ledger, replay
 from spark_purgatory.spark.staged_side import missing, next_batch
-from spark_purgatory.spark.staging import piece_at, read_pieces, staged_paths
+from spark_purgatory.spark.staging import file_at, read_pieces, staged_paths
 
 TRIES = 5
 
@@ -33,7 +33,7 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
         before = _state_of(spark, target, app_id)
         committed = next_batch(spark, checkpoint)
         ledger = replay(read_entries(spark, folder, others_write=True), folder)
-        known = ledger.adopt(map(piece_at, staged_paths(spark, folder)), committed)
+        known = ledger.adopt(map(file_at, staged_paths(spark, folder)), committed)
         if before == _state_of(spark, target, app_id):
             if known < committed:
                 raise missing(checkpoint, folder, known, committed)
@@ -59,8 +59,10 @@ def _view(
 ) -> DataFrame:
     intent = ledger.intent
     taken = intent.taken if intent is not None and intent.number > last_drain else ()
-    pieces = [*taken, *ledger.pieces.values()]
-    if not pieces:
+    left = set(intent.left) if intent is not None else set()
+    whole = [piece for piece in ledger.pieces.values() if piece not in left]
+    if not (taken or left or whole):
         return target.read(spark, version)
-    staged = read_pieces(spark, folder, T.StructType.fromJson(json.loads(ledger.schema or "")), pieces)
+    schema = T.StructType.fromJson(json.loads(ledger.schema or ""))
+    staged = read_pieces(spark, folder, schema, [*taken, *left], whole)
     return staged if version is None else target.read(spark, version).unionByName(staged, allowMissingColumns=True)
