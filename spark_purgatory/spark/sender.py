@@ -56,7 +56,7 @@ class Sender(DrainLoop):
         if self.sink.is_replay(batch_id):
             batch.write.format("noop").mode("overwrite").save()
         else:
-            awaited = self.sink.ledger.intent if self.sink.ledger.last_batch == batch_id else None
+            awaited = self.sink.ledger.intent if self.sink.ledger.awaits_direct else None
             if schema != self.sink.ledger.schema:
                 self.flush(spark)
             if awaited is None and self.fills_files:

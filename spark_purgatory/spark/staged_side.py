@@ -15,6 +15,9 @@ from spark_purgatory.spark.entries import SMALL_QUERY, literal, settings, write_
 from spark_purgatory.spark.ledger import NO_BATCH, Ledger, Piece, StagedBatch
 from spark_purgatory.spark.staging import check_one_writer, hash_name, measured
 
+COUNTING = {name: value for name, value in SMALL_QUERY.items() if name != "spark.sql.codegen.wholeStage"}
+"""The same query for ever, of as many rows as a drain has: it is compiled once."""
+
 
 class StagedSide:
     """The staging folder of a checkpoint, and the ledger of what counts in it."""
@@ -28,7 +31,7 @@ class StagedSide:
         """Step 1: let count what was staged before ``before``. StagingError if some of it is missing."""
         pieces: list[Piece] = []
         try:
-            with settings(spark, SMALL_QUERY):
+            with settings(spark, COUNTING):
                 pieces = measured(spark, [f"{literal(self.folder)}/epoch=*"], self._hash_column())
         except AnalysisException as error:
             if error.getCondition() != "PATH_NOT_FOUND":
@@ -67,7 +70,7 @@ class StagedSide:
 
     def count(self, spark: SparkSession, batches: Sequence[StagedBatch]) -> dict[int, tuple[Piece, ...]]:
         """The pieces of micro-batches that this run has staged, by micro-batch."""
-        with settings(spark, SMALL_QUERY):
+        with settings(spark, COUNTING):
             try:
                 paths = [literal(f"{self.folder}/{staged.path}") for staged in batches]
                 found = measured(spark, paths, self._hash_column())
