@@ -99,15 +99,6 @@ def _folders_grow(patch: Callable[[Any, str, Any], None]) -> None:
     patch(staged_side, "check_one_writer", lambda pieces, folder: None)
 
 
-def _folders_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
-    """What was staged since the last intent counts in memory alone."""
-
-    def adopt(self: DeltaSink, spark: SparkSession, before: int) -> None:
-        self.ledger.last_batch = max(self.ledger.last_batch, before - 1)
-
-    patch(DeltaSink, "adopt", adopt)
-
-
 def _no_overwrite_of_half(patch: Callable[[Any, str, Any], None]) -> None:
     """A micro-batch that has a folder counts, though Spark has not committed it."""
     adopt = DeltaSink.adopt
@@ -190,7 +181,6 @@ def _app_id_of_the_run(patch: Callable[[Any, str, Any], None]) -> None:
 BUGS: dict[str, tuple[Callable[[Callable[[Any, str, Any], None]], None], str]] = {
     "a replay is staged again": (_no_replay, "after drain commit"),
     "a replay adds to its folder": (_folders_grow, "after parts"),
-    "staged folders are forgotten": (_folders_forgotten, "after return"),
     "a half-written folder counts": (_no_overwrite_of_half, "in parts"),
     "no intent": (_no_intent, "after drain commit"),
     "clean-up before the commit": (_clean_up_first, "before drain commit"),
