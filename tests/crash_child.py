@@ -9,16 +9,16 @@ import argparse
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrameWriter, SparkSession
 
-from spark_purgatory.spark import delta_sink, failpoints
+from spark_purgatory.spark import delta_sink, failpoints, staged_side
 from spark_purgatory.spark.delta_sink import DeltaSink
-from spark_purgatory.spark.ledger import Attempt, Ledger
+from spark_purgatory.spark.ledger import Ledger
 from spark_purgatory.spark.record_accumulator import RecordAccumulator
+from spark_purgatory.spark.staging import staged_paths
 
 BATCH_BYTES = 16 << 10
 ROW = "n bigint, part bigint, text string"
@@ -83,20 +83,31 @@ def kill_at(name: str) -> Callable[[str], None]:
 # --- bugs, each a step of the protocol left out or done wrong -----------------------------------------------------
 
 
-def _no_manifest_check(patch: Callable[[Any, str, Any], None]) -> None:
-    """A replayed micro-batch is staged again."""
+def _no_replay(patch: Callable[[Any, str, Any], None]) -> None:
+    """A micro-batch that an intent told of is staged again."""
     patch(DeltaSink, "is_replay", lambda self, batch_id: False)
 
 
-def _no_manifest(patch: Callable[[Any, str, Any], None]) -> None:
-    """A micro-batch counts in memory alone."""
+def _folders_grow(patch: Callable[[Any, str, Any], None]) -> None:
+    """A replayed micro-batch is added to what is in its folder."""
+    mode = DataFrameWriter.mode
 
-    def forgetful(self: DeltaSink, spark: SparkSession, attempt: Attempt, has_rows: bool) -> Any:
-        pieces = self.measure(spark, attempt)
-        self.ledger.add(attempt, pieces)
-        return pieces
+    def adding(self: DataFrameWriter, wanted: str | None) -> DataFrameWriter:
+        return mode(self, "append" if wanted == "overwrite" else wanted)
 
-    patch(DeltaSink, "count", forgetful)
+    patch(DataFrameWriter, "mode", adding)
+    patch(staged_side, "check_one_writer", lambda pieces, folder: None)
+
+
+def _no_overwrite_of_half(patch: Callable[[Any, str, Any], None]) -> None:
+    """A micro-batch that has a folder counts, though Spark has not committed it."""
+    adopt = DeltaSink.adopt
+
+    def trusting(self: DeltaSink, spark: SparkSession, before: int) -> None:
+        has_folder = any(f"/batch={before:020d}/" in path for path in staged_paths(spark, self.folder))
+        adopt(self, spark, before + has_folder)
+
+    patch(DeltaSink, "adopt", trusting)
 
 
 def _no_intent(patch: Callable[[Any, str, Any], None]) -> None:
@@ -143,7 +154,7 @@ def _always_redo(patch: Callable[[Any, str, Any], None]) -> None:
         recover(self, spark)
         ledger = self.ledger
         if ledger.intent is not None and not ledger.is_done:
-            ledger.pieces = {piece.path: piece for piece in (*ledger.intent.taken, *ledger.pieces.values())}
+            ledger.pieces = {piece.key: piece for piece in (*ledger.intent.taken, *ledger.pieces.values())}
             ledger.is_done = True
         return None
 
@@ -161,16 +172,6 @@ def _all_left_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
     patch(Ledger, "take", forgetful)
 
 
-def _attempts_all_count(patch: Callable[[Any, str, Any], None]) -> None:
-    """Whatever lies in the staging folder is drained, counted or not."""
-    count = DeltaSink.count
-
-    def greedy(self: DeltaSink, spark: SparkSession, attempt: Attempt, has_rows: bool) -> Any:
-        return count(self, spark, replace(attempt, path=attempt.path.rpartition("/")[0]), has_rows)
-
-    patch(DeltaSink, "count", greedy)
-
-
 def _app_id_of_the_run(patch: Callable[[Any, str, Any], None]) -> None:
     """The app id changes with every run, and a lost record is not missed."""
     patch(delta_sink, "app_id_of", lambda spark, checkpoint, target: f"spark_purgatory/{os.getpid()}")
@@ -178,14 +179,14 @@ def _app_id_of_the_run(patch: Callable[[Any, str, Any], None]) -> None:
 
 
 BUGS: dict[str, tuple[Callable[[Callable[[Any, str, Any], None]], None], str]] = {
-    "a replay is staged again": (_no_manifest_check, "after manifest"),
-    "no manifest": (_no_manifest, "before intent"),
+    "a replay is staged again": (_no_replay, "after drain commit"),
+    "a replay adds to its folder": (_folders_grow, "after parts"),
+    "a half-written folder counts": (_no_overwrite_of_half, "in parts"),
     "no intent": (_no_intent, "after drain commit"),
     "clean-up before the commit": (_clean_up_first, "before drain commit"),
     "an open intent is taken as committed": (_no_open_intent, "after intent"),
     "an open intent is taken as not committed": (_always_redo, "after drain commit"),
     "an intent forgets what it leaves": (_all_left_forgotten, "after clean-up"),
-    "every attempt counts": (_attempts_all_count, "before manifest"),
     "the app id is the run's": (_app_id_of_the_run, "after drain commit"),
 }
 """By name: how it is planted, and the failpoint at which it shows."""

@@ -146,7 +146,7 @@ def _appending(rows: DataFrame, table: Path, checkpoint: Path) -> Any:
 
 
 class StagedBytes:
-    """Adds up what is staged, attempt by attempt, as it is written."""
+    """Adds up what is staged, micro-batch by micro-batch, as it is written."""
 
     def __init__(self, checkpoint: Path) -> None:
         self.staging = checkpoint / "staging"

@@ -5,38 +5,47 @@ of it is run again after a crash, with the same rows and number. Its rows are *s
 *drain* N brings some pieces to the table in one Delta transaction: ``txnAppId`` the query and table, ``txnVersion`` N.
 The *log* is the folder of entries beside the pieces (`entries`).
 
-Protocol. A micro-batch b, the query's n-th:
+What counts. Spark runs micro-batch b only once every one before it was committed in the checkpoint, that is, once the
+sink had returned from it. So the checkpoint itself says that what was staged before b is whole, and nothing needs to be
+written to say so; of b it says nothing. A drain in b may take b's own rows: from then on the intent says that b counts.
 
-1. b <= last batch that counts: evaluate the DataFrame into ``noop``, for Spark's state must be committed, and return.
-   b > last + 1: what the query staged is lost. Stop.
-2. *parts*: write the rows to a new attempt folder, evaluating the DataFrame once.
-3. *manifest*: an entry names the attempt's pieces. From here on b counts, and no other attempt of it ever will.
+Protocol. A micro-batch b, in a run's first call after the settling of what the last run left (D, E, F):
 
-A drain, whenever the policy says so; several in one micro-batch, or none:
+1. b <= last batch of the last intent: evaluate the DataFrame into ``noop``, for Spark's state must be committed, and
+   return. Else every micro-batch between that one and b must be there, as a folder with rows or in a note of those
+   without; if one is not, what the query staged is lost. Stop.
+2. *parts*: overwrite the one folder ``epoch=<e>/batch=<b>`` with the rows, evaluating the DataFrame once: a replay
+   removes what the crash left, half or whole. No rows: a note says so. A new schema: a note says so first.
 
-4. *intent*: an entry names N, the pieces taken, and all that is left: everything before it is superseded.
-5. *drain commit*: the pieces taken go to the table, marked with N and, in userMetadata, with the intent's uuid.
-6. *read-back*: find N in the table's own log, and the uuid with it.
-7. *clean-up*: an entry "done N"; then the entries before intent N, then pieces that nothing names, are removed.
+A drain, whenever the policy says so; several in one micro-batch, or none. The files staged since the last one are
+counted, many micro-batches in one job, and no earlier than the policy could need it (`backlog`). Then:
 
-A micro-batch that will fill files by itself goes direct: 4 with b in the place of pieces, 5 with its rows, 6, 7.
+3. *intent*: an entry names N, the pieces taken, all that is left, and b: everything before it is superseded.
+4. *drain commit*: the pieces taken go to the table, marked with N and, in userMetadata, with the intent's uuid.
+5. *read-back*: find N in the table's own log, and the uuid with it.
+6. *clean-up*: an entry "done N"; then the entries before intent N, then pieces that nothing names, are removed.
 
-Invariant: a row of a micro-batch that counts is in a piece that the ledger names, or in the table, and never in both
-once the last intent was settled. Nothing is removed before the commit that took it was read back.
+A micro-batch that will fill files by itself goes direct: 3 with b in the place of pieces, 4 with its rows, 5, 6.
+
+Invariant: a row of a micro-batch before the one that Spark runs is in a piece that the last intent left, or in a folder
+of a later micro-batch (of its folders in several epochs, the last), or in the table; never in two of them once the
+last intent was settled. Nothing is removed before the commit that took it was read back.
 
 | the run ended | the log says | the table says | the next run does |
 | --- | --- | --- | --- |
-| A. in 2, or before the manifest of 3 | b - 1 counts | | b again: a new attempt; the old one goes with its epoch |
-| B. after 3, before Spark noted b | b counts | | b again: step 1 |
-| C. before the intent of 4 | no intent N | N - 1 | the policy decides anew |
-| D. after 4, before the commit of 5 | intent N, not done | N - 1 | 5 with the same pieces; direct: when b comes again |
-| E. after 5 | intent N, not done | N | 6, 7 |
-| F. in 7 | done N | N | 7 at the next drain; what was removed is no longer named |
+| A. in 2, or after it, before an intent with b | less than b counts | | b again: its folder is overwritten |
+| B. after 3, b counting, before Spark noted b | b counts | | b again: step 1 |
+| C. before the intent of 3 | no intent N | N - 1 | the policy decides anew |
+| D. after 3, before the commit of 4 | intent N, not done | N - 1 | 4 with the same pieces; direct: when b comes again |
+| E. after 4 | intent N, not done | N | 5, 6 |
+| F. in 6 | done N | N | 6 at the next drain; what was removed is no longer named |
 | G. and the table was dropped, replaced, restored, or forgot | done N | less than N | stop: TableLostError |
 | H. and another run commits as this one | intent N | another uuid, or more than N | stop: ForeignWriterError |
 | I. and the checkpoint was deleted | nothing | N | a new query id: all rows of the source again, none skipped |
+| J. and staged folders, or the log, were removed | a gap before b | | stop: StagingError |
+| K. but lives on, and stages b beside the next run | | | stop at the count: its rows or its writers are too many |
 
-Why 6 asks the log rather than trust 5: Delta skips a write *silently* whose txnVersion is not above the last. Why 1
+Why 5 asks the log rather than trust 4: Delta skips a write *silently* whose txnVersion is not above the last. Why 1
 never leaves a micro-batch unevaluated: Spark would fail with STATE_STORE_COMMIT_VALIDATION_FAILED at every restart.
 """
 
@@ -51,13 +60,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from spark_purgatory.errors import ForeignWriterError, SkippedWriteError, StagingError, TableLostError
+from spark_purgatory.errors import BugError, ForeignWriterError, SkippedWriteError, StagingError, TableLostError
 from spark_purgatory.spark.delta_log import Commit, find_commit, last_txn_version
 from spark_purgatory.spark.delta_target import DeltaTarget, TableFacts
-from spark_purgatory.spark.entries import SMALL_QUERY, literal, read_entries, settings, wipe, write_entry, write_found
+from spark_purgatory.spark.entries import SMALL_QUERY, literal, read_entries, settings, wipe, write_entry
 from spark_purgatory.spark.failpoints import reach
-from spark_purgatory.spark.ledger import NO_BATCH, Attempt, Intent, Ledger, Piece, replay
-from spark_purgatory.spark.staging import in_order, measured, read_pieces
+from spark_purgatory.spark.ledger import NO_BATCH, Intent, Piece, replay
+from spark_purgatory.spark.staged_side import StagedSide
+from spark_purgatory.spark.staging import in_order, read_pieces
 
 USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 DRAIN_QUERY = {
@@ -77,15 +87,13 @@ class Load:
     """Cut files at so many rows; 0 for one file each."""
 
 
-class DeltaSink:
+class DeltaSink(StagedSide):
     """The durable half of a query's sink: ledger, log and table move by the steps above."""
 
     def __init__(self, target: DeltaTarget, checkpoint: str, now_ms: Callable[[], int]) -> None:
+        super().__init__(checkpoint)
         self.target = target
-        self.checkpoint = checkpoint
-        self.folder = f"{checkpoint.rstrip('/')}/staging"
         self.now_ms = now_ms
-        self.ledger = Ledger()
         self.app_id = ""
         self.table_id: str | None = None
         """Delta's id of the table; None as long as there is none."""
@@ -121,50 +129,20 @@ class DeltaSink:
         if last > number:
             raise self._foreign(last, number)
 
-    # --- steps 1 to 3 --------------------------------------------------------------------------------------------
-
-    def is_replay(self, batch_id: int) -> bool:
-        """Step 1. StagingError if micro-batches before this one are missing."""
-        last = self.ledger.last_batch
-        if batch_id > last + 1 and not (self.ledger.awaits_direct and batch_id == last):
-            raise StagingError(
-                f"checkpoint {self.checkpoint} is at micro-batch {batch_id}, but {self.folder} knows them only up to "
-                f"{last} (-1: none): the folder was removed, or the checkpoint was made by another sink. Nothing was "
-                "written. Bring the folder back, or start with a new checkpoint, which reads the sources again"
-            )
-        return batch_id < last or (batch_id == last and not self.ledger.awaits_direct)
-
-    def count(self, spark: SparkSession, attempt: Attempt, has_rows: bool) -> tuple[Piece, ...]:
-        """Step 3: the job that counts an attempt's rows writes the manifest."""
-        reach("before manifest")
-        epoch, name = self.ledger.next_drain, f"manifest={attempt.batch_id}"
-        pieces: tuple[Piece, ...] = ()
-        with settings(spark, SMALL_QUERY):
-            if has_rows:
-                body = write_found(measured(spark, self.folder, attempt), self.folder, epoch, name, vars(attempt))
-                pieces = attempt.pieces(body["files"])
-            else:
-                write_entry(spark, self.folder, epoch, name, {**vars(attempt), "files": []})
-        reach("after manifest")
-        self.ledger.add(attempt, pieces)
-        return pieces
-
-    def measure(self, spark: SparkSession, attempt: Attempt) -> tuple[Piece, ...]:
-        """The pieces of an attempt that does not count yet."""
-        with settings(spark, SMALL_QUERY):
-            [found] = measured(spark, self.folder, attempt).collect()
-        return attempt.pieces(json.loads(found["files"]))
-
-    # --- steps 4 to 7 --------------------------------------------------------------------------------------------
+    # --- steps 3 to 6 --------------------------------------------------------------------------------------------
 
     def intend(
         self, spark: SparkSession, taken: Sequence[Piece], batch_id: int | None = None, schema: str | None = None
     ) -> Intent:
-        """Step 4; with ``batch_id`` for a micro-batch that does not count yet: its attempt, or its rows direct."""
+        """Step 3; with ``batch_id`` for a micro-batch that does not count yet: its attempt, or its rows direct."""
         ledger = self.ledger
+        if ledger.uncounted:
+            raise BugError(
+                f"{len(ledger.uncounted)} micro-batches are staged of which intent {ledger.next_drain} tells nothing"
+            )
         wanted = schema or ledger.schema or ""
         facts = self.target.check(spark, self.table_id, T.StructType.fromJson(json.loads(wanted)))
-        paths = {piece.path for piece in taken}
+        keys = {piece.key for piece in taken}
         intent = Intent(
             number=ledger.next_drain,
             uuid=str(uuid4()),
@@ -173,7 +151,7 @@ class DeltaSink:
             last_batch=ledger.last_batch if batch_id is None else batch_id,
             direct=batch_id is not None and not taken,
             taken=tuple(taken),
-            left=tuple(piece for piece in ledger.pieces.values() if piece.path not in paths),
+            left=tuple(piece for piece in ledger.pieces.values() if piece.key not in keys),
             epochs=tuple(sorted(ledger.epochs | {ledger.next_drain})),
         )
         reach("before intent")
@@ -193,7 +171,7 @@ class DeltaSink:
         return intent
 
     def commit(self, spark: SparkSession, intent: Intent, load: Load, partition_by: tuple[str, ...]) -> Commit:
-        """Steps 5 and 6; also to be called again for the same intent, in this run or a later one."""
+        """Steps 4 and 5; also to be called again for the same intent, in this run or a later one."""
         schema = T.StructType.fromJson(json.loads(intent.schema))
         facts, self._checked = self._checked, None
         facts = facts or self.target.check(spark, self.table_id or intent.table_id, schema)
@@ -215,7 +193,7 @@ class DeltaSink:
         return commit
 
     def read_back(self, spark: SparkSession, facts: TableFacts | None, intent: Intent, since_ms: int) -> Commit:
-        """Step 6. SkippedWriteError, ForeignWriterError, TableLostError."""
+        """Step 5. SkippedWriteError, ForeignWriterError, TableLostError."""
         if facts is None:
             raise self._lost(NO_BATCH, "it is gone after a commit to it")
         commit = find_commit(spark, facts.location, self.app_id, intent.number, since_ms)
@@ -242,7 +220,7 @@ class DeltaSink:
         return commit
 
     def clean_up(self, spark: SparkSession) -> None:
-        """Step 7, of the last intent."""
+        """Step 6, of the last intent."""
         intent = self.ledger.intent
         if intent is None:
             return

@@ -2,7 +2,8 @@
 
 An entry is a folder ``log/epoch=<e>/<name>-<uuid>`` with one text file in it: a line of JSON with a checksum. It is
 there when the file is: Spark renames it into place. The uuid lets a second try stand beside what a crash left of the
-first, and lets two writers of one name be seen.
+first, and lets two writers of one name be seen. A *note* has a number in the place of the uuid and takes the place of
+the last one: whoever writes it can write it again.
 
 A folder is removed by overwriting it with no rows: an object store has nothing there then, a file system an empty
 folder.
@@ -19,7 +20,7 @@ from typing import Any
 from uuid import uuid4
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.errors import StagingError
@@ -57,37 +58,22 @@ def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
                 spark.conf.set(name, old)
 
 
-def write_entry(spark: SparkSession, folder: str, epoch: int, name: str, body: Body) -> None:
-    """Make an entry durable."""
+def write_entry(spark: SparkSession, folder: str, epoch: int, name: str, body: Body, note: int | None = None) -> None:
+    """Make an entry durable; with ``note`` in the place of the one of this number."""
     text = json.dumps(body, separators=(",", ":"))
     line = json.dumps({"crc32": zlib.crc32(text.encode()), "entry": name, "body": text})
-    _write(spark.range(0, 1, 1, 1).select(F.lit(line).alias("value")), folder, epoch, name)
+    writer = spark.range(0, 1, 1, 1).select(F.lit(line).alias("value")).write.option(NO_SUCCESS_FILE, "false")
+    path = f"{folder}/log/epoch={epoch}/{name}-{uuid4() if note is None else note}"
+    writer.mode("errorifexists" if note is None else "overwrite").text(path)
 
 
-def write_found(found: DataFrame, folder: str, epoch: int, name: str, body: Body) -> Body:
-    """Make an entry durable, to which the one column of ``found``, a row of JSON, adds; by the job that computes it.
+def read_entries(spark: SparkSession, folder: str, others_write: bool = False) -> list[tuple[str, Body]]:
+    """Every entry of the log, as (name, body). StagingError if one is damaged.
 
-    Returns the whole body.
+    With ``others_write`` those that vanish meanwhile are passed over.
     """
-    [column] = found.columns
-    # One literal of text: numbers would be part of the code that Spark compiles, anew for each entry.
-    head = json.dumps(body, separators=(",", ":")).removesuffix("}") + f',"{column}":'
-    text = F.concat(F.lit(head), F.col(column), F.lit("}"))
-    crc32 = F.crc32(F.encode(text, "utf-8"))
-    line = F.to_json(F.struct(crc32.alias("crc32"), F.lit(name).alias("entry"), text.alias("body")))
-    seen = Observation()
-    lines = found.select(line.alias("value")).observe(seen, F.max("value").alias("line"))
-    _write(lines, folder, epoch, name)
-    return _parse(seen.get["line"], folder)[1]
-
-
-def _write(line: DataFrame, folder: str, epoch: int, name: str) -> None:
-    line.write.option(NO_SUCCESS_FILE, "false").text(f"{folder}/log/epoch={epoch}/{name}-{uuid4()}")
-
-
-def read_entries(spark: SparkSession, folder: str) -> list[tuple[str, Body]]:
-    """Every entry of the log, as (name, body). StagingError if one is damaged."""
     reader = spark.read.option("recursiveFileLookup", "true").option("wholetext", "true")
+    reader = reader.option("ignoreMissingFiles", others_write)
     try:
         rows = reader.text(literal(f"{folder}/log")).collect()
     except AnalysisException as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-STEPS = ("parts", "manifest", "intent", "drain commit", "read-back", "clean-up", "return")
+STEPS = ("parts", "intent", "drain commit", "read-back", "clean-up", "return")
 FAILPOINTS = tuple(f"{when} {step}" for step in STEPS for when in ("before", "after"))
 
 hook: Callable[[str], None] | None = None

@@ -1,14 +1,15 @@
-"""What is staged, as the entries of the log say it: pure bookkeeping, the same after a restart as before.
+"""What is staged, as the log and the staged folders say it: pure bookkeeping, the same after a restart as before.
 
-A *piece* is one staged file: rows of one micro-batch and one table partition. A *manifest* makes an attempt's pieces
-count. An *intent* N says which pieces drain N takes; it also carries all that is left, so that nothing before it needs
-to be read again. *Epoch* e is what is written after intent e - 1 and up to intent e.
+A *piece* is the rows of one table partition in one staged file of a micro-batch. A micro-batch that has rows is a
+folder of files; one that has none is in a note; so a gap shows. An *intent* N says which pieces drain N takes and which
+it leaves, and up to which micro-batch that is all there is: nothing before it needs to be read again. *Epoch* e is what
+is written after intent e - 1 and up to intent e.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from spark_purgatory.errors import ForeignWriterError, StagingError
@@ -19,7 +20,7 @@ NO_BATCH = -1
 
 @dataclass(frozen=True)
 class Piece:
-    """One staged file."""
+    """The rows of a table partition in a staged file."""
 
     partition: str
     """Hash of the table partition's values, in hex; "" without partitions."""
@@ -27,39 +28,37 @@ class Piece:
     """Below the staging folder."""
     rows: int
     staged_bytes: int
+    """Its share of the file's, by rows."""
     batch_id: int
     epoch: int
     staged_ms: int
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Unlike that of any other piece."""
+        return self.path, self.partition
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """A folder that holds the rows of a micro-batch, and may come to count."""
+class StagedBatch:
+    """A micro-batch that this run has staged; what its files are has not been looked at."""
 
     batch_id: int
-    schema: str
-    """Of the rows, as Spark's JSON."""
-    path: str
-    """Below the staging folder."""
     epoch: int
     staged_ms: int
+    rows: int = 0
+    plain_bytes: int = 0
+    """Before any encoding."""
 
-    def pieces(self, files: Iterable[Mapping[str, Any]]) -> tuple[Piece, ...]:
-        """Its files, each of ``name`` (below ``path``), ``rows`` and ``bytes``, in the order of their rows."""
-        found = [
-            Piece(
-                partition=file["name"].rpartition("/")[0].partition("=")[2],
-                path=f"{self.path}/{file['name']}",
-                rows=file["rows"],
-                staged_bytes=file["bytes"],
-                batch_id=self.batch_id,
-                epoch=self.epoch,
-                staged_ms=self.staged_ms,
-            )
-            for file in files
-            if file["rows"]
-        ]
-        return tuple(sorted(found, key=lambda piece: piece.path.rsplit("/", 1)[1]))
+    @property
+    def path(self) -> str:
+        """Below the staging folder."""
+        return batch_path(self.epoch, self.batch_id)
+
+
+def batch_path(epoch: int, batch_id: int) -> str:
+    """The one folder of a micro-batch in an epoch, below the staging folder."""
+    return f"epoch={epoch}/batch={batch_id:020d}"
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Intent:
     """Delta's id of the table; None if it is to be made."""
     schema: str
     last_batch: int
-    """The last micro-batch that counts; with ``direct`` the one that this drain brings."""
+    """The last micro-batch of which ``taken`` and ``left`` tell; with ``direct`` the one that this drain brings."""
     direct: bool
     """The rows of ``last_batch`` go to the table unstaged."""
     taken: tuple[Piece, ...]
@@ -100,11 +99,14 @@ def _pieces(packed: list[list[Any]]) -> tuple[Piece, ...]:
 class Ledger:
     """All that counts. ``pieces`` are in the order in which they were staged."""
 
-    pieces: dict[str, Piece] = field(default_factory=dict)
-    """By path; what the intent takes is not among them."""
+    pieces: dict[tuple[str, str], Piece] = field(default_factory=dict)
+    """By key; what the intent takes is not among them."""
+    uncounted: dict[int, StagedBatch] = field(default_factory=dict)
+    """By micro-batch: those after all pieces, whose own are not known yet."""
     schema: str | None = None
-    """Of all pieces."""
+    """Of all rows staged."""
     last_batch: int = NO_BATCH
+    """The last micro-batch that counts."""
     intent: Intent | None = None
     """The last one."""
     is_done: bool = True
@@ -112,7 +114,9 @@ class Ledger:
     epochs: set[int] = field(default_factory=set)
     """Those that may hold files."""
     writing_epoch: int | None = None
-    """That of an attempt which does not count yet, and must not be removed before that is decided."""
+    """That of a micro-batch which does not count yet, and must not be removed before that is decided."""
+    empty: list[tuple[int, int]] = field(default_factory=list)
+    """First and last of each run of micro-batches without rows, after the last intent."""
 
     @property
     def next_drain(self) -> int:
@@ -121,7 +125,7 @@ class Ledger:
 
     @property
     def staged_bytes(self) -> int:
-        """Of everything that counts and was not read back in the table."""
+        """Of all pieces that count and were not read back in the table."""
         taken = () if self.is_done or self.intent is None else self.intent.taken
         return sum(piece.staged_bytes for piece in (*taken, *self.pieces.values()))
 
@@ -130,23 +134,66 @@ class Ledger:
         """The last intent's rows were to go direct, and may not have: its micro-batch has to come again."""
         return self.intent is not None and self.intent.direct and not self.is_done
 
-    def add(self, attempt: Attempt, pieces: Iterable[Piece]) -> None:
-        """An attempt counts."""
-        self.pieces.update((piece.path, piece) for piece in pieces)
-        self.last_batch, self.schema = attempt.batch_id, attempt.schema
-        self.epochs.update({self.next_drain, attempt.epoch})
+    def add(self, batch_id: int, epoch: int, pieces: Iterable[Piece]) -> None:
+        """A micro-batch counts, and so do its pieces."""
+        self.pieces.update((piece.key, piece) for piece in pieces)
+        self.last_batch = batch_id
+        self.epochs.update({self.next_drain, epoch})
+
+    def add_uncounted(self, staged: StagedBatch) -> None:
+        """A micro-batch counts, whatever its pieces are."""
+        self.add(staged.batch_id, staged.epoch, ())
+        self.uncounted[staged.batch_id] = staged
+
+    def empty_run(self, batch_id: int) -> tuple[int, int]:
+        """The run of micro-batches without rows that ends with this one."""
+        if self.empty and self.empty[-1][1] == batch_id - 1:
+            return self.empty[-1][0], batch_id
+        return batch_id, batch_id
+
+    def add_empty(self, run: tuple[int, int]) -> None:
+        """The last micro-batch of a run counts."""
+        if self.empty and self.empty[-1][0] == run[0]:
+            self.empty.pop()
+        self.empty.append(run)
+        self.last_batch = run[1]
+
+    def adopt(self, pieces: Iterable[Piece], before: int) -> int:
+        """Let staged micro-batches count that came after the last intent, up to ``before``, which Spark runs now.
+
+        Of one that lies in several epochs the last: a crash ended the others. Returns the first micro-batch of which
+        nothing is known, ``before`` if all are.
+        """
+        found: dict[int, dict[int, list[Piece]]] = {}
+        for piece in pieces:
+            self.epochs.add(piece.epoch)
+            if self.last_batch < piece.batch_id < before:
+                found.setdefault(piece.batch_id, {}).setdefault(piece.epoch, []).append(piece)
+        runs = sorted([*self.empty, *((batch_id, batch_id) for batch_id in found)])
+        known = self.last_batch + 1
+        for first, last in runs:
+            if first <= known:
+                known = max(known, last + 1)
+        if known < before:
+            return known
+        for batch_id, by_epoch in sorted(found.items()):
+            self.add(batch_id, max(by_epoch), by_epoch[max(by_epoch)])
+        self.last_batch = max(self.last_batch, before - 1)
+        return before
 
     def take(self, intent: Intent) -> None:
         """A drain was decided."""
         self.intent, self.is_done = intent, False
         self.last_batch = intent.last_batch
-        self.pieces = {piece.path: piece for piece in intent.left}
+        self.pieces = {piece.key: piece for piece in intent.left}
         self.schema = intent.schema
         self.epochs.update(intent.epochs)
+        self.empty = []
 
     def idle_epochs(self) -> set[int]:
         """Epochs whose files nothing that counts needs, once the last intent is done."""
         needed = {piece.epoch for piece in self.pieces.values()} | {self.writing_epoch}
+        needed |= {staged.epoch for staged in self.uncounted.values()}
         return {epoch for epoch in self.epochs if epoch < self.next_drain and epoch not in needed}
 
 
@@ -172,11 +219,14 @@ def _replayed(ledger: Ledger, bodies: dict[str, dict[str, Any]]) -> Ledger:
     if intents:
         ledger.take(max(intents, key=lambda intent: intent.number))
         ledger.is_done = f"done={ledger.next_drain - 1}" in bodies
-    manifests = [body for name, body in bodies.items() if name.startswith("manifest")]
-    for body in sorted(manifests, key=lambda body: body["batch_id"]):
+    schemas = [body for name, body in bodies.items() if name.startswith("schema")]
+    for body in sorted(schemas, key=lambda body: body["batch_id"]):
         if body["batch_id"] > ledger.last_batch:
-            attempt = Attempt(*(body[field.name] for field in fields(Attempt)))
-            ledger.add(attempt, attempt.pieces(body["files"]))
+            ledger.schema = body["schema"]
+    empty = [(body["first"], body["last"]) for name, body in bodies.items() if name.startswith("empty")]
+    ledger.empty = sorted(run for run in empty if run[1] > ledger.last_batch)
+    if any(name.startswith("manifest") for name in bodies):
+        raise KeyError("manifest")
     ledger.epochs.add(ledger.next_drain)
     return ledger
 

@@ -14,7 +14,7 @@ from spark_purgatory.accumulator.futures import Callback, RecordFuture
 from spark_purgatory.config import SinkOptions, require_name
 from spark_purgatory.errors import ConfigError, StorageError
 from spark_purgatory.spark.delta_target import DeltaTarget
-from spark_purgatory.spark.drain_loop import Delivery
+from spark_purgatory.spark.policy_side import Delivery
 from spark_purgatory.spark.sender import Sender
 from spark_purgatory.spark.staged_view import staged_view
 
@@ -175,7 +175,10 @@ class AccumulatorQuery:
         return ended
 
     def futures(self, batch_id: int) -> tuple[RecordFuture[Delivery], ...]:
-        """Handles of what a recent micro-batch staged, one a staged file; not under Spark Connect."""
+        """Handles of what a recent micro-batch staged, one for each staged file and table partition; none until these
+        were counted, which is when a file of the table may be full, and at the latest with the drain. Not under Spark
+        Connect.
+        """
         return self._sender.futures.get(batch_id, ())
 
     def flush(self) -> None:

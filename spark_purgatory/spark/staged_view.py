@@ -14,7 +14,8 @@ from spark_purgatory.spark.delta_sink import app_id_of
 from spark_purgatory.spark.delta_target import DeltaTarget
 from spark_purgatory.spark.entries import literal, read_entries
 from spark_purgatory.spark.ledger import NO_BATCH, Ledger, replay
-from spark_purgatory.spark.staging import read_pieces
+from spark_purgatory.spark.staged_side import missing, next_batch
+from spark_purgatory.spark.staging import file_at, read_pieces, staged_paths
 
 TRIES = 5
 
@@ -22,14 +23,20 @@ TRIES = 5
 def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> DataFrame:
     """A version of the table, and the staged rows that it does not have; each row once, drains or not.
 
-    The ledger is read between two looks at the table's transactions: if these agree, it is of the same time.
+    A micro-batch is seen once Spark has committed it, or a drain has taken some of it: before that its folder may be
+    half written. The staging folder is read between two looks at the table's transactions: if these agree, it is of the
+    same time.
     """
     folder = f"{checkpoint.rstrip('/')}/staging"
     app_id = app_id_of(spark, checkpoint, target)
     for _ in range(TRIES):
         before = _state_of(spark, target, app_id)
-        ledger = replay(read_entries(spark, folder), folder)
+        committed = next_batch(spark, checkpoint)
+        ledger = replay(read_entries(spark, folder, others_write=True), folder)
+        known = ledger.adopt(map(file_at, staged_paths(spark, folder)), committed)
         if before == _state_of(spark, target, app_id):
+            if known < committed:
+                raise missing(checkpoint, folder, known, committed)
             return _view(spark, target, folder, ledger, *before)
     raise StagingError(f"table {target} was drained to {TRIES} times while its staged rows were looked for: try again")
 
@@ -52,8 +59,10 @@ def _view(
 ) -> DataFrame:
     intent = ledger.intent
     taken = intent.taken if intent is not None and intent.number > last_drain else ()
-    pieces = [*taken, *ledger.pieces.values()]
-    if not pieces:
+    left = set(intent.left) if intent is not None else set()
+    whole = [piece for piece in ledger.pieces.values() if piece not in left]
+    if not (taken or left or whole):
         return target.read(spark, version)
-    staged = read_pieces(spark, folder, T.StructType.fromJson(json.loads(ledger.schema or "")), pieces)
+    schema = T.StructType.fromJson(json.loads(ledger.schema or ""))
+    staged = read_pieces(spark, folder, schema, [*taken, *left], whole)
     return staged if version is None else target.read(spark, version).unionByName(staged, allowMissingColumns=True)

@@ -1,16 +1,17 @@
-"""Rows into staged files and back: a job that writes, and one task that counts what was written.
+"""Rows into staged files and back: a job for each micro-batch that writes, and one for many that counts.
 
-Files lie in ``<staging>/epoch=<e>/batch=<id>/attempt=<n>-<uuid>/p=<hash>``, the hash being that of the partition's
-values: these stay in the files, with all other columns, and appear in no path.
+Files lie in ``<staging>/epoch=<e>/batch=<id>``, one a task: files are what a small write costs. Each holds the rows of
+all table partitions, sorted by a column more, the hash of the partition's values, in small pages: who reads the rows of
+one partition skips nearly all others.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import reduce
-from uuid import uuid4
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -18,9 +19,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import ConfigError, StagingError
+from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError
 from spark_purgatory.spark.entries import NO_SUCCESS_FILE, literal
-from spark_purgatory.spark.ledger import Attempt, Piece
+from spark_purgatory.spark.ledger import Piece
 
 PIECES_PER_FILE = 8
 """A staged file is at most this part of ``batch_size``: a batch that has no room for the next is at least 7/8 full."""
@@ -32,56 +33,142 @@ FAULT = "spark_purgatory:"
 _FAULT_TEXT = re.compile(re.escape(FAULT) + r" ([^\n]*?) :spark_purgatory")
 
 
-def attempt_path(epoch: int, batch_id: int, attempt: int) -> str:
-    """A new folder for an attempt, below the staging folder."""
-    return f"epoch={epoch}/batch={batch_id:020d}/attempt={attempt}-{uuid4()}"
+PAGE_ROWS = 1000
+_FILE = re.compile(r"epoch=(\d+)/batch=(\d+)/[^/]+$")
+_WRITER = re.compile(r"/part-\d+-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})[^/]*$")
+"""Spark names the files of one write alike."""
 
 
-def stage(rows: DataFrame, path: str, options: SinkOptions, partition_by: Sequence[str], max_file_rows: int) -> int:
-    """Write the rows of a micro-batch, evaluating it once. ConfigError for a row that no sink could take.
+@dataclass(frozen=True)
+class Rules:
+    """How rows of a schema are staged. Made once: to build the columns takes as long as to write a file."""
 
-    Returns their bytes before any encoding, 0 if there are none.
+    acceptable: Column
+    """True, or an error that says what no sink could take."""
+    plain_bytes: Column
+    """Of a row, before any encoding."""
+    partition: Column | None
+    """Hash of the table partition's values."""
+
+
+def rules_of(schema: T.StructType, options: SinkOptions, partition_by: Sequence[str]) -> Rules:
+    """The rules for rows of a schema."""
+    row_bytes = _row_bytes(schema)
+    return Rules(
+        acceptable=_acceptable(schema, row_bytes, options, partition_by),
+        plain_bytes=row_bytes,
+        partition=F.hex(F.xxhash64(*map(quoted, partition_by))) if partition_by else None,
+    )
+
+
+def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple[int, int]:
+    """Write the rows of a micro-batch in the place of what is there, evaluating it once.
+
+    Returns how many there are, and their plain bytes. ConfigError for a row that no sink could take.
     """
-    row_bytes = _row_bytes(rows.schema)
-    volume = Observation()
-    checked = rows.where(_acceptable(rows.schema, row_bytes, options, partition_by))
-    checked = checked.observe(volume, F.sum(row_bytes).alias("bytes"))
-    column = _free_name(rows.columns)
-    if partition_by:
-        checked = checked.withColumn(column, F.hex(F.xxhash64(*map(quoted, partition_by))))
-    writer = checked.write.option("maxRecordsPerFile", max_file_rows).option(NO_SUCCESS_FILE, "false")
+    seen = Observation()
+    counts = F.count(F.lit(1)).alias("rows"), F.sum(rules.plain_bytes).alias("bytes")
+    checked = rows.where(rules.acceptable).observe(seen, *counts)
+    if rules.partition is not None:
+        name = hash_name(rows.columns)
+        checked = checked.withColumn(name, rules.partition).sortWithinPartitions(name)
+    writer = checked.write.mode("overwrite").option("partitionOverwriteMode", "static")
+    writer = writer.option("maxRecordsPerFile", max_file_rows).option(NO_SUCCESS_FILE, "false")
     try:
-        (writer.partitionBy(column) if partition_by else writer).parquet(path)
+        writer.option("parquet.page.row.count.limit", PAGE_ROWS).parquet(path)
     except Exception as error:
         fault = _FAULT_TEXT.search(str(error))
         if fault is None:
             raise
         raise ConfigError(fault[1]) from None
-    return volume.get["bytes"] or 0
+    found = seen.get
+    return found["rows"], found["bytes"] or 0
 
 
-def measured(spark: SparkSession, folder: str, attempt: Attempt) -> DataFrame:
-    """One row, one column: what the footers of an attempt's files say, as JSON. One task."""
-    schema = T.StructType.fromJson(json.loads(attempt.schema))
-    reader = spark.read.schema(schema).option("recursiveFileLookup", "true")
-    rows = reader.parquet(literal(f"{folder}/{attempt.path}")).coalesce(1)
-    counts = rows.groupBy("_metadata.file_path", "_metadata.file_size").count()
-    inside = f"substring_index(file_path, '/{attempt.path.rpartition('/')[2]}/', -1)"
-    file = f"named_struct('name', {inside}, 'rows', `count`, 'bytes', file_size)"
-    return counts.agg(F.expr(f"to_json(collect_list({file}))").alias("files"))
+def measured(spark: SparkSession, paths: Sequence[str], hash_column: str) -> list[Piece]:
+    """The pieces in the files below some folders, in the order of their rows. One task."""
+    reader = spark.read.schema(f"{hash_column} string").option("recursiveFileLookup", "true")
+    modified_ms = F.expr("unix_millis(_metadata.file_modification_time)").alias("modified_ms")
+    file = "_metadata.file_path", "_metadata.file_size", modified_ms
+    counts = reader.parquet(*paths).coalesce(1).groupBy(*file, hash_column).count().collect()
+    rows_of: dict[str, int] = {}
+    for path, _, _, _, rows in counts:
+        rows_of[path] = rows_of.get(path, 0) + rows
+    pieces = [
+        replace(
+            file_at(path, ms), partition=partition or "", rows=rows, staged_bytes=math.ceil(size * rows / rows_of[path])
+        )
+        for path, size, ms, partition, rows in counts
+    ]
+    return sorted(pieces, key=lambda piece: (piece.batch_id, piece.path.rsplit("/", 1)[1]))
 
 
-def read_pieces(spark: SparkSession, folder: str, schema: T.StructType, pieces: Sequence[Piece]) -> DataFrame:
-    """The rows of pieces; their pages' checksums are verified."""
+def staged_paths(spark: SparkSession, folder: str) -> list[str]:
+    """Every staged file, without a look inside."""
+    reader = spark.read.schema("n int").option("recursiveFileLookup", "true")
+    try:
+        return reader.parquet(f"{literal(folder)}/epoch=*").inputFiles()
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return []
+
+
+def file_at(path: str, staged_ms: int = 0) -> Piece:
+    """A whole staged file, known by its path alone."""
+    match = _FILE.search(path)
+    if match is None:
+        raise StagingError(f"{path} is no file of the staging folder: remove what others have put there")
+    return Piece("", match[0], 0, 0, int(match[2]), int(match[1]), staged_ms)
+
+
+def check_one_writer(pieces: Iterable[Piece], folder: str) -> None:
+    """Raise ForeignWriterError if a micro-batch was staged by two runs at once."""
+    writers: dict[str, set[str]] = {}
+    for piece in pieces:
+        match = _WRITER.search(piece.path)
+        if match is not None:
+            writers.setdefault(f"epoch={piece.epoch}/batch={piece.batch_id:020d}", set()).add(match[1])
+    for path, ids in writers.items():
+        if len(ids) > 1:
+            raise ForeignWriterError(
+                f"{folder}/{path} holds files of {len(ids)} writers, {', '.join(sorted(ids))}: two runs of the query "
+                "staged the same micro-batch at once. Nothing was committed. Stop one of them, remove the files of one "
+                "of these names, which hold the same rows, and start again"
+            )
+
+
+def read_pieces(
+    spark: SparkSession, folder: str, schema: T.StructType, pieces: Sequence[Piece], whole: Sequence[Piece] = ()
+) -> DataFrame:
+    """The rows of pieces, and of whole files; their pages' checksums are verified."""
+    name = hash_name(schema.names)
+    hashed = T.StructType([*schema.fields, T.StructField(name, T.StringType())])
+    rows = _read(spark, folder, hashed, {piece.path for piece in (*pieces, *whole)})
+    partitions = {piece.partition for piece in pieces}
+    if whole or len(partitions) > 1:
+        # Names of files are unlike: Spark puts a uuid in them.
+        wanted = {f"{piece.path.rsplit('/', 1)[1]}/{piece.partition}" for piece in pieces}
+        file = F.col("_metadata.file_name")
+        is_wanted = F.concat(file, F.lit("/"), F.coalesce(name, F.lit(""))).isin(wanted)
+        is_whole = file.isin({piece.path.rsplit("/", 1)[1] for piece in whole})
+        rows = rows.where(is_wanted | is_whole)
+    else:
+        [partition] = partitions
+        rows = rows.where(F.col(name) == partition) if partition else rows.where(F.col(name).isNull())
+    return rows.drop(name)
+
+
+def _read(spark: SparkSession, folder: str, schema: T.StructType, paths: Collection[str]) -> DataFrame:
     reader = spark.read.schema(schema).option("recursiveFileLookup", "true")
     reader = reader.option("parquet.page.verify-checksum.enabled", "true")
     try:
-        return reader.parquet(*(literal(f"{folder}/{piece.path}") for piece in pieces))
+        return reader.parquet(*(literal(f"{folder}/{path}") for path in sorted(paths)))
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         raise StagingError(
-            f"one of {len(pieces)} staged files below {folder} is missing: {str(error).splitlines()[0]}. Nothing was "
+            f"one of {len(paths)} staged files below {folder} is missing: {str(error).splitlines()[0]}. Nothing was "
             "written. Bring the folder back, or start with a new checkpoint, which reads the sources again"
         ) from error
 
@@ -89,13 +176,11 @@ def read_pieces(spark: SparkSession, folder: str, schema: T.StructType, pieces: 
 def in_order(batches: Sequence[DataFrame], partition_by: Sequence[str]) -> DataFrame:
     """One task and so one file a batch, its rows in the order in which they were staged.
 
-    Delta sorts by the partition's columns anyway; paths sort by micro-batch, then task.
+    Delta sorts by the partition's columns anyway; folders and files sort by micro-batch, then task, epochs do not.
     """
     path, index = "__spark_purgatory_path", "__spark_purgatory_index"
-    marked = [
-        rows.select("*", F.col("_metadata.file_path").alias(path), F.col("_metadata.row_index").alias(index))
-        for rows in batches
-    ]
+    folder_and_file = F.substring_index("_metadata.file_path", "/", -2).alias(path)
+    marked = [rows.select("*", folder_and_file, F.col("_metadata.row_index").alias(index)) for rows in batches]
     together = reduce(DataFrame.unionAll, [rows.coalesce(1) for rows in marked])
     return together.sortWithinPartitions(*map(quoted, partition_by), path, index).drop(path, index)
 
@@ -105,7 +190,8 @@ def quoted(name: str) -> Column:
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-def _free_name(taken: Sequence[str]) -> str:
+def hash_name(taken: Sequence[str]) -> str:
+    """Name of the column more: one that the rows do not have."""
     lower = {name.lower() for name in taken}
     return next(name for name in ("p", *(f"p{i}" for i in range(len(taken) + 1))) if name not in lower)
 

@@ -1,0 +1,142 @@
+"""What counts of a staging folder after a restart, and when its files are counted."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from spark_purgatory.errors import ForeignWriterError, StagingError
+from spark_purgatory.spark.backlog import MAX_FILES_AHEAD, Backlog
+from spark_purgatory.spark.delta_sink import DeltaSink
+from spark_purgatory.spark.ledger import Ledger, Piece, StagedBatch, batch_path, replay
+from spark_purgatory.spark.staging import check_one_writer, file_at
+from tests.test_delta_sink import Stream, every
+from tests.test_record_accumulator import HOUR, accumulator, staged_files, start, wait_until
+
+WRITER = "5f0c6a4e-9f5f-4d5e-8f0a-3b1d6f1f9b5a"
+OTHER = "00000000-9f5f-4d5e-8f0a-3b1d6f1f9b5a"
+
+
+def piece(batch_id: int, epoch: int = 0, writer: str = WRITER) -> Piece:
+    return file_at(f"file:/c/staging/{batch_path(epoch, batch_id)}/part-00000-{writer}.c000.snappy.parquet")
+
+
+def ledger(*notes: tuple[str, dict[str, Any]]) -> Ledger:
+    return replay(notes, "/staging")
+
+
+def empty(first: int, last: int) -> tuple[str, dict[str, Any]]:
+    return f"empty={first}-{last % 2}", {"first": first, "last": last}
+
+
+# --- what counts --------------------------------------------------------------------------------------------------
+
+
+def test_a_staged_file_is_known_by_its_path() -> None:
+    found = piece(7, epoch=3)
+    assert (found.batch_id, found.epoch) == (7, 3)
+    assert found.path.startswith("epoch=3/batch=00000000000000000007/part-00000-")
+    with pytest.raises(StagingError, match="is no file of the staging folder"):
+        file_at("file:/c/staging/epoch=0/notes.parquet")
+
+
+def test_every_micro_batch_before_the_one_that_runs_counts_and_that_one_does_not() -> None:
+    book = ledger(empty(1, 1))
+    assert book.adopt([piece(0), piece(2), piece(3)], before=3) == 3
+    assert [found.batch_id for found in book.pieces.values()] == [0, 2]
+    assert book.last_batch == 2
+
+
+def test_of_a_micro_batch_in_several_epochs_the_last_counts() -> None:
+    book = ledger()
+    book.adopt([piece(0, epoch=1), piece(0, epoch=0)], before=1)
+    assert [found.epoch for found in book.pieces.values()] == [1]
+
+
+@pytest.mark.parametrize(
+    ("staged", "notes", "before", "first_missing"),
+    [
+        ([], [], 1, 0),
+        ([0, 2], [], 3, 1),
+        ([0, 1], [], 3, 2),
+        ([0], [empty(1, 3), empty(1, 4)], 6, 5),
+        ([0, 5], [empty(1, 3), empty(1, 4)], 6, 6),
+        ([], [empty(0, 2)], 3, 3),
+    ],
+)
+def test_a_micro_batch_of_which_nothing_is_known_is_missed(
+    staged: list[int], notes: list[tuple[str, dict[str, Any]]], before: int, first_missing: int
+) -> None:
+    assert ledger(*notes).adopt(map(piece, staged), before) == first_missing
+
+
+def test_empty_micro_batches_in_a_row_are_one_run() -> None:
+    book = ledger()
+    for batch_id in (0, 1, 2):
+        book.add_empty(book.empty_run(batch_id))
+    book.add(3, 0, [piece(3)])
+    book.add_empty(book.empty_run(4))
+    assert book.empty == [(0, 2), (4, 4)]
+
+
+def test_files_of_two_writers_in_one_folder_are_named() -> None:
+    check_one_writer([piece(0), piece(1, writer=OTHER)], "/staging")
+    with pytest.raises(ForeignWriterError, match="batch=00000000000000000001 holds files of 2 writers"):
+        check_one_writer([piece(1), piece(1, writer=OTHER)], "/staging")
+
+
+# --- when files are counted ---------------------------------------------------------------------------------------
+
+
+def test_files_are_counted_when_one_may_be_full() -> None:
+    """The example of the module's first lines."""
+    backlog, one = Backlog(), StagedBatch(0, 0, 0, rows=1, plain_bytes=200)
+    assert backlog.could_fill([one], {}, 1.0, 1600), "nothing is known yet"
+    quarters = [replace(piece(0), partition=partition, staged_bytes=25) for partition in "abcd"]
+    backlog.learn([one], quarters)
+    counts = [n for n in range(100) if backlog.could_fill([one] * n, {}, 1.0, 1600)]
+    assert counts[0] == 64
+    assert backlog.could_fill([one] * 4, {"b": 1500}, 1.0, 1600)
+    assert not backlog.could_fill([one] * 3, {"b": 1500}, 1.0, 1600)
+    backlog.learn([one], [replace(quarters[0], partition=str(n), staged_bytes=1) for n in range(100)])
+    assert not backlog.could_fill([one] * (MAX_FILES_AHEAD - 1), {}, 1.0, 100)
+    assert backlog.could_fill([one] * MAX_FILES_AHEAD, {}, 1.0, 100), "all could be a new partition's"
+
+
+@pytest.mark.spark
+def test_staged_micro_batches_are_counted_together_and_missed_after_a_restart(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    count = DeltaSink.count
+    monkeypatch.setattr(
+        DeltaSink, "count", lambda sink, spark, batches: (counted.append(len(batches)), count(sink, spark, batches))[1]
+    )
+    stream = Stream(spark, tmp_path).add(4)
+    sink = accumulator(stream, **HOUR)
+    query = start(stream, sink)
+    wait_until(lambda: (stream.checkpoint / "commits" / "4").exists(), query)
+    query.stop()
+    assert counted == [1], "the first, to know what a row weighs"
+    assert not sink.exists(spark)
+    assert sink.read(spark, staged=True).count() == 40
+
+    [lost] = (stream.checkpoint / "staging").glob(f"epoch=0/batch={2:020d}")
+    lost.rename(stream.folder / "aside")
+    with pytest.raises(PySparkException, match=r"StagingError: .* knows them only up to 1 "):
+        stream.run(stream.rows())
+    (stream.folder / "aside").rename(lost)
+    file = next(lost.rglob("*.parquet"))
+    twin = file.with_name("part-00000-" + OTHER + ".c000.snappy.parquet")
+    shutil.copy(file, twin)
+    with pytest.raises(PySparkException, match=r"ForeignWriterError: .* holds files of 2 writers"):
+        stream.run(stream.rows())
+    twin.unlink()
+    assert stream.add(1).run(stream.rows()).numbers() == every(5)
+    assert staged_files(stream) == []
