@@ -14,6 +14,7 @@ from typing import Any
 
 from pyspark.sql import DataFrameWriter, SparkSession
 
+from jobs.demo.runner import QUICK_SETTINGS
 from spark_purgatory.spark import delta_sink, failpoints, staged_side
 from spark_purgatory.spark.delta_sink import DeltaSink
 from spark_purgatory.spark.ledger import Ledger
@@ -35,11 +36,12 @@ def session(folder: Path) -> SparkSession:
         .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.databricks.delta.snapshotPartitions", "2")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
     )
+    for name, value in QUICK_SETTINGS.items():
+        builder = builder.config(name, value)
     if noted.exists():
         return builder.config("spark.jars", noted.read_text(encoding="utf-8")).getOrCreate()
     spark = configure_spark_with_delta_pip(builder).getOrCreate()
