@@ -15,7 +15,7 @@ from spark_purgatory.errors import ForeignWriterError, StagingError
 from spark_purgatory.spark.backlog import MAX_FILES_AHEAD, Backlog
 from spark_purgatory.spark.delta_sink import DeltaSink
 from spark_purgatory.spark.ledger import Ledger, Piece, StagedBatch, batch_path, replay
-from spark_purgatory.spark.staging import check_one_writer, file_at
+from spark_purgatory.spark.staging import check_one_writer, file_at, in_order
 from tests.test_delta_sink import Stream, every
 from tests.test_record_accumulator import HOUR, accumulator, staged_files, start, wait_until
 
@@ -92,6 +92,14 @@ def test_files_of_two_writers_in_one_folder_are_named() -> None:
 
 
 # --- when files are counted ---------------------------------------------------------------------------------------
+
+
+def test_rows_leave_in_the_order_of_micro_batches_whatever_their_epochs(spark: SparkSession, tmp_path: Path) -> None:
+    folders = [str(tmp_path / batch_path(epoch, batch_id)) for batch_id, epoch in enumerate((9, 10))]
+    for at, folder in enumerate(folders):
+        spark.range(3 * at, 3 * at + 3, 1, 1).selectExpr("id AS n", "'a' AS part").write.parquet(folder)
+    rows = spark.read.schema("n bigint, part string").parquet(*reversed(folders))
+    assert [row.n for row in in_order([rows], ["part"]).collect()] == [0, 1, 2, 3, 4, 5]
 
 
 def test_files_are_counted_when_one_may_be_full() -> None:
