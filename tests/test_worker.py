@@ -31,5 +31,5 @@ def run(prepare: str) -> tuple[str, int]:
 def test_a_prepared_worker_keeps_its_memory_and_does_not_collect_modules() -> None:
     plain, prepared = run(""), run("prepare_worker(); prepare_worker()")
     assert (plain[0], prepared[0]) == ("False", "True")
-    if sys.platform == "linux" and plain[1] > 10_000:
+    if sys.platform == "linux":
         assert prepared[1] < plain[1] / 5

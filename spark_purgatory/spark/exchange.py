@@ -23,7 +23,7 @@ ROUTES = ("route", "key_hashes", "key_hash")
 """Columns that may say where a row goes, the first that is there."""
 
 EXCHANGE_SETTINGS: Mapping[str, str] = {
-    # With a limit, Spark adds up the size of all columns after each row: a third of what it takes to hand rows to
+    # With a limit, Spark adds up the size of all columns after each row: a quarter of what it takes to hand rows to
     # Python. Without, batches are cut by spark.sql.execution.arrow.maxRecordsPerBatch alone.
     "spark.sql.execution.arrow.maxBytesPerBatch": str((1 << 31) - 1),
 }
