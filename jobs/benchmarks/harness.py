@@ -107,8 +107,12 @@ def run_once(spark: SparkSession, contender: Contender, workload: Workload, numb
     load = os.getloadavg()[0]
     checkpoint = tempfile.mkdtemp(prefix=f"checkpoint-{contender.name}-", dir=work)
     try:
+        for setting, value in contender.settings.items():
+            spark.conf.set(setting, value)
         progress = _stream(contender.build(spark, workload.folder), contender, checkpoint)
     finally:
+        for setting in contender.settings:
+            spark.conf.set(setting, SETTINGS[setting])
         shutil.rmtree(checkpoint, ignore_errors=True)
     run = Run(
         contender=contender.name,
