@@ -10,7 +10,8 @@ Layout, little endian::
     28  4  CRC-32 of bytes 0 .. 27
     32  .. body, coded in seven bits a byte (`seven_bits`): Arrow IPC streams, each after its length (8 bytes)
 
-The first stream is one row of named buffers (numpy arrays as they are); the others are tables (payload chunks, keys).
+The first stream is one row of named buffers: numpy arrays in few bytes (`packing`); the others are tables (payload
+chunks, keys), or what is left of them (`state_tables`).
 Arrow alone does not notice damage: 70 % of single-bit flips decode silently. CRC-32 finds every flip and every
 truncation. It finds accidents, not attackers: whoever can write the checkpoint is trusted.
 """
@@ -27,11 +28,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from spark_purgatory.core.packing import pack, plain, unpack
 from spark_purgatory.core.seven_bits import coded_size, decode, encode
+from spark_purgatory.core.state_tables import Arrays, put_together, take_apart
 from spark_purgatory.errors import StateCorruptError, StateMismatchError, StateVersionError
 
 MAGIC = b"SPKPURG\0"
-VERSION = 1
+VERSION = 2
+READABLE = (1, 2)
+"""Version 1 had its arrays as they are, texts in Arrow's own form, and the timer's runs."""
 HEADER = struct.Struct("<8sIIQI")
 HEADER_BYTES = HEADER.size + 4
 LENGTH = struct.Struct("<Q")
@@ -41,21 +46,20 @@ PySpark and the state store (50 ns a byte, measured); zstd takes 4 ns to save mo
 threads: Spark has a task on every core, and handing small buffers around takes longer than to compress them."""
 UNTHREADED = pa.ipc.IpcReadOptions(use_threads=False)
 
-Arrays = dict[str, npt.NDArray[Any]]
 Tables = dict[str, list[pa.RecordBatch]]
 
 
 def write_blob(facts: Mapping[str, object], arrays: Arrays, tables: Tables, shards: int) -> bytes:
     """Facts (JSON), named arrays and named tables as one blob of a query with ``shards`` shards."""
-    meta = {
-        "facts": facts,
-        "arrays": {name: array.dtype.str for name, array in arrays.items()},
-        "tables": list(tables),
-    }
-    columns = [_binary(json.dumps(meta).encode()), *(_binary(array) for array in arrays.values())]
-    first = pa.RecordBatch.from_arrays(columns, names=["meta", *arrays])
+    arrays = dict(arrays)
+    streams = [take_apart(name, batches, arrays) for name, batches in tables.items()]
+    packed = {name: pack(array) for name, array in arrays.items()}
+    recipes = {name: recipe for name, (recipe, _) in packed.items()}
+    meta = {"facts": facts, "arrays": recipes, "tables": list(tables)}
+    columns = [_binary(json.dumps(meta).encode()), *(_binary(stored) for _, stored in packed.values())]
+    first = pa.RecordBatch.from_arrays(columns, names=["meta", *packed])
     sink = pa.BufferOutputStream()
-    for batches in ([first], *tables.values()):
+    for batches in ([first], *streams):
         stream = _stream(batches)
         sink.write(LENGTH.pack(stream.size))
         sink.write(stream)
@@ -76,11 +80,12 @@ def read_blob(blob: bytes, shards: int) -> tuple[dict[str, object], Arrays, Tabl
         position += 8 + length
     first = _read_stream(streams[0])[0]
     meta = json.loads(_buffer(first.column(0)).to_pybytes())
-    arrays: Arrays = {
-        name: np.frombuffer(_buffer(first.column(i + 1)), np.dtype(dtype))
-        for i, (name, dtype) in enumerate(meta["arrays"].items())
-    }
-    tables = {name: _read_stream(stream) for name, stream in zip(meta["tables"], streams[1:], strict=True)}
+    buffers = dict(zip(first.schema.names, map(_buffer, first.columns), strict=True))
+    # Version 1 named the type alone.
+    recipes = {name: recipe if isinstance(recipe, list) else plain(recipe) for name, recipe in meta["arrays"].items()}
+    arrays = {name: unpack(recipe, buffers[name]) for name, recipe in recipes.items()}
+    named = zip(meta["tables"], streams[1:], strict=True)
+    tables = {name: put_together(name, _read_stream(stream), arrays) for name, stream in named}
     return meta["facts"], arrays, tables
 
 
@@ -94,9 +99,9 @@ def _checked_body(blob: bytes, shards: int) -> pa.Buffer:
         )
     if struct.unpack_from("<I", blob, HEADER.size)[0] != zlib.crc32(blob[: HEADER.size]):
         raise StateCorruptError("state header does not match its checksum: damaged in the checkpoint")
-    if version != VERSION:
+    if version not in READABLE:
         raise StateVersionError(
-            f"state has format version {version}, this version of spark_purgatory reads {VERSION}: "
+            f"state has format version {version}, this version of spark_purgatory reads {READABLE[0]} to {VERSION}: "
             "run the release that wrote the checkpoint, or start a new one"
         )
     if shard_count != shards:
