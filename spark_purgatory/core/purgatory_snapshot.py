@@ -70,8 +70,6 @@ def restore_runs(name: str, arrays: Arrays) -> SortedRuns:
     runs: list[Int64s] = []
     while (prefix := arrays.get(f"{name}.{len(runs)}.prefix")) is not None:
         runs.append((prefix << ROW_BITS) | arrays[f"{name}.{len(runs)}.row"])
-    while (run := arrays.get(f"{name}.{len(runs)}")) is not None:  # Version 1.
-        runs.append(run)
     return SortedRuns(runs)
 
 
@@ -133,7 +131,7 @@ def restore_timer(timer: SystemTimer, numbers: Numbers, usual_tick: Int64s | Non
     wheel.clock = numbers["wheel_clock"]
     wheel.spans = [wheel.wheel_size**level for level in range(levels)]
     wheel.queued = list(arrays["timer.queued"].reshape(levels, wheel.wheel_size))
-    armed_tick = arrays.get("timer.armed_tick", usual_tick)  # Version 1 had all rows' ticks.
+    armed_tick = usual_tick
     if armed_tick is None or "timer.armed" in arrays:
         armed_tick = np.full(len(arrays["timer.armed"]), UNARMED)
         armed_tick[arrays["timer.armed"]] = arrays["timer.tick"]

@@ -197,9 +197,8 @@ def _save_segment(name: str, segment: EventSegment, arrays: Arrays, tables: Tabl
 
 
 def _restore_segment(name: str, arrays: Arrays, tables: Tables) -> EventSegment:
-    hashes = arrays.get(f"{name}.group_hash")  # Version 1.
     return EventSegment(
-        arrays[f"{name}.group_prefix"] << ROW_BITS if hashes is None else hashes,
+        arrays[f"{name}.group_prefix"] << ROW_BITS,
         tables[f"{name}.keys"][0].column(0),
         arrays[f"{name}.start"],
         arrays[f"{name}.time_us"],

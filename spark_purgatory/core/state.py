@@ -10,8 +10,8 @@ Layout, little endian::
     28  4  CRC-32 of bytes 0 .. 27
     32  .. body, coded in seven bits a byte (`seven_bits`): Arrow IPC streams, each after its length (8 bytes)
 
-The first stream is one row of named buffers: numpy arrays in few bytes (`packing`); the others are tables (payload
-chunks, keys), or what is left of them (`state_tables`).
+The first stream is one row: JSON that says what there is, and all arrays in few bytes (`packing`), one after the other.
+Tables (payload chunks, keys) are mostly arrays too; what is left of one (`state_tables`) is a stream of its own.
 Arrow alone does not notice damage: 70 % of single-bit flips decode silently. CRC-32 finds every flip and every
 truncation. It finds accidents, not attackers: whoever can write the checkpoint is trusted.
 """
@@ -22,23 +22,21 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from spark_purgatory.core.packing import pack, plain, unpack
+from spark_purgatory.core.packing import Values, pack, unpack
 from spark_purgatory.core.seven_bits import coded_size, decode, encode
 from spark_purgatory.core.state_tables import Arrays, put_together, take_apart
 from spark_purgatory.errors import StateCorruptError, StateMismatchError, StateVersionError
 
 MAGIC = b"SPKPURG\0"
-VERSION = 2
-READABLE = (1, 2)
-"""Version 1 had its arrays as they are, texts in Arrow's own form, and the timer's runs."""
+VERSION = 1
 HEADER = struct.Struct("<8sIIQI")
 HEADER_BYTES = HEADER.size + 4
+ALIGNMENT = 8
+"""Arrays begin at multiples of so many bytes, so that they can be read in place."""
 LENGTH = struct.Struct("<Q")
 COMPRESSED = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1), use_threads=False)
 """Arrow's own buffer compression. Every byte of state is pickled, copied and written some ten times on its way through
@@ -52,14 +50,14 @@ Tables = dict[str, list[pa.RecordBatch]]
 def write_blob(facts: Mapping[str, object], arrays: Arrays, tables: Tables, shards: int) -> bytes:
     """Facts (JSON), named arrays and named tables as one blob of a query with ``shards`` shards."""
     arrays = dict(arrays)
-    streams = [take_apart(name, batches, arrays) for name, batches in tables.items()]
+    rests = {name: rest for name, batches in tables.items() if (rest := take_apart(name, batches, arrays))}
     packed = {name: pack(array) for name, array in arrays.items()}
-    recipes = {name: recipe for name, (recipe, _) in packed.items()}
-    meta = {"facts": facts, "arrays": recipes, "tables": list(tables)}
-    columns = [_binary(json.dumps(meta).encode()), *(_binary(stored) for _, stored in packed.values())]
-    first = pa.RecordBatch.from_arrays(columns, names=["meta", *packed])
+    layout = [(name, *recipe, stored.nbytes) for name, (recipe, stored) in packed.items()]
+    meta = {"facts": facts, "arrays": layout, "tables": list(tables), "rests": list(rests)}
+    columns = [json.dumps(meta).encode(), b"".join(_aligned(stored) for _, stored in packed.values())]
+    first = pa.RecordBatch.from_arrays([_binary(column) for column in columns], names=["meta", "arrays"])
     sink = pa.BufferOutputStream()
-    for batches in ([first], *streams):
+    for batches in ([first], *rests.values()):
         stream = _stream(batches)
         sink.write(LENGTH.pack(stream.size))
         sink.write(stream)
@@ -79,13 +77,15 @@ def read_blob(blob: bytes, shards: int) -> tuple[dict[str, object], Arrays, Tabl
         streams.append(body.slice(position + 8, length))
         position += 8 + length
     first = _read_stream(streams[0])[0]
-    meta = json.loads(_buffer(first.column(0)).to_pybytes())
-    buffers = dict(zip(first.schema.names, map(_buffer, first.columns), strict=True))
-    # Version 1 named the type alone.
-    recipes = {name: recipe if isinstance(recipe, list) else plain(recipe) for name, recipe in meta["arrays"].items()}
-    arrays = {name: unpack(recipe, buffers[name]) for name, recipe in recipes.items()}
-    named = zip(meta["tables"], streams[1:], strict=True)
-    tables = {name: put_together(name, _read_stream(stream), arrays) for name, stream in named}
+    meta = json.loads(first.column(0)[0].as_py())
+    stored = memoryview(first.column(1)[0].as_buffer())
+    arrays: Arrays = {}
+    position = 0
+    for name, kind, narrow, base, how, size in meta["arrays"]:
+        arrays[name] = unpack((kind, narrow, base, how), stored[position : position + size])
+        position += size + -size % ALIGNMENT
+    rests = dict(zip(meta["rests"], map(_read_stream, streams[1:]), strict=True))
+    tables = {name: put_together(name, rests.get(name, []), arrays) for name in meta["tables"]}
     return meta["facts"], arrays, tables
 
 
@@ -99,9 +99,9 @@ def _checked_body(blob: bytes, shards: int) -> pa.Buffer:
         )
     if struct.unpack_from("<I", blob, HEADER.size)[0] != zlib.crc32(blob[: HEADER.size]):
         raise StateCorruptError("state header does not match its checksum: damaged in the checkpoint")
-    if version not in READABLE:
+    if version != VERSION:
         raise StateVersionError(
-            f"state has format version {version}, this version of spark_purgatory reads {READABLE[0]} to {VERSION}: "
+            f"state has format version {version}, this version of spark_purgatory reads {VERSION}: "
             "run the release that wrote the checkpoint, or start a new one"
         )
     if shard_count != shards:
@@ -120,14 +120,13 @@ def _checked_body(blob: bytes, shards: int) -> pa.Buffer:
     return pa.py_buffer(decode(coded, length))
 
 
-def _binary(data: bytes | npt.NDArray[Any]) -> pa.Array:
-    buffer = pa.py_buffer(data if isinstance(data, bytes) else np.ascontiguousarray(data))
-    offsets = pa.py_buffer(np.array([0, buffer.size], np.int64))
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, [None, offsets, buffer])
+def _aligned(stored: Values) -> bytes:
+    """Its bytes, and zeros up to the next array's place."""
+    return stored.tobytes() + b"\0" * (-stored.nbytes % ALIGNMENT)
 
 
-def _buffer(column: pa.Array) -> pa.Buffer:
-    return column.buffers()[2]
+def _binary(data: bytes) -> pa.Array:
+    return pa.array([data], pa.large_binary())
 
 
 def _stream(batches: list[pa.RecordBatch]) -> pa.Buffer:

@@ -1,71 +1,92 @@
-"""A table of a shard's state taken apart for writing: what `packing` makes smaller goes beside it, as arrays.
+"""Tables of a shard's state taken apart for writing: columns that `packing` makes smaller become arrays.
 
-A text column leaves its lengths in the table, a column of whole numbers or times without nulls leaves nothing, any
-other stays. The schema as it was lies in the metadata of the one that is written.
+Of a text column these are its lengths, its letters and, if it has any, its nulls; of numbers and times without nulls
+the values. Columns of other types stay together as a table, the *rest*.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_purgatory.core.packing import pack_texts, unpack_texts
+from spark_purgatory.core.packing import narrowest
 
 Arrays = dict[str, npt.NDArray[Any]]
-SCHEMA = b"spark_purgatory.schema"
 
 
 def take_apart(table: str, batches: list[pa.RecordBatch], arrays: Arrays) -> list[pa.RecordBatch]:
-    """What stays of the chunks of a table; the rest goes into ``arrays`` under the table's name."""
+    """What is left of the chunks of a table, often nothing; the others go into ``arrays`` under the table's name."""
     schema = batches[0].schema
-    columns = []
+    arrays[f"{table}/schema"] = np.frombuffer(schema.serialize(), np.uint8)
+    arrays[f"{table}/rows"] = np.array([len(batch) for batch in batches])
+    rest = []
     for at, field in enumerate(schema):
-        left = column = [batch.column(at) for batch in batches]
+        columns = [batch.column(at) for batch in batches]
         if _is_text(field.type):
-            left, taken = pack_texts(column)
-            arrays |= {_part(table, at, chunk): letters for chunk, letters in enumerate(taken)}
-        elif _is_whole(field.type) and not any(values.null_count for values in column):
-            left = [pa.nulls(len(values)) for values in column]
-            arrays |= {_part(table, at, chunk): values.view("int64").to_numpy() for chunk, values in enumerate(column)}
-        columns.append(left)
-    fields = [pa.field(field.name, left[0].type) for field, left in zip(schema, columns, strict=True)]
-    written = pa.schema(fields, {SCHEMA: schema.serialize().to_pybytes()})
-    return [pa.RecordBatch.from_arrays(list(chunk), schema=written) for chunk in zip(*columns, strict=True)]
+            for chunk, column in enumerate(columns):
+                _take_text(f"{table}/{at}/{chunk}", column, arrays)
+        elif _is_number(field.type) and not any(column.null_count for column in columns):
+            for chunk, column in enumerate(columns):
+                numbers = column if pa.types.is_floating(field.type) else column.view("int64")
+                arrays[f"{table}/{at}/{chunk}"] = numbers.to_numpy()
+        else:
+            rest.append(at)
+    return [batch.select(rest) for batch in batches] if rest else []
 
 
-def put_together(table: str, batches: list[pa.RecordBatch], arrays: Arrays) -> list[pa.RecordBatch]:
-    """The chunks that `take_apart` was given; those of version 1 are whole."""
-    whole = (batches[0].schema.metadata or {}).get(SCHEMA)
-    if whole is None:
-        return batches
-    schema = pa.ipc.read_schema(pa.py_buffer(whole))
-    return [
-        pa.RecordBatch.from_arrays(
-            [
-                _column(field.type, batch.column(at), arrays.get(_part(table, at, chunk)))
-                for at, field in enumerate(schema)
-            ],
-            schema=schema,
-        )
-        for chunk, batch in enumerate(batches)
-    ]
+def put_together(table: str, rest: list[pa.RecordBatch], arrays: Arrays) -> list[pa.RecordBatch]:
+    """The chunks that `take_apart` was given; takes its part of ``arrays``."""
+    schema = pa.ipc.read_schema(pa.py_buffer(arrays.pop(f"{table}/schema")))
+    whole = []
+    for chunk, rows in enumerate(arrays.pop(f"{table}/rows").tolist()):
+        left = iter(rest[chunk].columns if rest else ())
+        columns = []
+        for at, field in enumerate(schema):
+            part = f"{table}/{at}/{chunk}"
+            if f"{part}/letters" in arrays:
+                columns.append(_text(part, field.type, arrays))
+            elif part in arrays:
+                columns.append(pa.Array.from_buffers(field.type, rows, [None, pa.py_buffer(arrays.pop(part))]))
+            else:
+                columns.append(next(left))
+        whole.append(_chunk(columns, schema, rows))
+    return whole
 
 
-def _column(kind: pa.DataType, left: pa.Array, taken: npt.NDArray[Any] | None) -> pa.Array:
-    if taken is None:
-        return left
-    return unpack_texts(left, taken, kind) if _is_text(kind) else pa.array(taken).view(kind)
+def _chunk(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    if not columns:
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _take_text(part: str, text: pa.Array, arrays: Arrays) -> None:
+    buffers = text.buffers()
+    offsets = np.zeros(len(text) + 1, np.int32)
+    if buffers[1] is not None and buffers[1].size:
+        offsets = np.frombuffer(buffers[1], np.int32)[text.offset : text.offset + len(text) + 1]
+    lengths = np.diff(offsets)
+    letters = np.frombuffer(b"" if buffers[2] is None else buffers[2], np.uint8)
+    arrays[f"{part}/lengths"] = lengths.astype(narrowest(int(lengths.max(initial=0))))
+    arrays[f"{part}/letters"] = letters[offsets[0] : offsets[-1]]
+    if text.null_count:
+        arrays[f"{part}/valid"] = np.packbits(text.is_valid().to_numpy(zero_copy_only=False), bitorder="little")
+
+
+def _text(part: str, kind: pa.DataType, arrays: Arrays) -> pa.Array:
+    lengths, valid = arrays.pop(f"{part}/lengths"), arrays.pop(f"{part}/valid", None)
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    buffers = [None if valid is None else pa.py_buffer(valid), pa.py_buffer(offsets)]
+    return pa.Array.from_buffers(kind, len(lengths), [*buffers, pa.py_buffer(arrays.pop(f"{part}/letters"))])
 
 
 def _is_text(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.binary())
 
 
-def _is_whole(kind: pa.DataType) -> bool:
-    return kind == pa.int64() or pa.types.is_timestamp(kind)
-
-
-def _part(table: str, column: int, chunk: int) -> str:
-    return f"{table}/{column}/{chunk}"
+def _is_number(kind: pa.DataType) -> bool:
+    """Of 64 bits, a time too."""
+    return kind in (pa.int64(), pa.float64()) or pa.types.is_timestamp(kind)
