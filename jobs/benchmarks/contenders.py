@@ -34,8 +34,6 @@ from spark_purgatory.spark.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, pac
 from spark_purgatory.spark.operator import Purgatory
 from spark_purgatory.spark.sides import WATERMARK_METADATA
 
-SHARDS = 8
-
 
 @dataclass(frozen=True)
 class Contender:
@@ -43,7 +41,8 @@ class Contender:
 
     name: str
     says: str
-    build: Callable[[SparkSession, Path], DataFrame]
+    build: Callable[[SparkSession, Path, int], DataFrame]
+    """Of the session, the workload's folder and how many shards."""
     decides: bool
     """Whether its rows are outcomes; else they are the rows it read."""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -54,7 +53,7 @@ class Contender:
     """How long after its deadline it lets an operation expire."""
 
 
-def ours(spark: SparkSession, folder: Path) -> DataFrame:
+def ours(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
     """The library as its users call it."""
     operations, events = read_sides(spark, folder)
     purgatory = Purgatory(
@@ -62,12 +61,12 @@ def ours(spark: SparkSession, folder: Path) -> DataFrame:
         completions=Completions(key="key", time="time"),
         criterion=criteria.any_key(),
         emit="early",
-        shards=SHARDS,
+        shards=shards,
     )
     return purgatory.resolve(operations, events)
 
 
-def join(spark: SparkSession, folder: Path) -> DataFrame:
+def join(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
     """A left outer join on key and time range; an operation without an event leaves at its deadline.
 
     Spark drops state by one time column a side. With ``created`` there, every operation would be held for the
@@ -98,12 +97,12 @@ def join(spark: SparkSession, folder: Path) -> DataFrame:
     )
 
 
-def identity(spark: SparkSession, folder: Path) -> DataFrame:
+def identity(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
     """What the packed exchange costs by itself: pack, shuffle, hand over, unpack."""
     ddl = EXCHANGE_DDL.format(shard_type="int")
     engine = [F.xxhash64("key").alias("route"), F.col("time").alias("guarded")]
     packed = [
-        rows.drop("side").select("*", *engine).mapInArrow(packer(side, SHARDS, broadcast=False), ddl)
+        rows.drop("side").select("*", *engine).mapInArrow(packer(side, shards, broadcast=False), ddl)
         for side, rows in zip((OPERATIONS, EVENTS), as_rows(spark, folder), strict=True)
     ]
     marker = F.lit(None).cast("timestamp").alias("marker", metadata={WATERMARK_METADATA: 0})
@@ -127,10 +126,10 @@ def _hand_over_blobs(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> It
         yield frame[["blob"]]
 
 
-def identity_rows(spark: SparkSession, folder: Path) -> DataFrame:
+def identity_rows(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
     """The state function over plain rows: conversion to pandas and back is all it does."""
     operations, events = as_rows(spark, folder)
-    shard = F.pmod(F.xxhash64("key"), F.lit(SHARDS)).cast("int").alias("shard")
+    shard = F.pmod(F.xxhash64("key"), F.lit(shards)).cast("int").alias("shard")
     rows = operations.unionByName(events).select("*", shard)
     return rows.groupBy("shard").applyInPandasWithState(
         _hand_over_rows, ROWS, "blob binary", "append", GroupStateTimeout.EventTimeTimeout
@@ -142,7 +141,7 @@ def _hand_over_rows(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Ite
         yield frame[ROWS.names]
 
 
-def jvm_only(spark: SparkSession, folder: Path) -> DataFrame:
+def jvm_only(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
     """A shuffle by key and nothing else."""
     operations, events = as_rows(spark, folder)
     return operations.unionByName(events).repartition("key")

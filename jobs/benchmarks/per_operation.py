@@ -84,7 +84,7 @@ class Held(NamedTuple):
         yield pd.DataFrame([outcome])
 
 
-def per_operation(spark: SparkSession, folder: Path) -> DataFrame:
+def per_operation(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
     """State and time-out of ``applyInPandasWithState``."""
     return (
         _rows(spark, folder)
@@ -93,7 +93,7 @@ def per_operation(spark: SparkSession, folder: Path) -> DataFrame:
     )
 
 
-def with_timers(spark: SparkSession, folder: Path) -> DataFrame:
+def with_timers(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
     """Value state and timers of ``transformWithStateInPandas``; RocksDB is the one store it runs on."""
     return (
         _rows(spark, folder)
