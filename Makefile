@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test lint demo bench bench-kafka bench-growth crash conformance clean java
+.PHONY: help test lint demo bench bench-full bench-kafka bench-growth crash conformance clean java
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +38,9 @@ demo: java $(STAMP) ## Orders and payments through the purgatory into a Delta ta
 bench: java $(STAMP) ## Throughput beside a stream-stream join, and sinks side by side
 	@$(BIN)/python -m jobs.benchmarks $(BENCH_ARGS)
 	@$(BIN)/python -m jobs.benchmarks.sinks $(SINK_ARGS)
+
+bench-full: java $(STAMP) ## Every contender, size and part: an hour and more
+	@$(BIN)/python -m jobs.benchmarks.full
 
 bench-kafka: java $(STAMP) ## The engine alone beside Kafka's own purgatory and timer, in one run
 	@$(BIN)/python -m jobs.benchmarks.beside_kafka $(BENCH_ARGS)

@@ -33,6 +33,8 @@ def main(
     batches: Annotated[int, typer.Option(min=FIRST_STEADY_BATCH + 1, help="Micro-batches with operations.")] = 10,
     rounds: Annotated[int, typer.Option(min=1, help="Times that each contender runs.")] = 3,
     contenders: Annotated[str, typer.Option(help=f"Some of {', '.join(CONTENDERS)}.")] = "ours,join,identity",
+    shards: Annotated[int, typer.Option(min=1, help="Groups of ours and of the identities.")] = harness.SHARDS,
+    master: Annotated[str, typer.Option(help="Where it runs.")] = harness.MASTER,
     memory: Annotated[str, typer.Option(help="Heap of the Spark process.")] = "3g",
     json: Annotated[Path, typer.Option(help="Where every micro-batch's numbers go.")] = RESULTS / "workload_w.json",
     picture: Annotated[Path, typer.Option(help="Where the bars go.")] = RESULTS / "workload_w.png",
@@ -41,21 +43,22 @@ def main(
     names = names_of(contenders)
     console = Console(highlight=False)
     console = Console(highlight=False, width=max(console.width, report.TABLE_WIDTH))
-    spark = harness.session(memory)
+    spark = harness.session(memory, master)
     facts = report.machine_facts(spark)
     console.print(report.facts_line(facts), soft_wrap=True)
     console.print(f"workload W: {operations:,} operations, {batches} batches, {rounds} rounds")
     for name in names:
         console.print(f"  {name:14s} {CONTENDERS[name].says}")
     try:
-        runs = harness.measure(spark, names, operations, batches, rounds, partial(console.print, soft_wrap=True))
+        say = partial(console.print, soft_wrap=True)
+        runs = harness.measure(spark, names, operations, batches, rounds, say, shards=shards)
     except harness.WrongOutcomeError as error:
         console.print(f"wrong outcomes: {error}", soft_wrap=True)
         raise typer.Exit(1) from error
     finally:
         spark.stop()
     table = standings(runs)
-    goals = verdicts(table)
+    goals = verdicts(table, operations // batches)
     console.print(report.table_of(table))
     report.write_json(json, facts, runs, table, goals)
     report.draw_picture(picture, table, facts)

@@ -249,7 +249,7 @@ def main(
     table = Table(title=f"A step of {ROWS:,} rows: CPU milliseconds, medians", title_justify="left")
     for name in ("curve", "at", "step", "first step", "restore", "save", "state MB", "bytes a row", "peak MB"):
         table.add_column(name, justify="left" if name == "curve" else "right")
-    console, measured = Console(highlight=False), []
+    console, measured = Console(highlight=False, width=110), []
     for at, found in measured_apart(tuple(each for each in POINTS if each.pending <= most_pending)):
         measured.append((at, found))
         parts = (found.step_ms, found.restored_step_ms, found.restore_ms, found.save_ms)

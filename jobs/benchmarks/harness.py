@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,10 @@ OURS_OBSERVATION = "spark_purgatory"
 CORES = 2
 SHUFFLE_PARTITIONS = 2
 WARM_UP_BATCHES = 4
+SHARDS = 8
+MASTER = f"local[{CORES}]"
 
 SETTINGS = {
-    "spark.master": f"local[{CORES}]",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
@@ -59,12 +60,13 @@ class WrongOutcomeError(Exception):
     """A contender's rows are not the expected ones: its time means nothing."""
 
 
-def session(memory: str = "3g") -> SparkSession:
-    """The session that all contenders share."""
+def session(memory: str = "3g", master: str = MASTER, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """The session that all contenders share; ``memory`` is the heap of the driver and of every executor."""
     # Workers must run this Python, or they miss pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName("spark_purgatory benchmarks").config("spark.driver.memory", memory)
-    for name, value in SETTINGS.items():
+    heaps = {"spark.driver.memory": memory, "spark.executor.memory": memory}
+    builder = SparkSession.builder.appName("spark_purgatory benchmarks").master(master)
+    for name, value in {**SETTINGS, **heaps, **(settings or {})}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
@@ -77,13 +79,14 @@ def measure(
     rounds: int,
     say: Callable[[str], None] = print,
     work: Path = WORK,
+    shards: int = SHARDS,
 ) -> list[Run]:
     """Warm up, then run all contenders ``rounds`` times in turn; raises `WrongOutcomeError`."""
     contenders = [CONTENDERS[name] for name in names]
     say(f"warm-up: {', '.join(names)}")
     for contender in contenders:
         few = min(max(operations // 10, batches), contender.at_most or operations)
-        run_once(spark, contender, prepared(few, min(batches, WARM_UP_BATCHES), SEED, work), 0, work)
+        run_once(spark, contender, prepared(few, min(batches, WARM_UP_BATCHES), SEED, work), 0, work, shards)
     say("warm-up: every contender has the expected outcomes")
     runs: list[Run] = []
     for number in range(1, rounds + 1):
@@ -91,7 +94,7 @@ def measure(
         first = (number - 1) % len(contenders)
         for contender in contenders[first:] + contenders[:first]:
             count = min(operations, contender.at_most or operations)
-            run = run_once(spark, contender, prepared(count, batches, SEED, work), number, work)
+            run = run_once(spark, contender, prepared(count, batches, SEED, work), number, work, shards)
             runs.append(run)
             seconds = sum(batch.ms for batch in run.batches) / 1000
             say(
@@ -101,14 +104,25 @@ def measure(
     return sorted(runs, key=lambda run: (run.round, list(names).index(run.contender)))
 
 
-def run_once(spark: SparkSession, contender: Contender, workload: Workload, number: int, work: Path = WORK) -> Run:
+def run_once(
+    spark: SparkSession,
+    contender: Contender,
+    workload: Workload,
+    number: int,
+    work: Path = WORK,
+    shards: int = SHARDS,
+) -> Run:
     """One checked run with a checkpoint of its own."""
     work.mkdir(parents=True, exist_ok=True)
     load = os.getloadavg()[0]
     checkpoint = tempfile.mkdtemp(prefix=f"checkpoint-{contender.name}-", dir=work)
     try:
-        progress = _stream(contender.build(spark, workload.folder), contender, checkpoint)
+        for setting, value in contender.settings.items():
+            spark.conf.set(setting, value)
+        progress = _stream(contender.build(spark, workload.folder, shards), contender, checkpoint)
     finally:
+        for setting in contender.settings:
+            spark.conf.set(setting, SETTINGS[setting])
         shutil.rmtree(checkpoint, ignore_errors=True)
     run = Run(
         contender=contender.name,

@@ -34,7 +34,7 @@ def machine_facts(spark: SparkSession) -> dict[str, Any]:
         "python": platform.python_version(),
         "java": java["version"] if java else "",
         **{name: version(name) for name in PACKAGES},
-        "spark_settings": {"spark.driver.memory": spark.conf.get("spark.driver.memory"), **SETTINGS},
+        "spark_settings": {name: spark.conf.get(name) for name in ("spark.master", "spark.driver.memory", *SETTINGS)},
     }
 
 

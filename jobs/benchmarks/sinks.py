@@ -32,7 +32,7 @@ from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from jobs.benchmarks.harness import SETTINGS, WORK
+from jobs.benchmarks.harness import MASTER, SETTINGS, WORK
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.spark import failpoints
 from spark_purgatory.spark.delta_target import LEAN_SETTINGS
@@ -166,8 +166,9 @@ class StagedBytes:
 def session(memory: str) -> SparkSession:
     """As the other benchmarks', with Delta."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder: Any = SparkSession.builder.appName("spark_purgatory sinks").config("spark.driver.memory", memory)
+    builder: Any = SparkSession.builder.appName("spark_purgatory sinks").master(MASTER)
     delta = {
+        "spark.driver.memory": memory,
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     }

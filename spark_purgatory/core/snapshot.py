@@ -31,8 +31,9 @@ from spark_purgatory.core.purgatory_snapshot import (
     save_timer,
     save_watchers,
 )
-from spark_purgatory.core.runs import EMPTY, Column, Int64s
-from spark_purgatory.core.state import Arrays, Tables, read_blob, write_blob
+from spark_purgatory.core.runs import EMPTY, ROW_BITS, Column, Int64s
+from spark_purgatory.core.state import Tables, read_blob, write_blob
+from spark_purgatory.core.state_tables import Arrays
 from spark_purgatory.core.times import saturating_add, tick_up_ms
 from spark_purgatory.core.timing_wheel import UNARMED
 from spark_purgatory.errors import LimitError, StateMismatchError
@@ -186,7 +187,7 @@ def _ticks_of_deadlines(engine: EventTimePurgatory) -> Int64s:
 
 
 def _save_segment(name: str, segment: EventSegment, arrays: Arrays, tables: Tables) -> None:
-    arrays[f"{name}.group_hash"], arrays[f"{name}.start"] = segment.group_hash, segment.start
+    arrays[f"{name}.group_prefix"], arrays[f"{name}.start"] = segment.group_hash >> ROW_BITS, segment.start
     arrays[f"{name}.time_us"] = segment.time_us
     if segment.value is not None:
         arrays[f"{name}.value"] = segment.value
@@ -197,7 +198,7 @@ def _save_segment(name: str, segment: EventSegment, arrays: Arrays, tables: Tabl
 
 def _restore_segment(name: str, arrays: Arrays, tables: Tables) -> EventSegment:
     return EventSegment(
-        arrays[f"{name}.group_hash"],
+        arrays[f"{name}.group_prefix"] << ROW_BITS,
         tables[f"{name}.keys"][0].column(0),
         arrays[f"{name}.start"],
         arrays[f"{name}.time_us"],

@@ -10,7 +10,8 @@ Layout, little endian::
     28  4  CRC-32 of bytes 0 .. 27
     32  .. body, coded in seven bits a byte (`seven_bits`): Arrow IPC streams, each after its length (8 bytes)
 
-The first stream is one row of named buffers (numpy arrays as they are); the others are tables (payload chunks, keys).
+The first stream is one row: JSON that says what there is, and all arrays in few bytes (`packing`), one after the other.
+Tables (payload chunks, keys) are mostly arrays too; what is left of one (`state_tables`) is a stream of its own.
 Arrow alone does not notice damage: 70 % of single-bit flips decode silently. CRC-32 finds every flip and every
 truncation. It finds accidents, not attackers: whoever can write the checkpoint is trusted.
 """
@@ -21,19 +22,21 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from spark_purgatory.core.packing import Values, pack, unpack
 from spark_purgatory.core.seven_bits import coded_size, decode, encode
+from spark_purgatory.core.state_tables import Arrays, put_together, take_apart
 from spark_purgatory.errors import StateCorruptError, StateMismatchError, StateVersionError
 
 MAGIC = b"SPKPURG\0"
 VERSION = 1
 HEADER = struct.Struct("<8sIIQI")
 HEADER_BYTES = HEADER.size + 4
+ALIGNMENT = 8
+"""Arrays begin at multiples of so many bytes, so that they can be read in place."""
 LENGTH = struct.Struct("<Q")
 COMPRESSED = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1), use_threads=False)
 """Arrow's own buffer compression. Every byte of state is pickled, copied and written some ten times on its way through
@@ -41,21 +44,20 @@ PySpark and the state store (50 ns a byte, measured); zstd takes 4 ns to save mo
 threads: Spark has a task on every core, and handing small buffers around takes longer than to compress them."""
 UNTHREADED = pa.ipc.IpcReadOptions(use_threads=False)
 
-Arrays = dict[str, npt.NDArray[Any]]
 Tables = dict[str, list[pa.RecordBatch]]
 
 
 def write_blob(facts: Mapping[str, object], arrays: Arrays, tables: Tables, shards: int) -> bytes:
     """Facts (JSON), named arrays and named tables as one blob of a query with ``shards`` shards."""
-    meta = {
-        "facts": facts,
-        "arrays": {name: array.dtype.str for name, array in arrays.items()},
-        "tables": list(tables),
-    }
-    columns = [_binary(json.dumps(meta).encode()), *(_binary(array) for array in arrays.values())]
-    first = pa.RecordBatch.from_arrays(columns, names=["meta", *arrays])
+    arrays = dict(arrays)
+    rests = {name: rest for name, batches in tables.items() if (rest := take_apart(name, batches, arrays))}
+    packed = {name: pack(array) for name, array in arrays.items()}
+    layout = [(name, *recipe, stored.nbytes) for name, (recipe, stored) in packed.items()]
+    meta = {"facts": facts, "arrays": layout, "tables": list(tables), "rests": list(rests)}
+    columns = [json.dumps(meta).encode(), b"".join(_aligned(stored) for _, stored in packed.values())]
+    first = pa.RecordBatch.from_arrays([_binary(column) for column in columns], names=["meta", "arrays"])
     sink = pa.BufferOutputStream()
-    for batches in ([first], *tables.values()):
+    for batches in ([first], *rests.values()):
         stream = _stream(batches)
         sink.write(LENGTH.pack(stream.size))
         sink.write(stream)
@@ -75,12 +77,15 @@ def read_blob(blob: bytes, shards: int) -> tuple[dict[str, object], Arrays, Tabl
         streams.append(body.slice(position + 8, length))
         position += 8 + length
     first = _read_stream(streams[0])[0]
-    meta = json.loads(_buffer(first.column(0)).to_pybytes())
-    arrays: Arrays = {
-        name: np.frombuffer(_buffer(first.column(i + 1)), np.dtype(dtype))
-        for i, (name, dtype) in enumerate(meta["arrays"].items())
-    }
-    tables = {name: _read_stream(stream) for name, stream in zip(meta["tables"], streams[1:], strict=True)}
+    meta = json.loads(first.column(0)[0].as_py())
+    stored = memoryview(first.column(1)[0].as_buffer())
+    arrays: Arrays = {}
+    position = 0
+    for name, kind, narrow, base, how, size in meta["arrays"]:
+        arrays[name] = unpack((kind, narrow, base, how), stored[position : position + size])
+        position += size + -size % ALIGNMENT
+    rests = dict(zip(meta["rests"], map(_read_stream, streams[1:]), strict=True))
+    tables = {name: put_together(name, rests.get(name, []), arrays) for name in meta["tables"]}
     return meta["facts"], arrays, tables
 
 
@@ -115,14 +120,13 @@ def _checked_body(blob: bytes, shards: int) -> pa.Buffer:
     return pa.py_buffer(decode(coded, length))
 
 
-def _binary(data: bytes | npt.NDArray[Any]) -> pa.Array:
-    buffer = pa.py_buffer(data if isinstance(data, bytes) else np.ascontiguousarray(data))
-    offsets = pa.py_buffer(np.array([0, buffer.size], np.int64))
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, [None, offsets, buffer])
+def _aligned(stored: Values) -> bytes:
+    """Its bytes, and zeros up to the next array's place."""
+    return stored.tobytes() + b"\0" * (-stored.nbytes % ALIGNMENT)
 
 
-def _buffer(column: pa.Array) -> pa.Buffer:
-    return column.buffers()[2]
+def _binary(data: bytes) -> pa.Array:
+    return pa.array([data], pa.large_binary())
 
 
 def _stream(batches: list[pa.RecordBatch]) -> pa.Buffer:

@@ -1,0 +1,51 @@
+"""`python -m jobs.benchmarks.full`: everything there is to measure, one after the other, each a process of its own.
+
+Parts go on when one misses a goal; the exit code is 1 if any did.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+from rich.console import Console
+
+from jobs.benchmarks.harness import ROOT
+
+RESULTS = "bench-results"
+EVERYONE = "ours,join,join_rocksdb,identity,jvm_only"
+PARTS = {
+    "workload W, 1,000,000 operations in 10 micro-batches": f"jobs.benchmarks --contenders {EVERYONE}",
+    "workload W, 4,000,000 operations in 8 micro-batches": (
+        f"jobs.benchmarks --operations 4000000 --batches 8 --contenders {EVERYONE},per_operation,with_timers "
+        f"--json {RESULTS}/workload_w_4m.json --picture {RESULTS}/workload_w_4m.png"
+    ),
+    "workload W, micro-batches of 1000 operations, 2 shards": (
+        "jobs.benchmarks --operations 30000 --batches 30 --shards 2 --contenders ours,join,identity_rows,jvm_only "
+        f"--json {RESULTS}/workload_w_small.json --picture {RESULTS}/workload_w_small.png"
+    ),
+    "sinks, 200 micro-batches": "jobs.benchmarks.sinks --batches 200 --contenders ours,append_lean,auto_compact",
+    "the engine beside Kafka": "jobs.benchmarks.beside_kafka",
+    "growth of the engine": "jobs.benchmarks.growth",
+    "a standalone cluster": "jobs.benchmarks.cluster",
+}
+
+
+def main() -> int:
+    """Run all parts; returns the exit code."""
+    console = Console(highlight=False)
+    missed = []
+    for part, command in PARTS.items():
+        console.rule(part)
+        started = time.monotonic()
+        if subprocess.run([sys.executable, "-m", *command.split()], cwd=ROOT, check=False).returncode:
+            missed.append(part)
+        console.print(f"{part}: {(time.monotonic() - started) / 60:.1f} min")
+    for part in missed:
+        console.print(f"MISSED goals, or failed: {part}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Columns and tables of the state: packed into few bytes and back, exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_purgatory.core.packing import AS_THEY_ARE, DIFFERENCES, DISTANCES, pack, unpack
+from spark_purgatory.core.state_tables import Arrays, put_together, take_apart
+
+LOW, HIGH = -(1 << 63), (1 << 63) - 1
+
+
+@pytest.mark.parametrize(
+    ("values", "recipe", "stored"),
+    [
+        ([7, 9, 9, 300], ("<i8", "<u2", 7, DIFFERENCES), [2, 0, 291]),
+        ([1000, 990, 1010], ("<i8", "|u1", 990, DISTANCES), [10, 0, 20]),
+        ([5], ("<i8", "|u1", 5, DIFFERENCES), []),
+        ([], ("<i8", "<i8", 0, AS_THEY_ARE), []),
+        ([LOW, 0, HIGH], ("<i8", "<i8", 0, AS_THEY_ARE), [LOW, 0, HIGH]),
+        ([0, 1 << 40, 5], ("<i8", "<i8", 0, DISTANCES), [0, 1 << 40, 5]),
+    ],
+)
+def test_the_worked_example_and_the_ends_of_int64(values: list[int], recipe: object, stored: list[int]) -> None:
+    found = pack(np.array(values, np.int64))
+    assert (found[0], found[1].tolist()) == (recipe, stored)
+    assert unpack(found[0], found[1].tobytes()).tolist() == values
+
+
+NEAR = st.integers(-300, 300) | st.integers(-(1 << 33), 1 << 33) | st.integers(LOW, HIGH)
+
+
+@given(st.lists(NEAR, max_size=40), st.booleans())
+def test_every_column_comes_back(values: list[int], ascending: bool) -> None:
+    column = np.array(sorted(values) if ascending else values, np.int64)
+    recipe, stored = pack(column)
+    again = unpack(recipe, stored.tobytes())
+    assert again.dtype == column.dtype and again.tolist() == column.tolist()
+    assert stored.nbytes <= column.nbytes
+
+
+def test_other_types_are_stored_as_they_are() -> None:
+    for column in (np.array([1.5, np.nan, -0.0]), np.array([True, False]), np.array([3], np.int32)):
+        recipe, stored = pack(column)
+        assert unpack(recipe, stored.tobytes()).tobytes() == column.tobytes() and recipe[3] == AS_THEY_ARE
+
+
+TEXTS = st.none() | st.text(max_size=5)
+
+
+@given(
+    st.lists(
+        st.lists(st.tuples(TEXTS, TEXTS.filter(lambda text: text is not None)), max_size=9), min_size=1, max_size=3
+    )
+)
+def test_every_table_comes_back(chunks: list[list[tuple[str | None, str | None]]]) -> None:
+    schema = pa.schema(
+        [
+            pa.field("maybe", pa.string()),
+            pa.field("text", pa.string(), nullable=False, metadata={"kept": "yes"}),
+            ("bytes", pa.binary()),
+            ("time", pa.timestamp("us", "UTC")),
+            ("number", pa.float64()),
+            ("maybe_number", pa.int64()),
+            ("list", pa.list_(pa.string())),
+            ("nothing", pa.null()),
+        ]
+    )
+    batches = []
+    for chunk in chunks:
+        columns = {
+            "maybe": [maybe for maybe, _ in chunk],
+            "text": [text for _, text in chunk],
+            "bytes": [str(text).encode() for _, text in chunk],
+            "time": list(range(len(chunk))),
+            "number": [float("nan")] * len(chunk),
+            "maybe_number": [None if maybe is None else len(maybe) for maybe, _ in chunk],
+            "list": [[text] for _, text in chunk],
+            "nothing": [None] * len(chunk),
+        }
+        whole = pa.RecordBatch.from_arrays(
+            [pa.array(columns[field.name], field.type) for field in schema], schema=schema
+        )
+        batches += [whole, whole.slice(len(chunk) // 2)]
+    arrays: Arrays = {"another": np.zeros(1)}
+    rest = take_apart("t", batches, arrays)
+    assert rest[0].schema.names == [
+        name for name in ("maybe_number", "list", "nothing") if name in rest[0].schema.names
+    ]
+    again = put_together("t", rest, arrays)
+    for batch, other in zip(again, batches, strict=True):
+        assert batch.schema.equals(other.schema, check_metadata=True)
+        # NaN is not equal to itself.
+        assert batch.drop_columns("number").equals(other.drop_columns("number"))
+        assert np.isnan(batch.column("number").to_numpy()).all() and len(batch) == len(other)
+        batch.validate(full=True)
+    assert list(arrays) == ["another"], "what is left"
+
+
+def test_a_table_without_columns_keeps_its_rows() -> None:
+    batch = pa.RecordBatch.from_struct_array(pa.array([{}] * 3, pa.struct([])))
+    arrays: Arrays = {}
+    assert take_apart("t", [batch], arrays) == []
+    assert [len(chunk) for chunk in put_together("t", [], arrays)] == [3]
