@@ -25,14 +25,13 @@ BATCH_BYTES = 16 << 10
 ROW = "n bigint, part bigint, text string"
 
 
-def session(folder: Path) -> SparkSession:
-    """As the tests' own, in a process of its own; the first one in a folder notes the jars for those after it."""
+def builder_with(builder: SparkSession.Builder, folder: Path) -> SparkSession.Builder:
+    """Settings as the tests' own; and the jars that an earlier session in this folder has noted."""
     from delta import configure_spark_with_delta_pip
 
     noted = folder / "jars.txt"
     builder = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+        builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
         .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.databricks.delta.snapshotPartitions", "2")
@@ -43,9 +42,14 @@ def session(folder: Path) -> SparkSession:
     for name, value in QUICK_SETTINGS.items():
         builder = builder.config(name, value)
     if noted.exists():
-        return builder.config("spark.jars", noted.read_text(encoding="utf-8")).getOrCreate()
-    spark = configure_spark_with_delta_pip(builder).getOrCreate()
-    noted.write_text(spark.conf.get("spark.jars"), encoding="utf-8")
+        return builder.config("spark.jars", noted.read_text(encoding="utf-8"))
+    return configure_spark_with_delta_pip(builder)
+
+
+def session(folder: Path) -> SparkSession:
+    """A session in a process of its own."""
+    spark = builder_with(SparkSession.builder.master("local[2]"), folder).getOrCreate()
+    (folder / "jars.txt").write_text(spark.conf.get("spark.jars"), encoding="utf-8")
     return spark
 
 
@@ -99,6 +103,15 @@ def _folders_grow(patch: Callable[[Any, str, Any], None]) -> None:
 
     patch(DataFrameWriter, "mode", adding)
     patch(staged_side, "check_one_writer", lambda pieces, folder: None)
+
+
+def _folders_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
+    """What was staged since the last intent counts in memory alone."""
+
+    def adopt(self: DeltaSink, spark: SparkSession, before: int) -> None:
+        self.ledger.last_batch = max(self.ledger.last_batch, before - 1)
+
+    patch(DeltaSink, "adopt", adopt)
 
 
 def _no_overwrite_of_half(patch: Callable[[Any, str, Any], None]) -> None:
@@ -183,6 +196,7 @@ def _app_id_of_the_run(patch: Callable[[Any, str, Any], None]) -> None:
 BUGS: dict[str, tuple[Callable[[Callable[[Any, str, Any], None]], None], str]] = {
     "a replay is staged again": (_no_replay, "after drain commit"),
     "a replay adds to its folder": (_folders_grow, "after parts"),
+    "staged folders are forgotten": (_folders_forgotten, "after return"),
     "a half-written folder counts": (_no_overwrite_of_half, "in parts"),
     "no intent": (_no_intent, "after drain commit"),
     "clean-up before the commit": (_clean_up_first, "before drain commit"),

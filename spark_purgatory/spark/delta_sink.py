@@ -56,7 +56,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
@@ -65,6 +64,7 @@ from spark_purgatory.spark.delta_log import Commit, find_commit, last_txn_versio
 from spark_purgatory.spark.delta_target import DeltaTarget, TableFacts
 from spark_purgatory.spark.entries import SMALL_QUERY, literal, read_entries, settings, wipe, write_entry
 from spark_purgatory.spark.failpoints import reach
+from spark_purgatory.spark.faults import writing
 from spark_purgatory.spark.ledger import NO_BATCH, Intent, Piece, replay
 from spark_purgatory.spark.staged_side import StagedSide
 from spark_purgatory.spark.staging import in_order, read_pieces
@@ -155,16 +155,10 @@ class DeltaSink(StagedSide):
             epochs=tuple(sorted(ledger.epochs | {ledger.next_drain})),
         )
         reach("before intent")
-        try:
-            with settings(spark, SMALL_QUERY):
-                write_entry(spark, self.folder, intent.number, f"intent={intent.number}", intent.to_body())
-                check_alone(spark, self.folder, intent)
-        except PySparkException as error:
-            # It may be there or not: only a restart can tell, and a second try would look like a second writer.
-            raise StagingError(
-                f"intent {intent.number} could not be written to {self.folder}: {str(error).splitlines()[0]}. Nothing "
-                "was committed, staged rows wait. Mend the storage of the checkpoint and start again"
-            ) from error
+        # A second try would look like a second writer.
+        with writing(f"intent {intent.number}", self.folder), settings(spark, SMALL_QUERY):
+            write_entry(spark, self.folder, intent.number, f"intent={intent.number}", intent.to_body())
+            check_alone(spark, self.folder, intent)
         reach("after intent")
         ledger.take(intent)
         self._checked = facts
@@ -225,13 +219,13 @@ class DeltaSink(StagedSide):
         if intent is None:
             return
         reach("before clean-up")
-        with settings(spark, SMALL_QUERY):
+        number = intent.number
+        with writing(f"the clean-up after drain {number}", self.folder), settings(spark, SMALL_QUERY):
             if not self.ledger.is_done:
-                number = intent.number
                 write_entry(spark, self.folder, number, f"done={number}", {"number": number})
                 self.ledger.is_done = True
-            if intent.number > 0:
-                wipe(spark, f"{self.folder}/log/epoch={intent.number - 1}")
+            if number > 0:
+                wipe(spark, f"{self.folder}/log/epoch={number - 1}")
             for epoch in sorted(self.ledger.idle_epochs()):
                 wipe(spark, f"{self.folder}/epoch={epoch}")
                 self.ledger.epochs.remove(epoch)

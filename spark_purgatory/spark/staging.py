@@ -21,6 +21,7 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError
 from spark_purgatory.spark.entries import NO_SUCCESS_FILE, literal
+from spark_purgatory.spark.faults import storage_fault
 from spark_purgatory.spark.ledger import Piece
 
 PIECES_PER_FILE = 8
@@ -77,10 +78,14 @@ def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple
     try:
         writer.option("parquet.page.row.count.limit", PAGE_ROWS).parquet(path)
     except Exception as error:
-        fault = _FAULT_TEXT.search(str(error))
-        if fault is None:
-            raise
-        raise ConfigError(fault[1]) from None
+        if fault := _FAULT_TEXT.search(str(error)):
+            raise ConfigError(fault[1]) from None
+        if fault_said := storage_fault(error):
+            raise StagingError(
+                f"a micro-batch could not be staged in {path}: {fault_said}. It does not count, what was staged before "
+                "it waits. Mend the storage and start again"
+            ) from error
+        raise
     found = seen.get
     return found["rows"], found["bytes"] or 0
 
@@ -163,7 +168,9 @@ def _read(spark: SparkSession, folder: str, schema: T.StructType, paths: Collect
     reader = spark.read.schema(schema).option("recursiveFileLookup", "true")
     reader = reader.option("parquet.page.verify-checksum.enabled", "true")
     try:
-        return reader.parquet(*(literal(f"{folder}/{path}") for path in sorted(paths)))
+        rows = reader.parquet(*(literal(f"{folder}/{path}") for path in sorted(paths)))
+        _ = rows.schema  # Spark Connect looks for the files when it is asked, not before.
+        return rows
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
