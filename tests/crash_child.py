@@ -47,8 +47,9 @@ def builder_with(builder: SparkSession.Builder, folder: Path) -> SparkSession.Bu
 
 
 def session(folder: Path) -> SparkSession:
-    """A session in a process of its own."""
-    spark = builder_with(SparkSession.builder.master("local[2]"), folder).getOrCreate()
+    """A session in a process of its own, which logs all that a log may hold."""
+    builder = builder_with(SparkSession.builder.master("local[2]"), folder)
+    spark = builder.config("spark.log.level", "INFO").getOrCreate()
     (folder / "jars.txt").write_text(spark.conf.get("spark.jars"), encoding="utf-8")
     return spark
 

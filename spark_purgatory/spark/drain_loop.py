@@ -97,7 +97,7 @@ class DrainLoop(PolicySide):
                     f"table {self.target} took nothing for max_block, {self.options.ms_of('max_block'):,} ms, with "
                     f"{staged:,} of {limit:,} bytes of buffer_memory staged: {self.said()}. Staged rows wait; mend "
                     "the table, raise buffer_memory, or wait longer (max_block)"
-                ) from self.last_error
+                ) from None
             time.sleep(min(left_ms, self.options.ms_of("retry_backoff"), 1000) / 1000)
 
     def send_ready(self, spark: SparkSession) -> None:
@@ -141,8 +141,8 @@ class DrainLoop(PolicySide):
         except AnalysisException as error:
             raise StorageError(
                 f"table {self.target} refused a drain; its rows stay staged. Mend the table and start again. Spark "
-                f"says: {str(error).splitlines()[0]}"
-            ) from error
+                f"says: {said(error)}"
+            ) from None
         except SPARK_FAULTS as error:
             if self._open is not None:
                 commit = self._arrived(spark, self._open.intent, error)
@@ -165,7 +165,7 @@ class DrainLoop(PolicySide):
             raise StorageError(
                 f"table {self.target} did not take drain {intent.number}: {said(error)}. Nothing was lost. Mend the "
                 "table and start again"
-            ) from error
+            ) from None
         self.sink.clean_up(spark)
         return commit
 
@@ -177,7 +177,7 @@ class DrainLoop(PolicySide):
             raise StorageError(
                 f"drain {intent.number} to table {self.target} failed ({said(error)}), and whether it arrived cannot "
                 f"be read: {said(unreadable)}. Nothing was lost. Mend the table and start again"
-            ) from error
+            ) from None
 
     def _intend(self, spark: SparkSession, batches: Sequence[FileBatch]) -> _Open:
         pieces = [record.piece for batch in batches for record in batch.records]
@@ -193,7 +193,7 @@ class DrainLoop(PolicySide):
                 "after a restart"
             )
             self.tell(None, timeout)
-            raise timeout from error
+            raise timeout from None
 
     def _settle(self, batches: Sequence[FileBatch], commit: Commit) -> None:
         """Futures and callbacks, and what the files tell about sizes; file n is of batch n."""

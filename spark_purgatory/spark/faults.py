@@ -1,4 +1,8 @@
-"""What Spark raises, and what of it is the storage's fault."""
+"""What Spark raises, and what of it is the storage's fault.
+
+Of a failed drain one line is told, and not what caused it: Delta's further lines hold the values of a row that its
+table does not take.
+"""
 
 from __future__ import annotations
 

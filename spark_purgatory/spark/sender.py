@@ -33,7 +33,7 @@ class Sender(DrainLoop):
         self.flush_requested = False
         self.is_busy = False
         self.has_failed = False
-        """The last micro-batch raised: what is in memory may not be what is in the log."""
+        """The last micro-batch, or drain, raised: what is in memory may not be what is in the log."""
         self._started = False
         self._rules: dict[str, Rules] = {}
         """By schema."""
@@ -98,9 +98,11 @@ class Sender(DrainLoop):
 
     def drain(self, spark: SparkSession) -> None:
         """Bring everything staged to the table, without a micro-batch."""
+        self.has_failed = True
         if not self._started:
             self.start(spark, next_batch(spark, self.checkpoint))
         self.flush(spark)
+        self.has_failed = False
 
     # --- a micro-batch -------------------------------------------------------------------------------------------
 
