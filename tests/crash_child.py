@@ -17,7 +17,7 @@ from pyspark.sql import DataFrameWriter, SparkSession
 from jobs.demo.runner import QUICK_SETTINGS
 from spark_purgatory.spark import delta_sink, failpoints, staged_side
 from spark_purgatory.spark.delta_sink import DeltaSink
-from spark_purgatory.spark.ledger import Ledger
+from spark_purgatory.spark.ledger import Ledger, Run
 from spark_purgatory.spark.record_accumulator import RecordAccumulator
 from spark_purgatory.spark.staging import staged_paths
 
@@ -103,6 +103,7 @@ def _folders_grow(patch: Callable[[Any, str, Any], None]) -> None:
         return mode(self, "append" if wanted == "overwrite" else wanted)
 
     patch(DataFrameWriter, "mode", adding)
+    patch(Run, "batch_path", lambda self, epoch, batch_id: f"epoch={epoch}/batch={batch_id:020d}-0-0")
     patch(staged_side, "check_one_writer", lambda pieces, folder: None)
 
 
@@ -120,7 +121,7 @@ def _no_overwrite_of_half(patch: Callable[[Any, str, Any], None]) -> None:
     adopt = DeltaSink.adopt
 
     def trusting(self: DeltaSink, spark: SparkSession, before: int) -> None:
-        has_folder = any(f"/batch={before:020d}/" in path for path in staged_paths(spark, self.folder))
+        has_folder = any(f"/batch={before:020d}-" in path for path in staged_paths(spark, self.folder))
         adopt(self, spark, before + has_folder)
 
     patch(DeltaSink, "adopt", trusting)

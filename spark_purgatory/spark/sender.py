@@ -19,7 +19,7 @@ from spark_purgatory.spark.drain_loop import DrainLoop, load_of
 from spark_purgatory.spark.entries import wipe
 from spark_purgatory.spark.failpoints import reach
 from spark_purgatory.spark.faults import writing
-from spark_purgatory.spark.ledger import Intent, Piece, StagedBatch, batch_path
+from spark_purgatory.spark.ledger import Intent, Piece, StagedBatch
 from spark_purgatory.spark.policy_side import Delivery
 from spark_purgatory.spark.staged_side import next_batch
 from spark_purgatory.spark.staging import PIECES_PER_FILE, Rules, quoted, rules_of, stage
@@ -116,9 +116,9 @@ class Sender(DrainLoop):
             self._rules[schema] = rules_of(batch.schema, self.options, self.partition_by)
         max_rows = max(1, self.sizes.rows_for("", self.options.bytes_of("batch_size")) // PIECES_PER_FILE)
         reach("before parts")
-        path = f"{sink.folder}/{batch_path(epoch, batch_id)}"
-        rows, plain_bytes = stage(batch, path, self._rules[schema], max_rows)
-        staged = StagedBatch(batch_id, epoch, self.now(), rows, plain_bytes)
+        path = ledger.run.batch_path(epoch, batch_id)
+        rows, plain_bytes = stage(batch, f"{sink.folder}/{path}", self._rules[schema], max_rows)
+        staged = StagedBatch(batch_id, epoch, self.now(), path, rows, plain_bytes)
         reach("after parts")
         if not rows:
             sink.note_empty(spark, batch_id)
