@@ -37,11 +37,9 @@ def test_a_purgatory_and_its_sink_run_under_spark_connect(tmp_path: Path) -> Non
     assert child.returncode == 0, child.stderr[-3000:]
     seen = json.loads((tmp_path / "seen.json").read_text(encoding="utf-8"))
     decided = {"COMPLETED": 5, "EXPIRED": 5}
-    assert seen["batch"] == {"COMPLETED": 5, "EXPIRED": 15}
     assert seen["staged"] == decided
     assert seen["lingers"]
     assert seen["closed"] == decided
-    assert seen["again"] == decided
     assert seen["refused"] == [
         "ConfigError: Spark Connect has no flush() of a running query: the sink runs in the server. Call close(), or "
         "shorten linger",

@@ -22,6 +22,8 @@ DEFAULT_TRIGGER_MS = 10_000
 FLUSH_POLL_SECONDS = 0.05
 STOP_POLLS = 1200
 """A minute for the last micro-batch to notice that its query was stopped."""
+PAUSE_POLLS = 200
+"""Ten seconds for a query to pause between two micro-batches."""
 
 
 class RecordAccumulator:
@@ -198,8 +200,8 @@ class AccumulatorQuery:
             time.sleep(FLUSH_POLL_SECONDS)
 
     def stop(self) -> None:
-        """Stop the query; under Spark Connect between two micro-batches, if it pauses: in one, jobs would go on."""
-        for _ in range(STOP_POLLS if is_remote() else 0):
+        """Stop the query; under Spark Connect between micro-batches if it pauses: one stopped would go on a while."""
+        for _ in range(PAUSE_POLLS if is_remote() else 0):
             if not (self.running and self._query.status["isTriggerActive"]):
                 break
             time.sleep(FLUSH_POLL_SECONDS)
