@@ -25,7 +25,7 @@ if __package__ in (None, ""):
     # spark-submit puts this file's folder on the path, not the one above it.
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from rich.console import Console

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrameWriter, SparkSession
 from jobs.demo.runner import QUICK_SETTINGS
 from spark_purgatory.spark import delta_sink, failpoints, staged_side
 from spark_purgatory.spark.delta_sink import DeltaSink
-from spark_purgatory.spark.ledger import Ledger
+from spark_purgatory.spark.ledger import Ledger, Run
 from spark_purgatory.spark.record_accumulator import RecordAccumulator
 from spark_purgatory.spark.staging import staged_paths
 
@@ -25,14 +25,13 @@ BATCH_BYTES = 16 << 10
 ROW = "n bigint, part bigint, text string"
 
 
-def session(folder: Path) -> SparkSession:
-    """As the tests' own, in a process of its own; the first one in a folder notes the jars for those after it."""
+def builder_with(builder: SparkSession.Builder, folder: Path) -> SparkSession.Builder:
+    """Settings as the tests' own; and the jars that an earlier session in this folder has noted."""
     from delta import configure_spark_with_delta_pip
 
     noted = folder / "jars.txt"
     builder = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+        builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
         .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.databricks.delta.snapshotPartitions", "2")
@@ -43,9 +42,15 @@ def session(folder: Path) -> SparkSession:
     for name, value in QUICK_SETTINGS.items():
         builder = builder.config(name, value)
     if noted.exists():
-        return builder.config("spark.jars", noted.read_text(encoding="utf-8")).getOrCreate()
-    spark = configure_spark_with_delta_pip(builder).getOrCreate()
-    noted.write_text(spark.conf.get("spark.jars"), encoding="utf-8")
+        return builder.config("spark.jars", noted.read_text(encoding="utf-8"))
+    return configure_spark_with_delta_pip(builder)
+
+
+def session(folder: Path) -> SparkSession:
+    """A session in a process of its own, which logs all that a log may hold."""
+    builder = builder_with(SparkSession.builder.master("local[2]"), folder)
+    spark = builder.config("spark.log.level", "INFO").getOrCreate()
+    (folder / "jars.txt").write_text(spark.conf.get("spark.jars"), encoding="utf-8")
     return spark
 
 
@@ -98,7 +103,17 @@ def _folders_grow(patch: Callable[[Any, str, Any], None]) -> None:
         return mode(self, "append" if wanted == "overwrite" else wanted)
 
     patch(DataFrameWriter, "mode", adding)
+    patch(Run, "batch_path", lambda self, epoch, batch_id: f"epoch={epoch}/batch={batch_id:020d}-0-0")
     patch(staged_side, "check_one_writer", lambda pieces, folder: None)
+
+
+def _folders_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
+    """What was staged since the last intent counts in memory alone."""
+
+    def adopt(self: DeltaSink, spark: SparkSession, before: int) -> None:
+        self.ledger.last_batch = max(self.ledger.last_batch, before - 1)
+
+    patch(DeltaSink, "adopt", adopt)
 
 
 def _no_overwrite_of_half(patch: Callable[[Any, str, Any], None]) -> None:
@@ -106,7 +121,7 @@ def _no_overwrite_of_half(patch: Callable[[Any, str, Any], None]) -> None:
     adopt = DeltaSink.adopt
 
     def trusting(self: DeltaSink, spark: SparkSession, before: int) -> None:
-        has_folder = any(f"/batch={before:020d}/" in path for path in staged_paths(spark, self.folder))
+        has_folder = any(f"/batch={before:020d}-" in path for path in staged_paths(spark, self.folder))
         adopt(self, spark, before + has_folder)
 
     patch(DeltaSink, "adopt", trusting)
@@ -183,6 +198,7 @@ def _app_id_of_the_run(patch: Callable[[Any, str, Any], None]) -> None:
 BUGS: dict[str, tuple[Callable[[Callable[[Any, str, Any], None]], None], str]] = {
     "a replay is staged again": (_no_replay, "after drain commit"),
     "a replay adds to its folder": (_folders_grow, "after parts"),
+    "staged folders are forgotten": (_folders_forgotten, "after return"),
     "a half-written folder counts": (_no_overwrite_of_half, "in parts"),
     "no intent": (_no_intent, "after drain commit"),
     "clean-up before the commit": (_clean_up_first, "before drain commit"),

@@ -25,6 +25,8 @@ PARTITIONS = 4
 FEW = (2, 800)
 """Micro-batches, rows in each: enough for a drain."""
 IN_PARTS = "in parts"
+CANARY = "canary"
+"""In every row, and so in no log and no file's name."""
 NAMED_ERROR = re.compile(r"spark_purgatory\.errors\.(\w+: [^\n]*)")
 
 
@@ -36,7 +38,7 @@ def land(folder: Path, batches: int, rows: int, first: int = 0) -> int:
         columns = {
             "n": list(numbers),
             "part": [n % PARTITIONS for n in numbers],
-            "text": [f"{n * 2654435761 % 2**32:032x}" for n in numbers],
+            "text": [f"{CANARY}{n * 2654435761 % 2**32:032x}" for n in numbers],
         }
         path = folder / "in" / f"{batch:03d}.parquet"
         pq.write_table(pa.table(columns), path)
@@ -47,9 +49,12 @@ def land(folder: Path, batches: int, rows: int, first: int = 0) -> int:
 def child(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.crash_child", str(folder), *arguments]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
+    ended = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, start_new_session=True
     )
+    assert CANARY not in ended.stdout + ended.stderr
+    assert not list(folder.rglob(f"*{CANARY}*"))
+    return ended
 
 
 def halve(path: Path) -> None:

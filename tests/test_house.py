@@ -44,7 +44,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "core": frozenset({"numpy", "pyarrow"}),
     "accumulator": frozenset(),
     "errors": frozenset(),
-    "spark": INSTALLED_ALWAYS | {"pyspark", "delta"},
+    "spark": INSTALLED_ALWAYS | {"delta", "py4j", "pyspark"},
     "testing": ANYTHING,
     "cli": ANYTHING,
     "__main__": ANYTHING,

@@ -14,17 +14,19 @@ from pyspark.sql import SparkSession
 from spark_purgatory.errors import ForeignWriterError, StagingError
 from spark_purgatory.spark.backlog import MAX_FILES_AHEAD, Backlog
 from spark_purgatory.spark.delta_sink import DeltaSink
-from spark_purgatory.spark.ledger import Ledger, Piece, StagedBatch, batch_path, replay
+from spark_purgatory.spark.ledger import NO_BATCH, Intent, Ledger, Piece, Run, StagedBatch, replay
 from spark_purgatory.spark.staging import check_one_writer, file_at, in_order
+from tests.test_crash import halve
 from tests.test_delta_sink import Stream, every
 from tests.test_record_accumulator import HOUR, accumulator, staged_files, start, wait_until
 
 WRITER = "5f0c6a4e-9f5f-4d5e-8f0a-3b1d6f1f9b5a"
+FIRST_RUN, NEXT_RUN, TWIN = Run(0, "aaaaaaaa"), Run(1, "bbbbbbbb"), Run(1, "cccccccc")
 OTHER = "00000000-9f5f-4d5e-8f0a-3b1d6f1f9b5a"
 
 
-def piece(batch_id: int, epoch: int = 0, writer: str = WRITER) -> Piece:
-    return file_at(f"file:/c/staging/{batch_path(epoch, batch_id)}/part-00000-{writer}.c000.snappy.parquet")
+def piece(batch_id: int, epoch: int = 0, writer: str = WRITER, run: Run = FIRST_RUN) -> Piece:
+    return file_at(f"file:/c/staging/{run.batch_path(epoch, batch_id)}/part-00000-{writer}.c000.snappy.parquet")
 
 
 def ledger(*notes: tuple[str, dict[str, Any]]) -> Ledger:
@@ -39,9 +41,9 @@ def empty(first: int, last: int) -> tuple[str, dict[str, Any]]:
 
 
 def test_a_staged_file_is_known_by_its_path() -> None:
-    found = piece(7, epoch=3)
-    assert (found.batch_id, found.epoch) == (7, 3)
-    assert found.path.startswith("epoch=3/batch=00000000000000000007/part-00000-")
+    found = piece(7, epoch=3, run=NEXT_RUN)
+    assert (found.batch_id, found.epoch, found.run) == (7, 3, 1)
+    assert found.folder == "epoch=3/batch=00000000000000000007-000001-bbbbbbbb"
     with pytest.raises(StagingError, match="is no file of the staging folder"):
         file_at("file:/c/staging/epoch=0/notes.parquet")
 
@@ -53,10 +55,20 @@ def test_every_micro_batch_before_the_one_that_runs_counts_and_that_one_does_not
     assert book.last_batch == 2
 
 
-def test_of_a_micro_batch_in_several_epochs_the_last_counts() -> None:
+def test_of_a_micro_batch_that_several_runs_have_staged_the_last_ones_folder_counts() -> None:
     book = ledger()
-    book.adopt([piece(0, epoch=1), piece(0, epoch=0)], before=1)
-    assert [found.epoch for found in book.pieces.values()] == [1]
+    book.adopt([piece(0, epoch=1), piece(0, epoch=0, run=NEXT_RUN)], before=1)
+    assert [(found.run, found.epoch) for found in book.pieces.values()] == [(1, 0)]
+    assert book.run.number == 2, "the run that reads this is a later one"
+    with pytest.raises(ForeignWriterError, match=r"-000001-bbbbbbbb and .*-000001-cccccccc .* two runs of the query"):
+        ledger().adopt([piece(0, run=NEXT_RUN), piece(0, run=TWIN)], before=1)
+
+
+def test_a_run_is_numbered_after_the_one_that_made_the_last_intent_though_its_files_are_gone() -> None:
+    intent = Intent(0, "uuid", None, "", NO_BATCH, direct=False, taken=(), left=(), epochs=(0,), run=7)
+    book = ledger(("intent=0", intent.to_body()))
+    book.adopt([], before=0)
+    assert book.run.number == 8
 
 
 @pytest.mark.parametrize(
@@ -87,7 +99,7 @@ def test_empty_micro_batches_in_a_row_are_one_run() -> None:
 
 def test_files_of_two_writers_in_one_folder_are_named() -> None:
     check_one_writer([piece(0), piece(1, writer=OTHER)], "/staging")
-    with pytest.raises(ForeignWriterError, match="batch=00000000000000000001 holds files of 2 writers"):
+    with pytest.raises(ForeignWriterError, match="batch=00000000000000000001-000000-aaaaaaaa holds files of 2 writers"):
         check_one_writer([piece(1), piece(1, writer=OTHER)], "/staging")
 
 
@@ -95,7 +107,7 @@ def test_files_of_two_writers_in_one_folder_are_named() -> None:
 
 
 def test_rows_leave_in_the_order_of_micro_batches_whatever_their_epochs(spark: SparkSession, tmp_path: Path) -> None:
-    folders = [str(tmp_path / batch_path(epoch, batch_id)) for batch_id, epoch in enumerate((9, 10))]
+    folders = [str(tmp_path / FIRST_RUN.batch_path(epoch, batch_id)) for batch_id, epoch in enumerate((9, 10))]
     for at, folder in enumerate(folders):
         spark.range(3 * at, 3 * at + 3, 1, 1).selectExpr("id AS n", "'a' AS part").write.parquet(folder)
     rows = spark.read.schema("n bigint, part string").parquet(*reversed(folders))
@@ -104,7 +116,7 @@ def test_rows_leave_in_the_order_of_micro_batches_whatever_their_epochs(spark: S
 
 def test_files_are_counted_when_one_may_be_full() -> None:
     """The example of the module's first lines."""
-    backlog, one = Backlog(), StagedBatch(0, 0, 0, rows=1, plain_bytes=200)
+    backlog, one = Backlog(), StagedBatch(0, 0, 0, path="", rows=1, plain_bytes=200)
     assert backlog.could_fill([one], {}, 1.0, 1600), "nothing is known yet"
     quarters = [replace(piece(0), partition=partition, staged_bytes=25) for partition in "abcd"]
     backlog.learn([one], quarters)
@@ -135,7 +147,7 @@ def test_staged_micro_batches_are_counted_together_and_missed_after_a_restart(
     assert not sink.exists(spark)
     assert sink.read(spark, staged=True).count() == 40
 
-    [lost] = (stream.checkpoint / "staging").glob(f"epoch=0/batch={2:020d}")
+    [lost] = (stream.checkpoint / "staging").glob(f"epoch=0/batch={2:020d}-*")
     lost.rename(stream.folder / "aside")
     with pytest.raises(PySparkException, match=r"StagingError: .* knows them only up to 1 "):
         stream.run(stream.rows())
@@ -146,5 +158,8 @@ def test_staged_micro_batches_are_counted_together_and_missed_after_a_restart(
     with pytest.raises(PySparkException, match=r"ForeignWriterError: .* holds files of 2 writers"):
         stream.run(stream.rows())
     twin.unlink()
+    whole = lost.with_name(f"{lost.name.rsplit('-', 2)[0]}-000001-{NEXT_RUN.id}")
+    shutil.copytree(lost, whole)
+    halve(next(lost.rglob("*.parquet")))  # What an old run has half written again after the next one has passed.
     assert stream.add(1).run(stream.rows()).numbers() == every(5)
     assert staged_files(stream) == []

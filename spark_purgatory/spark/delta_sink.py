@@ -14,8 +14,9 @@ Protocol. A micro-batch b, in a run's first call after the settling of what the 
 1. b <= last batch of the last intent: evaluate the DataFrame into ``noop``, for Spark's state must be committed, and
    return. Else every micro-batch between that one and b must be there, as a folder with rows or in a note of those
    without; if one is not, what the query staged is lost. Stop.
-2. *parts*: overwrite the one folder ``epoch=<e>/batch=<b>`` with the rows, evaluating the DataFrame once: a replay
-   removes what the crash left, half or whole. No rows: a note says so. A new schema: a note says so first.
+2. *parts*: write the rows to a folder of this run's own, ``epoch=<e>/batch=<b>-<run>``, evaluating the DataFrame once.
+   Runs are numbered; of a micro-batch that several staged the last one's folder counts, whatever a crash left half, and
+   whatever an old run that lives on may write. No rows: a note says so. A new schema: a note says so first.
 
 A drain, whenever the policy says so; several in one micro-batch, or none. The files staged since the last one are
 counted, many micro-batches in one job, and no earlier than the policy could need it (`backlog`). Then:
@@ -28,12 +29,12 @@ counted, many micro-batches in one job, and no earlier than the policy could nee
 A micro-batch that will fill files by itself goes direct: 3 with b in the place of pieces, 4 with its rows, 5, 6.
 
 Invariant: a row of a micro-batch before the one that Spark runs is in a piece that the last intent left, or in a folder
-of a later micro-batch (of its folders in several epochs, the last), or in the table; never in two of them once the
+of a later micro-batch (of several, the last run's), or in the table; never in two of them once the
 last intent was settled. Nothing is removed before the commit that took it was read back.
 
 | the run ended | the log says | the table says | the next run does |
 | --- | --- | --- | --- |
-| A. in 2, or after it, before an intent with b | less than b counts | | b again: its folder is overwritten |
+| A. in 2, or after it, before an intent with b | less than b counts | | b again, in a folder of its own |
 | B. after 3, b counting, before Spark noted b | b counts | | b again: step 1 |
 | C. before the intent of 3 | no intent N | N - 1 | the policy decides anew |
 | D. after 3, before the commit of 4 | intent N, not done | N - 1 | 4 with the same pieces; direct: when b comes again |
@@ -43,7 +44,8 @@ last intent was settled. Nothing is removed before the commit that took it was r
 | H. and another run commits as this one | intent N | another uuid, or more than N | stop: ForeignWriterError |
 | I. and the checkpoint was deleted | nothing | N | a new query id: all rows of the source again, none skipped |
 | J. and staged folders, or the log, were removed | a gap before b | | stop: StagingError |
-| K. but lives on, and stages b beside the next run | | | stop at the count: its rows or its writers are too many |
+| K. but lives on, and stages b beside the next run | | | nothing: its folder is an earlier run's |
+| L. but lives on, and both began at once | | | stop: ForeignWriterError |
 
 Why 5 asks the log rather than trust 4: Delta skips a write *silently* whose txnVersion is not above the last. Why 1
 never leaves a micro-batch unevaluated: Spark would fail with STATE_STORE_COMMIT_VALIDATION_FAILED at every restart.
@@ -56,7 +58,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
@@ -65,6 +66,7 @@ from spark_purgatory.spark.delta_log import Commit, find_commit, last_txn_versio
 from spark_purgatory.spark.delta_target import DeltaTarget, TableFacts
 from spark_purgatory.spark.entries import SMALL_QUERY, literal, read_entries, settings, wipe, write_entry
 from spark_purgatory.spark.failpoints import reach
+from spark_purgatory.spark.faults import writing
 from spark_purgatory.spark.ledger import NO_BATCH, Intent, Piece, replay
 from spark_purgatory.spark.staged_side import StagedSide
 from spark_purgatory.spark.staging import in_order, read_pieces
@@ -153,18 +155,13 @@ class DeltaSink(StagedSide):
             taken=tuple(taken),
             left=tuple(piece for piece in ledger.pieces.values() if piece.key not in keys),
             epochs=tuple(sorted(ledger.epochs | {ledger.next_drain})),
+            run=ledger.run.number,
         )
         reach("before intent")
-        try:
-            with settings(spark, SMALL_QUERY):
-                write_entry(spark, self.folder, intent.number, f"intent={intent.number}", intent.to_body())
-                check_alone(spark, self.folder, intent)
-        except PySparkException as error:
-            # It may be there or not: only a restart can tell, and a second try would look like a second writer.
-            raise StagingError(
-                f"intent {intent.number} could not be written to {self.folder}: {str(error).splitlines()[0]}. Nothing "
-                "was committed, staged rows wait. Mend the storage of the checkpoint and start again"
-            ) from error
+        # A second try would look like a second writer.
+        with writing(f"intent {intent.number}", self.folder), settings(spark, SMALL_QUERY):
+            write_entry(spark, self.folder, intent.number, f"intent={intent.number}", intent.to_body())
+            check_alone(spark, self.folder, intent)
         reach("after intent")
         ledger.take(intent)
         self._checked = facts
@@ -225,13 +222,13 @@ class DeltaSink(StagedSide):
         if intent is None:
             return
         reach("before clean-up")
-        with settings(spark, SMALL_QUERY):
+        number = intent.number
+        with writing(f"the clean-up after drain {number}", self.folder), settings(spark, SMALL_QUERY):
             if not self.ledger.is_done:
-                number = intent.number
                 write_entry(spark, self.folder, number, f"done={number}", {"number": number})
                 self.ledger.is_done = True
-            if intent.number > 0:
-                wipe(spark, f"{self.folder}/log/epoch={intent.number - 1}")
+            if number > 0:
+                wipe(spark, f"{self.folder}/log/epoch={number - 1}")
             for epoch in sorted(self.ledger.idle_epochs()):
                 wipe(spark, f"{self.folder}/epoch={epoch}")
                 self.ledger.epochs.remove(epoch)

@@ -6,12 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, TableForgetsError, TableLostError
+from spark_purgatory.spark.entries import literal
+from spark_purgatory.spark.faults import said
 
 LEAN_SETTINGS: Mapping[str, str] = {
     # Reading the table's log is one task for each partition of the snapshot, at every commit. 50 are for
@@ -46,9 +48,7 @@ class DeltaTarget:
 
     def exists(self, spark: SparkSession) -> bool:
         """Whether the table is there."""
-        if self.table:
-            return spark.catalog.tableExists(self.table)
-        return bool(DeltaTable.isDeltaTable(spark, str(self.path)))
+        return self._detail(spark) is not None
 
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
         """The table, as it stands or stood."""
@@ -59,13 +59,9 @@ class DeltaTarget:
 
     def facts(self, spark: SparkSession) -> TableFacts | None:
         """What is written there now, None if nothing is. Raises TableForgetsError, ConfigError (partitions)."""
-        if not self.exists(spark):
+        detail = self._detail(spark)
+        if detail is None:
             return None
-        if self.table:
-            handle = DeltaTable.forName(spark, self.table)
-        else:
-            handle = DeltaTable.forPath(spark, str(self.path))
-        [detail] = handle.detail().select("id", "location", "partitionColumns", "properties").collect()
         retention = (detail["properties"] or {}).get(FORGETS)
         if retention is not None:
             raise TableForgetsError(
@@ -111,6 +107,39 @@ class DeltaTarget:
             writer.saveAsTable(self.table)
         else:
             writer.save(str(self.path))
+
+    def _detail(self, spark: SparkSession) -> Row | None:
+        """Delta's own words, in SQL: its Python class asks the JVM, and Spark Connect for a plugin of the server."""
+        name = self._known_name(spark) if self.table else self._known_path(spark)
+        if name is None:
+            return None
+        detail = spark.sql(f"DESCRIBE DETAIL {name}")
+        row = detail.select("format", "id", "location", "partitionColumns", "properties").first()
+        if row is not None and row["format"] == "delta":
+            return row
+        if self.table:
+            raise ConfigError(f"table {self} is no Delta table: give the name of one, or of none yet")
+        return None
+
+    def _known_name(self, spark: SparkSession) -> str | None:
+        """The table's name if there is such a table; what is no name could be SQL of another meaning."""
+        try:
+            return self.table if spark.catalog.tableExists(str(self.table)) else None
+        except AnalysisException as error:
+            raise ConfigError(
+                f"table={self.table!r} is no table's name: {said(error)}. Write catalog.schema.table, in back-ticks "
+                "the parts with other characters than letters, digits and _"
+            ) from None
+
+    def _known_path(self, spark: SparkSession) -> str | None:
+        """The table's folder, as a literal of SQL, if it holds a log."""
+        try:
+            _ = spark.read.text(f"{literal(str(self.path))}/_delta_log").schema
+        except AnalysisException as error:
+            if error.getCondition() != "PATH_NOT_FOUND":
+                raise
+            return None
+        return "'" + str(self.path).replace("\\", r"\\").replace("'", r"\'") + "'"
 
     def _check_columns(self, there: T.StructType, staged: T.StructType) -> None:
         known = {field.name.lower(): field.dataType for field in there.fields}

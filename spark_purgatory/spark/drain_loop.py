@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from spark_purgatory.accumulator.answers import RetryOutcome
@@ -17,6 +17,7 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import BufferExhaustedError, DeliveryTimeoutError, StorageError
 from spark_purgatory.spark.delta_log import Commit
 from spark_purgatory.spark.delta_sink import Load
+from spark_purgatory.spark.faults import SPARK_FAULTS, said, storage_fault
 from spark_purgatory.spark.ledger import Intent, Piece
 from spark_purgatory.spark.policy_side import NODE, Delivery, FileBatch, PolicySide, StagedRecord
 
@@ -96,7 +97,7 @@ class DrainLoop(PolicySide):
                     f"table {self.target} took nothing for max_block, {self.options.ms_of('max_block'):,} ms, with "
                     f"{staged:,} of {limit:,} bytes of buffer_memory staged: {self.said()}. Staged rows wait; mend "
                     "the table, raise buffer_memory, or wait longer (max_block)"
-                ) from self.last_error
+                ) from None
             time.sleep(min(left_ms, self.options.ms_of("retry_backoff"), 1000) / 1000)
 
     def send_ready(self, spark: SparkSession) -> None:
@@ -140,11 +141,11 @@ class DrainLoop(PolicySide):
         except AnalysisException as error:
             raise StorageError(
                 f"table {self.target} refused a drain; its rows stay staged. Mend the table and start again. Spark "
-                f"says: {str(error).splitlines()[0]}"
-            ) from error
-        except PySparkException as error:
+                f"says: {said(error)}"
+            ) from None
+        except SPARK_FAULTS as error:
             if self._open is not None:
-                commit = self.sink.was_committed(spark, self._open.intent)
+                commit = self._arrived(spark, self._open.intent, error)
             if commit is None:
                 self._retry(batches, error)
                 return False
@@ -153,6 +154,30 @@ class DrainLoop(PolicySide):
         self.drain_ms = self.now() - started_ms
         self._settle(opened.batches, commit)
         return True
+
+    def commit_once(self, spark: SparkSession, intent: Intent, load: Load) -> Commit:
+        """Steps 4 to 6, where only a restart can try again; StorageError if the table does not take it."""
+        try:
+            commit = self.sink.commit(spark, intent, load, self.partition_by)
+        except SPARK_FAULTS as error:
+            if load.direct is not None and storage_fault(error) is None:
+                raise
+            raise StorageError(
+                f"table {self.target} did not take drain {intent.number}: {said(error)}. Nothing was lost. Mend the "
+                "table and start again"
+            ) from None
+        self.sink.clean_up(spark)
+        return commit
+
+    def _arrived(self, spark: SparkSession, intent: Intent, error: Exception) -> Commit | None:
+        """The commit of a drain that raised, if it arrived all the same."""
+        try:
+            return self.sink.was_committed(spark, intent)
+        except SPARK_FAULTS as unreadable:
+            raise StorageError(
+                f"drain {intent.number} to table {self.target} failed ({said(error)}), and whether it arrived cannot "
+                f"be read: {said(unreadable)}. Nothing was lost. Mend the table and start again"
+            ) from None
 
     def _intend(self, spark: SparkSession, batches: Sequence[FileBatch]) -> _Open:
         pieces = [record.piece for batch in batches for record in batch.records]
@@ -168,7 +193,7 @@ class DrainLoop(PolicySide):
                 "after a restart"
             )
             self.tell(None, timeout)
-            raise timeout from error
+            raise timeout from None
 
     def _settle(self, batches: Sequence[FileBatch], commit: Commit) -> None:
         """Futures and callbacks, and what the files tell about sizes; file n is of batch n."""

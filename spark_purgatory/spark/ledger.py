@@ -9,8 +9,9 @@ is written after intent e - 1 and up to intent e.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+from uuid import uuid4
 
 from spark_purgatory.errors import ForeignWriterError, StagingError
 
@@ -32,6 +33,13 @@ class Piece:
     batch_id: int
     epoch: int
     staged_ms: int
+    run: int = 0
+    """Number of the run that staged it."""
+
+    @property
+    def folder(self) -> str:
+        """Below the staging folder."""
+        return self.path.rpartition("/")[0]
 
     @property
     def key(self) -> tuple[str, str]:
@@ -46,19 +54,24 @@ class StagedBatch:
     batch_id: int
     epoch: int
     staged_ms: int
+    path: str
+    """Below the staging folder."""
     rows: int = 0
     plain_bytes: int = 0
     """Before any encoding."""
 
-    @property
-    def path(self) -> str:
-        """Below the staging folder."""
-        return batch_path(self.epoch, self.batch_id)
 
+@dataclass(frozen=True)
+class Run:
+    """One life of a query: from a start to an end, however it comes."""
 
-def batch_path(epoch: int, batch_id: int) -> str:
-    """The one folder of a micro-batch in an epoch, below the staging folder."""
-    return f"epoch={epoch}/batch={batch_id:020d}"
+    number: int = 0
+    """More than that of every run before it of which something is left; two that start at once have the same."""
+    id: str = field(default_factory=lambda: uuid4().hex[:8])
+
+    def batch_path(self, epoch: int, batch_id: int) -> str:
+        """The one folder of a micro-batch in an epoch, below the staging folder: no other run writes there."""
+        return f"epoch={epoch}/batch={batch_id:020d}-{self.number:06d}-{self.id}"
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,8 @@ class Intent:
     left: tuple[Piece, ...]
     epochs: tuple[int, ...]
     """Those whose files were not removed when the intent was made."""
+    run: int
+    """Number of the run that made it."""
 
     def to_body(self) -> dict[str, Any]:
         """As JSON."""
@@ -115,8 +130,10 @@ class Ledger:
     """Those that may hold files."""
     writing_epoch: int | None = None
     """That of a micro-batch which does not count yet, and must not be removed before that is decided."""
+    run: Run = field(default_factory=Run)
+    """The one that keeps this ledger."""
     empty: list[tuple[int, int]] = field(default_factory=list)
-    """First and last of each run of micro-batches without rows, after the last intent."""
+    """First and last of each row of micro-batches without rows, after the last intent."""
 
     @property
     def next_drain(self) -> int:
@@ -161,14 +178,17 @@ class Ledger:
     def adopt(self, pieces: Iterable[Piece], before: int) -> int:
         """Let staged micro-batches count that came after the last intent, up to ``before``, which Spark runs now.
 
-        Of one that lies in several epochs the last: a crash ended the others. Returns the first micro-batch of which
-        nothing is known, ``before`` if all are.
+        Of one that several runs have staged, as the last of them did: the others ended in it, or will. Returns the
+        first micro-batch of which nothing is known, ``before`` if all are. ForeignWriterError if two runs were last.
         """
-        found: dict[int, dict[int, list[Piece]]] = {}
+        found: dict[int, dict[tuple[int, int], list[Piece]]] = {}
+        last_run = self.intent.run if self.intent else NO_BATCH
         for piece in pieces:
             self.epochs.add(piece.epoch)
+            last_run = max(last_run, piece.run)
             if self.last_batch < piece.batch_id < before:
-                found.setdefault(piece.batch_id, {}).setdefault(piece.epoch, []).append(piece)
+                found.setdefault(piece.batch_id, {}).setdefault((piece.run, piece.epoch), []).append(piece)
+        self.run = replace(self.run, number=last_run + 1)
         runs = sorted([*self.empty, *((batch_id, batch_id) for batch_id in found)])
         known = self.last_batch + 1
         for first, last in runs:
@@ -176,8 +196,15 @@ class Ledger:
                 known = max(known, last + 1)
         if known < before:
             return known
-        for batch_id, by_epoch in sorted(found.items()):
-            self.add(batch_id, max(by_epoch), by_epoch[max(by_epoch)])
+        for batch_id, by_run in sorted(found.items()):
+            staged = by_run[max(by_run)]
+            folders = sorted({piece.folder for piece in staged})
+            if len(folders) > 1:
+                raise ForeignWriterError(
+                    f"{folders[0]} and {folders[1]} of the staging folder were written by two runs of the query at "
+                    "once. Nothing was committed. Stop one of them, remove its folder, and start again"
+                )
+            self.add(batch_id, staged[0].epoch, staged)
         self.last_batch = max(self.last_batch, before - 1)
         return before
 

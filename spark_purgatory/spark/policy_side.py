@@ -25,6 +25,7 @@ from spark_purgatory.spark.backlog import Backlog
 from spark_purgatory.spark.delta_log import Commit
 from spark_purgatory.spark.delta_sink import DeltaSink
 from spark_purgatory.spark.delta_target import DeltaTarget
+from spark_purgatory.spark.faults import said
 from spark_purgatory.spark.ledger import Piece
 
 NODE = "table"
@@ -152,9 +153,8 @@ class PolicySide:
             del self.futures[number]
 
     def said(self) -> str:
-        """The first line of what the table said."""
-        first_line = str(self.last_error).partition("\n")[0]
-        return f"{type(self.last_error).__name__}: {first_line[:200]}"
+        """What the table said."""
+        return said(self.last_error) if self.last_error is not None else "it was not asked"
 
     def delivery_of(self, commit: Commit, files: Sequence[object], since_ms: int) -> Delivery:
         """What a commit did with some of its files."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, is_remote
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -22,6 +22,8 @@ DEFAULT_TRIGGER_MS = 10_000
 FLUSH_POLL_SECONDS = 0.05
 STOP_POLLS = 1200
 """A minute for the last micro-batch to notice that its query was stopped."""
+PAUSE_POLLS = 200
+"""Ten seconds for a query to pause between two micro-batches."""
 
 
 class RecordAccumulator:
@@ -70,6 +72,8 @@ class RecordAccumulator:
             output_mode: Spark's, where ``df`` asks for another one.
         """
         self._refuse(df, checkpoint)
+        if self.options.table:
+            self.exists(df.sparkSession)  # Or it is no table's name.
         sender = Sender(self.options, checkpoint, self.on_delivery)
         writer = with_heartbeat(df).writeStream.foreachBatch(sender).outputMode(output_mode)
         writer = writer.option("checkpointLocation", checkpoint)
@@ -179,6 +183,7 @@ class AccumulatorQuery:
         were counted, which is when a file of the table may be full, and at the latest with the drain. Not under Spark
         Connect.
         """
+        _refuse_remote("futures(): the sink runs in the server. Give RecordAccumulator on_delivery=, called there")
         return self._sender.futures.get(batch_id, ())
 
     def flush(self) -> None:
@@ -186,12 +191,21 @@ class AccumulatorQuery:
         if not self.running:
             self.drain()
             return
+        _refuse_remote("flush() of a running query: the sink runs in the server. Call close(), or shorten linger")
         self._sender.flush_requested = True
         while self._sender.flush_requested:
             if not self.running:
                 error = self._query.exception()
                 raise StorageError(f"the query ended before it was flushed: {error}") from error
             time.sleep(FLUSH_POLL_SECONDS)
+
+    def stop(self) -> None:
+        """Stop the query; under Spark Connect between micro-batches if it pauses: one stopped would go on a while."""
+        for _ in range(PAUSE_POLLS if is_remote() else 0):
+            if not (self.running and self._query.status["isTriggerActive"]):
+                break
+            time.sleep(FLUSH_POLL_SECONDS)
+        self._query.stop()
 
     def drain(self) -> None:
         """Bring everything staged to the table, the query having ended."""
@@ -208,6 +222,11 @@ class AccumulatorQuery:
     def _end(self) -> None:
         if self._drains_at_end and self._query.exception() is None:
             self.drain()
+
+
+def _refuse_remote(what: str) -> None:
+    if is_remote():
+        raise ConfigError(f"Spark Connect has no {what}")
 
 
 def with_heartbeat(df: DataFrame) -> DataFrame:

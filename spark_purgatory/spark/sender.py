@@ -14,12 +14,12 @@ from spark_purgatory.accumulator.futures import Callback, RecordFuture
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import BufferExhaustedError
 from spark_purgatory.spark.backlog import most_bytes
-from spark_purgatory.spark.delta_log import Commit
 from spark_purgatory.spark.delta_sink import Load
 from spark_purgatory.spark.drain_loop import DrainLoop, load_of
 from spark_purgatory.spark.entries import wipe
 from spark_purgatory.spark.failpoints import reach
-from spark_purgatory.spark.ledger import Intent, Piece, StagedBatch, batch_path
+from spark_purgatory.spark.faults import writing
+from spark_purgatory.spark.ledger import Intent, Piece, StagedBatch
 from spark_purgatory.spark.policy_side import Delivery
 from spark_purgatory.spark.staged_side import next_batch
 from spark_purgatory.spark.staging import PIECES_PER_FILE, Rules, quoted, rules_of, stage
@@ -33,7 +33,7 @@ class Sender(DrainLoop):
         self.flush_requested = False
         self.is_busy = False
         self.has_failed = False
-        """The last micro-batch raised: what is in memory may not be what is in the log."""
+        """The last micro-batch, or drain, raised: what is in memory may not be what is in the log."""
         self._started = False
         self._rules: dict[str, Rules] = {}
         """By schema."""
@@ -87,8 +87,9 @@ class Sender(DrainLoop):
         if intent is not None and not sink.ledger.is_done and not (intent.direct and commit is None):
             if commit is None:
                 load = load_of(_by_partition(intent.taken), self.sizes, self.options.bytes_of("batch_size"))
-                sink.commit(spark, intent, load, self.partition_by)
-            sink.clean_up(spark)
+                self.commit_once(spark, intent, load)
+            else:
+                sink.clean_up(spark)
         self._started = True
         # Lingering goes on from when they were staged; the delivery time-out begins anew, or they could never leave.
         since_ms = self.now() - self.options.ms_of("linger")
@@ -97,9 +98,11 @@ class Sender(DrainLoop):
 
     def drain(self, spark: SparkSession) -> None:
         """Bring everything staged to the table, without a micro-batch."""
+        self.has_failed = True
         if not self._started:
             self.start(spark, next_batch(spark, self.checkpoint))
         self.flush(spark)
+        self.has_failed = False
 
     # --- a micro-batch -------------------------------------------------------------------------------------------
 
@@ -113,9 +116,9 @@ class Sender(DrainLoop):
             self._rules[schema] = rules_of(batch.schema, self.options, self.partition_by)
         max_rows = max(1, self.sizes.rows_for("", self.options.bytes_of("batch_size")) // PIECES_PER_FILE)
         reach("before parts")
-        path = f"{sink.folder}/{batch_path(epoch, batch_id)}"
-        rows, plain_bytes = stage(batch, path, self._rules[schema], max_rows)
-        staged = StagedBatch(batch_id, epoch, self.now(), rows, plain_bytes)
+        path = ledger.run.batch_path(epoch, batch_id)
+        rows, plain_bytes = stage(batch, f"{sink.folder}/{path}", self._rules[schema], max_rows)
+        staged = StagedBatch(batch_id, epoch, self.now(), path, rows, plain_bytes)
         reach("after parts")
         if not rows:
             sink.note_empty(spark, batch_id)
@@ -136,7 +139,8 @@ class Sender(DrainLoop):
         try:
             fits = self.make_room(spark, sum(piece.staged_bytes for piece in pieces))
         except BufferExhaustedError:
-            wipe(spark, f"{self.sink.folder}/{staged.path}")
+            with writing(f"the removal of {staged.path}", self.sink.folder):
+                wipe(spark, f"{self.sink.folder}/{staged.path}")
             raise
         if not fits:
             self._drain_whole(spark, staged.batch_id, schema, pieces)
@@ -148,7 +152,7 @@ class Sender(DrainLoop):
         intent = self.sink.intend(spark, pieces, batch_id, schema)
         started_ms = self.now()
         load = load_of(_by_partition(pieces), self.sizes, self.options.bytes_of("batch_size"))
-        commit = self._commit_once(spark, intent, load)
+        commit = self.commit_once(spark, intent, load)
         self.remember(batch_id, [self._settled(self.delivery_of(commit, commit.files, started_ms))])
 
     def _write_direct(self, spark: SparkSession, batch: DataFrame, batch_id: int, awaited: Intent | None) -> None:
@@ -158,18 +162,12 @@ class Sender(DrainLoop):
         intent = awaited or self.sink.intend(spark, (), batch_id, schema)
         rows = batch.repartition(*map(quoted, self.partition_by)) if self.partition_by else batch
         max_rows = self.sizes.rows_for("", self.options.bytes_of("batch_size"))
-        commit = self._commit_once(spark, intent, Load(direct=rows, max_file_rows=max_rows))
+        commit = self.commit_once(spark, intent, Load(direct=rows, max_file_rows=max_rows))
         sizes: dict[object, int] = {}
         for file in commit.files:
             sizes[file.partition_values] = sizes.get(file.partition_values, 0) + file.bytes
         self.fills_files = bool(sizes) and min(sizes.values()) >= self.options.bytes_of("batch_size")
         self.remember(batch_id, [self._settled(self.delivery_of(commit, commit.files, started_ms))])
-
-    def _commit_once(self, spark: SparkSession, intent: Intent, load: Load) -> Commit:
-        """A commit whose failure fails the micro-batch; a restart settles it."""
-        commit = self.sink.commit(spark, intent, load, self.partition_by)
-        self.sink.clean_up(spark)
-        return commit
 
     def _settled(self, delivery: Delivery) -> RecordFuture[Delivery]:
         """A future that has its value already."""

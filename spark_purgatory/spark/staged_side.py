@@ -12,6 +12,7 @@ from pyspark.sql import types as T
 
 from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.entries import SMALL_QUERY, literal, settings, write_entry
+from spark_purgatory.spark.faults import writing
 from spark_purgatory.spark.ledger import NO_BATCH, Ledger, Piece, StagedBatch
 from spark_purgatory.spark.staging import check_one_writer, hash_name, measured
 
@@ -62,7 +63,7 @@ class StagedSide:
         self.ledger.add_empty(run)
 
     def _note(self, spark: SparkSession, name: str, body: Mapping[str, object], number: int) -> None:
-        with settings(spark, SMALL_QUERY):
+        with writing(f"note {name}", self.folder), settings(spark, SMALL_QUERY):
             write_entry(spark, self.folder, self.ledger.next_drain, name, dict(body), number)
 
     def _hash_column(self) -> str:

@@ -1,8 +1,8 @@
 """Rows into staged files and back: a job for each micro-batch that writes, and one for many that counts.
 
-Files lie in ``<staging>/epoch=<e>/batch=<id>``, one a task: files are what a small write costs. Each holds the rows of
-all table partitions, sorted by a column more, the hash of the partition's values, in small pages: who reads the rows of
-one partition skips nearly all others.
+Files lie in ``<staging>/epoch=<e>/batch=<id>-<run>``, one a task: files are what a small write costs. Each holds the
+rows of all table partitions, sorted by a column more, the hash of the partition's values, in small pages: who reads the
+rows of one partition skips nearly all others.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError
 from spark_purgatory.spark.entries import NO_SUCCESS_FILE, literal
+from spark_purgatory.spark.faults import storage_fault
 from spark_purgatory.spark.ledger import Piece
 
 PIECES_PER_FILE = 8
@@ -34,7 +35,7 @@ _FAULT_TEXT = re.compile(re.escape(FAULT) + r" ([^\n]*?) :spark_purgatory")
 
 
 PAGE_ROWS = 1000
-_FILE = re.compile(r"epoch=(\d+)/batch=(\d+)/[^/]+$")
+_FILE = re.compile(r"epoch=(\d+)/batch=(\d+)-(\d+)-[0-9a-f]+/[^/]+$")
 _WRITER = re.compile(r"/part-\d+-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})[^/]*$")
 """Spark names the files of one write alike."""
 
@@ -77,10 +78,14 @@ def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple
     try:
         writer.option("parquet.page.row.count.limit", PAGE_ROWS).parquet(path)
     except Exception as error:
-        fault = _FAULT_TEXT.search(str(error))
-        if fault is None:
-            raise
-        raise ConfigError(fault[1]) from None
+        if fault := _FAULT_TEXT.search(str(error)):
+            raise ConfigError(fault[1]) from None
+        if fault_said := storage_fault(error):
+            raise StagingError(
+                f"a micro-batch could not be staged in {path}: {fault_said}. It does not count, what was staged before "
+                "it waits. Mend the storage and start again"
+            ) from error
+        raise
     found = seen.get
     return found["rows"], found["bytes"] or 0
 
@@ -119,7 +124,7 @@ def file_at(path: str, staged_ms: int = 0) -> Piece:
     match = _FILE.search(path)
     if match is None:
         raise StagingError(f"{path} is no file of the staging folder: remove what others have put there")
-    return Piece("", match[0], 0, 0, int(match[2]), int(match[1]), staged_ms)
+    return Piece("", match[0], 0, 0, int(match[2]), int(match[1]), staged_ms, int(match[3]))
 
 
 def check_one_writer(pieces: Iterable[Piece], folder: str) -> None:
@@ -128,7 +133,7 @@ def check_one_writer(pieces: Iterable[Piece], folder: str) -> None:
     for piece in pieces:
         match = _WRITER.search(piece.path)
         if match is not None:
-            writers.setdefault(f"epoch={piece.epoch}/batch={piece.batch_id:020d}", set()).add(match[1])
+            writers.setdefault(piece.folder, set()).add(match[1])
     for path, ids in writers.items():
         if len(ids) > 1:
             raise ForeignWriterError(
@@ -163,7 +168,9 @@ def _read(spark: SparkSession, folder: str, schema: T.StructType, paths: Collect
     reader = spark.read.schema(schema).option("recursiveFileLookup", "true")
     reader = reader.option("parquet.page.verify-checksum.enabled", "true")
     try:
-        return reader.parquet(*(literal(f"{folder}/{path}") for path in sorted(paths)))
+        rows = reader.parquet(*(literal(f"{folder}/{path}") for path in sorted(paths)))
+        _ = rows.schema  # Spark Connect looks for the files when it is asked, not before.
+        return rows
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise

@@ -1,0 +1,77 @@
+"""A disk that takes no byte more, at every write of the sink: named, and nothing lost once it has room again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from spark_purgatory.errors import PurgatoryError
+from spark_purgatory.spark import failpoints
+from tests.test_delta_sink import Stream, every
+from tests.test_record_accumulator import accumulator, staged_files
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(not hasattr(psutil, "RLIMIT_FSIZE"), reason="only Linux limits another process"),
+]
+
+FULL_AT = {
+    "before parts": r"StagingError: a micro-batch could not be staged in ",
+    "before intent": r"StagingError: intent \d could not be written",
+    "before drain commit": r"BufferExhaustedError: table .* took nothing for max_block",
+    "before clean-up": r"StagingError: the clean-up after drain \d could not be written",
+    "before return": "File too large",
+}
+"""By failpoint, from which on nothing can be written: what is said. The last is Spark's own note of the micro-batch."""
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> Stream:
+    return Stream(spark, tmp_path)
+
+
+@contextmanager
+def full_disk_at(failpoint: str) -> Iterator[None]:
+    """From a failpoint on, the JVM may create files but not put a byte into them."""
+    [jvm] = [child for child in psutil.Process().children(recursive=True) if child.name() == "java"]
+    room = jvm.rlimit(psutil.RLIMIT_FSIZE)
+
+    def hook(reached: str) -> None:
+        if reached == failpoint:
+            jvm.rlimit(psutil.RLIMIT_FSIZE, (0, room[1]))
+
+    failpoints.hook = hook
+    try:
+        yield
+    finally:
+        failpoints.hook = None
+        jvm.rlimit(psutil.RLIMIT_FSIZE, room)
+
+
+def test_a_full_disk_at_every_write_is_named_and_the_rows_arrive_once_it_has_room(stream: Stream) -> None:
+    accumulator(stream, max_block="1 second", retry_backoff="100 milliseconds")
+    for failpoint, said in FULL_AT.items():
+        stream.add(1)
+        with full_disk_at(failpoint), pytest.raises((PySparkException, PurgatoryError), match=said) as raised:
+            stream.run(stream.rows())
+        assert raised
+    stream.run(stream.rows())
+    assert stream.numbers() == every(len(FULL_AT))
+    assert staged_files(stream) == []
+
+
+def test_a_staging_folder_that_cannot_be_made_is_named(stream: Stream) -> None:
+    stream.checkpoint.mkdir()
+    in_the_way = stream.checkpoint / "staging"
+    in_the_way.write_text("a file", encoding="utf-8")
+    stream.add(1)
+    with pytest.raises(PySparkException, match="StagingError: note schema=0 could not be written"):
+        stream.run(stream.rows())
+    in_the_way.unlink()
+    assert stream.run(stream.rows()).numbers() == every(1)
