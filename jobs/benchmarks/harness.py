@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -59,12 +59,12 @@ class WrongOutcomeError(Exception):
     """A contender's rows are not the expected ones: its time means nothing."""
 
 
-def session(memory: str = "3g") -> SparkSession:
-    """The session that all contenders share."""
+def session(memory: str = "3g", more: Mapping[str, str] | None = None) -> SparkSession:
+    """The session that all contenders share; ``more`` settings stand over the shared ones."""
     # Workers must run this Python, or they miss pyarrow.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("spark_purgatory benchmarks").config("spark.driver.memory", memory)
-    for name, value in SETTINGS.items():
+    for name, value in {**SETTINGS, **(more or {})}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
