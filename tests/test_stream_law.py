@@ -42,7 +42,7 @@ def test_a_stream_in_any_order_and_split_stopped_and_restarted_gives_what_batch_
     several = seed % 2 == 1
     rng, world, criterion = draw(seed * 7919 + 12, rule, several)
     for event in world.events:
-        event["event_id"] = None  # the files have no such column
+        event.update(event_id=None, operation_id=None)  # the files have no such columns
     delays_us = [rng.choice((0, 3 * STEP_US)) for _ in range(2)]
     batches = splits(rng, *world, rng.choice((2, 4)), operations_delay_us=delays_us[0], events_delay_us=delays_us[1])
     closing = {

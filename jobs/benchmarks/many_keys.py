@@ -7,7 +7,7 @@
 | by_shard | watchers by shard of keys, chained to the purgatory by operation (`chained`) |
 | by_key | watchers by key, a group each, chained likewise |
 
-Workload M (`workload_m`), files read with availableNow, RocksDB for all, each run with a checkpoint of its own. Shuffles
+Workload M (`workload_m`), read with availableNow, RocksDB for all, each run with a checkpoint of its own. Shuffles
 are read from Spark's event log, state from the checkpoint's folder: what all versions of it took, by micro-batch. A
 run is a number only if its outcomes are the expected ones. Exit code: 0, or 1 if some were not.
 """

@@ -196,19 +196,20 @@ def _row_of_a_known_id(rng: random.Random, operations: list[Row], rules: Sequenc
 def _event(
     rng: random.Random, names: str, kinds: Sequence[str], ids: list[str], earlier: list[Row], number: int
 ) -> Row:
-    """Draw an event; one in ten delivers an earlier complete event again, at its own or at another time."""
+    """Draw an event; one in five delivers an earlier complete event again, at its own or another time or key."""
     time_us = BASE_US + rng.randint(-3, INSTANTS + LONGEST_STEPS) * STEP_US + rng.choice(BESIDE_US)
     named = [event for event in earlier if event["event_id"] is not None]
-    if named and rng.random() < 0.12:
+    if named and rng.random() < 0.2:
         known = rng.choice(named)
-        return {**known, "time": rng.choice((known["time"], time_us))}
+        key = rng.choice((known["key"], rng.choice(names)))
+        return {**known, "key": key, "time": rng.choice((known["time"], time_us))}
     kind = "complete" if "complete" in kinds and rng.random() < 0.5 else rng.choice(kinds)
     value: float | None = None
     if kind == "complete":
         value = rng.choice(VALUES)
     elif kind == "extend":
         value = rng.randint(0, LONGEST_STEPS) * STEP_US / 1_000_000
-    addressed = kind != "complete" and ids and rng.random() < 0.3
+    addressed = ids and rng.random() < (0.1 if kind == "complete" else 0.3)
     return {
         "key": rng.choice(names),
         "time": time_us,
