@@ -2,7 +2,8 @@
 
 It is written to be believed, not to be fast: dictionaries, loops and whole numbers, and nothing of the engine
 that it judges. An operation is a dictionary of id, keys, created, deadline, rule, need, level (one number, or
-key -> number) and row; an event is one of key, time, kind, value, event_id and operation_id. Times are in us.
+key -> number) and row, what is in it: of an id's rows equal in both times the smaller stands. An event is one of
+key, time, kind, value, event_id and operation_id. Times are in us.
 
 Order `o` waits for `a` and `b` from 10 to 20; `a` completes at 12, `b` fails at 15. A quorum of one would be
 COMPLETED at 12; all keys are FAILED at 15, matched 1, missing `b`; without the failure, EXPIRED at 20.
