@@ -39,8 +39,8 @@ from spark_purgatory import Completions, Operations, Purgatory, criteria
 OPERATIONS_DDL = "op string, n bigint, keys array<string>, created timestamp, deadline timestamp"
 EVENTS_DDL = "key string, time timestamp, op string"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-BY_KEY_ROWS = 20_000
-"""Rows that a group a key does in about a minute."""
+BY_KEY_ROWS = 12_000
+"""Rows that a group a key does in less than a minute."""
 WARM_UP_OPERATIONS = 500
 Frames = tuple[DataFrame, DataFrame]
 
