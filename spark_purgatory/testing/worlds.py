@@ -191,10 +191,10 @@ def _row_of_a_known_id(rng: random.Random, operations: list[Row], rules: Sequenc
 def _event(
     rng: random.Random, names: str, kinds: Sequence[str], ids: list[str], earlier: list[Row], number: int
 ) -> Row:
-    """Draw an event; one in five delivers an earlier complete event again, at its own or another time or key."""
+    """Draw an event; one in seven delivers an earlier complete event again, at its own or another time or key."""
     time_us = BASE_US + rng.randint(-3, INSTANTS + LONGEST_STEPS) * STEP_US + rng.choice(BESIDE_US)
     named = [event for event in earlier if event["event_id"] is not None]
-    if named and rng.random() < 0.2:
+    if named and rng.random() < 0.15:
         known = rng.choice(named)
         key = rng.choice((known["key"], rng.choice(names)))
         return {**known, "key": key, "time": rng.choice((known["time"], time_us))}
@@ -238,7 +238,7 @@ def _spoiled_operation(rng: random.Random, operation: Row) -> Row:
 def _spoiled_event(rng: random.Random, event: Row) -> Row:
     """Spoil an event, for all or (a value that no sum can take) only for operations under `sum_at_least`."""
     faults: list[Row] = [{"key": None}, {"time": None}, {"value": -0.5}, {"value": float("nan")}]
-    return {**event, **rng.choice(faults), "event_id": None}
+    return {**event, **rng.choice(faults)}
 
 
 def _shuffle_loosely(rng: random.Random, waiting: list[tuple[str, Row]], times: list[int]) -> None:
