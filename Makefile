@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test lint demo bench bench-full bench-kafka bench-growth crash conformance clean java
+.PHONY: help test lint demo bench bench-full bench-kafka bench-growth bench-keys crash conformance clean java
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -47,6 +47,10 @@ bench-kafka: java $(STAMP) ## The engine alone beside Kafka's own purgatory and 
 
 bench-growth: $(STAMP) ## What a step of the engine costs as pending operations, keys and payloads grow
 	@$(BIN)/python -m jobs.benchmarks.growth $(BENCH_ARGS)
+
+bench-keys: java $(STAMP) ## Operations with 1 to 8 keys: events broadcast, partitioned, or by watchers of keys
+	@$(BIN)/python -m jobs.benchmarks.many_keys $(BENCH_ARGS)
+	@$(BIN)/python -m jobs.benchmarks.many_keys --world shared $(BENCH_ARGS)
 
 crash: java $(STAMP) ## The long tests: kills, restarts, many seeds
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark_purgatory.core import criteria
+from spark_purgatory.core import criteria, echoes
 from spark_purgatory.core.arrivals import read_events, read_operations
 from spark_purgatory.core.criteria import Criterion
 from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.core.event_purgatory import EventTimePurgatory
 from spark_purgatory.core.repeats import Repeats
+from spark_purgatory.errors import LimitError
 from spark_purgatory.testing.oracle import KINDS, decide
 from spark_purgatory.testing.worlds import random_world, splits
 from tests.engine_driver import END_MS, Shards, events_table, final, microseconds, multiset, operations_table
@@ -134,6 +135,50 @@ def test_an_event_delivered_again_counts_once_from_where_an_operation_begins_to_
     for criterion in (criteria.count(2), criteria.sum_at_least(2)):
         assert fate(replace(HELD, criterion=criterion), again) == ("COMPLETED", 15, 2, None)
         assert fate(replace(HELD, criterion=criterion), again[:3]) == ("EXPIRED", 20, 1, None)
+
+
+def named_events(words: str) -> list[Row]:
+    """`x:a:12:2 y:b:13@o`: event id, key, ms, value (1), and the operation it names."""
+    events = []
+    for word in words.split():
+        word, _, name = word.partition("@")
+        event_id, key, ms, *value = word.split(":")
+        number = float(value[0]) if value else 1.0
+        events.append(ev(key, int(ms) * 1000, event_id=event_id, value=number, operation_id=name or None))
+    return events
+
+
+TABLE = "x:a:12 y:a:13 x:a:15 x:b:14 z:b:16"
+COUNT, SUM = criteria.count(3), criteria.sum_at_least(3)
+HEARD = [
+    (COUNT, "ab", TABLE, ("COMPLETED", 16, 3, None)),
+    (SUM, "ab", TABLE, ("COMPLETED", 16, 3, None)),
+    (COUNT, "a", TABLE, ("EXPIRED", 20, 2, None)),
+    (criteria.all_keys(), "ab", "x:a:12 x:b:14", ("COMPLETED", 14, 1, "")),
+    (criteria.any_key(), "ab", "x:a:12 x:b:12", ("COMPLETED", 12, 1, "")),
+    (SUM, "ab", "x:a:12:1 x:b:12:2 y:b:13:2", ("COMPLETED", 13, 2, None)),
+    (SUM, "ab", "x:a:12:1 x:b:12:2 y:b:13:1", ("EXPIRED", 20, 2, None)),
+    (COUNT, "a", "x:a:12@o x:a:13 x:a:14@o y:a:15@o y:a:16@o", ("EXPIRED", 20, 2, None)),
+    (COUNT, "a", "x:a:12@o x:a:13 y:a:15@o z:a:16@o z:a:17", ("COMPLETED", 16, 3, None)),
+]
+
+
+@pytest.mark.parametrize(("criterion", "keys", "words", "expected"), HEARD)
+def test_an_event_counts_once_whichever_keys_it_comes_on_and_whomever_it_names(
+    criterion: Criterion, keys: str, words: str, expected: tuple[Any, ...]
+) -> None:
+    spec, events = replace(HELD, criterion=criterion), named_events(words)
+    assert fate(spec, events, keys) == expected
+    # The same, one event a micro-batch: what names the operation is not merged then.
+    batches = [([op(keys=keys)], events[:1], 0), *(([], [event], 0) for event in events[1:]), ([], [], END_MS)]
+    (outcome,) = Shards(spec, several=True).run(batches)
+    assert (outcome["status"], outcome["matched"]) == (expected[0], expected[2])
+
+
+def test_too_many_deliveries_to_tell_apart_are_an_error_that_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(echoes, "MAX_DELIVERIES", 3)
+    with pytest.raises(LimitError, match=r"4 deliveries .* 2 keys of operations, at most 3: use more shards"):
+        fate(replace(HELD, criterion=COUNT), named_events("x:a:12 x:b:13 y:a:14 y:b:15"), "ab")
 
 
 def test_repeats_by_hand_are_those_of_the_table() -> None:

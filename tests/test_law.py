@@ -17,12 +17,13 @@ from hypothesis import strategies as st
 from spark_purgatory.core.criteria import RULES, ByRow, Criterion
 from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.testing.oracle import KINDS, decide
-from spark_purgatory.testing.worlds import NEEDS, STEP_US, World, random_world, splits
+from spark_purgatory.testing.worlds import NEEDS, STEP_US, Batch, World, random_world, splits
 from tests.engine_driver import END_MS, Shards, microseconds, multiset
 
 COLUMNS = ("row", "id", "status", "resolved_at", "wait_ms", "matched", "missing_keys")
 SEEDS = st.integers(0, 1 << 32)
 WORLDS = st.sampled_from((1, 8, 24))
+SHARDS = st.sampled_from((1, 3, 16))
 COMPLETE_ONLY = ("complete",)
 NAMED = ("id", "row", "key", "event_id", "operation_id")
 SEQUENCES: Counter[str] = Counter()
@@ -48,6 +49,7 @@ def draw(
     duplicates: bool = True,
     kinds: tuple[str, ...] = COMPLETE_ONLY,
     worlds: int = 1,
+    spoiled: bool = True,
 ) -> tuple[random.Random, World, dict[str, Any]]:
     """Worlds of one rule that share a stream and nothing else, and that rule as the oracle takes it.
 
@@ -67,7 +69,7 @@ def draw(
             rules=RULES if mixed else (rule,),
             kinds=kinds,
             duplicates=duplicates,
-            spoiled=mixed and several and rng.random() < 0.5,
+            spoiled=spoiled and mixed and several and rng.random() < 0.5,
         )
         for mine, rows in zip(drawn, world, strict=True):
             mine += [renamed(row, f"{number}/") for row in rows]
@@ -107,14 +109,9 @@ def split_orphans(outcomes: list[dict[str, Any]]) -> tuple[list[dict[str, Any]],
     return [outcome for outcome in outcomes if outcome["status"] != "ORPHAN"], orphans
 
 
-@pytest.mark.parametrize("rule", [*RULES, "mixed", "mixed, controlled"])
-@given(seed=SEEDS, several=st.booleans(), shards=st.sampled_from((1, 3, 16)), controlled=st.booleans(), worlds=WORLDS)
-@settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_order_any_split_any_number_of_shards_gives_what_the_oracle_says(
-    rule: str, seed: int, several: bool, shards: int, controlled: bool, worlds: int
-) -> None:
-    rule, _, always = rule.partition(", ")
-    kinds = KINDS if controlled or always else COMPLETE_ONLY
+def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, controlled: bool, worlds: int) -> None:
+    """Stream worlds through shards in some order and split, every row on time."""
+    kinds = KINDS if controlled else COMPLETE_ONLY
     rng, world, criterion = draw(seed, rule, several, kinds=kinds, worlds=worlds)
     lookback_us = rng.choice((0, 0, 2 * STEP_US))
     orphans = not several or shards == 1
@@ -133,6 +130,71 @@ def test_any_order_any_split_any_number_of_shards_gives_what_the_oracle_says(
     assert multiset(outcomes, *COLUMNS) == multiset(expected, *COLUMNS)
     assert left_over == unheard
     SEQUENCES["final"] += worlds
+
+
+@pytest.mark.parametrize("rule", [*RULES, "mixed", "mixed, controlled"])
+@given(seed=SEEDS, several=st.booleans(), shards=SHARDS, controlled=st.booleans(), worlds=WORLDS)
+@settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_order_any_split_any_number_of_shards_gives_what_the_oracle_says(
+    rule: str, seed: int, several: bool, shards: int, controlled: bool, worlds: int
+) -> None:
+    rule, _, always = rule.partition(", ")
+    compare_with_oracle(rule, seed, several, shards, controlled or bool(always), worlds)
+
+
+@pytest.mark.slow
+@given(seed=SEEDS, several=st.booleans(), shards=SHARDS, worlds=WORLDS)
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_long_series_of_mixed_rules_and_control_events_gives_what_the_oracle_says(
+    seed: int, several: bool, shards: int, worlds: int
+) -> None:
+    compare_with_oracle("mixed", seed, several, shards, True, worlds)
+
+
+def delayed(rng: random.Random, batches: list[Batch], share: float) -> list[Batch]:
+    """The micro-batches with some of their rows come later, many of them behind the watermark by then."""
+    moved = [Batch([], [], batch.watermark_ms) for batch in batches]
+    for number, batch in enumerate(batches):
+        for side, rows in enumerate(batch[:2]):
+            for row in rows:
+                moved[rng.randrange(number, len(batches)) if rng.random() < share else number][side].append(row)
+    return moved
+
+
+def untouched(batches: list[Batch]) -> set[str]:
+    """Names of operation rows that came on time, as did all of their id, and all events on their keys."""
+    operations = [(row, row["created"] <= batch.watermark_ms * 1000) for batch in batches for row in batch.operations]
+    late_keys = {e["key"] for batch in batches for e in batch.events if e["time"] <= batch.watermark_ms * 1000}
+    late_ids = {row["id"] for row, is_late in operations if is_late}
+    return {row["row"] for row, _ in operations if row["id"] not in late_ids and not late_keys & set(row["keys"])}
+
+
+def compare_where_nothing_was_late(seed: int, several: bool, shards: int, worlds: int) -> None:
+    """Stream worlds with late rows: each has one outcome, and whom no late row concerns has the oracle's."""
+    rng, world, _ = draw(seed, "mixed", several, kinds=KINDS, worlds=worlds, spoiled=False)
+    batches = delayed(rng, splits(rng, *world, rng.choice((3, 9))), rng.choice((0.05, 0.3)))
+    engine = Shards(spec_of({}, final=True), shards, several, restarts=rng)
+    outcomes = engine.run([*batches, ([], [], END_MS)])
+    assert multiset(outcomes, "row") == multiset(world.operations, "row")
+    sound = untouched(batches)
+    told = [[outcome for outcome in side if outcome["row"] in sound] for side in (outcomes, decide(*world))]
+    assert multiset(told[0], *COLUMNS) == multiset(told[1], *COLUMNS)
+    SEQUENCES["late"] += worlds
+
+
+@given(seed=SEEDS, several=st.booleans(), shards=SHARDS, worlds=WORLDS)
+@settings(max_examples=9, deadline=None, suppress_health_check=list(HealthCheck))
+def test_late_rows_have_one_outcome_each_and_change_nobodys_whom_they_do_not_concern(
+    seed: int, several: bool, shards: int, worlds: int
+) -> None:
+    compare_where_nothing_was_late(seed, several, shards, worlds)
+
+
+@pytest.mark.slow
+@given(seed=SEEDS, several=st.booleans(), shards=SHARDS, worlds=WORLDS)
+@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_long_series_of_late_rows_concerns_nobody_else(seed: int, several: bool, shards: int, worlds: int) -> None:
+    compare_where_nothing_was_late(seed, several, shards, worlds)
 
 
 @pytest.mark.parametrize("rule", [*RULES, "mixed"])

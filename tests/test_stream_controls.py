@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -135,3 +135,29 @@ def test_after_a_standstill_nobody_expires_whose_completion_lies_unread_and_then
         query.stop()
     silent = {row["id"]: row["status"] for row in landing.written(spark)}
     assert silent == {**read, "unpaid": "EXPIRED"}, "nothing came, and time went on"
+
+
+def test_runs_of_available_now_let_the_time_of_a_silence_pass(spark: SparkSession, tmp_path: Path) -> None:
+    idle_after = timedelta(minutes=1)
+    began = datetime.now(UTC) - idle_after
+    deadlines = {f"o{second}": began + timedelta(seconds=second) for second in range(-5, 300)}
+    landing = Landing(tmp_path)
+    created = began - timedelta(minutes=1)
+    landing.add(
+        [
+            {"id": name, "keys": [name], "created": created, "deadline": deadline, "row": name}
+            for name, deadline in deadlines.items()
+        ],
+        [{"key": "other", "time": created}],
+    )
+    expired: set[str] = set()
+    for run in range(2):
+        starts = datetime.now(UTC)
+        rows = landing.run(spark, idle())
+        ends = datetime.now(UTC)
+        before, expired = expired, {row["id"] for row in rows}
+        assert len(rows) == len(expired) and {row["status"] for row in rows} == {"EXPIRED"}
+        assert expired >= {name for name, deadline in deadlines.items() if deadline <= starts - idle_after}, run
+        assert expired <= {name for name, deadline in deadlines.items() if deadline <= ends - idle_after}, run
+        sleep(2)  # the silence: nothing lands
+    assert expired > before, "the second run had nothing to read, and time went on"

@@ -11,8 +11,9 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory import Completions, Operations, Purgatory
 from spark_purgatory.core.criteria import RULES, Criterion
+from spark_purgatory.testing.kit import assert_stream_equals_batch
 from spark_purgatory.testing.oracle import decide
-from spark_purgatory.testing.worlds import STEP_US, splits
+from spark_purgatory.testing.worlds import STEP_US
 from tests.engine_driver import multiset
 from tests.streams import Landing
 from tests.test_law import draw
@@ -20,7 +21,8 @@ from tests.test_law import draw
 pytestmark = pytest.mark.spark
 
 COLUMNS = ("row", "id", "status", "resolved_at", "wait_ms", "matched", "missing_keys")
-CLOSING_US = 10_000_000_000
+CLOSING = {"id": "closing", "keys": ["closing"], "row": "closing"}
+"""Created beyond all deadlines: its time lets everything else be decided."""
 SEEDS = range(20)
 STORES = ("HDFSBackedStateStoreProvider", "RocksDBStateStoreProvider")
 
@@ -42,41 +44,32 @@ def test_a_stream_in_any_order_and_split_stopped_and_restarted_gives_what_batch_
     several = seed % 2 == 1
     rng, world, criterion = draw(seed * 7919 + 12, rule, several)
     for event in world.events:
-        event["event_id"] = None  # the files have no such column
-    delays_us = [rng.choice((0, 3 * STEP_US)) for _ in range(2)]
-    batches = splits(rng, *world, rng.choice((2, 4)), operations_delay_us=delays_us[0], events_delay_us=delays_us[1])
-    closing = {
-        "id": "closing",
-        "keys": ["closing"],
-        "created": CLOSING_US,
-        "deadline": CLOSING_US + 1,
-        "row": "closing",
-    }
+        event.update(event_id=None, operation_id=None)  # the files have no such columns
+    delays_us = {"created": rng.choice((0, 3 * STEP_US)), "time": rng.choice((0, 3 * STEP_US))}
+    rows = [("created", row) for row in world.operations] + [("time", row) for row in world.events]
+    end_us = max(row["deadline"] if field == "created" else row["time"] for field, row in rows) + 3 * STEP_US
+    world.operations.append({**CLOSING, "created": end_us, "deadline": end_us, **criterion})
+    world.events.append({"key": "closing-other", "time": end_us})
     purgatory = Purgatory(
         operations=Operations(
             id="id",
             keys="keys" if several else "key",
             created="created",
             deadline="deadline",
-            watermark_ms=delays_us[0] // 1000,
+            watermark_ms=delays_us["created"] // 1000,
         ),
-        completions=Completions(key="key", time="time", value="value", watermark_ms=delays_us[1] // 1000),
+        completions=Completions(key="key", time="time", value="value", watermark_ms=delays_us["time"] // 1000),
         criterion=Criterion(rule, criterion["need"]),
         emit="final",
         shards=rng.choice((1, 3, 5)),
     )
-    landing, stop_after = Landing(tmp_path), rng.randrange(len(batches[:-3]))
-    for number, batch in enumerate(batches[:-3]):
-        landing.add([_times(row) for row in batch.operations], [_times(row) for row in batch.events])
-        if number == stop_after:
-            landing.run(spark, purgatory)
-    landing.add([_times(closing)], [_times({"key": "closing-other", "time": CLOSING_US})])
-    streamed = [row for row in landing.run(spark, purgatory) if row["id"] != "closing"]
+    landing = Landing(tmp_path).add(*([_times(row) for row in side] for side in world))
     frames = landing.frames(spark, streaming=False)
-    batch_rows = [row.asDict() for row in purgatory.resolve(*frames).collect() if row.id != "closing"]
-    expected = multiset(decide(*world, criterion=criterion), *COLUMNS)
-    assert multiset(batch_rows, *COLUMNS) == expected
-    assert multiset(streamed, *COLUMNS) == expected
+    streamed = assert_stream_equals_batch(purgatory, *frames, tmp_path / "stream", seed, batches=rng.choice((2, 4)))
+    watermark_us = (end_us - max(delays_us.values())) // 1000 * 1000
+    for outcomes, known_us in ((streamed, watermark_us), (purgatory.resolve(*frames), None)):
+        expected = decide(*world, criterion=criterion, watermark_us=known_us)
+        assert multiset((row.asDict() for row in outcomes.collect()), *COLUMNS) == multiset(expected, *COLUMNS)
 
 
 def _times(row: dict[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ PARTS = {
     ),
     "sinks, 200 micro-batches": "jobs.benchmarks.sinks --batches 200 --contenders ours,append_lean,auto_compact",
     "the engine beside Kafka": "jobs.benchmarks.beside_kafka",
+    "operations with several keys": "jobs.benchmarks.many_keys",
     "growth of the engine": "jobs.benchmarks.growth",
     "a standalone cluster": "jobs.benchmarks.cluster",
 }

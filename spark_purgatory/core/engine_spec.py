@@ -32,7 +32,7 @@ class EngineSpec:
     operation_ids: bool = False
     """Events may speak to one operation, by its id."""
     event_ids: bool = False
-    """Events bring ids: an event of a key and id seen before counts once."""
+    """Events bring ids: an event counts once for an operation, however often it is delivered."""
     orphans: bool = False
     """Control events that find no operation become ORPHAN rows."""
     key_prefix: int = 0

@@ -14,6 +14,7 @@ import numpy as np
 
 from spark_purgatory.core.controls import Controlled
 from spark_purgatory.core.criteria import ALL_KEYS, ANY_KEY, COUNT, LEVEL, NUMBERED, QUORUM, SUM_AT_LEAST
+from spark_purgatory.core.echoes import Echoes
 from spark_purgatory.core.event_log import EventSegment, Floats, Spans, bisect_within
 from spark_purgatory.core.exact_sum import ExactSums
 from spark_purgatory.core.outcomes import CANCELLED, COMPLETED, FAILED
@@ -46,6 +47,15 @@ class Verdicts:
     status: Int64s | None = None  # (n,) COMPLETED, FAILED or CANCELLED where resolved; None: all COMPLETED
 
 
+@dataclass(frozen=True)
+class Heard:
+    """The relevant events of all cases."""
+
+    spans: list[Spans]
+    echoes: list[Echoes]
+    """What of them is counted already on another key."""
+
+
 def evaluate(cases: Cases, spans: list[Spans], history: list[Spans]) -> Verdicts:
     """Evaluate all cases. ``spans``: relevant events by entry; ``history``: for level entries, events from whenever.
 
@@ -58,11 +68,12 @@ def evaluate(cases: Cases, spans: list[Spans], history: list[Spans]) -> Verdicts
     levels = np.flatnonzero(cases.rule == LEVEL)
     if len(levels):
         _reach_levels(cases, history, satisfied_us)
+    heard = Heard(spans, _echoes(cases, spans))
     resolved_us = np.full(n, NEVER)
     for rule, resolve in _RESOLVERS.items():
         chosen = np.flatnonzero(cases.rule == rule)
         if len(chosen):
-            resolved_us[chosen] = resolve(cases, chosen, spans, satisfied_us)
+            resolved_us[chosen] = resolve(cases, chosen, heard, satisfied_us)
     numbered = np.isin(cases.rule, NUMBERED)
     resolved_us = np.where(numbered & (cases.need <= 0), cases.created_us, resolved_us)
     status = None
@@ -73,7 +84,20 @@ def evaluate(cases: Cases, spans: list[Spans], history: list[Spans]) -> Verdicts
     for span in spans:
         owner = cases.owner[span.owner]
         matched += np.bincount(owner, span.counted(span.until(end_us[owner])), minlength=n).astype(np.int64)
+    for echoes in heard.echoes:
+        matched -= echoes.total(np.arange(n), end_us)[0]
     return Verdicts(resolved_us, matched, satisfied_us <= end_us[cases.owner], status)
+
+
+def _echoes(cases: Cases, spans: list[Spans]) -> list[Echoes]:
+    """Sums and the other rules may hear the same events in different segments: each on their own."""
+    by_sum: dict[bool, list[tuple[Int64s, Spans]]] = {}
+    for span in spans:
+        if len(span.owner):
+            operations = cases.owner[span.owner]
+            by_sum.setdefault(bool(cases.rule[operations[0]] == SUM_AT_LEAST), []).append((operations, span))
+    found = (Echoes.of(len(cases.rule), heard) for heard in by_sum.values())
+    return [echoes for echoes in found if echoes is not None]
 
 
 def _settle(cases: Cases, controlled: Controlled, satisfied_us: Int64s, completed_us: Int64s) -> tuple[Int64s, Int64s]:
@@ -115,15 +139,15 @@ def _entries(cases: Cases, chosen: Int64s, values: Int64s) -> tuple[Int64s, Int6
     return values[inside], np.cumsum(counts) - counts
 
 
-def _first_key(cases: Cases, chosen: Int64s, spans: list[Spans], satisfied_us: Int64s) -> Int64s:
+def _first_key(cases: Cases, chosen: Int64s, heard: Heard, satisfied_us: Int64s) -> Int64s:
     return np.minimum.reduceat(*_entries(cases, chosen, satisfied_us))
 
 
-def _last_key(cases: Cases, chosen: Int64s, spans: list[Spans], satisfied_us: Int64s) -> Int64s:
+def _last_key(cases: Cases, chosen: Int64s, heard: Heard, satisfied_us: Int64s) -> Int64s:
     return np.maximum.reduceat(*_entries(cases, chosen, satisfied_us))
 
 
-def _nth_key(cases: Cases, chosen: Int64s, spans: list[Spans], satisfied_us: Int64s) -> Int64s:
+def _nth_key(cases: Cases, chosen: Int64s, heard: Heard, satisfied_us: Int64s) -> Int64s:
     values, first = _entries(cases, chosen, satisfied_us)
     counts = np.diff(np.append(first, len(values)))
     nth = np.ceil(np.clip(cases.need[chosen], 1, counts + 1.0)).astype(np.int64)
@@ -137,26 +161,28 @@ def _nth(values: Int64s, first: Int64s, counts: Int64s, nth: Int64s) -> Int64s:
     return np.where(within, ordered[first + np.where(within, nth, 1) - 1], NEVER)
 
 
-def _last_level(cases: Cases, chosen: Int64s, spans: list[Spans], satisfied_us: Int64s) -> Int64s:
+def _last_level(cases: Cases, chosen: Int64s, heard: Heard, satisfied_us: Int64s) -> Int64s:
     """Levels count from whenever, and are first asked for at the creation."""
-    return np.maximum(_last_key(cases, chosen, spans, satisfied_us), cases.created_us[chosen])
+    return np.maximum(_last_key(cases, chosen, heard, satisfied_us), cases.created_us[chosen])
 
 
-def _nth_event(cases: Cases, chosen: Int64s, spans: list[Spans], satisfied_us: Int64s) -> Int64s:
-    def enough(mine: list[Spans], position: list[Int64s], until_us: Int64s, need: Floats) -> Bools:
-        total = np.zeros(len(need), np.int64)
+def _nth_event(cases: Cases, chosen: Int64s, heard: Heard, satisfied_us: Int64s) -> Int64s:
+    def enough(mine: list[Spans], position: list[Int64s], asked: Int64s, until_us: Int64s) -> Bools:
+        total = np.zeros(len(asked), np.int64)
         for span, at in zip(mine, position, strict=True):
-            total += np.bincount(at, span.counted(span.until(until_us[at])), minlength=len(need)).astype(np.int64)
-        return total >= need
+            total += np.bincount(at, span.counted(span.until(until_us[at])), minlength=len(asked)).astype(np.int64)
+        for echoes in heard.echoes:
+            total -= echoes.total(asked, until_us)[0]
+        return total >= cases.need[asked]
 
-    return _bisect_time(cases, chosen, spans, enough)
+    return _bisect_time(cases, chosen, heard.spans, enough)
 
 
-def _enough_value(cases: Cases, chosen: Int64s, spans: list[Spans], satisfied_us: Int64s) -> Int64s:
+def _enough_value(cases: Cases, chosen: Int64s, heard: Heard, satisfied_us: Int64s) -> Int64s:
     sums: dict[int, ExactSums] = {}
 
-    def enough(mine: list[Spans], position: list[Int64s], until_us: Int64s, need: Floats) -> Bools:
-        total = ExactSums.zeros(len(need))
+    def enough(mine: list[Spans], position: list[Int64s], asked: Int64s, until_us: Int64s) -> Bools:
+        total = ExactSums.zeros(len(asked))
         for span, at in zip(mine, position, strict=True):
             prefix = sums.get(id(span.segment))
             if prefix is None:
@@ -165,9 +191,11 @@ def _enough_value(cases: Cases, chosen: Int64s, spans: list[Spans], satisfied_us
             total.add_at(at, prefix, span.low, until)
             if (repeats := span.segment.repeats) is not None:
                 total.subtract_at(at, repeats.total(span.low, until)[1:])
-        return total.at_least(need)
+        for echoes in heard.echoes:
+            total.subtract_at(np.arange(len(asked)), echoes.total(asked, until_us)[1:])
+        return total.at_least(cases.need[asked])
 
-    return _bisect_time(cases, chosen, spans, enough)
+    return _bisect_time(cases, chosen, heard.spans, enough)
 
 
 def _values(segment: EventSegment) -> Floats:
@@ -179,9 +207,12 @@ def _bisect_time(
     cases: Cases,
     chosen: Int64s,
     spans: list[Spans],
-    enough: Callable[[list[Spans], list[Int64s], Int64s, Floats], Bools],
+    enough: Callable[[list[Spans], list[Int64s], Int64s, Int64s], Bools],
 ) -> Int64s:
-    """Smallest event time at which ``enough`` holds for each chosen operation, NEVER where it does not."""
+    """Smallest event time at which ``enough`` holds for each chosen operation, NEVER where it does not.
+
+    It is asked about operations and a time for each, with their spans and where in the question each span's is.
+    """
     place = np.full(len(cases.rule), -1)
     place[chosen] = np.arange(len(chosen))
     first = np.full(len(chosen), NEVER)
@@ -190,17 +221,16 @@ def _bisect_time(
     for span, at in zip(mine, position, strict=True):
         np.minimum.at(first, at, span.segment.time_us[span.low])
         np.maximum.at(last, at, span.segment.time_us[span.high - 1])
-    need = cases.need[chosen]
-    holds = (first <= last) & enough(mine, position, last, need)
+    holds = (first <= last) & enough(mine, position, chosen, last)
     resolved = np.full(len(chosen), NEVER)
     live = np.flatnonzero(holds)
     place = np.full(len(cases.rule), -1)
     place[chosen[live]] = np.arange(len(live))
     mine, position = _spans_of(cases, spans, place)
-    low, high, need = first[live], last[live], need[live]
+    low, high, asked = first[live], last[live], chosen[live]
     while bool((low < high).any()):
         middle = (low >> 1) + (high >> 1) + (low & high & 1)  # low and high may lie 2**64 apart
-        reached = enough(mine, position, middle, need)
+        reached = enough(mine, position, asked, middle)
         high = np.where(reached, middle, high)
         low = np.where(reached, low, np.minimum(middle + 1, high))
     resolved[live] = low

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_purgatory.core.keys import KeyColumn, equal_values
-from spark_purgatory.core.repeats import Repeats
+from spark_purgatory.core.repeats import Repeats, shared_ids
 from spark_purgatory.core.runs import EMPTY, MERGE_RATIO, PREFIX_MASK, ROW_MASK, Bools, Int64s, expand
 from spark_purgatory.core.times import saturating_add
 
@@ -61,6 +61,11 @@ class EventSegment:
         return len(self.time_us)
 
     @property
+    def group(self) -> Int64s:
+        """Group of every event, (E,) int64."""
+        return np.repeat(np.arange(len(self.group_hash)), np.diff(self.start))
+
+    @property
     def hashes(self) -> Int64s:
         """Key hash of every event, (E,) int64."""
         return np.repeat(self.group_hash, np.diff(self.start))
@@ -68,14 +73,14 @@ class EventSegment:
     @property
     def keys(self) -> pa.Array:
         """Key of every event, (E,)."""
-        return self.group_keys.take(pa.array(np.repeat(np.arange(len(self.group_hash)), np.diff(self.start))))
+        return self.group_keys.take(pa.array(self.group))
 
     @cached_property
     def running_max(self) -> Floats:
         """Largest value of the event's key up to and with the event, (E,); log2 of the longest group passes."""
         assert self.value is not None, "bug: a rule that reads values over events without any"
         running = np.where(np.isnan(self.value), -np.inf, self.value)
-        group = np.repeat(np.arange(len(self.group_hash)), np.diff(self.start))
+        group = self.group
         longest, step = int(np.diff(self.start).max()) if len(self) else 0, 1
         while step < longest:
             earlier = np.where(group[step:] == group[:-step], running[:-step], -np.inf)
@@ -94,8 +99,20 @@ class EventSegment:
         """Its events that were delivered before, None where there are none."""
         if self.event_ids is None:
             return None
-        group = np.repeat(np.arange(len(self.group_hash)), np.diff(self.start))
-        return Repeats.of(group, self.event_ids, self.value)
+        return Repeats.of(self.group, self.event_ids, self.value)
+
+    @cached_property
+    def previous(self) -> Int64s:
+        """Where each event was delivered before on its key, (E,) int64; -1 where it was not."""
+        previous = np.full(len(self), -1)
+        if self.repeats is not None:
+            previous[self.repeats.at] = self.repeats.previous
+        return previous
+
+    @cached_property
+    def shared(self) -> tuple[Int64s, Int64s]:
+        """Its events whose id stands on several keys: where, ascending, and a number for each id."""
+        return (EMPTY, EMPTY) if self.event_ids is None else shared_ids(self.group, self.event_ids)
 
     @staticmethod
     def build(
@@ -137,7 +154,7 @@ class EventSegment:
 
     def level_base(self, floor_us: int | Int64s) -> Bools:
         """Of every key the first event to reach its maximum up to ``floor_us``, one time or (E,); (E,) bool."""
-        group = np.repeat(np.arange(len(self.group_hash)), np.diff(self.start))
+        group = self.group
         fresh = np.concatenate(([True], group[1:] != group[:-1]))
         rises = fresh | np.concatenate(([True], self.running_max[1:] > self.running_max[:-1]))
         old = np.flatnonzero(rises & (self.time_us <= floor_us))

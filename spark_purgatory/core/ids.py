@@ -33,8 +33,8 @@ class Ids:
     ) -> Bools:
         """Which rows of a batch repeat an id that is live, or one that stands earlier in the batch; (n,) bool.
 
-        Within a batch rows stand in the order of (created, deadline); a later row is a duplicate if created no later
-        than the deadline of the one that stands, and that is live.
+        Within a batch rows stand in the order of (created, deadline), then as they are given; a later row is a
+        duplicate if created no later than the deadline of the one that stands, and that is live.
         """
         order = np.argsort(hashes)
         repeated = self._live_before(identity, hashes, order, created_us, watermark_us)

@@ -1,9 +1,10 @@
 """Events delivered again: how many, and what they add up to, in any range of a segment.
 
-An event is told by its key and its id. In a range an event counts where it stands first; position i is a *repeat* of
-the range if an equal event stands between the range's start and i, that is if ``previous[i] >= start``. Ranges start
-where operations do, so the question is one of two dimensions; a wavelet matrix over ``previous`` answers it for any
-number of ranges in one pass a bit, whatever lies in them. By hand, x delivered three times::
+Here an event is told by its key and its id; what comes again on another key is for `echoes`. In a range an event counts
+where it stands first; position i is a *repeat* of the range if an equal event stands between the range's start and i,
+that is if ``previous[i] >= start``. Ranges start where operations do, so the question is one of two dimensions; a
+wavelet matrix over ``previous`` answers it for any number of ranges in one pass a bit, whatever lies in them. By hand,
+x delivered three times::
 
     position       0  1  2  3  4
     event          x  y  x  z  x       repeats at 2 and 4; previous: 0 and 2
@@ -26,7 +27,7 @@ class Repeats:
     """The r positions whose event stands before them in their group, and the nearest such place."""
 
     def __init__(self, at: Int64s, previous: Int64s, weights: Int64s) -> None:
-        self.at = at  # (r,) ascending
+        self.at, self.previous = at, previous  # (r,) ascending; (r,)
         self._levels: list[tuple[int, Int64s, Int64s]] = []
         """A bit of ``previous``, zeros before each place, and weights added up in the order that follows."""
         order = np.arange(len(at))
@@ -41,10 +42,8 @@ class Repeats:
     @staticmethod
     def of(group: Int64s, event_ids: pa.Array, value: npt.NDArray[np.float64] | None) -> Repeats | None:
         """Of events in their order: group and id of each, null none; None where nothing is repeated."""
-        codes = event_ids.dictionary_encode().indices.fill_null(-1).to_numpy()
-        named = np.flatnonzero(codes >= 0)
-        named = named[np.lexsort((codes[named], group[named]))]
-        same: Bools = (codes[named][1:] == codes[named][:-1]) & (group[named][1:] == group[named][:-1])
+        named, codes, group = _by_id(group, event_ids)
+        same: Bools = (codes[1:] == codes[:-1]) & (group[1:] == group[:-1])
         if not same.any():
             return None
         at, previous = named[1:][same], named[:-1][same]
@@ -69,6 +68,26 @@ class Repeats:
         total += self._sums[:, end] - self._sums[:, start]
         total[:, beyond] = 0
         return total
+
+
+def shared_ids(group: Int64s, event_ids: pa.Array) -> tuple[Int64s, Int64s]:
+    """The events whose id stands in more than one group: where, ascending, and a number for each id."""
+    named, codes, group = _by_id(group, event_ids)
+    new_id = np.concatenate(([True], codes[1:] != codes[:-1]))[: len(named)]
+    new_pair = new_id | np.concatenate(([True], group[1:] != group[:-1]))[: len(named)]
+    groups = np.bincount(codes[new_pair])
+    shared = groups[codes] > 1
+    at, codes = named[shared], codes[shared]
+    order = np.argsort(at)
+    return at[order], codes[order]
+
+
+def _by_id(group: Int64s, event_ids: pa.Array) -> tuple[Int64s, Int64s, Int64s]:
+    """Events with an id, by id, group and place: where, a number for the id, the group."""
+    codes = event_ids.dictionary_encode().indices.fill_null(-1).to_numpy().astype(np.int64)
+    named = np.flatnonzero(codes >= 0)
+    named = named[np.lexsort((group[named], codes[named]))]
+    return named, codes[named], group[named]
 
 
 def _prefix(weights: Int64s) -> Int64s:

@@ -1,10 +1,10 @@
 """Which row of an id stands, and which rows are its DUPLICATEs.
 
-Under ``early`` the first to arrive stands. Under ``final`` it is the first by (created, deadline), whatever the order
-of arrival, so rows of one id that meet before their creation has passed are *contested*: all are registered and wait,
-their timers at their creation, and are settled once the watermark reaches it, for no earlier row can come then. A row
-that meets none of its id is not contested, and its id is remembered at once. By hand, an id's rows by [created,
-deadline]::
+Under ``early`` the first to arrive stands. Under ``final`` it is the first by (created, deadline) and, where rows are
+equal in both, by what is in them (`content`), whatever the order of arrival. So rows of one id that meet before their
+creation has passed are *contested*: all are registered and wait, their timers at their creation, and are settled once
+the watermark reaches it, for no earlier row can come then. A row that meets none of its id is not contested, and its id
+is remembered at once. By hand, an id's rows by [created, deadline]::
 
     watermark 5    [15, 40] comes     it stands, for all we know
     watermark 6    [25, 30] comes     both are contested
@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_purgatory.core.arrivals import OperationArrivals
+from spark_purgatory.core.content import content_ranks
 from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.core.ids import Ids, identity_codes
 from spark_purgatory.core.keys import as_bools
@@ -83,11 +84,27 @@ class Standing:
         if not len(rows):
             return EMPTY, EMPTY
         self.contested, self.contested_hash = self.contested[~due], self.contested_hash[~due]
+        order = self._by_content(rows, hashes)
+        rows, hashes = rows[order], hashes[order]
         identity, deadline_us = self._identity_of(rows), self._rows.deadline_us[rows]
+        # Rows equal in both times stand in the order in which they are given.
         fallen = self.ids.duplicates(identity, hashes, self._rows.created_us[rows], deadline_us, ALWAYS)
         stand = np.flatnonzero(~fallen)
         self.ids.add([column.take(pa.array(stand)) for column in identity], hashes[stand], deadline_us[stand])
         return rows[fallen], rows[stand]
+
+    def _by_content(self, rows: Int64s, hashes: Int64s) -> Int64s:
+        """An order in which rows of one id that are equal in both times stand by content, (n,) positions."""
+        times = self._rows.created_us[rows], self._rows.deadline_us[rows]
+        order = np.lexsort((*times, hashes))
+        same = np.ones(len(rows) - 1, bool)
+        for column in (*times, hashes):
+            same &= column[order][1:] == column[order][:-1]
+        tied = np.concatenate((order[1:][same], order[:-1][same]))
+        content = np.zeros(len(rows), np.int64)
+        if len(tied):
+            content[tied] = content_ranks(self._rows.payload.take(rows[tied]))
+        return np.argsort(content, kind="stable")
 
     def identity(self, ids: pa.Array, keys: pa.Array) -> list[pa.Array]:
         """What tells operations apart, column by column."""

@@ -120,7 +120,9 @@ class Purgatory:
 
         With ``idle_after`` a heartbeat says in every micro-batch how late it is. Where a backlog is read in several
         micro-batches, after hours of standstill, what lies unread would come too late then: first run the same query
-        with ``heartbeats`` False (and ``availableNow``) on the same checkpoint, until the backlog is read.
+        with ``heartbeats`` False (and ``availableNow``) on the same checkpoint, until the backlog is read. A job that
+        is started now and then does both each time: a run of ``availableNow`` without heartbeats reads what has landed,
+        and one with them, which stops by itself too, lets the time of the silence pass.
         """
         if operations.isStreaming != completions.isStreaming:
             kinds = ["a stream" if frame.isStreaming else "a batch DataFrame" for frame in (operations, completions)]

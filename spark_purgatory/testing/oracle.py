@@ -2,7 +2,8 @@
 
 It is written to be believed, not to be fast: dictionaries, loops and whole numbers, and nothing of the engine
 that it judges. An operation is a dictionary of id, keys, created, deadline, rule, need, level (one number, or
-key -> number) and row; an event is one of key, time, kind, value, event_id and operation_id. Times are in us.
+key -> number) and row, what is in it: of an id's rows equal in both times the smaller stands. An event is one of
+key, time, kind, value, event_id and operation_id. Times are in us.
 
 Order `o` waits for `a` and `b` from 10 to 20; `a` completes at 12, `b` fails at 15. A quorum of one would be
 COMPLETED at 12; all keys are FAILED at 15, matched 1, missing `b`; without the failure, EXPIRED at 20.
@@ -95,19 +96,20 @@ def _fate(op: Row, heard: list[Row], lookback_us: int, answered: set[int]) -> Ro
     asked_from = created if rule == "level" or (rule in NUMBERED and op["need"] <= 0) else start
     heard = [e for e in heard if e["operation_id"] in (None, op["id"]) and not why_event_rejected(e, rule)]
     taken = [e for e in heard if e["time"] < start and e["kind"] == "complete"]  # levels count from whenever
-    counted, seen, failed = [], set(), set()
+    counted, seen, met, failed = [], set(), set(), set()
     for t in sorted({created} | {e["time"] for e in heard if e["time"] >= start}):
         if t > deadline:
             break
         now = {kind: [e for e in heard if e["time"] == t and e["kind"] == kind] for kind in KINDS}
         answered.update(id(e) for kind in KINDS[1:] for e in now[kind])
-        for event in sorted(now["complete"], key=lambda e: (e["key"], e["value"] or 0)):
+        for event in sorted(now["complete"], key=lambda e: e["value"] or 0):
             if event["key"] not in failed:
                 taken.append(event)
+                met.add(event["key"])
                 counted += [event] if event["event_id"] is None or event["event_id"] not in seen else []
-            seen.add(event["event_id"])
+                seen.add(event["event_id"])
         failed |= {e["key"] for e in now["fail"]}
-        holds, hopeless, missing = _criterion(op, counted, taken, failed)
+        holds, hopeless, missing = _criterion(op, counted, met, taken, failed)
         if (holds and t >= asked_from) or now["force"]:
             return _outcome(op, "COMPLETED", t, len(counted), missing)
         if hopeless and now["fail"]:
@@ -119,11 +121,13 @@ def _fate(op: Row, heard: list[Row], lookback_us: int, answered: set[int]) -> Ro
     return _outcome(op, "EXPIRED", deadline, len(counted), missing)
 
 
-def _criterion(op: Row, counted: list[Row], taken: list[Row], failed: set[str]) -> tuple[bool, bool, Any]:
+def _criterion(
+    op: Row, counted: list[Row], met: set[str], taken: list[Row], failed: set[str]
+) -> tuple[bool, bool, Any]:
     """Say whether the criterion holds, whether (if not) a failure has ended it, and which keys it misses."""
     rule, keys, need, levels = op["rule"], set(op["keys"]), op.get("need") or 0, _levels(op)
     high = [e for e in taken if rule == "level" and e["value"] is not None and e["value"] >= levels[e["key"]]]
-    satisfied = {e["key"] for e in (high if rule == "level" else counted)}
+    satisfied = {e["key"] for e in high} if rule == "level" else met
     values = [e["value"] or 0 for e in counted] if rule == "sum_at_least" else []
     total = math.inf if math.inf in values else sum(map(Fraction, values))  # exact, whatever the order
     lost, all_failed = failed - satisfied, failed == keys

@@ -178,37 +178,33 @@ def _operation(rng: random.Random, op_id: str, keys: list[str], rules: Sequence[
 
 
 def _row_of_a_known_id(rng: random.Random, operations: list[Row], rules: Sequence[str], number: int) -> Row:
-    """Repeat an earlier row to the letter, or bring its id again at another time and under another rule.
-
-    Of one id no two rows but exact copies agree in (created, deadline): which of them stands is then a matter
-    of time alone.
-    """
+    """Repeat an earlier row to the letter, or bring its id again under another rule, at another time or at its own."""
     known = rng.choice(operations)
     if rng.random() < 0.3:
         return dict(known)
     again = _operation(rng, known["id"], known["keys"], rules, number)
-    taken = {(row["created"], row["deadline"]) for row in operations if row["id"] == known["id"]}
-    while (again["created"], again["deadline"]) in taken:
-        again["deadline"] += 1
+    if rng.random() < 0.3:
+        again.update(created=known["created"], deadline=known["deadline"])
     return again
 
 
 def _event(
     rng: random.Random, names: str, kinds: Sequence[str], ids: list[str], earlier: list[Row], number: int
 ) -> Row:
-    """Draw an event; one in ten delivers an earlier complete event again, at its own or at another time."""
+    """Draw an event; one in seven delivers an earlier complete event again, at its own or another time or key."""
     time_us = BASE_US + rng.randint(-3, INSTANTS + LONGEST_STEPS) * STEP_US + rng.choice(BESIDE_US)
     named = [event for event in earlier if event["event_id"] is not None]
-    if named and rng.random() < 0.12:
+    if named and rng.random() < 0.15:
         known = rng.choice(named)
-        return {**known, "time": rng.choice((known["time"], time_us))}
+        key = rng.choice((known["key"], rng.choice(names)))
+        return {**known, "key": key, "time": rng.choice((known["time"], time_us))}
     kind = "complete" if "complete" in kinds and rng.random() < 0.5 else rng.choice(kinds)
     value: float | None = None
     if kind == "complete":
         value = rng.choice(VALUES)
     elif kind == "extend":
         value = rng.randint(0, LONGEST_STEPS) * STEP_US / 1_000_000
-    addressed = kind != "complete" and ids and rng.random() < 0.3
+    addressed = ids and rng.random() < (0.1 if kind == "complete" else 0.3)
     return {
         "key": rng.choice(names),
         "time": time_us,
@@ -242,7 +238,7 @@ def _spoiled_operation(rng: random.Random, operation: Row) -> Row:
 def _spoiled_event(rng: random.Random, event: Row) -> Row:
     """Spoil an event, for all or (a value that no sum can take) only for operations under `sum_at_least`."""
     faults: list[Row] = [{"key": None}, {"time": None}, {"value": -0.5}, {"value": float("nan")}]
-    return {**event, **rng.choice(faults), "event_id": None}
+    return {**event, **rng.choice(faults)}
 
 
 def _shuffle_loosely(rng: random.Random, waiting: list[tuple[str, Row]], times: list[int]) -> None:
