@@ -147,7 +147,7 @@ def test_other_writers_and_optimize_beside_the_sink_cost_no_row(stream: Stream) 
     def others() -> None:
         number = 0
         try:
-            while not ended.is_set() or number < 3:
+            while number < 3 or not (ended.is_set() or number > 5):
                 number += 1
                 row = stream.spark.range(1).selectExpr(f"{-number}L AS n", f"{number % 2}L AS part")
                 row.write.format("delta").mode("append").option("txnAppId", "theirs").option("txnVersion", number).save(
@@ -162,10 +162,10 @@ def test_other_writers_and_optimize_beside_the_sink_cost_no_row(stream: Stream) 
     beside = threading.Thread(target=others)
     beside.start()
     try:
-        stream.add(5).run(stream.rows())
+        stream.add(3).run(stream.rows())
     finally:
         ended.set()
         beside.join()
     assert not errors, errors
-    assert stream.numbers() == every(5) + theirs
+    assert stream.numbers() == every(3) + theirs
     assert staged_files(stream) == []

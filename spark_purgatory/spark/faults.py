@@ -20,6 +20,8 @@ SPARK_FAULTS = (PySparkException, Py4JJavaError)
 MAX_SAID = 300
 _STORAGE = re.compile(r"\b(?:java\.nio\.file|java\.io|org\.apache\.hadoop)\.[\w.$]*(?:Exception|Error)\b[^\n]*")
 
+_QUOTED = re.compile(r"'[^']*'")
+
 
 def storage_fault(error: BaseException) -> str | None:
     """What a file system said, the innermost cause; None if it did not fail."""
@@ -28,9 +30,13 @@ def storage_fault(error: BaseException) -> str | None:
 
 
 def said(error: BaseException) -> str:
-    """In one line what went wrong."""
-    first_line = str(error).strip().partition("\n")[0]
-    return storage_fault(error) or f"{type(error).__name__}: {first_line[:MAX_SAID]}"
+    """In one line what went wrong, the innermost cause; what stands in quotes may be of a row."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    # The first line of this one says which method was called.
+    first = lines[min(1, len(lines) - 1)].removeprefix(": ") if isinstance(error, Py4JJavaError) else lines[0]
+    told = storage_fault(error) or (causes[-1] if causes else f"{type(error).__name__}: {first}")
+    return _QUOTED.sub("'...'", told)[:MAX_SAID]
 
 
 @contextmanager
