@@ -126,8 +126,8 @@ class DeltaTarget:
             return self.table if spark.catalog.tableExists(str(self.table)) else None
         except AnalysisException as error:
             raise ConfigError(
-                f"table={self.table!r} is no table's name ({error.getCondition()}). Write catalog.schema.table, in back-ticks "
-                "the parts with other characters than letters, digits and _"
+                f"table={self.table!r} is no table's name ({error.getCondition()}). Write catalog.schema.table, in "
+                "back-ticks the parts with other characters than letters, digits and _"
             ) from None
 
     def _known_path(self, spark: SparkSession) -> str | None:
