@@ -92,7 +92,8 @@ def test_what_is_done_to_the_table_between_stage_and_drain_is_named_and_once_und
     refused(SchemaMismatchError, "lacks n", lambda: sql("RENAME COLUMN m TO n"))
     table.rename(aside)
     refused(TableLostError, "is gone|was dropped", lambda: None)
-    stream.spark.range(0).selectExpr("id AS n", "id AS part").write.format("delta").save(str(table))
+    foreign = stream.spark.range(0).selectExpr("id AS n", "id AS part").write.format("delta")
+    foreign.partitionBy("part").save(str(table))
     refused(TableLostError, "was replaced|dropped or replaced", lambda: (shutil.rmtree(table), aside.rename(table)))
     sql("ADD COLUMNS (later string)")
     query.drain()
@@ -139,6 +140,7 @@ def test_two_runs_on_one_checkpoint_that_intend_the_same_drain_are_named(stream:
     assert stream.add(1).run(stream.rows()).numbers() == every(2), "the remedy that the error names"
 
 
+@pytest.mark.slow
 def test_other_writers_and_optimize_beside_the_sink_cost_no_row(stream: Stream) -> None:
     table = str(stream.folder / "table")
     stream.spark.range(0).selectExpr("id AS n", "id AS part").write.format("delta").partitionBy("part").save(table)

@@ -20,12 +20,18 @@ SPARK_FAULTS = (PySparkException, Py4JJavaError)
 MAX_SAID = 300
 _STORAGE = re.compile(r"\b(?:java\.nio\.file|java\.io|org\.apache\.hadoop)\.[\w.$]*(?:Exception|Error)\b[^\n]*")
 
+_INTERRUPTION = re.compile(r"\b(?:Interrupted(?:IO)?|ClosedByInterrupt)Exception\b")
 _QUOTED = re.compile(r"'[^']*'")
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether the query was stopped, which Spark must be told as it was said."""
+    return _INTERRUPTION.search(str(error)) is not None
 
 
 def storage_fault(error: BaseException) -> str | None:
     """What a file system said, the innermost cause; None if it did not fail."""
-    found = _STORAGE.findall(str(error))
+    found = [] if is_interruption(error) else _STORAGE.findall(str(error))
     return found[-1][:MAX_SAID] if found else None
 
 
@@ -45,6 +51,8 @@ def writing(what: str, folder: str) -> Iterator[None]:
     try:
         yield
     except SPARK_FAULTS as error:
+        if is_interruption(error):
+            raise
         raise StagingError(
             f"{what} could not be written below {folder}: {said(error)}. Nothing was lost, staged rows wait. Mend the "
             "storage of the checkpoint and start again"
