@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PARTITIONS = 4
 FEW = (2, 800)
 """Micro-batches, rows in each: enough for a drain."""
+LINGERING = (2, 100)
+"""Too few for a drain before the end: at the kill the first micro-batch lies in its folder alone."""
 IN_PARTS = "in parts"
 CANARY = "canary"
 """In every row, and so in no log and no file's name."""
@@ -114,8 +116,8 @@ def test_kills_at_every_failpoint_in_turn_lose_and_double_nothing(tmp_path: Path
 @pytest.mark.spark
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_harness_sees_a_planted_bug(bug: str, tmp_path: Path) -> None:
-    rows = land(tmp_path, *FEW)
-    planted = ("--bug", bug)
-    assert kill(tmp_path, BUGS[bug][1], *planted) == ""
+    planted, failpoint = ("--bug", bug), BUGS[bug][1]
+    rows = land(tmp_path, *(LINGERING if failpoint == "after return" else FEW))
+    assert kill(tmp_path, failpoint, *planted) == ""
     found = verdict(tmp_path, rows, *planted)
     assert found, f"{bug} went unseen"

@@ -60,6 +60,9 @@ def test_of_a_micro_batch_that_several_runs_have_staged_the_last_ones_folder_cou
     book.adopt([piece(0, epoch=1), piece(0, epoch=0, run=NEXT_RUN)], before=1)
     assert [(found.run, found.epoch) for found in book.pieces.values()] == [(1, 0)]
     assert book.run.number == 2, "the run that reads this is a later one"
+    book = ledger()
+    book.adopt([replace(piece(0), rows=9), replace(piece(0, run=NEXT_RUN), rows=5)], before=1)
+    assert [found.run for found in book.pieces.values()] == [0], "the next run died in it, the old one ended it"
     with pytest.raises(ForeignWriterError, match=r"-000001-bbbbbbbb and .*-000001-cccccccc .* two runs of the query"):
         ledger().adopt([piece(0, run=NEXT_RUN), piece(0, run=TWIN)], before=1)
 

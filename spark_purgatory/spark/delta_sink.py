@@ -15,8 +15,9 @@ Protocol. A micro-batch b, in a run's first call after the settling of what the 
    return. Else every micro-batch between that one and b must be there, as a folder with rows or in a note of those
    without; if one is not, what the query staged is lost. Stop.
 2. *parts*: write the rows to a folder of this run's own, ``epoch=<e>/batch=<b>-<run>``, evaluating the DataFrame once.
-   Runs are numbered; of a micro-batch that several staged the last one's folder counts, whatever a crash left half, and
-   whatever an old run that lives on may write. No rows: a note says so. A new schema: a note says so first.
+   Runs are numbered; of a micro-batch that several staged the folder with all its rows counts, the last run's of these:
+   not what a crash left half, nor what an old run that lives on still writes. No rows: a note says so. A new schema: a
+   note says so first.
 
 A drain, whenever the policy says so; several in one micro-batch, or none. The files staged since the last one are
 counted, many micro-batches in one job, and no earlier than the policy could need it (`backlog`). Then:
@@ -44,7 +45,7 @@ last intent was settled. Nothing is removed before the commit that took it was r
 | H. and another run commits as this one | intent N | another uuid, or more than N | stop: ForeignWriterError |
 | I. and the checkpoint was deleted | nothing | N | a new query id: all rows of the source again, none skipped |
 | J. and staged folders, or the log, were removed | a gap before b | | stop: StagingError |
-| K. but lives on, and stages b beside the next run | | | nothing: its folder is an earlier run's |
+| K. but lives on, and stages b beside the next run | | | nothing: one folder counts, whoever ended first |
 | L. but lives on, and both began at once | | | stop: ForeignWriterError |
 
 Why 5 asks the log rather than trust 4: Delta skips a write *silently* whose txnVersion is not above the last. Why 1

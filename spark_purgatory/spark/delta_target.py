@@ -13,7 +13,6 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, TableForgetsError, TableLostError
 from spark_purgatory.spark.entries import literal
-from spark_purgatory.spark.faults import said
 
 LEAN_SETTINGS: Mapping[str, str] = {
     # Reading the table's log is one task for each partition of the snapshot, at every commit. 50 are for
@@ -127,8 +126,8 @@ class DeltaTarget:
             return self.table if spark.catalog.tableExists(str(self.table)) else None
         except AnalysisException as error:
             raise ConfigError(
-                f"table={self.table!r} is no table's name: {said(error)}. Write catalog.schema.table, in back-ticks "
-                "the parts with other characters than letters, digits and _"
+                f"table={self.table!r} is no table's name ({error.getCondition()}). Write catalog.schema.table, in "
+                "back-ticks the parts with other characters than letters, digits and _"
             ) from None
 
     def _known_path(self, spark: SparkSession) -> str | None:

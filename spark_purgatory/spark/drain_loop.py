@@ -17,7 +17,7 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import BufferExhaustedError, DeliveryTimeoutError, StorageError
 from spark_purgatory.spark.delta_log import Commit
 from spark_purgatory.spark.delta_sink import Load
-from spark_purgatory.spark.faults import SPARK_FAULTS, said, storage_fault
+from spark_purgatory.spark.faults import SPARK_FAULTS, is_interruption, said, storage_fault
 from spark_purgatory.spark.ledger import Intent, Piece
 from spark_purgatory.spark.policy_side import NODE, Delivery, FileBatch, PolicySide, StagedRecord
 
@@ -144,6 +144,8 @@ class DrainLoop(PolicySide):
                 f"says: {said(error)}"
             ) from None
         except SPARK_FAULTS as error:
+            if is_interruption(error):
+                raise
             if self._open is not None:
                 commit = self._arrived(spark, self._open.intent, error)
             if commit is None:
@@ -160,7 +162,7 @@ class DrainLoop(PolicySide):
         try:
             commit = self.sink.commit(spark, intent, load, self.partition_by)
         except SPARK_FAULTS as error:
-            if load.direct is not None and storage_fault(error) is None:
+            if is_interruption(error) or (load.direct is not None and storage_fault(error) is None):
                 raise
             raise StorageError(
                 f"table {self.target} did not take drain {intent.number}: {said(error)}. Nothing was lost. Mend the "

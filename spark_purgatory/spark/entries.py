@@ -64,7 +64,7 @@ def write_entry(spark: SparkSession, folder: str, epoch: int, name: str, body: B
     line = json.dumps({"crc32": zlib.crc32(text.encode()), "entry": name, "body": text})
     writer = spark.range(0, 1, 1, 1).select(F.lit(line).alias("value")).write.option(NO_SUCCESS_FILE, "false")
     path = f"{folder}/log/epoch={epoch}/{name}-{uuid4() if note is None else note}"
-    writer.mode("errorifexists" if note is None else "overwrite").text(path)
+    writer.mode("error" if note is None else "overwrite").text(path)
 
 
 def read_entries(spark: SparkSession, folder: str, others_write: bool = False) -> list[tuple[str, Body]]:

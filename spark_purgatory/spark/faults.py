@@ -20,17 +20,29 @@ SPARK_FAULTS = (PySparkException, Py4JJavaError)
 MAX_SAID = 300
 _STORAGE = re.compile(r"\b(?:java\.nio\.file|java\.io|org\.apache\.hadoop)\.[\w.$]*(?:Exception|Error)\b[^\n]*")
 
+_INTERRUPTION = re.compile(r"\b(?:Interrupted(?:IO)?|ClosedByInterrupt)Exception\b")
+_QUOTED = re.compile(r"'[^']*'")
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Whether the query was stopped, which Spark must be told as it was said."""
+    return _INTERRUPTION.search(str(error)) is not None
+
 
 def storage_fault(error: BaseException) -> str | None:
     """What a file system said, the innermost cause; None if it did not fail."""
-    found = _STORAGE.findall(str(error))
+    found = [] if is_interruption(error) else _STORAGE.findall(str(error))
     return found[-1][:MAX_SAID] if found else None
 
 
 def said(error: BaseException) -> str:
-    """In one line what went wrong."""
-    first_line = str(error).strip().partition("\n")[0]
-    return storage_fault(error) or f"{type(error).__name__}: {first_line[:MAX_SAID]}"
+    """In one line what went wrong, the innermost cause; what stands in quotes may be of a row."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [""]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    # The first line of this one says which method was called.
+    first = lines[min(1, len(lines) - 1)].removeprefix(": ") if isinstance(error, Py4JJavaError) else lines[0]
+    told = storage_fault(error) or (causes[-1] if causes else f"{type(error).__name__}: {first}")
+    return _QUOTED.sub("'...'", told)[:MAX_SAID]
 
 
 @contextmanager
@@ -39,6 +51,8 @@ def writing(what: str, folder: str) -> Iterator[None]:
     try:
         yield
     except SPARK_FAULTS as error:
+        if is_interruption(error):
+            raise
         raise StagingError(
             f"{what} could not be written below {folder}: {said(error)}. Nothing was lost, staged rows wait. Mend the "
             "storage of the checkpoint and start again"

@@ -178,8 +178,9 @@ class Ledger:
     def adopt(self, pieces: Iterable[Piece], before: int) -> int:
         """Let staged micro-batches count that came after the last intent, up to ``before``, which Spark runs now.
 
-        Of one that several runs have staged, as the last of them did: the others ended in it, or will. Returns the
-        first micro-batch of which nothing is known, ``before`` if all are. ForeignWriterError if two runs were last.
+        Of one that several runs have staged, as the last of them did that has all its rows: the others ended in it, or
+        will. Returns the first micro-batch of which nothing is known, ``before`` if all are. ForeignWriterError if two
+        runs were last.
         """
         found: dict[int, dict[tuple[int, int], list[Piece]]] = {}
         last_run = self.intent.run if self.intent else NO_BATCH
@@ -197,7 +198,7 @@ class Ledger:
         if known < before:
             return known
         for batch_id, by_run in sorted(found.items()):
-            staged = by_run[max(by_run)]
+            _, staged = max(by_run.items(), key=lambda one: (sum(piece.rows for piece in one[1]), one[0]))
             folders = sorted({piece.folder for piece in staged})
             if len(folders) > 1:
                 raise ForeignWriterError(
