@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria
 from spark_purgatory.errors import ConfigError
 from tests.crash_child import builder_with
+from tests.silence import let_a_silence_pass
 
 PURGATORY = Purgatory(
     operations=Operations(id="id", keys="id", created="at", timeout="1 minute"),
@@ -47,7 +48,7 @@ def refusal(action: Callable[[], object]) -> str:
 
 
 def main(folder: Path) -> None:
-    """Stage, refuse, close."""
+    """Stage, refuse, close; and a stream that falls silent."""
     spark = session(folder)
     operations, completions = (str(folder / name) for name in ("operations", "completions"))
     streams = [
@@ -67,6 +68,7 @@ def main(folder: Path) -> None:
     sink.close()
     closed = statuses(sink.read(spark))
     seen = {"staged": staged, "lingers": lingers, "refused": refused, "closed": closed}
+    let_a_silence_pass(spark, folder / "silent")
     (folder / "seen.json").write_text(json.dumps(seen), encoding="utf-8")
 
 

@@ -144,7 +144,7 @@ def test_any_order_any_split_any_number_of_shards_gives_what_the_oracle_says(
 
 @pytest.mark.slow
 @given(seed=SEEDS, several=st.booleans(), shards=SHARDS, worlds=WORLDS)
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_long_series_of_mixed_rules_and_control_events_gives_what_the_oracle_says(
     seed: int, several: bool, shards: int, worlds: int
 ) -> None:
@@ -192,7 +192,7 @@ def test_late_rows_have_one_outcome_each_and_change_nobodys_whom_they_do_not_con
 
 @pytest.mark.slow
 @given(seed=SEEDS, several=st.booleans(), shards=SHARDS, worlds=WORLDS)
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_long_series_of_late_rows_concerns_nobody_else(seed: int, several: bool, shards: int, worlds: int) -> None:
     compare_where_nothing_was_late(seed, several, shards, worlds)
 

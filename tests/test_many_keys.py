@@ -17,7 +17,7 @@ from jobs.benchmarks.workload_m import (
     Expected,
     draw,
     expected,
-    written,
+    prepared,
 )
 from jobs.benchmarks.workload_w import START_US, TAIL_BATCHES
 
@@ -62,8 +62,8 @@ def test_an_operations_keys_are_distinct_and_in_the_own_world_nobody_elses(world
 
 @both_worlds
 def test_files_hold_every_row_once_in_the_batch_of_its_time(world: str, tmp_path: Path) -> None:
-    drawn = draw(world, 500, 2, 3, seed=7)
-    folder = written(drawn, tmp_path / "rows")
+    drawn, folder = prepared(world, 500, 2, 3, seed=7, root=tmp_path)
+    assert prepared(world, 500, 2, 3, seed=7, root=tmp_path)[1] == folder
     for side, counts in zip(("operations", "events"), drawn.by_batch(), strict=True):
         files = sorted((folder / side).iterdir())
         assert [pq.read_table(file).num_rows for file in files] == counts[: len(files)].tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.testing.oracle import KINDS, decide
 from spark_purgatory.testing.worlds import World, splits
 from tests.engine_driver import multiset
+from tests.silence import IDLE, let_a_silence_pass
 from tests.streams import Landing
 from tests.test_law import COLUMNS, draw, split_orphans
 
@@ -88,16 +89,6 @@ def test_orphans_cannot_be_told_where_every_shard_sees_every_event(spark: SparkS
 # --- heartbeats -----------------------------------------------------------------------------------
 
 
-def idle(**changes: Any) -> Purgatory:
-    return Purgatory(
-        operations=Operations(id="id", keys="key", created="created", deadline="deadline", idle_after="1 minute"),
-        completions=Completions(key="key", time="time", idle_after="1 minute"),
-        criterion=criteria.any_key(),
-        shards=2,
-        **changes,
-    )
-
-
 def test_after_a_standstill_nobody_expires_whose_completion_lies_unread_and_then_a_silent_stream_goes_on(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -111,16 +102,15 @@ def test_after_a_standstill_nobody_expires_whose_completion_lies_unread_and_then
 
     landing = Landing(tmp_path)
     landing.add([waits("paid", 0, 60), waits("unpaid", 0, 70)], [{"key": "other", "time": at(0)}])
-    landing.run(spark, idle(), heartbeats=False)
+    landing.run(spark, IDLE, heartbeats=False)
     # Two hours of event time land while nothing runs, in the order of time, one file a micro-batch.
     landing.add([waits("later", 30, 100)], [{"key": "other", "time": at(30)}])
     landing.add([], [{"key": "paid", "time": at(55)}])
     landing.add([], [{"key": "later", "time": at(90)}])
-    read = {row["id"]: row["status"] for row in landing.run(spark, idle(), heartbeats=False)}
+    read = {row["id"]: row["status"] for row in landing.run(spark, IDLE, heartbeats=False)}
     assert read == {"paid": "COMPLETED", "later": "COMPLETED"}, "muted while the backlog is read"
     query = (
-        idle()
-        .resolve(*landing.frames(spark))
+        IDLE.resolve(*landing.frames(spark))
         .writeStream.format("parquet")
         .option("path", str(landing.outcomes))
         .option("checkpointLocation", str(landing.checkpoint))
@@ -138,26 +128,4 @@ def test_after_a_standstill_nobody_expires_whose_completion_lies_unread_and_then
 
 
 def test_runs_of_available_now_let_the_time_of_a_silence_pass(spark: SparkSession, tmp_path: Path) -> None:
-    idle_after = timedelta(minutes=1)
-    began = datetime.now(UTC) - idle_after
-    deadlines = {f"o{second}": began + timedelta(seconds=second) for second in range(-5, 300)}
-    landing = Landing(tmp_path)
-    created = began - timedelta(minutes=1)
-    landing.add(
-        [
-            {"id": name, "keys": [name], "created": created, "deadline": deadline, "row": name}
-            for name, deadline in deadlines.items()
-        ],
-        [{"key": "other", "time": created}],
-    )
-    expired: set[str] = set()
-    for run in range(2):
-        starts = datetime.now(UTC)
-        rows = landing.run(spark, idle())
-        ends = datetime.now(UTC)
-        before, expired = expired, {row["id"] for row in rows}
-        assert len(rows) == len(expired) and {row["status"] for row in rows} == {"EXPIRED"}
-        assert expired >= {name for name, deadline in deadlines.items() if deadline <= starts - idle_after}, run
-        assert expired <= {name for name, deadline in deadlines.items() if deadline <= ends - idle_after}, run
-        sleep(2)  # the silence: nothing lands
-    assert expired > before, "the second run had nothing to read, and time went on"
+    let_a_silence_pass(spark, tmp_path)

@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,7 +33,7 @@ from rich.table import Table
 
 from jobs.benchmarks import chained, harness, report
 from jobs.benchmarks.rates import FIRST_STEADY_BATCH
-from jobs.benchmarks.workload_m import CHECK_MODULO, FACTOR, WORLDS, Draw, draw, expected, written
+from jobs.benchmarks.workload_m import CHECK_MODULO, FACTOR, WORLDS, Draw, expected, prepared
 from jobs.benchmarks.workload_w import START_US
 from spark_purgatory import Completions, Operations, Purgatory, criteria
 
@@ -133,13 +134,13 @@ class EventLog:
         return next(path for path in self.folder.iterdir() if not path.name.endswith(".crc"))
 
 
-def run_once(spark: SparkSession, log: EventLog, contender: str, drawn: Draw, work: Path) -> Measured:
-    """One contender over the workload in ``work``."""
+def run_once(spark: SparkSession, log: EventLog, contender: str, drawn: Draw, files: Path) -> Measured:
+    """One contender over a workload."""
     n, n_keys = drawn.keys.shape
-    checkpoint = tempfile.mkdtemp(prefix="checkpoint-", dir=work)
+    checkpoint = tempfile.mkdtemp(prefix=f"checkpoint-{contender}-", dir=harness.WORK)
     reader = spark.readStream.option("maxFilesPerTrigger", 1)
-    operations = reader.schema(OPERATIONS_DDL).parquet(str(work / "operations"))
-    events = reader.schema(EVENTS_DDL).parquet(str(work / "events"))
+    operations = reader.schema(OPERATIONS_DDL).parquet(str(files / "operations"))
+    events = reader.schema(EVENTS_DDL).parquet(str(files / "events"))
     resolved_us = F.unix_micros("resolved_at") - F.lit(START_US)
     mixed = (F.col("n") * FACTOR + resolved_us + (F.col("status") == "COMPLETED").cast("int")) % CHECK_MODULO
     counted = CONTENDERS[contender](operations, events, n_keys).observe(
@@ -185,7 +186,6 @@ def run_once(spark: SparkSession, log: EventLog, contender: str, drawn: Draw, wo
 
 def session(memory: str, log_folder: Path) -> SparkSession:
     """As the other benchmarks', over RocksDB, with an event log of one plain file."""
-    log_folder.mkdir(parents=True)
     more = {
         "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
         "spark.eventLog.enabled": "true",
@@ -246,22 +246,23 @@ def main(
         names = [name for name in names if name != "partition_by"]
     console = Console(highlight=False, width=report.TABLE_WIDTH + 20)
     harness.WORK.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="many-keys-", dir=harness.WORK) as folder:
-        work = Path(folder)
-        spark = session(memory, work / "log")
-        log = EventLog(work / "log")
+    workload = partial(prepared, world, seed=harness.SEED, root=harness.WORK)
+    pairs = [(n_keys, name) for n_keys in map(int, keys.split(",")) for name in names]
+    sizes = [(n_keys, name, sized(name, world, operations, n_keys)) for n_keys, name in pairs]
+    for n_keys, _, count in sizes:
+        workload(count, n_keys, batches)  # drawn and written before anything is measured
+    with tempfile.TemporaryDirectory(prefix="event-log-", dir=harness.WORK) as log_folder:
+        spark = session(memory, Path(log_folder))
+        log = EventLog(Path(log_folder))
         console.print(report.facts_line(report.machine_facts(spark)), soft_wrap=True)
-        few = draw(world, WARM_UP_OPERATIONS, 2, FIRST_STEADY_BATCH + 1, harness.SEED)
         for name in names:
-            run_once(spark, log, name, few, written(few, work / "few"))
+            run_once(spark, log, name, *workload(WARM_UP_OPERATIONS, 2, FIRST_STEADY_BATCH + 1))
         best: dict[tuple[int, str], Measured] = {}
-        for n_keys in map(int, keys.split(",")):
-            for name in names * rounds:
-                drawn = draw(world, sized(name, world, operations, n_keys), n_keys, batches, harness.SEED)
-                run = run_once(spark, log, name, drawn, written(drawn, work / "rows"))
-                said = f"{run.rows:,} rows in {run.seconds:.1f} s, {run.rate:,.0f} rows/s, load {run.load:.1f}"
-                console.print(f"{n_keys} keys, {name}: {said}; outcomes right", soft_wrap=True)
-                best[n_keys, name] = max(best.get((n_keys, name), run), run, key=lambda run: run.rate)
+        for n_keys, name, count in sizes * rounds:
+            run = run_once(spark, log, name, *workload(count, n_keys, batches))
+            said = f"{run.rows:,} rows in {run.seconds:.1f} s, {run.rate:,.0f} rows/s, load {run.load:.1f}"
+            console.print(f"{n_keys} keys, {name}: {said}; outcomes right", soft_wrap=True)
+            best[n_keys, name] = max(best.get((n_keys, name), run), run, key=lambda run: run.rate)
         spark.stop()
     console.print(table_of(list(best.values()), world))
 

@@ -38,6 +38,8 @@ from jobs.benchmarks.workload_w import (
 
 Int64s = npt.NDArray[np.int64]
 
+FORMAT = 1
+"""Part of the cache's name: another number whenever the files of a seed change."""
 SHARED_KEYS = 1000
 SHARED_GAP_US = 20_000_000
 SPAN_US = 1 << 40
@@ -127,9 +129,21 @@ def expected(drawn: Draw) -> Expected:
     return Expected(int(completes.sum()), int(expires.sum()), int(mixed.sum()))
 
 
-def written(drawn: Draw, folder: Path) -> Path:
+def prepared(world: str, operations: int, n_keys: int, batches: int, seed: int, root: Path) -> tuple[Draw, Path]:
+    """The workload and its files below ``root``, written now unless they lie there from an earlier run."""
+    drawn = draw(world, operations, n_keys, batches, seed)
+    folder = root / f"m{FORMAT}-{world}-{operations}-{n_keys}-{batches}-{seed}"
+    if not folder.exists():
+        # Under another name until complete, so that an interrupted run leaves nothing that looks whole.
+        partial = folder.with_name(f"{folder.name}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        write(drawn, partial)
+        partial.rename(folder)
+    return drawn, folder
+
+
+def write(drawn: Draw, folder: Path) -> None:
     """The workload as files, one a batch and side, modification times in order of batches."""
-    shutil.rmtree(folder, ignore_errors=True)
     batch = (drawn.created_us - START_US) // BATCH_US
     for number in range(drawn.batches):
         rows = np.flatnonzero(batch == number)
@@ -138,7 +152,6 @@ def written(drawn: Draw, folder: Path) -> Path:
     for number in range(drawn.batches + TAIL_BATCHES):
         rows = np.flatnonzero(batch == number)
         _write_file(folder / "events", number, _events(drawn, rows))
-    return folder
 
 
 def _operations(drawn: Draw, rows: Int64s) -> pa.Table:

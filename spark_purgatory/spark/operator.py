@@ -122,7 +122,7 @@ class Purgatory:
         micro-batches, after hours of standstill, what lies unread would come too late then: first run the same query
         with ``heartbeats`` False (and ``availableNow``) on the same checkpoint, until the backlog is read. A job that
         is started now and then does both each time: a run of ``availableNow`` without heartbeats reads what has landed,
-        and one with them, which stops by itself too, lets the time of the silence pass.
+        and one with them lets the time of the silence pass. It is the same through Spark Connect.
         """
         if operations.isStreaming != completions.isStreaming:
             kinds = ["a stream" if frame.isStreaming else "a batch DataFrame" for frame in (operations, completions)]
