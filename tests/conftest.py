@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Workers take a file at a time, in this order: the long ones first, so that none is left over at the end."""
+    if hasattr(config, "workerinput"):
+        with_spark = {item.path for item in items if item.get_closest_marker("spark")}
+        items.sort(key=lambda item: item.path not in with_spark)
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session of two cores and two shuffle partitions."""

@@ -10,15 +10,16 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from spark_purgatory.spark.failpoints import FAILPOINTS
-from tests.crash_child import BUGS
+from tests.crash_child import BUGS, numbers, run
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTITIONS = 4
@@ -83,7 +84,11 @@ def verdict(folder: Path, rows: int, *arguments: str) -> str:
         named = NAMED_ERROR.search(restarted.stderr)
         return f"did not recover: {named[1] if named else restarted.stderr[-1500:]}"
     lines = (folder / "numbers.txt").read_text(encoding="utf-8").splitlines()
-    counts = {int(n): int(count) for n, count in map(str.split, lines)}
+    return wrong({int(n): int(count) for n, count in map(str.split, lines)}, rows)
+
+
+def wrong(counts: Mapping[int, int], rows: int) -> str:
+    """What is wrong with a table that has each row so often."""
     lost = sum(n not in counts for n in range(rows))
     doubled = sum(count > 1 for count in counts.values())
     unexpected = sum(not 0 <= n < rows for n in counts)
@@ -100,8 +105,10 @@ def kill_in_turn(folder: Path, failpoints: Sequence[str]) -> int:
 
 
 @pytest.mark.spark
-def test_kills_in_parts_and_after_the_commit_lose_and_double_nothing(tmp_path: Path) -> None:
-    assert verdict(tmp_path, kill_in_turn(tmp_path, (IN_PARTS, "after drain commit"))) == ""
+def test_kills_in_parts_and_after_the_commit_lose_and_double_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    rows = kill_in_turn(tmp_path, (IN_PARTS, "after drain commit"))
+    run(spark, tmp_path)
+    assert wrong(numbers(spark, tmp_path), rows) == ""
 
 
 @pytest.mark.slow

@@ -22,18 +22,19 @@ clock AS (
                (SELECT max(paid_at) FROM landed_payments)) - INTERVAL 10 MINUTES AS watermark
 ),
 -- Delayed payments land an hour after pay_by, all others within 10 minutes: half an hour tells them apart.
-paid AS (
-  SELECT DISTINCT o.order_id
-  FROM orders o JOIN landed_payments p ON p.order_id = o.order_id
-  WHERE p.paid_at BETWEEN o.ordered_at AND o.pay_by AND p.landed_at < o.pay_by + INTERVAL 30 MINUTES
+judged AS (
+  SELECT o.order_id, o.pay_by, o.copies,
+         bool_or(p.paid_at BETWEEN o.ordered_at AND o.pay_by AND p.landed_at < o.pay_by + INTERVAL 30 MINUTES) AS paid
+  FROM orders o LEFT JOIN landed_payments p ON p.order_id = o.order_id
+  GROUP BY o.order_id, o.pay_by, o.copies
+),
+decided AS (
+  SELECT order_id, copies,
+         CASE WHEN paid THEN 'COMPLETED' WHEN pay_by <= watermark THEN 'EXPIRED' ELSE 'PENDING' END AS status
+  FROM judged CROSS JOIN clock
 )
-SELECT order_id,
-       CASE WHEN order_id IN (SELECT order_id FROM paid) THEN 'COMPLETED'
-            WHEN pay_by <= watermark THEN 'EXPIRED'
-            ELSE 'PENDING' END AS status
-FROM orders CROSS JOIN clock
-UNION ALL
-SELECT order_id, 'DUPLICATE' FROM orders LATERAL VIEW explode(sequence(2, copies)) AS copy WHERE copies > 1
+SELECT order_id, explode(concat(array(status), array_repeat('DUPLICATE', cast(copies - 1 AS int)))) AS status
+FROM decided
 UNION ALL
 SELECT order_id, 'REJECTED' FROM received WHERE broken
 """
