@@ -28,7 +28,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
 
-    from jobs.demo.runner import LOCAL_CHECKPOINT
+    from jobs.demo.runner import QUICK_SETTINGS
 
     builder = (
         SparkSession.builder.master("local[2]")
@@ -43,7 +43,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
     )
-    for name, value in LOCAL_CHECKPOINT.items():
+    for name, value in QUICK_SETTINGS.items():
         builder = builder.config(name, value)
     session = configure_spark_with_delta_pip(builder).getOrCreate()
     yield session

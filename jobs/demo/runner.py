@@ -28,7 +28,7 @@ from spark_purgatory.errors import ConfigError
 CONF = ROOT / "conf" / "orders.yaml"
 MARKER = "demo.json"
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a JVM that lives for a minute: half of it would go into compiling well what runs a few times."""
+"""For a JVM that lives for minutes: half of them would go into compiling well what runs a few times."""
 LOCAL_CHECKPOINT = {
     # Spark's own choice starts ten processes for each small file of a checkpoint on a local disk, eight of them
     # `readlink` to rename it; a micro-batch of few rows took 310 ms with it and 215 with this one.
