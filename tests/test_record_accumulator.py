@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections import Counter
@@ -151,8 +152,9 @@ def test_a_row_that_no_sink_could_take_is_refused_before_anything_counts(
     options = {"buffer_memory_bytes": 2000, "batch_size_bytes": 1000}
     sink = RecordAccumulator(path=str(stream.folder / "table"), partition_by=["text"], **options)
     rows = stream.rows().selectExpr("n", f"{column} AS text")
-    with pytest.raises(PySparkException, match=said):
+    with pytest.raises(PySparkException, match=said) as raised:
         sink.write_stream(rows, checkpoint=str(stream.checkpoint), trigger={"availableNow": True}).awaitTermination()
+    assert not re.search(r"x{20}|(\.\./){5}", str(raised.value)), "errors name no payload"
     assert not sink.exists(stream.spark)
     assert not staged_files(stream)
 
