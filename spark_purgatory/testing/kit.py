@@ -65,7 +65,10 @@ def stream_outcomes(
     batches: int = 4,
     restarts: int = 1,
 ) -> tuple[DataFrame, int]:
-    """(outcomes, the watermark after all in microseconds) of both DataFrames streamed in random micro-batches."""
+    """(outcomes, the watermark after all in microseconds) of both DataFrames streamed in random micro-batches.
+
+    ``restarts`` are at most so many: none is made after which a side would bring no row.
+    """
     rng, folder = random.Random(seed), Path(folder)
     sides = {"created": operations, "time": completions}
     tables = {field: frame.toArrow() for field, frame in sides.items()}
@@ -87,15 +90,19 @@ def stream_outcomes(
         events_delay_us=delays_us["time"],
         lookback_us=duration_us(purgatory, "lookback"),
     )[:-3]
-    stops = {*rng.sample(range(1, len(plan)), min(restarts, len(plan) - 1)), len(plan)}
+    # Spark's watermark stands still after a restart until both sides have brought rows again.
+    rests = [(number, plan[number:]) for number in range(1, len(plan))]
+    heard = [n for n, rest in rests if any(batch.operations for batch in rest) and any(batch.events for batch in rest)]
+    stops = {*rng.sample(heard, min(restarts, len(heard))), len(plan)}
+    watermark_us, latest_us = 0, dict[str, int]()
     for number, batch in enumerate(plan, start=1):
         for field, chosen in (("created", batch.operations), ("time", batch.events)):
             _land(folder / field, number, tables[field].take(pa.array([row["row"] for row in chosen], pa.int64())))
+        arrived = [("created", row) for row in batch.operations] + [("time", row) for row in batch.events]
+        watermark_us = watermark_us_after(arrived, latest_us, delays_us, watermark_us)
         if number in stops:
             _run(purgatory, sides, folder)
-    latest_us: dict[str, int] = {}
-    everything = [(field, row) for field in rows for row in rows[field]]
-    watermark_us = watermark_us_after(everything, latest_us, delays_us, 0)
+            latest_us.clear()
     return operations.sparkSession.read.parquet(str(folder / "outcomes")), watermark_us
 
 
