@@ -1,4 +1,4 @@
-"""A purgatory and its sink through Spark Connect, in a process of its own: ``python -m tests.connect_child FOLDER``.
+"""Through Spark Connect, in a process of its own: ``python -m tests.connect_child sink|silence FOLDER``.
 
 A Connect session and a classic one do not live in one process. What was seen goes to ``seen.json``.
 """
@@ -47,9 +47,8 @@ def refusal(action: Callable[[], object]) -> str:
     return ""
 
 
-def main(folder: Path) -> None:
-    """Stage, refuse, close; and a stream that falls silent."""
-    spark = session(folder)
+def write_through_sink(spark: SparkSession, folder: Path) -> None:
+    """A purgatory and its sink: stage, refuse, close."""
     operations, completions = (str(folder / name) for name in ("operations", "completions"))
     streams = [
         spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(path)
@@ -68,9 +67,10 @@ def main(folder: Path) -> None:
     sink.close()
     closed = statuses(sink.read(spark))
     seen = {"staged": staged, "lingers": lingers, "refused": refused, "closed": closed}
-    let_a_silence_pass(spark, folder / "silent")
     (folder / "seen.json").write_text(json.dumps(seen), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    ROLES = {"sink": write_through_sink, "silence": let_a_silence_pass}
+    at = Path(sys.argv[2])
+    ROLES[sys.argv[1]](session(at), at)

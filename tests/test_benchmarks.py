@@ -218,8 +218,9 @@ def test_a_batch_that_read_more_than_its_files_is_no_result(tmp_path: Path) -> N
 
 @pytest.mark.spark
 def test_contenders_agree_on_the_outcomes(spark: SparkSession, tmp_path: Path) -> None:
-    runs = harness.measure(spark, ["ours", "join", "identity"], 2000, 3, 1, lambda line: None, tmp_path)
+    runs = harness.measure(spark, ["ours"], 2000, 3, 1, lambda line: None, tmp_path)
     workload = prepared(2000, 3, harness.SEED, tmp_path)
+    runs += [harness.run_once(spark, CONTENDERS[name], workload, 1, tmp_path) for name in ("join", "identity")]
     due = expected(workload.drawn)
     assert {one.contender: one.counts["rows"] for one in runs} == {
         "ours": due.completed + due.expired,

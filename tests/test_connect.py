@@ -26,15 +26,20 @@ def land(folder: Path, name: str, hour: int, key: str, keys: range) -> None:
     os.utime(path, (1_700_000_000 + hour, 1_700_000_000 + hour))
 
 
+def run_child(role: str, folder: Path) -> None:
+    """A part of `connect_child`; it must end well."""
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.connect_child", role, str(folder)]
+    child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr[-3000:]
+
+
 @pytest.mark.spark
 def test_a_purgatory_and_its_sink_run_under_spark_connect(tmp_path: Path) -> None:
     for hour, keys in enumerate((range(0, 10, 2), range(100, 101))):
         land(tmp_path, "operations", hour, "id", range(10 * hour, 10 * hour + 10))
         land(tmp_path, "completions", hour, "key", keys)
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.connect_child", str(tmp_path)]
-    child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert child.returncode == 0, child.stderr[-3000:]
+    run_child("sink", tmp_path)
     seen = json.loads((tmp_path / "seen.json").read_text(encoding="utf-8"))
     decided = {"COMPLETED": 5, "EXPIRED": 5}
     assert seen["staged"] == decided
@@ -46,3 +51,9 @@ def test_a_purgatory_and_its_sink_run_under_spark_connect(tmp_path: Path) -> Non
         "ConfigError: Spark Connect has no futures(): the sink runs in the server. Give RecordAccumulator "
         "on_delivery=, called there",
     ]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_time_goes_on_over_a_silent_stream_under_spark_connect(tmp_path: Path) -> None:
+    run_child("silence", tmp_path)
