@@ -151,6 +151,11 @@ def arithmetic_of(found: dict[str, list[Run]]) -> str:
     rows = median(
         batch.rows for runs in found.values() for run in runs for batch in run.batches[2:] if batch.operations
     )
+    if work <= 0:
+        return (
+            f"ours: two workers took {two:.2f} s a micro-batch and one {one:.2f}: driver, executors and Python workers "
+            f"share this machine's {os.cpu_count()} cores, and a second worker finds none to itself"
+        )
     each = 1e6 * work / rows
     return f"ours: {fixed:.2f} s a micro-batch + {work:.2f} core-seconds for its {rows:,.0f} rows, {each:.1f} us each"
 
