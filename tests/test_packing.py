@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_purgatory.core.packing import AS_THEY_ARE, DIFFERENCES, DISTANCES, pack, unpack
@@ -34,6 +34,7 @@ def test_the_worked_example_and_the_ends_of_int64(values: list[int], recipe: obj
 NEAR = st.integers(-300, 300) | st.integers(-(1 << 33), 1 << 33) | st.integers(LOW, HIGH)
 
 
+@settings(deadline=None)
 @given(st.lists(NEAR, max_size=40), st.booleans())
 def test_every_column_comes_back(values: list[int], ascending: bool) -> None:
     column = np.array(sorted(values) if ascending else values, np.int64)
@@ -52,6 +53,7 @@ def test_other_types_are_stored_as_they_are() -> None:
 TEXTS = st.none() | st.text(max_size=5)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.lists(st.tuples(TEXTS, TEXTS.filter(lambda text: text is not None)), max_size=9), min_size=1, max_size=3
