@@ -129,7 +129,7 @@ def run_once(
         round=number,
         workload_operations=len(workload.drawn),
         batches=tuple(read_batches(progress, workload, contender)),
-        counts=_counts(progress),
+        counts=counters_of(progress, OBSERVATION),
         load=load,
     )
     check_counts(run.counts, contender, workload)
@@ -186,10 +186,11 @@ def read_batches(progress: list[dict[str, Any]], workload: Workload, contender: 
         )
 
 
-def _counts(progress: list[dict[str, Any]]) -> dict[str, int]:
+def counters_of(progress: list[dict[str, Any]], observation: str) -> dict[str, int]:
+    """An observation's numbers, added up over all micro-batches."""
     total: dict[str, int] = {}
     for report in progress:
-        observed = report["observedMetrics"].get(OBSERVATION)
+        observed = report["observedMetrics"].get(observation)
         for name, value in (observed.asDict() if observed is not None else {}).items():
             total[name] = total.get(name, 0) + int(value or 0)
     return total

@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs.benchmarks import chained, harness, report
+from jobs.benchmarks.contenders import ROCKSDB
 from jobs.benchmarks.rates import FIRST_STEADY_BATCH
 from jobs.benchmarks.workload_m import CHECK_MODULO, FACTOR, WORLDS, Draw, expected, prepared
 from jobs.benchmarks.workload_w import START_US
@@ -39,7 +40,6 @@ from spark_purgatory import Completions, Operations, Purgatory, criteria
 
 OPERATIONS_DDL = "op string, n bigint, keys array<string>, created timestamp, deadline timestamp"
 EVENTS_DDL = "key string, time timestamp, op string"
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 BY_KEY_ROWS = 12_000
 """Rows that a group a key does in less than a minute."""
 WARM_UP_OPERATIONS = 500
@@ -99,16 +99,6 @@ CONTENDERS: dict[str, Callable[[DataFrame, DataFrame, int], DataFrame]] = {
 }
 
 
-def counters_of(reports: list[dict[str, Any]], observation: str) -> dict[str, int]:
-    """An observation's numbers, added up over all micro-batches."""
-    total: dict[str, int] = {}
-    for progress in reports:
-        observed = progress["observedMetrics"].get(observation)
-        for name, value in (observed.asDict() if observed is not None else {}).items():
-            total[name] = total.get(name, 0) + int(value or 0)
-    return total
-
-
 class EventLog:
     """What shuffles wrote, from the log that Spark keeps of its tasks."""
 
@@ -160,10 +150,10 @@ def run_once(spark: SparkSession, log: EventLog, contender: str, drawn: Draw, fi
     n_bytes, n_records = log.shuffled()
     state_bytes = sum(path.stat().st_size for path in Path(checkpoint, "state").rglob("*") if path.is_file())
     shutil.rmtree(checkpoint, ignore_errors=True)
-    found = counters_of(reports, harness.OBSERVATION)
+    found = harness.counters_of(reports, harness.OBSERVATION)
     if found != asdict(expected(drawn)):
         raise harness.WrongOutcomeError(f"{contender}, {n_keys} keys: {found} came out, not {expected(drawn)}")
-    received = counters_of(reports, chained.COUNTED)
+    received = harness.counters_of(reports, chained.COUNTED)
     watched = n * n_keys + len(drawn.event_us) if contender in ("by_shard", "by_key") else 0
     batches = [sum(pair) for pair in zip(*(side.tolist() for side in drawn.by_batch()), strict=True)]
     steady = list(zip(reports, batches, strict=False))[FIRST_STEADY_BATCH:]
@@ -187,7 +177,7 @@ def run_once(spark: SparkSession, log: EventLog, contender: str, drawn: Draw, fi
 def session(memory: str, log_folder: Path) -> SparkSession:
     """As the other benchmarks', over RocksDB, with an event log of one plain file."""
     more = {
-        "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+        **ROCKSDB,
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": log_folder.as_uri(),
         "spark.eventLog.compress": "false",

@@ -15,7 +15,6 @@ deadline when the stream ends; else pending.
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,16 +23,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from jobs.benchmarks.workload_w import (
     BATCH_US,
     COMPLETING,
-    FIRST_MTIME_S,
     LONGEST_DELAY_US,
-    MTIME_STEP_S,
     START_US,
     TAIL_BATCHES,
+    timestamps,
+    write_file,
 )
 
 Int64s = npt.NDArray[np.int64]
@@ -147,11 +145,11 @@ def write(drawn: Draw, folder: Path) -> None:
     batch = (drawn.created_us - START_US) // BATCH_US
     for number in range(drawn.batches):
         rows = np.flatnonzero(batch == number)
-        _write_file(folder / "operations", number, _operations(drawn, rows))
+        write_file(folder / "operations", number, _operations(drawn, rows))
     batch = (drawn.event_us - START_US) // BATCH_US
     for number in range(drawn.batches + TAIL_BATCHES):
         rows = np.flatnonzero(batch == number)
-        _write_file(folder / "events", number, _events(drawn, rows))
+        write_file(folder / "events", number, _events(drawn, rows))
 
 
 def _operations(drawn: Draw, rows: Int64s) -> pa.Table:
@@ -162,15 +160,15 @@ def _operations(drawn: Draw, rows: Int64s) -> pa.Table:
             "op": _names("order", rows),
             "n": rows,
             "keys": pa.ListArray.from_arrays(offsets, _key_names(drawn, drawn.keys[rows].ravel())),
-            "created": _timestamps(drawn.created_us[rows]),
-            "deadline": _timestamps(drawn.deadline_us[rows]),
+            "created": timestamps(drawn.created_us[rows]),
+            "deadline": timestamps(drawn.deadline_us[rows]),
         }
     )
 
 
 def _events(drawn: Draw, rows: Int64s) -> pa.Table:
     keys = drawn.event_key[rows]
-    columns = {"key": _key_names(drawn, keys), "time": _timestamps(drawn.event_us[rows])}
+    columns = {"key": _key_names(drawn, keys), "time": timestamps(drawn.event_us[rows])}
     if drawn.world == "own":
         columns["op"] = _names("order", keys // drawn.keys.shape[1])
     return pa.table(columns)
@@ -185,15 +183,3 @@ def _key_names(drawn: Draw, keys: Int64s) -> pa.Array:
 
 def _names(prefix: str, numbers: Int64s) -> pa.Array:
     return pc.binary_join_element_wise(prefix, pa.array(numbers).cast(pa.string()), "-")
-
-
-def _timestamps(times_us: Int64s) -> pa.Array:
-    return pa.array(times_us).cast(pa.timestamp("us", "UTC"))
-
-
-def _write_file(folder: Path, batch: int, table: pa.Table) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"batch-{batch:05d}.parquet"
-    pq.write_table(table, path)
-    mtime_s = FIRST_MTIME_S + batch * MTIME_STEP_S
-    os.utime(path, (mtime_s, mtime_s))

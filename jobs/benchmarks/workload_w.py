@@ -149,12 +149,12 @@ def write(drawn: Draw, folder: Path) -> None:
     """Write ``operations/`` and ``events/``: one file a batch, modification times in order of batches."""
     numbers = np.arange(len(drawn))
     for batch in range(drawn.batches):
-        _write_file(folder / "operations", batch, _operations(drawn, numbers[drawn.operation_batch == batch]))
+        write_file(folder / "operations", batch, _operations(drawn, numbers[drawn.operation_batch == batch]))
     with_event = numbers[drawn.completes]
     with_event = with_event[np.argsort(drawn.event_us[with_event], kind="stable")]
     event_batch = drawn.event_batch[with_event]
     for batch in range(drawn.batches + TAIL_BATCHES):
-        _write_file(folder / "events", batch, _events(drawn, with_event[event_batch == batch]))
+        write_file(folder / "events", batch, _events(drawn, with_event[event_batch == batch]))
 
 
 def _operations(drawn: Draw, numbers: Int64s) -> pa.Table:
@@ -163,26 +163,28 @@ def _operations(drawn: Draw, numbers: Int64s) -> pa.Table:
         {
             "op_id": names,
             "key": names,
-            "created": _timestamps(drawn.created_us[numbers]),
-            "deadline": _timestamps(drawn.deadline_us[numbers]),
+            "created": timestamps(drawn.created_us[numbers]),
+            "deadline": timestamps(drawn.deadline_us[numbers]),
             "amount": pa.array((numbers * 7919 % 100_000) / 100),
         }
     )
 
 
 def _events(drawn: Draw, numbers: Int64s) -> pa.Table:
-    return pa.table({"key": _names(numbers), "time": _timestamps(drawn.event_us[numbers])})
+    return pa.table({"key": _names(numbers), "time": timestamps(drawn.event_us[numbers])})
 
 
 def _names(numbers: Int64s) -> pa.Array:
     return pc.binary_join_element_wise("order", pa.array(numbers).cast(pa.string()), "-")
 
 
-def _timestamps(times_us: Int64s) -> pa.Array:
+def timestamps(times_us: Int64s) -> pa.Array:
+    """A column of microseconds as times, (n,)."""
     return pa.array(times_us).cast(pa.timestamp("us", "UTC"))
 
 
-def _write_file(folder: Path, batch: int, table: pa.Table) -> None:
+def write_file(folder: Path, batch: int, table: pa.Table) -> None:
+    """A batch's file of one side; files are as old as their batches, so that Spark reads them in order."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"batch-{batch:05d}.parquet"
     pq.write_table(table, path)
