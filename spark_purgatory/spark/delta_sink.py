@@ -70,7 +70,7 @@ from spark_purgatory.spark.failpoints import reach
 from spark_purgatory.spark.faults import writing
 from spark_purgatory.spark.ledger import NO_BATCH, Intent, Piece, replay
 from spark_purgatory.spark.staged_side import StagedSide
-from spark_purgatory.spark.staging import in_order, read_pieces
+from spark_purgatory.spark.staging import in_order, read_apart
 
 USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 DRAIN_QUERY = {
@@ -180,8 +180,7 @@ class DeltaSink(StagedSide):
         with settings(spark, {**DRAIN_QUERY, USER_METADATA: json.dumps(metadata)}):
             rows = load.direct
             if rows is None:
-                branches = [read_pieces(spark, self.folder, schema, pieces) for pieces in load.files]
-                rows = in_order(branches, partition_by)
+                rows = in_order(read_apart(spark, self.folder, schema, load.files), partition_by)
             self.target.append(rows, self.app_id, intent.number, metadata, load.max_file_rows, partition_by)
         reach("after drain commit")
         reach("before read-back")

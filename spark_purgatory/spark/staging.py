@@ -44,21 +44,27 @@ _WRITER = re.compile(r"/part-\d+-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})[^
 class Rules:
     """How rows of a schema are staged. Made once: to build the columns takes as long as to write a file."""
 
+    counts: tuple[Column, Column]
+    """Rows, and their plain bytes: before any encoding."""
     acceptable: Column
     """True, or an error that says what no sink could take."""
-    plain_bytes: Column
-    """Of a row, before any encoding."""
+    name: str
+    """Of the column more."""
     partition: Column | None
-    """Hash of the table partition's values."""
+    """That column, if the table has partitions: hash of the partition's values, where a row is acceptable."""
 
 
 def rules_of(schema: T.StructType, options: SinkOptions, partition_by: Sequence[str]) -> Rules:
     """The rules for rows of a schema."""
     row_bytes = _row_bytes(schema)
+    acceptable, name = _acceptable(schema, row_bytes, options, partition_by), hash_name(schema.names)
+    # One column of both, not a filter and a column: every step is analysed anew in every micro-batch.
+    hashed = F.when(acceptable, F.hex(F.xxhash64(*map(quoted, partition_by)))) if partition_by else None
     return Rules(
-        acceptable=_acceptable(schema, row_bytes, options, partition_by),
-        plain_bytes=row_bytes,
-        partition=F.hex(F.xxhash64(*map(quoted, partition_by))) if partition_by else None,
+        counts=(F.count(F.lit(1)).alias("rows"), F.sum(row_bytes).alias("bytes")),
+        acceptable=acceptable,
+        name=name,
+        partition=None if hashed is None else hashed.alias(name),
     )
 
 
@@ -68,11 +74,11 @@ def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple
     Returns how many there are, and their plain bytes. ConfigError for a row that no sink could take.
     """
     seen = Observation()
-    counts = F.count(F.lit(1)).alias("rows"), F.sum(rules.plain_bytes).alias("bytes")
-    checked = rows.where(rules.acceptable).observe(seen, *counts)
-    if rules.partition is not None:
-        name = hash_name(rows.columns)
-        checked = checked.withColumn(name, rules.partition).sortWithinPartitions(name)
+    checked = rows.observe(seen, *rules.counts)
+    if rules.partition is None:
+        checked = checked.where(rules.acceptable)
+    else:
+        checked = checked.select("*", rules.partition).sortWithinPartitions(rules.name)
     writer = checked.write.mode("overwrite").option("partitionOverwriteMode", "static")
     writer = writer.option("maxRecordsPerFile", max_file_rows).option(NO_SUCCESS_FILE, "false")
     try:
@@ -105,7 +111,7 @@ def measured(spark: SparkSession, paths: Sequence[str], hash_column: str) -> lis
         )
         for path, size, ms, partition, rows in counts
     ]
-    return sorted(pieces, key=lambda piece: (piece.batch_id, piece.path.rsplit("/", 1)[1]))
+    return sorted(pieces, key=lambda piece: (piece.batch_id, _file_name(piece)))
 
 
 def staged_paths(spark: SparkSession, folder: str) -> list[str]:
@@ -148,24 +154,41 @@ def read_pieces(
 ) -> DataFrame:
     """The rows of pieces, and of whole files; their pages' checksums are verified."""
     name = hash_name(schema.names)
-    hashed = T.StructType([*schema.fields, T.StructField(name, T.StringType())])
-    rows = _read(spark, folder, hashed, {piece.path for piece in (*pieces, *whole)})
-    partitions = {piece.partition for piece in pieces}
-    if whole or len(partitions) > 1:
-        # Names of files are unlike: Spark puts a uuid in them.
-        wanted = {f"{piece.path.rsplit('/', 1)[1]}/{piece.partition}" for piece in pieces}
-        file = F.col("_metadata.file_name")
-        is_wanted = F.concat(file, F.lit("/"), F.coalesce(name, F.lit(""))).isin(wanted)
-        is_whole = file.isin({piece.path.rsplit("/", 1)[1] for piece in whole})
-        rows = rows.where(is_wanted | is_whole)
-    else:
-        [partition] = partitions
-        rows = rows.where(F.col(name) == partition) if partition else rows.where(F.col(name).isNull())
-    return rows.drop(name)
+    rows = _read(spark, folder, schema, {piece.path for piece in (*pieces, *whole)})
+    # Names of files are unlike: Spark puts a uuid in them.
+    wanted = {f"{_file_name(piece)}/{piece.partition}" for piece in pieces}
+    file = F.col("_metadata.file_name")
+    is_wanted = F.concat(file, F.lit("/"), F.coalesce(name, F.lit(""))).isin(wanted)
+    return rows.where(is_wanted | file.isin({_file_name(piece) for piece in whole})).drop(name)
+
+
+def read_apart(
+    spark: SparkSession, folder: str, schema: T.StructType, groups: Sequence[Sequence[Piece]]
+) -> list[DataFrame]:
+    """The rows of each group of pieces, those of a group all of one table partition. The files are listed once."""
+    name = hash_name(schema.names)
+    paths = [{piece.path for piece in group} for group in groups]
+    every: set[str] = set().union(*paths)
+    rows = _read(spark, folder, schema, every)
+    apart = []
+    for group, mine in zip(groups, paths, strict=True):
+        [partition] = {piece.partition for piece in group}
+        # A condition on the column alone, for pages to be skipped by.
+        one = rows.where(F.col(name) == partition if partition else F.col(name).isNull())
+        if mine != every:
+            one = one.where(F.col("_metadata.file_name").isin({_file_name(piece) for piece in group}))
+        apart.append(one.drop(name))
+    return apart
+
+
+def _file_name(piece: Piece) -> str:
+    return piece.path.rsplit("/", 1)[1]
 
 
 def _read(spark: SparkSession, folder: str, schema: T.StructType, paths: Collection[str]) -> DataFrame:
-    reader = spark.read.schema(schema).option("recursiveFileLookup", "true")
+    """Files with their hash column."""
+    hashed = T.StructType([*schema.fields, T.StructField(hash_name(schema.names), T.StringType())])
+    reader = spark.read.schema(hashed).option("recursiveFileLookup", "true")
     reader = reader.option("parquet.page.verify-checksum.enabled", "true")
     try:
         rows = reader.parquet(*(literal(f"{folder}/{path}") for path in sorted(paths)))
