@@ -25,7 +25,9 @@ PARTS = {
         "jobs.benchmarks --operations 30000 --batches 30 --shards 2 --contenders ours,join,identity_rows,jvm_only "
         f"--json {RESULTS}/workload_w_small.json --picture {RESULTS}/workload_w_small.png"
     ),
-    "sinks, 200 micro-batches": "jobs.benchmarks.sinks --batches 200 --contenders ours,append_lean,auto_compact",
+    "sinks, 200 micro-batches": (
+        "jobs.benchmarks.sinks --batches 200 --contenders ours,auto_compact,append_lean --rounds 2"
+    ),
     "the engine beside Kafka": "jobs.benchmarks.beside_kafka",
     "operations with several keys": "jobs.benchmarks.many_keys",
     "growth of the engine": "jobs.benchmarks.growth",
