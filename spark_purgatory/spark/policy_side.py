@@ -32,8 +32,8 @@ NODE = "table"
 RIDES_FULL = 0.9
 RIDES_LINGERED = 0.5
 MAX_BACKOFF_FACTOR = 10
-FIRST_DRAIN_MS = 5000
-"""A guess at what a run's first drain takes, before any was seen; at most a quarter of linger."""
+FIRST_DRAIN_MS = 8000
+"""A guess at what a run's first drain takes, before any was seen; at most half of linger."""
 MAX_FILES_PER_DRAIN = 64
 """Each is a branch of the query that writes them; planning takes about 10 ms a branch."""
 KEPT_FUTURES = 100
@@ -85,7 +85,7 @@ class PolicySide:
         """The last micro-batch counted filled a file in each of its partitions."""
         self.last_error: BaseException | None = None
         self._last_now_ms = 0
-        self.drain_ms = min(FIRST_DRAIN_MS, options.ms_of("linger") // 4)
+        self.drain_ms = min(FIRST_DRAIN_MS, options.ms_of("linger") // 2)
         """What the last drain took; a file is drained so much before it has lingered."""
 
     def _new_policy(self) -> AccumulatorPolicy[str, StagedRecord, Delivery]:
