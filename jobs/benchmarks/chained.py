@@ -130,8 +130,7 @@ class WatchersOfKey(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
         """What came for a key."""
         frame = pd.concat(list(rows), ignore_index=True)
-        new = self.watched.get() if self.watched.exists() else None
-        ops, created_us, deadline_us, time_us = map(np.asarray, new) if new else _NOTHING
+        ops, created_us, deadline_us, time_us = self._kept()
         waits = frame["op"].notna().to_numpy()
         ops = np.concatenate((ops, frame["op"].to_numpy(object)[waits]))
         created_us = np.concatenate((created_us, frame["time_us"].to_numpy(np.int64)[waits]))
@@ -148,10 +147,13 @@ class WatchersOfKey(StatefulProcessor):
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
         """What nobody needs any more goes."""
-        if self.watched.exists():
-            arrays = map(np.asarray, self.watched.get())
-            self._keep(*arrays, timerValues.getCurrentWatermarkInMs())
+        self._keep(*self._kept(), timerValues.getCurrentWatermarkInMs())
         return iter([])
+
+    def _kept(self) -> list[np.ndarray]:
+        # An array without elements comes back from the state as null.
+        row = self.watched.get() if self.watched.exists() else (None,) * len(_TYPES)
+        return [np.asarray(() if values is None else values, kind) for values, kind in zip(row, _TYPES, strict=True)]
 
     def _keep(
         self, ops: np.ndarray, created_us: np.ndarray, deadline_us: np.ndarray, time_us: np.ndarray, watermark_ms: int
@@ -166,7 +168,8 @@ class WatchersOfKey(StatefulProcessor):
         self.handle.registerTimer(int(last_us) // 1000 + 1)
 
 
-_NOTHING = (np.empty(0, object), *(np.empty(0, np.int64) for _ in range(3)))
+_TYPES = (object, np.int64, np.int64, np.int64)
+"""Of the arrays in `WATCHED_DDL`."""
 
 
 class WatchersOfShard(StatefulProcessor):
