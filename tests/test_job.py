@@ -174,7 +174,7 @@ def settings_for(folder: Path, trigger: str) -> list[str]:
     # A commit for each micro-batch, so that kills find one half done.
     settings.append("output.linger=0 seconds")
     quick = [f"spark.{name}={value}" for name, value in QUICK_SETTINGS.items()]
-    return [*settings, f"trigger={trigger}", *quick]
+    return [*settings, "purgatory.shards=2", f"trigger={trigger}", *quick]
 
 
 class Job:

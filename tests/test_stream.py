@@ -16,7 +16,9 @@ from pyspark.sql import functions as F
 
 from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.entries import settings
 from spark_purgatory.spark.exchange import EXCHANGE_SETTINGS
+from tests.conftest import COMPILED
 from tests.streams import Landing
 
 pytestmark = pytest.mark.spark
@@ -297,8 +299,9 @@ def test_a_micro_batch_runs_the_code_that_the_last_one_compiled(spark: SparkSess
 
     outcomes = purgatory().resolve(*landing.frames(spark))
     options = {"checkpointLocation": str(tmp_path / "checkpoint")}
-    outcomes.writeStream.foreachBatch(into_noop).options(**options).trigger(
-        availableNow=True
-    ).start().awaitTermination()
+    with settings(spark, COMPILED):
+        outcomes.writeStream.foreachBatch(into_noop).options(**options).trigger(
+            availableNow=True
+        ).start().awaitTermination()
     # Spark writes the watermark into the predicate that drops old state: that is the one.
     assert [after - before for before, after in pairwise(compiled[3:7])] == [1, 1, 1]
