@@ -218,7 +218,7 @@ def table_of(runs: list[Measured], batch_bytes: int, row_bytes: int) -> Table:
 
 
 def goals_of(runs: list[Measured], batches: int, batch_bytes: int, row_bytes: int) -> list[tuple[str, bool]]:
-    """Each goal, and whether it was reached."""
+    """Each goal, and whether it was reached; those of time at their own size, where a drain has 70 micro-batches."""
     by_name = {run.name: run for run in runs}
     ours = by_name["ours"]
     goals = [
@@ -228,7 +228,7 @@ def goals_of(runs: list[Measured], batches: int, batch_bytes: int, row_bytes: in
         ("bytes written at most 2.1x the rows' own", ours.written_bytes <= 2.1 * row_bytes),
     ]
     for name, most in (("append_lean", 0.4), ("auto_compact", 0.35)):
-        if name in by_name:
+        if name in by_name and batches >= FULL_BATCHES:
             ratio = ours.seconds_a_batch / by_name[name].seconds_a_batch
             goals.append((f"at most {most}x {name}: {ratio:.2f}x", ratio <= most))
     return goals
@@ -273,6 +273,8 @@ def main(
     goals = goals_of(runs, batches, batch_bytes, row_bytes)
     for says, is_reached in goals:
         console.print(f"{'reached' if is_reached else 'MISSED '}  {says}")
+    if batches < FULL_BATCHES:
+        console.print(f"goals of time: with --batches {FULL_BATCHES} --rounds 2, as many micro-batches to a drain")
     shutil.rmtree(WORK / "sinks", ignore_errors=True)
     if not all(is_reached for _, is_reached in goals):
         raise typer.Exit(1)
