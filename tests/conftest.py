@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
-"""A test's query runs once, on few rows: to compile it is a seventh of all that tests take. The runs in processes of
-their own, the job, the kills, Spark Connect, compile as everybody's do."""
+"""A test's query runs once, on few rows: to compile it was a seventh of the CPU of two long files. Runs in processes
+of their own, the job, the kills, Spark Connect, compile as everybody's do."""
 COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
 """Spark's own choice."""
 

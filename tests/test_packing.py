@@ -55,7 +55,7 @@ TEXTS = st.text(max_size=5)
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.tuples(st.none() | TEXTS, TEXTS), max_size=9), min_size=1, max_size=3))
-def test_every_table_comes_back(chunks: list[list[tuple[str | None, str | None]]]) -> None:
+def test_every_table_comes_back(chunks: list[list[tuple[str | None, str]]]) -> None:
     schema = pa.schema(
         [
             pa.field("maybe", pa.string()),

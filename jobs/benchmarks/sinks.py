@@ -37,7 +37,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs.benchmarks.harness import MASTER, SETTINGS, WORK
-from jobs.demo.runner import LOCAL_CHECKPOINT
+from jobs.session import LOCAL_CHECKPOINT
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.spark import failpoints
 from spark_purgatory.spark.delta_target import LEAN_SETTINGS
@@ -168,7 +168,7 @@ class StagedBytes:
                 self.bytes += sum(path.stat().st_size for path in batch.rglob("*.parquet"))
 
 
-def session(memory: str, checkpoints: Mapping[str, str] = LOCAL_CHECKPOINT) -> SparkSession:
+def session(memory: str, checkpoints: Mapping[str, str]) -> SparkSession:
     """As the other benchmarks', with Delta; ``checkpoints`` says how Spark writes its own small files."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder: Any = SparkSession.builder.appName("spark_purgatory sinks").master(MASTER)

@@ -21,7 +21,7 @@ from jobs.config_file import load_config
 from jobs.demo.landing import write_landing
 from jobs.demo.recount import Counted, recount
 from jobs.job_config import JobConfig
-from jobs.session import ROOT, build_session
+from jobs.session import LOCAL_CHECKPOINT, ROOT, build_session
 from jobs.summary import Summary
 from spark_purgatory.errors import ConfigError
 
@@ -32,15 +32,8 @@ CLASS_ARCHIVE = ROOT / ".venv" / "spark.jsa"
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a JVM that lives for minutes: half of them would go into compiling well what runs a few times."""
 if CLASS_ARCHIVE.exists() and " " not in str(CLASS_ARCHIVE):
-    # Of another Java it is passed over, and said to be.
+    # Of another Java it is passed over; the JVM would say so, on its output, where nobody asked.
     QUICK_JAVA += f" -XX:SharedArchiveFile={CLASS_ARCHIVE} -Xlog:disable"
-LOCAL_CHECKPOINT = {
-    # Spark's own choice starts ten processes for each small file of a checkpoint on a local disk, eight of them
-    # `readlink` to rename it; a micro-batch of few rows took 310 ms with it and 215 with this one.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
-}
 QUICK_SETTINGS = {"spark.driver.extraJavaOptions": QUICK_JAVA, **LOCAL_CHECKPOINT}
 OURS = ("landing", "outcomes", "checkpoint", "spark.log", MARKER)
 """What a demo writes into its folder, and all that it ever removes from one."""
