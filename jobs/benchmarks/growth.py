@@ -2,16 +2,17 @@
 
 A step is 50,000 operations and 50,000 events; each event completes one operation drawn from all that wait, so that
 as many wait after it. Told apart are the time of a step in an engine that runs on, of the first step after the state
-was restored (columns are copied when they are first written), of restoring and of saving it, its bytes, and the peak
-memory of the process; every point is a process of its own. Hashes are given, as Spark gives them.
+was restored (columns are copied when they are first written), of restoring and of saving it, and its bytes; every
+point is a process of its own. Another one does what a Python worker does for a micro-batch, restore, step, save, and
+tells how much memory that took beyond what the process had before. Hashes are given, as Spark gives them.
 """
 
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -33,6 +34,8 @@ from spark_purgatory.core.event_purgatory import EventTimePurgatory
 from spark_purgatory.core.keys import mix64
 from spark_purgatory.core.runs import Int64s
 from spark_purgatory.core.snapshot import restore, save
+from spark_purgatory.spark.exchange import from_blob, to_blob
+from spark_purgatory.spark.worker import prepare_worker
 
 ROWS = 100_000
 STEPS = 5
@@ -40,6 +43,7 @@ LOADED_AT_ONCE = 500_000
 START_MS = 1_700_000_000_000
 WAIT_MS = 3_600_000
 NO_LIMIT = 1 << 40
+STATE, OPERATIONS, EVENTS = "state", "operations.arrow", "events.arrow"
 SPEC = EngineSpec(
     Criterion("any_key", 1.0),
     identity_width=2,
@@ -70,7 +74,8 @@ class Measured:
     restore_ms: float
     save_ms: float
     state_bytes: int
-    peak_bytes: int
+    worker_bytes: int
+    """Most memory that a process with nothing else to do took to restore, step and save."""
 
 
 POINTS = (
@@ -123,8 +128,27 @@ class Driver:
 
         return save_s, self._timed(restored), len(blobs[0])
 
+    def worker_bytes(self) -> int:
+        """What a Python worker needs for the state as it is and a step more."""
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            (folder / STATE).write_bytes(save(self.engine, 1))
+            drawn = self.rng.permutation(len(self.waiting))[: ROWS // 2]
+            tables = (self._operations(ROWS // 2), self._events(self.waiting[drawn]))
+            for file, table in zip((OPERATIONS, EVENTS), tables, strict=True):
+                (folder / file).write_bytes(to_blob(table))
+            command = [sys.executable, "-m", "jobs.benchmarks.growth", "--worker", name]
+            return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
     def operations(self, count: int) -> OperationArrivals:
         """The next operations; they wait from now on."""
+        return read_operations(self._operations(count), SPEC)
+
+    def events(self, numbers: Int64s) -> EventArrivals:
+        """One event for the key of each operation."""
+        return read_events(self._events(numbers), SPEC.criterion)
+
+    def _operations(self, count: int) -> pa.Table:
         numbers = np.arange(self.registered, self.registered + count)
         self.registered += count
         self.waiting = np.concatenate((self.waiting, numbers))
@@ -141,10 +165,9 @@ class Driver:
         }
         if self.point.payload_bytes:
             table["p2"] = self._payload(count)
-        return read_operations(pa.table(table), SPEC)
+        return pa.table(table)
 
-    def events(self, numbers: Int64s) -> EventArrivals:
-        """One event for the key of each operation."""
+    def _events(self, numbers: Int64s) -> pa.Table:
         keys = self._keys(numbers)
         table = {
             "key": self._texts(keys),
@@ -153,7 +176,7 @@ class Driver:
             "value": pa.nulls(len(keys), pa.float64()),
             "ahead": np.zeros(len(keys), bool),
         }
-        return read_events(pa.table(table), SPEC.criterion)
+        return pa.table(table)
 
     def _step(self, operations: OperationArrivals | None, events: EventArrivals, completed: int) -> None:
         decided = sum(batch.num_rows for batch in self.engine.step(operations, events, self.now_ms))
@@ -194,8 +217,25 @@ def measure(point: Point) -> Measured:
         restored_steps.append(driver.finish())
     save_s, restore_s, state_bytes = (median(column) for column in zip(*saves[1:], strict=True))
     times = (median(times[1:] or times) * 1000 for times in (steps, restored_steps, [0.0, restore_s], [0.0, save_s]))
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Measured(*times, int(state_bytes), peak_bytes)
+    return Measured(*times, int(state_bytes), 0 if finishes else driver.worker_bytes())
+
+
+def work_once(folder: Path) -> int:
+    """A worker's micro-batch in this process; returns how far its peak memory rose, in bytes."""
+    prepare_worker()
+    before = peak_bytes()
+    operations, events = (from_blob((folder / file).read_bytes()) for file in (OPERATIONS, EVENTS))
+    engine = restore(SPEC, (folder / STATE).read_bytes(), 1)
+    decided = engine.step(read_operations(operations, SPEC), read_events(events, SPEC.criterion), engine.watermark_ms)
+    if not decided or not save(engine, 1):
+        raise AssertionError("nothing decided or saved: no memory is reported")
+    return peak_bytes() - before
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had; ``getrusage`` would tell its parent's where that had more."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
 def measured_apart(points: tuple[Point, ...]) -> Iterator[tuple[Point, Measured]]:
@@ -241,13 +281,17 @@ def main(
     results: Annotated[Path, typer.Option(help="Folder for growth.json and growth.png.")] = Path("bench-results"),
     most_pending: Annotated[int, typer.Option(min=10_000, help="Leave out points with more pending.")] = 10_000_000,
     point: Annotated[str, typer.Option(hidden=True)] = "",
+    worker: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Measure the event-time engine as what waits grows."""
+    if worker is not None:
+        print(work_once(worker))
+        return
     if point:
         print(json.dumps(asdict(measure(Point(**json.loads(point))))))
         return
     table = Table(title=f"A step of {ROWS:,} rows: CPU milliseconds, medians", title_justify="left")
-    for name in ("curve", "at", "step", "first step", "restore", "save", "state MB", "bytes a row", "peak MB"):
+    for name in ("curve", "at", "step", "first step", "restore", "save", "state MB", "bytes a row", "worker MB"):
         table.add_column(name, justify="left" if name == "curve" else "right")
     console, measured = Console(highlight=False, width=110), []
     for at, found in measured_apart(tuple(each for each in POINTS if each.pending <= most_pending)):
@@ -255,7 +299,7 @@ def main(
         parts = (found.step_ms, found.restored_step_ms, found.restore_ms, found.save_ms)
         times = (f"{ms:,.0f}" for ms in parts)
         each = f"{found.state_bytes / at.pending:,.0f}"
-        sizes = (f"{found.state_bytes / 1e6:,.1f}", each, f"{found.peak_bytes / 1e6:,.0f}")
+        sizes = (f"{found.state_bytes / 1e6:,.1f}", each, f"{found.worker_bytes / 1e6:,.0f}")
         table.add_row(at.curve, label_of(at), *times, *sizes)
     console.print(table)
     results.mkdir(parents=True, exist_ok=True)

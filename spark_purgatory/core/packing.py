@@ -53,7 +53,9 @@ def unpack(recipe: Recipe, stored: bytes | memoryview) -> Values:
     kind, narrow, base, how = recipe
     values = np.frombuffer(stored, narrow)
     if how == DISTANCES:
-        return values.astype(kind) + base
+        moved = values.astype(kind)
+        moved += base
+        return moved
     if how == AS_THEY_ARE:
         return values
     summed = np.empty(len(values) + 1, kind)

@@ -5,6 +5,8 @@ below 128 take a fast path on both sides and stay one byte; the others cost thre
 whole query. Seven bytes are read as one 56-bit number, whose halves are moved apart three times:
 
     56 bits -> 2 x 28 in 32 -> 4 x 14 in 16 -> 8 x 7 in 8
+
+Blocks that fit a core's cache go through all of it one after the other.
 """
 
 from __future__ import annotations
@@ -14,7 +16,11 @@ import numpy.typing as npt
 
 Bytes = npt.NDArray[np.uint8]
 
+Words = npt.NDArray[np.uint64]
+
 GROUP, CODED = 7, 8
+BLOCK = 1 << 14
+"""Groups that are coded at a time: 128 KiB."""
 _LOW_56 = np.uint64((1 << 56) - 1)
 _STEPS = tuple(
     (np.uint64(low), np.uint64(high), np.uint64(shift))
@@ -34,24 +40,45 @@ def coded_size(size: int) -> int:
 def encode(data: Bytes) -> Bytes:
     """Code (n,) bytes as `coded_size(n)` bytes below 128."""
     groups = -(-len(data) // GROUP)
-    padded = np.zeros(groups * GROUP + 1, np.uint8)
-    padded[: len(data)] = data
-    # Every group of seven as a little-endian number; the eighth byte read is the next group's, and masked away.
-    words = np.ndarray((groups,), "<u8", padded.data, 0, (GROUP,)) & _LOW_56
-    for low, high, shift in _STEPS:
-        moved = words & high
-        moved <<= shift
-        words &= low
-        words |= moved
+    # The last group has no byte after it that could be read along.
+    whole = max(groups - 1, 0)
+    words = np.empty(groups, "<u8")
+    for start in range(0, whole, BLOCK):
+        block = words[start : min(start + BLOCK, whole)]
+        _read_groups(data[start * GROUP :], block)
+        _spread(block)
+    if groups:
+        last = np.zeros(CODED, np.uint8)
+        last[: len(data) - whole * GROUP] = data[whole * GROUP :]
+        _read_groups(last, words[whole:])
+        _spread(words[whole:])
     return words.view(np.uint8)
 
 
 def decode(coded: Bytes, size: int) -> Bytes:
     """The ``size`` bytes that `encode` was given; ``coded`` must have `coded_size(size)` bytes."""
-    words = coded.view("<u8").copy()
-    for low, high, shift in reversed(_STEPS):
-        moved = words & (high << shift)
-        moved >>= shift
+    words = coded.view("<u8")
+    data = np.empty(len(words) * GROUP + 1, np.uint8)
+    for start in range(0, len(words), BLOCK):
+        block = words[start : start + BLOCK].copy()
+        for low, high, shift in reversed(_STEPS):
+            moved = block & (high << shift)
+            moved >>= shift
+            block &= low
+            block |= moved
+        # Ascending: the eighth byte of each, a zero, is written over by the next.
+        np.ndarray(len(block), "<u8", data.data, start * GROUP, (GROUP,))[:] = block
+    return data[:size]
+
+
+def _read_groups(data: Bytes, words: Words) -> None:
+    """Groups of seven bytes as little-endian numbers: the eighth byte read is the next group's, and masked away."""
+    np.bitwise_and(np.ndarray(len(words), "<u8", data.data, 0, (GROUP,)), _LOW_56, out=words)
+
+
+def _spread(words: Words) -> None:
+    for low, high, shift in _STEPS:
+        moved = words & high
+        moved <<= shift
         words &= low
         words |= moved
-    return words.view(np.uint8).reshape(-1, CODED)[:, :GROUP].reshape(-1)[:size]

@@ -21,12 +21,13 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.packing import Values, pack, unpack
+from spark_purgatory.core.packing import Recipe, Values, pack, unpack
 from spark_purgatory.core.seven_bits import coded_size, decode, encode
 from spark_purgatory.core.state_tables import Arrays, put_together, take_apart
 from spark_purgatory.errors import StateCorruptError, StateMismatchError, StateVersionError
@@ -54,16 +55,17 @@ def write_blob(facts: Mapping[str, object], arrays: Arrays, tables: Tables, shar
     packed = {name: pack(array) for name, array in arrays.items()}
     layout = [(name, *recipe, stored.nbytes) for name, (recipe, stored) in packed.items()]
     meta = {"facts": facts, "arrays": layout, "tables": list(tables), "rests": list(rests)}
-    columns = [json.dumps(meta).encode(), b"".join(_aligned(stored) for _, stored in packed.values())]
-    first = pa.RecordBatch.from_arrays([_binary(column) for column in columns], names=["meta", "arrays"])
-    sink = pa.BufferOutputStream()
-    for batches in ([first], *rests.values()):
-        stream = _stream(batches)
-        sink.write(LENGTH.pack(stream.size))
-        sink.write(stream)
-    body = np.frombuffer(sink.getvalue(), np.uint8)
+    columns = [_binary(np.frombuffer(json.dumps(meta).encode(), np.uint8)), _binary(_laid_out(packed.values()))]
+    del arrays, packed
+    first = pa.RecordBatch.from_arrays(columns, names=["meta", "arrays"])
+    del columns
+    streams = [_stream(batches) for batches in ([first], *rests.values())]
+    del first
+    body = np.concatenate([np.frombuffer(part, np.uint8) for stream in streams for part in _measured(stream)])
+    del streams
     coded = encode(body)
     head = HEADER.pack(MAGIC, VERSION, shards, len(body), zlib.crc32(coded.data))
+    del body
     return b"".join((head, struct.pack("<I", zlib.crc32(head)), coded.data))
 
 
@@ -76,7 +78,8 @@ def read_blob(blob: bytes, shards: int) -> tuple[dict[str, object], Arrays, Tabl
         length = int.from_bytes(body[position : position + 8], "little")
         streams.append(body.slice(position + 8, length))
         position += 8 + length
-    first = _read_stream(streams[0])[0]
+    del body
+    first = _read_stream(streams.pop(0))[0]
     meta = json.loads(first.column(0)[0].as_py())
     stored = memoryview(first.column(1)[0].as_buffer())
     arrays: Arrays = {}
@@ -84,7 +87,7 @@ def read_blob(blob: bytes, shards: int) -> tuple[dict[str, object], Arrays, Tabl
     for name, kind, narrow, base, how, size in meta["arrays"]:
         arrays[name] = unpack((kind, narrow, base, how), stored[position : position + size])
         position += size + -size % ALIGNMENT
-    rests = dict(zip(meta["rests"], map(_read_stream, streams[1:]), strict=True))
+    rests = dict(zip(meta["rests"], map(_read_stream, streams), strict=True))
     tables = {name: put_together(name, rests.get(name, []), arrays) for name in meta["tables"]}
     return meta["facts"], arrays, tables
 
@@ -120,13 +123,21 @@ def _checked_body(blob: bytes, shards: int) -> pa.Buffer:
     return pa.py_buffer(decode(coded, length))
 
 
-def _aligned(stored: Values) -> bytes:
-    """Its bytes, and zeros up to the next array's place."""
-    return stored.tobytes() + b"\0" * (-stored.nbytes % ALIGNMENT)
+def _laid_out(packed: Iterable[tuple[Recipe, Values]]) -> Values:
+    """Stored values one after the other, (n,) uint8, each at a place that is a multiple of `ALIGNMENT`."""
+    parts = [stored for _, stored in packed]
+    sizes = [part.nbytes + -part.nbytes % ALIGNMENT for part in parts]
+    laid_out = np.zeros(sum(sizes), np.uint8)
+    for part, size, end in zip(parts, sizes, accumulate(sizes), strict=True):
+        start = end - size
+        laid_out[start : start + part.nbytes] = part.view(np.uint8)
+    return laid_out
 
 
-def _binary(data: bytes) -> pa.Array:
-    return pa.array([data], pa.large_binary())
+def _binary(data: Values) -> pa.Array:
+    """Bytes, (n,) uint8, as one value, not copied."""
+    bounds = pa.py_buffer(np.array([0, len(data)]))
+    return pa.Array.from_buffers(pa.large_binary(), 1, [None, bounds, pa.py_buffer(data)])
 
 
 def _stream(batches: list[pa.RecordBatch]) -> pa.Buffer:
@@ -135,6 +146,10 @@ def _stream(batches: list[pa.RecordBatch]) -> pa.Buffer:
         for batch in batches:
             writer.write_batch(batch)
     return sink.getvalue()
+
+
+def _measured(stream: pa.Buffer) -> tuple[bytes, pa.Buffer]:
+    return LENGTH.pack(stream.size), stream
 
 
 def _read_stream(stream: pa.Buffer) -> list[pa.RecordBatch]:
