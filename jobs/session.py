@@ -24,10 +24,11 @@ from delta import configure_spark_with_delta_pip
 from pyspark import java_gateway
 from pyspark.sql import SparkSession
 
-from jobs.job_config import JobConfig, KafkaSource
+from jobs.job_config import JobConfig, KafkaSource, Trigger
+from spark_purgatory.config import parse_duration
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.delta_target import LEAN_SETTINGS
-from spark_purgatory.spark.exchange import EXCHANGE_SETTINGS
+from spark_purgatory.spark.exchange import EXCHANGE_SETTINGS, UNIX_SOCKETS
 
 ROOT = Path(__file__).resolve().parent.parent
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -43,6 +44,8 @@ LOCAL_CHECKPOINT = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
 }
+IDLE_WORKER_US = 60_000_000
+"""Spark ends a Python worker that had no work for a minute."""
 # spark-submit's word on the process it started, of no use to another one.
 NOT_HANDED_ON = ("spark.submit.", "spark.app.", "spark.files", "spark.repl.")
 
@@ -64,10 +67,18 @@ def settings_of(config: JobConfig) -> dict[str, str]:
         "spark.log.level": "ERROR",
         **LEAN_SETTINGS,
         **EXCHANGE_SETTINGS,
+        **(UNIX_SOCKETS if _keeps_workers_busy(config.trigger) else {}),
     }
     # So that workers find the package when it was not installed but lies in a checkout.
     pythonpath = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
     return {**defaults, "spark.executorEnv.PYTHONPATH": pythonpath, **config.spark}
+
+
+def _keeps_workers_busy(trigger: Trigger) -> bool:
+    """Whether micro-batches follow each other before Spark ends a Python worker for want of work."""
+    if trigger.processingTime is None:
+        return True
+    return parse_duration(trigger.processingTime, "trigger.processingTime") < IDLE_WORKER_US
 
 
 def build_session(config: JobConfig, jvm_log: Path | None = None) -> SparkSession:

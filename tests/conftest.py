@@ -35,6 +35,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     from jobs.demo.runner import QUICK_SETTINGS
+    from spark_purgatory.spark.exchange import UNIX_SOCKETS
 
     builder = (
         SparkSession.builder.master("local[2]")
@@ -49,7 +50,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
     )
-    for name, value in {**QUICK_SETTINGS, **INTERPRETED}.items():
+    for name, value in {**QUICK_SETTINGS, **INTERPRETED, **UNIX_SOCKETS}.items():
         builder = builder.config(name, value)
     session = configure_spark_with_delta_pip(builder).getOrCreate()
     yield session

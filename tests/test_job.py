@@ -25,6 +25,7 @@ from jobs.demo.runner import QUICK_SETTINGS, DemoRequest, demo_config, run_demo
 from jobs.job_config import JobConfig
 from jobs.session import settings_of
 from jobs.sources import parse_records, purgatory_of
+from spark_purgatory.spark.exchange import UNIX_SOCKETS
 
 ROOT = Path(__file__).resolve().parent.parent
 ORDERS = ROOT / "conf" / "orders.yaml"
@@ -109,6 +110,15 @@ def test_a_dotted_setting_is_one_name() -> None:
     config = load_config(ORDERS, ["spark.spark.sql.shuffle.partitions=3", "purgatory.criterion={count: 2}"])
     assert settings_of(config)["spark.sql.shuffle.partitions"] == "3"
     assert purgatory_of(config).criterion.need == 2
+
+
+@pytest.mark.parametrize(
+    ("trigger", "expected"),
+    [("{processingTime: 10 seconds}", True), ("{processingTime: 1 minute}", False), ("{availableNow: true}", True)],
+)
+def test_unix_sockets_are_for_workers_that_are_not_idle_for_a_minute(trigger: str, expected: bool) -> None:
+    settings = settings_of(load_config(ORDERS, [f"trigger={trigger}"]))
+    assert (UNIX_SOCKETS.items() <= settings.items()) == expected
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf").glob("*.yaml")), ids=lambda path: path.name)

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.entries import settings
-from spark_purgatory.spark.exchange import EXCHANGE_SETTINGS
+from spark_purgatory.spark.exchange import EXCHANGE_SETTINGS, UNIX_SOCKETS
 from tests.conftest import COMPILED
 from tests.streams import Landing
 
@@ -188,8 +188,10 @@ def test_the_rocksdb_state_store_gives_the_same(spark: SparkSession, tmp_path: P
 
 def test_spark_knows_the_settings_that_make_the_exchange_cheaper(spark: SparkSession) -> None:
     # Spark takes any name: one it does not know would be set to no effect.
-    for name, value in EXCHANGE_SETTINGS.items():
-        assert spark.conf.get(name) not in (None, value), f"{name} is gone, or its default now"
+    registry: Any = spark.sparkContext._jvm
+    for name, value in {**EXCHANGE_SETTINGS, **UNIX_SOCKETS}.items():
+        entry = registry.org.apache.spark.internal.config.ConfigEntry.findEntry(name)
+        assert entry is not None and entry.defaultValueString() != value, f"{name} is gone, or its default now"
 
 
 def test_a_group_a_key_gives_the_same_as_shards(spark: SparkSession, tmp_path: Path) -> None:

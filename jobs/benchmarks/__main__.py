@@ -15,6 +15,7 @@ from rich.console import Console
 from jobs.benchmarks import harness, report
 from jobs.benchmarks.contenders import CONTENDERS
 from jobs.benchmarks.rates import FIRST_STEADY_BATCH, standings, verdicts
+from spark_purgatory.spark.exchange import UNIX_SOCKETS
 
 RESULTS = harness.ROOT / "bench-results"
 
@@ -36,6 +37,9 @@ def main(
     shards: Annotated[int, typer.Option(min=1, help="Groups of ours and of the identities.")] = harness.SHARDS,
     master: Annotated[str, typer.Option(help="Where it runs.")] = harness.MASTER,
     memory: Annotated[str, typer.Option(help="Heap of the Spark process.")] = "3g",
+    unix_sockets: Annotated[
+        bool, typer.Option(help="Between Spark and Python, as the README advises for frequent micro-batches.")
+    ] = True,
     json: Annotated[Path, typer.Option(help="Where every micro-batch's numbers go.")] = RESULTS / "workload_w.json",
     picture: Annotated[Path, typer.Option(help="Where the bars go.")] = RESULTS / "workload_w.png",
 ) -> None:
@@ -43,7 +47,7 @@ def main(
     names = names_of(contenders)
     console = Console(highlight=False)
     console = Console(highlight=False, width=max(console.width, report.TABLE_WIDTH))
-    spark = harness.session(memory, master)
+    spark = harness.session(memory, master, UNIX_SOCKETS if unix_sockets else None)
     facts = report.machine_facts(spark)
     console.print(report.facts_line(facts), soft_wrap=True)
     console.print(f"workload W: {operations:,} operations, {batches} batches, {rounds} rounds")

@@ -18,11 +18,14 @@ EVERYONE = "ours,join,join_rocksdb,identity,jvm_only"
 PARTS = {
     "workload W, 1,000,000 operations in 10 micro-batches": f"jobs.benchmarks --contenders {EVERYONE}",
     "workload W, 4,000,000 operations in 8 micro-batches": (
-        f"jobs.benchmarks --operations 4000000 --batches 8 --contenders {EVERYONE},per_operation,with_timers "
+        # Contenders that use no Python run for minutes, and Spark ends the workers meanwhile.
+        f"jobs.benchmarks --operations 4000000 --batches 8 --no-unix-sockets "
+        f"--contenders {EVERYONE},per_operation,with_timers "
         f"--json {RESULTS}/workload_w_4m.json --picture {RESULTS}/workload_w_4m.png"
     ),
     "workload W, micro-batches of 1000 operations, 2 shards": (
-        "jobs.benchmarks --operations 30000 --batches 30 --shards 2 --contenders ours,join,identity_rows,jvm_only "
+        "jobs.benchmarks --operations 60000 --batches 60 --shards 2 --rounds 5 "
+        "--contenders ours,join,identity_rows "
         f"--json {RESULTS}/workload_w_small.json --picture {RESULTS}/workload_w_small.png"
     ),
     "sinks, 200 micro-batches": (
