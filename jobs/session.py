@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -28,7 +29,7 @@ from jobs.job_config import JobConfig, KafkaSource, Trigger
 from spark_purgatory.config import parse_duration
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.delta_target import LEAN_SETTINGS
-from spark_purgatory.spark.exchange import EXCHANGE_SETTINGS, UNIX_SOCKETS
+from spark_purgatory.spark.exchange import EXCHANGE_SETTINGS, unix_sockets
 
 ROOT = Path(__file__).resolve().parent.parent
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
@@ -50,8 +51,8 @@ IDLE_WORKER_US = 60_000_000
 NOT_HANDED_ON = ("spark.submit.", "spark.app.", "spark.files", "spark.repl.")
 
 
-def settings_of(config: JobConfig) -> dict[str, str]:
-    """Every Spark setting of the job: ours first, the file's own on top."""
+def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Every Spark setting of the job: ours first, those of spark-submit, and the file's own on top."""
     shards = config.purgatory.shards or 8
     defaults = {
         "spark.app.name": config.name,
@@ -67,15 +68,18 @@ def settings_of(config: JobConfig) -> dict[str, str]:
         "spark.log.level": "ERROR",
         **LEAN_SETTINGS,
         **EXCHANGE_SETTINGS,
-        **(UNIX_SOCKETS if _keeps_workers_busy(config.trigger) else {}),
     }
     # So that workers find the package when it was not installed but lies in a checkout.
     pythonpath = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
-    return {**defaults, "spark.executorEnv.PYTHONPATH": pythonpath, **config.spark}
+    settings = {**defaults, "spark.executorEnv.PYTHONPATH": pythonpath, **(submitted or {}), **config.spark}
+    # Of other machines nobody knows here which folder they have.
+    if settings["spark.master"].startswith("local") and _keeps_workers_busy(config.trigger):
+        settings = {**unix_sockets(tempfile.gettempdir()), **settings}
+    return settings
 
 
 def _keeps_workers_busy(trigger: Trigger) -> bool:
-    """Whether micro-batches follow each other before Spark ends a Python worker for want of work."""
+    """Whether micro-batches follow each other, while rows come, before Spark ends a Python worker for want of work."""
     if trigger.processingTime is None:
         return True
     return parse_duration(trigger.processingTime, "trigger.processingTime") < IDLE_WORKER_US
@@ -91,8 +95,8 @@ def build_session(config: JobConfig, jvm_log: Path | None = None) -> SparkSessio
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     submitted = _submitted_settings()
     if submitted is not None and submitted.pop(DELTA_EXTENSION, ""):
-        return _session_with(settings_of(config) | submitted | config.spark)
-    settings = settings_of(config) | (submitted or {}) | config.spark
+        return _session_with(settings_of(config, submitted))
+    settings = settings_of(config, submitted)
     if submitted is not None:
         _leave_submitted_jvm(settings["spark.master"])
     with _stderr_into(jvm_log):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     from jobs.demo.runner import QUICK_SETTINGS
-    from spark_purgatory.spark.exchange import UNIX_SOCKETS
+    from spark_purgatory.spark.exchange import unix_sockets
 
     builder = (
         SparkSession.builder.master("local[2]")
@@ -50,7 +51,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
     )
-    for name, value in {**QUICK_SETTINGS, **INTERPRETED, **UNIX_SOCKETS}.items():
+    for name, value in {**QUICK_SETTINGS, **INTERPRETED, **unix_sockets(tempfile.gettempdir())}.items():
         builder = builder.config(name, value)
     session = configure_spark_with_delta_pip(builder).getOrCreate()
     yield session

@@ -25,7 +25,6 @@ from jobs.demo.runner import QUICK_SETTINGS, DemoRequest, demo_config, run_demo
 from jobs.job_config import JobConfig
 from jobs.session import settings_of
 from jobs.sources import parse_records, purgatory_of
-from spark_purgatory.spark.exchange import UNIX_SOCKETS
 
 ROOT = Path(__file__).resolve().parent.parent
 ORDERS = ROOT / "conf" / "orders.yaml"
@@ -113,12 +112,20 @@ def test_a_dotted_setting_is_one_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trigger", "expected"),
-    [("{processingTime: 10 seconds}", True), ("{processingTime: 1 minute}", False), ("{availableNow: true}", True)],
+    ("trigger", "master", "expected"),
+    [
+        ("{processingTime: 10 seconds}", "local[2]", True),
+        ("{processingTime: 1 minute}", "local[2]", False),
+        ("{availableNow: true}", "local[2]", True),
+        ("{availableNow: true}", "yarn", False),
+    ],
 )
-def test_unix_sockets_are_for_workers_that_are_not_idle_for_a_minute(trigger: str, expected: bool) -> None:
-    settings = settings_of(load_config(ORDERS, [f"trigger={trigger}"]))
-    assert (UNIX_SOCKETS.items() <= settings.items()) == expected
+def test_unix_sockets_are_for_this_machine_and_workers_not_idle_for_a_minute(
+    trigger: str, master: str, expected: bool
+) -> None:
+    config = load_config(ORDERS, [f"trigger={trigger}"])
+    settings = settings_of(config, {"spark.master": master})
+    assert (settings.get("spark.python.unix.domain.socket.enabled") == "true") == expected
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf").glob("*.yaml")), ids=lambda path: path.name)

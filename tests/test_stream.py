@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.entries import settings
-from spark_purgatory.spark.exchange import EXCHANGE_SETTINGS, UNIX_SOCKETS
+from spark_purgatory.spark.exchange import EXCHANGE_SETTINGS, unix_sockets
 from tests.conftest import COMPILED
 from tests.streams import Landing
 
@@ -189,9 +189,15 @@ def test_the_rocksdb_state_store_gives_the_same(spark: SparkSession, tmp_path: P
 def test_spark_knows_the_settings_that_make_the_exchange_cheaper(spark: SparkSession) -> None:
     # Spark takes any name: one it does not know would be set to no effect.
     registry: Any = spark.sparkContext._jvm
-    for name, value in {**EXCHANGE_SETTINGS, **UNIX_SOCKETS}.items():
-        entry = registry.org.apache.spark.internal.config.ConfigEntry.findEntry(name)
-        assert entry is not None and entry.defaultValueString() != value, f"{name} is gone, or its default now"
+    for name in {**EXCHANGE_SETTINGS, **unix_sockets("/tmp")}:
+        assert registry.org.apache.spark.internal.config.ConfigEntry.findEntry(name) is not None, f"{name} is gone"
+
+
+def test_sockets_are_only_where_their_path_is_not_too_long() -> None:
+    for folder in ("/tmp", "/" + 63 * "d"):
+        assert unix_sockets(folder)["spark.python.unix.domain.socket.dir"] == folder
+    for folder in ("/" + 64 * "d", "/" + 32 * "\u00e4"):
+        assert unix_sockets(folder) == {}
 
 
 def test_a_group_a_key_gives_the_same_as_shards(spark: SparkSession, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ Exit code: 0, or 1 if a goal was missed or a contender's outcomes were wrong.
 
 from __future__ import annotations
 
+import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,7 @@ from rich.console import Console
 from jobs.benchmarks import harness, report
 from jobs.benchmarks.contenders import CONTENDERS
 from jobs.benchmarks.rates import FIRST_STEADY_BATCH, standings, verdicts
-from spark_purgatory.spark.exchange import UNIX_SOCKETS
+from spark_purgatory.spark.exchange import unix_sockets as unix_socket_settings
 
 RESULTS = harness.ROOT / "bench-results"
 
@@ -47,7 +48,8 @@ def main(
     names = names_of(contenders)
     console = Console(highlight=False)
     console = Console(highlight=False, width=max(console.width, report.TABLE_WIDTH))
-    spark = harness.session(memory, master, UNIX_SOCKETS if unix_sockets else None)
+    sockets = unix_socket_settings(tempfile.gettempdir()) if unix_sockets and master.startswith("local") else None
+    spark = harness.session(memory, master, sockets)
     facts = report.machine_facts(spark)
     console.print(report.facts_line(facts), soft_wrap=True)
     console.print(f"workload W: {operations:,} operations, {batches} batches, {rounds} rounds")

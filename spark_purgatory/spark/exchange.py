@@ -7,6 +7,7 @@ shuffle and the state function see a few large binary rows.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -27,17 +28,26 @@ EXCHANGE_SETTINGS: Mapping[str, str] = {
     # Python. Without, batches are cut by spark.sql.execution.arrow.maxRecordsPerBatch alone.
     "spark.sql.execution.arrow.maxBytesPerBatch": str((1 << 31) - 1),
 }
-UNIX_SOCKETS: Mapping[str, str] = {
-    # Over TCP, Nagle's algorithm at one end waits for the acknowledgement that the other delays: 40 ms in which a
-    # Python task does nothing, whatever its size. Unix sockets have neither. The price: a worker that Spark ends after
-    # a minute without work leaves a BrokenPipeError on stderr, where over TCP its last words are lost in silence.
-    "spark.python.unix.domain.socket.enabled": "true",
-}
-"""A setting that the session must start with, for streams whose micro-batches follow each other within a minute."""
 """Settings of a session that make the exchange cheaper; results are the same."""
+SOCKET_FOLDER_LIMIT = 64
+"""Characters of a folder in which Spark's sockets can be: a path of one has 107 at most, and their names take 42."""
 
 Batches = Iterator[pa.RecordBatch]
 EXCHANGE_DDL = "shard {shard_type}, side tinyint, blob binary"
+
+
+def unix_sockets(folder: str) -> dict[str, str]:
+    """Settings that a session must start with, for streams whose micro-batches follow each other within a minute.
+
+    Over TCP, Nagle's algorithm at one end waits for the acknowledgement that the other delays: 40 ms in which a Python
+    task does nothing, whatever its size. Unix sockets have neither. The price: a worker that Spark ends after a minute
+    without work leaves a BrokenPipeError on stderr, where over TCP its last words are lost in silence. ``folder`` must
+    be there on every machine that runs Python; none are set where its name is too long for a socket.
+    """
+    if len(os.fsencode(folder)) > SOCKET_FOLDER_LIMIT:
+        return {}
+    name = "spark.python.unix.domain.socket"
+    return {f"{name}.enabled": "true", f"{name}.dir": folder}
 
 
 def packer(side: int, shards: int | None, broadcast: bool) -> Callable[[Batches], Batches]:
