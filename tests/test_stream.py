@@ -188,8 +188,10 @@ def test_the_rocksdb_state_store_gives_the_same(spark: SparkSession, tmp_path: P
 
 def test_spark_knows_the_settings_that_make_the_exchange_cheaper(spark: SparkSession) -> None:
     # Spark takes any name: one it does not know would be set to no effect.
+    for name, value in EXCHANGE_SETTINGS.items():
+        assert spark.conf.get(name) not in (None, value), f"{name} is gone, or its default now"
     registry: Any = spark.sparkContext._jvm
-    for name in {**EXCHANGE_SETTINGS, **unix_sockets("/tmp")}:
+    for name in unix_sockets("/tmp"):
         assert registry.org.apache.spark.internal.config.ConfigEntry.findEntry(name) is not None, f"{name} is gone"
 
 

@@ -19,7 +19,7 @@ PARTS = {
     "workload W, 1,000,000 operations in 10 micro-batches": f"jobs.benchmarks --contenders {EVERYONE}",
     "workload W, 4,000,000 operations in 8 micro-batches": (
         # Contenders that use no Python run for minutes, and Spark ends the workers meanwhile.
-        f"jobs.benchmarks --operations 4000000 --batches 8 --no-unix-sockets "
+        "jobs.benchmarks --operations 4000000 --batches 8 --no-unix-sockets "
         f"--contenders {EVERYONE},per_operation,with_timers "
         f"--json {RESULTS}/workload_w_4m.json --picture {RESULTS}/workload_w_4m.png"
     ),
