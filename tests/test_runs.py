@@ -20,15 +20,19 @@ from spark_purgatory.core import runs as runs_module
 from spark_purgatory.core.runs import (
     EMPTY,
     MAX_ROWS,
+    RADIX_FLOOR,
     ROW_BITS,
     ROW_MASK,
     Column,
     Int64s,
     SortedRuns,
-    by_needle,
+    by_first,
     distinct,
+    each_once,
     expand,
     first_of_each,
+    hash_order,
+    ordered,
 )
 
 LOWEST, HIGHEST = -(1 << 35), (1 << 35) - 1
@@ -86,7 +90,7 @@ def test_the_worked_example_is_what_happens_and_what_the_docstring_says() -> Non
         ("7|5", "[3|0 5|1 5|2 5|4 7|5 9|3]"),
     ]:
         if batch == "7|5":
-            found, rows = by_needle(*runs.find(needles_of([5, 7])))
+            found, rows = by_first(*runs.find(needles_of([5, 7])))
             assert (found.tolist(), rows.tolist()) == ([0, 0, 0], [1, 2, 4])
             assert "find prefixes [5, 7] needle 0 -> rows 1, 2, 4; needle 1 -> none" in table
         runs.add(packed(parsed(batch)))
@@ -137,10 +141,10 @@ def test_a_table_of_starts_is_made_once_many_needles_were_sought() -> None:
     entries = np.sort(rng.integers(-(1 << 63), 1 << 63, 100_000))
     runs = SortedRuns([entries])
     needles = np.sort(entries[rng.integers(0, len(entries), 1000)])
-    expected = by_needle(*runs.find(needles))
+    expected = by_first(*runs.find(needles))
     assert [directory.has_table for directory in runs.directories] == [False]
     for _ in range(len(entries) // runs_module.NEEDLES_PAY // len(needles)):
-        assert [column.tolist() for column in by_needle(*runs.find(needles))] == [c.tolist() for c in expected]
+        assert [column.tolist() for column in by_first(*runs.find(needles))] == [c.tolist() for c in expected]
     assert [directory.has_table for directory in runs.directories] == [True]
     runs.pop_until(0)
     assert len(runs.find(needles[:100])[0]) == 0
@@ -157,7 +161,7 @@ def check_against_a_list(actions: list[tuple[str, Any]]) -> None:
             found, rows = runs.find(needles_of(given_))
             expected = found_in(model, given_)
             assert Counter(zip(found.tolist(), rows.tolist(), strict=True)) == Counter(expected)
-            ordered = by_needle(found, rows)
+            ordered = by_first(found, rows)
             assert list(zip(*(column.tolist() for column in ordered), strict=True)) == expected
         elif action == "pop":
             popped = unpacked(runs.pop_until(given_))
@@ -179,7 +183,7 @@ def test_pop_until_the_highest_prefix_pops_everything() -> None:
 
 def test_every_needle_that_comes_again_finds_the_same_rows_again() -> None:
     runs = SortedRuns([packed([(4, 7), (4, 8), (6, 9)]), packed([(4, 1)])])
-    found, rows = by_needle(*runs.find(needles_of([4, 4, 5, 6, 6])))
+    found, rows = by_first(*runs.find(needles_of([4, 4, 5, 6, 6])))
     assert found.tolist() == [0, 0, 0, 1, 1, 1, 3, 4]
     assert rows.tolist() == [1, 7, 8, 1, 7, 8, 9, 9]
 
@@ -197,10 +201,10 @@ def test_find_keeps_the_order_of_rows_within_a_run() -> None:
     assert rows.tolist() == [3, 5, 9]
 
 
-def test_pairs_are_ordered_by_needle_and_then_by_row_up_to_the_ends() -> None:
+def test_pairs_are_ordered_by_first_and_then_by_row_up_to_the_ends() -> None:
     pairs = [(0, ROW_MASK), (0, 0), (HIGHEST, 1), (7, ROW_MASK), (7, 2), (HIGHEST, 0)]
     random.Random(5).shuffle(pairs)
-    found, rows = by_needle(*(np.array(column, np.int64) for column in zip(*pairs, strict=True)))
+    found, rows = by_first(*(np.array(column, np.int64) for column in zip(*pairs, strict=True)))
     assert list(zip(found.tolist(), rows.tolist(), strict=True)) == sorted(pairs)
 
 
@@ -228,7 +232,7 @@ def test_renumbering_drops_rows_and_moves_the_rest(batches: list[list[Entry]], k
     left = [(prefix, int(new_row[row])) for batch in batches for prefix, row in batch if kept[row]]
     assert Counter(entry for run in runs.runs for entry in unpacked(run)) == Counter(left)
     assert all_sorted(runs)
-    found = by_needle(*runs.find(needles_of([prefix for prefix, _ in left])))
+    found = by_first(*runs.find(needles_of([prefix for prefix, _ in left])))
     expected = found_in(left, [prefix for prefix, _ in left])
     assert list(zip(*(column.tolist() for column in found), strict=True)) == expected
 
@@ -283,9 +287,39 @@ def test_ranges_are_laid_out_one_after_the_other(ranges: list[tuple[int, int]]) 
 def test_distinct_values_come_ascending_with_the_first_place_of_each(values: list[int]) -> None:
     given_ = np.array(values, np.int64)
     assert distinct(given_).tolist() == sorted(set(values))
-    alone, first = first_of_each(given_)
-    assert (alone.tolist(), first.tolist()) == (sorted(set(values)), [values.index(v) for v in sorted(set(values))])
+    ascending = np.sort(given_)
+    assert each_once(ascending).tolist() == sorted(set(values))
+    assert first_of_each(ascending).tolist() == [sorted(values).index(v) for v in sorted(set(values))]
     assert given_.tolist() == values
+
+
+SPREADS = {
+    "all of int64": (np.iinfo(np.int64).min, np.iinfo(np.int64).max),
+    "few bits": (-3, 60_000),
+    "all the same": (7, 7),
+    "high and close together": (2**62, 2**62 + 2**20),
+    "one bit more than are counted": (0, 2**17),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int32])
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("count", [0, 1, RADIX_FLOOR - 1, RADIX_FLOOR, 5000])
+def test_values_are_put_in_order_however_many_and_however_spread(count: int, spread: str, dtype: type) -> None:
+    ends = np.iinfo(dtype)
+    low, high = (min(max(end, int(ends.min)), int(ends.max)) for end in SPREADS[spread])
+    values = np.random.default_rng(1).integers(low, high, count, dtype, endpoint=True)
+    values[: count // 9] = low
+    values[count - count // 9 :] = high
+    before = values.tolist()
+    assert ordered(values).tolist() == sorted(before)
+    assert (values.tolist(), ordered(values).dtype) == (before, values.dtype)
+
+
+@pytest.mark.parametrize("count", [0, 10, 5000])
+def test_hashes_are_put_in_order_by_their_upper_bits_and_equal_ones_stay_as_they_are(count: int) -> None:
+    hashes = np.random.default_rng(2).integers(-50, 50, count) << ROW_BITS | np.arange(count)[::-1]
+    assert hash_order(hashes).tolist() == sorted(range(count), key=lambda i: int(hashes[i]) >> ROW_BITS)
 
 
 # --- columns --------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from spark_purgatory.core.keys import KeyColumn, equal_values
 from spark_purgatory.core.repeats import Repeats, shared_ids
-from spark_purgatory.core.runs import EMPTY, MERGE_RATIO, PREFIX_MASK, ROW_MASK, Bools, Int64s, expand
+from spark_purgatory.core.runs import EMPTY, MERGE_RATIO, PREFIX_MASK, Bools, Int64s, expand, hash_order
 from spark_purgatory.core.times import saturating_add
 
 FORGET_FLOOR = 1024
@@ -129,7 +129,7 @@ class EventSegment:
             keys, event_ids = keys.take(pa.array(first)), event_ids.take(pa.array(first))
             hashes, time_us, value = hashes[first], time_us[first], value[first]
         hashes = hashes & PREFIX_MASK
-        order = np.sort(hashes | np.arange(len(hashes))) & ROW_MASK
+        order = hash_order(hashes)
         sorted_hash, sorted_time = hashes[order], time_us[order]
         same = sorted_hash[1:] == sorted_hash[:-1]
         if bool((sorted_hash[1:] < sorted_hash[:-1]).any() or (same & (sorted_time[1:] < sorted_time[:-1])).any()):
@@ -269,11 +269,10 @@ class EventLog:
         ``entries`` (n,) are positions in ``keys``; ``hashes``, ``from_us`` and ``to_us`` go with them. The owner of a
         span is a position in ``entries``.
         """
-        order = np.argsort(hashes)
-        ascending = hashes[order]
-        found = []
+        order = hash_order(hashes)
         # Segments keep 36 bits of a hash; the keys themselves are compared below.
-        ascending = ascending & PREFIX_MASK
+        ascending = hashes[order] & PREFIX_MASK
+        found = []
         for segment in self.segments:
             group, owner = _groups_of(segment, ascending, order)
             same = keys.equal(entries[owner], segment.group_keys, group)

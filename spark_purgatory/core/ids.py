@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.keys import KeyColumn
-from spark_purgatory.core.runs import EMPTY, ROW_MASK, Bools, Column, Int64s, SortedRuns
+from spark_purgatory.core.runs import EMPTY, PREFIX_MASK, Bools, Column, Int64s, SortedRuns, hash_order, ordered
 from spark_purgatory.core.times import ALWAYS
 
 FORGET_FLOOR = 1024
@@ -36,9 +36,9 @@ class Ids:
         Within a batch rows stand in the order of (created, deadline), then as they are given; a later row is a
         duplicate if created no later than the deadline of the one that stands, and that is live.
         """
-        order = np.argsort(hashes)
+        order = hash_order(hashes)
         repeated = self._live_before(identity, hashes, order, created_us, watermark_us)
-        ascending = hashes[order]
+        ascending = hashes[order] & PREFIX_MASK
         if bool((ascending[1:] == ascending[:-1]).any()):
             self._repeated_within(identity, created_us, deadline_us, watermark_us, repeated)
         return repeated
@@ -66,14 +66,14 @@ class Ids:
 
     def known(self, identity: list[pa.Array], hashes: Int64s, watermark_us: int) -> Bools:
         """Which rows of a batch have an id that is live, whenever they were created; (n,) bool."""
-        row, _ = self._find_live(identity, hashes, np.argsort(hashes), watermark_us)
+        row, _ = self._find_live(identity, hashes, hash_order(hashes), watermark_us)
         known = np.zeros(len(hashes), bool)
         known[row] = True
         return known
 
     def remove(self, identity: list[pa.Array], hashes: Int64s, deadline_us: Int64s) -> None:
         """Forget the entries of these ids and deadlines, (n,)."""
-        row, slots = self._find_live(identity, hashes, np.argsort(hashes), ALWAYS)
+        row, slots = self._find_live(identity, hashes, hash_order(hashes), ALWAYS)
         gone = self.deadline_us.values[slots] == deadline_us[row]
         self.deadline_us.writable[slots[gone]] = ALWAYS
 
@@ -99,7 +99,7 @@ class Ids:
     def add(self, identity: list[pa.Array], hashes: Int64s, deadline_us: Int64s) -> None:
         """Remember ids, (n,), each until its deadline."""
         slots = np.arange(len(self), len(self) + len(hashes))
-        self.index.add(np.sort((hashes & ~ROW_MASK) | slots))
+        self.index.add(ordered((hashes & PREFIX_MASK) | slots))
         for column, values in zip(self.columns, identity, strict=True):
             column.append(values)
         self.deadline_us.append(deadline_us)

@@ -26,7 +26,19 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.keys import hash_keys
-from spark_purgatory.core.runs import EMPTY, Bools, Column, Int64s, Rows, by_needle, distinct, first_of_each
+from spark_purgatory.core.runs import (
+    EMPTY,
+    ROW_BITS,
+    ROW_MASK,
+    Bools,
+    Column,
+    Int64s,
+    Rows,
+    distinct,
+    each_once,
+    first_of_each,
+    ordered,
+)
 from spark_purgatory.core.timing_wheel import UNARMED, SystemTimer
 from spark_purgatory.core.watchers import Watchers
 from spark_purgatory.errors import BugError, EmptyWatchKeysError
@@ -136,22 +148,22 @@ class DelayedOperationPurgatory:
     def check_and_complete(self, keys: pa.Array, key_hashes: Int64s | None = None) -> Int64s:
         """Try the operations watching each key, keys in order; returns how many each completed, (k,) int64."""
         hashes = hash_keys(keys) if key_hashes is None else key_hashes
-        needle, entries = self.watchers.find(keys, hashes, ordered=False)
+        needle, entries = self.watchers.find(keys, hashes, by_entry=True)
         rows = self.watchers.row_of.values[entries]
         waiting = self.state.values[rows] == WAITING
-        candidates = distinct(rows[waiting]).astype(np.int64)
+        candidates = each_once(rows[waiting]).astype(np.int64)
         completed = candidates[self._try_complete(candidates)] if len(candidates) else candidates
         # Their state tells which of the entries found, often several of a row, are theirs; `_end` does the rest.
         self.state.writable[completed] = ENDED
         gone = np.flatnonzero(self.state.values[rows] != WAITING)
-        self.watchers.drop(distinct(entries[gone]))
+        self.watchers.drop(each_once(entries[gone]))
+        if not len(completed):
+            return np.zeros(len(keys), np.int64)
         now = gone[waiting[gone]]
-        needle, entries = by_needle(needle[now], entries[now])
-        ended = self.watchers.row_of.values[entries].astype(np.int64)
-        # In the order of the walk: the first entry found of each.
-        first = np.sort(first_of_each(ended)[1])
-        self._end(ended[first], "complete")
-        return np.bincount(needle[first], minlength=len(keys))
+        # The walk goes by key and then by list; of each row the first entry that it meets counts.
+        met = ordered(np.minimum.reduceat((needle[now] << ROW_BITS) | entries[now], first_of_each(rows[now])))
+        self._end(self.watchers.row_of.values[met & ROW_MASK].astype(np.int64), "complete")
+        return np.bincount(met >> ROW_BITS, minlength=len(keys))
 
     def force_complete(self, rows: Int64s) -> Bools:
         """Complete rows, (n,) distinct, whatever their criterion says; True where this call did it."""

@@ -37,10 +37,15 @@ MERGE_RATIO = 2
 """A run is merged into the one before it unless that is more than twice as long: log2(n) runs at most."""
 DIRECTORY_FLOOR = 256
 """Entries of a run below which binary search is as fast as anything."""
-NEEDLES_PAY = 16
+NEEDLES_PAY = 48
 """A table of starts is made for a run once one needle was sought for so many of its entries."""
 WIDE = 32
 """Entries with the same leading bits among which binary search beats looking at all: one busy key, or a poor hash."""
+
+RADIX_FLOOR = 1024
+"""Values below which sorting them by their leading bits first is not worth it."""
+RADIX_BITS = 16
+"""What numpy sorts by counting, not comparing: 4 ns a value, where its sort of int64 takes 6 to 40, by processor."""
 
 PREFIX_MASK = ~ROW_MASK
 """What of a 64-bit hash orders an index."""
@@ -63,7 +68,7 @@ class Directory:
     def __init__(self, run: Int64s) -> None:
         self.run = run
         self._left = len(run) // NEEDLES_PAY
-        """Needles to seek before a table of starts pays: 5 ns an entry against 100 ns a needle."""
+        """Needles to seek before a table of starts pays: 5 ns an entry against 100 to 400 ns a needle."""
         self._shift = 64 - max(len(run).bit_length() - 1, 1)
         self._starts: npt.NDArray[np.int32] | None = None
         """(2 ** (64 - shift) + 1,) int32: where entries with these leading bits begin, one or two on average."""
@@ -137,7 +142,7 @@ class SortedRuns:
         """Rows whose entry has the same prefix as a needle.
 
         ``needles``: (n,) int64, sorted; only their upper 36 bits count. Returns (which needle, row), both (m,), in
-        runs' order: sort by needle where order matters (`by_needle`).
+        runs' order: sort by needle where order matters (`by_first`).
         """
         low, high = needles & PREFIX_MASK, needles | ROW_MASK
         known = {id(directory.run): directory for directory in self.directories}
@@ -185,23 +190,47 @@ class SortedRuns:
             self.add((run[keep] & PREFIX_MASK) | rows[keep])
 
 
+def ordered(values: npt.NDArray[Kind]) -> npt.NDArray[Kind]:
+    """The values, (n,) of an integer type, ascending: as ``np.sort``, in a quarter of the time where there are many.
+
+    They are put in order of their leading 16 bits, and the merge sort after it finds little left to do.
+    """
+    if len(values) < RADIX_FLOOR:
+        return np.sort(values)
+    lowest, highest = int(values.min()), int(values.max())
+    # The distance may not fit the type's sign: modulo 2**64 it is right.
+    distance = values.astype(np.uint64) - np.uint64(lowest % 2**64)
+    leading = distance >> np.uint64(max((highest - lowest).bit_length() - RADIX_BITS, 0))
+    ascending = values[np.argsort(leading.astype(np.uint16), kind="stable")]
+    ascending.sort(kind="stable")
+    return ascending
+
+
+def hash_order(hashes: Int64s) -> Int64s:
+    """The order, (n,), in which the upper 36 bits of hashes ascend; equal ones stay as they are."""
+    return ordered((hashes & PREFIX_MASK) | np.arange(len(hashes))) & ROW_MASK
+
+
 def distinct(values: npt.NDArray[Kind]) -> npt.NDArray[Kind]:
     """The distinct values, ascending; a sort and a difference, which beats ``np.unique`` tenfold here."""
-    ascending = np.sort(values)
-    return ascending[np.concatenate(([True], ascending[1:] != ascending[:-1]))] if len(ascending) else ascending
+    return each_once(ordered(values))
 
 
-def first_of_each(values: Int64s) -> tuple[Int64s, Int64s]:
-    """The distinct values (below 2**35), ascending, and the first position of each; as ``np.unique``, faster."""
-    packed = np.sort((values << ROW_BITS) | np.arange(len(values)))
-    ascending = packed >> ROW_BITS
-    first = np.flatnonzero(np.concatenate(([True], ascending[1:] != ascending[:-1]))) if len(packed) else EMPTY
-    return ascending[first], packed[first] & ROW_MASK
+def each_once(ascending: npt.NDArray[Kind]) -> npt.NDArray[Kind]:
+    """The distinct ones of values that ascend."""
+    return ascending[first_of_each(ascending)]
 
 
-def by_needle(found: Int64s, rows: Int64s) -> tuple[Int64s, Int64s]:
-    """Order the pairs of `SortedRuns.find` by needle, then by row."""
-    packed = np.sort((found << ROW_BITS) | rows)
+def first_of_each(ascending: npt.NDArray[Kind]) -> Int64s:
+    """Where each of the distinct ones of values that ascend comes first."""
+    if not len(ascending):
+        return EMPTY
+    return np.flatnonzero(np.concatenate(([True], ascending[1:] != ascending[:-1])))
+
+
+def by_first(first: Int64s, second: Int64s) -> tuple[Int64s, Int64s]:
+    """Pairs, each below 2**28 but for the first, below 2**35, in the order of the first, then of the second."""
+    packed = ordered((first << ROW_BITS) | second)
     return packed >> ROW_BITS, packed & ROW_MASK
 
 

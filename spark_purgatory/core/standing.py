@@ -29,7 +29,7 @@ from spark_purgatory.core.ids import Ids, identity_codes
 from spark_purgatory.core.keys import as_bools
 from spark_purgatory.core.operations import OperationRows
 from spark_purgatory.core.purgatory import WAITING, DelayedOperationPurgatory
-from spark_purgatory.core.runs import EMPTY, Bools, Int64s, Rows
+from spark_purgatory.core.runs import EMPTY, Bools, Int64s, Rows, ordered
 from spark_purgatory.core.times import ALWAYS
 
 
@@ -127,7 +127,7 @@ class Standing:
 
     def _repeated(self, identity: list[pa.Array], hashes: Int64s) -> Bools:
         """Which of a batch share their identity with another of it, or with a contested row; (n,) bool."""
-        ascending = np.sort(np.concatenate((hashes, self.contested_hash)))
+        ascending = ordered(np.concatenate((hashes, self.contested_hash)))
         if not bool((ascending[1:] == ascending[:-1]).any()):
             return np.zeros(len(hashes), bool)
         if len(self.contested):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spark_purgatory.core.runs import EMPTY, ROW_BITS, ROW_MASK, Bools, Int64s, Rows, SortedRuns, distinct
+from spark_purgatory.core.runs import EMPTY, ROW_BITS, ROW_MASK, Bools, Int64s, Rows, SortedRuns, distinct, ordered
 
 NEAR_TICKS = 1 << 34
 REBASE_FLOOR = 1024
@@ -47,8 +47,7 @@ class TimerEntries:
         far = EMPTY
         if int(ticks.max()) - self.base >= NEAR_TICKS or int(ticks.min()) - self.base < -NEAR_TICKS:
             ticks, rows, far = self._set_apart(ticks, rows)
-        entries = ((ticks - self.base) << ROW_BITS) | rows
-        entries.sort()
+        entries = ordered(((ticks - self.base) << ROW_BITS) | rows)
         self.near.add(entries)
         ascending = (entries >> ROW_BITS) + self.base
         return np.sort(np.concatenate((ascending, far))) if len(far) else ascending
@@ -65,7 +64,8 @@ class TimerEntries:
         due = self.near.pop_until(min(max(to - self.base, -NEAR_TICKS - 1), NEAR_TICKS))
         if live:
             due = due[live(*self._pairs(due))]
-        due.sort()
+        # What came out of each run ascends.
+        due.sort(kind="stable")
         if self.repeats:
             due = distinct(due)
         ticks, rows = self._pairs(due)
@@ -162,5 +162,5 @@ class TimerEntries:
             return
         self.base = int(np.partition(ticks, len(ticks) // 2)[len(ticks) // 2])
         near = np.abs(ticks - self.base) < NEAR_TICKS
-        self.near = SortedRuns([np.sort(((ticks[near] - self.base) << ROW_BITS) | rows[near])])
+        self.near = SortedRuns([ordered(((ticks[near] - self.base) << ROW_BITS) | rows[near])])
         self.outlier_ticks, self.outlier_rows = ticks[~near], rows[~near]

@@ -20,14 +20,15 @@ from spark_purgatory.core.runs import (
     EMPTY,
     MAX_ROWS,
     PREFIX_MASK,
-    ROW_MASK,
     Bools,
     Column,
     Int64s,
     Rows,
     SortedRuns,
-    by_needle,
+    by_first,
     expand,
+    hash_order,
+    ordered,
 )
 from spark_purgatory.errors import LimitError
 
@@ -81,10 +82,7 @@ class Watchers:
             entries = np.arange(first[rows[0]], first[rows[-1] + 1])
         else:
             entries, _ = self.entries_of(rows)
-        added = self.hashes.values[entries]
-        added |= entries
-        added.sort()
-        self.index.add(added)
+        self.index.add(ordered(self.hashes.values[entries] | entries))
         self.listed.writable[entries] = True
         self.watched += len(entries)
 
@@ -100,18 +98,17 @@ class Watchers:
         first = self.first_entry.values
         return first[rows + 1] - first[rows]
 
-    def find(self, keys: pa.Array, hashes: Int64s, ordered: bool = True) -> tuple[Int64s, Int64s]:
-        """Listed entries of each key: (which key, entry), both (m,), by key and then in list order unless not
-        ``ordered``.
+    def find(self, keys: pa.Array, hashes: Int64s, by_entry: bool = False) -> tuple[Int64s, Int64s]:
+        """Listed entries of each key: (which key, entry), both (m,), by key and then in list order, or ``by_entry``
+        and then by key.
         """
-        sought = (hashes & PREFIX_MASK) | np.arange(len(hashes))
-        sought.sort()
-        order = sought & ROW_MASK
-        found, entries = self.index.find(sought)
-        needle = order[found]
+        order = hash_order(hashes)
+        found, entries = self.index.find(hashes[order])
+        # Columns are read from their beginning to their end: a third of the time of reading them here and there.
+        entries, needle = by_first(entries, order[found])
         here = np.flatnonzero(self.listed.values[entries] & self.keys.equal(entries, keys, needle))
         needle, entries = needle[here], entries[here]
-        return by_needle(needle, entries) if ordered else (needle, entries)
+        return (needle, entries) if by_entry else by_first(needle, entries)
 
     def drop(self, entries: Int64s) -> None:
         """Take listed entries, (m,) distinct, off their lists."""
