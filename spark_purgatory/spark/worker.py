@@ -13,17 +13,28 @@ KEPT_BYTES = 256 << 20
 """Freed memory that a worker keeps for its next task."""
 
 
-@cache
 def prepare_worker() -> None:
-    """Once in a process, by whichever of our functions runs first.
+    """At the start of each of our functions, which one ever runs in the process; costs a microsecond when repeated.
 
-    PySpark has a worker collect its garbage after every task: 30 ms and more to walk the objects of all modules, six
-    times a micro-batch. What was imported so far is taken out of the collector's sight.
+    PySpark has a worker collect its garbage after every task: 30 ms and more to walk the objects of all modules, eight
+    times a micro-batch. What was imported so far is taken out of the collector's sight, and again when more was: a
+    worker that packs first meets pandas only when it is given a state function.
 
     Blobs of some megabytes would be given back to the system each time they are freed, and every page of the next one
     be faulted in anew: 0.7 ns a byte, ten times what writing it costs. glibc alone has this switch.
     """
+    _freeze(len(sys.modules))
+    _keep_freed_memory()
+
+
+@cache
+def _freeze(modules: int) -> None:
+    """Once for each number of modules there are."""
     gc.freeze()
+
+
+@cache
+def _keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
