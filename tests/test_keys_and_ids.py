@@ -23,6 +23,7 @@ from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.core.ids import FORGET_FLOOR, Ids
 from spark_purgatory.core.keys import KeyColumn, as_bools, hash_keys, mix64
 from spark_purgatory.core.purgatory import DelayedOperationPurgatory
+from spark_purgatory.core.runs import by_first
 from spark_purgatory.core.timing_wheel import SystemTimer
 from spark_purgatory.core.watchers import Watchers
 from spark_purgatory.testing.worlds import random_world, splits
@@ -294,6 +295,8 @@ def test_watch_lists_of_keys_that_collide_stay_apart(forge: Callable[[Array], Ar
             row += 1
         asked = pa.array([*rng.sample(words, 5), "unknown", words[0]])
         needle, entries = watchers.find(asked, forge(hash_keys(asked)))
+        assert entries.tolist() == sorted(entries.tolist())
+        needle, entries = by_first(needle, entries)
         found = [(int(n), int(r)) for n, r in zip(needle, watchers.row_of.values[entries], strict=True)]
         assert found == [(n, r) for n, key in enumerate(asked.to_pylist()) for r in model.get(key, [])]
         dropped = entries[needle == 0]

@@ -457,6 +457,13 @@ def test_the_order_of_completion_within_a_batch_of_checks_is_that_of_the_keys_an
     assert (world.check("abab"), world.completed) == ([2, 2, 0, 0], ["q", "r", "p", "s"])
 
 
+def test_an_operation_counts_for_the_first_key_that_met_it_not_for_the_first_that_it_watches() -> None:
+    world = World()
+    world.watch("p ab 9", "q a 9")
+    world.happen("ab")
+    assert (world.check("ba"), world.completed) == ([1, 1], ["p", "q"])
+
+
 # --- compacting -----------------------------------------------------------------------------------
 
 

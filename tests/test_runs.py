@@ -27,11 +27,11 @@ from spark_purgatory.core.runs import (
     Int64s,
     SortedRuns,
     by_first,
-    distinct,
     each_once,
     expand,
     first_of_each,
     hash_order,
+    leading_bits,
     ordered,
 )
 
@@ -74,7 +74,7 @@ def all_sorted(runs: SortedRuns) -> bool:
 
 
 def found_in(model: list[Entry], prefixes: list[int]) -> list[Entry]:
-    """(which needle, row), ordered, of needles in ascending order."""
+    """(which needle, row), in order, of needles in ascending order."""
     return sorted((i, row) for i, prefix in enumerate(sorted(prefixes)) for p, row in model if p == prefix)
 
 
@@ -161,8 +161,8 @@ def check_against_a_list(actions: list[tuple[str, Any]]) -> None:
             found, rows = runs.find(needles_of(given_))
             expected = found_in(model, given_)
             assert Counter(zip(found.tolist(), rows.tolist(), strict=True)) == Counter(expected)
-            ordered = by_first(found, rows)
-            assert list(zip(*(column.tolist() for column in ordered), strict=True)) == expected
+            pairs = by_first(found, rows)
+            assert list(zip(*(column.tolist() for column in pairs), strict=True)) == expected
         elif action == "pop":
             popped = unpacked(runs.pop_until(given_))
             assert Counter(popped) == Counter(entry for entry in model if entry[0] <= given_)
@@ -201,7 +201,7 @@ def test_find_keeps_the_order_of_rows_within_a_run() -> None:
     assert rows.tolist() == [3, 5, 9]
 
 
-def test_pairs_are_ordered_by_first_and_then_by_row_up_to_the_ends() -> None:
+def test_pairs_come_in_the_order_of_the_first_and_then_of_the_second_up_to_the_ends() -> None:
     pairs = [(0, ROW_MASK), (0, 0), (HIGHEST, 1), (7, ROW_MASK), (7, 2), (HIGHEST, 0)]
     random.Random(5).shuffle(pairs)
     found, rows = by_first(*(np.array(column, np.int64) for column in zip(*pairs, strict=True)))
@@ -286,7 +286,6 @@ def test_ranges_are_laid_out_one_after_the_other(ranges: list[tuple[int, int]]) 
 @given(st.lists(st.one_of(st.integers(0, 5), st.sampled_from([MAX_ROWS - 1, HIGHEST])), max_size=20))
 def test_distinct_values_come_ascending_with_the_first_place_of_each(values: list[int]) -> None:
     given_ = np.array(values, np.int64)
-    assert distinct(given_).tolist() == sorted(set(values))
     ascending = np.sort(given_)
     assert each_once(ascending).tolist() == sorted(set(values))
     assert first_of_each(ascending).tolist() == [sorted(values).index(v) for v in sorted(set(values))]
@@ -302,18 +301,32 @@ SPREADS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [np.int64, np.int32])
 @pytest.mark.parametrize("spread", SPREADS)
 @pytest.mark.parametrize("count", [0, 1, RADIX_FLOOR - 1, RADIX_FLOOR, 5000])
-def test_values_are_put_in_order_however_many_and_however_spread(count: int, spread: str, dtype: type) -> None:
-    ends = np.iinfo(dtype)
-    low, high = (min(max(end, int(ends.min)), int(ends.max)) for end in SPREADS[spread])
-    values = np.random.default_rng(1).integers(low, high, count, dtype, endpoint=True)
-    values[: count // 9] = low
-    values[count - count // 9 :] = high
-    before = values.tolist()
-    assert ordered(values).tolist() == sorted(before)
-    assert (values.tolist(), ordered(values).dtype) == (before, values.dtype)
+def test_values_are_put_in_order_however_many_and_however_spread(count: int, spread: str) -> None:
+    low, high = SPREADS[spread]
+    for at_the_ends in (0, count // 9, count * 4 // 9):
+        values = np.random.default_rng(1).integers(low, high, count, np.int64, endpoint=True)
+        values[:at_the_ends] = low
+        values[count - at_the_ends :] = high
+        before = values.tolist()
+        assert ordered(values).tolist() == sorted(before)
+        assert values.tolist() == before
+    assert ordered(np.sort(values)).tolist() == sorted(before)
+
+
+def test_values_in_order_already_come_as_a_copy() -> None:
+    values = np.arange(2 * RADIX_FLOOR)
+    ordered(values)[0] = 7
+    assert values[0] == 0
+
+
+def test_leading_bits_tell_most_values_apart_wherever_they_lie() -> None:
+    for low, high in (SPREADS["all of int64"], SPREADS["high and close together"], SPREADS["few bits"]):
+        values = np.random.default_rng(3).integers(low, high, 5000, np.int64, endpoint=True)
+        leading = leading_bits(values)
+        assert len(set(leading.tolist())) > 4000
+        assert (leading[np.argsort(values)][1:] >= leading[np.argsort(values)][:-1]).all()
 
 
 @pytest.mark.parametrize("count", [0, 10, 5000])

@@ -132,7 +132,7 @@ class EventSegment:
         order = hash_order(hashes)
         sorted_hash, sorted_time = hashes[order], time_us[order]
         same = sorted_hash[1:] == sorted_hash[:-1]
-        if bool((sorted_hash[1:] < sorted_hash[:-1]).any() or (same & (sorted_time[1:] < sorted_time[:-1])).any()):
+        if bool((same & (sorted_time[1:] < sorted_time[:-1])).any()):
             order = np.lexsort((time_us, hashes))
             sorted_hash, sorted_time = hashes[order], time_us[order]
             same = sorted_hash[1:] == sorted_hash[:-1]

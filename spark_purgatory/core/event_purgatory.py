@@ -61,7 +61,7 @@ def duplicates_of(table: OperationRows, rows: Int64s, key_type: pa.DataType) -> 
 def earliest_read(watchers: Watchers, waiting: Bools, from_us: Int64s, segment: EventSegment) -> Int64s:
     """Earliest time that a waiting row reads, for every group of the segment, (G,) int64; the others are (rows,)."""
     earliest = np.full(len(segment.group_hash), NEVER)
-    group, entries = watchers.find(segment.group_keys, segment.group_hash, by_entry=True)
+    group, entries = watchers.find(segment.group_keys, segment.group_hash)
     rows = watchers.row_of.values[entries]
     reads = waiting[rows]
     np.minimum.at(earliest, group[reads], from_us[rows[reads]])

@@ -38,8 +38,7 @@ class Ids:
         """
         order = hash_order(hashes)
         repeated = self._live_before(identity, hashes, order, created_us, watermark_us)
-        ascending = hashes[order] & PREFIX_MASK
-        if bool((ascending[1:] == ascending[:-1]).any()):
+        if has_repeats(hashes[order]):
             self._repeated_within(identity, created_us, deadline_us, watermark_us, repeated)
         return repeated
 
@@ -115,6 +114,19 @@ class Ids:
         for column in self.columns:
             column.keep(live)
         self.deadline_us = Column(self.deadline_us.values[live])
+
+
+def has_repeats(hashes: Int64s) -> bool:
+    """Whether a hash comes twice among hashes, (n,), that ascend in their upper 36 bits."""
+    prefixes = hashes & PREFIX_MASK
+    tied = np.flatnonzero(prefixes[1:] == prefixes[:-1])
+    if not len(tied):
+        return False
+    # Of those that share 36 bits few are the same.
+    suspects = np.zeros(len(hashes), bool)
+    suspects[tied] = suspects[tied + 1] = True
+    ascending = ordered(hashes[suspects])
+    return bool((ascending[1:] == ascending[:-1]).any())
 
 
 def identity_codes(identity: list[pa.Array]) -> Int64s:

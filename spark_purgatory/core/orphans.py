@@ -66,7 +66,7 @@ class Orphans:
             for segment in log.segments:
                 due = segment.where(segment.time_us <= floor_us)
                 if not name.startswith("named."):
-                    _, entries = judge.watchers.find(due.group_keys, due.group_hash, by_entry=True)
+                    _, entries = judge.watchers.find(due.group_keys, due.group_hash)
                     may_hear[judge.watchers.row_of.values[entries]] = True
                 elif len(due) and judge.rows.ids.chunks:
                     ids = pa.array([split_pair(pair)[0] for pair in due.group_keys.to_pylist()], pa.binary())

@@ -10,9 +10,9 @@ Operations are *rows*, numbered in the order of registration. Their state is a b
 because criteria may not change within a call. Left out for that reason: the second evaluation after watching, which in
 Kafka closes a race with other threads.
 
-Costs: registering n operations with k keys O(k log k); a check O(keys given + operations found); completing, cancelling
-O(n); `advance_clock` O(due); a purge O(completed since the last). `compact` renumbers rows, O(all rows), when the
-caller likes.
+Costs: registering n operations with k keys O(k log k); a check O(keys given + operations found), and sorts both;
+completing, cancelling O(n); `advance_clock` O(due); a purge O(completed since the last). `compact` renumbers rows,
+O(all rows), when the caller likes.
 
 The boundary: the timer runs a task at ``deadline < clock + tick``, up to a tick early, as Kafka's does.
 """
@@ -34,7 +34,6 @@ from spark_purgatory.core.runs import (
     Column,
     Int64s,
     Rows,
-    distinct,
     each_once,
     first_of_each,
     ordered,
@@ -148,7 +147,7 @@ class DelayedOperationPurgatory:
     def check_and_complete(self, keys: pa.Array, key_hashes: Int64s | None = None) -> Int64s:
         """Try the operations watching each key, keys in order; returns how many each completed, (k,) int64."""
         hashes = hash_keys(keys) if key_hashes is None else key_hashes
-        needle, entries = self.watchers.find(keys, hashes, by_entry=True)
+        needle, entries = self.watchers.find(keys, hashes)
         rows = self.watchers.row_of.values[entries]
         waiting = self.state.values[rows] == WAITING
         candidates = each_once(rows[waiting]).astype(np.int64)
@@ -180,7 +179,7 @@ class DelayedOperationPurgatory:
         _, entries = self.watchers.find(keys, hash_keys(keys))
         rows = self.watchers.row_of.values[entries].astype(np.int64)
         self.watchers.drop(entries)
-        self.timer.cancel(distinct(rows))
+        self.timer.cancel(each_once(rows))
         return rows
 
     def advance_clock(self, now_ms: int) -> Int64s:

@@ -45,7 +45,7 @@ WIDE = 32
 RADIX_FLOOR = 1024
 """Values below which sorting them by their leading bits first is not worth it."""
 RADIX_BITS = 16
-"""What numpy sorts by counting, not comparing: 4 ns a value, where its sort of int64 takes 6 to 40, by processor."""
+"""What numpy sorts by counting, not comparing: 4 ns a value, where its sort of int64 takes 6 to 50, by processor."""
 
 PREFIX_MASK = ~ROW_MASK
 """What of a 64-bit hash orders an index."""
@@ -141,8 +141,8 @@ class SortedRuns:
     def find(self, needles: Int64s) -> tuple[Int64s, Int64s]:
         """Rows whose entry has the same prefix as a needle.
 
-        ``needles``: (n,) int64, sorted; only their upper 36 bits count. Returns (which needle, row), both (m,), in
-        runs' order: sort by needle where order matters (`by_first`).
+        ``needles``: (n,) int64, ascending in their upper 36 bits; the others do not count. Returns (which
+        needle, row), both (m,), in runs' order: sort by needle where order matters (`by_first`).
         """
         low, high = needles & PREFIX_MASK, needles | ROW_MASK
         known = {id(directory.run): directory for directory in self.directories}
@@ -190,46 +190,56 @@ class SortedRuns:
             self.add((run[keep] & PREFIX_MASK) | rows[keep])
 
 
-def ordered(values: npt.NDArray[Kind]) -> npt.NDArray[Kind]:
-    """The values, (n,) of an integer type, ascending: as ``np.sort``, in a quarter of the time where there are many.
+def ordered(values: Int64s) -> Int64s:
+    """The values, (n,) int64, ascending, as ``np.sort``, and up to four times as fast.
 
-    They are put in order of their leading 16 bits, and the merge sort after it finds little left to do.
+    Where they are spread over their range: they are put in order of their leading bits, and the merge sort after it
+    finds little left to do.
     """
     if len(values) < RADIX_FLOOR:
         return np.sort(values)
-    lowest, highest = int(values.min()), int(values.max())
-    # The distance may not fit the type's sign: modulo 2**64 it is right.
-    distance = values.astype(np.uint64) - np.uint64(lowest % 2**64)
-    leading = distance >> np.uint64(max((highest - lowest).bit_length() - RADIX_BITS, 0))
-    ascending = values[np.argsort(leading.astype(np.uint16), kind="stable")]
+    if bool((values[1:] >= values[:-1]).all()):
+        return values.copy()
+    leading = leading_bits(values)
+    order = np.argsort(leading, kind="stable")
+    quarter = len(values) // 4
+    if leading[order[quarter]] == leading[order[-quarter]]:
+        # Most share them: a few of the values lie far from the rest.
+        return np.sort(values)
+    ascending = values[order]
     ascending.sort(kind="stable")
     return ascending
 
 
+def leading_bits(values: Int64s) -> npt.NDArray[np.uint16]:
+    """The upper 16 bits of each value's distance from the least, as few of them as the greatest distance has."""
+    lowest, highest = int(values.min()), int(values.max())
+    # The distance may not fit the type's sign: modulo 2**64 it is right.
+    distance = values.view(np.uint64) - np.uint64(lowest % 2**64)
+    return (distance >> np.uint64(max((highest - lowest).bit_length() - RADIX_BITS, 0))).astype(np.uint16)
+
+
 def hash_order(hashes: Int64s) -> Int64s:
-    """The order, (n,), in which the upper 36 bits of hashes ascend; equal ones stay as they are."""
+    """Positions, (n,), n at most 2**28, in the order of the upper 36 bits of the hashes; of equal ones the earlier
+    first.
+    """
     return ordered((hashes & PREFIX_MASK) | np.arange(len(hashes))) & ROW_MASK
 
 
-def distinct(values: npt.NDArray[Kind]) -> npt.NDArray[Kind]:
-    """The distinct values, ascending; a sort and a difference, which beats ``np.unique`` tenfold here."""
-    return each_once(ordered(values))
-
-
 def each_once(ascending: npt.NDArray[Kind]) -> npt.NDArray[Kind]:
-    """The distinct ones of values that ascend."""
+    """The distinct values of an ascending array."""
     return ascending[first_of_each(ascending)]
 
 
 def first_of_each(ascending: npt.NDArray[Kind]) -> Int64s:
-    """Where each of the distinct ones of values that ascend comes first."""
+    """Where each distinct value of an ascending array first stands, (d,)."""
     if not len(ascending):
         return EMPTY
     return np.flatnonzero(np.concatenate(([True], ascending[1:] != ascending[:-1])))
 
 
 def by_first(first: Int64s, second: Int64s) -> tuple[Int64s, Int64s]:
-    """Pairs, each below 2**28 but for the first, below 2**35, in the order of the first, then of the second."""
+    """Pairs in the order of the first, within -2**35 .. 2**35 - 1, then of the second, within 0 .. 2**28 - 1."""
     packed = ordered((first << ROW_BITS) | second)
     return packed >> ROW_BITS, packed & ROW_MASK
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from spark_purgatory.core.runs import EMPTY, ROW_BITS, ROW_MASK, Bools, Int64s, Rows, SortedRuns, distinct, ordered
+from spark_purgatory.core.runs import EMPTY, ROW_BITS, ROW_MASK, Bools, Int64s, Rows, SortedRuns, each_once, ordered
 
 NEAR_TICKS = 1 << 34
 REBASE_FLOOR = 1024
@@ -50,7 +50,7 @@ class TimerEntries:
         entries = ordered(((ticks - self.base) << ROW_BITS) | rows)
         self.near.add(entries)
         ascending = (entries >> ROW_BITS) + self.base
-        return np.sort(np.concatenate((ascending, far))) if len(far) else ascending
+        return np.sort(np.concatenate((ascending, far)), kind="stable") if len(far) else ascending
 
     def _set_apart(self, ticks: Int64s, rows: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Store outliers; returns the ticks and rows left, and the outliers' ticks."""
@@ -64,10 +64,10 @@ class TimerEntries:
         due = self.near.pop_until(min(max(to - self.base, -NEAR_TICKS - 1), NEAR_TICKS))
         if live:
             due = due[live(*self._pairs(due))]
-        # What came out of each run ascends.
+        # Each run's part ascends, and a stable sort merges them.
         due.sort(kind="stable")
         if self.repeats:
-            due = distinct(due)
+            due = each_once(due)
         ticks, rows = self._pairs(due)
         if len(self.outlier_ticks):
             ticks, rows = self._pop_outliers(to, live or _all_live, ticks, rows)
@@ -123,7 +123,9 @@ class TimerEntries:
         """Drop entries of cancelled and moved tasks; amortised against the cancels that made them."""
         runs = [run[live(*self._pairs(run))] for run in self.near.runs]
         if self.repeats and runs:
-            runs = [distinct(np.concatenate(runs))]
+            merged = np.concatenate(runs)
+            merged.sort(kind="stable")
+            runs = [each_once(merged)]
         self.near = SortedRuns()
         for run in runs:
             self.near.add(run)

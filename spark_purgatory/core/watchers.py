@@ -98,17 +98,14 @@ class Watchers:
         first = self.first_entry.values
         return first[rows + 1] - first[rows]
 
-    def find(self, keys: pa.Array, hashes: Int64s, by_entry: bool = False) -> tuple[Int64s, Int64s]:
-        """Listed entries of each key: (which key, entry), both (m,), by key and then in list order, or ``by_entry``
-        and then by key.
-        """
+    def find(self, keys: pa.Array, hashes: Int64s) -> tuple[Int64s, Int64s]:
+        """Listed entries of each key: (which key, entry), both (m,), by entry and then by key."""
         order = hash_order(hashes)
         found, entries = self.index.find(hashes[order])
         # Columns are read from their beginning to their end: a third of the time of reading them here and there.
         entries, needle = by_first(entries, order[found])
         here = np.flatnonzero(self.listed.values[entries] & self.keys.equal(entries, keys, needle))
-        needle, entries = needle[here], entries[here]
-        return (needle, entries) if by_entry else by_first(needle, entries)
+        return needle[here], entries[here]
 
     def drop(self, entries: Int64s) -> None:
         """Take listed entries, (m,) distinct, off their lists."""
