@@ -33,3 +33,27 @@ def test_a_prepared_worker_keeps_its_memory_and_does_not_collect_modules() -> No
     assert (plain[0], prepared[0]) == ("False", "True")
     if sys.platform == "linux":
         assert prepared[1] < plain[1] / 5
+
+
+IMPORT_LATER = """
+import gc
+from spark_purgatory.spark.worker import prepare_worker
+prepare_worker()
+first = gc.get_freeze_count()
+import xmlrpc.server
+walked = len(gc.get_objects())
+prepare_worker()
+second = gc.get_freeze_count()
+kept = [[] for _ in range(5000)]
+prepare_worker()
+print(first, walked, second, gc.get_freeze_count())
+"""
+
+
+def test_what_is_imported_later_is_frozen_by_the_next_task_and_what_a_task_makes_is_not() -> None:
+    """A worker that packs first meets pandas only when it is given a state function."""
+    output = subprocess.run([sys.executable, "-c", IMPORT_LATER], capture_output=True, text=True, check=True).stdout
+    first, walked, second, third = map(int, output.split())
+    assert walked > 500
+    assert second >= first + walked - 50
+    assert third <= second
