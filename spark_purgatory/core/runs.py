@@ -191,7 +191,7 @@ class SortedRuns:
 
 
 def ordered(values: Int64s) -> Int64s:
-    """The values, (n,) int64, ascending, as ``np.sort``, and up to four times as fast.
+    """The values, (n,) int64, ascending, as ``np.sort``, in a third to a half of its time.
 
     Where they are spread over their range: they are put in order of their leading bits, and the merge sort after it
     finds little left to do.

@@ -25,11 +25,11 @@ import pyarrow.compute as pc
 from spark_purgatory.core.arrivals import OperationArrivals
 from spark_purgatory.core.content import content_ranks
 from spark_purgatory.core.engine_spec import EngineSpec
-from spark_purgatory.core.ids import Ids, identity_codes
+from spark_purgatory.core.ids import Ids, has_repeats, identity_codes
 from spark_purgatory.core.keys import as_bools
 from spark_purgatory.core.operations import OperationRows
 from spark_purgatory.core.purgatory import WAITING, DelayedOperationPurgatory
-from spark_purgatory.core.runs import EMPTY, Bools, Int64s, Rows, ordered
+from spark_purgatory.core.runs import EMPTY, Bools, Int64s, Rows, hash_order
 from spark_purgatory.core.times import ALWAYS
 
 
@@ -127,8 +127,8 @@ class Standing:
 
     def _repeated(self, identity: list[pa.Array], hashes: Int64s) -> Bools:
         """Which of a batch share their identity with another of it, or with a contested row; (n,) bool."""
-        ascending = ordered(np.concatenate((hashes, self.contested_hash)))
-        if not bool((ascending[1:] == ascending[:-1]).any()):
+        all_hashes = np.concatenate((hashes, self.contested_hash))
+        if not has_repeats(all_hashes[hash_order(all_hashes)]):
             return np.zeros(len(hashes), bool)
         if len(self.contested):
             pairs = zip(identity, self._identity_of(self.contested), strict=True)

@@ -14,7 +14,7 @@ KEPT_BYTES = 256 << 20
 
 
 def prepare_worker() -> None:
-    """At the start of each of our functions, which one ever runs in the process; costs a microsecond when repeated.
+    """At the start of each of our functions, which one ever runs in the process; costs next to nothing when repeated.
 
     PySpark has a worker collect its garbage after every task: 30 ms and more to walk the objects of all modules, eight
     times a micro-batch. What was imported so far is taken out of the collector's sight, and again when more was: a
