@@ -37,3 +37,9 @@ def test_as_many_wait_after_a_step_of_growth_and_a_restore_as_before(hot: bool) 
     assert driver.engine.pending == len(driver.waiting) == 2000
     driver.finish()
     assert driver.engine.pending == 0
+
+
+def test_a_workers_memory_is_told_however_few_wait() -> None:
+    driver = Driver(Point("pending", 2000))
+    driver.load()
+    assert driver.worker_bytes() > 1 << 20

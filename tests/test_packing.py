@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_purgatory.core.packing import AS_THEY_ARE, DIFFERENCES, DISTANCES, pack, unpack
+from spark_purgatory.core.packing import (
+    AS_THEY_ARE,
+    DIFFERENCES,
+    DISTANCES,
+    PLANES_FLOOR,
+    WIDEST,
+    in_planes,
+    lay_out,
+    pack,
+    picked_up,
+    unpack,
+)
 from spark_purgatory.core.state_tables import Arrays, put_together, take_apart
 
 LOW, HIGH = -(1 << 63), (1 << 63) - 1
@@ -48,6 +61,62 @@ def test_other_types_are_stored_as_they_are() -> None:
     for column in (np.array([1.5, np.nan, -0.0]), np.array([True, False]), np.array([3], np.int32)):
         recipe, stored = pack(column)
         assert unpack(recipe, stored.tobytes()).tobytes() == column.tobytes() and recipe[3] == AS_THEY_ARE
+
+
+def laid_out(values: Any) -> bytes:
+    into = np.empty(values.nbytes, np.uint8)
+    lay_out(values, into)
+    assert bytes(picked_up(values.dtype, into.tobytes())) == values.tobytes(), values.dtype
+    return into.tobytes()
+
+
+def test_many_values_lie_in_planes_and_few_as_they_are() -> None:
+    many = np.array([0x0102, 0x0103, 0x0104] * PLANES_FLOOR, "<u2")
+    assert laid_out(many) == b"\x02\x03\x04" * PLANES_FLOOR + b"\x01\x01\x01" * PLANES_FLOOR
+    few = many[: PLANES_FLOOR - 1]
+    assert laid_out(few) == few.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["<i8", "<i4", "<u4", "<u2", "|u1", "|b1", "<f8", "|V3", "|V13", "|V64", "|V65"])
+@pytest.mark.parametrize("count", [0, 1, PLANES_FLOOR - 1, PLANES_FLOOR, 1 << 13, (1 << 13) + 1, 20_001])
+def test_values_of_every_type_come_back_from_their_planes(kind: str, count: int) -> None:
+    wanted = np.dtype(kind)
+    values = np.random.default_rng(count).integers(0, 256, count * wanted.itemsize, np.uint8).view(wanted)
+    whole = laid_out(values)
+    split = 1 < wanted.itemsize <= WIDEST and wanted.kind != "f" and count >= PLANES_FLOOR
+    assert in_planes(wanted, values.nbytes) == split == (whole != values.tobytes())
+    if split:
+        planes = np.frombuffer(whole, np.uint8).reshape(wanted.itemsize, count)
+        assert all(planes[:, row].tobytes() == values[row].tobytes() for row in (0, 1, count // 2, count - 1))
+
+
+@pytest.mark.parametrize(
+    ("texts", "widths"),
+    [
+        (["abc", "abd", "abe"], [3]),
+        (["", "", ""], [0]),
+        (["a", "b"], [1]),
+        (["order-998", "order-999", "order-1000", "order-1001"], [9, 10]),
+        (["a", "", "bc", "bd", "", "e"], [1, 0, 2, 0, 1]),
+        (["a", "bc"] * 4, [1, 2] * 4),
+        (["a", "bc"] * 4 + ["d"], [0]),
+        (["ä", "ab", None, None], [2, 0]),
+        ([None, None], [0]),
+        ([], [0]),
+    ],
+)
+def test_texts_of_one_length_lie_as_values_and_a_few_stretches_of_them_too(
+    texts: list[str | None], widths: list[int]
+) -> None:
+    """Width 0: letters as they are."""
+    batch = pa.record_batch({"text": pa.array(["before", *texts, "after"]).slice(1, len(texts))})
+    arrays: Arrays = {}
+    assert take_apart("t", [batch], arrays) == []
+    letters = [array.dtype for name, array in arrays.items() if "/letters" in name]
+    assert letters == [np.dtype(f"V{width}") if width else np.dtype(np.uint8) for width in widths]
+    (again,) = put_together("t", [], arrays)
+    assert again.column(0).to_pylist() == texts and not arrays
+    again.validate(full=True)
 
 
 TEXTS = st.text(max_size=5)

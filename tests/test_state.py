@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark_purgatory.core import criteria
+from spark_purgatory.core import criteria, packing, state
 from spark_purgatory.core.arrivals import read_events, read_operations
 from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.core.event_purgatory import EventTimePurgatory
@@ -179,7 +179,7 @@ def with_header(blob: bytes, **fields: int) -> bytes:
 @pytest.mark.parametrize("version", [0, VERSION + 1, 2**32 - 1])
 def test_an_unknown_format_version_is_refused_by_name(version: int) -> None:
     blob = with_header(a_blob("any key"), version=version)
-    with pytest.raises(StateVersionError, match=f"format version {version}, .* reads {VERSION}:"):
+    with pytest.raises(StateVersionError, match=f"format version {version}, .* reads 1 and {VERSION}:"):
         restore(SPECS["any key"], blob, 1)
 
 
@@ -342,9 +342,9 @@ def test_writing_into_what_was_read_leaves_the_blob_as_it_was() -> None:
     assert [array.max() for array in read_blob(blob, 1)[1].values()] == [2, 0]
 
 
-# --- format version 1 -----------------------------------------------------------------------------
+# --- format versions ------------------------------------------------------------------------------
 
-GOLDEN = Path(__file__).parent / "data" / "state_v1.bin"
+GOLDEN = {version: Path(__file__).parent / "data" / f"state_v{version}.bin" for version in range(1, VERSION + 1)}
 GOLDEN_SPEC = EngineSpec(criteria.sum_at_least(1), final=True, lookback_us=2_000)
 GOLDEN_SHARDS = 3
 GOLDEN_BEFORE: list[Batch] = [
@@ -381,9 +381,16 @@ GOLDEN_AFTER: list[tuple[Batch, list[str]]] = [
 ]
 
 
-def golden_engine() -> EventTimePurgatory:
+BYSTANDERS = 700
+"""Operations that wait all along in states of version 2 and later: enough of them to lie in planes."""
+
+
+def golden_engine(version: int) -> EventTimePurgatory:
     """The recipe: an engine with something of everything a state holds."""
     engine = EventTimePurgatory(GOLDEN_SPEC)
+    if version > 1:
+        bystanders = [op(f"order-{n}", "w", 10_000 + n, 10_000_000 + 77 * n) for n in range(900, 900 + BYSTANDERS)]
+        assert steps(engine, [(bystanders, [], 0)]) == []
     outcomes = [f"{o['id']} {o['status']}" for o in steps(engine, GOLDEN_BEFORE)]
     assert sorted(outcomes) == ["done COMPLETED", "done DUPLICATE", "gone EXPIRED", "wrong REJECTED"], outcomes
     return engine
@@ -400,28 +407,48 @@ def fates(engine: EventTimePurgatory) -> list[list[str]]:
     ]
 
 
-def test_state_of_format_version_1_is_still_read_and_goes_on_as_the_recipes_engine_does() -> None:
-    stored = GOLDEN.read_bytes()
-    assert HEADER.unpack_from(stored)[:3] == (MAGIC, 1, GOLDEN_SHARDS)
+each_version = pytest.mark.parametrize("version", GOLDEN)
+
+
+@each_version
+def test_state_of_every_format_version_is_read_and_goes_on_as_the_recipes_engine_does(version: int) -> None:
+    stored = GOLDEN[version].read_bytes()
+    assert HEADER.unpack_from(stored)[:3] == (MAGIC, version, GOLDEN_SHARDS)
     expected = [sorted(leaves) for _, leaves in GOLDEN_AFTER]
-    assert fates(golden_engine()) == expected, "the recipe"
-    assert fates(restore(GOLDEN_SPEC, save(golden_engine(), GOLDEN_SHARDS), GOLDEN_SHARDS)) == expected, "written today"
+    today = save(golden_engine(version), GOLDEN_SHARDS)
+    assert fates(golden_engine(version)) == expected, "the recipe"
+    assert fates(restore(GOLDEN_SPEC, today, GOLDEN_SHARDS)) == expected, "written today"
     assert fates(restore(GOLDEN_SPEC, stored, GOLDEN_SHARDS)) == expected, "as stored"
+    assert save(restore(GOLDEN_SPEC, stored, GOLDEN_SHARDS), GOLDEN_SHARDS) == today, "as stored, written today"
 
 
-def test_the_golden_state_holds_something_of_everything() -> None:
-    engine = restore(GOLDEN_SPEC, GOLDEN.read_bytes(), GOLDEN_SHARDS)
-    timer = engine.purgatory.timer
-    assert engine.pending == 5 and engine.purgatory.ended == 3
-    assert len(engine.events.log) > 3 and len(engine.ids) == 7
-    assert len(timer.entries.outlier_ticks) == 1 and len(timer.entries.near) == 4
+@each_version
+def test_the_golden_states_hold_something_of_everything(version: int) -> None:
+    engine = restore(GOLDEN_SPEC, GOLDEN[version].read_bytes(), GOLDEN_SHARDS)
+    timer, more = engine.purgatory.timer, BYSTANDERS if version > 1 else 0
+    assert engine.pending == 5 + more and engine.purgatory.ended == 3
+    assert len(engine.events.log) > 3 and len(engine.ids) == 7 + more
+    assert len(timer.entries.outlier_ticks) == 1 and len(timer.entries.near) == 4 + more
     assert engine.outcomes.tally.by_status == [1, 1, 0, 0, 1, 1, 0]
     with pytest.raises(BugError):
         engine.outcomes.tally.received += 1
         engine.step(None, None, 26)
 
 
+def test_the_second_versions_golden_state_has_planes_of_texts_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    planes = set()
+
+    def picked_up(kind: np.dtype[Any], stored: memoryview) -> bytes | memoryview:
+        if packing.in_planes(kind, len(stored)):
+            planes.add(kind.kind)
+        return packing.picked_up(kind, stored)
+
+    monkeypatch.setattr(state, "picked_up", picked_up)
+    restore(GOLDEN_SPEC, GOLDEN[2].read_bytes(), GOLDEN_SHARDS)
+    assert {"u", "V"} <= planes
+
+
 if __name__ == "__main__":
-    GOLDEN.parent.mkdir(exist_ok=True)
-    GOLDEN.write_bytes(save(golden_engine(), GOLDEN_SHARDS))
-    print(f"{GOLDEN}: {GOLDEN.stat().st_size} bytes")
+    GOLDEN[VERSION].parent.mkdir(exist_ok=True)
+    GOLDEN[VERSION].write_bytes(save(golden_engine(VERSION), GOLDEN_SHARDS))
+    print(f"{GOLDEN[VERSION]}: {GOLDEN[VERSION].stat().st_size} bytes")

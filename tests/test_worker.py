@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
+
+import pytest
+
+from spark_purgatory.spark import worker
 
 ALLOCATE = """
 import gc, resource
@@ -33,6 +38,30 @@ def test_a_prepared_worker_keeps_its_memory_and_does_not_collect_modules() -> No
     assert (plain[0], prepared[0]) == ("False", "True")
     if sys.platform == "linux":
         assert prepared[1] < plain[1] / 5
+
+
+@pytest.mark.parametrize(
+    ("most_taken", "asked"),
+    [
+        (1 << 31, [(-3, 256 << 20), (-1, 256 << 20)]),
+        (32 << 20, [(-3, 256 << 20), (-3, 32 << 20), (-1, 256 << 20)]),
+        (0, [(-3, 256 << 20), (-3, 32 << 20)]),
+    ],
+)
+def test_a_glibc_that_refuses_a_large_threshold_is_not_left_with_its_smallest(
+    monkeypatch: pytest.MonkeyPatch, most_taken: int, asked: list[tuple[int, int]]
+) -> None:
+    """Trimming set alone would keep M_MMAP_THRESHOLD at 128 KiB: every blob mapped and faulted in anew."""
+    found = []
+
+    def mallopt(parameter: int, value: int) -> int:
+        found.append((parameter, value))
+        return int(parameter == -1 or value <= most_taken)
+
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(worker.ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
+    worker._keep_freed_memory.__wrapped__()
+    assert found == asked
 
 
 IMPORT_LATER = """

@@ -122,6 +122,8 @@ class Driver:
         """Save and restore; returns the seconds of each, and the bytes."""
         blobs: list[bytes] = []
         save_s = self._timed(lambda: blobs.append(save(self.engine, 1)))
+        # A worker has one engine at a time, and the memory of the last one to put it in.
+        self.engine = EventTimePurgatory(SPEC)
 
         def restored() -> None:
             self.engine = restore(SPEC, blobs[0], 1)
@@ -133,9 +135,9 @@ class Driver:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / STATE).write_bytes(save(self.engine, 1))
+            operations = self._operations(ROWS // 2)
             drawn = self.rng.permutation(len(self.waiting))[: ROWS // 2]
-            tables = (self._operations(ROWS // 2), self._events(self.waiting[drawn]))
-            for file, table in zip((OPERATIONS, EVENTS), tables, strict=True):
+            for file, table in ((OPERATIONS, operations), (EVENTS, self._events(self.waiting[drawn]))):
                 (folder / file).write_bytes(to_blob(table))
             command = [sys.executable, "-m", "jobs.benchmarks.growth", "--worker", name]
             return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -204,6 +206,7 @@ class Driver:
 
 def measure(point: Point) -> Measured:
     """Measure a point in this process; CPU seconds, as milliseconds."""
+    prepare_worker()
     driver = Driver(point)
     driver.load()
     finishes = point.curve.startswith("a million end")

@@ -27,13 +27,15 @@ from itertools import accumulate
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.packing import Recipe, Values, pack, unpack
+from spark_purgatory.core.packing import Recipe, Values, lay_out, pack, picked_up, unpack
 from spark_purgatory.core.seven_bits import coded_size, decode, encode
 from spark_purgatory.core.state_tables import Arrays, put_together, take_apart
 from spark_purgatory.errors import StateCorruptError, StateMismatchError, StateVersionError
 
 MAGIC = b"SPKPURG\0"
-VERSION = 1
+VERSION = 2
+READABLE = (1, VERSION)
+"""Format versions. In the first, arrays lie value by value; since then, many values lie in planes (`packing`)."""
 HEADER = struct.Struct("<8sIIQI")
 HEADER_BYTES = HEADER.size + 4
 ALIGNMENT = 8
@@ -72,7 +74,7 @@ def write_blob(facts: Mapping[str, object], arrays: Arrays, tables: Tables, shar
 
 def read_blob(blob: bytes, shards: int) -> tuple[dict[str, object], Arrays, Tables]:
     """What `write_blob` was given. Raises StateCorruptError, StateVersionError or StateMismatchError."""
-    body = _checked_body(blob, shards)
+    version, body = _checked_body(blob, shards)
     position = 0
     streams = []
     while position < body.size:
@@ -86,14 +88,16 @@ def read_blob(blob: bytes, shards: int) -> tuple[dict[str, object], Arrays, Tabl
     arrays: Arrays = {}
     position = 0
     for name, kind, narrow, base, how, size in meta["arrays"]:
-        arrays[name] = unpack((kind, narrow, base, how), stored[position : position + size])
+        part = stored[position : position + size]
+        arrays[name] = unpack((kind, narrow, base, how), part if version == 1 else picked_up(np.dtype(narrow), part))
         position += size + -size % ALIGNMENT
     rests = dict(zip(meta["rests"], map(_read_stream, streams), strict=True))
     tables = {name: put_together(name, rests.get(name, []), arrays) for name in meta["tables"]}
     return meta["facts"], arrays, tables
 
 
-def _checked_body(blob: bytes, shards: int) -> pa.Buffer:
+def _checked_body(blob: bytes, shards: int) -> tuple[int, pa.Buffer]:
+    """Format version and body."""
     if len(blob) < HEADER_BYTES:
         raise StateCorruptError(f"state of {len(blob)} bytes is shorter than its header ({HEADER_BYTES}): truncated")
     magic, version, shard_count, length, checksum = HEADER.unpack_from(blob)
@@ -103,9 +107,10 @@ def _checked_body(blob: bytes, shards: int) -> pa.Buffer:
         )
     if struct.unpack_from("<I", blob, HEADER.size)[0] != zlib.crc32(blob[: HEADER.size]):
         raise StateCorruptError("state header does not match its checksum: damaged in the checkpoint")
-    if version != VERSION:
+    if version not in READABLE:
+        known = " and ".join(map(str, READABLE))
         raise StateVersionError(
-            f"state has format version {version}, this version of spark_purgatory reads {VERSION}: "
+            f"state has format version {version}, this version of spark_purgatory reads {known}: "
             "run the release that wrote the checkpoint, or start a new one"
         )
     if shard_count != shards:
@@ -121,7 +126,7 @@ def _checked_body(blob: bytes, shards: int) -> pa.Buffer:
     coded = np.frombuffer(blob, np.uint8, offset=HEADER_BYTES)
     if zlib.crc32(coded.data) != checksum:
         raise StateCorruptError(f"state body of {length} bytes does not match its checksum: damaged in the checkpoint")
-    return pa.py_buffer(decode(coded, length))
+    return version, pa.py_buffer(decode(coded, length))
 
 
 def _laid_out(packed: Iterable[tuple[Recipe, Values]]) -> Values:
@@ -131,7 +136,7 @@ def _laid_out(packed: Iterable[tuple[Recipe, Values]]) -> Values:
     laid_out = np.zeros(sum(sizes), np.uint8)
     for part, size, end in zip(parts, sizes, accumulate(sizes), strict=True):
         start = end - size
-        laid_out[start : start + part.nbytes] = part.view(np.uint8)
+        lay_out(part, laid_out[start : start + part.nbytes])
     return laid_out
 
 

@@ -1,7 +1,9 @@
 """Tables of a shard's state taken apart for writing: columns that `packing` makes smaller become arrays.
 
 Of a text column these are its lengths, its letters and, if it has any, its nulls; of numbers and times without nulls
-the values. Columns of other types stay together as a table, the *rest*.
+the values. Columns of other types stay together as a table, the *rest*. Texts of one length, as ids and keys often are,
+lie as values of that many bytes, so that ids that count up are in planes (`packing`); where few lengths follow each
+other (order-999, order-1000) each stretch by itself.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ import pyarrow as pa
 from spark_purgatory.core.packing import narrowest
 
 Arrays = dict[str, npt.NDArray[Any]]
+
+MOST_STRETCHES = 8
+"""Stretches of texts of one length beyond which a column's letters are one array."""
 
 
 def take_apart(table: str, batches: list[pa.RecordBatch], arrays: Arrays) -> list[pa.RecordBatch]:
@@ -68,19 +73,34 @@ def _take_text(part: str, text: pa.Array, arrays: Arrays) -> None:
     if buffers[1] is not None and buffers[1].size:
         offsets = np.frombuffer(buffers[1], np.int32)[text.offset : text.offset + len(text) + 1]
     lengths = np.diff(offsets)
-    letters = np.frombuffer(b"" if buffers[2] is None else buffers[2], np.uint8)
+    letters = np.frombuffer(b"" if buffers[2] is None else buffers[2], np.uint8)[offsets[0] : offsets[-1]]
     arrays[f"{part}/lengths"] = lengths.astype(narrowest(int(lengths.max(initial=0))))
-    arrays[f"{part}/letters"] = letters[offsets[0] : offsets[-1]]
+    for i, stretch in enumerate(_stretches(lengths, letters)):
+        arrays[f"{part}/letters/{i}" if i else f"{part}/letters"] = stretch
     if text.null_count:
         arrays[f"{part}/valid"] = np.packbits(text.is_valid().to_numpy(zero_copy_only=False), bitorder="little")
+
+
+def _stretches(lengths: npt.NDArray[np.int32], letters: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
+    """Letters, (n,) uint8; or, where rows next to each other have texts of one length, values of as many bytes."""
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(lengths)) + 1))
+    if len(starts) > MOST_STRETCHES or not len(letters):
+        return [letters]
+    cuts = np.add.reduceat(lengths, starts).cumsum()[:-1]
+    parts = zip(np.split(letters, cuts), lengths[starts].tolist(), strict=True)
+    return [part.view(f"V{length}") if length else part for part, length in parts]
 
 
 def _text(part: str, kind: pa.DataType, arrays: Arrays) -> pa.Array:
     lengths, valid = arrays.pop(f"{part}/lengths"), arrays.pop(f"{part}/valid", None)
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    buffers = [None if valid is None else pa.py_buffer(valid), pa.py_buffer(offsets)]
-    return pa.Array.from_buffers(kind, len(lengths), [*buffers, pa.py_buffer(arrays.pop(f"{part}/letters"))])
+    letters = [arrays.pop(f"{part}/letters")]
+    while f"{part}/letters/{len(letters)}" in arrays:
+        letters.append(arrays.pop(f"{part}/letters/{len(letters)}"))
+    whole = letters[0] if len(letters) == 1 else np.concatenate([stretch.view(np.uint8) for stretch in letters])
+    buffers = [None if valid is None else pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(whole)]
+    return pa.Array.from_buffers(kind, len(lengths), buffers)
 
 
 def _is_text(kind: pa.DataType) -> bool:

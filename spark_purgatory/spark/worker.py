@@ -11,6 +11,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of ``malloc.h``."""
 KEPT_BYTES = 256 << 20
 """Freed memory that a worker keeps for its next task."""
+MOST_OLD_GLIBC_TAKES = 32 << 20
+"""An older glibc refuses a larger M_MMAP_THRESHOLD; and no glibc raises it from 128 KiB by itself once one was set."""
 
 
 def prepare_worker() -> None:
@@ -36,6 +38,5 @@ def _freeze(modules: int) -> None:
 @cache
 def _keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
+    if mallopt is not None and any(mallopt(M_MMAP_THRESHOLD, most) for most in (KEPT_BYTES, MOST_OLD_GLIBC_TAKES)):
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
-        mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
