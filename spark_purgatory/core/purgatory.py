@@ -133,12 +133,13 @@ class DelayedOperationPurgatory:
         rows = self.watchers.append(keys, hash_keys(keys) if key_hashes is None else key_hashes, offsets)
         self.state.append(np.full(len(rows), WAITING, np.uint8))
         completed = self._try_complete(rows)
-        self._end(rows[completed], "complete")
-        left = rows[~completed]
+        self._end(rows.compress(completed), "complete")
+        waits = ~completed
+        left = rows.compress(waits)
         self.watchers.watch(left)
         self.estimated_total += len(left)
         if self.timer_enabled and len(left):
-            deadlines = deadlines_ms(left) if callable(deadlines_ms) else deadlines_ms[~completed]
+            deadlines = deadlines_ms(left) if callable(deadlines_ms) else deadlines_ms.compress(waits)
             added = self.timer.add(left, deadlines)
             if not added.all_armed:
                 self._expire(left[~added.armed])
@@ -148,17 +149,18 @@ class DelayedOperationPurgatory:
         """Try the operations watching each key, keys in order; returns how many each completed, (k,) int64."""
         hashes = hash_keys(keys) if key_hashes is None else key_hashes
         needle, entries = self.watchers.find(keys, hashes)
-        rows = self.watchers.row_of.values[entries]
+        # numpy turns 32-bit numbers into 64-bit ones whenever they index: here once.
+        rows = self.watchers.row_of.values[entries].astype(np.int64)
         waiting = self.state.values[rows] == WAITING
-        candidates = each_once(rows[waiting]).astype(np.int64)
-        completed = candidates[self._try_complete(candidates)] if len(candidates) else candidates
+        candidates = each_once(rows.compress(waiting))
+        completed = candidates.compress(self._try_complete(candidates)) if len(candidates) else candidates
         # Their state tells which of the entries found, often several of a row, are theirs; `_end` does the rest.
         self.state.writable[completed] = ENDED
-        gone = np.flatnonzero(self.state.values[rows] != WAITING)
+        gone = (self.state.values[rows] != WAITING).nonzero()[0]
         self.watchers.drop(each_once(entries[gone]))
         if not len(completed):
             return np.zeros(len(keys), np.int64)
-        now = gone[waiting[gone]]
+        now = gone.compress(waiting[gone])
         # The walk goes by key and then by list; of each row the first entry that it meets counts.
         met = ordered(np.minimum.reduceat((needle[now] << ROW_BITS) | entries[now], first_of_each(rows[now])))
         self._end(self.watchers.row_of.values[met & ROW_MASK].astype(np.int64), "complete")
@@ -244,7 +246,7 @@ class DelayedOperationPurgatory:
         return np.concatenate(runs) & ((1 << 28) - 1) if runs else EMPTY
 
     def _expire(self, rows: Int64s) -> None:
-        rows = rows[self.state.values[rows] == WAITING]
+        rows = rows.compress(self.state.values[rows] == WAITING)
         self._end(rows, "expire")
         if len(rows):
             self._on_expiration(rows)

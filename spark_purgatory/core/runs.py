@@ -57,8 +57,8 @@ EMPTY: Int64s = np.empty(0, np.int64)
 
 def expand(starts: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
     """Positions ``starts[i] .. starts[i] + counts[i] - 1`` of every i, flat, and the i each belongs to."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    first = np.cumsum(counts) - counts
+    owner = np.arange(len(counts)).repeat(counts)
+    first = counts.cumsum() - counts
     return np.arange(len(owner)) + (starts - first)[owner], owner
 
 
@@ -89,20 +89,20 @@ class Directory:
             self._starts = self._build()
         bucket = (low >> self._shift) + (len(self._starts) // 2)
         start, end = self._starts[bucket], self._starts[bucket + 1]
-        hit = np.flatnonzero(end > start)
-        start, end = start[hit], end[hit]
-        wide = np.flatnonzero(end - start > WIDE)
-        if len(wide):
-            start[wide], end[wide] = self._searched(low[hit[wide]], high[hit[wide]])
-        at, owner = expand(start, end - start)
-        needle, entries = hit[owner], self.run[at]
-        same = np.flatnonzero((entries & PREFIX_MASK) == low[needle])
+        counts = end - start
+        if counts.max(initial=0) > WIDE:
+            wide = (counts > WIDE).nonzero()[0]
+            start[wide], end[wide] = self._searched(low[wide], high[wide])
+            counts = end - start
+        at, needle = expand(start, counts)
+        entries = self.run[at]
+        same = ((entries & PREFIX_MASK) == low[needle]).nonzero()[0]
         return needle[same], entries[same] & ROW_MASK
 
     def _searched(self, low: Int64s, high: Int64s) -> tuple[Int64s, Int64s]:
         start = self.run.searchsorted(low)
         end = start.copy()
-        hit = np.flatnonzero(self.run.take(start, mode="clip") <= high)
+        hit = (self.run.take(start, mode="clip") <= high).nonzero()[0]
         end[hit] = self.run.searchsorted(high[hit], side="right")
         return start, end
 
@@ -186,7 +186,7 @@ class SortedRuns:
         old, self.runs = self.runs, []
         for run in old:
             rows = new_row[run & ROW_MASK]
-            keep = np.flatnonzero(rows >= 0)
+            keep = (rows >= 0).nonzero()[0]
             self.add((run[keep] & PREFIX_MASK) | rows[keep])
 
 
@@ -235,7 +235,10 @@ def first_of_each(ascending: npt.NDArray[Kind]) -> Int64s:
     """Where each distinct value of an ascending array first stands, (d,)."""
     if not len(ascending):
         return EMPTY
-    return np.flatnonzero(np.concatenate(([True], ascending[1:] != ascending[:-1])))
+    is_first = np.empty(len(ascending), bool)
+    is_first[0] = True
+    np.not_equal(ascending[1:], ascending[:-1], out=is_first[1:])
+    return is_first.nonzero()[0]
 
 
 def by_first(first: Int64s, second: Int64s) -> tuple[Int64s, Int64s]:

@@ -63,7 +63,7 @@ class TimerEntries:
         """Remove all pairs with tick <= ``to``; returns the live ones, by tick and row, each once."""
         due = self.near.pop_until(min(max(to - self.base, -NEAR_TICKS - 1), NEAR_TICKS))
         if live:
-            due = due[live(*self._pairs(due))]
+            due = due.compress(live(*self._pairs(due)))
         # Each run's part ascends, and a stable sort merges them.
         due.sort(kind="stable")
         if self.repeats:

@@ -68,7 +68,7 @@ class Watchers:
             )
         self.keys.append(keys)
         self.hashes.append(hashes & PREFIX_MASK)
-        self.row_of.append(np.repeat(rows.astype(np.int32), np.diff(offsets)))
+        self.row_of.append(rows.astype(np.int32).repeat(offsets[1:] - offsets[:-1]))
         self.first_entry.append(offsets[1:] + (entries - int(offsets[0])))
         self.listed.append(np.zeros(len(keys), bool))
         return rows
@@ -104,7 +104,7 @@ class Watchers:
         found, entries = self.index.find(hashes[order])
         # Columns are read from their beginning to their end, and a row's entries stand together.
         entries, needle = by_first(entries, order[found])
-        here = np.flatnonzero(self.listed.values[entries] & self.keys.equal(entries, keys, needle))
+        here = (self.listed.values[entries] & self.keys.equal(entries, keys, needle)).nonzero()[0]
         return needle[here], entries[here]
 
     def drop(self, entries: Int64s) -> None:
