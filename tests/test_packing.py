@@ -14,12 +14,14 @@ from spark_purgatory.core.packing import (
     AS_THEY_ARE,
     DIFFERENCES,
     DISTANCES,
+    DISTINCT,
     PLANES_FLOOR,
+    SAMPLE,
     WIDEST,
-    in_planes,
     lay_out,
     pack,
     picked_up,
+    planes_of,
     unpack,
 )
 from spark_purgatory.core.state_tables import Arrays, put_together, take_apart
@@ -64,17 +66,25 @@ def test_other_types_are_stored_as_they_are() -> None:
 
 
 def laid_out(values: Any) -> bytes:
-    into = np.empty(values.nbytes, np.uint8)
-    lay_out(values, into)
-    assert bytes(picked_up(values.dtype, into.tobytes())) == values.tobytes(), values.dtype
+    into, planes = np.empty(values.nbytes, np.uint8), planes_of(values)
+    lay_out(values, planes, into)
+    assert bytes(picked_up(into.tobytes(), planes)) == values.tobytes(), values.dtype
     return into.tobytes()
 
 
 def test_many_values_lie_in_planes_and_few_as_they_are() -> None:
-    many = np.array([0x0102, 0x0103, 0x0104] * PLANES_FLOOR, "<u2")
-    assert laid_out(many) == b"\x02\x03\x04" * PLANES_FLOOR + b"\x01\x01\x01" * PLANES_FLOOR
+    many = np.arange(PLANES_FLOOR, dtype="<u2")
+    halves = PLANES_FLOOR // 256
+    assert laid_out(many) == bytes(range(256)) * halves + b"".join(bytes([high]) * 256 for high in range(halves))
     few = many[: PLANES_FLOOR - 1]
     assert laid_out(few) == few.tobytes()
+
+
+def test_what_repeats_as_a_whole_stays_whole() -> None:
+    codes = np.array([b"EUR", b"USD", b"CHF"] * 1000).view("V3")
+    assert planes_of(codes) == planes_of(np.full(5000, 7777, "<u2")) == planes_of(np.full(5000, 2.5)) == 1
+    for distinct, planes in ((DISTINCT - 1, 1), (DISTINCT, 4)):
+        assert planes_of(np.minimum(np.arange(SAMPLE * 100) // 100, distinct - 1).astype("<u4")) == planes
 
 
 @pytest.mark.parametrize("kind", ["<i8", "<i4", "<u4", "<u2", "|u1", "|b1", "<f8", "|V3", "|V13", "|V64", "|V65"])
@@ -84,32 +94,36 @@ def test_values_of_every_type_come_back_from_their_planes(kind: str, count: int)
     values = np.random.default_rng(count).integers(0, 256, count * wanted.itemsize, np.uint8).view(wanted)
     whole = laid_out(values)
     split = 1 < wanted.itemsize <= WIDEST and wanted.kind != "f" and count >= PLANES_FLOOR
-    assert in_planes(wanted, values.nbytes) == split == (whole != values.tobytes())
+    assert (planes_of(values) > 1) == split == (whole != values.tobytes())
     if split:
         planes = np.frombuffer(whole, np.uint8).reshape(wanted.itemsize, count)
         assert all(planes[:, row].tobytes() == values[row].tobytes() for row in (0, 1, count // 2, count - 1))
 
 
+N = PLANES_FLOOR
+
+
 @pytest.mark.parametrize(
     ("texts", "widths"),
     [
-        (["abc", "abd", "abe"], [3]),
-        (["", "", ""], [0]),
-        (["a", "b"], [1]),
-        (["order-998", "order-999", "order-1000", "order-1001"], [9, 10]),
-        (["a", "", "bc", "bd", "", "e"], [1, 0, 2, 0, 1]),
-        (["a", "bc"] * 4, [1, 2] * 4),
-        (["a", "bc"] * 4 + ["d"], [0]),
-        (["ä", "ab", None, None], [2, 0]),
-        ([None, None], [0]),
+        (["abc"] * N, [3]),
+        (["abc"] * (N - 1), [0]),
+        ([""] * N, [0]),
+        (["order-999"] * N + ["order-1000"] * 3, [9, 10]),
+        (["a", "", "bc", "bd", "", "e"] + ["f"] * N, [1, 0, 2, 0, 1]),
+        (["a"] * N + ["bc", "d"] * 3 + ["ef"], [1, 2] * 4),
+        (["a"] * N + ["bc", "d"] * 4, [0]),
+        (["ä", "ab", None, None] + ["cd"] * N, [2, 0, 2]),
+        ([None] * N, [0]),
         ([], [0]),
     ],
+    ids=range(10),
 )
-def test_texts_of_one_length_lie_as_values_and_a_few_stretches_of_them_too(
+def test_many_texts_of_one_length_lie_as_values_and_a_few_stretches_of_them_too(
     texts: list[str | None], widths: list[int]
 ) -> None:
     """Width 0: letters as they are."""
-    batch = pa.record_batch({"text": pa.array(["before", *texts, "after"]).slice(1, len(texts))})
+    batch = pa.record_batch({"text": pa.array(["before", *texts, "after"], pa.string()).slice(1, len(texts))})
     arrays: Arrays = {}
     assert take_apart("t", [batch], arrays) == []
     letters = [array.dtype for name, array in arrays.items() if "/letters" in name]

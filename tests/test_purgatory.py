@@ -512,3 +512,18 @@ def test_compacting_nothing_and_everything_leaves_a_purgatory_that_works() -> No
     world.watch("q a 9")
     world.happen("a")
     assert (world.check("a"), world.completed) == ([1], ["p", "q"])
+
+
+@pytest.mark.parametrize("answers", [2, 4])
+def test_a_hook_that_does_not_answer_for_every_operation_is_an_error(answers: int) -> None:
+    """Those left out would be on no list and in no timer."""
+    purgatory = DelayedOperationPurgatory(SystemTimer(), try_complete=lambda rows: np.zeros(answers, bool))
+    with pytest.raises(IndexError, match="boolean index"):
+        purgatory.try_complete_else_watch(pa.array(["a", "b", "c"]), np.arange(4), np.full(3, 10))
+
+
+@pytest.mark.parametrize("given", [2, 4])
+def test_a_deadline_for_every_operation_or_an_error(given: int) -> None:
+    purgatory = DelayedOperationPurgatory(SystemTimer(), try_complete=lambda rows: np.zeros(len(rows), bool))
+    with pytest.raises(IndexError, match="boolean index"):
+        purgatory.try_complete_else_watch(pa.array(["a", "b", "c"]), np.arange(4), np.full(given, 10))

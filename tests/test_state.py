@@ -382,15 +382,14 @@ GOLDEN_AFTER: list[tuple[Batch, list[str]]] = [
 
 
 BYSTANDERS = 700
-"""Operations that wait all along in states of version 2 and later: enough of them to lie in planes."""
+"""Operations that wait all along: enough of them to lie in planes, since there are planes."""
 
 
-def golden_engine(version: int) -> EventTimePurgatory:
+def golden_engine() -> EventTimePurgatory:
     """The recipe: an engine with something of everything a state holds."""
     engine = EventTimePurgatory(GOLDEN_SPEC)
-    if version > 1:
-        bystanders = [op(f"order-{n}", "w", 10_000 + n, 10_000_000 + 77 * n) for n in range(900, 900 + BYSTANDERS)]
-        assert steps(engine, [(bystanders, [], 0)]) == []
+    bystanders = [op(f"order-{n}", "w", 10_000 + n, 10_000_000 + 77 * n) for n in range(900, 900 + BYSTANDERS)]
+    assert steps(engine, [(bystanders, [], 0)]) == []
     outcomes = [f"{o['id']} {o['status']}" for o in steps(engine, GOLDEN_BEFORE)]
     assert sorted(outcomes) == ["done COMPLETED", "done DUPLICATE", "gone EXPIRED", "wrong REJECTED"], outcomes
     return engine
@@ -415,8 +414,8 @@ def test_state_of_every_format_version_is_read_and_goes_on_as_the_recipes_engine
     stored = GOLDEN[version].read_bytes()
     assert HEADER.unpack_from(stored)[:3] == (MAGIC, version, GOLDEN_SHARDS)
     expected = [sorted(leaves) for _, leaves in GOLDEN_AFTER]
-    today = save(golden_engine(version), GOLDEN_SHARDS)
-    assert fates(golden_engine(version)) == expected, "the recipe"
+    today = save(golden_engine(), GOLDEN_SHARDS)
+    assert fates(golden_engine()) == expected, "the recipe"
     assert fates(restore(GOLDEN_SPEC, today, GOLDEN_SHARDS)) == expected, "written today"
     assert fates(restore(GOLDEN_SPEC, stored, GOLDEN_SHARDS)) == expected, "as stored"
     assert save(restore(GOLDEN_SPEC, stored, GOLDEN_SHARDS), GOLDEN_SHARDS) == today, "as stored, written today"
@@ -425,30 +424,45 @@ def test_state_of_every_format_version_is_read_and_goes_on_as_the_recipes_engine
 @each_version
 def test_the_golden_states_hold_something_of_everything(version: int) -> None:
     engine = restore(GOLDEN_SPEC, GOLDEN[version].read_bytes(), GOLDEN_SHARDS)
-    timer, more = engine.purgatory.timer, BYSTANDERS if version > 1 else 0
-    assert engine.pending == 5 + more and engine.purgatory.ended == 3
-    assert len(engine.events.log) > 3 and len(engine.ids) == 7 + more
-    assert len(timer.entries.outlier_ticks) == 1 and len(timer.entries.near) == 4 + more
+    timer = engine.purgatory.timer
+    assert engine.pending == 5 + BYSTANDERS and engine.purgatory.ended == 3
+    assert len(engine.events.log) > 3 and len(engine.ids) == 7 + BYSTANDERS
+    assert len(timer.entries.outlier_ticks) == 1 and len(timer.entries.near) == 4 + BYSTANDERS
     assert engine.outcomes.tally.by_status == [1, 1, 0, 0, 1, 1, 0]
     with pytest.raises(BugError):
         engine.outcomes.tally.received += 1
         engine.step(None, None, 26)
 
 
-def test_the_second_versions_golden_state_has_planes_of_texts_and_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+@each_version
+def test_only_the_second_versions_golden_state_has_planes_and_of_texts_too(
+    monkeypatch: pytest.MonkeyPatch, version: int
+) -> None:
     planes = set()
 
-    def picked_up(kind: np.dtype[Any], stored: memoryview) -> bytes | memoryview:
-        if packing.in_planes(kind, len(stored)):
-            planes.add(kind.kind)
-        return packing.picked_up(kind, stored)
+    def picked_up(stored: memoryview, count: int = 1) -> bytes | memoryview:
+        planes.add(count)
+        return packing.picked_up(stored, count)
 
     monkeypatch.setattr(state, "picked_up", picked_up)
-    restore(GOLDEN_SPEC, GOLDEN[2].read_bytes(), GOLDEN_SHARDS)
-    assert {"u", "V"} <= planes
+    restore(GOLDEN_SPEC, GOLDEN[version].read_bytes(), GOLDEN_SHARDS)
+    # Of numbers, and of the letters of order-1000 and those after it.
+    assert planes == {1} if version == 1 else {1, 2, 4, 10} <= planes
+
+
+@pytest.mark.parametrize("changed", [("PLANES_FLOOR", 1 << 20), ("WIDEST", 1), ("DISTINCT", 65)], ids=str)
+def test_planes_are_read_as_they_were_written_whatever_is_laid_out_so_today(
+    monkeypatch: pytest.MonkeyPatch, changed: tuple[str, int]
+) -> None:
+    arrays = {"numbers": np.arange(20_000) ** 2 % 65_537, "letters": np.arange(5000).view("V10")}
+    blob = write_blob({}, arrays, {}, 1)
+    monkeypatch.setattr(packing, *changed)
+    again = read_blob(blob, 1)[1]
+    assert all(again[name].tobytes() == array.tobytes() for name, array in arrays.items())
+    assert len(write_blob({}, arrays, {}, 1)) > len(blob), "laid out otherwise today"
 
 
 if __name__ == "__main__":
     GOLDEN[VERSION].parent.mkdir(exist_ok=True)
-    GOLDEN[VERSION].write_bytes(save(golden_engine(VERSION), GOLDEN_SHARDS))
+    GOLDEN[VERSION].write_bytes(save(golden_engine(), GOLDEN_SHARDS))
     print(f"{GOLDEN[VERSION]}: {GOLDEN[VERSION].stat().st_size} bytes")

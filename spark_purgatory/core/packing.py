@@ -1,4 +1,4 @@
-"""Whole numbers in as few bytes as their values need, and back exactly.
+"""Columns in as few bytes as their values need, and back exactly.
 
 What compression sees of a shard's state is mostly noise: hashes, times, positions. Said before it is compressed: an
 ascending column is its differences, another its distances from the smallest value, each in the narrowest type that
@@ -9,8 +9,9 @@ holds them. Worked example (a test asserts it)::
 
 Many values of several bytes each are laid out as *planes*: the first bytes of all, then the second bytes of all. The
 upper bytes of numbers that are far from filling their type, and the leading letters of ids that count up, are then long
-stretches of nearly the same; the lower ones are noise, which compression passes over. Floating-point numbers stay
-whole: those that people write (cents) repeat as a whole, not by byte. Worked example, were three values many::
+stretches of nearly the same; the lower ones are noise, which compression passes over. What repeats as a whole stays
+whole: values of which a sample shows few (codes, currencies), and floating-point numbers, which people write (cents).
+Worked example, were three values many::
 
     0x0102 0x0103 0x0104  ->  02 03 04, 01 01 01
 """
@@ -31,6 +32,8 @@ PLANES_FLOOR = 512
 """Values below which handling planes one by one takes longer than the rest of a save."""
 WIDEST = 64
 """Bytes of a value beyond which it is laid out as it is: texts longer than a hash in hexadecimal."""
+SAMPLE, DISTINCT = 64, 56
+"""Values looked at, spread over the column, and how many of them must differ for planes."""
 BLOCK = 1 << 13
 """Values whose planes are handled at a time, so that they stay in a core's cache."""
 NARROW = tuple(np.dtype(kind) for kind in ("u1", "<u2", "<u4"))
@@ -61,25 +64,29 @@ def pack(values: Values) -> tuple[Recipe, Values]:
     return (kind, narrow.str, smallest, DISTANCES), (values - smallest).astype(narrow)
 
 
-def in_planes(kind: np.dtype[Any], nbytes: int) -> bool:
-    """Whether values of this type, ``nbytes`` in all, are laid out as planes."""
-    return kind.kind in "iuV" and 1 < kind.itemsize <= WIDEST and nbytes >= PLANES_FLOOR * kind.itemsize
+def planes_of(values: Values) -> int:
+    """In how many planes values, (n,), are to be laid out: one for each of their bytes; or 1, as they are."""
+    kind = values.dtype
+    if kind.kind not in "iuV" or not 1 < kind.itemsize <= WIDEST or len(values) < PLANES_FLOOR:
+        return 1
+    sample = values[:: len(values) // SAMPLE][:SAMPLE]
+    return kind.itemsize if len(set(sample.tolist())) >= DISTINCT else 1
 
 
-def lay_out(values: Values, into: Values) -> None:
+def lay_out(values: Values, planes: int, into: Values) -> None:
     """Write (n,) values' bytes to ``into``, (n * itemsize,) uint8."""
-    if not in_planes(values.dtype, values.nbytes):
+    if planes == 1:
         into[:] = values.view(np.uint8)
         return
-    wide = values.view(np.uint8).reshape(len(values), -1)
+    wide = values.view(np.uint8).reshape(-1, planes)
     _move(wide, into.reshape(wide.shape[::-1]).T)
 
 
-def picked_up(kind: np.dtype[Any], stored: bytes | memoryview) -> bytes | memoryview:
+def picked_up(stored: bytes | memoryview, planes: int = 1) -> bytes | memoryview:
     """The bytes of the values that `lay_out` wrote."""
-    if not in_planes(kind, len(stored)):
+    if planes == 1:
         return stored
-    wide = np.empty((len(stored) // kind.itemsize, kind.itemsize), np.uint8)
+    wide = np.empty((len(stored) // planes, planes), np.uint8)
     _move(np.frombuffer(stored, np.uint8).reshape(wide.shape[::-1]).T, wide)
     return wide.data.cast("B")
 

@@ -133,13 +133,12 @@ class DelayedOperationPurgatory:
         rows = self.watchers.append(keys, hash_keys(keys) if key_hashes is None else key_hashes, offsets)
         self.state.append(np.full(len(rows), WAITING, np.uint8))
         completed = self._try_complete(rows)
-        self._end(rows.compress(completed), "complete")
-        waits = ~completed
-        left = rows.compress(waits)
+        self._end(rows[completed], "complete")
+        left = rows[~completed]
         self.watchers.watch(left)
         self.estimated_total += len(left)
         if self.timer_enabled and len(left):
-            deadlines = deadlines_ms(left) if callable(deadlines_ms) else deadlines_ms.compress(waits)
+            deadlines = deadlines_ms(left) if callable(deadlines_ms) else deadlines_ms[~completed]
             added = self.timer.add(left, deadlines)
             if not added.all_armed:
                 self._expire(left[~added.armed])
@@ -153,7 +152,7 @@ class DelayedOperationPurgatory:
         rows = self.watchers.row_of.values[entries].astype(np.int64)
         waiting = self.state.values[rows] == WAITING
         candidates = each_once(rows.compress(waiting))
-        completed = candidates.compress(self._try_complete(candidates)) if len(candidates) else candidates
+        completed = candidates[self._try_complete(candidates)] if len(candidates) else candidates
         # Their state tells which of the entries found, often several of a row, are theirs; `_end` does the rest.
         self.state.writable[completed] = ENDED
         gone = (self.state.values[rows] != WAITING).nonzero()[0]

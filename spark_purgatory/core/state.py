@@ -27,15 +27,15 @@ from itertools import accumulate
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.packing import Recipe, Values, lay_out, pack, picked_up, unpack
+from spark_purgatory.core.packing import Recipe, Values, lay_out, pack, picked_up, planes_of, unpack
 from spark_purgatory.core.seven_bits import coded_size, decode, encode
 from spark_purgatory.core.state_tables import Arrays, put_together, take_apart
 from spark_purgatory.errors import StateCorruptError, StateMismatchError, StateVersionError
 
 MAGIC = b"SPKPURG\0"
 VERSION = 2
-READABLE = (1, VERSION)
-"""Format versions. In the first, arrays lie value by value; since then, many values lie in planes (`packing`)."""
+READABLE = (1, 2)
+"""In the first, all arrays lie value by value; since then it is said of each in how many planes it does (`packing`)."""
 HEADER = struct.Struct("<8sIIQI")
 HEADER_BYTES = HEADER.size + 4
 ALIGNMENT = 8
@@ -56,9 +56,13 @@ def write_blob(facts: Mapping[str, object], arrays: Arrays, tables: Tables, shar
     arrays = dict(arrays)
     rests = {name: rest for name, batches in tables.items() if (rest := take_apart(name, batches, arrays))}
     packed = {name: pack(array) for name, array in arrays.items()}
-    layout = [(name, *recipe, stored.nbytes) for name, (recipe, stored) in packed.items()]
+    planes = [planes_of(stored) for _, stored in packed.values()]
+    layout = [
+        (name, *recipe, stored.nbytes, count)
+        for (name, (recipe, stored)), count in zip(packed.items(), planes, strict=True)
+    ]
     meta = {"facts": facts, "arrays": layout, "tables": list(tables), "rests": list(rests)}
-    columns = [_binary(np.frombuffer(json.dumps(meta).encode(), np.uint8)), _binary(_laid_out(packed.values()))]
+    columns = [_binary(np.frombuffer(json.dumps(meta).encode(), np.uint8)), _binary(_laid_out(packed.values(), planes))]
     del arrays, packed
     first = pa.RecordBatch.from_arrays(columns, names=["meta", "arrays"])
     del columns
@@ -74,7 +78,7 @@ def write_blob(facts: Mapping[str, object], arrays: Arrays, tables: Tables, shar
 
 def read_blob(blob: bytes, shards: int) -> tuple[dict[str, object], Arrays, Tables]:
     """What `write_blob` was given. Raises StateCorruptError, StateVersionError or StateMismatchError."""
-    version, body = _checked_body(blob, shards)
+    body = _checked_body(blob, shards)
     position = 0
     streams = []
     while position < body.size:
@@ -87,17 +91,16 @@ def read_blob(blob: bytes, shards: int) -> tuple[dict[str, object], Arrays, Tabl
     stored = memoryview(first.column(1)[0].as_buffer())
     arrays: Arrays = {}
     position = 0
-    for name, kind, narrow, base, how, size in meta["arrays"]:
+    for name, kind, narrow, base, how, size, *planes in meta["arrays"]:
         part = stored[position : position + size]
-        arrays[name] = unpack((kind, narrow, base, how), part if version == 1 else picked_up(np.dtype(narrow), part))
+        arrays[name] = unpack((kind, narrow, base, how), picked_up(part, *planes))
         position += size + -size % ALIGNMENT
     rests = dict(zip(meta["rests"], map(_read_stream, streams), strict=True))
     tables = {name: put_together(name, rests.get(name, []), arrays) for name in meta["tables"]}
     return meta["facts"], arrays, tables
 
 
-def _checked_body(blob: bytes, shards: int) -> tuple[int, pa.Buffer]:
-    """Format version and body."""
+def _checked_body(blob: bytes, shards: int) -> pa.Buffer:
     if len(blob) < HEADER_BYTES:
         raise StateCorruptError(f"state of {len(blob)} bytes is shorter than its header ({HEADER_BYTES}): truncated")
     magic, version, shard_count, length, checksum = HEADER.unpack_from(blob)
@@ -126,17 +129,17 @@ def _checked_body(blob: bytes, shards: int) -> tuple[int, pa.Buffer]:
     coded = np.frombuffer(blob, np.uint8, offset=HEADER_BYTES)
     if zlib.crc32(coded.data) != checksum:
         raise StateCorruptError(f"state body of {length} bytes does not match its checksum: damaged in the checkpoint")
-    return version, pa.py_buffer(decode(coded, length))
+    return pa.py_buffer(decode(coded, length))
 
 
-def _laid_out(packed: Iterable[tuple[Recipe, Values]]) -> Values:
+def _laid_out(packed: Iterable[tuple[Recipe, Values]], planes: Iterable[int]) -> Values:
     """Stored values one after the other, (n,) uint8, each at a place that is a multiple of `ALIGNMENT`."""
     parts = [stored for _, stored in packed]
     sizes = [part.nbytes + -part.nbytes % ALIGNMENT for part in parts]
     laid_out = np.zeros(sum(sizes), np.uint8)
-    for part, size, end in zip(parts, sizes, accumulate(sizes), strict=True):
+    for part, size, end, count in zip(parts, sizes, accumulate(sizes), planes, strict=True):
         start = end - size
-        lay_out(part, laid_out[start : start + part.nbytes])
+        lay_out(part, count, laid_out[start : start + part.nbytes])
     return laid_out
 
 

@@ -1,9 +1,9 @@
 """Tables of a shard's state taken apart for writing: columns that `packing` makes smaller become arrays.
 
 Of a text column these are its lengths, its letters and, if it has any, its nulls; of numbers and times without nulls
-the values. Columns of other types stay together as a table, the *rest*. Texts of one length, as ids and keys often are,
-lie as values of that many bytes, so that ids that count up are in planes (`packing`); where few lengths follow each
-other (order-999, order-1000) each stretch by itself.
+the values. Columns of other types stay together as a table, the *rest*. Many texts of one length, as ids and keys often
+are, lie as values of that many bytes, so that ids that count up are in planes (`packing`); where few lengths follow
+each other (order-999, order-1000) each stretch by itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_purgatory.core.packing import narrowest
+from spark_purgatory.core.packing import PLANES_FLOOR, narrowest
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -82,9 +82,11 @@ def _take_text(part: str, text: pa.Array, arrays: Arrays) -> None:
 
 
 def _stretches(lengths: npt.NDArray[np.int32], letters: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
-    """Letters, (n,) uint8; or, where rows next to each other have texts of one length, values of as many bytes."""
+    """Letters, (n,) uint8; or, where rows next to each other have texts of one length, values of that many bytes."""
+    if len(lengths) < PLANES_FLOOR or not len(letters):
+        return [letters]
     starts = np.concatenate(([0], np.flatnonzero(np.diff(lengths)) + 1))
-    if len(starts) > MOST_STRETCHES or not len(letters):
+    if len(starts) > MOST_STRETCHES:
         return [letters]
     cuts = np.add.reduceat(lengths, starts).cumsum()[:-1]
     parts = zip(np.split(letters, cuts), lengths[starts].tolist(), strict=True)
