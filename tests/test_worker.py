@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -43,25 +44,47 @@ def test_a_prepared_worker_keeps_its_memory_and_does_not_collect_modules() -> No
 @pytest.mark.parametrize(
     ("most_taken", "asked"),
     [
-        (1 << 31, [(-3, 256 << 20), (-1, 256 << 20)]),
-        (32 << 20, [(-3, 256 << 20), (-3, 32 << 20), (-1, 256 << 20)]),
+        (1 << 31, [(-3, 256 << 20), (-1, 256 << 20), "system"]),
+        (32 << 20, [(-3, 256 << 20), (-3, 32 << 20), (-1, 256 << 20), "system"]),
         (0, [(-3, 256 << 20), (-3, 32 << 20)]),
     ],
 )
 def test_a_glibc_that_refuses_a_large_threshold_is_not_left_with_its_smallest(
-    monkeypatch: pytest.MonkeyPatch, most_taken: int, asked: list[tuple[int, int]]
+    monkeypatch: pytest.MonkeyPatch, most_taken: int, asked: list[object]
 ) -> None:
     """Trimming set alone would keep M_MMAP_THRESHOLD at 128 KiB: every blob mapped and faulted in anew."""
-    found = []
+    found: list[object] = []
 
     def mallopt(parameter: int, value: int) -> int:
         found.append((parameter, value))
         return int(parameter == -1 or value <= most_taken)
 
     monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
+    monkeypatch.setattr(worker.pa, "set_memory_pool", lambda pool: found.append(pool.backend_name))
     monkeypatch.setattr(worker.ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=mallopt))
     worker._keep_freed_memory.__wrapped__()
     assert found == asked
+
+
+ARROWS_POOL = """
+import pyarrow as pa
+from spark_purgatory.spark.worker import prepare_worker
+before = pa.default_memory_pool().backend_name
+prepare_worker()
+print(before, pa.default_memory_pool().backend_name)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing keeps freed memory")
+@pytest.mark.parametrize("wanted", [None, "mimalloc"])
+def test_arrow_takes_its_memory_where_it_is_kept_unless_told_otherwise(wanted: str | None) -> None:
+    told = {name: value for name, value in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
+    if wanted:
+        told["ARROW_DEFAULT_MEMORY_POOL"] = wanted
+    command = [sys.executable, "-c", ARROWS_POOL]
+    before, after = subprocess.run(command, capture_output=True, text=True, check=True, env=told).stdout.split()
+    assert after == (before if wanted else "system")
 
 
 IMPORT_LATER = """

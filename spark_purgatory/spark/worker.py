@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
 from functools import cache
+
+import pyarrow as pa
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of ``malloc.h``."""
@@ -23,7 +26,8 @@ def prepare_worker() -> None:
     worker that packs first meets pandas only when it is given a state function.
 
     Blobs of some megabytes would be given back to the system each time they are freed, and every page of the next one
-    be faulted in anew: 0.7 ns a byte, ten times what writing it costs. glibc alone has this switch.
+    be faulted in anew: 0.7 ns a byte, ten times what writing it costs. glibc alone has this switch, so Arrow is told to
+    take its memory from there, unless ARROW_DEFAULT_MEMORY_POOL says from where; its own allocator gives back, too.
     """
     _freeze(len(sys.modules))
     _keep_freed_memory()
@@ -40,3 +44,5 @@ def _keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None and any(mallopt(M_MMAP_THRESHOLD, most) for most in (KEPT_BYTES, MOST_OLD_GLIBC_TAKES)):
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+        if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
+            pa.set_memory_pool(pa.system_memory_pool())
