@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spark_purgatory.core import criteria
 from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.core.ids import FORGET_FLOOR, Ids
-from spark_purgatory.core.keys import KeyColumn, as_bools, hash_keys, mix64
+from spark_purgatory.core.keys import MOST_CHUNKS, KeyColumn, as_bools, hash_keys, mix64
 from spark_purgatory.core.purgatory import DelayedOperationPurgatory
 from spark_purgatory.core.runs import by_first
 from spark_purgatory.core.timing_wheel import SystemTimer
@@ -102,14 +102,18 @@ ACTIONS = st.lists(
         st.tuples(st.just("take"), st.lists(st.integers(0, 10**6), max_size=9)),
         st.tuples(st.just("equal"), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 4)), max_size=9)),
         st.tuples(st.just("keep"), st.sets(st.integers(0, 40), max_size=30)),
+        st.tuples(st.just("merge"), st.none()),
     ),
     max_size=14,
 )
+A_CHUNK_TOO_MANY = [("append", [0, 1])] * (MOST_CHUNKS + 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40, deadline=None)
 @given(actions=ACTIONS)
+@example(A_CHUNK_TOO_MANY)
+@example([*A_CHUNK_TOO_MANY, ("append", [2]), ("take", [18, 3, 17]), ("equal", [(18, 2)]), ("merge", None)])
 def test_a_key_column_is_a_list(kind: str, actions: list[tuple[str, Any]]) -> None:
     arrow_type, values = KINDS[kind]
     column, model = KeyColumn(), list[Any]()
@@ -128,10 +132,13 @@ def test_a_key_column_is_a_list(kind: str, actions: list[tuple[str, Any]]) -> No
             places, others = [place % len(model) for place, _ in what], [other for _, other in what]
             same = column.equal(array(places), pa.array(values, arrow_type), array(others))
             assert same.tolist() == [model[p] == values[o] for p, o in zip(places, others, strict=True)]
+        elif action == "merge":
+            column.merge()
         assert len(column) == len(model)
         chunks = [len(chunk) for chunk in column.chunks]
         assert [value for chunk in column.chunks for value in chunk.to_pylist()] == model
-        assert all(a > 2 * b for a, b in pairwise(chunks)), chunks
+        merged = all(a > 2 * b for a, b in pairwise(chunks))
+        assert merged or (action != "merge" and len(chunks) <= MOST_CHUNKS), chunks
 
 
 def test_a_key_column_may_start_with_chunks() -> None:

@@ -44,7 +44,6 @@ from spark_purgatory.core.runs import EMPTY, Bools, Int64s
 from spark_purgatory.core.standing import Standing
 from spark_purgatory.core.times import ALWAYS, NEVER, US_PER_MS, clock_ms, saturating_add, tick_up_ms
 from spark_purgatory.core.timing_wheel import SystemTimer
-from spark_purgatory.core.watchers import Watchers
 from spark_purgatory.errors import LimitError
 
 DUPLICATE_REASON = "the id was seen before and its deadline has not passed"
@@ -58,12 +57,12 @@ def duplicates_of(table: OperationRows, rows: Int64s, key_type: pa.DataType) -> 
     return OutcomeBatch(payload, DUPLICATE, created_us, created_us, zeros, none, late, reasons)
 
 
-def earliest_read(watchers: Watchers, waiting: Bools, from_us: Int64s, segment: EventSegment) -> Int64s:
-    """Earliest time that a waiting row reads, for every group of the segment, (G,) int64; the others are (rows,)."""
+def earliest_read(purgatory: DelayedOperationPurgatory, from_us: Int64s, segment: EventSegment) -> Int64s:
+    """Earliest time that a waiting row reads, for every group of the segment, (G,) int64; ``from_us`` is (rows,)."""
     earliest = np.full(len(segment.group_hash), NEVER)
-    group, entries = watchers.find(segment.group_keys, segment.group_hash)
-    rows = watchers.row_of.values[entries]
-    reads = waiting[rows]
+    group, entries = purgatory.watchers.find(segment.group_keys, segment.group_hash)
+    rows = purgatory.watchers.rows_of(entries)
+    reads = purgatory.state.values[rows] == WAITING
     np.minimum.at(earliest, group[reads], from_us[rows[reads]])
     return earliest
 
@@ -232,7 +231,7 @@ class EventTimePurgatory:
 
         Not before the creation (lookback): until then the id may be contested.
         """
-        leaves_us = np.maximum(judgement.resolved_us, self.rows.created_us[judgement.rows])
+        leaves_us = np.maximum(judgement.resolved_us, judgement.created_us)
         return np.where(judgement.holds, leaves_us, judgement.deadline_us)
 
     def _fired(self, rows: Int64s) -> None:
@@ -263,6 +262,6 @@ class EventTimePurgatory:
         return int(saturating_add(np.array([self.watermark_us]), -self.spec.lookback_us)[0])
 
     def _forget_events(self) -> None:
-        waiting, from_us = self.purgatory.state.values == WAITING, self.rows.from_us
-        needed_from = partial(earliest_read, self.purgatory.watchers, waiting, from_us)
-        self.events.forget(self._floor_us, needed_from, lambda: int(from_us[waiting].min(initial=NEVER)))
+        purgatory, from_us = self.purgatory, self.rows.from_us
+        needed_from = partial(earliest_read, purgatory, from_us)
+        self.events.forget(self._floor_us, needed_from, lambda: int(from_us[purgatory.waiting()].min(initial=NEVER)))

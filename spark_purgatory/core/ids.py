@@ -105,9 +105,11 @@ class Ids:
 
     def forget(self, watermark_us: int) -> None:
         """Drop ids whose deadline has passed, when they are a fifth of all."""
-        live = np.flatnonzero(self.deadline_us.values > watermark_us)
-        if len(self) - len(live) <= len(live) // 4 + FORGET_FLOOR:
+        is_live = self.deadline_us.values > watermark_us
+        left = int(np.count_nonzero(is_live))
+        if len(self) - left <= left // 4 + FORGET_FLOOR:
             return
+        live = np.flatnonzero(is_live)
         new_slot = np.full(len(self), -1)
         new_slot[live] = np.arange(len(live))
         self.index.renumber(new_slot)

@@ -34,6 +34,7 @@ class Judgement:
     entries: Int64s  # (m,)
     owner: Int64s  # (m,) position in rows
     rule: Int64s  # (n,)
+    created_us: Int64s  # (n,)
     deadline_us: Int64s  # (n,) as it stands after extensions
     verdicts: Verdicts
 
@@ -87,7 +88,7 @@ class Judge:
             controlled=controlled,
         )
         verdicts = evaluate(cases, self._relevant(cases, rows, entries), self._history(cases, rows, entries))
-        return Judgement(rows, entries, owner, rule, deadline_us, verdicts)
+        return Judgement(rows, entries, owner, rule, cases.created_us, deadline_us, verdicts)
 
     def subjects(self, rows: Int64s, entries: Int64s, owner: Int64s) -> Subjects:
         """Rows and their entries, as control events find them."""
@@ -108,7 +109,7 @@ class Judge:
         return OutcomeBatch(
             payload=self.rows.payload.take(rows),
             status=status,
-            created_us=self.rows.created_us[rows],
+            created_us=judgement.created_us[chosen],
             resolved_us=(judgement.deadline_us if status == EXPIRED else judgement.resolved_us)[chosen],
             matched=judgement.verdicts.matched[chosen],
             missing=missing,

@@ -16,6 +16,8 @@ import pyarrow.compute as pc
 
 from spark_purgatory.core.runs import MERGE_RATIO, Bools, Column, Int64s
 
+MOST_CHUNKS = 8
+"""Chunks beyond which an append merges them: until then compacting, which copies anyway, may come first."""
 MAX_CHUNK_BYTES = 1 << 30
 """Arrow's 32-bit offsets end at 2 GiB: chunks are not merged beyond half of that."""
 
@@ -46,7 +48,7 @@ def mix64(values: Int64s) -> Int64s:
 
 
 class KeyColumn:
-    """Values by position, in Arrow chunks merged geometrically; appended to, taken from, compared with.
+    """Values by position, in Arrow chunks merged when they are many; appended to, taken from, compared with.
 
     Integers lie in one numpy column, which grows in place.
     """
@@ -78,10 +80,21 @@ class KeyColumn:
         self._add(values)
         if self._integers is not None:
             return
-        while len(self._chunks) > 1 and self._merge_due(self._chunks[-2], self._chunks[-1]):
-            newest = self._chunks.pop()
-            self._chunks[-1] = pa.concat_arrays([self._chunks[-1], newest])
         self._starts = self._bounds()
+        if len(self._chunks) > MOST_CHUNKS:
+            self.merge()
+
+    def merge(self) -> None:
+        """Merge neighbouring chunks where the older one is not much longer: log2(n) are left at most."""
+        groups: list[list[pa.Array]] = []
+        for chunk in self._chunks:
+            group = [chunk]
+            while groups and _merge_due(groups[-1], group):
+                group = groups.pop() + group
+            groups.append(group)
+        if len(groups) < len(self._chunks):
+            self._chunks = [pa.concat_arrays(group) for group in groups]
+            self._starts = self._bounds()
 
     def _add(self, values: pa.Array) -> None:
         if not self._chunks and pa.types.is_integer(values.type) and not values.null_count:
@@ -93,11 +106,6 @@ class KeyColumn:
         if self._integers is not None:
             self._chunks, self._integers = self.chunks, None
         self._chunks.append(values)
-
-    @staticmethod
-    def _merge_due(older: pa.Array, newer: pa.Array) -> bool:
-        small = len(older) <= MERGE_RATIO * len(newer)
-        return small and older.nbytes + newer.nbytes < MAX_CHUNK_BYTES
 
     def take(self, positions: Int64s) -> pa.Array:
         """Values at ``positions``, (n,) int64."""
@@ -144,6 +152,11 @@ class KeyColumn:
         else:
             self._chunks = [self.take(kept)] if len(kept) else []
         self._starts = self._bounds()
+
+
+def _merge_due(older: list[pa.Array], newer: list[pa.Array]) -> bool:
+    small = sum(map(len, older)) <= MERGE_RATIO * sum(map(len, newer))
+    return small and sum(chunk.nbytes for chunk in (*older, *newer)) < MAX_CHUNK_BYTES
 
 
 def equal_values(left: pa.Array, left_at: Int64s, right: pa.Array, right_at: Int64s) -> Bools:

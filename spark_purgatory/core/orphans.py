@@ -67,7 +67,7 @@ class Orphans:
                 due = segment.where(segment.time_us <= floor_us)
                 if not name.startswith("named."):
                     _, entries = judge.watchers.find(due.group_keys, due.group_hash)
-                    may_hear[judge.watchers.row_of.values[entries]] = True
+                    may_hear[judge.watchers.rows_of(entries)] = True
                 elif len(due) and judge.rows.ids.chunks:
                     ids = pa.array([split_pair(pair)[0] for pair in due.group_keys.to_pylist()], pa.binary())
                     ids = ids.cast(judge.rows.ids.chunks[0].type)

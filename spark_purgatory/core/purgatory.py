@@ -148,8 +148,7 @@ class DelayedOperationPurgatory:
         """Try the operations watching each key, keys in order; returns how many each completed, (k,) int64."""
         hashes = hash_keys(keys) if key_hashes is None else key_hashes
         needle, entries = self.watchers.find(keys, hashes)
-        # numpy turns 32-bit numbers into 64-bit ones whenever they index: here once.
-        rows = self.watchers.row_of.values[entries].astype(np.int64)
+        rows = self.watchers.rows_of(entries)
         waiting = self.state.values[rows] == WAITING
         candidates = each_once(rows.compress(waiting))
         completed = candidates[self._try_complete(candidates)] if len(candidates) else candidates
@@ -162,7 +161,7 @@ class DelayedOperationPurgatory:
         now = gone.compress(waiting[gone])
         # The walk goes by key and then by list; of each row the first entry that it meets counts.
         met = ordered(np.minimum.reduceat((needle[now] << ROW_BITS) | entries[now], first_of_each(rows[now])))
-        self._end(self.watchers.row_of.values[met & ROW_MASK].astype(np.int64), "complete")
+        self._end(self.watchers.rows_of(met & ROW_MASK), "complete")
         return np.bincount(met >> ROW_BITS, minlength=len(keys))
 
     def force_complete(self, rows: Int64s) -> Bools:
@@ -178,7 +177,7 @@ class DelayedOperationPurgatory:
         """
         keys = pa.array([key], type=self.watchers.keys.chunks[0].type if self.watchers.keys.chunks else None)
         _, entries = self.watchers.find(keys, hash_keys(keys))
-        rows = self.watchers.row_of.values[entries].astype(np.int64)
+        rows = self.watchers.rows_of(entries)
         self.watchers.drop(entries)
         self.timer.cancel(each_once(rows))
         return rows

@@ -75,6 +75,7 @@ def restore_runs(name: str, arrays: Arrays) -> SortedRuns:
 
 def save_keys(name: str, keys: KeyColumn, tables: Tables) -> None:
     """A column of keys, chunk by chunk."""
+    keys.merge()
     if keys.chunks:
         tables[name] = [pa.RecordBatch.from_arrays([chunk], names=["key"]) for chunk in keys.chunks]
 

@@ -137,6 +137,7 @@ def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> No
             engine.standing.contested_hash,
         )
     save_keys("rows.ids", rows.own_ids, tables)
+    rows.payload.merge()
     if rows.payload.chunks:
         tables["rows.payload"] = [pa.RecordBatch.from_struct_array(chunk) for chunk in rows.payload.chunks]
 

@@ -54,6 +54,11 @@ class Watchers:
         """Rows known, listed or not."""
         return len(self.first_entry) - 1
 
+    @property
+    def one_key_each(self) -> bool:
+        """Whether every operation has one key, so that its entry has its number; none has less than one."""
+        return len(self.row_of) == self.rows
+
     def append(self, keys: pa.Array, hashes: Int64s, offsets: Int64s) -> Int64s:
         """Number new operations and their keys, on no list yet; returns their rows, (n,) int64.
 
@@ -88,11 +93,14 @@ class Watchers:
 
     def entries_of(self, rows: Int64s) -> tuple[Int64s, Int64s]:
         """Entries of rows, and the position in ``rows`` that each belongs to; both (m,) int64."""
-        counts = self._counts(rows)
-        first = self.first_entry.values
-        if bool((counts == 1).all()):
-            return first[rows], np.arange(len(rows))
-        return expand(first[rows], counts)
+        if self.one_key_each:
+            return rows, np.arange(len(rows))
+        return expand(self.first_entry.values[rows], self._counts(rows))
+
+    def rows_of(self, entries: Int64s) -> Int64s:
+        """The row of each entry, (m,) int64."""
+        # numpy turns 32-bit numbers into 64-bit ones whenever they index: here once.
+        return entries if self.one_key_each else self.row_of.values[entries].astype(np.int64)
 
     def _counts(self, rows: Int64s) -> Int64s:
         first = self.first_entry.values
