@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spark_purgatory.core import criteria
+from spark_purgatory.core import criteria, keys
 from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.core.ids import FORGET_FLOOR, Ids
 from spark_purgatory.core.keys import MOST_CHUNKS, KeyColumn, as_bools, hash_keys, mix64
@@ -139,6 +139,25 @@ def test_a_key_column_is_a_list(kind: str, actions: list[tuple[str, Any]]) -> No
         assert [value for chunk in column.chunks for value in chunk.to_pylist()] == model
         merged = all(a > 2 * b for a, b in pairwise(chunks))
         assert merged or (action != "merge" and len(chunks) <= MOST_CHUNKS), chunks
+
+
+def test_merging_copies_only_what_is_merged() -> None:
+    column = KeyColumn([pa.array(["long"] * 9), pa.array(["a"]), pa.array(["b"])])
+    older = column.chunks[0]
+    column.merge()
+    assert column.chunks[0] is older
+    assert [chunk.to_pylist() for chunk in column.chunks] == [["long"] * 9, ["a", "b"]]
+
+
+def test_no_chunk_grows_beyond_what_arrow_can_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "MAX_CHUNK_BYTES", 200)
+    column, model = KeyColumn(), [f"{i:020d}" for i in range(40)]
+    for i in range(0, 40, 2):
+        column.append(pa.array(model[i : i + 2]))
+    assert [value for chunk in column.chunks for value in chunk.to_pylist()] == model
+    assert all(chunk.nbytes < 200 for chunk in column.chunks)
+    assert len(column.chunks) < 12
+    assert column.take(array([39, 0, 17])).to_pylist() == [model[39], model[0], model[17]]
 
 
 def test_a_key_column_may_start_with_chunks() -> None:

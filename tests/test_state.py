@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from spark_purgatory.core import criteria, packing, state
 from spark_purgatory.core.arrivals import read_events, read_operations
 from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.core.event_purgatory import EventTimePurgatory
+from spark_purgatory.core.keys import MOST_CHUNKS
 from spark_purgatory.core.runs import Column
 from spark_purgatory.core.snapshot import restore, save
 from spark_purgatory.core.state import HEADER, HEADER_BYTES, MAGIC, VERSION, read_blob, write_blob
@@ -109,6 +111,21 @@ def test_a_sound_blob_is_read_and_saved_again_to_the_byte(name: str) -> None:
     assert any(CANARY in row["p0"] for chunk in engine.rows.payload.chunks for row in chunk.to_pylist())
     engine.purgatory.validate()
     assert save(engine, 1) == blob
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one key", "several keys"])
+def test_a_state_has_few_chunks_however_many_micro_batches_it_is_old(several: bool) -> None:
+    shards = Shards(EngineSpec(criteria.all_keys() if several else criteria.any_key()), several=several)
+    for i in range(MOST_CHUNKS - 1):
+        shards.step([op(f"{i}-{j}", "ab"[j:] if several else "a", deadline=90_000) for j in range(2)], [], 0)
+    blob = shards.blobs[0]
+    assert blob is not None
+    engine = restore(shards.spec, blob, 1)
+    columns = [engine.rows.payload, engine.purgatory.watchers.keys, *engine.ids.columns]
+    for column in columns:
+        chunks = [len(chunk) for chunk in column.chunks]
+        assert sum(chunks) >= 2 * (MOST_CHUNKS - 1)
+        assert all(a > 2 * b for a, b in pairwise(chunks)), chunks
 
 
 @each_blob

@@ -48,7 +48,7 @@ def mix64(values: Int64s) -> Int64s:
 
 
 class KeyColumn:
-    """Values by position, in Arrow chunks merged when they are many; appended to, taken from, compared with.
+    """Values by position, in Arrow chunks merged when they are many or saved; appended to, taken from, compared with.
 
     Integers lie in one numpy column, which grows in place.
     """
@@ -85,7 +85,7 @@ class KeyColumn:
             self.merge()
 
     def merge(self) -> None:
-        """Merge neighbouring chunks where the older one is not much longer: log2(n) are left at most."""
+        """Merge neighbouring chunks where the older one is not much longer: log2(n) are left, and those too large."""
         groups: list[list[pa.Array]] = []
         for chunk in self._chunks:
             group = [chunk]
@@ -93,7 +93,8 @@ class KeyColumn:
                 group = groups.pop() + group
             groups.append(group)
         if len(groups) < len(self._chunks):
-            self._chunks = [pa.concat_arrays(group) for group in groups]
+            # Arrow copies a chunk even where there is nothing to put behind it.
+            self._chunks = [pa.concat_arrays(group) if len(group) > 1 else group[0] for group in groups]
             self._starts = self._bounds()
 
     def _add(self, values: pa.Array) -> None:

@@ -230,6 +230,7 @@ class DelayedOperationPurgatory:
         facts = {
             "watched": (watchers.watched, int(listed.sum())),
             "ended": (self.ended, int(np.count_nonzero(state != WAITING))),
+            "of other rows": (0, int(np.count_nonzero(watchers.rows_of(entries) != watchers.row_of.values))),
             "indexed": (0, len(np.setdiff1d(entries[listed], self._indexed()))),
         }
         armed = np.flatnonzero(self.timer.armed_tick.values != UNARMED)

@@ -92,13 +92,13 @@ class Watchers:
         self.watched += len(entries)
 
     def entries_of(self, rows: Int64s) -> tuple[Int64s, Int64s]:
-        """Entries of rows, and the position in ``rows`` that each belongs to; both (m,) int64."""
+        """Entries of rows, and the position in ``rows`` that each belongs to; both (m,) int64, to read only."""
         if self.one_key_each:
             return rows, np.arange(len(rows))
         return expand(self.first_entry.values[rows], self._counts(rows))
 
     def rows_of(self, entries: Int64s) -> Int64s:
-        """The row of each entry, (m,) int64."""
+        """The row of each entry, (m,) int64, to read only."""
         # numpy turns 32-bit numbers into 64-bit ones whenever they index: here once.
         return entries if self.one_key_each else self.row_of.values[entries].astype(np.int64)
 

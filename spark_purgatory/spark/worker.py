@@ -26,8 +26,8 @@ def prepare_worker() -> None:
     worker that packs first meets pandas only when it is given a state function.
 
     Blobs of some megabytes would be given back to the system each time they are freed, and every page of the next one
-    be faulted in anew: 0.7 ns a byte, ten times what writing it costs. glibc alone has this switch, so Arrow is told to
-    take its memory from there, unless ARROW_DEFAULT_MEMORY_POOL says from where; its own allocator gives back, too.
+    be faulted in anew: 0.7 ns a byte, ten times what writing it costs. glibc alone has this switch, so pyarrow's memory
+    comes from there too, unless ARROW_DEFAULT_MEMORY_POOL says from where: its own allocator gives pages back.
     """
     _freeze(len(sys.modules))
     _keep_freed_memory()
@@ -44,5 +44,5 @@ def _keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None and any(mallopt(M_MMAP_THRESHOLD, most) for most in (KEPT_BYTES, MOST_OLD_GLIBC_TAKES)):
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
-        if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
+        if not os.environ.get("ARROW_DEFAULT_MEMORY_POOL"):
             pa.set_memory_pool(pa.system_memory_pool())
