@@ -5,6 +5,7 @@ Those that decide outcomes return rows with a column ``status``; the floors retu
 | contender | what a row goes through |
 | --- | --- |
 | ours | `Purgatory`, criterion any_key, emit early |
+| ours_rocksdb | the same over Spark's RocksDB store |
 | join | Spark's own stream-stream left outer join, in the JVM |
 | identity | the packed exchange of ours: both ``mapInArrow`` stages and the state function, without an engine |
 | identity_rows | the state function over plain rows, as pandas |
@@ -157,6 +158,7 @@ CONTENDERS = {
     contender.name: contender
     for contender in (
         Contender("ours", "Purgatory, any_key, emit early", ours, decides=True),
+        Contender("ours_rocksdb", "ours, state in RocksDB", ours, decides=True, settings=ROCKSDB),
         Contender("join", "stream-stream left outer join", join, decides=True, grace_ms=1),
         Contender("identity", "packed exchange, no engine", identity, decides=False),
         Contender("identity_rows", "applyInPandasWithState, plain rows, no work", identity_rows, decides=False),
