@@ -112,7 +112,6 @@ A_CHUNK_TOO_MANY = [("append", [0, 1])] * (MOST_CHUNKS + 1)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=40, deadline=None)
 @given(actions=ACTIONS)
-@example(A_CHUNK_TOO_MANY)
 @example([*A_CHUNK_TOO_MANY, ("append", [2]), ("take", [18, 3, 17]), ("equal", [(18, 2)]), ("merge", None)])
 def test_a_key_column_is_a_list(kind: str, actions: list[tuple[str, Any]]) -> None:
     arrow_type, values = KINDS[kind]
