@@ -39,6 +39,10 @@ class StateMismatchError(StateError):
     """The state belongs to a query with another shard count, criterion or schema."""
 
 
+class StateUnreadableError(StateError):
+    """Spark cannot read the state's files from the checkpoint: one is missing, or damaged."""
+
+
 class StorageError(PurgatoryError):
     """The sink's storage refused or holds something unexpected."""
 

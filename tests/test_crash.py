@@ -72,7 +72,12 @@ def kill(folder: Path, failpoint: str, *arguments: str) -> str:
     killed = child(folder, "--kill", "after parts" if failpoint == IN_PARTS else failpoint, *arguments)
     if killed.returncode == -signal.SIGKILL:
         if failpoint == IN_PARTS:
-            halve(max(folder.glob("checkpoint/staging/epoch=*/batch=*/*.parquet"), key=lambda path: path.parent.name))
+            halve(
+                max(
+                    folder.glob("checkpoint/staging/rows/*/epoch=*/batch=*/*.parquet"),
+                    key=lambda path: path.parent.name,
+                )
+            )
         return ""
     return f"not killed at {failpoint!r}, but ended with {killed.returncode}: {killed.stderr[-1500:]}"
 

@@ -159,3 +159,24 @@ def test_a_sink_needs_one_place(where: dict[str, str]) -> None:
 def test_a_batch_dataframe_is_refused(spark: SparkSession) -> None:
     with pytest.raises(ConfigError, match="streaming DataFrame"):
         RecordAccumulator(path="/t").write_stream(spark.range(1), checkpoint="/c")
+
+
+def test_a_table_restored_to_before_the_last_drain_is_lost(stream: Stream) -> None:
+    """RESTORE keeps the table's id and Delta's record of transactions: neither shows it."""
+    table = f"delta.`{stream.folder / 'table'}`"
+    stream.add(1).run(stream.rows()).add(1).run(stream.rows())
+    stream.spark.sql(f"INSERT INTO {table} VALUES (-1, 0)")
+    stream.spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF 1")
+    assert stream.add(1).run(stream.rows()).numbers() == every(3), "back to the last drain: nothing of ours is gone"
+    for to in ("VERSION AS OF 1", f"TIMESTAMP AS OF '{version_time(stream, 1)}'"):
+        stream.spark.sql(f"RESTORE TABLE {table} TO {to}")
+        with pytest.raises(PySparkException, match=r"TableLostError: table .* was restored to (version 1|time)"):
+            stream.add(1).run(stream.rows())
+        latest = stream.spark.sql(f"DESCRIBE HISTORY {table} LIMIT 2").collect()[1]["version"]
+        stream.spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF {latest}")
+        assert stream.run(stream.rows()).numbers() == every(stream.files), "the remedy that the error names"
+
+
+def version_time(stream: Stream, version: int) -> str:
+    history = stream.spark.sql(f"DESCRIBE HISTORY delta.`{stream.folder / 'table'}`")
+    return str(history.where(f"version = {version}").selectExpr("cast(timestamp AS string)").collect()[0][0])

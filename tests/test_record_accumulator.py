@@ -18,7 +18,7 @@ from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
 from spark_purgatory.spark.delta_sink import app_id_of
 from spark_purgatory.spark.delta_target import DeltaTarget
-from spark_purgatory.spark.ledger import replay
+from spark_purgatory.spark.ledger_format import replay
 from spark_purgatory.spark.sender import Sender
 from tests.test_delta_sink import Stream, every
 
@@ -52,7 +52,7 @@ def wait_until(condition: Callable[[], bool], query: Any, seconds: float = 90) -
 
 
 def staged_files(stream: Stream) -> list[Path]:
-    return list((stream.checkpoint / "staging").glob("epoch=*/batch=*/**/*.parquet"))
+    return list((stream.checkpoint / "staging").glob("rows/*/epoch=*/batch=*/**/*.parquet"))
 
 
 @pytest.fixture

@@ -39,24 +39,28 @@ def stream(spark: SparkSession, tmp_path: Path) -> Stream:
 
 @contextmanager
 def full_disk_at(failpoint: str) -> Iterator[None]:
-    """From a failpoint on, the JVM may create files but not put a byte into them."""
+    """From a failpoint on, the JVM and this process may create files but not put a byte into them."""
     [jvm] = [child for child in psutil.Process().children(recursive=True) if child.name() == "java"]
+    both = (jvm, psutil.Process())
     room = jvm.rlimit(psutil.RLIMIT_FSIZE)
 
     def hook(reached: str) -> None:
         if reached == failpoint:
-            jvm.rlimit(psutil.RLIMIT_FSIZE, (0, room[1]))
+            for process in both:
+                process.rlimit(psutil.RLIMIT_FSIZE, (0, room[1]))
 
     failpoints.hook = hook
     try:
         yield
     finally:
         failpoints.hook = None
-        jvm.rlimit(psutil.RLIMIT_FSIZE, room)
+        for process in both:
+            process.rlimit(psutil.RLIMIT_FSIZE, room)
 
 
 def test_a_full_disk_at_every_write_is_named_and_the_rows_arrive_once_it_has_room(stream: Stream) -> None:
     accumulator(stream, max_block="1 second", retry_backoff="100 milliseconds")
+    stream.spark.range(1).write.parquet(str(stream.folder / "first"))  # The first write unpacks a library to the disk.
     for failpoint, said in FULL_AT.items():
         stream.add(1)
         with full_disk_at(failpoint), pytest.raises((PySparkException, PurgatoryError)) as raised:

@@ -162,7 +162,7 @@ class StagedBytes:
         """At a failpoint of the sink."""
         if failpoint != "after parts":
             return
-        for batch in self.staging.glob("epoch=*/batch=*"):
+        for batch in self.staging.glob("rows/*/epoch=*/batch=*"):
             if batch not in self._seen:
                 self._seen.add(batch)
                 self.bytes += sum(path.stat().st_size for path in batch.rglob("*.parquet"))

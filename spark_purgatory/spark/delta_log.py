@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.spark.entries import SMALL_QUERY, literal, settings
@@ -22,6 +22,7 @@ COMMIT_SCHEMA = (
     "commitInfo struct<userMetadata: string>, "
     "add struct<path: string, size: bigint, partitionValues: map<string, string>, stats: string>"
 )
+RESTORE_SCHEMA = "commitInfo struct<operation: string, operationParameters: map<string, string>>"
 CLOCK_SLACK_MS = 15 * 60_000
 """How far the clocks of the storage and of the driver may differ when recent commits are looked for."""
 _VERSION = re.compile(r"^(\d{20})\.json$")
@@ -33,7 +34,8 @@ class AddedFile:
 
     path: str
     bytes: int
-    rows: int
+    rows: int | None
+    """None where Delta collects no statistics."""
     partition_values: tuple[tuple[str, str | None], ...]
 
 
@@ -46,6 +48,12 @@ class Commit:
     intent_uuid: str | None
     """Whose commit it is, by its userMetadata; None if that is gone or not ours."""
     files: tuple[AddedFile, ...]
+
+    @property
+    def rows(self) -> int | None:
+        """Of all files; None where some file's are not known."""
+        known = [file.rows for file in self.files if file.rows is not None]
+        return sum(known) if len(known) == len(self.files) else None
 
 
 def last_txn_version(spark: SparkSession, location: str, app_id: str) -> int:
@@ -66,11 +74,7 @@ def find_commit(
 
     ``since_ms`` spares the reading of older ones.
     """
-    log = f"{literal(location)}/_delta_log"
-    reader = spark.read.option("pathGlobFilter", "*.json")
-    if since_ms is not None:
-        since = datetime.fromtimestamp(max(since_ms - CLOCK_SLACK_MS, 0) / 1000, UTC)
-        reader = reader.option("modifiedAfter", since.strftime("%Y-%m-%dT%H:%M:%S")).option("timeZone", "UTC")
+    log, reader = _commits_since(spark, location, since_ms)
     with settings(spark, SMALL_QUERY):
         txns = reader.schema(TXN_SCHEMA).json(log).where(F.col("txn.appId") == app_id)
         names = txns.where(F.col("txn.version") == number).select("_metadata.file_name").distinct().collect()
@@ -80,6 +84,46 @@ def find_commit(
         return _read_commit(spark.read.schema(COMMIT_SCHEMA).json(f"{log}/{versions[-1]:020d}.json"), versions[-1])
 
 
+def find_restore(spark: SparkSession, location: str, version: int, since_ms: int | None = None) -> str | None:
+    """What the table was restored to, if version ``version`` is no longer part of it; None if it is.
+
+    A RESTORE keeps the table's id and Delta's record of transactions, so that neither shows it. A later RESTORE may
+    have brought the version back: the versions that the table is made of are followed from the last RESTORE on. Where
+    one names a time, nobody can tell to which version that led: then the version counts as gone.
+    """
+    log, reader = _commits_since(spark, location, since_ms)
+    with settings(spark, SMALL_QUERY):
+        actions = reader.schema(RESTORE_SCHEMA).json(log).where("commitInfo.operation = 'RESTORE'")
+        found = actions.select("_metadata.file_name", "commitInfo.operationParameters").collect()
+    matches = [(_VERSION.match(row[0]), row[1] or {}) for row in found]
+    restores = {int(match[1]): given for match, given in matches if match is not None}
+    at = max(restores, default=NO_BATCH)
+    while at > version:
+        if at not in restores:
+            at = max((one for one in restores if one < at), default=NO_BATCH)
+            continue
+        to_version, to_time = (_unquoted(restores[at].get(name)) for name in ("version", "timestamp"))
+        if to_version is None or not to_version.isdigit():
+            return f"time {to_time}"
+        at = int(to_version)
+        if at < version:
+            return f"version {at}"
+    return None
+
+
+def _unquoted(value: str | None) -> str | None:
+    return None if value is None else value.strip('"')
+
+
+def _commits_since(spark: SparkSession, location: str, since_ms: int | None) -> tuple[str, DataFrameReader]:
+    """The log's folder, and a reader of its commits that were written since then."""
+    reader = spark.read.option("pathGlobFilter", "*.json")
+    if since_ms is not None:
+        since = datetime.fromtimestamp(max(since_ms - CLOCK_SLACK_MS, 0) / 1000, UTC)
+        reader = reader.option("modifiedAfter", since.strftime("%Y-%m-%dT%H:%M:%S")).option("timeZone", "UTC")
+    return f"{literal(location)}/_delta_log", reader
+
+
 def _read_commit(actions: DataFrame, version: int) -> Commit:
     uuid: str | None = None
     files = []
@@ -87,7 +131,7 @@ def _read_commit(actions: DataFrame, version: int) -> Commit:
         if info is not None:
             uuid = _intent_uuid(info["userMetadata"])
         if add is not None:
-            rows = int(json.loads(add["stats"] or "{}").get("numRecords", 0))
+            rows = json.loads(add["stats"] or "{}").get("numRecords")
             values = tuple(sorted((add["partitionValues"] or {}).items()))
             files.append(AddedFile(add["path"], add["size"], rows, values))
     return Commit(version, uuid, tuple(files))

@@ -14,17 +14,18 @@ Protocol. A micro-batch b, in a run's first call after the settling of what the 
 1. b <= last batch of the last intent: evaluate the DataFrame into ``noop``, for Spark's state must be committed, and
    return. Else every micro-batch between that one and b must be there, as a folder with rows or in a note of those
    without; if one is not, what the query staged is lost. Stop.
-2. *parts*: write the rows to a folder of this run's own, ``epoch=<e>/batch=<b>-<run>``, evaluating the DataFrame once.
-   Runs are numbered; of a micro-batch that several staged the folder with all its rows counts, the last run's of these:
-   not what a crash left half, nor what an old run that lives on still writes. No rows: a note says so. A new schema: a
-   note says so first.
+2. *parts*: write the rows to a folder of this run's own, ``<epoch>/batch=<b>-<run>``, evaluating the DataFrame once,
+   and then a record of how many they are. Runs are numbered; of a micro-batch that several staged the last folder
+   counts that holds all the rows of its record: not what a crash left half, nor what an old run that lives on still
+   writes. No rows: a note says so. A new schema: a note says so first.
 
 A drain, whenever the policy says so; several in one micro-batch, or none. The files staged since the last one are
 counted, many micro-batches in one job, and no earlier than the policy could need it (`backlog`). Then:
 
 3. *intent*: an entry names N, the pieces taken, all that is left, and b: everything before it is superseded.
-4. *drain commit*: the pieces taken go to the table, marked with N and, in userMetadata, with the intent's uuid.
-5. *read-back*: find N in the table's own log, and the uuid with it.
+4. *drain commit*: the rows of the pieces taken are counted once more; then they go to the table, each row compared
+   with its hash, marked with N and, in userMetadata, with the intent's uuid.
+5. *read-back*: find N in the table's own log, and the uuid with it; compare the rows committed with the pieces'.
 6. *clean-up*: an entry "done N"; then the entries before intent N, then pieces that nothing names, are removed.
 
 A micro-batch that will fill files by itself goes direct: 3 with b in the place of pieces, 4 with its rows, 5, 6.
@@ -41,12 +42,14 @@ last intent was settled. Nothing is removed before the commit that took it was r
 | D. after 3, before the commit of 4 | intent N, not done | N - 1 | 4 with the same pieces; direct: when b comes again |
 | E. after 4 | intent N, not done | N | 5, 6 |
 | F. in 6 | done N | N | 6 at the next drain; what was removed is no longer named |
-| G. and the table was dropped, replaced, restored, or forgot | done N | less than N | stop: TableLostError |
+| G. and the table was dropped, replaced, or forgot | done N | less than N | stop: TableLostError |
+| G. and the table was restored to before drain N | done N, its version | a RESTORE after it | stop: TableLostError |
 | H. and another run commits as this one | intent N | another uuid, or more than N | stop: ForeignWriterError |
 | I. and the checkpoint was deleted | nothing | N | a new query id: all rows of the source again, none skipped |
 | J. and staged folders, or the log, were removed | a gap before b | | stop: StagingError |
 | K. but lives on, and stages b beside the next run | | | nothing: one folder counts, whoever ended first |
 | L. but lives on, and both began at once | | | stop: ForeignWriterError |
+| M. and a staged file was removed, emptied or damaged | its record | | stop: StagingError |
 
 Why 5 asks the log rather than trust 4: Delta skips a write *silently* whose txnVersion is not above the last. Why 1
 never leaves a micro-batch unevaluated: Spark would fail with STATE_STORE_COMMIT_VALIDATION_FAILED at every restart.
@@ -63,20 +66,22 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from spark_purgatory.errors import BugError, ForeignWriterError, SkippedWriteError, StagingError, TableLostError
-from spark_purgatory.spark.delta_log import Commit, find_commit, last_txn_version
+from spark_purgatory.spark.delta_log import Commit, find_commit, find_restore, last_txn_version
 from spark_purgatory.spark.delta_target import DeltaTarget, TableFacts
-from spark_purgatory.spark.entries import SMALL_QUERY, literal, read_entries, settings, wipe, write_entry
+from spark_purgatory.spark.entries import literal, settings
 from spark_purgatory.spark.failpoints import reach
 from spark_purgatory.spark.faults import writing
-from spark_purgatory.spark.ledger import NO_BATCH, Intent, Piece, replay
+from spark_purgatory.spark.ledger import NO_BATCH, Intent, Piece
+from spark_purgatory.spark.ledger_format import intent_body, replay
 from spark_purgatory.spark.staged_side import StagedSide
-from spark_purgatory.spark.staging import in_order, read_apart
+from spark_purgatory.spark.staging import read_files
+from spark_purgatory.spark.staging_folder import StagingFolder, local_folder
 
 USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 DRAIN_QUERY = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
-    # Else a union of one-task branches is one task, and writes one file after the other.
-    "spark.sql.unionOutputPartitioning": "false",
+    # A file is a task of the shuffle: it may be neither split nor merged with another one.
+    "spark.sql.adaptive.enabled": "false",
 }
 
 
@@ -100,6 +105,8 @@ class DeltaSink(StagedSide):
         self.app_id = ""
         self.table_id: str | None = None
         """Delta's id of the table; None as long as there is none."""
+        self._legacy_log = False
+        """The log has entries of format 1, in folders of their own."""
         self._checked: TableFacts | None = None
         """What `intend` saw, for the commit that follows it at once."""
 
@@ -108,20 +115,27 @@ class DeltaSink(StagedSide):
     def recover(self, spark: SparkSession) -> Commit | None:
         """Read the log and compare it with the table; cases A to I. The commit of the last intent, if it is there."""
         self.app_id = app_id_of(spark, self.checkpoint, self.target)
-        with settings(spark, SMALL_QUERY):
-            self.ledger = replay(read_entries(spark, self.folder), self.folder)
+        self.place = StagingFolder(self.checkpoint, local_folder(spark, self.checkpoint))
+        entries = self.place.read_entries(spark)
+        self.ledger = replay(entries, self.folder)
+        self._legacy_log = any(body["format"] == 1 for _, body in entries)
         facts = self.target.facts(spark)
         last = last_txn_version(spark, facts.location, self.app_id) if facts else NO_BATCH
         intent = self.ledger.intent
         number = intent.number if intent else NO_BATCH
         self._compare(last, number, facts)
+        self._check_restore(spark, facts)
         self.table_id = facts.id if facts else None
         if intent is None or facts is None or self.ledger.is_done or last < number:
             return None
         commit = find_commit(spark, facts.location, self.app_id, number)
-        if commit is not None and commit.intent_uuid is not None and commit.intent_uuid != intent.uuid:
+        if commit is None:
+            return Commit(-1, intent.uuid, ())
+        if commit.intent_uuid is not None and commit.intent_uuid != intent.uuid:
             raise self._foreign(number, number)
-        return commit or Commit(-1, intent.uuid, ())
+        self._note(commit, intent, None)
+        self._check_restore(spark, facts)
+        return commit
 
     def _compare(self, last: int, number: int, facts: TableFacts | None) -> None:
         known = self.ledger.intent.table_id if self.ledger.intent else None
@@ -144,7 +158,7 @@ class DeltaSink(StagedSide):
                 f"{len(ledger.uncounted)} micro-batches are staged of which intent {ledger.next_drain} tells nothing"
             )
         wanted = schema or ledger.schema or ""
-        facts = self.target.check(spark, self.table_id, T.StructType.fromJson(json.loads(wanted)))
+        facts = self._check_table(spark, self.table_id, wanted)
         keys = {piece.key for piece in taken}
         intent = Intent(
             number=ledger.next_drain,
@@ -157,12 +171,13 @@ class DeltaSink(StagedSide):
             left=tuple(piece for piece in ledger.pieces.values() if piece.key not in keys),
             epochs=tuple(sorted(ledger.epochs | {ledger.next_drain})),
             run=ledger.run.number,
+            table_version=ledger.table_version,
         )
         reach("before intent")
         # A second try would look like a second writer.
-        with writing(f"intent {intent.number}", self.folder), settings(spark, SMALL_QUERY):
-            write_entry(spark, self.folder, intent.number, f"intent={intent.number}", intent.to_body())
-            check_alone(spark, self.folder, intent)
+        with writing(f"intent {intent.number}", self.folder):
+            self.place.write_entry(spark, intent.number, f"intent={intent.number}", intent_body(intent))
+            check_alone(spark, self.place, intent)
         reach("after intent")
         ledger.take(intent)
         self._checked = facts
@@ -170,17 +185,19 @@ class DeltaSink(StagedSide):
 
     def commit(self, spark: SparkSession, intent: Intent, load: Load, partition_by: tuple[str, ...]) -> Commit:
         """Steps 4 and 5; also to be called again for the same intent, in this run or a later one."""
-        schema = T.StructType.fromJson(json.loads(intent.schema))
         facts, self._checked = self._checked, None
-        facts = facts or self.target.check(spark, self.table_id or intent.table_id, schema)
+        facts = facts or self._check_table(spark, self.table_id or intent.table_id, intent.schema)
         metadata = {"intent": intent.uuid, "drain": intent.number, "last_batch": intent.last_batch}
         started_ms = self.now_ms()
+        if load.direct is None:
+            self.check_pieces(spark, intent.taken)
         reach("before drain commit")
         # Said twice: the write that makes a table by name takes it from the session alone.
         with settings(spark, {**DRAIN_QUERY, USER_METADATA: json.dumps(metadata)}):
             rows = load.direct
             if rows is None:
-                rows = in_order(read_apart(spark, self.folder, schema, load.files), partition_by)
+                schema = T.StructType.fromJson(json.loads(intent.schema))
+                rows = read_files(spark, self.folder, schema, load.files, partition_by)
             self.target.append(rows, self.app_id, intent.number, metadata, load.max_file_rows, partition_by)
         reach("after drain commit")
         reach("before read-back")
@@ -206,14 +223,17 @@ class DeltaSink(StagedSide):
         if commit.intent_uuid != intent.uuid:
             raise self._foreign(intent.number, intent.number)
         self.table_id = facts.id
+        self._note(commit, intent, since_ms)
         return commit
 
     def was_committed(self, spark: SparkSession, intent: Intent) -> Commit | None:
         """After a commit that raised: did it arrive all the same?"""
         facts = self.target.facts(spark)
         commit = find_commit(spark, facts.location, self.app_id, intent.number) if facts else None
-        if commit is not None and commit.intent_uuid != intent.uuid:
-            raise self._foreign(intent.number, intent.number)
+        if commit is not None:
+            if commit.intent_uuid != intent.uuid:
+                raise self._foreign(intent.number, intent.number)
+            self._note(commit, intent, None)
         return commit
 
     def clean_up(self, spark: SparkSession) -> None:
@@ -222,17 +242,64 @@ class DeltaSink(StagedSide):
         if intent is None:
             return
         reach("before clean-up")
-        number = intent.number
-        with writing(f"the clean-up after drain {number}", self.folder), settings(spark, SMALL_QUERY):
-            if not self.ledger.is_done:
-                write_entry(spark, self.folder, number, f"done={number}", {"number": number})
-                self.ledger.is_done = True
-            if number > 0:
-                wipe(spark, f"{self.folder}/log/epoch={number - 1}")
-            for epoch in sorted(self.ledger.idle_epochs()):
-                wipe(spark, f"{self.folder}/epoch={epoch}")
-                self.ledger.epochs.remove(epoch)
+        number, ledger = intent.number, self.ledger
+        with writing(f"the clean-up after drain {number}", self.folder):
+            if not ledger.is_done:
+                done = {"number": number, "table_version": ledger.table_version, "committed_ms": ledger.committed_ms}
+                self.place.write_entry(spark, number, f"done={number}", done)
+                ledger.is_done = True
+            for path in self._idle_folders():
+                self.place.remove(spark, path)
+        ledger.epochs -= ledger.idle_epochs()
+        self._legacy_log = False
         reach("after clean-up")
+
+    def _idle_folders(self) -> list[str]:
+        """Folders that nothing that counts needs, the last intent being done."""
+        ledger, number = self.ledger, self.ledger.next_drain - 1
+        paths = [self.place.log_path(number - 1)] if number > 0 else []
+        legacy = {piece.epoch for piece in (ledger.intent.taken if ledger.intent else ()) if piece.is_legacy}
+        if self._legacy_log and number > 0:
+            paths += [f"log/epoch={number - 1}"]
+        for epoch in sorted(ledger.idle_epochs()):
+            paths.append(self.place.epoch_path(epoch))
+            if not ledger.has_records or epoch in legacy:
+                paths.append(f"epoch={epoch}")
+        generation = ledger.idle_generation()
+        if generation is not None:
+            paths += [f"{kind}/generation={generation}" for kind in ("rows", "log")]
+        return paths
+
+    # --- the table -----------------------------------------------------------------------------------------------
+
+    def _check_table(self, spark: SparkSession, table_id: str | None, schema: str) -> TableFacts | None:
+        facts = self.target.check(spark, table_id, T.StructType.fromJson(json.loads(schema)))
+        self._check_restore(spark, facts)
+        return facts
+
+    def _check_restore(self, spark: SparkSession, facts: TableFacts | None) -> None:
+        """Raise TableLostError if the table was restored to a version before the last drain's."""
+        version = self.ledger.table_version
+        if facts is None or version is None or version < 0:
+            return
+        restored = find_restore(spark, facts.location, version, self.ledger.committed_ms)
+        if restored is not None:
+            raise TableLostError(
+                f"table {self.target} was restored to {restored}, before version {version} with the last drain of this "
+                f"query: rows that were delivered are gone. Nothing was written, staged rows wait. RESTORE the table "
+                f"to version {version} or later and start again, or start with a new checkpoint, which reads the "
+                "sources again"
+            )
+
+    def _note(self, commit: Commit, intent: Intent, committed_ms: int | None) -> None:
+        """A commit was read back, made not before then. StagingError if it has other rows than its pieces had."""
+        if intent.taken and commit.rows is not None and commit.files and commit.rows != intent.taken_rows:
+            raise StagingError(
+                f"drain {intent.number} to table {self.target} committed {commit.rows:,} rows in version "
+                f"{commit.version}, and its staged files held {intent.taken_rows:,}: they were damaged while they were "
+                "read. Nothing was removed, the staged files wait. Compare them with the table before you start again"
+            )
+        self.ledger.table_version, self.ledger.committed_ms = commit.version, committed_ms
 
     # --- errors --------------------------------------------------------------------------------------------------
 
@@ -262,12 +329,12 @@ def app_id_of(spark: SparkSession, checkpoint: str, target: DeltaTarget) -> str:
     return f"spark_purgatory/{query_id}/{target}"
 
 
-def check_alone(spark: SparkSession, folder: str, intent: Intent) -> None:
+def check_alone(spark: SparkSession, place: StagingFolder, intent: Intent) -> None:
     """Raise ForeignWriterError if someone else made an intent of this number."""
-    replayed = replay(read_entries(spark, folder), folder).intent
+    replayed = replay(place.read_entries(spark), place.uri).intent
     if replayed is None or replayed.uuid != intent.uuid:
         found = "none" if replayed is None else f"number {replayed.number} of another run"
         raise ForeignWriterError(
-            f"{folder} was to hold intent {intent.number} and holds {found}: two runs of the query write at once. "
+            f"{place} was to hold intent {intent.number} and holds {found}: two runs of the query write at once. "
             "Nothing was committed by this one. Stop one of them and start again"
         )

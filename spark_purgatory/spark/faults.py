@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from spark_purgatory.errors import StagingError
+from spark_purgatory.errors import StagingError, StateError, StateUnreadableError
 
 SPARK_FAULTS = (PySparkException, Py4JJavaError)
 """The second where a file system's own exception comes through."""
@@ -22,6 +22,11 @@ _STORAGE = re.compile(r"\b(?:java\.nio\.file|java\.io|org\.apache\.hadoop)\.[\w.
 
 _INTERRUPTION = re.compile(r"\b(?:Interrupted(?:IO)?|ClosedByInterrupt)Exception\b")
 _QUOTED = re.compile(r"'[^']*'")
+DAMAGED_ROW = "spark_purgatory: a staged row differs from its hash"
+_UNREADABLE = re.compile(r"\b(?:FAILED_READ_FILE|CANNOT_READ_FILE_FOOTER|FILE_NOT_EXIST|PARQUET_\w+)\b")
+_PARQUET = re.compile(r"org\.apache\.parquet\.|is not a Parquet file|parquet\.io\.|ParquetDecodingException")
+_FILE_PATH = re.compile(r"[\w./+=:%-]*part-\d+-[\w.-]+\.parquet")
+_STATE = re.compile(r"CANNOT_LOAD_STATE_STORE|\bStateStoreId\b|FAILED_TO_READ_(?:DELTA|SNAPSHOT)_FILE|/state/\d+/\d+/")
 
 
 def is_interruption(error: BaseException) -> bool:
@@ -45,12 +50,37 @@ def said(error: BaseException) -> str:
     return _QUOTED.sub("'...'", told)[:MAX_SAID]
 
 
+def read_fault(error: BaseException) -> str | None:
+    """In one line why a file could not be read; None if that is not what failed."""
+    text = str(error)
+    if DAMAGED_ROW in text:
+        return "the values of a row differ from their hash, the file is damaged"
+    condition = error.getCondition() if isinstance(error, PySparkException) else None
+    found = _UNREADABLE.search(f"{condition or ''} {text}")
+    if found is None and storage_fault(error) is None and not _PARQUET.search(text):
+        return None
+    path = _FILE_PATH.search(text)
+    return f"{said(error)}{f' ({path[0]})' if path else ''}"
+
+
+def state_fault(error: BaseException) -> StateError | None:
+    """The error to raise where a query's state could not be read; None if that is not what failed."""
+    found = _STATE.search(str(error))
+    if found is None or is_interruption(error):
+        return None
+    return StateUnreadableError(
+        f"the state of the query cannot be read from its checkpoint: {said(error)}. Nothing was lost and nothing was "
+        "staged. Bring the missing or damaged files of the checkpoint's folder 'state' back from a copy, or start with "
+        "a new checkpoint, which reads the sources again"
+    )
+
+
 @contextmanager
 def writing(what: str, folder: str) -> Iterator[None]:
     """Name what could not be written. It may be there or not: only a restart can tell."""
     try:
         yield
-    except SPARK_FAULTS as error:
+    except (*SPARK_FAULTS, OSError) as error:
         if is_interruption(error):
             raise
         raise StagingError(

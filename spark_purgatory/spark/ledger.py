@@ -1,19 +1,20 @@
 """What is staged, as the log and the staged folders say it: pure bookkeeping, the same after a restart as before.
 
 A *piece* is the rows of one table partition in one staged file of a micro-batch. A micro-batch that has rows is a
-folder of files; one that has none is in a note; so a gap shows. An *intent* N says which pieces drain N takes and which
-it leaves, and up to which micro-batch that is all there is: nothing before it needs to be read again. *Epoch* e is what
-is written after intent e - 1 and up to intent e.
+folder of files and a *record*, an entry that says how many rows the folder holds; one that has none is in a note. So a
+gap shows, and so does a folder that lost a file. An *intent* N says which pieces drain N takes and which it leaves, and
+up to which micro-batch that is all there is: nothing before it needs to be read again. *Epoch* e is what is written
+after intent e - 1 and up to intent e.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
 from spark_purgatory.errors import ForeignWriterError, StagingError
+from spark_purgatory.spark.staging_folder import EPOCHS_A_GENERATION, StagingFolder
 
 NO_BATCH = -1
 """The micro-batch before micro-batch 0, and the drain before drain 0."""
@@ -42,8 +43,13 @@ class Piece:
         return self.path.rpartition("/")[0]
 
     @property
+    def is_legacy(self) -> bool:
+        """Staged by a version that wrote neither row hashes nor records."""
+        return self.path.startswith("epoch=")
+
+    @property
     def key(self) -> tuple[str, str]:
-        """Unlike that of any other piece."""
+        """Unique among pieces."""
         return self.path, self.partition
 
 
@@ -71,7 +77,11 @@ class Run:
 
     def batch_path(self, epoch: int, batch_id: int) -> str:
         """The one folder of a micro-batch in an epoch, below the staging folder: no other run writes there."""
-        return f"epoch={epoch}/batch={batch_id:020d}-{self.number:06d}-{self.id}"
+        return f"{StagingFolder.epoch_path(epoch)}/{self.batch_name(batch_id)}"
+
+    def batch_name(self, batch_id: int) -> str:
+        """Name of a micro-batch's folder, and of its record."""
+        return f"batch={batch_id:020d}-{self.number:06d}-{self.id}"
 
 
 @dataclass(frozen=True)
@@ -95,19 +105,13 @@ class Intent:
     """Those whose files were not removed when the intent was made."""
     run: int
     """Number of the run that made it."""
+    table_version: int | None = None
+    """Of the table after the drain before it; None if that is not known."""
 
-    def to_body(self) -> dict[str, Any]:
-        """As JSON."""
-        packed = {"taken": _packed(self.taken), "left": _packed(self.left)}
-        return {name: value for name, value in vars(self).items() if name not in packed} | packed
-
-
-def _packed(pieces: Iterable[Piece]) -> list[list[Any]]:
-    return [list(asdict(piece).values()) for piece in pieces]
-
-
-def _pieces(packed: list[list[Any]]) -> tuple[Piece, ...]:
-    return tuple(Piece(*values) for values in packed)
+    @property
+    def taken_rows(self) -> int:
+        """Rows of all pieces taken."""
+        return sum(piece.rows for piece in self.taken)
 
 
 @dataclass
@@ -134,6 +138,14 @@ class Ledger:
     """The one that keeps this ledger."""
     empty: list[tuple[int, int]] = field(default_factory=list)
     """First and last of each row of micro-batches without rows, after the last intent."""
+    records: Mapping[str, int] = field(default_factory=dict)
+    """Rows of each staged folder that an earlier run completed, by the folder's path below the staging folder."""
+    has_records: bool = True
+    """False if what is staged was staged by a version that wrote no records."""
+    table_version: int | None = None
+    """Of the table after the last drain that was read back; None if that is not known."""
+    committed_ms: int | None = None
+    """When that was."""
 
     @property
     def next_drain(self) -> int:
@@ -178,36 +190,60 @@ class Ledger:
     def adopt(self, pieces: Iterable[Piece], before: int) -> int:
         """Let staged micro-batches count that came after the last intent, up to ``before``, which Spark runs now.
 
-        Of one that several runs have staged, as the last of them did that has all its rows: the others ended in it, or
-        will. Returns the first micro-batch of which nothing is known, ``before`` if all are. ForeignWriterError if two
-        runs were last.
+        Of a micro-batch that several runs have staged, the last folder counts that holds all the rows of its record.
+        Returns the first micro-batch of which nothing is known, ``before`` if all are.
+
+        Raises:
+            StagingError: A folder holds other rows than its record says, and no other folder of the micro-batch is
+                complete.
+            ForeignWriterError: Two runs staged a micro-batch at once.
         """
-        found: dict[int, dict[tuple[int, int], list[Piece]]] = {}
+        found: dict[int, dict[str, list[Piece]]] = {}
         last_run = self.intent.run if self.intent else NO_BATCH
         for piece in pieces:
             self.epochs.add(piece.epoch)
             last_run = max(last_run, piece.run)
             if self.last_batch < piece.batch_id < before:
-                found.setdefault(piece.batch_id, {}).setdefault((piece.run, piece.epoch), []).append(piece)
+                found.setdefault(piece.batch_id, {}).setdefault(piece.folder, []).append(piece)
         self.run = replace(self.run, number=last_run + 1)
-        runs = sorted([*self.empty, *((batch_id, batch_id) for batch_id in found)])
+        chosen = {batch_id: self._complete(folders) for batch_id, folders in found.items()}
+        whole = {batch_id: staged for batch_id, staged in chosen.items() if staged}
         known = self.last_batch + 1
-        for first, last in runs:
+        for first, last in sorted([*self.empty, *((batch_id, batch_id) for batch_id in whole)]):
             if first <= known:
                 known = max(known, last + 1)
         if known < before:
             return known
-        for batch_id, by_run in sorted(found.items()):
-            _, staged = max(by_run.items(), key=lambda one: (sum(piece.rows for piece in one[1]), one[0]))
-            folders = sorted({piece.folder for piece in staged})
-            if len(folders) > 1:
-                raise ForeignWriterError(
-                    f"{folders[0]} and {folders[1]} of the staging folder were written by two runs of the query at "
-                    "once. Nothing was committed. Stop one of them, remove its folder, and start again"
-                )
+        for batch_id, staged in sorted(whole.items()):
             self.add(batch_id, staged[0].epoch, staged)
         self.last_batch = max(self.last_batch, before - 1)
         return before
+
+    def _complete(self, folders: Mapping[str, list[Piece]]) -> list[Piece]:
+        """The pieces of the folder that counts; none if no folder has a record, and each has to have one."""
+        rows = {folder: sum(piece.rows for piece in staged) for folder, staged in folders.items()}
+        recorded = [folder for folder in folders if folder in self.records]
+        complete = [folder for folder in recorded if rows[folder] == self.records[folder]]
+        if recorded and not complete:
+            folder = recorded[-1]
+            raise StagingError(
+                f"{folder} in the staging folder holds {rows[folder]:,} rows in {len(folders[folder])} pieces, and its "
+                f"record says {self.records[folder]:,}: a file of it was removed, emptied or damaged. Nothing was "
+                "written. Bring the folder back, or start with a new checkpoint, which reads the sources again"
+            )
+        if not complete and self.has_records:
+            return []
+        candidates = complete or sorted(folders, key=lambda folder: rows[folder])[-1:]
+        if not complete:
+            candidates = [folder for folder in folders if rows[folder] == rows[candidates[0]]]
+        last = max(candidates, key=lambda folder: (folders[folder][0].run, folders[folder][0].epoch))
+        of_last = [f for f in candidates if _made_in(folders[f][0]) == _made_in(folders[last][0])]
+        if len(of_last) > 1:
+            raise ForeignWriterError(
+                f"{of_last[0]} and {of_last[1]} of the staging folder were written by two runs of the query at "
+                "once. Nothing was committed. Stop one of them, remove its folder, and start again"
+            )
+        return folders[last]
 
     def take(self, intent: Intent) -> None:
         """A drain was decided."""
@@ -220,45 +256,22 @@ class Ledger:
 
     def idle_epochs(self) -> set[int]:
         """Epochs whose files nothing that counts needs, once the last intent is done."""
-        needed = {piece.epoch for piece in self.pieces.values()} | {self.writing_epoch}
-        needed |= {staged.epoch for staged in self.uncounted.values()}
-        return {epoch for epoch in self.epochs if epoch < self.next_drain and epoch not in needed}
+        return {epoch for epoch in self.epochs if epoch < self.next_drain and epoch not in self._needed_epochs()}
+
+    def idle_generation(self) -> int | None:
+        """The generation to be emptied now, because it is used next; None if there is none, or it is needed."""
+        if self.next_drain % EPOCHS_A_GENERATION:
+            return None
+        following = StagingFolder.generation(self.next_drain + EPOCHS_A_GENERATION)
+        in_use = {StagingFolder.generation(epoch) for epoch in self._needed_epochs()}
+        return None if following in in_use else following
+
+    def _needed_epochs(self) -> set[int]:
+        needed = {piece.epoch for piece in self.pieces.values()} | {self.next_drain}
+        if self.writing_epoch is not None:
+            needed.add(self.writing_epoch)
+        return needed | {staged.epoch for staged in self.uncounted.values()}
 
 
-def replay(entries: Iterable[tuple[str, dict[str, Any]]], folder: str) -> Ledger:
-    """The ledger that the entries of a log tell of. ForeignWriterError if two writers made them."""
-    ledger = Ledger()
-    bodies: dict[str, dict[str, Any]] = {}
-    for name, body in entries:
-        if name in bodies and bodies[name] != body:
-            raise ForeignWriterError(
-                f"{folder}/log holds two different entries {name!r}: two runs of the query write at once. Stop one of "
-                "them, remove the entry of the one stopped, and start again; staged rows were not touched"
-            )
-        bodies[name] = body
-    try:
-        return _replayed(ledger, bodies)
-    except (KeyError, TypeError) as error:
-        raise StagingError(f"an entry of {folder}/log was written by another version of spark_purgatory") from error
-
-
-def _replayed(ledger: Ledger, bodies: dict[str, dict[str, Any]]) -> Ledger:
-    intents = [_intent(body) for name, body in bodies.items() if name.startswith("intent")]
-    if intents:
-        ledger.take(max(intents, key=lambda intent: intent.number))
-        ledger.is_done = f"done={ledger.next_drain - 1}" in bodies
-    schemas = [body for name, body in bodies.items() if name.startswith("schema")]
-    for body in sorted(schemas, key=lambda body: body["batch_id"]):
-        if body["batch_id"] > ledger.last_batch:
-            ledger.schema = body["schema"]
-    empty = [(body["first"], body["last"]) for name, body in bodies.items() if name.startswith("empty")]
-    ledger.empty = sorted(run for run in empty if run[1] > ledger.last_batch)
-    if any(name.startswith("manifest") for name in bodies):
-        raise KeyError("manifest")
-    ledger.epochs.add(ledger.next_drain)
-    return ledger
-
-
-def _intent(body: dict[str, Any]) -> Intent:
-    packed = {"taken": _pieces(body["taken"]), "left": _pieces(body["left"]), "epochs": tuple(body["epochs"])}
-    return Intent(**{**body, **packed})
+def _made_in(piece: Piece) -> tuple[int, int]:
+    return piece.run, piece.epoch

@@ -163,7 +163,7 @@ class PolicySide:
             table=str(self.target),
             version=commit.version,
             files=tuple(file.path for file in mine),
-            rows=sum(file.rows for file in mine),
+            rows=sum(file.rows or 0 for file in mine),
             bytes=sum(file.bytes for file in mine),
             queued_ms=self.now() - since_ms,
         )

@@ -16,13 +16,12 @@ from spark_purgatory.errors import BufferExhaustedError
 from spark_purgatory.spark.backlog import most_bytes
 from spark_purgatory.spark.delta_sink import Load
 from spark_purgatory.spark.drain_loop import DrainLoop, load_of
-from spark_purgatory.spark.entries import wipe
 from spark_purgatory.spark.failpoints import reach
 from spark_purgatory.spark.faults import writing
 from spark_purgatory.spark.ledger import Intent, Piece, StagedBatch
 from spark_purgatory.spark.policy_side import Delivery
 from spark_purgatory.spark.staged_side import next_batch
-from spark_purgatory.spark.staging import PIECES_PER_FILE, Rules, quoted, rules_of, stage
+from spark_purgatory.spark.staging import PIECES_PER_FILE, WRITE_SETTINGS, Rules, quoted, rules_of, stage
 
 
 class Sender(DrainLoop):
@@ -52,6 +51,10 @@ class Sender(DrainLoop):
     def _run(self, batch: DataFrame, batch_id: int) -> None:
         spark = batch.sparkSession
         schema = batch.schema.json()
+        if not self._started:
+            # The query's own session, not the user's.
+            for name, value in WRITE_SETTINGS.items():
+                spark.conf.set(name, value)
         self.start(spark, batch_id)
         if self.sink.is_replay(batch_id):
             batch.write.format("noop").mode("overwrite").save()
@@ -119,6 +122,8 @@ class Sender(DrainLoop):
         path = ledger.run.batch_path(epoch, batch_id)
         rows, plain_bytes = stage(batch, f"{sink.folder}/{path}", self._rules[schema], max_rows)
         staged = StagedBatch(batch_id, epoch, self.now(), path, rows, plain_bytes)
+        if rows:
+            sink.record(spark, staged)
         reach("after parts")
         if not rows:
             sink.note_empty(spark, batch_id)
@@ -140,7 +145,7 @@ class Sender(DrainLoop):
             fits = self.make_room(spark, sum(piece.staged_bytes for piece in pieces))
         except BufferExhaustedError:
             with writing(f"the removal of {staged.path}", self.sink.folder):
-                wipe(spark, f"{self.sink.folder}/{staged.path}")
+                self.sink.place.remove(spark, staged.path)
             raise
         if not fits:
             self._drain_whole(spark, staged.batch_id, schema, pieces)

@@ -11,10 +11,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from spark_purgatory.errors import StagingError
-from spark_purgatory.spark.entries import SMALL_QUERY, literal, settings, write_entry
+from spark_purgatory.spark.entries import SMALL_QUERY, literal, settings
 from spark_purgatory.spark.faults import writing
 from spark_purgatory.spark.ledger import NO_BATCH, Ledger, Piece, StagedBatch
-from spark_purgatory.spark.staging import check_one_writer, hash_name, measured
+from spark_purgatory.spark.ledger_format import record_body
+from spark_purgatory.spark.staging import check_one_writer, hash_names, measured
+from spark_purgatory.spark.staging_folder import StagingFolder
 
 COUNTING = {name: value for name, value in SMALL_QUERY.items() if name != "spark.sql.codegen.wholeStage"}
 """The same query for ever, of as many rows as a drain has: it is compiled once."""
@@ -25,22 +27,22 @@ class StagedSide:
 
     def __init__(self, checkpoint: str) -> None:
         self.checkpoint = checkpoint
-        self.folder = f"{checkpoint.rstrip('/')}/staging"
+        self.place = StagingFolder(checkpoint)
         self.ledger = Ledger()
+
+    @property
+    def folder(self) -> str:
+        """The staging folder, as Spark reaches it."""
+        return self.place.uri
 
     def adopt(self, spark: SparkSession, before: int) -> None:
         """Step 1: let count what was staged before ``before``. StagingError if some of it is missing."""
-        pieces: list[Piece] = []
-        try:
-            with settings(spark, COUNTING):
-                pieces = measured(spark, [f"{literal(self.folder)}/epoch=*"], self._hash_column())
-        except AnalysisException as error:
-            if error.getCondition() != "PATH_NOT_FOUND":
-                raise
+        pieces = pieces_below(spark, self.place, self.ledger)
+        last = self.ledger.last_batch
+        check_one_writer((piece for piece in pieces if last < piece.batch_id < before), self.folder)
         lost = self.ledger.adopt(pieces, before)
         if lost < before:
             raise missing(self.checkpoint, self.folder, lost, before)
-        check_one_writer(self.ledger.pieces.values(), self.folder)
 
     def is_replay(self, batch_id: int) -> bool:
         """Step 1. StagingError if another micro-batch was to come first."""
@@ -53,28 +55,29 @@ class StagedSide:
     def note_schema(self, spark: SparkSession, batch_id: int, schema: str) -> None:
         """Step 2, of the first micro-batch of a schema; nothing of another one is staged."""
         if self.ledger.schema != schema:
-            self._note(spark, f"schema={batch_id}", {"batch_id": batch_id, "schema": schema}, 0)
+            self._write(spark, f"schema={batch_id}", {"batch_id": batch_id, "schema": schema}, 0)
             self.ledger.schema = schema
 
     def note_empty(self, spark: SparkSession, batch_id: int) -> None:
         """Step 2, of a micro-batch without rows. Two notes in turn tell of all those in a row: one always stands."""
         first, last = run = self.ledger.empty_run(batch_id)
-        self._note(spark, f"empty={first}-{last % 2}", {"first": first, "last": last}, 0)
+        self._write(spark, f"empty={first}-{last % 2}", {"first": first, "last": last}, 0)
         self.ledger.add_empty(run)
 
-    def _note(self, spark: SparkSession, name: str, body: Mapping[str, object], number: int) -> None:
-        with writing(f"note {name}", self.folder), settings(spark, SMALL_QUERY):
-            write_entry(spark, self.folder, self.ledger.next_drain, name, dict(body), number)
+    def record(self, spark: SparkSession, staged: StagedBatch) -> None:
+        """Step 2, of a micro-batch with rows: how many its folder holds."""
+        self._write(spark, self.ledger.run.batch_name(staged.batch_id), record_body(staged))
 
-    def _hash_column(self) -> str:
-        return hash_name(T.StructType.fromJson(json.loads(self.ledger.schema)).names if self.ledger.schema else ())
+    def _write(self, spark: SparkSession, name: str, body: Mapping[str, object], note: int | None = None) -> None:
+        with writing(f"{'entry' if note is None else 'note'} {name}", self.folder):
+            self.place.write_entry(spark, self.ledger.next_drain, name, body, note)
 
     def count(self, spark: SparkSession, batches: Sequence[StagedBatch]) -> dict[int, tuple[Piece, ...]]:
         """The pieces of micro-batches that this run has staged, by micro-batch."""
         with settings(spark, COUNTING):
             try:
                 paths = [literal(f"{self.folder}/{staged.path}") for staged in batches]
-                found = measured(spark, paths, self._hash_column())
+                found = measured(spark, paths, hash_column(self.ledger))
             except AnalysisException as error:
                 raise StagingError(
                     f"one of {len(batches)} micro-batches staged below {self.folder} cannot be read: "
@@ -94,6 +97,51 @@ class StagedSide:
                 )
             by_batch[staged.batch_id] = tuple(replace(piece, staged_ms=staged.staged_ms) for piece in pieces)
         return by_batch
+
+    def check_pieces(self, spark: SparkSession, pieces: Sequence[Piece]) -> None:
+        """Count the rows of pieces once more. StagingError if a file is missing, damaged or has other rows."""
+        if not pieces:
+            return
+        paths = sorted({literal(f"{self.folder}/{piece.path}") for piece in pieces})
+        with settings(spark, COUNTING):
+            try:
+                found = measured(spark, paths, hash_column(self.ledger))
+            except AnalysisException as error:
+                raise StagingError(
+                    f"one of {len(paths)} staged files below {self.folder} is missing: {str(error).splitlines()[0]}. "
+                    "Nothing was committed. Bring the file back, or start with a new checkpoint, which reads the "
+                    "sources again"
+                ) from error
+        rows = {piece.key: piece.rows for piece in found}
+        for piece in pieces:
+            if rows.get(piece.key) != piece.rows:
+                raise StagingError(
+                    f"{self.folder}/{piece.path} holds {rows.get(piece.key, 0):,} rows of a table partition and held "
+                    f"{piece.rows:,} when it was counted: it was damaged. Nothing was committed. Bring the file back, "
+                    "or start with a new checkpoint, which reads the sources again"
+                )
+
+
+def pieces_below(spark: SparkSession, place: StagingFolder, ledger: Ledger) -> list[Piece]:
+    """Every piece of the staging folder; those of earlier versions lie in folders of their own."""
+    roots = [f"{place.uri}/rows"]
+    if not ledger.has_records:
+        roots.append(f"{literal(place.uri)}/epoch=*")
+    pieces: list[Piece] = []
+    for root in roots:
+        try:
+            with settings(spark, COUNTING):
+                pieces += measured(spark, [root if root.endswith("*") else literal(root)], hash_column(ledger))
+        except AnalysisException as error:
+            if error.getCondition() != "PATH_NOT_FOUND":
+                raise
+    return pieces
+
+
+def hash_column(ledger: Ledger) -> str:
+    """Name of the partition hash in staged files."""
+    names = T.StructType.fromJson(json.loads(ledger.schema)).names if ledger.schema else ()
+    return hash_names(names).partition
 
 
 def missing(checkpoint: str, folder: str, first: int, batch_id: int) -> StagingError:

@@ -12,10 +12,12 @@ from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.delta_log import TXN_SCHEMA, last_txn_version
 from spark_purgatory.spark.delta_sink import app_id_of
 from spark_purgatory.spark.delta_target import DeltaTarget
-from spark_purgatory.spark.entries import literal, read_entries
-from spark_purgatory.spark.ledger import NO_BATCH, Ledger, replay
-from spark_purgatory.spark.staged_side import missing, next_batch
-from spark_purgatory.spark.staging import file_at, read_pieces, staged_paths
+from spark_purgatory.spark.entries import literal
+from spark_purgatory.spark.ledger import NO_BATCH, Ledger
+from spark_purgatory.spark.ledger_format import replay
+from spark_purgatory.spark.staged_side import missing, next_batch, pieces_below
+from spark_purgatory.spark.staging import read_pieces
+from spark_purgatory.spark.staging_folder import StagingFolder, local_folder
 
 TRIES = 5
 
@@ -27,17 +29,25 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
     half written. The staging folder is read between two looks at the table's transactions: if these agree, it is of the
     same time.
     """
-    folder = f"{checkpoint.rstrip('/')}/staging"
+    place = StagingFolder(checkpoint, local_folder(spark, checkpoint))
     app_id = app_id_of(spark, checkpoint, target)
     for _ in range(TRIES):
         before = _state_of(spark, target, app_id)
         committed = next_batch(spark, checkpoint)
-        ledger = replay(read_entries(spark, folder, others_write=True), folder)
-        known = ledger.adopt(map(file_at, staged_paths(spark, folder)), committed)
+        ledger = replay(place.read_entries(spark, others_write=True), place.uri)
+        found: StagingError | None = None
+        known = committed
+        try:
+            known = ledger.adopt(pieces_below(spark, place, ledger), committed)
+        except StagingError as error:
+            # A drain that ends meanwhile removes files: only where nothing else has changed they were damaged.
+            found = error
         if before == _state_of(spark, target, app_id):
+            if found is not None:
+                raise found
             if known < committed:
-                raise missing(checkpoint, folder, known, committed)
-            return _view(spark, target, folder, ledger, *before)
+                raise missing(checkpoint, place.uri, known, committed)
+            return _view(spark, target, place.uri, ledger, *before)
     raise StagingError(f"table {target} was drained to {TRIES} times while its staged rows were looked for: try again")
 
 

@@ -1,15 +1,21 @@
 """Rows into staged files and back: a job for each micro-batch that writes, and one for many that counts.
 
-Files lie in ``<staging>/epoch=<e>/batch=<id>-<run>``, one a task: files are what a small write costs. Each holds the
-rows of all table partitions, sorted by a column more, the hash of the partition's values, in small pages: who reads the
-rows of one partition skips nearly all others.
+Files lie in ``<epoch>/batch=<id>-<run>`` (`staging_folder`), one a task: files are what a small write costs. Each holds
+the rows of all table partitions, sorted by the *partition hash*, the hash of the partition's values, a column of its
+own. A second column is the *row hash*, of all values of the row.
+
+Nothing that is read back is trusted. Parquet has checksums for its pages but none for its footers and indexes, where
+one changed bit can hide rows, exchange columns for nulls, or change a unit of time. So no statistics are used to skip
+rows; every row is compared with its hash; the rows of each folder are compared with its record (`ledger`), and those of
+each piece once more before a drain commits them; and no setting of the session may have files skipped.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -20,9 +26,17 @@ from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError
-from spark_purgatory.spark.entries import NO_SUCCESS_FILE, literal
-from spark_purgatory.spark.faults import storage_fault
+from spark_purgatory.spark.entries import NO_SUCCESS_FILE, STRICT_FILES, literal
+from spark_purgatory.spark.faults import (
+    DAMAGED_ROW,
+    SPARK_FAULTS,
+    is_interruption,
+    read_fault,
+    state_fault,
+    storage_fault,
+)
 from spark_purgatory.spark.ledger import Piece
+from spark_purgatory.spark.placement import shard_label
 
 PIECES_PER_FILE = 8
 """A staged file is at most this part of ``batch_size``: a batch that has no room for the next is at least 7/8 full."""
@@ -33,11 +47,28 @@ ESCAPED = r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]"
 FAULT = "spark_purgatory:"
 _FAULT_TEXT = re.compile(re.escape(FAULT) + r" ([^\n]*?) :spark_purgatory")
 
-
-PAGE_ROWS = 1000
-_FILE = re.compile(r"epoch=(\d+)/batch=(\d+)-(\d+)-[0-9a-f]+/[^/]+$")
+_FILE = re.compile(r"(?:rows/generation=\d+/)?epoch=(\d+)/batch=(\d+)-(\d+)-[0-9a-f]+/[^/]+$")
 _WRITER = re.compile(r"/part-\d+-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})[^/]*$")
 """Spark names the files of one write alike."""
+WRITE_SETTINGS: Mapping[str, str] = {
+    # What a session may set otherwise, and would lose digits or shift dates of what is staged.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.writeLegacyFormat": "false",
+}
+READ_OPTIONS: Mapping[str, str] = {
+    **STRICT_FILES,
+    "recursiveFileLookup": "true",
+    "datetimeRebaseMode": "CORRECTED",
+    "mergeSchema": "false",
+    "parquet.page.verify-checksum.enabled": "true",
+    # Statistics have no checksum, and a wrong one hides rows.
+    "parquet.filter.stats.enabled": "false",
+    "parquet.filter.dictionary.enabled": "false",
+    "parquet.filter.columnindex.enabled": "false",
+    "parquet.filter.bloom.enabled": "false",
+}
+"""Of every reader of staged files."""
 
 
 @dataclass(frozen=True)
@@ -46,46 +77,51 @@ class Rules:
 
     counts: tuple[Column, Column]
     """Rows, and their plain bytes: before any encoding."""
-    acceptable: Column
-    """True, or an error that says what no sink could take."""
-    name: str
-    """Of the column more."""
-    partition: Column | None
-    """That column, if the table has partitions: hash of the partition's values, where a row is acceptable."""
+    hashes: tuple[Column, ...]
+    """Row hash, or an error that says what no sink could take; and, if the table has partitions, partition hash."""
+    name: str | None
+    """Of the partition hash, None without partitions."""
 
 
 def rules_of(schema: T.StructType, options: SinkOptions, partition_by: Sequence[str]) -> Rules:
     """The rules for rows of a schema."""
     row_bytes = _row_bytes(schema)
-    acceptable, name = _acceptable(schema, row_bytes, options, partition_by), hash_name(schema.names)
-    # One column of both, not a filter and a column: every step is analysed anew in every micro-batch.
-    hashed = F.when(acceptable, F.hex(F.xxhash64(*map(quoted, partition_by)))) if partition_by else None
+    acceptable = _acceptable(schema, row_bytes, options, partition_by)
+    names = hash_names(schema.names)
+    # One step for the check and the hashes, not one each: every step is analysed anew in every micro-batch.
+    hashes = [F.when(acceptable, row_hash(schema)).alias(names.row)]
+    if partition_by:
+        hashes.append(F.hex(F.xxhash64(*map(quoted, partition_by))).alias(names.partition))
     return Rules(
         counts=(F.count(F.lit(1)).alias("rows"), F.sum(row_bytes).alias("bytes")),
-        acceptable=acceptable,
-        name=name,
-        partition=None if hashed is None else hashed.alias(name),
+        hashes=tuple(hashes),
+        name=names.partition if partition_by else None,
     )
 
 
 def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple[int, int]:
     """Write the rows of a micro-batch in the place of what is there, evaluating it once.
 
-    Returns how many there are, and their plain bytes. ConfigError for a row that no sink could take.
+    Returns how many there are, and their plain bytes.
+
+    Raises:
+        ConfigError: A row that no sink could take.
+        StateError: The query's state cannot be read.
+        StagingError: The rows cannot be written.
     """
     seen = Observation()
-    checked = rows.observe(seen, *rules.counts)
-    if rules.partition is None:
-        checked = checked.where(rules.acceptable)
-    else:
-        checked = checked.select("*", rules.partition).sortWithinPartitions(rules.name)
+    checked = rows.observe(seen, *rules.counts).select("*", *rules.hashes)
+    if rules.name is not None:
+        checked = checked.sortWithinPartitions(rules.name)
     writer = checked.write.mode("overwrite").option("partitionOverwriteMode", "static")
     writer = writer.option("maxRecordsPerFile", max_file_rows).option(NO_SUCCESS_FILE, "false")
     try:
-        writer.option("parquet.page.row.count.limit", PAGE_ROWS).parquet(path)
+        writer.parquet(path)
     except Exception as error:
         if fault := _FAULT_TEXT.search(str(error)):
             raise ConfigError(fault[1]) from None
+        if state := state_fault(error):
+            raise state from error
         if fault_said := storage_fault(error):
             raise StagingError(
                 f"a micro-batch could not be staged in {path}: {fault_said}. It does not count, what was staged before "
@@ -97,11 +133,15 @@ def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple
 
 
 def measured(spark: SparkSession, paths: Sequence[str], hash_column: str) -> list[Piece]:
-    """The pieces in the files below some folders, in the order of their rows. One task."""
-    reader = spark.read.schema(f"{hash_column} string").option("recursiveFileLookup", "true")
+    """The pieces in the files below some folders, in the order of their rows. One task.
+
+    Raises StagingError where a file cannot be read.
+    """
+    reader = spark.read.schema(f"{hash_column} string").options(**READ_OPTIONS)
     modified_ms = F.expr("unix_millis(_metadata.file_modification_time)").alias("modified_ms")
     file = "_metadata.file_path", "_metadata.file_size", modified_ms
-    counts = reader.parquet(*paths).coalesce(1).groupBy(*file, hash_column).count().collect()
+    with reading(f"{len(paths)} folders or files of staged rows"):
+        counts = reader.parquet(*paths).coalesce(1).groupBy(*file, hash_column).count().collect()
     rows_of: dict[str, int] = {}
     for path, _, _, _, rows in counts:
         rows_of[path] = rows_of.get(path, 0) + rows
@@ -114,15 +154,18 @@ def measured(spark: SparkSession, paths: Sequence[str], hash_column: str) -> lis
     return sorted(pieces, key=lambda piece: (piece.batch_id, _file_name(piece)))
 
 
-def staged_paths(spark: SparkSession, folder: str) -> list[str]:
-    """Every staged file, without a look inside."""
-    reader = spark.read.schema("n int").option("recursiveFileLookup", "true")
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Name a staged file that cannot be read."""
     try:
-        return reader.parquet(f"{literal(folder)}/epoch=*").inputFiles()
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_NOT_FOUND":
+        yield
+    except SPARK_FAULTS as error:
+        if is_interruption(error) or (fault := read_fault(error)) is None:
             raise
-        return []
+        raise StagingError(
+            f"of {what}, one cannot be read: {fault}. Nothing was committed. Bring the file back, or start with a new "
+            "checkpoint, which reads the sources again"
+        ) from None
 
 
 def file_at(path: str, staged_ms: int = 0) -> Piece:
@@ -152,48 +195,72 @@ def check_one_writer(pieces: Iterable[Piece], folder: str) -> None:
 def read_pieces(
     spark: SparkSession, folder: str, schema: T.StructType, pieces: Sequence[Piece], whole: Sequence[Piece] = ()
 ) -> DataFrame:
-    """The rows of pieces, and of whole files; their pages' checksums are verified."""
-    name = hash_name(schema.names)
-    rows = _read(spark, folder, schema, {piece.path for piece in (*pieces, *whole)})
-    # Names of files are unlike: Spark puts a uuid in them.
+    """The rows of pieces, and of whole files, each compared with its hash."""
+    names = hash_names(schema.names)
+    rows = _read(spark, folder, schema, [*pieces, *whole])
+    is_wanted = _is_of(pieces, names.partition) | F.col("_metadata.file_name").isin({*map(_file_name, whole)})
+    return rows.where(is_wanted).select(*map(quoted, schema.names))
+
+
+def read_files(
+    spark: SparkSession,
+    folder: str,
+    schema: T.StructType,
+    files: Sequence[Sequence[Piece]],
+    partition_by: Sequence[str],
+) -> DataFrame:
+    """The rows of files to be: task n has the rows of ``files[n]``, in the order in which they were staged.
+
+    Every staged file is read once; a shuffle brings each row to its task. All pieces of one table partition belong to
+    the same file to be. Delta sorts by the partition's columns anyway; folders and files sort by micro-batch, then
+    task; epochs do not.
+    """
+    names = hash_names(schema.names)
+    pieces = [piece for file in files for piece in file]
+    number_of = {piece.partition: number for number, file in enumerate(files) for piece in file}
+    labels = F.lit(None).cast("int")
+    if len(files) > 1:
+        pairs = [F.lit(one) for name, number in number_of.items() for one in (name, shard_label(number))]
+        labels = F.try_element_at(F.create_map(*pairs), F.coalesce(names.partition, F.lit("")))
+    label, path, index = (f"__spark_purgatory_{name}" for name in ("file", "path", "index"))
+    place = [
+        labels.alias(label),
+        F.substring_index("_metadata.file_path", "/", -2).alias(path),
+        F.col("_metadata.row_index").alias(index),
+    ]
+    rows = _read(spark, folder, schema, pieces).where(_is_of(pieces, names.partition)).select("*", *place)
+    placed = rows.repartition(len(files), label) if len(files) > 1 else rows.repartition(1)
+    ordered = placed.sortWithinPartitions(*map(quoted, partition_by), path, index)
+    return ordered.select(*map(quoted, schema.names))
+
+
+def _is_of(pieces: Sequence[Piece], partition: str) -> Column:
+    """Whether a row is of one of the pieces."""
+    # Names of files are unique: Spark puts a uuid in them.
     wanted = {f"{_file_name(piece)}/{piece.partition}" for piece in pieces}
-    file = F.col("_metadata.file_name")
-    is_wanted = F.concat(file, F.lit("/"), F.coalesce(name, F.lit(""))).isin(wanted)
-    return rows.where(is_wanted | file.isin({_file_name(piece) for piece in whole})).drop(name)
-
-
-def read_apart(
-    spark: SparkSession, folder: str, schema: T.StructType, groups: Sequence[Sequence[Piece]]
-) -> list[DataFrame]:
-    """The rows of each group of pieces, those of a group all of one table partition. The files are listed once."""
-    name = hash_name(schema.names)
-    paths = [{piece.path for piece in group} for group in groups]
-    every: set[str] = set().union(*paths)
-    rows = _read(spark, folder, schema, every)
-    apart = []
-    for group, mine in zip(groups, paths, strict=True):
-        [partition] = {piece.partition for piece in group}
-        # A condition on the column alone, for pages to be skipped by.
-        one = rows.where(F.col(name) == partition if partition else F.col(name).isNull())
-        if mine != every:
-            one = one.where(F.col("_metadata.file_name").isin({_file_name(piece) for piece in group}))
-        apart.append(one.drop(name))
-    return apart
+    return F.concat("_metadata.file_name", F.lit("/"), F.coalesce(partition, F.lit(""))).isin(wanted)
 
 
 def _file_name(piece: Piece) -> str:
     return piece.path.rsplit("/", 1)[1]
 
 
-def _read(spark: SparkSession, folder: str, schema: T.StructType, paths: Collection[str]) -> DataFrame:
-    """Files with their hash column."""
-    hashed = T.StructType([*schema.fields, T.StructField(hash_name(schema.names), T.StringType())])
-    reader = spark.read.schema(hashed).option("recursiveFileLookup", "true")
-    reader = reader.option("parquet.page.verify-checksum.enabled", "true")
+def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collection[Piece]) -> DataFrame:
+    """The rows of files with their partition hash, and `_metadata`; a row that differs from its hash is an error."""
+    names = hash_names(schema.names)
+    fields = [
+        *(T.StructField(field.name, field.dataType) for field in schema.fields),
+        T.StructField(names.partition, T.StringType()),
+        T.StructField(names.row, T.IntegerType()),
+    ]
+    paths = sorted({piece.path for piece in pieces})
     try:
-        rows = reader.parquet(*(literal(f"{folder}/{path}") for path in sorted(paths)))
+        rows = (
+            spark.read.schema(T.StructType(fields))
+            .options(**READ_OPTIONS)
+            .parquet(*(literal(f"{folder}/{path}") for path in paths))
+        )
         _ = rows.schema  # Spark Connect looks for the files when it is asked, not before.
-        return rows
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
@@ -201,18 +268,11 @@ def _read(spark: SparkSession, folder: str, schema: T.StructType, paths: Collect
             f"one of {len(paths)} staged files below {folder} is missing: {str(error).splitlines()[0]}. Nothing was "
             "written. Bring the folder back, or start with a new checkpoint, which reads the sources again"
         ) from error
-
-
-def in_order(batches: Sequence[DataFrame], partition_by: Sequence[str]) -> DataFrame:
-    """One task and so one file a batch, its rows in the order in which they were staged.
-
-    Delta sorts by the partition's columns anyway; folders and files sort by micro-batch, then task, epochs do not.
-    """
-    path, index = "__spark_purgatory_path", "__spark_purgatory_index"
-    folder_and_file = F.substring_index("_metadata.file_path", "/", -2).alias(path)
-    marked = [rows.select("*", folder_and_file, F.col("_metadata.row_index").alias(index)) for rows in batches]
-    together = reduce(DataFrame.unionAll, [rows.coalesce(1) for rows in marked])
-    return together.sortWithinPartitions(*map(quoted, partition_by), path, index).drop(path, index)
+    is_whole = row_hash(schema).eqNullSafe(F.col(names.row))
+    unhashed = {_file_name(piece) for piece in pieces if piece.is_legacy}
+    if unhashed:
+        is_whole |= F.col("_metadata.file_name").isin(unhashed)
+    return rows.where(F.when(is_whole, True).otherwise(F.raise_error(F.lit(DAMAGED_ROW)).cast("boolean")))
 
 
 def quoted(name: str) -> Column:
@@ -220,10 +280,40 @@ def quoted(name: str) -> Column:
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-def hash_name(taken: Sequence[str]) -> str:
-    """Name of the column more: one that the rows do not have."""
+@dataclass(frozen=True)
+class HashNames:
+    """Names of the two columns that are staged with the rows."""
+
+    partition: str
+    row: str
+
+
+def hash_names(taken: Sequence[str]) -> HashNames:
+    """Names that the rows do not have."""
     lower = {name.lower() for name in taken}
-    return next(name for name in ("p", *(f"p{i}" for i in range(len(taken) + 1))) if name not in lower)
+
+    def free(stem: str) -> str:
+        return next(name for name in (stem, *(f"{stem}{i}" for i in range(len(taken) + 1))) if name not in lower)
+
+    return HashNames(free("p"), free("h"))
+
+
+def row_hash(schema: T.StructType) -> Column:
+    """32 bits of all values of a row."""
+    return F.hash(*(_hashable(field) for field in schema.fields))
+
+
+def _hashable(field: T.StructField) -> Column:
+    """The column, as text where Spark hashes no value of its type."""
+    return quoted(field.name).cast("string") if _holds_map(field.dataType) else quoted(field.name)
+
+
+def _holds_map(kind: T.DataType) -> bool:
+    if isinstance(kind, T.StructType):
+        return any(_holds_map(field.dataType) for field in kind.fields)
+    if isinstance(kind, T.ArrayType):
+        return _holds_map(kind.elementType)
+    return isinstance(kind, (T.MapType, T.VariantType))
 
 
 def _row_bytes(schema: T.StructType) -> Column:
