@@ -74,7 +74,7 @@ from spark_purgatory.spark.faults import writing
 from spark_purgatory.spark.ledger import NO_BATCH, Intent, Piece
 from spark_purgatory.spark.ledger_format import intent_body, replay
 from spark_purgatory.spark.staged_side import StagedSide
-from spark_purgatory.spark.staging import read_files
+from spark_purgatory.spark.staging import read_files, reading
 from spark_purgatory.spark.staging_folder import StagingFolder, local_folder
 
 USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
@@ -198,7 +198,8 @@ class DeltaSink(StagedSide):
             if rows is None:
                 schema = T.StructType.fromJson(json.loads(intent.schema))
                 rows = read_files(spark, self.folder, schema, load.files, partition_by)
-            self.target.append(rows, self.app_id, intent.number, metadata, load.max_file_rows, partition_by)
+            with reading(f"the staged files of drain {intent.number}", self.folder):
+                self.target.append(rows, self.app_id, intent.number, metadata, load.max_file_rows, partition_by)
         reach("after drain commit")
         reach("before read-back")
         facts = facts or self.target.facts(spark)

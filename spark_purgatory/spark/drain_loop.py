@@ -17,7 +17,7 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import BufferExhaustedError, DeliveryTimeoutError, StorageError
 from spark_purgatory.spark.delta_log import Commit
 from spark_purgatory.spark.delta_sink import Load
-from spark_purgatory.spark.faults import SPARK_FAULTS, is_interruption, said, storage_fault
+from spark_purgatory.spark.faults import SPARK_FAULTS, is_interruption, said, state_fault, storage_fault
 from spark_purgatory.spark.ledger import Intent, Piece
 from spark_purgatory.spark.policy_side import NODE, Delivery, FileBatch, PolicySide, StagedRecord
 
@@ -162,7 +162,8 @@ class DrainLoop(PolicySide):
         try:
             commit = self.sink.commit(spark, intent, load, self.partition_by)
         except SPARK_FAULTS as error:
-            if is_interruption(error) or (load.direct is not None and storage_fault(error) is None):
+            unmendable = state_fault(error) is not None or (load.direct is not None and storage_fault(error) is None)
+            if is_interruption(error) or unmendable:
                 raise
             raise StorageError(
                 f"table {self.target} did not take drain {intent.number}: {said(error)}. Nothing was lost. Mend the "

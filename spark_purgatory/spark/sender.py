@@ -17,7 +17,7 @@ from spark_purgatory.spark.backlog import most_bytes
 from spark_purgatory.spark.delta_sink import Load
 from spark_purgatory.spark.drain_loop import DrainLoop, load_of
 from spark_purgatory.spark.failpoints import reach
-from spark_purgatory.spark.faults import writing
+from spark_purgatory.spark.faults import SPARK_FAULTS, state_fault, writing
 from spark_purgatory.spark.ledger import Intent, Piece, StagedBatch
 from spark_purgatory.spark.policy_side import Delivery
 from spark_purgatory.spark.staged_side import next_batch
@@ -45,6 +45,10 @@ class Sender(DrainLoop):
         try:
             self._run(batch, batch_id)
             self.has_failed = False
+        except SPARK_FAULTS as error:
+            if state := state_fault(error):
+                raise state from error
+            raise
         finally:
             self.is_busy = False
 

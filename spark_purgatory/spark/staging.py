@@ -106,7 +106,6 @@ def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple
 
     Raises:
         ConfigError: A row that no sink could take.
-        StateError: The query's state cannot be read.
         StagingError: The rows cannot be written.
     """
     seen = Observation()
@@ -120,9 +119,7 @@ def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple
     except Exception as error:
         if fault := _FAULT_TEXT.search(str(error)):
             raise ConfigError(fault[1]) from None
-        if state := state_fault(error):
-            raise state from error
-        if fault_said := storage_fault(error):
+        if state_fault(error) is None and (fault_said := storage_fault(error)):
             raise StagingError(
                 f"a micro-batch could not be staged in {path}: {fault_said}. It does not count, what was staged before "
                 "it waits. Mend the storage and start again"
@@ -155,12 +152,13 @@ def measured(spark: SparkSession, paths: Sequence[str], hash_column: str) -> lis
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
-    """Name a staged file that cannot be read."""
+def reading(what: str, folder: str = "") -> Iterator[None]:
+    """Name a staged file that cannot be read; with ``folder`` only files of that folder are meant."""
     try:
         yield
     except SPARK_FAULTS as error:
-        if is_interruption(error) or (fault := read_fault(error)) is None:
+        fault = None if is_interruption(error) else read_fault(error)
+        if fault is None or not (DAMAGED_ROW in str(error) or folder.rpartition(":")[2] in str(error)):
             raise
         raise StagingError(
             f"of {what}, one cannot be read: {fault}. Nothing was committed. Bring the file back, or start with a new "
