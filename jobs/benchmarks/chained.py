@@ -34,6 +34,7 @@ from spark_purgatory.schema import COUNTERS, OUTCOME_COLUMNS
 from spark_purgatory.spark.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, from_blob, packer, to_blob, unpacker
 from spark_purgatory.spark.host import RESULT_DDL, STATE_DDL, stream_function
 from spark_purgatory.spark.operator import OUTCOME_TYPES
+from spark_purgatory.spark.payload import arrow_schema
 from spark_purgatory.spark.sides import WATERMARK_METADATA, Reading, events_side, operations_side
 from spark_purgatory.spark.worker import prepare_worker
 
@@ -41,6 +42,7 @@ SHARDS = 8
 COUNTED = "spark_purgatory"
 """Under which a `Purgatory` counts what it received, and the one behind the watchers does."""
 NOTICE_DDL = "op string, key string, time_us bigint"
+NOTICES = pa.schema([("op", pa.string()), ("key", pa.string()), ("time_us", pa.int64())])
 WATCHED_DDL = "op array<string>, created_us array<bigint>, deadline_us array<bigint>, time_us array<bigint>"
 DDL = EXCHANGE_DDL.format(shard_type="int")
 READING = Reading(criteria.all_keys(), max_future_us=86_400_000_000)
@@ -80,7 +82,7 @@ def by_shard(operations: DataFrame, events: DataFrame) -> DataFrame:
         .groupBy("shard")
         .transformWithStateInPandas(WatchersOfShard(spec), "blob binary", "Append", "EventTime")
     )
-    notices = blobs.mapInArrow(unpacker(["op", "key", "time_us"]), NOTICE_DDL)
+    notices = blobs.mapInArrow(unpacker(NOTICES), NOTICE_DDL)
     return _resolved(operations, notices)
 
 
@@ -116,7 +118,7 @@ def _resolved(operations: DataFrame, notices: DataFrame) -> DataFrame:
     )
     added = [T.StructField(name, kind) for name, kind in zip(OUTCOME_COLUMNS, OUTCOME_TYPES, strict=True)]
     schema = T.StructType([*operations.schema.fields, *added])
-    return results.mapInArrow(unpacker(schema.names), schema)
+    return results.mapInArrow(unpacker(arrow_schema(schema)), schema)
 
 
 class WatchersOfKey(StatefulProcessor):

@@ -33,6 +33,7 @@ from jobs.benchmarks.per_operation import per_operation, with_timers
 from spark_purgatory import Completions, Operations, criteria
 from spark_purgatory.spark.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
 from spark_purgatory.spark.operator import Purgatory
+from spark_purgatory.spark.payload import arrow_schema
 from spark_purgatory.spark.sides import WATERMARK_METADATA
 
 
@@ -119,7 +120,7 @@ def identity(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
     fields = T.StructType(
         [*(field for field in ROWS.fields if field.name != "side"), T.StructField("ahead", T.BooleanType())]
     )
-    return handed.mapInArrow(unpacker(fields.names), fields)
+    return handed.mapInArrow(unpacker(arrow_schema(fields)), fields)
 
 
 def _hand_over_blobs(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:

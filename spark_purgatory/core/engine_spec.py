@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import pyarrow as pa
 
 from spark_purgatory.core.criteria import ByRow, Criterion
 
@@ -42,6 +44,10 @@ class EngineSpec:
     """Characters (bytes, if binary) before the key itself in every key and id: where they are scoped by a partition."""
     roles: tuple[tuple[str, int], ...] = ()
     """Engine columns that are payload columns already, by the payload's position: `ROLES`, stored and sent once."""
+    columns: pa.Schema | None = field(default=None, hash=False)
+    """The payload's columns, whose names a checkpoint remembers (`columns`); None: they go by position."""
+    case_sensitive: bool = False
+    """Whether names that differ in case alone are two names."""
     max_pending: int = 10_000_000
     """Operations waiting in one shard: at 100 bytes each 1 GB of state, past what a state store can write."""
     max_state_bytes: int = 1 << 30
@@ -61,6 +67,10 @@ class EngineSpec:
             "roles": ", ".join(f"{name} is payload column {i}" for name, i in self.roles),
             **{name: getattr(self, name) for name, was in LATER_FIELDS.items() if getattr(self, name) != was},
         }
+
+    def role_names(self) -> dict[str, str]:
+        """The name of the payload column that plays each role; empty where columns go by position."""
+        return {} if self.columns is None else {role: self.columns.names[at] for role, at in self.roles}
 
     @property
     def keeps_ids(self) -> bool:

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.arrivals import payload_role
-from spark_purgatory.core.engine_spec import LATER_FIELDS, EngineSpec
+from spark_purgatory.core.columns import plain_batch, restored
+from spark_purgatory.core.engine_spec import LATER_FIELDS, ROLES, EngineSpec
 from spark_purgatory.core.event_log import EventLog, EventSegment
 from spark_purgatory.core.event_purgatory import EventTimePurgatory
 from spark_purgatory.core.keys import KeyColumn
@@ -37,6 +38,9 @@ from spark_purgatory.core.state_tables import Arrays
 from spark_purgatory.core.times import saturating_add, tick_up_ms
 from spark_purgatory.core.timing_wheel import UNARMED
 from spark_purgatory.errors import LimitError, StateMismatchError
+
+PAYLOAD = "rows.payload"
+"""The table of the operations' own columns."""
 
 
 def save(engine: EventTimePurgatory, shards: int) -> bytes:
@@ -72,13 +76,17 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
 def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     """The engine that `save` saw. Raises StateError where the blob is damaged or belongs to another query."""
     facts, arrays, tables = read_blob(blob, shards)
+    tables = {name: batches if name == PAYLOAD else list(map(plain_batch, batches)) for name, batches in tables.items()}
     then = {**LATER_FIELDS, **cast("dict[str, object]", facts["spec"])}
+    by_name = spec.columns is not None and "columns" in facts
     for name, now in {**LATER_FIELDS, **spec.fingerprint()}.items():
-        if then[name] != now:
+        if then[name] != now and not (by_name and name == "roles"):
             raise StateMismatchError(
                 f"{name}: the checkpoint was written with {then[name]!r}, the query has {now!r}: "
                 f"set it back to {then[name]!r}, or start a new checkpoint"
             )
+    if spec.columns is not None:
+        _match_columns(spec, facts, tables)
     numbers = cast("dict[str, int]", facts["numbers"])
     engine = EventTimePurgatory(spec)
     engine.watermark_ms = numbers["watermark_ms"]
@@ -106,6 +114,35 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     return engine
 
 
+def _match_columns(spec: EngineSpec, facts: dict[str, object], tables: Tables) -> None:
+    """Put a checkpoint's payload into the query's order. Raises StateMismatchError where the columns are others.
+
+    A shard in which nothing waits holds no column: it goes on with what the query brings.
+    """
+    assert spec.columns is not None
+    names = cast("list[str] | None", facts.get("columns"))
+    order: list[int] | None = None
+    if PAYLOAD in tables:
+        tables[PAYLOAD], order = restored(tables[PAYLOAD], names, spec.columns, spec.case_sensitive)
+    if names is None:
+        return
+    then, now = cast("dict[str, str]", facts["roles"]), dict(spec.roles)
+    for role in ROLES:
+        same = (role in then) == (role in now)
+        if same and role in then and order is not None:
+            same = names[order[now[role]]] == then[role]
+        if not same:
+            was, wanted = (_source(played.get(role)) for played in (then, spec.role_names()))
+            raise StateMismatchError(
+                f"operations.{role.removesuffix('_us')}: the checkpoint takes it from {was}, the query from {wanted}: "
+                "set it back, or start a new checkpoint"
+            )
+
+
+def _source(name: str | None) -> str:
+    return "an expression or a column of another type" if name is None else f"column {name!r}"
+
+
 def _control_logs(engine: EventTimePurgatory) -> dict[str, EventLog]:
     by_prefix = {"control": engine.events.controls, "unheard": engine.events.orphans.unheard}
     return {f"{prefix}.{name}": log for prefix, logs in by_prefix.items() for name, log in logs.logs.items()}
@@ -120,6 +157,8 @@ def _facts(engine: EventTimePurgatory) -> dict[str, object]:
     }
     facts = {"spec": engine.spec.fingerprint(), "numbers": numbers, "tally": vars(engine.outcomes.tally)}
     logs = {name: [len(log.segments), log.kept] for name, log in _control_logs(engine).items()}
+    if engine.spec.columns is not None:
+        facts |= {"columns": engine.spec.columns.names, "roles": engine.spec.role_names()}
     return {**facts, "logs": logs} if logs else facts
 
 
@@ -146,12 +185,12 @@ def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> No
     save_keys("rows.ids", rows.own_ids, tables)
     rows.payload.merge()
     if rows.payload.chunks:
-        tables["rows.payload"] = [pa.RecordBatch.from_struct_array(chunk) for chunk in rows.payload.chunks]
+        tables[PAYLOAD] = [pa.RecordBatch.from_struct_array(chunk) for chunk in rows.payload.chunks]
 
 
 def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> None:
     rows = engine.rows
-    rows.payload = KeyColumn([batch.to_struct_array() for batch in tables.get("rows.payload", [])])
+    rows.payload = KeyColumn([batch.to_struct_array() for batch in tables.get(PAYLOAD, [])])
     for name in ("created_us", "deadline_us"):
         values = arrays.get(f"rows.{name}")
         if values is None:
@@ -169,7 +208,7 @@ def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) ->
     engine.standing.contested_hash = arrays.get("rows.contested_hash", EMPTY)
     if engine.spec.keeps_ids:
         # Earlier states have none: such rows are met by no other row of their id.
-        unnamed = [pa.nulls(len(batch), pa.string()) for batch in tables.get("rows.payload", [])]
+        unnamed = [pa.nulls(len(batch), pa.string()) for batch in tables.get(PAYLOAD, [])]
         rows.own_ids = restore_keys("rows.ids", tables) if "rows.ids" in tables else KeyColumn(unnamed)
     rows.columns["from_us"] = Column(_usual_from_us(engine) if from_us is None else from_us)
 

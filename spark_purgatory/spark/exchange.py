@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
+from spark_purgatory.core.columns import conform, conform_batch, plain, sent
 from spark_purgatory.spark.placement import shard_label
 from spark_purgatory.spark.worker import prepare_worker
 
@@ -50,12 +51,16 @@ def unix_sockets(folder: str) -> dict[str, str]:
     return {f"{name}.enabled": "true", f"{name}.dir": folder}
 
 
-def packer(side: int, shards: int | None, broadcast: bool) -> Callable[[Batches], Batches]:
+def packer(
+    side: int, shards: int | None, broadcast: bool, columns: pa.Schema | None = None
+) -> Callable[[Batches], Batches]:
     """The function for ``mapInArrow``: rows of a `Side`, of ``guarded`` only whether it is null, as ``ahead``.
 
-    ``shards`` None: every hash is a group. ``broadcast``: every shard gets everything.
+    ``shards`` None: every hash is a group. ``broadcast``: every shard gets everything. ``columns``: the payload's, of
+    operations. What leaves has the types of `plain`, whatever the session's settings are.
     """
     labels = None if shards is None else np.array([shard_label(shard) for shard in range(shards)], np.int32)
+    payload = {} if columns is None else {field.name: field for field in sent(columns)}
 
     def pack(batches: Batches) -> Batches:
         prepare_worker()
@@ -66,6 +71,7 @@ def packer(side: int, shards: int | None, broadcast: bool) -> Callable[[Batches]
             if route.null_count:
                 # A heartbeat has no hash, and has done its work: it moved the watermark.
                 batch = batch.filter(route.is_valid())
+            batch = conform_batch(batch, _plain_schema(batch.schema, payload))
             gathered.append(batch)
             size += batch.nbytes
             if size >= GATHER_BYTES:
@@ -75,6 +81,11 @@ def packer(side: int, shards: int | None, broadcast: bool) -> Callable[[Batches]
             yield from _split(gathered, side, labels, broadcast)
 
     return pack
+
+
+def _plain_schema(schema: pa.Schema, payload: Mapping[str, pa.Field]) -> pa.Schema:
+    """The engine's columns with plain types, the payload's with those of the query."""
+    return pa.schema([payload.get(field.name) or pa.field(field.name, plain(field.type)) for field in schema])
 
 
 def _split(batches: list[pa.RecordBatch], side: int, labels: np.ndarray | None, broadcast: bool) -> Batches:
@@ -135,10 +146,10 @@ def from_blob(blob: bytes) -> pa.Table:
         return reader.read_all()
 
 
-def unpacker(names: list[str], payload: pa.Schema | None = None) -> Callable[[Batches], Batches]:
-    """The function for ``mapInArrow`` that turns blobs into rows with columns ``names``.
+def unpacker(schema: pa.Schema) -> Callable[[Batches], Batches]:
+    """The function for ``mapInArrow`` that turns blobs into rows of ``schema``, which all of them have.
 
-    ORPHANs lack the first of them, the operation's, and get nulls of the ``payload``'s types.
+    ORPHANs lack the first columns, the operation's, and get nulls there.
     """
 
     def unpack(batches: Batches) -> Batches:
@@ -149,9 +160,10 @@ def unpacker(names: list[str], payload: pa.Schema | None = None) -> Callable[[Ba
                     continue
                 with pa.ipc.open_stream(blob.as_buffer()) as reader:
                     for rows in reader:
-                        if payload is not None and rows.num_columns < len(names):
-                            lacking = [pa.nulls(len(rows), kind) for kind in payload.types]
-                            rows = pa.RecordBatch.from_arrays([*lacking, *rows.columns], names=names)
-                        yield rows.rename_columns(names)
+                        lacking = len(schema) - rows.num_columns
+                        columns = [pa.nulls(len(rows), kind) for kind in schema.types[:lacking]]
+                        given = zip(rows.columns, schema.types[lacking:], strict=True)
+                        columns += [conform(column, kind) for column, kind in given]
+                        yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     return unpack

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from types import UnionType
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from spark_purgatory.config import ColumnLike, Completions, Duration, Operations, duration_us, require_column
@@ -20,6 +20,7 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS, OUTCOME_COLUMNS
 from spark_purgatory.spark.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
 from spark_purgatory.spark.host import RESULT_DDL, STATE_DDL, Broadcast, batch_function, stream_function
+from spark_purgatory.spark.payload import arrow_schema, columns_of, with_nullable_voids
 from spark_purgatory.spark.sides import (
     WATERMARK_METADATA,
     Reading,
@@ -131,6 +132,8 @@ class Purgatory:
             )
         if as_of is not None and operations.isStreaming:
             raise ConfigError("as_of is for batch DataFrames: a stream's watermark tells the time")
+        case_sensitive = operations.sparkSession.conf.get("spark.sql.caseSensitive") in ("true", "TRUE")
+        columns = columns_of(operations.schema, case_sensitive)
         schema = self._outcome_schema(operations)
         reading = Reading(self.criterion, duration_us(self, "max_future"), self.partition_by, heartbeats)
         left = operations_side(operations, self.operations, reading)
@@ -148,15 +151,15 @@ class Purgatory:
                 "that no other has the operation; give partition_by= or shards=1"
             )
         sent = Broadcast(self.shards or 1, self.max_broadcast_bytes) if broadcast else None
-        packed = self._pack(left, OPERATIONS).unionByName(self._pack(right, EVENTS, broadcast=broadcast))
+        packed = self._pack(left, OPERATIONS, columns).unionByName(self._pack(right, EVENTS, broadcast=broadcast))
+        spec = replace(self._spec(left), columns=columns, case_sensitive=case_sensitive)
         if operations.isStreaming:
-            results = self._stream(packed, self._spec(left), sent)
+            results = self._stream(packed, spec, sent)
         else:
             results = packed.groupBy("shard").applyInPandas(
-                batch_function(self._spec(left), self._as_of_ms(operations, as_of), sent), RESULT_DDL
+                batch_function(spec, self._as_of_ms(operations, as_of), sent), RESULT_DDL
             )
-        payload = to_arrow_schema(operations.schema, timezone="UTC") if self.orphans else None
-        return results.mapInArrow(unpacker(schema.names, payload), schema)
+        return results.mapInArrow(unpacker(arrow_schema(schema)), schema)
 
     def _spec(self, operations: Side) -> EngineSpec:
         return EngineSpec(
@@ -188,16 +191,16 @@ class Purgatory:
         fields = operations.schema.fields
         if self.orphans:
             fields = [T.StructField(field.name, field.dataType, True, field.metadata) for field in fields]
-        return T.StructType([*fields, *renamed])
+        return with_nullable_voids(T.StructType([*fields, *renamed]))
 
-    def _pack(self, side: Side, number: int, broadcast: bool = False) -> DataFrame:
+    def _pack(self, side: Side, number: int, columns: pa.Schema | None = None, broadcast: bool = False) -> DataFrame:
         ddl = EXCHANGE_DDL.format(shard_type="bigint" if self.shards is None else "int")
-        return side.frame.mapInArrow(packer(number, self.shards, broadcast), ddl)
+        return side.frame.mapInArrow(packer(number, self.shards, broadcast, columns), ddl)
 
     def _stream(self, packed: DataFrame, spec: EngineSpec, sent: Broadcast | None) -> DataFrame:
         # The real watermark was set below the exchange and drives the clock. This null column satisfies Spark's
         # analyzer, and no row of it is ever behind: late rows arrive and are counted, not dropped silently.
-        marker = F.lit(None).cast("timestamp").alias("marker", metadata={WATERMARK_METADATA: 0})
+        marker = F.lit(None).cast(T.TimestampType()).alias("marker", metadata={WATERMARK_METADATA: 0})
         results = (
             packed.select("shard", "side", "blob", marker)
             .groupBy("shard")
@@ -215,7 +218,7 @@ class Purgatory:
     def _as_of_ms(frame: DataFrame, as_of: Any) -> int | None:
         if as_of is None:
             return None
-        instant = F.unix_millis(F.lit(as_of).cast("timestamp")).alias("ms")
+        instant = F.unix_millis(F.lit(as_of).cast(T.TimestampType())).alias("ms")
         ms = frame.sparkSession.range(1).select(instant).collect()[0]["ms"]
         if ms is None:
             raise ConfigError(f"as_of={as_of!r} is not a time: give a datetime or a timestamp's text")

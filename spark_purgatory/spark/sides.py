@@ -79,7 +79,7 @@ def timestamp_column(frame: DataFrame, value: Any, field: str) -> Column:
         raise ConfigError(
             f"{field} is {kind.simpleString()}, not a timestamp: cast it, for example F.to_timestamp(...)"
         )
-    return column.cast("timestamp")
+    return column.cast(T.TimestampType())
 
 
 def key_column(column: Column, kind: T.DataType, field: str) -> Column:
@@ -296,7 +296,7 @@ def _guarded(time: Column, max_future_us: int) -> Column:
     is allowed at this day's beginning, a number that changes once a day.
     """
     now_us = F.unix_micros(F.current_timestamp()) + F.lit(max_future_us)
-    today_us = F.unix_micros(F.current_date().cast("timestamp")) + F.lit(max_future_us)
+    today_us = F.unix_micros(F.current_date().cast(T.TimestampType())) + F.lit(max_future_us)
     ahead = F.exists(F.array(now_us), lambda limit_us: F.unix_micros(time) > limit_us)
     return F.when(F.unix_micros(time) <= today_us, time).when(ahead, F.lit(None)).otherwise(time)
 
@@ -326,5 +326,5 @@ def _heartbeats(frame: DataFrame, side: DataFrame, idle_us: int, speaking: bool)
     beat = F.expr(f"current_timestamp() - interval {idle_us} microseconds") if speaking else F.lit(None)
     source = frame.sparkSession.readStream.format("rate-micro-batch").option("rowsPerBatch", 1)
     nothing = {field.name: F.lit(None).cast(field.dataType) for field in side.schema.fields}
-    columns = {**nothing, "guarded": beat.cast("timestamp")}
+    columns = {**nothing, "guarded": beat.cast(T.TimestampType())}
     return source.option("numPartitions", 1).load().select(*(c.alias(name) for name, c in columns.items()))

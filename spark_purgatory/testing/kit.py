@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from spark_purgatory.config import duration_us
 from spark_purgatory.errors import ConfigError
@@ -146,7 +147,7 @@ def assert_exactly_once(
 
 
 def _times_us(frame: DataFrame, time: Column) -> list[int | None]:
-    return frame.select(F.unix_micros(time.cast("timestamp")).alias("us")).toArrow()["us"].to_pylist()
+    return frame.select(F.unix_micros(time.cast(T.TimestampType())).alias("us")).toArrow()["us"].to_pylist()
 
 
 def _in_order(name: str) -> Column:
