@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from spark_purgatory.core.criteria import RULES, ByRow, Criterion
 from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.testing.oracle import KINDS, decide
-from spark_purgatory.testing.worlds import NEEDS, STEP_US, Batch, World, random_world, splits
+from spark_purgatory.testing.worlds import NUMBERS, STEP_US, Batch, World, needs_of, random_world, splits
 from tests.engine_driver import END_MS, Shards, microseconds, multiset
 
 COLUMNS = ("row", "id", "status", "resolved_at", "wait_ms", "matched", "missing_keys")
@@ -50,6 +50,7 @@ def draw(
     kinds: tuple[str, ...] = COMPLETE_ONLY,
     worlds: int = 1,
     spoiled: bool = True,
+    numbers: str = "double",
 ) -> tuple[random.Random, World, dict[str, Any]]:
     """Worlds of one rule that share a stream and nothing else, and that rule as the oracle takes it.
 
@@ -70,12 +71,13 @@ def draw(
             kinds=kinds,
             duplicates=duplicates,
             spoiled=spoiled and mixed and several and rng.random() < 0.5,
+            numbers=numbers,
         )
         for mine, rows in zip(drawn, world, strict=True):
             mine += [renamed(row, f"{number}/") for row in rows]
     if mixed:
         return rng, drawn, {}
-    need = rng.choice(NEEDS.get(rule, (0.5, 1.0, 2.0)))
+    need = rng.choice(needs_of(rule, NUMBERS[numbers]))
     for operation in drawn.operations:
         operation.update(need=need, level=None)
     return rng, drawn, {"rule": rule, "need": need}

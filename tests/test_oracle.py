@@ -9,8 +9,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from datetime import datetime
+from decimal import Decimal
+from itertools import pairwise, permutations
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import assume, given, settings
@@ -19,6 +22,8 @@ from hypothesis import strategies as st
 from spark_purgatory.testing.oracle import KINDS, RULES, decide, why_event_rejected
 from spark_purgatory.testing.worlds import (
     BASE_US,
+    NUMBERS,
+    REPEATED_HOUR_INSTANTS,
     STEP_US,
     World,
     random_world,
@@ -210,6 +215,128 @@ def test_the_purgatorys_criterion_rules_operations_that_bring_none() -> None:
     own = an_operation("ab", "any_key", id="own")
     fates = all_fates([bare, own], values_of("a12 b14"), criterion={"rule": "quorum", "need": 2})
     assert fates == [("COMPLETED", 14, 2, []), ("COMPLETED", 12, 1, ["b"])]
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def sums_of(need: Any, *values: Any) -> Fate:
+    """Fate of a sum that needs so much and gets the values at 11, 12 and so on."""
+    events = [an_event("a", time, value=value) for time, value in enumerate(values, start=11)]
+    return the_fate(an_operation("a", "sum_at_least", need), events)
+
+
+BIG = 2**53
+
+
+@pytest.mark.parametrize(
+    ("need", "values", "completed_at"),
+    [
+        # decimals, in decimals: as doubles 0.7 + 0.1 stays below 0.8, and 0.1 + 0.2 goes beyond 0.3
+        (Decimal("0.80"), [Decimal("0.70"), Decimal("0.10")], 12),
+        (Decimal("0.3"), [Decimal("0.1"), Decimal("0.2")], 12),
+        (Decimal("0.9"), [Decimal("0.2"), Decimal("0.7")], 12),
+        (Decimal("0.800000000000000001"), [Decimal("0.70"), Decimal("0.10")], None),
+        (Decimal("90071992547409.94"), [Decimal("90071992547409.93"), Decimal("0.01")], 12),
+        (Decimal("90071992547409.94"), [Decimal("90071992547409.93"), Decimal("0.00")], None),
+        (Decimal("1e20") + 1, [Decimal("1e20"), Decimal("1")], 12),
+        (Decimal("99999999999999999999999999999999999999"), [Decimal("99999999999999999999999999999999999998")], None),
+        (Decimal("99999999999999999999999999999999999999"), [Decimal("99999999999999999999999999999999999999")], 11),
+        # a float beside decimals is what it is written as
+        (0.8, [Decimal("0.70"), Decimal("0.10")], 12),
+        (0.1, [Decimal("0.1")], 11),
+        (1, [Decimal("0.5"), Decimal("0.5")], 12),
+        (BIG + 1, [Decimal(BIG)], None),
+        # and a decimal beside floats is a float
+        (Decimal("0.7"), [0.7], 11),
+        # whole numbers
+        (BIG + 1, [BIG], None),
+        (BIG + 1, [BIG, 1], 12),
+        (BIG + 1, [BIG + 1], 11),
+        (2**63 - 1, [2**63 - 2], None),
+        (2**63 - 1, [2**63 - 2, 1], 12),
+        (2**63 - 1, [2**62, 2**62], 12),  # a sum may leave int64
+        (2.5, [2], None),
+        (2.5, [2, 1], 12),
+        (0.0, [], 10),
+        # doubles: the sum of what they are, exactly
+        (1.0, [0.1] * 9, None),
+        (1.0, [0.1] * 10, 20),
+        (0.8, [0.7, 0.1], None),  # 0.79999999999999996 and 0.80000000000000004
+        (1e16 + 2, [1e16, 1.0], None),
+        (1e308, [9e307, 9e307], 12),
+        (float("inf"), [1.7e308] * 3, None),  # a sum beyond all doubles is not infinite
+        (float("inf"), [1.0, float("inf")], 12),
+        (5e-324, [0.0, 5e-324], 12),
+        (BIG + 1, [float(BIG)], None),
+        # what no sum takes is set aside, and a null adds nothing
+        (1.0, [float("nan"), -5.0, float("-inf"), None, 1.0], 15),
+        (Decimal("1"), [Decimal("-5"), None, Decimal("1")], 13),
+        (1, [-(2**63), None, 1], 13),
+    ],
+)
+def test_sums_are_compared_exactly_in_the_type_of_the_values(
+    need: Any, values: list[Any], completed_at: int | None
+) -> None:
+    expected = ("EXPIRED", 20) if completed_at is None else ("COMPLETED", completed_at)
+    assert sums_of(need, *values)[:2] == expected
+
+
+def test_values_that_no_sum_takes_are_not_matched_and_others_are() -> None:
+    assert sums_of(Decimal(9), Decimal("-1"), None, Decimal("0.00"), Decimal("1.00")) == ("EXPIRED", 20, 3, None)
+    assert sums_of(9, -1, None, 0, 1) == ("EXPIRED", 20, 3, None)
+    assert sums_of(9.0, float("nan"), float("-inf"), None, -0.0, 1.0) == ("EXPIRED", 20, 3, None)
+
+
+@pytest.mark.parametrize(
+    ("level", "value", "reached"),
+    [
+        (BIG + 1, BIG, False),
+        (BIG + 1, BIG + 1, True),
+        (2**63 - 1, 2**63 - 2, False),
+        (-(2**63) + 1, -(2**63), False),
+        (-(2**63), -(2**63), True),
+        (Decimal("0.80"), Decimal("0.8"), True),
+        (Decimal("0.81"), Decimal("0.80"), False),
+        (0.8, Decimal("0.8"), True),
+        (0.1, Decimal("0.1"), True),
+        (Decimal("90071992547409.94"), Decimal("90071992547409.93"), False),
+        (Decimal("-0.01"), Decimal("-0.02"), False),
+        (0.1, 0.1, True),
+        (Decimal("0.7"), 0.7, True),
+        (0.8, 0.7999999999999999, False),
+        (float("inf"), 1.7e308, False),
+        (float("-inf"), float("-inf"), True),
+        (float("-inf"), -1.7e308, True),
+        (0.5, float("nan"), False),
+    ],
+)
+def test_levels_are_compared_exactly_in_the_type_of_the_values(level: Any, value: Any, reached: bool) -> None:
+    for needed in (level, {"a": level}):
+        status, _, matched, _ = the_fate(an_operation("a", "level", level=needed), [an_event("a", 12, value=value)])
+        assert (status, matched) == ("COMPLETED" if reached else "EXPIRED", 1)
+    assert the_fate(an_operation("a", "level", need=level), [an_event("a", 3, value=value)])[0] == status
+
+
+@pytest.mark.parametrize("need", [2, 2.0, 1.5, Decimal("2.00"), Decimal("1.01")])
+def test_counts_and_quorums_take_a_need_of_any_type(need: Any) -> None:
+    for rule in ("count", "quorum"):
+        for values in ([Decimal("0.10")] * 3, [BIG] * 3, [1.0] * 3, [None] * 3):
+            events = [an_event(key, 11 + i, value=values[i]) for i, key in enumerate("aba")]
+            assert the_fate(an_operation("ab", rule, need), events)[:3] == ("COMPLETED", 12, 2)
+
+
+@pytest.mark.parametrize("rule", ["count", "quorum"])
+@pytest.mark.parametrize("need", [BIG + 1, 2**63 - 1, 1e300, float("inf"), Decimal("1e37")])
+def test_a_count_or_quorum_of_a_huge_need_is_never_met(rule: str, need: Any) -> None:
+    assert the_fate(an_operation("a", rule, need), values_of("a12=1 a13=1"))[:2] == ("EXPIRED", 20)
+
+
+def test_of_one_event_id_at_one_time_the_smallest_value_stands_in_every_type() -> None:
+    for values in ([BIG + 1, BIG], [Decimal("0.80"), Decimal("0.7")], [1.0, None]):
+        events = [an_event("a", 12, value=value, event_id="x") for value in values]
+        for order in (events, events[::-1]):
+            assert the_fate(an_operation("a", "sum_at_least", values[0]), order) == ("EXPIRED", 20, 1, None)
 
 
 # --- levels ---------------------------------------------------------------------------------------
@@ -432,9 +559,44 @@ def test_the_value_of_an_extension_is_in_seconds() -> None:
     assert fate == ("EXPIRED", 21_500_000, 0, ["a"])
 
 
-def test_an_extension_ends_with_int64() -> None:
-    fate = the_fate(an_operation(), [an_event("a", 15, "extend", value=1e300)])
-    assert fate == ("EXPIRED", 2**63 - 1, 0, ["a"])
+@pytest.mark.parametrize(
+    ("value", "until"),
+    [
+        (3, 3_000_015),
+        (2**53 + 1, 2**63 - 1),
+        (-(2**63), 20),
+        (2**63 - 1, 2**63 - 1),
+        (Decimal("0.000009"), 24),
+        (Decimal("-0.5"), 20),
+        (Decimal("99999999999999999999999999999999999999"), 2**63 - 1),
+        (1e-5, 25),
+        (1e300, 2**63 - 1),
+        (-1e300, 20),
+        (5e-324, 20),
+        (9e12, 9_000_000_000_000_000_015),
+        (9_223_372_036_854.778, 2**63 - 1),
+        (float("inf"), 20),
+        (float("-inf"), 20),
+        (float("nan"), 20),
+        (None, 20),
+    ],
+)
+def test_an_extension_may_have_any_value_and_ends_with_int64(value: Any, until: int) -> None:
+    assert the_fate(an_operation(), [an_event("a", 15, "extend", value=value)]) == ("EXPIRED", until, 0, ["a"])
+
+
+def test_the_value_of_an_extension_is_exact_in_decimals_and_whole_numbers() -> None:
+    for value in (1.1, Decimal("1.1")):
+        assert the_fate(an_operation(), [an_event("a", 15, "extend", value=value)])[1] == 1_100_015
+    seconds = Decimal("8000000000000.000001")  # more digits than a double has
+    assert the_fate(an_operation(), [an_event("a", 15, "extend", value=seconds)])[1] == 8_000_000_000_000_000_016
+
+
+def test_a_long_chain_of_extensions_holds_until_one_comes_too_late() -> None:
+    chain = [an_event("a", 20 + 7 * step, "extend", value=7 / 1_000_000) for step in range(100)]
+    assert the_fate(an_operation(), chain)[1] == 20 + 7 * 100
+    for order in (chain, chain[::-1]):
+        assert the_fate(an_operation(), [event for event in order if event["time"] != 20 + 7 * 60])[1] == 20 + 7 * 60
 
 
 def test_an_event_with_an_operation_id_speaks_to_that_operation_alone() -> None:
@@ -526,10 +688,108 @@ def test_an_exact_copy_is_a_duplicate() -> None:
     assert sorted(fate[0] for fate in fates) == ["COMPLETED", "DUPLICATE"]
 
 
-def test_an_extension_does_not_prolong_the_time_in_which_an_id_is_a_duplicate() -> None:
-    operations = [an_operation(), an_operation(created=25, deadline=35)]
-    fates = all_fates(operations, controls("extend:a15=15"))
-    assert fates == [("EXPIRED", 30, 0, ["a"]), ("EXPIRED", 35, 0, ["a"])]
+def again_at(created: int, events: str, rule: str = "any_key", need: Any = None, **options: Any) -> str:
+    """Status of a second row of the id, created then and waiting for 50; the first lives from 10 to 20."""
+    first = an_operation("a", rule, need, row="first")
+    second = an_operation("a", rule, need, row="again", created=created, deadline=created + 50)
+    outcomes = {one["row"]: one["status"] for one in decide([second, first], controls(events), **options)}
+    assert outcomes["first"] != "DUPLICATE"
+    return str(outcomes["again"])
+
+
+@pytest.mark.parametrize(
+    ("events", "last_us"),  # the last time at which the id is a duplicate
+    [
+        ("", 20),
+        ("extend:a15=15", 30),
+        ("extend:a15=3", 20),  # a deadline never moves back
+        ("extend:a20=15", 35),  # at the deadline is not past it
+        ("extend:a21=15", 20),
+        ("extend:a15=10 extend:a25=10 extend:a35=10", 45),  # each just reaches the next
+        ("extend:a15=10 extend:a26=10", 25),
+        ("extend:a15=10 extend:a15=12 extend:a26=10", 36),
+        # what the operation received while it was pending, and nothing later
+        ("extend:a15=15 complete:a16", 30),
+        ("complete:a15 extend:a16=15", 20),
+        ("extend:a15=15 complete:a25 extend:a26=90", 30),
+        ("cancel:a15 extend:a16=15", 20),
+        ("fail:a15 extend:a16=15", 20),
+        ("force:a15 extend:a16=15", 20),
+        # at the very time at which it is resolved it is pending still
+        ("complete:a15 extend:a15=15", 30),
+        ("cancel:a15 extend:a15=15", 30),
+        ("extend:a15=10 complete:a25 extend:a25=15", 40),
+        # before it was created, on another key: not received
+        ("extend:a9=30", 20),
+        ("extend:b15=30", 20),
+        ("extend:a15", 20),
+        ("extend:a15=nan", 20),
+        ("extend:a15=inf", 20),
+        ("extend:a15=-30", 20),
+    ],
+)
+def test_an_id_is_a_duplicate_until_the_deadline_as_extensions_left_it(events: str, last_us: int) -> None:
+    assert again_at(last_us, events) == "DUPLICATE"
+    assert again_at(last_us + 1, events) != "DUPLICATE"
+
+
+def test_an_id_whose_deadline_was_extended_without_end_never_stands_again() -> None:
+    assert again_at(2**62, "extend:a15=1e300") == "DUPLICATE"
+
+
+def test_an_extension_within_the_lookback_lengthens_the_memory_of_an_id_too() -> None:
+    assert again_at(29, "extend:a9=20", lookback_us=1) == "DUPLICATE"
+    assert again_at(30, "extend:a9=20", lookback_us=1) == "EXPIRED"
+
+
+def test_an_operation_that_needs_nothing_is_pending_at_its_creation_alone() -> None:
+    assert again_at(25, "extend:a10=15", "count", 0) == "DUPLICATE"
+    assert again_at(25, "extend:a11=15", "count", 0) == "COMPLETED"
+
+
+def test_an_extension_of_one_operation_lengthens_the_memory_of_its_id_alone() -> None:
+    rows = [an_operation(id=name, row=f"{name}{at}", created=at, deadline=at + 10) for at in (10, 25) for name in "op"]
+    outcomes = decide(rows, [an_event("a", 15, "extend", value=15 / 1_000_000, operation_id="p")])
+    assert {one["row"]: (one["status"], one["resolved_at"]) for one in outcomes} == {
+        "o10": ("EXPIRED", 20),
+        "p10": ("EXPIRED", 30),
+        "o25": ("EXPIRED", 35),
+        "p25": ("DUPLICATE", 25),
+    }
+
+
+def test_one_id_completes_once_in_one_span_and_again_in_the_next() -> None:
+    rows = [an_operation(row=str(at), created=at, deadline=at + 10) for at in (10, 25, 31, 42)]
+    events = controls("extend:a15=15 complete:a28 complete:a33 extend:a33=2 complete:a50")
+    assert {one["row"]: (one["status"], one["resolved_at"]) for one in decide(rows, events)} == {
+        "10": ("COMPLETED", 28),
+        "25": ("DUPLICATE", 25),
+        "31": ("COMPLETED", 33),
+        "42": ("COMPLETED", 50),
+    }
+
+
+def test_a_duplicate_or_rejected_row_lengthens_nothing() -> None:
+    rows = [an_operation(row=str(at), created=at, deadline=at + 10) for at in (10, 20, 25)]
+    rows.append(an_operation(row="rejected", created=12, deadline=11))
+    statuses = {one["row"]: one["status"] for one in decide(rows, controls("extend:a22=90"))}
+    assert statuses == {"10": "EXPIRED", "20": "DUPLICATE", "25": "EXPIRED", "rejected": "REJECTED"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "stands"),
+    [
+        ([(11, 30, "a"), (10, 40, "z")], "z"),  # created first
+        ([(10, 40, "a"), (10, 30, "z")], "z"),  # then the earlier deadline
+        ([(10, 30, "z"), (10, 30, "a")], "a"),  # then the payload
+        ([(10, 30, "b"), (10, 30, "a"), (10, 30, "c")], "a"),
+    ],
+)
+def test_which_row_of_an_id_stands_does_not_depend_on_arrival(rows: list[tuple[int, int, str]], stands: str) -> None:
+    operations = [an_operation(created=created, deadline=end, row=row) for created, end, row in rows]
+    for order in permutations(operations):
+        statuses = {one["row"]: one["status"] for one in decide(order, [])}
+        assert [row for row, status in statuses.items() if status != "DUPLICATE"] == [stands]
 
 
 def test_a_duplicate_is_out_when_the_watermark_reaches_its_creation() -> None:
@@ -557,6 +817,10 @@ def test_a_duplicate_is_out_when_the_watermark_reaches_its_creation() -> None:
         ({"rule": "level"}, "bad_need"),
         ({"rule": "level", "level": {"b": 1}}, "bad_need"),
         ({"rule": "level", "level": {"a": float("nan")}}, "bad_need"),
+        ({"rule": "level", "level": {}, "need": 1}, "bad_need"),
+        ({"rule": "sum_at_least", "need": Decimal("-0.01")}, "bad_need"),
+        ({"rule": "sum_at_least", "need": -1}, "bad_need"),
+        ({"rule": "sum_at_least", "need": float("-inf")}, "bad_need"),
     ],
 )
 def test_a_spoiled_operation_is_rejected_at_once_and_stands_in_nobodys_way(fault: Row, why: str) -> None:
@@ -577,6 +841,13 @@ def test_a_spoiled_operation_is_rejected_at_once_and_stands_in_nobodys_way(fault
         (an_event("a", 12, "finish"), None, "unknown_kind"),
         (an_event("a", 12, value=-0.5), "sum_at_least", "bad_value"),
         (an_event("a", 12, value=float("nan")), "sum_at_least", "bad_value"),
+        (an_event("a", 12, value=float("-inf")), "sum_at_least", "bad_value"),
+        (an_event("a", 12, value=Decimal("-0.01")), "sum_at_least", "bad_value"),
+        (an_event("a", 12, value=-(2**63)), "sum_at_least", "bad_value"),
+        (an_event("a", 12, value=float("inf")), "sum_at_least", None),
+        (an_event("a", 12, value=-0.0), "sum_at_least", None),
+        (an_event("a", 12, value=Decimal("-0.00")), "sum_at_least", None),
+        (an_event("a", 12, None, value=-0.5), "sum_at_least", "bad_value"),
         (an_event("a", 12, value=-0.5), "count", None),
         (an_event("a", 12, "extend", value=-0.5), "sum_at_least", None),
         (an_event("a", 12, value=None), "sum_at_least", None),
@@ -793,6 +1064,87 @@ def test_a_seed_gives_one_world_and_one_split() -> None:
 
     assert drawn() == drawn()
     assert random_world(random.Random(8)) != drawn()[0]
+
+
+def seen_again(op: Row, operations: list[Row], outcomes: dict[str, Row]) -> Iterable[str]:
+    """Where a row of an id lies around the deadlines of the row that stood last before it."""
+    others = [one for one in operations if one["id"] == op["id"] and one["row"] != op["row"]]
+    stood = [one for one in others if outcomes[one["row"]]["status"] != "DUPLICATE" and one["created"] < op["created"]]
+    if not stood:
+        return
+    first = max(stood, key=lambda one: int(one["created"]))
+    status, end = outcomes[op["row"]]["status"], outcomes[first["row"]]["resolved_at"]
+    if status == "DUPLICATE" and op["created"] > first["deadline"]:
+        yield "duplicate beyond a first deadline"
+        if op["created"] == end:
+            yield "duplicate at an extended deadline"
+        if op["created"] > end:
+            yield "duplicate of one resolved before, beyond its first deadline"
+    if status != "DUPLICATE" and end > first["deadline"]:
+        yield "stands beyond an extended deadline"
+        if op["created"] == end + 1:
+            yield "stands just beyond an extended deadline"
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_worlds_have_ids_that_come_again_around_first_and_extended_deadlines(numbers: str) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(400):
+        world = random_world(random.Random(seed), n_operations=12, n_events=24, numbers=numbers)
+        rows = {op["row"]: op for op in world.operations}
+        outcomes = {one["row"]: one for one in decide(rows.values(), world.events)}
+        for op in rows.values():
+            seen.update(seen_again(op, list(rows.values()), outcomes))
+    assert len(seen) == 5 and min(seen.values()) >= 5, seen
+
+
+@pytest.mark.parametrize(("numbers", "of"), [("double", float), ("bigint", int), ("decimal", Decimal)])
+def test_worlds_have_values_needs_and_levels_of_one_type_and_reach_them_exactly(numbers: str, of: type) -> None:
+    operations, events = random_world(
+        random.Random(5), n_operations=200, n_events=600, n_keys=8, numbers=numbers, spoiled=True
+    )
+    drawn = [event["value"] for event in events] + [op["need"] for op in operations]
+    drawn += [op["level"] for op in operations if not isinstance(op["level"], dict)]
+    drawn += [level for op in operations if isinstance(op["level"], dict) for level in op["level"].values()]
+    kinds = {type(number) for number in drawn if number is not None}
+    assert kinds == ({float, int} if numbers == "double" else {of})
+    assert all(-(2**63) <= number < 2**63 for number in drawn if isinstance(number, int))
+    assert all(number.as_tuple().exponent == -2 for number in drawn if isinstance(number, Decimal))
+
+
+def as_doubles(world: World) -> World:
+    """The world as one sees it who compares through double."""
+
+    def double(number: Any) -> Any:
+        if isinstance(number, dict):
+            return {key: double(level) for key, level in number.items()}
+        return None if number is None else float(number)
+
+    operations = [{**op, "need": double(op["need"]), "level": double(op["level"])} for op in world.operations]
+    return World(operations, [{**event, "value": double(event["value"])} for event in world.events])
+
+
+@pytest.mark.parametrize("numbers", ["bigint", "decimal"])
+def test_worlds_of_exact_numbers_tell_who_compares_through_double(numbers: str) -> None:
+    differ = 0
+    for seed in range(100):
+        world = random_world(
+            random.Random(seed), n_operations=12, n_events=36, rules=("sum_at_least", "level"), numbers=numbers
+        )
+        differ += multiset(decide(*world)) != multiset(decide(*as_doubles(world)))
+    assert differ >= 20, differ
+
+
+def test_two_by_two_the_instants_of_repeated_hours_are_one_local_time() -> None:
+    zones = ("Europe/Berlin", "Australia/Lord_Howe")
+    for zone, instants in zip(zones, batched(REPEATED_HOUR_INSTANTS, 7), strict=True):
+        local = [str(datetime.fromtimestamp(us // 1_000_000, ZoneInfo(zone)).replace(tzinfo=None)) for us in instants]
+        assert local[:3] == local[3:6]
+        assert len(set(instants)) == 7 and len(set(local)) == 4
+
+
+def batched(instants: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [instants[at : at + size] for at in range(0, len(instants), size)]
 
 
 def test_worlds_are_crowded_enough_to_meet_every_case() -> None:

@@ -1,154 +1,366 @@
-"""The reference oracle: what becomes of every operation, decided row by row from a whole set of rows.
+"""The reference oracle: what becomes of every row, worked out one operation at a time, as the documentation reads.
 
-It is written to be believed, not to be fast: dictionaries, loops and whole numbers, and nothing of the engine
-that it judges. An operation is a dictionary of id, keys, created, deadline, rule, need, level (one number, or
-key -> number) and row, what is in it: of an id's rows equal in both times the smaller stands. An event is one of
-key, time, kind, value, event_id and operation_id. Times are in us.
+It shares no code with the engine. It has no micro-batches, no arrival, no state and no limit: all rows lie before it.
+It uses dictionaries, loops and exact numbers (`int`, `Fraction`), and recounts everything at every instant, because
+a reader has to be able to believe it. Times are int microseconds.
 
-Order `o` waits for `a` and `b` from 10 to 20; `a` completes at 12, `b` fails at 15. A quorum of one would be
-COMPLETED at 12; all keys are FAILED at 15, matched 1, missing `b`; without the failure, EXPIRED at 20.
+By hand: an operation waits for keys a and b from 10 to 20. Event a completes at 12, event b fails at 15.
+
+    quorum(1)                COMPLETED at 12, matched 1, missing b: one key was enough, what comes later is ignored
+    all_keys()               FAILED    at 15, matched 1, missing b: b can no longer complete
+    all_keys(), no failure   EXPIRED   at 20, matched 1, missing b
+
+Readings, where the documentation leaves a choice:
+
+ 1. An event at the very time at which an operation is resolved still finds it pending. So it is no ORPHAN, and an
+    `extend` at that time still lengthens the time for which the id is remembered. A later event does neither.
+ 2. A row of an id is DUPLICATE if it was created no later than the deadline of the row that stands, as that deadline
+    was left by the extensions that the standing row received while it was pending. Whether the standing row was
+    resolved before does not matter. A row created later stands, even where it arrives while the first is pending:
+    under the law arrival decides nothing.
+ 3. Rows of one id are taken in the order of created, deadline and `row`, compared as text; rows that agree in all
+    three are the same row, and either may stand. A DUPLICATE or REJECTED row receives no event and remembers nothing.
+ 4. An id is known by itself. A host that routes rows by key knows it together with its key.
+ 5. An event within the lookback may resolve an operation before its `created`: then `wait_ms` is negative. A criterion
+    that needs no event (a need of 0 or less), and `level`, which reads values from whenever, hold at `created` at the
+    earliest. A cancellation or failure within the lookback comes before that.
+ 6. An outcome is emitted when the watermark has reached `resolved_at` and `created`, an ORPHAN when it has reached
+    the event's time + lookback, a REJECTED row at once.
+ 7. An extension is rounded to the nearest whole microsecond, and ends with int64. A value that is null, NaN or
+    infinite extends nothing. A negative one never moves a deadline back.
+ 8. A null value completes its key and is matched; it adds 0 to a sum and reaches no level, as NaN reaches none.
+ 9. Values are never rounded. A need is read in the type of the values, if either is a float and the other a Decimal:
+    beside decimals 0.8 is Decimal("0.8"), beside floats Decimal("0.7") is 0.7. Otherwise both are compared exactly.
+10. Of the deliveries of one event id that speak to an operation and count for it, the earliest counts, at one time the
+    one with the smallest value (null is 0). Each delivery completes its own key and raises its own level.
+11. A failure is looked at when a `fail` event comes: a quorum of three keys of two is FAILED with the first failure,
+    and without any it is EXPIRED.
+12. `matched` counts `complete` events only, those at `resolved_at` among them, whatever the status.
+13. A `level` that is a mapping is read alone: a key that it lacks makes the operation REJECTED, whatever its `need`.
+14. A control event whose key, time and kind are sound finds an operation also where it changes nothing, for example an
+    `extend` without a value.
 """
 
+from __future__ import annotations
+
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
+
+Row = dict[str, Any]
 
 RULES = ("any_key", "all_keys", "quorum", "count", "sum_at_least", "level")
-NUMBERED = ("quorum", "count", "sum_at_least")  # the rules that read `need`
 KINDS = ("complete", "fail", "cancel", "force", "extend")
-BARE_EVENT = {"kind": "complete", "value": None, "event_id": None, "operation_id": None}
-Row = dict[str, Any]
+BARE_OPERATION: Row = {"rule": None, "need": None, "level": None, "row": None}
+BARE_EVENT: Row = {"kind": "complete", "value": None, "event_id": None, "operation_id": None}
+LAST_US = 2**63 - 1
+
+
+class Fate(NamedTuple):
+    """What became of an operation that stood."""
+
+    outcome: Row
+    remembered_until_us: int  # the deadline as it stood when the operation was resolved
+    found_by: set[int]  # places, among all events, of the control events that found it pending
+
+
+class Progress(NamedTuple):
+    """How far an operation has come."""
+
+    holds: bool
+    can_hold: bool  # with what its keys that have not failed may still bring
+    matched: int
+    missing_keys: list[str] | None
 
 
 def decide(
-    operations: Iterable[Row],
-    events: Iterable[Row],
+    operations: Iterable[Mapping[str, Any]],
+    events: Iterable[Mapping[str, Any]],
     *,
     watermark_us: int | None = None,
-    criterion: Row | None = None,
+    criterion: Mapping[str, Any] | None = None,
     lookback_us: int = 0,
     orphans: bool = False,
 ) -> list[Row]:
-    """Give every operation its outcome as `emit="final"` would; with a watermark, pending ones are left out.
-    `criterion` is the rule, need, level of operations that bring none; `orphans` adds unheard control events.
+    """Give the outcomes of all operations in their order, then the ORPHAN events if `orphans` asks for them.
+
+    An operation has id, keys, created, deadline, rule, need, level (one number, or key -> number) and row, its
+    payload. `criterion` (rule, need) holds for operations without a rule of their own. An event has key, time, and
+    perhaps kind, value, event_id and operation_id. Without `watermark_us` everything is decided; with it, only what a
+    stream has emitted once its watermark stands there.
     """
-    ruled = [{**(criterion or {}), **operation} for operation in operations]
-    judged = [(why_operation_rejected(op), op) for op in ruled]
-    outcomes = [_outcome(op, "REJECTED", None, why=why) for why, op in judged if why]
-    sound = [op for why, op in judged if not why]
-    by_key: dict[str, list[Row]] = {}
-    for event in (event for event in events if not why_event_rejected(event)):
-        given = {name: value for name, value in event.items() if value is not None}
-        by_key.setdefault(event["key"], []).append({**BARE_EVENT, "row": event, **given})
-    standing: dict[Any, Row] = {}
-    answered: set[int] = set()  # identities of the control events that found a pending operation
-    for op in sorted(sound, key=lambda op: (op["created"], op["deadline"], repr(op.get("row")))):
-        if op["id"] in standing and op["created"] <= standing[op["id"]]["deadline"]:
-            outcome = _outcome(op, "DUPLICATE", op["created"])
+    given = list(events)
+    heard = [{**BARE_EVENT, **event, "place": place} for place, event in enumerate(given)]
+    for event in heard:
+        event["kind"] = "complete" if event["kind"] is None else event["kind"]
+    sound = sorted((event for event in heard if why_event_rejected(event) is None), key=lambda event: event["time"])
+    on_key: dict[str, list[Row]] = {}
+    for event in sound:
+        on_key.setdefault(event["key"], []).append(event)
+    value_types = {type(event["value"]) for event in heard}
+
+    rows = [{**BARE_OPERATION, **(criterion or {}), **operation} for operation in operations]
+    outcomes: dict[int, Row] = {}
+    rows_of_id: dict[Any, list[int]] = {}
+    for place, op in enumerate(rows):
+        why = why_operation_rejected(op)
+        if why is None:
+            rows_of_id.setdefault(op["id"], []).append(place)
         else:
-            standing[op["id"]] = op
-            heard = [event for key in set(op["keys"]) for event in by_key.get(key, [])]
-            outcome = _fate(op, heard, lookback_us, answered)
-        # Settled before its own creation (lookback), it is held till then: an earlier row of its id may come.
-        if watermark_us is None or max(outcome["resolved_at"], op["created"]) <= watermark_us:
-            outcomes.append(outcome)
-    for event in (event for heard in by_key.values() for event in heard if orphans):
-        released = watermark_us is None or event["time"] + lookback_us <= watermark_us
-        if event["kind"] != "complete" and id(event) not in answered and released:
-            outcomes.append(_outcome({**event, "id": event["operation_id"]}, "ORPHAN", event["time"]))
-    return outcomes
+            outcomes[place] = _outcome(op, "REJECTED", None, why=why)
+
+    found: set[int] = set()
+    for places in rows_of_id.values():
+        remembered_until_us: int | None = None
+        for place in sorted(places, key=lambda at: _precedence(rows[at])):
+            op = rows[place]
+            if remembered_until_us is not None and op["created"] <= remembered_until_us:
+                outcomes[place] = _outcome(op, "DUPLICATE", op["created"], why="duplicate")
+                continue
+            fate = _fate(op, _that_speak_to(op, on_key), lookback_us, value_types)
+            outcomes[place] = fate.outcome
+            remembered_until_us = fate.remembered_until_us
+            found |= fate.found_by
+
+    emitted = [outcomes[place] for place, op in enumerate(rows) if _is_out(outcomes[place], op, watermark_us)]
+    if orphans:
+        for event in sorted(sound, key=lambda event: int(event["place"])):
+            known_us = event["time"] + lookback_us
+            unheard = event["kind"] != "complete" and event["place"] not in found
+            if unheard and (watermark_us is None or known_us <= watermark_us):
+                emitted.append(_orphan(given[event["place"]], event))
+    return emitted
 
 
-def why_operation_rejected(op: Row) -> str | None:
-    """Name what makes the operation REJECTED, or give None for a sound one."""
-    for field in ("id", "keys", "created", "deadline"):
-        if op.get(field) is None:
-            return f"null_{field}"
-    rule = op.get("rule")
-    needs = _levels(op).values() if rule == "level" else [op.get("need")] if rule in NUMBERED else []
-    checks = {
-        "null_keys": len(op["keys"]) == 0,
-        "null_key": None in op["keys"],
-        "deadline_before_created": op["deadline"] < op["created"],
-        "unknown_rule": rule not in RULES,
-        "bad_need": any(x is None or math.isnan(x) or (rule == "sum_at_least" and x < 0) for x in needs),
-    }
-    return next((why for why, holds in checks.items() if holds), None)
+def why_operation_rejected(op: Mapping[str, Any]) -> str | None:
+    """Tell why an operation is REJECTED; None if it is sound."""
+    keys, created, deadline, rule, need = (op.get(name) for name in ("keys", "created", "deadline", "rule", "need"))
+    if op.get("id") is None:
+        return "null_id"
+    if not keys:
+        return "null_keys"
+    if any(key is None for key in keys):
+        return "null_key"
+    if created is None:
+        return "null_created"
+    if deadline is None:
+        return "null_deadline"
+    if deadline < created:
+        return "deadline_before_created"
+    if rule not in RULES:
+        return "unknown_rule"
+    if rule in ("quorum", "count", "sum_at_least") and _is_no_number(need):
+        return "bad_need"
+    if rule == "sum_at_least" and need is not None and need < 0:
+        return "bad_need"
+    if rule == "level" and any(_is_no_number(_level_of(op, key)) for key in keys):
+        return "bad_need"
+    return None
 
 
-def why_event_rejected(event: Row, rule: str | None = None) -> str | None:
-    """Name what makes the event REJECTED, for operations under `rule`, or give None for a sound one."""
-    kind, value = event.get("kind") or "complete", event.get("value")
-    checks = {
-        "null_key": event.get("key") is None,
-        "null_time": event.get("time") is None,
-        "unknown_kind": kind not in KINDS,
-        "bad_value": (rule, kind) == ("sum_at_least", "complete") and value is not None and not value >= 0,
-    }
-    return next((why for why, holds in checks.items() if holds), None)
+def why_event_rejected(event: Mapping[str, Any], rule: str | None = None) -> str | None:
+    """Tell why an event is rejected, by everybody or by operations under `rule`; None if it is sound."""
+    kind = event.get("kind")
+    value: Any = event.get("value")
+    if event.get("key") is None:
+        return "null_key"
+    if event.get("time") is None:
+        return "null_time"
+    if kind is not None and kind not in KINDS:
+        return "unknown_kind"
+    summed = rule == "sum_at_least" and kind in (None, "complete") and value is not None
+    if summed and (_is_no_number(value) or value < 0):
+        return "bad_value"
+    return None
 
 
-def _fate(op: Row, heard: list[Row], lookback_us: int, answered: set[int]) -> Row:
-    """Walk through the distinct times of the events on the operation's keys until one of them settles it."""
-    rule, created, start, deadline = op["rule"], op["created"], op["created"] - lookback_us, op["deadline"]
-    # What may hold without an event (a level reached earlier, a need of nothing) is first asked at `created`.
-    asked_from = created if rule == "level" or (rule in NUMBERED and op["need"] <= 0) else start
-    heard = [e for e in heard if e["operation_id"] in (None, op["id"]) and not why_event_rejected(e, rule)]
-    taken = [e for e in heard if e["time"] < start and e["kind"] == "complete"]  # levels count from whenever
-    counted, seen, met, failed = [], set(), set(), set()
-    for t in sorted({created} | {e["time"] for e in heard if e["time"] >= start}):
-        if t > deadline:
+# --- one operation --------------------------------------------------------------------------------
+
+
+def _fate(op: Row, speaking: Sequence[Row], lookback_us: int, value_types: set[type]) -> Fate:
+    """Go through the operation's time, instant by instant; `speaking` are the events that speak to it, by time."""
+    created, deadline = op["created"], op["deadline"]
+    begins = created - lookback_us
+    history = [event for event in speaking if event["time"] < begins and event["kind"] == "complete"]
+    counted: list[Row] = []
+    failed: set[str] = set()
+
+    def progress() -> Progress:
+        return _progress(op, counted, history, failed, value_types)
+
+    needs_no_event_of_its_own = op["rule"] == "level" or progress().holds
+    controls: list[Row] = []
+    status, resolved = "", 0
+    for now in sorted({created, *(event["time"] for event in speaking if event["time"] >= begins)}):
+        if now > deadline:
             break
-        now = {kind: [e for e in heard if e["time"] == t and e["kind"] == kind] for kind in KINDS}
-        answered.update(id(e) for kind in KINDS[1:] for e in now[kind])
-        for event in sorted(now["complete"], key=lambda e: e["value"] or 0):
-            if event["key"] not in failed:
-                taken.append(event)
-                met.add(event["key"])
-                counted += [event] if event["event_id"] is None or event["event_id"] not in seen else []
-                seen.add(event["event_id"])
-        failed |= {e["key"] for e in now["fail"]}
-        holds, hopeless, missing = _criterion(op, counted, met, taken, failed)
-        if (holds and t >= asked_from) or now["force"]:
-            return _outcome(op, "COMPLETED", t, len(counted), missing)
-        if hopeless and now["fail"]:
-            return _outcome(op, "FAILED", t, len(counted), missing)
-        if now["cancel"]:
-            return _outcome(op, "CANCELLED", t, len(counted), missing)
-        for seconds in (e["value"] for e in now["extend"] if math.isfinite(e["value"] or 0)):
-            deadline = max(deadline, min(t + round(Fraction(seconds or 0) * 1_000_000), 2**63 - 1))
-    return _outcome(op, "EXPIRED", deadline, len(counted), missing)
+        here = [event for event in speaking if event["time"] == now]
+        controls += [event for event in here if event["kind"] != "complete"]
+        kinds = {event["kind"] for event in here}
+        deadline = max(deadline, *(_extended_to(event) for event in here if event["kind"] == "extend"), now)
+        counted += [event for event in here if event["kind"] == "complete" and event["key"] not in failed]
+        failed |= {event["key"] for event in here if event["kind"] == "fail"}
+        may_hold = now >= created or not needs_no_event_of_its_own
+        if (may_hold and progress().holds) or "force" in kinds:
+            status = "COMPLETED"
+        elif "fail" in kinds and not progress().can_hold:
+            status = "FAILED"
+        elif "cancel" in kinds:
+            status = "CANCELLED"
+        if status:
+            resolved = now
+            break
+    if not status:
+        status, resolved = "EXPIRED", deadline
+    why = {"FAILED": "failed", "CANCELLED": "cancelled"}.get(status)
+    outcome = _outcome(op, status, resolved, progress().matched, progress().missing_keys, why)
+    return Fate(outcome, deadline, {event["place"] for event in controls})
 
 
-def _criterion(
-    op: Row, counted: list[Row], met: set[str], taken: list[Row], failed: set[str]
-) -> tuple[bool, bool, Any]:
-    """Say whether the criterion holds, whether (if not) a failure has ended it, and which keys it misses."""
-    rule, keys, need, levels = op["rule"], set(op["keys"]), op.get("need") or 0, _levels(op)
-    high = [e for e in taken if rule == "level" and e["value"] is not None and e["value"] >= levels[e["key"]]]
-    satisfied = {e["key"] for e in high} if rule == "level" else met
-    values = [e["value"] or 0 for e in counted] if rule == "sum_at_least" else []
-    total = math.inf if math.inf in values else sum(map(Fraction, values))  # exact, whatever the order
-    lost, all_failed = failed - satisfied, failed == keys
-    holds, hopeless = {
-        "any_key": (len(satisfied) >= 1, lost == keys),
-        "all_keys": (satisfied == keys, len(lost) > 0),
-        "level": (satisfied == keys, len(lost) > 0),
-        "quorum": (len(satisfied) >= need, len(keys) - len(lost) < need),
-        "count": (len(counted) >= need, all_failed and need > 0),
-        "sum_at_least": (total >= need, all_failed and need > 0),
-    }[rule]
-    return holds, hopeless, None if rule in ("count", "sum_at_least") else sorted(keys - satisfied)
+def _that_speak_to(op: Row, on_key: Mapping[str, Sequence[Row]]) -> list[Row]:
+    """Events on the operation's keys that name it or nobody, in the order of time."""
+    speaking = []
+    for key in set(op["keys"]):
+        for event in on_key.get(key, ()):
+            named = event["operation_id"]
+            if (named is None or named == op["id"]) and why_event_rejected(event, op["rule"]) is None:
+                speaking.append(event)
+    return sorted(speaking, key=lambda event: event["time"])
 
 
-def _levels(op: Row) -> dict[str, Any]:
-    level = op.get("need") if op.get("level") is None else op["level"]
-    return {key: level.get(key) if isinstance(level, Mapping) else level for key in op["keys"]}
+def _extended_to(event: Row) -> int:
+    """Where an `extend` moves a deadline that lies before."""
+    seconds = event["value"]
+    if _is_no_number(seconds) or _is_infinite(seconds):
+        return int(event["time"])
+    return min(LAST_US, int(event["time"]) + round(Fraction(seconds) * 1_000_000))
 
 
-def _outcome(op: Row, status: str, at: Any, matched: int = 0, missing: Any = None, why: str = "") -> Row:
-    wait_ms = None if at is None or op.get("created") is None else (at - op["created"]) // 1000
-    reason = None if status in ("COMPLETED", "EXPIRED") else why or status.lower()
-    outcome = {"row": op.get("row"), "id": op.get("id"), "status": status, "resolved_at": at}
-    return {**outcome, "wait_ms": wait_ms, "matched": matched, "missing_keys": missing, "reason_kind": reason}
+# --- criteria -------------------------------------------------------------------------------------
+
+
+def _progress(
+    op: Row, counted: Sequence[Row], history: Sequence[Row], failed: set[str], value_types: set[type]
+) -> Progress:
+    """Recount everything: `counted` are the complete events that counted so far, `history` those from long before."""
+    keys, rule = sorted(set(op["keys"])), op["rule"]
+    events = _each_once(counted)
+    open_keys = {key for key in keys if key not in failed}
+    if rule in ("count", "sum_at_least"):
+        got = len(events) if rule == "count" else _sum(events)
+        holds = got >= _need(op["need"], value_types)
+        return Progress(holds, holds or bool(open_keys), len(events), None)
+    if rule == "level":
+        done = {key for key in keys if _has_reached_its_level(op, key, [*history, *counted], value_types)}
+    else:
+        done = {event["key"] for event in counted}
+    wanted = {"any_key": 1, "quorum": op["need"]}.get(rule, len(keys))
+    missing = [key for key in keys if key not in done]
+    return Progress(len(done) >= wanted, len(done | open_keys) >= wanted, len(events), missing)
+
+
+def _each_once(counted: Sequence[Row]) -> list[Row]:
+    """Leave of each event the delivery that counts."""
+    first: dict[Any, Row] = {}
+    for event in counted:
+        # Without an id every delivery is an event of its own.
+        name = ("place", event["place"]) if event["event_id"] is None else ("id", event["event_id"])
+        known = first.get(name)
+        if known is None or (event["time"], _addend(event)) < (known["time"], _addend(known)):
+            first[name] = event
+    return list(first.values())
+
+
+def _sum(events: Sequence[Row]) -> Fraction | float:
+    addends = [_addend(event) for event in events]
+    if math.inf in addends:
+        return math.inf
+    return sum((Fraction(addend) for addend in addends), Fraction(0))
+
+
+def _addend(event: Row) -> Fraction | float:
+    """What an event adds to a sum; other rules than a sum may meet a NaN, and do not mind."""
+    return Fraction(0) if _is_no_number(event["value"]) else _exact(event["value"])
+
+
+def _has_reached_its_level(op: Row, key: str, events: Sequence[Row], value_types: set[type]) -> bool:
+    level = _need(_level_of(op, key), value_types)
+    values = [event["value"] for event in events if event["key"] == key]
+    return any(_exact(value) >= level for value in values if not _is_no_number(value))
+
+
+def _level_of(op: Mapping[str, Any], key: str) -> Any:
+    """The level that the operation needs on a key."""
+    level = op.get("level")
+    if isinstance(level, Mapping):
+        return level.get(key)
+    return op.get("need") if level is None else level
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def _is_no_number(value: Any) -> bool:
+    """Null or NaN."""
+    return value is None or bool(value != value)
+
+
+def _is_infinite(value: Any) -> bool:
+    return value in (math.inf, -math.inf)
+
+
+def _exact(value: Any) -> Fraction | float:
+    """The number itself, as a Fraction; plus or minus infinity as it is."""
+    if _is_infinite(value):
+        return math.inf if value > 0 else -math.inf
+    return Fraction(value)
+
+
+def _need(need: Any, value_types: set[type]) -> Fraction | float:
+    """A need or level in the type of the values that it is compared with."""
+    if isinstance(need, float) and Decimal in value_types:
+        return _exact(Decimal(repr(need)))
+    if isinstance(need, Decimal) and float in value_types:
+        return _exact(float(need))
+    return _exact(need)
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def _precedence(op: Row) -> tuple[int, int, str]:
+    """Of two rows of one id the one that sorts first stands."""
+    return op["created"], op["deadline"], str(op["row"])
+
+
+def _is_out(outcome: Row, op: Row, watermark_us: int | None) -> bool:
+    if watermark_us is None or outcome["status"] == "REJECTED":
+        return True
+    return bool(max(outcome["resolved_at"], op["created"]) <= watermark_us)
+
+
+def _outcome(
+    op: Row,
+    status: str,
+    at_us: int | None,
+    matched: int = 0,
+    missing_keys: list[str] | None = None,
+    why: str | None = None,
+) -> Row:
+    return {
+        "row": op["row"],
+        "id": op.get("id"),
+        "status": status,
+        "resolved_at": at_us,
+        "wait_ms": None if at_us is None else (at_us - op["created"]) // 1000,
+        "matched": matched,
+        "missing_keys": missing_keys,
+        "reason_kind": why,
+    }
+
+
+def _orphan(row: Mapping[str, Any], event: Row) -> Row:
+    unknown = {"row": row, "id": event["operation_id"], "created": event["time"]}
+    return {**_outcome(unknown, "ORPHAN", event["time"], why="orphan"), "wait_ms": None}

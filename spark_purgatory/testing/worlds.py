@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from spark_purgatory.testing.oracle import KINDS, RULES
@@ -34,13 +35,82 @@ INSTANTS = 12  # steps on which things begin; deadlines lie up to LONGEST_STEPS 
 LONGEST_STEPS = 6
 BESIDE_US = (0, 0, 0, 0, -1, 1)  # mostly on the grid, now and then one microsecond before or after it
 KEYS = "abcdefgh"
-NEEDS: dict[str, tuple[float, ...]] = {
-    "quorum": (0, 1, 2, 2, 3, 4),
-    "count": (0, 1, 2, 3, 5),
-    "sum_at_least": (0, 0.5, 1.25, 2, 4),
+
+
+class Numbers(NamedTuple):
+    """What is drawn of one type of number; each tuple has ties and neighbours."""
+
+    values: tuple[Any, ...]
+    levels: tuple[Any, ...]
+    sums: tuple[Any, ...]
+    counts: tuple[Any, ...]
+    second: Any  # one second, in this type
+    unit_us: int  # extensions are multiples of it
+    spoiled: tuple[Any, ...]  # values that no sum can take
+
+
+def _decimals(words: str) -> tuple[Decimal | None, ...]:
+    return tuple(None if word == "null" else Decimal(word) for word in words.split())
+
+
+COUNTS = (0, 1, 2, 2, 3, 4, 5)
+NUMBERS: dict[str, Numbers] = {
+    "double": Numbers(
+        values=(None, 0.0, 0.25, 0.5, 1.0, 2.0, 3.5),
+        levels=(0.0, 0.5, 1.0, 2.0, 3.5),
+        sums=(0, 0.5, 1.25, 2, 4),
+        counts=COUNTS,
+        second=1.0,
+        unit_us=STEP_US,
+        spoiled=(-0.5, float("nan")),
+    ),
+    "bigint": Numbers(
+        values=(None, 0, 1, 1, 2, 2**53 - 1, 2**53, 2**53 + 1, 2**62),
+        levels=(0, 1, 2**53, 2**53 + 1, 2**62 + 1, 2**63 - 1),
+        sums=(0, 2, 2**53 + 1, 2**53 + 2, 2**54 + 1, 2**62 + 1, 2**63 - 1),
+        counts=COUNTS,
+        second=1,
+        unit_us=1_000_000,
+        spoiled=(-1, -(2**63)),
+    ),
+    "decimal": Numbers(
+        values=_decimals("null 0.10 0.20 0.70 0.70 9007199254740992.92"),
+        levels=_decimals("0.00 0.20 0.70 9007199254740992.92 9007199254740992.93"),
+        sums=_decimals("0.00 0.80 0.90 1.00 1.50 9007199254740993.02 9007199254740993.63"),
+        counts=tuple(Decimal(f"{count}.00") for count in COUNTS),
+        second=Decimal("1.00"),
+        unit_us=STEP_US,
+        spoiled=_decimals("-0.50 -0.01"),
+    ),
 }
-VALUES = (None, 0.0, 0.25, 0.5, 1.0, 2.0, 3.5)
-LEVELS = (0.0, 0.5, 1.0, 2.0, 3.5)
+
+
+REPEATED_HOUR_INSTANTS: tuple[int, ...] = (
+    # Berlin, 2026-10-25: 02:00, 02:30 and 02:59:59.999999 come twice, from 00:00 and from 01:00 UTC on.
+    1_792_886_400_000_000,
+    1_792_888_200_000_000,
+    1_792_889_999_999_999,
+    1_792_890_000_000_000,
+    1_792_891_800_000_000,
+    1_792_893_599_999_999,
+    1_792_893_600_000_000,  # 03:00, once
+    # Lord Howe, 2026-04-05: 01:30, 01:45 and 01:59:59.999999 come twice, from 14:30 and from 15:00 UTC of the 4th on.
+    1_775_313_000_000_000,
+    1_775_313_900_000_000,
+    1_775_314_799_999_999,
+    1_775_314_800_000_000,
+    1_775_315_700_000_000,
+    1_775_316_599_999_999,
+    1_775_316_600_000_000,  # 02:00, once
+)
+"""UTC microseconds, two by two of one local time in a time zone that sets its clocks back: keys and ids that a text of
+local time would mix up."""
+
+
+def needs_of(rule: str, drawn: Numbers) -> tuple[Any, ...]:
+    """Needs that fit a rule, or the one level for all keys; rules that read none have (None,)."""
+    by_rule = {"quorum": drawn.counts, "count": drawn.counts, "sum_at_least": drawn.sums, "level": drawn.levels}
+    return by_rule.get(rule, (None,))
 
 
 class World(NamedTuple):
@@ -69,30 +139,37 @@ def random_world(
     kinds: Sequence[str] = KINDS,
     duplicates: bool = True,
     spoiled: bool = False,
+    numbers: str = "double",
 ) -> World:
     """Draw a world: at most `max_keys` keys to an operation, out of `n_keys` in all.
 
-    `rules` and `kinds` limit what is drawn. `duplicates` lets ids come again, always on the same keys, so
+    `rules`, `kinds` and `numbers` limit what is drawn. `duplicates` lets ids come again, always on the same keys, so
     that they meet whatever the rows are routed by; `spoiled` adds rows that must be REJECTED. Lookback belongs
     to whoever decides: events lie before their operations as often as after them.
     """
     if not 1 <= n_keys <= len(KEYS):
         raise ValueError(f"n_keys={n_keys} is not within 1 to {len(KEYS)}")
+    drawn = NUMBERS[numbers]
     names = KEYS[:n_keys]
     operations: list[Row] = []
-    for number in range(n_operations):
-        if duplicates and operations and rng.random() < 0.2:
-            operations.append(_row_of_a_known_id(rng, operations, rules, number))
-        else:
-            keys = [rng.choice(names) for _ in range(rng.randint(1, max_keys))]
-            operations.append(_operation(rng, f"op-{number}", keys, rules, number))
-    ids = [operation["id"] for operation in operations]
     events: list[Row] = []
-    for number in range(n_events):
-        events.append(_event(rng, names, kinds, ids, events, number))
+    ends_us: dict[str, int] = {}
+    for number in range(n_operations):
+        if not operations or not duplicates or rng.random() < 0.7:
+            keys = [rng.choice(names) for _ in range(rng.randint(1, max_keys))]
+            operations.append(_operation(rng, f"op-{number}", keys, rules, drawn, number))
+            continue
+        known = rng.choice(operations)
+        if "extend" in kinds and 2 * len(events) < n_events and rng.random() < 0.5:
+            events.append(_extension(rng, known, ends_us.get(known["row"]) or known["deadline"], drawn))
+            ends_us[known["row"]] = _granted_us(events[-1])
+        operations.append(_row_of_a_known_id(rng, known, ends_us, rules, drawn, number))
+    ids = [operation["id"] for operation in operations]
+    for number in range(len(events), n_events):
+        events.append(_event(rng, names, kinds, ids, drawn, events, number))
     if spoiled:
-        operations += [_spoiled_operation(rng, operation) for operation in operations if rng.random() < 0.3]
-        events += [_spoiled_event(rng, event) for event in events if rng.random() < 0.2]
+        operations += [_spoiled_operation(rng, operation, drawn) for operation in operations if rng.random() < 0.3]
+        events += [_spoiled_event(rng, event, drawn) for event in events if rng.random() < 0.2]
         rng.shuffle(operations)
         rng.shuffle(events)
     return World(operations, events)
@@ -157,39 +234,73 @@ def watermark_us_after(
     return max(before_us, min(latest_us[field] - delays_us[field] for field in delays_us) // 1000 * 1000)
 
 
-def _operation(rng: random.Random, op_id: str, keys: list[str], rules: Sequence[str], number: int) -> Row:
+def _operation(
+    rng: random.Random, op_id: str, keys: list[str], rules: Sequence[str], drawn: Numbers, number: int
+) -> Row:
     created = BASE_US + rng.randint(0, INSTANTS) * STEP_US + rng.choice(BESIDE_US)
     wait_us = rng.randint(0, LONGEST_STEPS) * STEP_US + rng.choice(BESIDE_US)
     rule = rng.choice(rules)
     level: Any = None
     if rule == "level":
-        by_key = {key: rng.choice(LEVELS) for key in keys}
-        level = rng.choice((by_key, rng.choice(LEVELS)))
+        by_key = {key: rng.choice(drawn.levels) for key in keys}
+        level = rng.choice((by_key, rng.choice(drawn.levels)))
     return {
         "id": op_id,
         "keys": keys,
         "created": created,
         "deadline": created + max(wait_us, 0),
         "rule": rule,
-        "need": rng.choice(NEEDS[rule]) if rule in NEEDS else None,
+        "need": None if rule == "level" else rng.choice(needs_of(rule, drawn)),
         "level": level,
         "row": f"row-{number}",
     }
 
 
-def _row_of_a_known_id(rng: random.Random, operations: list[Row], rules: Sequence[str], number: int) -> Row:
-    """Repeat an earlier row to the letter, or bring its id again under another rule, at another time or at its own."""
-    known = rng.choice(operations)
-    if rng.random() < 0.3:
+def _row_of_a_known_id(
+    rng: random.Random, known: Row, ends_us: dict[str, int], rules: Sequence[str], drawn: Numbers, number: int
+) -> Row:
+    """Repeat a row to the letter, or bring its id again: anywhere, at the same times, or around its deadlines."""
+    if rng.random() < 0.2:
         return dict(known)
-    again = _operation(rng, known["id"], known["keys"], rules, number)
-    if rng.random() < 0.3:
+    again = _operation(rng, known["id"], known["keys"], rules, drawn, number)
+    chance = rng.random()
+    if chance < 0.2:
         again.update(created=known["created"], deadline=known["deadline"])
+    elif chance < 0.8:
+        end_us = rng.choice((known["deadline"], ends_us.get(known["row"]) or known["deadline"]))
+        created = max(known["created"], end_us + rng.choice((-STEP_US, -1, 0, 0, 1, 1, STEP_US)))
+        again.update(created=created, deadline=created + again["deadline"] - again["created"])
     return again
 
 
+def _extension(rng: random.Random, known: Row, end_us: int, drawn: Numbers) -> Row:
+    """Extend a row beyond `end_us`, where its deadline may stand by then, by an event up to just past it."""
+    time_us = rng.choice((known["created"], known["deadline"], end_us, end_us, end_us + rng.choice(BESIDE_US)))
+    units = (end_us - time_us) // drawn.unit_us + rng.randint(1, 3)
+    return {
+        "key": rng.choice(known["keys"]),
+        "time": time_us,
+        "kind": "extend",
+        "value": _seconds(units, drawn),
+        "event_id": None,
+        "operation_id": rng.choice((None, known["id"])),
+    }
+
+
+def _seconds(units: int, drawn: Numbers) -> Any:
+    """So many units of extension as a number of seconds, in the world's own type."""
+    unit = 1_000_000 // drawn.unit_us  # of them to a second
+    return drawn.second * units if unit == 1 else drawn.second * units / unit
+
+
 def _event(
-    rng: random.Random, names: str, kinds: Sequence[str], ids: list[str], earlier: list[Row], number: int
+    rng: random.Random,
+    names: str,
+    kinds: Sequence[str],
+    ids: list[str],
+    drawn: Numbers,
+    earlier: list[Row],
+    number: int,
 ) -> Row:
     """Draw an event; one in seven delivers an earlier complete event again, at its own or another time or key."""
     time_us = BASE_US + rng.randint(-3, INSTANTS + LONGEST_STEPS) * STEP_US + rng.choice(BESIDE_US)
@@ -199,11 +310,11 @@ def _event(
         key = rng.choice((known["key"], rng.choice(names)))
         return {**known, "key": key, "time": rng.choice((known["time"], time_us))}
     kind = "complete" if "complete" in kinds and rng.random() < 0.5 else rng.choice(kinds)
-    value: float | None = None
+    value: Any = None
     if kind == "complete":
-        value = rng.choice(VALUES)
-    elif kind == "extend":
-        value = rng.randint(0, LONGEST_STEPS) * STEP_US / 1_000_000
+        value = rng.choice(drawn.values)
+    elif kind == "extend" and rng.random() < 0.9:
+        value = _seconds(rng.randint(-1, LONGEST_STEPS * STEP_US // drawn.unit_us), drawn)
     addressed = ids and rng.random() < (0.1 if kind == "complete" else 0.3)
     return {
         "key": rng.choice(names),
@@ -215,7 +326,7 @@ def _event(
     }
 
 
-def _spoiled_operation(rng: random.Random, operation: Row) -> Row:
+def _spoiled_operation(rng: random.Random, operation: Row, drawn: Numbers) -> Row:
     faults: list[Row] = [
         {"id": None},
         {"keys": None},
@@ -227,17 +338,16 @@ def _spoiled_operation(rng: random.Random, operation: Row) -> Row:
         {"rule": None},
         {"rule": "most_keys"},
         {"rule": "quorum", "need": None},
-        {"rule": "sum_at_least", "need": -0.25},
-        {"rule": "sum_at_least", "need": float("nan")},
+        *({"rule": "sum_at_least", "need": need} for need in drawn.spoiled),
         {"rule": "level", "need": None, "level": None},
         {"rule": "level", "need": None, "level": {}},
     ]
     return {**operation, **rng.choice(faults), "row": f"spoiled {operation['row']}"}
 
 
-def _spoiled_event(rng: random.Random, event: Row) -> Row:
+def _spoiled_event(rng: random.Random, event: Row, drawn: Numbers) -> Row:
     """Spoil an event, for all or (a value that no sum can take) only for operations under `sum_at_least`."""
-    faults: list[Row] = [{"key": None}, {"time": None}, {"value": -0.5}, {"value": float("nan")}]
+    faults: list[Row] = [{"key": None}, {"time": None}, *({"value": value} for value in drawn.spoiled)]
     return {**event, **rng.choice(faults)}
 
 
@@ -262,8 +372,12 @@ def _is_at_most(time_us: int | None, watermark_us: int) -> bool:
 def _horizon_us(operations: Sequence[Row], events: Sequence[Row]) -> int:
     """Give a time by which everything is over: the latest of all times, each extension granted in full."""
     ends = [row.get(field) or 0 for row in operations for field in ("created", "deadline")]
-    for event in events:
-        seconds = (event.get("value") or 0.0) if event.get("kind") == "extend" else 0.0
-        granted_us = round(seconds * 1_000_000) if math.isfinite(seconds) else 0
-        ends.append((event.get("time") or 0) + max(0, granted_us))
+    ends += [event.get("time") or 0 for event in events]
+    ends += [_granted_us(event) for event in events if event.get("kind") == "extend"]
     return max(ends, default=0)
+
+
+def _granted_us(extension: Row) -> int:
+    """Where an `extend` event puts a deadline; one without a value that says so, nowhere."""
+    seconds = extension.get("value") or 0
+    return (extension.get("time") or 0) + (max(0, round(seconds * 1_000_000)) if math.isfinite(seconds) else 0)
