@@ -79,7 +79,6 @@ BANNED_ATTRIBUTES = frozenset(
 BANNED_STRINGS = BANNED_MODULES | frozenset({"_jvm", "_jdf", "_jsparkSession", "sparkContext"})
 
 MAX_FUNCTION_LINES = 70
-MAX_CLASS_LINES = 200
 MAX_FILE_LINES = 400
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
@@ -169,14 +168,11 @@ def check_sizes(tree: ast.AST, path: str, n_lines: int) -> Iterator[str]:
     if n_lines > MAX_FILE_LINES:
         yield f"{path}:1: file of {n_lines} lines, at most {MAX_FILE_LINES}"
     for node in ast.walk(tree):
-        if not isinstance(node, FunctionNode | ast.ClassDef):
+        if not isinstance(node, FunctionNode):
             continue
-        is_class = isinstance(node, ast.ClassDef)
-        limit = MAX_CLASS_LINES if is_class else MAX_FUNCTION_LINES
         length = (node.end_lineno or node.lineno) - node.lineno + 1
-        if length > limit:
-            what = "class" if is_class else "function"
-            yield f"{path}:{node.lineno}: {what} {node.name} of {length} lines, at most {limit}"
+        if length > MAX_FUNCTION_LINES:
+            yield f"{path}:{node.lineno}: function {node.name} of {length} lines, at most {MAX_FUNCTION_LINES}"
 
 
 def is_documented_elsewhere(node: FunctionNode) -> bool:
@@ -295,7 +291,6 @@ OFFENCES = [
         "Public.method has no docstring",
     ),
     (SPARK, "def _long():\n" + "    x = 1\n" * 70, "function _long of 71 lines"),
-    (SPARK, "class _Long:\n" + "    x = 1\n" * 200, "class _Long of 201 lines"),
     ("jobs/made_up.py", "x = 1\n" * 401, "file of 401 lines"),
 ]
 
@@ -364,5 +359,4 @@ def test_the_checker_lets_pass_what_is_allowed() -> None:
 
 def test_the_checker_accepts_lengths_at_the_limit() -> None:
     assert check_source("def _f():\n" + "    x = 1\n" * (MAX_FUNCTION_LINES - 1), SPARK) == []
-    assert check_source("class _C:\n" + "    x = 1\n" * (MAX_CLASS_LINES - 1), SPARK) == []
     assert check_source("x = 1\n" * MAX_FILE_LINES, SPARK) == []
