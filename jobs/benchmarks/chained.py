@@ -74,7 +74,7 @@ def by_shard(operations: DataFrame, events: DataFrame) -> DataFrame:
     packed = left.frame.mapInArrow(packer(OPERATIONS, SHARDS, broadcast=False), DDL).unionByName(
         right.frame.mapInArrow(packer(EVENTS, SHARDS, broadcast=False), DDL)
     )
-    spec = EngineSpec(criteria.any_key(), identity_width=2, roles=left.roles)
+    spec = EngineSpec(criteria.any_key(), identity_width=2, control_events=False, roles=left.roles)
     blobs = (
         packed.select("*", _marker())
         .groupBy("shard")
@@ -106,7 +106,7 @@ def _resolved(operations: DataFrame, notices: DataFrame) -> DataFrame:
         packed.select("shard", "side", "blob", _marker())
         .groupBy("shard")
         .applyInPandasWithState(
-            stream_function(EngineSpec(criteria.all_keys(), roles=left.roles), SHARDS),
+            stream_function(EngineSpec(criteria.all_keys(), control_events=False, roles=left.roles), SHARDS),
             RESULT_DDL,
             STATE_DDL,
             "append",

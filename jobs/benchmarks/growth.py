@@ -48,6 +48,7 @@ SPEC = EngineSpec(
     Criterion("any_key", 1.0),
     identity_width=2,
     roles=(("id", 0), ("keys", 1)),
+    control_events=False,
     max_pending=NO_LIMIT,
     max_state_bytes=NO_LIMIT,
 )

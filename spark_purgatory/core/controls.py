@@ -61,6 +61,26 @@ class Controlled:
     fail_us: Int64s  # (m,) first failure of the entry's key, NEVER without one
     force_us: Int64s  # (n,)
     cancel_us: Int64s  # (n,)
+    given_us: Int64s  # (n,) deadlines before any extension
+    extensions: list[Spans]  # owned by operations
+
+    def left_us(self, resolved_us: Int64s) -> Int64s:
+        """Deadlines as they stand when operations resolved, (n,): an extension counts for one that is pending, and at
+        the very time of its resolution an operation still is.
+        """
+        deadline_us = self.deadline_us
+        early = np.flatnonzero((resolved_us < deadline_us) & (deadline_us > self.given_us))
+        if not len(early):
+            return deadline_us
+        left_us = self.given_us.copy()
+        end_us = np.minimum(resolved_us, deadline_us)
+        for span in self.extensions:
+            high = span.until(end_us[span.owner])
+            some = np.flatnonzero(high > span.low)
+            # Every extension up to the resolution counts: the operation was pending, its deadline not yet past.
+            largest = _largest(_tables(_moved_to(span.segment)), span.low[some], high[some])
+            np.maximum.at(left_us, span.owner[some], largest)
+        return left_us
 
 
 class ControlLog:
@@ -106,15 +126,15 @@ class ControlLog:
         """What they do to operations that count events between two times, (n,) each."""
         owner = subjects.owner
         from_entry = from_us[owner]
-        extensions = self.spans(EXTEND, subjects, from_entry, np.full(len(owner), NEVER))
-        deadline_us = _extended(extensions, owner, deadline_us)
+        extensions = _owned(self.spans(EXTEND, subjects, from_entry, np.full(len(owner), NEVER)), owner)
+        given_us, deadline_us = deadline_us, _extended(extensions, deadline_us)
         until = deadline_us[owner]
         fail_us = _first_us(self.spans(FAIL, subjects, from_entry, until), len(owner))
-        ends = []
-        for kind in (FORCE, CANCEL):
-            spans = [replace(span, owner=owner[span.owner]) for span in self.spans(kind, subjects, from_entry, until)]
-            ends.append(_first_us(spans, len(deadline_us)))
-        return Controlled(deadline_us, fail_us, *ends)
+        force_us, cancel_us = (
+            _first_us(_owned(self.spans(kind, subjects, from_entry, until), owner), len(deadline_us))
+            for kind in (FORCE, CANCEL)
+        )
+        return Controlled(deadline_us, fail_us, force_us, cancel_us, given_us, extensions)
 
     def forget(self, floor_us: int, needed_from: Callable[[EventSegment], Int64s], earliest_us: int) -> None:
         """Forget events up to the floor that no waiting operation can need; named ones before ``earliest_us``."""
@@ -130,6 +150,11 @@ class ControlLog:
     def drop_empty(self) -> None:
         """Keep no log without events."""
         self.logs = {name: log for name, log in self.logs.items() if len(log)}
+
+    @property
+    def extends(self) -> bool:
+        """Whether any event here may move a deadline."""
+        return bool(self.logs_of(EXTEND))
 
     def logs_of(self, kind: int) -> list[EventLog]:
         """The logs of a kind that there are."""
@@ -161,6 +186,11 @@ def _segment(events: EventArrivals, named: bool) -> EventSegment:
     return EventSegment.build(pairs, events.operation_hash, events.time_us, events.value, events.event_ids)
 
 
+def _owned(spans: list[Spans], owner: Int64s) -> list[Spans]:
+    """Spans of entries as spans of their operations."""
+    return [replace(span, owner=owner[span.owner]) for span in spans]
+
+
 def _first_us(spans: list[Spans], n: int) -> Int64s:
     first = np.full(n, NEVER)
     for span in spans:
@@ -168,16 +198,15 @@ def _first_us(spans: list[Spans], n: int) -> Int64s:
     return first
 
 
-def _extended(extensions: list[Spans], owner: Int64s, deadline_us: Int64s) -> Int64s:
+def _extended(extensions: list[Spans], deadline_us: Int64s) -> Int64s:
     """Deadlines after all extensions; another round only where one on another key made more of them count."""
     reaches = [_reach(span.segment) for span in extensions]
     while True:
         later = deadline_us.copy()
         for span, reach in zip(extensions, reaches, strict=True):
-            case = owner[span.owner]
-            high = span.until(deadline_us[case])
+            high = span.until(deadline_us[span.owner])
             some = np.flatnonzero(high > span.low)
-            np.maximum.at(later, case[some], _largest(reach, span.low[some], high[some]))
+            np.maximum.at(later, span.owner[some], _largest(reach, span.low[some], high[some]))
         if np.array_equal(later, deadline_us):
             return later
         deadline_us = later
@@ -185,11 +214,7 @@ def _extended(extensions: list[Spans], owner: Int64s, deadline_us: Int64s) -> In
 
 def _reach(segment: EventSegment) -> Int64s:
     """How far each extension reaches by itself and those it makes count; as largest of 1, 2, 4, ... from each on."""
-    seconds = np.zeros(len(segment)) if segment.value is None else _seconds(segment.value)
-    whole = np.floor(seconds)
-    granted_us = whole.astype(np.int64) * US_PER_SECOND + np.rint((seconds - whole) * US_PER_SECOND).astype(np.int64)
-    granted_us[seconds == LONGEST_SECONDS] = NEVER
-    reach = saturating_add(segment.time_us, np.maximum(granted_us, 0))
+    reach = _moved_to(segment)
     at, group_end = np.arange(len(segment)), np.repeat(segment.start[1:], np.diff(segment.start))
     while True:
         # Each round follows the chain twice as far.
@@ -198,6 +223,15 @@ def _reach(segment: EventSegment) -> Int64s:
         if np.array_equal(further, reach):
             return largest
         reach = further
+
+
+def _moved_to(segment: EventSegment) -> Int64s:
+    """The deadline that each extension asks for by itself, (E,) int64."""
+    seconds = np.zeros(len(segment)) if segment.value is None else _seconds(segment.value)
+    whole = np.floor(seconds)
+    granted_us = whole.astype(np.int64) * US_PER_SECOND + np.rint((seconds - whole) * US_PER_SECOND).astype(np.int64)
+    granted_us[seconds == LONGEST_SECONDS] = NEVER
+    return saturating_add(segment.time_us, np.maximum(granted_us, 0))
 
 
 def _seconds(values: Floats) -> Floats:

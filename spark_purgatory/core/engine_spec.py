@@ -35,6 +35,9 @@ class EngineSpec:
     """Events bring ids: an event counts once for an operation, however often it is delivered."""
     orphans: bool = False
     """Control events that find no operation become ORPHAN rows."""
+    control_events: bool = True
+    """Events may be of other kinds than complete. Without, no deadline moves, and rows need not know their id's entry.
+    Not of the fingerprint: it may change at any restart."""
     key_prefix: int = 0
     """Characters (bytes, if binary) before the key itself in every key and id: where they are scoped by a partition."""
     roles: tuple[tuple[str, int], ...] = ()

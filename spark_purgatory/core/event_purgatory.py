@@ -57,6 +57,27 @@ def duplicates_of(table: OperationRows, rows: Int64s, key_type: pa.DataType) -> 
     return OutcomeBatch(payload, DUPLICATE, created_us, created_us, zeros, none, late, reasons)
 
 
+def sound(operations: OperationArrivals, outcomes: Outcomes) -> OperationArrivals:
+    """The operations but for those that are REJECTED, whose outcomes are given."""
+    bad = np.flatnonzero(operations.rejection)
+    if not len(bad):
+        return operations
+    rows, none = operations.take(bad), np.zeros(len(bad), bool)
+    reasons = pa.array(REJECTIONS).take(pa.array(rows.rejection))
+    outcomes.unwatched(REJECTED, rows, reasons, late=none, dated=none)
+    return operations.take(np.flatnonzero(operations.rejection == 0))
+
+
+def counts_from(created_us: Int64s, watermark_us: int, lookback_us: int) -> tuple[Int64s, Bools]:
+    """The earliest event time that counts for each operation, (n,) int64, and which are late: those may count no more
+    than what the log promises to hold.
+    """
+    late = created_us <= watermark_us
+    promised = saturating_add(np.array([watermark_us]), 1 - lookback_us)
+    from_us = saturating_add(created_us, -lookback_us)
+    return np.where(late, np.maximum(from_us, promised), from_us), late
+
+
 def earliest_read(purgatory: DelayedOperationPurgatory, from_us: Int64s, segment: EventSegment) -> Int64s:
     """Earliest time that a waiting row reads, for every group of the segment, (G,) int64; ``from_us`` is (rows,)."""
     earliest = np.full(len(segment.group_hash), NEVER)
@@ -110,7 +131,7 @@ class EventTimePurgatory:
         if operations is not None and len(operations):
             self._take_operations(operations)
             self._advance()
-        self.ids.forget(self.watermark_us)
+        self.standing.forget(self.watermark_us)
         self._release_orphans()
         if self.purgatory.is_worth_compacting:
             waiting = self.purgatory.waiting()
@@ -148,12 +169,13 @@ class EventTimePurgatory:
 
     def _settle(self) -> None:
         """Contested rows whose creation has passed: DUPLICATEs leave, those that stand wait for their own time."""
-        fallen, standing = self.standing.settle(self.watermark_us)
+        extend = (lambda rows: self.judge.judge(rows).deadline_us) if self.events.controls.extends else None
+        fallen, standing = self.standing.settle(self.watermark_us, extend)
         self.purgatory.force_complete(fallen)
         if len(fallen):
             self.outcomes.add(duplicates_of(self.rows, fallen, self.purgatory.watchers.keys.chunks[0].type))
         if len(standing):
-            self._arm(standing, self._due_us(self._judge.judge(standing)))
+            self._arm(standing, self._due_us(self.judge.judge(standing)))
 
     def _arm(self, rows: Int64s, due_us: Int64s) -> None:
         """Move rows whose timer stands at another time."""
@@ -164,29 +186,27 @@ class EventTimePurgatory:
 
     def _take_operations(self, operations: OperationArrivals) -> None:
         self.outcomes.tally.received += len(operations)
-        bad = np.flatnonzero(operations.rejection)
-        if len(bad):
-            rows, none = operations.take(bad), np.zeros(len(bad), bool)
-            reasons = pa.array(REJECTIONS).take(pa.array(rows.rejection))
-            self.outcomes.unwatched(REJECTED, rows, reasons, late=none, dated=none)
-            operations = operations.take(np.flatnonzero(operations.rejection == 0))
-        repeated = self.standing.fallen(operations, self.watermark_us)
+        operations = sound(operations, self.outcomes)
+        while len(operations):
+            operations = self._take_sound(operations)
+
+    def _take_sound(self, operations: OperationArrivals) -> OperationArrivals:
+        """Take all but those, returned, that an earlier row of their id may or may not outlast."""
+        repeated, waiting = self.standing.fallen(operations, self.watermark_us, self.events.controls.extends)
         if repeated.any():
             rows = operations.take(np.flatnonzero(repeated))
-            reasons = pa.repeat(DUPLICATE_REASON, len(rows))
-            self.outcomes.unwatched(DUPLICATE, rows, reasons, late=rows.created_us <= self.watermark_us)
-            operations = operations.take(np.flatnonzero(~repeated))
-        if len(operations):
-            self._register(operations)
+            late = rows.created_us <= self.watermark_us
+            self.outcomes.unwatched(DUPLICATE, rows, pa.repeat(DUPLICATE_REASON, len(rows)), late)
+        left = operations.take(np.flatnonzero(~repeated & ~waiting))
+        if len(left):
+            self._register(left)
+        return operations.take(np.flatnonzero(waiting))
 
     def _register(self, operations: OperationArrivals) -> None:
-        drawn_in = self.standing.register(operations, self.watermark_us)
+        drawn_in, id_slot = self.standing.register(operations, self.watermark_us)
         self._arm(drawn_in, self.rows.created_us[drawn_in])
-        late = operations.created_us <= self.watermark_us
-        promised = saturating_add(np.array([self.watermark_us]), 1 - self.spec.lookback_us)
-        from_us = saturating_add(operations.created_us, -self.spec.lookback_us)
-        from_us = np.where(late, np.maximum(from_us, promised), from_us)
-        self.rows.append(operations, from_us, late)
+        from_us, late = counts_from(operations.created_us, self.watermark_us, self.spec.lookback_us)
+        self.rows.append(operations, from_us, late, id_slot)
         self._held = (EMPTY, EMPTY)
         self.purgatory.try_complete_else_watch(operations.keys, operations.offsets, self._due_ms, operations.key_hash)
         if self.pending > self.spec.max_pending:
@@ -209,13 +229,16 @@ class EventTimePurgatory:
         return tick_up_ms(due_us, self.spec.tick_ms)
 
     @property
-    def _judge(self) -> Judge:
+    def judge(self) -> Judge:
+        """What evaluates rows over the logs as they are now."""
         return Judge(self.spec, self.rows, self.purgatory.watchers, self.events.log, self.events.controls)
 
     def _try(self, rows: Int64s) -> Bools:
         """Judge waiting rows; those decided leave now, those decided ahead of the watermark are noted to be held."""
-        judgement = self._judge.judge(rows)
+        judgement = self.judge.judge(rows)
         decided = judgement.holds
+        if self.events.controls:
+            self.standing.extend(rows, judgement.deadline_us)
         if self.spec.final or self.events.controls:
             due_us = self._due_us(judgement)
             if self.spec.final:
@@ -236,7 +259,7 @@ class EventTimePurgatory:
 
     def _fired(self, rows: Int64s) -> None:
         """The timer fired: the deadline has passed, or an outcome held need not wait any longer."""
-        judgement = self._judge.judge(rows)
+        judgement = self.judge.judge(rows)
         self._emit_settled(judgement, judgement.holds)
         self._emit(EXPIRED, judgement, ~judgement.holds)
 
@@ -246,14 +269,14 @@ class EventTimePurgatory:
 
     def _emit(self, status: int, judgement: Judgement, chosen: Bools) -> None:
         if chosen.any():
-            self.outcomes.add(self._judge.outcomes_of(status, judgement, chosen))
-            self.events.orphans.leave(self._judge, judgement, chosen)
+            self.outcomes.add(self.judge.outcomes_of(status, judgement, chosen))
+            self.events.orphans.leave(self.judge, judgement, chosen)
 
     def _release_orphans(self) -> None:
         if not self.spec.orphans:
             return
         waiting = self.purgatory.state.values == WAITING
-        for batch in self.events.orphans.release(self._judge, waiting, self._floor_us):
+        for batch in self.events.orphans.release(self.judge, waiting, self._floor_us):
             self.outcomes.add(batch)
 
     @property

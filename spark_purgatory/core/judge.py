@@ -35,7 +35,7 @@ class Judgement:
     owner: Int64s  # (m,) position in rows
     rule: Int64s  # (n,)
     created_us: Int64s  # (n,)
-    deadline_us: Int64s  # (n,) as it stands after extensions
+    deadline_us: Int64s  # (n,) as it stands after the extensions received while pending
     verdicts: Verdicts
 
     @property
@@ -88,6 +88,8 @@ class Judge:
             controlled=controlled,
         )
         verdicts = evaluate(cases, self._relevant(cases, rows, entries), self._history(cases, rows, entries))
+        if controlled is not None:
+            deadline_us = controlled.left_us(verdicts.resolved_us)
         return Judgement(rows, entries, owner, rule, cases.created_us, deadline_us, verdicts)
 
     def subjects(self, rows: Int64s, entries: Int64s, owner: Int64s) -> Subjects:

@@ -18,7 +18,8 @@ RULE_NUMBERS = ("need", "level_need")
 
 def extra_columns(spec: EngineSpec) -> list[str]:
     """Columns of int64 that only some queries have."""
-    return [*(["rule"] if spec.by_row else []), *(["id_hash"] if spec.operation_ids else [])]
+    asked = {"rule": spec.by_row, "id_hash": spec.operation_ids, "id_slot": spec.control_events}
+    return [name for name, is_asked in asked.items() if is_asked]
 
 
 class OperationRows:
@@ -76,11 +77,16 @@ class OperationRows:
         return self.columns["id_hash"].values
 
     @property
+    def id_slot(self) -> Int64s:
+        """(rows,) int64: where `Ids` has the row's own entry, -1 where none is known; only with control events."""
+        return self.columns["id_slot"].values
+
+    @property
     def late(self) -> Bools:
         """(rows,) bool: arrived behind the watermark."""
         return self.late_column.values
 
-    def append(self, operations: OperationArrivals, from_us: Int64s, late: Bools) -> None:
+    def append(self, operations: OperationArrivals, from_us: Int64s, late: Bools, id_slot: Int64s) -> None:
         """Add operations, all (n,), as the next rows. Raises StateMismatchError where their columns are others now."""
         kept, payload = self.payload.chunks, operations.payload
         if kept and kept[0].type != payload.type:
@@ -88,7 +94,7 @@ class OperationRows:
                 f"operations: the checkpoint holds columns of {_types(kept[0])}, the query brings {_types(payload)}: "
                 "bring the same columns in the same order, or start a new checkpoint"
             )
-        given = {**vars(operations), "from_us": from_us}
+        given = {**vars(operations), "from_us": from_us, "id_slot": id_slot}
         for name, column in self.columns.items():
             column.append(given[name])
         for name, number in self.numbers.items():

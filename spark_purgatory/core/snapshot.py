@@ -98,6 +98,11 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
         segments = [_restore_segment(f"{name}.{i}", arrays, tables) for i in range(count)]
         control_log = engine.events.controls if prefix == "control" else engine.events.orphans.unheard
         control_log.logs[log_name] = EventLog(segments, kept)
+    if spec.control_events and "rows.id_slot" not in arrays:
+        engine.standing.find_slots()
+        if engine.events.controls.extends:
+            waiting = engine.purgatory.waiting()
+            engine.standing.extend(waiting, engine.judge.judge(waiting).deadline_us)
     return engine
 
 
@@ -128,6 +133,8 @@ def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> No
         arrays["rows.from_us"] = rows.from_us
     for name in extra_columns(engine.spec):
         arrays[f"rows.{name}"] = rows.columns[name].values
+    if engine.spec.control_events:
+        arrays["rows.id_slot"] = np.where(engine.purgatory.state.values == WAITING, rows.id_slot, -1)
     for name, number in rows.numbers.items():
         arrays[f"rows.{name}"] = number.values
     arrays["rows.late"], arrays["rows.state"] = rows.late, engine.purgatory.state.values
@@ -152,7 +159,8 @@ def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) ->
             values = np.concatenate(parts) if parts else EMPTY
         rows.columns[name] = Column(values)
     for name in extra_columns(engine.spec):
-        rows.columns[name] = Column(arrays[f"rows.{name}"])
+        # Slots came later, and only where there may be control events: `restore` finds them.
+        rows.columns[name] = Column(arrays.get(f"rows.{name}", EMPTY) if name == "id_slot" else arrays[f"rows.{name}"])
     for name in rows.numbers:
         rows.numbers[name] = Column(arrays[f"rows.{name}"])
     rows.late_column = Column(arrays["rows.late"])

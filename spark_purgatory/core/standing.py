@@ -14,9 +14,15 @@ is remembered at once. By hand, an id's rows by [created, deadline]::
     watermark 25   [25, 30] settled   it stands: [10, 20] is over, [15, 40] never stood
 
 A row that arrives late is judged at once by the rows that stand, as under ``early``.
+
+The deadline of a row that stands is the one after the ``extend`` events that the operation received while it was
+pending. Whether it lies before another row's creation is known once the watermark has reached that creation: an
+extension from later on counts only where the deadline lay beyond it already.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -29,8 +35,11 @@ from spark_purgatory.core.ids import Ids, has_repeats, identity_codes
 from spark_purgatory.core.keys import as_bools
 from spark_purgatory.core.operations import OperationRows
 from spark_purgatory.core.purgatory import WAITING, DelayedOperationPurgatory
-from spark_purgatory.core.runs import EMPTY, Bools, Int64s, Rows, hash_order
+from spark_purgatory.core.runs import EMPTY, Bools, Column, Int64s, Rows, hash_order
 from spark_purgatory.core.times import ALWAYS
+
+Extend = Callable[[Int64s], Int64s]
+"""Deadlines of rows, (n,), as they stand after extensions."""
 
 
 class Standing:
@@ -42,24 +51,34 @@ class Standing:
         """Rows to be settled, (c,) int64."""
         self.contested_hash = EMPTY
         """Hashes of their ids, (c,) int64."""
-        self._final, self._width = spec.final, spec.identity_width
+        self._final, self._width, self._has_slots = spec.final, spec.identity_width, spec.control_events
         self._rows, self._purgatory = rows, purgatory
 
-    def fallen(self, operations: OperationArrivals, watermark_us: int) -> Bools:
-        """Which operations are DUPLICATEs at once, (n,) bool."""
+    def fallen(self, operations: OperationArrivals, watermark_us: int, extended: bool) -> tuple[Bools, Bools]:
+        """Which operations are DUPLICATEs at once, and which must wait for an earlier row of their id; (n,) bool.
+
+        They do where deadlines may be ``extended``: how long the earlier row stands shows when it is judged.
+        """
         judged = np.arange(len(operations))
         if self._final:
             judged = np.flatnonzero(operations.created_us <= watermark_us)
-        fallen = np.zeros(len(operations), bool)
+        fallen, waiting = np.zeros(len(operations), bool), np.zeros(len(operations), bool)
         if len(judged):
             late = operations.take(judged)
-            fallen[judged] = self.ids.duplicates(
-                self.identity(late.ids, late.keys), late.id_hash, late.created_us, late.deadline_us, watermark_us
-            )
-        return fallen
+            identity, times = self.identity(late.ids, late.keys), (late.created_us, late.deadline_us)
+            if extended:
+                fallen[judged], waiting[judged] = self.ids.duplicates_and_later(
+                    identity, late.id_hash, *times, watermark_us
+                )
+            else:
+                fallen[judged] = self.ids.duplicates(identity, late.id_hash, *times, watermark_us)
+        return fallen, waiting
 
-    def register(self, operations: OperationArrivals, watermark_us: int) -> Int64s:
-        """Operations become the next rows: remember ids or contest them; returns older rows now contested."""
+    def register(self, operations: OperationArrivals, watermark_us: int) -> tuple[Int64s, Int64s]:
+        """Operations become the next rows: remember ids or contest them.
+
+        Returns older rows now contested, and the slot of each operation's entry, (n,), -1 of those contested.
+        """
         identity = self.identity(operations.ids, operations.keys)
         contested = np.zeros(len(operations), bool)
         drawn_in = EMPTY
@@ -74,10 +93,11 @@ class Standing:
             new = np.flatnonzero(contested)
             self._contest(self._purgatory.next_row + new, operations.id_hash[new])
             identity = [column.take(pa.array(plain)) for column in identity]
-        self.ids.add(identity, operations.id_hash[plain], operations.deadline_us[plain])
-        return drawn_in
+        slots = np.full(len(operations), -1)
+        slots[plain] = self.ids.add(identity, operations.id_hash[plain], operations.deadline_us[plain])
+        return drawn_in, slots
 
-    def settle(self, watermark_us: int) -> tuple[Int64s, Int64s]:
+    def settle(self, watermark_us: int, extend: Extend | None) -> tuple[Int64s, Int64s]:
         """Settle contested rows whose creation has passed; returns the rows that fell and those that stand."""
         due = self._rows.created_us[self.contested] <= watermark_us
         rows, hashes = self.contested[due], self.contested_hash[due]
@@ -88,10 +108,33 @@ class Standing:
         rows, hashes = rows[order], hashes[order]
         identity, deadline_us = self._identity_of(rows), self._rows.deadline_us[rows]
         # Rows equal in both times stand in the order in which they are given.
-        fallen = self.ids.duplicates(identity, hashes, self._rows.created_us[rows], deadline_us, ALWAYS)
+        until_us = deadline_us if extend is None else extend(rows)
+        fallen = self.ids.duplicates(identity, hashes, self._rows.created_us[rows], deadline_us, ALWAYS, until_us)
         stand = np.flatnonzero(~fallen)
-        self.ids.add([column.take(pa.array(stand)) for column in identity], hashes[stand], deadline_us[stand])
+        slots = self.ids.add([column.take(pa.array(stand)) for column in identity], hashes[stand], until_us[stand])
+        if self._has_slots:
+            self._rows.columns["id_slot"].writable[rows[stand]] = slots
         return rows[fallen], rows[stand]
+
+    def extend(self, rows: Int64s, deadline_us: Int64s) -> None:
+        """Remember the ids of rows that stand, (n,) distinct, until their deadlines as control events left them."""
+        if self._has_slots:
+            self.ids.move(self._rows.id_slot[rows], deadline_us)
+
+    def forget(self, watermark_us: int) -> None:
+        """Forget ids whose deadline has passed."""
+        new_slot = self.ids.forget(watermark_us)
+        if new_slot is not None and self._has_slots:
+            slots = self._rows.id_slot
+            self._rows.columns["id_slot"] = Column(np.where(slots >= 0, new_slot[slots], -1))
+
+    def find_slots(self) -> None:
+        """Find the ids of waiting rows in a state that was written without slots, where its rows have their ids."""
+        slots = np.full(self._purgatory.next_row, -1)
+        rows = np.setdiff1d(self._purgatory.waiting(), self.contested)
+        if self._rows.ids.chunks:
+            slots[rows] = self.ids.slots_of(self._identity_of(rows), self._rows.deadline_us[rows])
+        self._rows.columns["id_slot"] = Column(slots)
 
     def _by_content(self, rows: Int64s, hashes: Int64s) -> Int64s:
         """An order in which rows of one id that are equal in both times stand by content, (n,) positions."""
@@ -151,6 +194,10 @@ class Standing:
         which[codes[len(rows) :]] = np.arange(len(known))
         met = np.flatnonzero(which[codes[: len(rows)]] >= 0)
         rows, hashes = rows[met], known.id_hash[which[codes[met]]]
-        self.ids.remove(self._identity_of(rows), hashes, self._rows.deadline_us[rows])
+        if self._has_slots:
+            self.ids.move(self._rows.id_slot[rows], np.full(len(rows), ALWAYS))
+            self._rows.columns["id_slot"].writable[rows] = -1
+        else:
+            self.ids.remove(self._identity_of(rows), hashes, self._rows.deadline_us[rows])
         self._contest(rows, hashes)
         return rows

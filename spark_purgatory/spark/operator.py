@@ -167,6 +167,7 @@ class Purgatory:
             operation_ids=self.completions.operation_id is not None,
             event_ids=self.completions.event_id is not None,
             orphans=self.orphans,
+            control_events=self.completions.kind is not None,
             key_prefix=0 if self.partition_by is None else key_prefix(operations.key_type),
             identity_width=1 if operations.keyed_by_id else 2,
             roles=operations.roles,
