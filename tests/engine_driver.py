@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from decimal import ROUND_CEILING, Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from spark_purgatory.core.arrivals import read_events, read_operations
 from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.core.event_purgatory import EventTimePurgatory
 from spark_purgatory.core.keys import hash_keys
+from spark_purgatory.core.numbers import scale_of
 from spark_purgatory.core.snapshot import restore, save
 from spark_purgatory.core.times import END_OF_TIME_MS
 
@@ -25,8 +27,13 @@ Rows = Sequence[dict[str, Any]]
 END_MS = END_OF_TIME_MS
 
 
-def operations_table(rows: Rows, several: bool, hash_bits: int = 64, by_row: bool = False) -> pa.Table:
-    """Operations as the exchange delivers them; ``hash_bits`` below 64 forges collisions."""
+def operations_table(
+    rows: Rows, several: bool, hash_bits: int = 64, by_row: bool = False, number: str = "double"
+) -> pa.Table:
+    """Operations as the exchange delivers them; ``hash_bits`` below 64 forges collisions.
+
+    ``number``, as of `EngineSpec`: needs and levels may be ints and Decimals, and beside ``double`` floats too.
+    """
     ids = pa.array([row["id"] for row in rows], pa.string())
     if several:
         keys = pa.array([row["keys"] for row in rows], pa.list_(pa.string()))
@@ -35,7 +42,7 @@ def operations_table(rows: Rows, several: bool, hash_bits: int = 64, by_row: boo
     else:
         keys = pa.array([row["keys"][0] if row["keys"] else None for row in rows], pa.string())
         hashes = _hashes(keys, hash_bits)
-    rules = _rules(rows, several) if by_row else {}
+    rules = _rules(rows, several, number) if by_row else {}
     return pa.table(
         {
             **rules,
@@ -52,17 +59,44 @@ def operations_table(rows: Rows, several: bool, hash_bits: int = 64, by_row: boo
     )
 
 
-def _rules(rows: Rows, several: bool) -> dict[str, pa.Array]:
+def _rules(rows: Rows, several: bool, number: str) -> dict[str, pa.Array]:
     levels = []
     for row in rows:
         level = row.get("need") if row.get("level") is None else row["level"]
         by_key = [level.get(key) if isinstance(level, dict) else level for key in row["keys"] or []]
         levels.append(by_key if several else (by_key or [None])[0])
-    return {
+    needs = [row["need"] for row in rows]
+    doubles = [_doubled(each) for each in levels]
+    columns = {
         "rule": pa.array([row["rule"] for row in rows], pa.string()),
-        "need": pa.array([row["need"] for row in rows], pa.float64()),
-        "levels": pa.array(levels, pa.list_(pa.float64()) if several else pa.float64()),
+        "need": pa.array(map(_doubled, needs), pa.float64()),
+        "levels": pa.array(doubles, pa.list_(pa.float64()) if several else pa.float64()),
     }
+    if (scale := scale_of(number)) is not None:
+        kind = pa.decimal128(38, scale)
+        columns["need_up"] = pa.array([_rounded_up(need, scale) for need in needs], kind)
+        ups = [_rounded_up(each, scale) for each in levels]
+        columns["levels_up"] = pa.array(ups, pa.list_(kind) if several else kind)
+    return columns
+
+
+def _doubled(needs: Any) -> Any:
+    """A need or several as doubles."""
+    if isinstance(needs, list):
+        return [_doubled(need) for need in needs]
+    return None if needs is None else float(needs)
+
+
+def _rounded_up(needs: Any, scale: int) -> Any:
+    """A need or several as decimals of 38 digits, rounded up to the scale; None where they are none, or do not fit."""
+    if isinstance(needs, list):
+        return [_rounded_up(need, scale) for need in needs]
+    need = None if needs is None else Decimal(repr(needs)) if isinstance(needs, float) else Decimal(needs)
+    if need is None or not need.is_finite():
+        return None
+    with localcontext(prec=500, Emin=-999_999, Emax=999_999):
+        up = need.quantize(Decimal(1).scaleb(-scale), ROUND_CEILING)
+        return up if abs(up.scaleb(scale)) < 10**38 else None
 
 
 def events_table(rows: Rows, hash_bits: int = 64, spec: EngineSpec | None = None) -> pa.Table:
@@ -76,13 +110,19 @@ def events_table(rows: Rows, hash_bits: int = 64, spec: EngineSpec | None = None
         others["operation_hash"] = _hashes(others["operation_id"], hash_bits)
     if spec is not None and spec.event_ids:
         others["event_id"] = pa.array([row.get("event_id") for row in rows], pa.string())
+    number = "double" if spec is None else spec.number
+    kinds = {"double": pa.float64(), "bigint": pa.int64()}
+    values = [row.get("value") for row in rows]
+    if number not in kinds:
+        kinds[number] = pa.decimal128(*map(int, number.removeprefix("decimal(").removesuffix(")").split(",")))
+        values = [Decimal(repr(value)) if isinstance(value, float) else value for value in values]
     return pa.table(
         {
             **others,
             "key": keys,
             "key_hash": _hashes(keys, hash_bits),
             "time_us": pa.array([row["time"] for row in rows], pa.int64()),
-            "value": pa.array([row.get("value") for row in rows], pa.float64()),
+            "value": pa.array(values, kinds[number]),
             "ahead": pa.array([bool(row.get("ahead")) for row in rows]),
         }
     )
@@ -143,7 +183,8 @@ class Shards:
         ops = evs = None
         if operations:
             ops = read_operations(
-                operations_table(operations, self.several, self.hash_bits, self.spec.by_row), self.spec
+                operations_table(operations, self.several, self.hash_bits, self.spec.by_row, self.spec.number),
+                self.spec,
             )
         if events:
             evs = read_events(events_table(events, self.hash_bits, self.spec), self.spec.criterion)

@@ -5,9 +5,12 @@ Columns of the tables are fixed here, so that the exchange that writes them and 
 operations   ``id``, ``id_hash``, ``keys`` (a value or a list), ``key_hashes`` (likewise), ``created_us``,
 ``deadline_us``,
              ``ahead`` (created too far ahead of processing time), where rows bring their rules ``rule``, ``need`` and
-             ``levels`` (a value or a list, as ``keys``), then the payload, ``p0``, ``p1``, ...;
+             ``levels`` (a value or a list, as ``keys``), doubles; beside values that are not doubles ``need_up`` and
+             ``levels_up``, the same rounded up to the values' digits, null where they do not fit a decimal of those;
+             then the payload, ``p0``, ``p1``, ...;
              a column of `ROLES` that the spec says is a payload column is not sent apart
-events       ``key``, ``key_hash``, ``time_us``, ``ahead``; where there is something to read, ``value`` (null is none),
+events       ``key``, ``key_hash``, ``time_us``, ``ahead``; where there is something to read, ``value`` (null is none;
+             a double, a bigint or a decimal: the query's number type),
              ``kind`` (null is complete), ``operation_id`` and ``operation_hash``, ``event_id``
 """
 
@@ -31,12 +34,12 @@ from spark_purgatory.core.criteria import (
     Criterion,
 )
 from spark_purgatory.core.engine_spec import ROLES, EngineSpec
-from spark_purgatory.core.event_log import Floats
 from spark_purgatory.core.keys import as_bools
+from spark_purgatory.core.numbers import Floats, Numbers, is_double, is_negative, read_needs, read_numbers, seconds_us
 from spark_purgatory.core.runs import Bools, Int64s
 
 OPERATION_COLUMNS = ("id", "id_hash", "keys", "key_hashes", "created_us", "deadline_us", "ahead")
-RULE_COLUMNS = ("rule", "need", "levels")
+RULE_COLUMNS = ("rule", "need", "levels", "need_up", "levels_up")
 
 REJECTIONS = (
     "",
@@ -80,7 +83,8 @@ class OperationArrivals:
     payload: pa.StructArray
     rule: Int64s | None = None  # (n,) codes of criteria.RULES; None: the query's criterion
     need: Floats | None = None  # (n,)
-    level_need: Floats | None = None  # (m,)
+    level_need: Numbers | None = None  # (m,) in the query's number type
+    sum_need: Numbers | None = None  # (n,) likewise; None: the need itself
 
     def __len__(self) -> int:
         return len(self.id_hash)
@@ -107,6 +111,7 @@ class OperationArrivals:
             _at(self.rule, rows),
             _at(self.need, rows),
             _at(self.level_need, entries.to_numpy()),
+            _at(self.sum_need, rows),
         )
 
 
@@ -117,12 +122,13 @@ class EventArrivals:
     keys: pa.Array
     key_hash: Int64s
     time_us: Int64s
-    value: Floats | None
+    value: Numbers | None
     rejection: Int64s  # (n,) codes of EVENT_REJECTIONS
     kind: Int64s | None = None  # (n,) codes of KINDS; None: all are complete
     operation_ids: pa.Array | None = None  # (n,) null: every operation on the key
     operation_hash: Int64s | None = None
     event_ids: pa.Array | None = None  # (n,)
+    granted_us: Int64s | None = None  # (n,) of extensions
 
     def __len__(self) -> int:
         return len(self.key_hash)
@@ -164,22 +170,30 @@ def read_operations(table: pa.Table, spec: EngineSpec) -> OperationArrivals:
     _mark_nulls(rejection, ids, 1)
     id_hash = _int64(_whole(table, "id_hash"))
     arrivals = OperationArrivals(ids, id_hash, keys, key_hash, offsets, created_us, deadline_us, rejection, payload)
-    return _with_rules(arrivals, table, kept) if spec.by_row else arrivals
+    return _with_rules(arrivals, table, kept, spec.scale is None) if spec.by_row else arrivals
 
 
-def _with_rules(arrivals: OperationArrivals, table: pa.Table, kept: Int64s | slice) -> OperationArrivals:
+def _with_rules(arrivals: OperationArrivals, table: pa.Table, kept: Int64s | slice, doubles: bool) -> OperationArrivals:
     """The operations with their own rules; ``kept``: which of the keys given are left."""
     rule = _codes(_whole(table, "rule"), RULES)
-    need, levels = _floats(_whole(table, "need")), _whole(table, "levels")
-    level_need = _floats(levels.flatten() if pa.types.is_list(levels.type) else levels)[kept]
+    need, level_need = _floats(_whole(table, "need")), _floats(_flat(_whole(table, "levels")))[kept]
     bad = np.isin(rule, NUMBERED) & np.isnan(need)
-    bad |= (rule == SUM_AT_LEAST) & (need != 0) & ~((need >= SMALLEST_SUM) & (need <= LARGEST_SUM))
+    within = (need >= SMALLEST_SUM) & (need <= LARGEST_SUM) if doubles else need > 0
+    bad |= (rule == SUM_AT_LEAST) & (need != 0) & ~within
     owner = np.repeat(np.arange(len(rule)), np.diff(arrivals.offsets))
     bad[owner[np.isnan(level_need) & (rule[owner] == LEVEL)]] = True
     sound = arrivals.rejection == 0
     arrivals.rejection[sound & bad] = 9
     arrivals.rejection[sound & (rule < 0)] = 8
-    return replace(arrivals, rule=rule, need=need, level_need=level_need)
+    if doubles:
+        return replace(arrivals, rule=rule, need=need, level_need=level_need)
+    units = read_needs(_whole(table, "need_up"), need)
+    level_units = read_needs(_flat(_whole(table, "levels_up"))[kept], level_need)
+    return replace(arrivals, rule=rule, need=need, level_need=level_units, sum_need=units)
+
+
+def _flat(column: pa.Array) -> pa.Array:
+    return column.flatten() if pa.types.is_list(column.type) else column
 
 
 def _codes(names: pa.Array, known: tuple[str, ...]) -> Int64s:
@@ -216,19 +230,24 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow) -> EventArrivals:
     """Read and check a table of events."""
     keys, times = _whole(table, "key"), _whole(table, "time_us")
     rejection = np.zeros(len(table), np.int64)
-    value: Floats | None = None
+    value: Numbers | None = None
+    granted_us: Int64s | None = None
     if bool(pc.any(table["ahead"]).as_py()):
         rejection[as_bools(_whole(table, "ahead"))] = 4
     kind = _codes(_whole(table, "kind").fill_null("complete"), KINDS) if "kind" in table.column_names else None
     if "value" in table.column_names:
-        column = _whole(table, "value").cast(pa.float64())
-        value = column.to_numpy(zero_copy_only=False)
-        # Null adds nothing, and stays in the log as NaN; what was NaN or negative to begin with no sum can take.
-        bad = ~(value >= 0) & ~_nulls(column) & (True if kind is None else kind == COMPLETE)
-        if isinstance(criterion, ByRow):
-            value = np.where(bad & np.isnan(value), -np.inf, value)
-        elif criterion.code == SUM_AT_LEAST:
-            rejection[bad] = 3
+        column = _whole(table, "value")
+        if kind is not None:
+            granted_us = np.zeros(len(table), np.int64)
+            extensions = np.flatnonzero(kind == EXTEND)
+            granted_us[extensions] = seconds_us(column.take(pa.array(extensions)))
+        if criterion.reads_values:
+            value, bad = _values(column)
+            bad &= True if kind is None else kind == COMPLETE
+            if isinstance(criterion, ByRow):
+                value = np.where(bad & np.isnan(value), -np.inf, value) if is_double(value) else value
+            elif criterion.code == SUM_AT_LEAST:
+                rejection[bad] = 3
     elif isinstance(criterion, ByRow):
         value = np.full(len(table), np.nan)
     if kind is not None:
@@ -246,7 +265,14 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow) -> EventArrivals:
         _whole(table, "operation_id") if addressed else None,
         _int64(_whole(table, "operation_hash")) if addressed else None,
         _whole(table, "event_id") if named else None,
+        granted_us,
     )
+
+
+def _values(column: pa.Array) -> tuple[Numbers, Bools]:
+    """Values, and which of them no sum can take: null adds nothing, and stays in the log as none."""
+    value = read_numbers(column)
+    return value, ~(value >= 0) & ~_nulls(column) if is_double(value) else is_negative(value)
 
 
 def _whole(table: pa.Table, name: str) -> pa.Array:

@@ -25,15 +25,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_purgatory.core.arrivals import CANCEL, EXTEND, FAIL, FORCE, KINDS, EventArrivals
-from spark_purgatory.core.event_log import EventLog, EventSegment, Floats, Spans, bisect_within
+from spark_purgatory.core.arrivals import CANCEL, COMPLETE, EXTEND, FAIL, FORCE, KINDS, EventArrivals
+from spark_purgatory.core.event_log import EventLog, EventSegment, Spans, bisect_within
 from spark_purgatory.core.keys import KeyColumn
 from spark_purgatory.core.runs import EMPTY, Int64s
 from spark_purgatory.core.times import NEVER, saturating_add
-
-US_PER_SECOND = 1_000_000
-LONGEST_SECONDS = 2.0**43
-"""Extensions as long as this, 280,000 years, reach the end of time."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +100,7 @@ class ControlLog:
                 rows = np.flatnonzero((kinds == kind) & (named == is_named))
                 if len(rows):
                     name = f"named.{KINDS[kind]}" if is_named else KINDS[kind]
-                    self.logs.setdefault(name, EventLog()).append(_segment(events.take(rows), is_named))
+                    self.logs.setdefault(name, EventLog()).append(_segment(events.take(rows), int(kind), is_named))
 
     def spans(self, kind: int, subjects: Subjects, from_us: Int64s, to_us: Int64s) -> list[Spans]:
         """Events of a kind between two times, (m,) each, that speak to each entry."""
@@ -178,12 +174,14 @@ def _as_binary(values: pa.Array) -> pa.Array:
     return values if pa.types.is_binary(values.type) else values.cast(pa.string()).cast(pa.binary())
 
 
-def _segment(events: EventArrivals, named: bool) -> EventSegment:
+def _segment(events: EventArrivals, kind: int, named: bool) -> EventSegment:
+    """Events of one kind; their value is a number that may be added up or, of extensions, how long they grant."""
+    value = events.value if kind == COMPLETE else events.granted_us if kind == EXTEND else None
     if not named:
-        return EventSegment.build(events.keys, events.key_hash, events.time_us, events.value, events.event_ids)
+        return EventSegment.build(events.keys, events.key_hash, events.time_us, value, events.event_ids)
     assert events.operation_ids is not None and events.operation_hash is not None, "bug: named without a name"
     pairs = pair_of(events.operation_ids, events.keys)
-    return EventSegment.build(pairs, events.operation_hash, events.time_us, events.value, events.event_ids)
+    return EventSegment.build(pairs, events.operation_hash, events.time_us, value, events.event_ids)
 
 
 def _owned(spans: list[Spans], owner: Int64s) -> list[Spans]:
@@ -227,15 +225,7 @@ def _reach(segment: EventSegment) -> Int64s:
 
 def _moved_to(segment: EventSegment) -> Int64s:
     """The deadline that each extension asks for by itself, (E,) int64."""
-    seconds = np.zeros(len(segment)) if segment.value is None else _seconds(segment.value)
-    whole = np.floor(seconds)
-    granted_us = whole.astype(np.int64) * US_PER_SECOND + np.rint((seconds - whole) * US_PER_SECOND).astype(np.int64)
-    granted_us[seconds == LONGEST_SECONDS] = NEVER
-    return saturating_add(segment.time_us, np.maximum(granted_us, 0))
-
-
-def _seconds(values: Floats) -> Floats:
-    return np.clip(np.where(np.isfinite(values), values, 0.0), -LONGEST_SECONDS, LONGEST_SECONDS)
+    return segment.time_us if segment.value is None else saturating_add(segment.time_us, segment.value)
 
 
 def _tables(values: Int64s) -> Int64s:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from decimal import Decimal
 
 from spark_purgatory.errors import ConfigError
 
@@ -29,20 +30,17 @@ class Criterion:
     """When an operation is complete: a rule of `RULES` and the number it needs (1 where the rule has none)."""
 
     rule: str
-    need: float = 1
+    need: float | Decimal = 1
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
             raise ConfigError(f"criterion rule {self.rule!r} is unknown: use one of {', '.join(RULES)}")
-        if isinstance(self.need, bool) or not isinstance(self.need, (int, float)) or not math.isfinite(self.need):
+        if not _is_finite(self.need):
             raise ConfigError(f"criterion {self.rule} needs a finite number, got {self.need!r}")
         if self.need < 0 and self.code != LEVEL:
             raise ConfigError(f"criterion {self.rule} needs a number of at least 0, got {self.need!r}")
-        if self.code == SUM_AT_LEAST and self.need and not SMALLEST_SUM <= self.need <= LARGEST_SUM:
-            raise ConfigError(
-                f"criterion sum_at_least needs 0 or a number between {SMALLEST_SUM} and {LARGEST_SUM}, "
-                f"got {self.need!r}: sums are exact within these"
-            )
+        if isinstance(self.need, float):
+            self.check_double()
         if self.code in (QUORUM, COUNT) and self.need != int(self.need):
             raise ConfigError(f"criterion {self.rule} needs a whole number, got {self.need!r}")
 
@@ -51,10 +49,29 @@ class Criterion:
         """The rule's position in `RULES`."""
         return RULES.index(self.rule)
 
+    def check_double(self) -> None:
+        """Raise ConfigError where sums of doubles are not exact up to the need."""
+        if self.code == SUM_AT_LEAST and self.need and not SMALLEST_SUM <= self.need <= LARGEST_SUM:
+            raise ConfigError(
+                f"criterion sum_at_least needs 0 or a number between {SMALLEST_SUM} and {LARGEST_SUM}, "
+                f"got {self.need!r}: sums of doubles are exact within these; beside values that are decimal or bigint "
+                "give an int or a Decimal"
+            )
+
     @property
     def reads_values(self) -> bool:
         """Whether events must bring a value."""
         return self.code in VALUED
+
+
+def _is_finite(need: object) -> bool:
+    """Whether a need is a number, and as a double a finite one."""
+    if isinstance(need, bool) or not isinstance(need, (int, float, Decimal)):
+        return False
+    try:
+        return math.isfinite(float(need))
+    except (OverflowError, ValueError):
+        return False
 
 
 @dataclass(frozen=True)
@@ -105,18 +122,21 @@ def count(n: int) -> Criterion:
     return Criterion("count", n)
 
 
-def sum_at_least(x: float) -> Criterion:
+def sum_at_least(x: float | Decimal) -> Criterion:
     """Complete when the values of the events add up to ``x`` (Kafka: minimum bytes of a DelayedFetch).
 
-    Sums are exact, so that neither order nor batching changes them: ten events of 0.1 reach 1.0.
+    Sums are exact, so that neither order nor batching changes them: ten events of 0.1 reach 1.0. Values are added up
+    and compared in their own type: beside values that are decimal or bigint an int or a ``Decimal`` means itself, and a
+    float the decimal that it is written as, 0.8 exactly eight tenths.
     """
     return Criterion("sum_at_least", x)
 
 
-def level(need: float) -> Criterion:
+def level(need: float | Decimal) -> Criterion:
     """Complete when every key's running maximum of values has reached ``need`` (Kafka: DelayedProduce's high
     watermark).
 
-    The maximum counts events from whenever, also from before the operation was created.
+    The maximum counts events from whenever, also from before the operation was created. Types compare as under
+    `sum_at_least`.
     """
     return Criterion("level", need)

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.event_log import EventSegment, Floats, Spans, bisect_within
+from spark_purgatory.core.event_log import EventSegment, Spans, bisect_within
 from spark_purgatory.core.exact_sum import LIMBS, limbs_of
+from spark_purgatory.core.numbers import Numbers, addends, joined
 from spark_purgatory.core.repeats import shared_ids
 from spark_purgatory.core.runs import Int64s, expand
 from spark_purgatory.errors import LimitError
@@ -55,11 +56,14 @@ class Echoes:
         if not any(len(at) for at, _ in shared.values()):
             return None
         found, left = [], MAX_DELIVERIES
+        valued = all(spans.segment.value is not None for _, spans in named)
         for operation, spans in named:
             at, codes = shared[id(spans.segment)]
-            found.append(_firsts(operation, spans, np.flatnonzero(several[operation]), at, codes, left))
+            found.append(_firsts(operation, spans, np.flatnonzero(several[operation]), at, codes, left, valued))
             left -= len(found[-1][0])
-        operation, code, time_us, value = (np.concatenate(columns) for columns in zip(*found, strict=True))
+        *columns, values = zip(*found, strict=True)
+        operation, code, time_us = map(np.concatenate, columns)
+        value = joined(list(values))
         order = np.lexsort((value, time_us, code, operation))
         again = (operation[order][1:] == operation[order][:-1]) & (code[order][1:] == code[order][:-1])
         echo = order[1:][again]
@@ -89,8 +93,8 @@ def _shared(segments: list[EventSegment]) -> list[tuple[Int64s, Int64s]]:
 
 
 def _firsts(
-    operation: Int64s, spans: Spans, chosen: Int64s, at: Int64s, codes: Int64s, at_most: int
-) -> tuple[Int64s, Int64s, Int64s, Floats]:
+    operation: Int64s, spans: Spans, chosen: Int64s, at: Int64s, codes: Int64s, at_most: int, valued: bool
+) -> tuple[Int64s, Int64s, Int64s, Numbers]:
     """(operation, code, time, value) of each first delivery, in each chosen span, of events at positions ``at``."""
     first = at.searchsorted(spans.low[chosen])
     counts = at.searchsorted(spans.high[chosen]) - first
@@ -104,7 +108,7 @@ def _firsts(
     row, segment = chosen[row], spans.segment
     kept = segment.previous[at[which]] < spans.low[row]
     which, row = which[kept], row[kept]
-    value = np.zeros(len(which))
-    if segment.value is not None:
-        value = np.maximum(np.nan_to_num(segment.value[at[which]], nan=0.0), 0)
+    value: Numbers = np.zeros(len(which))
+    if valued and segment.value is not None:
+        value = addends(segment.value[at[which]])
     return operation[row], codes[which], segment.time_us[at[which]], value

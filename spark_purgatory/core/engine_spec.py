@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal, localcontext
 
 from spark_purgatory.core.criteria import ByRow, Criterion
+from spark_purgatory.core.numbers import DOUBLE, LARGEST_SCALE, MOST_UNITS, scale_of, units_up, written
+from spark_purgatory.errors import ConfigError
 
 ROLES = ("id", "keys", "created_us", "deadline_us")
 """Engine columns that a payload column may stand for."""
@@ -14,6 +17,7 @@ LATER_FIELDS: dict[str, str | float | int | bool] = {
     "event_ids": False,
     "orphans": False,
     "key_prefix": 0,
+    "number": DOUBLE,
 }
 """What a checkpoint that does not name it was written with."""
 
@@ -40,6 +44,8 @@ class EngineSpec:
     Not of the fingerprint: it may change at any restart."""
     key_prefix: int = 0
     """Characters (bytes, if binary) before the key itself in every key and id: where they are scoped by a partition."""
+    number: str = DOUBLE
+    """Type in which values and what they must reach are compared: double, bigint or decimal(precision,scale)."""
     roles: tuple[tuple[str, int], ...] = ()
     """Engine columns that are payload columns already, by the payload's position: `ROLES`, stored and sent once."""
     max_pending: int = 10_000_000
@@ -47,11 +53,26 @@ class EngineSpec:
     max_state_bytes: int = 1 << 30
     """Bytes of one shard's state: a JVM array ends at 2 GiB, and two versions stand on the heap."""
 
+    def __post_init__(self) -> None:
+        scale = self.scale
+        if isinstance(self.criterion, Criterion) and self.criterion.reads_values:
+            if scale is None:
+                self.criterion.check_double()
+            else:
+                self._check_units(self.criterion.need, scale)
+
+    def _check_units(self, need: float | Decimal, scale: int) -> None:
+        if abs(units_up(need, scale)) >= MOST_UNITS:
+            raise ConfigError(
+                f"criterion needs {need}, and completions.value ({self.number}) has {scale} digits behind the point: "
+                "together these are more than 38 digits, cast completions.value to a decimal with fewer of them"
+            )
+
     def fingerprint(self) -> dict[str, str | float | int | bool]:
         """What must not change against a checkpoint, by name."""
         criterion: dict[str, str | float | int | bool] = {"criterion": "by_row", "need": 1.0}
         if isinstance(self.criterion, Criterion):
-            criterion = {"criterion": self.criterion.rule, "need": float(self.criterion.need)}
+            criterion = {"criterion": self.criterion.rule, "need": self._need()}
         return {
             **criterion,
             "emit": "final" if self.final else "early",
@@ -59,8 +80,27 @@ class EngineSpec:
             "tick_ms": self.tick_ms,
             "wheel_size": self.wheel_size,
             "roles": ", ".join(f"{name} is payload column {i}" for name, i in self.roles),
-            **{name: getattr(self, name) for name, was in LATER_FIELDS.items() if getattr(self, name) != was},
+            **{name: now for name, was in LATER_FIELDS.items() if (now := self._field(name)) != was},
         }
+
+    def _field(self, name: str) -> str | float | int | bool:
+        if name == "number":
+            return written(self.number)
+        value: str | float | int | bool = getattr(self, name)
+        return value
+
+    def _need(self) -> float | str:
+        """The criterion's need: a double, or an exact decimal as text."""
+        assert isinstance(self.criterion, Criterion), "bug: operations bring their own needs"
+        if self.scale is None or not self.criterion.reads_values:
+            return float(self.criterion.need)
+        with localcontext(prec=2 * LARGEST_SCALE):
+            return f"{Decimal(units_up(self.criterion.need, self.scale)).scaleb(-self.scale):f}"
+
+    @property
+    def scale(self) -> int | None:
+        """Digits behind the point of the units that values are counted in, None where they are doubles."""
+        return scale_of(self.number)
 
     @property
     def keeps_ids(self) -> bool:

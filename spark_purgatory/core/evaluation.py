@@ -15,8 +15,9 @@ import numpy as np
 from spark_purgatory.core.controls import Controlled
 from spark_purgatory.core.criteria import ALL_KEYS, ANY_KEY, COUNT, LEVEL, NUMBERED, QUORUM, SUM_AT_LEAST
 from spark_purgatory.core.echoes import Echoes
-from spark_purgatory.core.event_log import EventSegment, Floats, Spans, bisect_within
+from spark_purgatory.core.event_log import EventSegment, Spans, bisect_within
 from spark_purgatory.core.exact_sum import ExactSums
+from spark_purgatory.core.numbers import Floats, Numbers, comparable
 from spark_purgatory.core.outcomes import CANCELLED, COMPLETED, FAILED
 from spark_purgatory.core.runs import Bools, Int64s
 from spark_purgatory.core.times import ALWAYS, NEVER
@@ -28,12 +29,13 @@ class Cases:
 
     rule: Int64s  # (n,) codes of criteria.RULES
     need: Floats  # (n,)
+    sum_need: Numbers  # (n,) what values must add up to
     created_us: Int64s  # (n,)
     from_us: Int64s  # (n,) earliest time that counts
     deadline_us: Int64s  # (n,)
     first_entry: Int64s  # (n,)
     owner: Int64s  # (m,) operation of each entry, ascending
-    level_need: Floats  # (m,) level that each entry's key must reach
+    level_need: Numbers  # (m,) level that each entry's key must reach
     controlled: Controlled | None = None  # None: no control event speaks to any of them
 
 
@@ -193,12 +195,12 @@ def _enough_value(cases: Cases, chosen: Int64s, heard: Heard, satisfied_us: Int6
                 total.subtract_at(at, repeats.total(span.low, until)[1:])
         for echoes in heard.echoes:
             total.subtract_at(np.arange(len(asked)), echoes.total(asked, until_us)[1:])
-        return total.at_least(cases.need[asked])
+        return total.at_least(cases.sum_need[asked])
 
     return _bisect_time(cases, chosen, heard.spans, enough)
 
 
-def _values(segment: EventSegment) -> Floats:
+def _values(segment: EventSegment) -> Numbers:
     assert segment.value is not None, "bug: a rule that reads values over events without any"
     return segment.value
 
@@ -259,8 +261,9 @@ def _reach_levels(cases: Cases, history: list[Spans], satisfied_us: Int64s) -> N
     satisfied_us[level_entry] = NEVER
     for span in history:
         running = span.segment.running_max
-        at = bisect_within(running, span.group_start, span.high, cases.level_need[span.owner], after=False)
-        reached = np.flatnonzero(at < span.high)
+        needs, beyond = comparable(cases.level_need[span.owner], running)
+        at = bisect_within(running, span.group_start, span.high, needs, after=False)
+        reached = np.flatnonzero(at < span.high if beyond is None else (at < span.high) & ~beyond)
         owner = span.owner[reached]
         time_us = span.segment.time_us[at[reached]]
         time_us = np.where(time_us < cases.from_us[cases.owner[owner]], ALWAYS, time_us)

@@ -18,15 +18,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from spark_purgatory.core import numbers
 from spark_purgatory.core.keys import KeyColumn, equal_values
+from spark_purgatory.core.numbers import Numbers
 from spark_purgatory.core.repeats import Repeats, shared_ids
 from spark_purgatory.core.runs import EMPTY, MERGE_RATIO, PREFIX_MASK, Bools, Int64s, expand, hash_order
 from spark_purgatory.core.times import saturating_add
 
 FORGET_FLOOR = 1024
 """Events below which forgetting one by one is not worth a pass."""
-
-Floats = npt.NDArray[np.float64]
 
 
 def bisect_within(values: npt.NDArray[np.generic], low: Int64s, high: Int64s, targets: object, after: bool) -> Int64s:
@@ -54,7 +54,7 @@ class EventSegment:
     group_keys: pa.Array  # (G,)
     start: Int64s  # (G + 1,)
     time_us: Int64s  # (E,) ascending within a group
-    value: Floats | None  # (E,) NaN: none
+    value: Numbers | None  # (E,) of extensions microseconds
     event_ids: pa.Array | None = None  # (E,) null: none
 
     def __len__(self) -> int:
@@ -76,22 +76,22 @@ class EventSegment:
         return self.group_keys.take(pa.array(self.group))
 
     @cached_property
-    def running_max(self) -> Floats:
+    def running_max(self) -> Numbers:
         """Largest value of the event's key up to and with the event, (E,); log2 of the longest group passes."""
         assert self.value is not None, "bug: a rule that reads values over events without any"
-        running = np.where(np.isnan(self.value), -np.inf, self.value)
+        running, lowest = numbers.none_below(self.value), numbers.lowest(self.value)
         group = self.group
         longest, step = int(np.diff(self.start).max()) if len(self) else 0, 1
         while step < longest:
-            earlier = np.where(group[step:] == group[:-step], running[:-step], -np.inf)
-            running[step:] = np.maximum(running[step:], earlier)
+            earlier = np.where(group[step:] == group[:-step], running[:-step], lowest)
+            running[step:] = numbers.larger(running[step:], earlier)
             step *= 2
         return running
 
     @cached_property
     def summable(self) -> EventSegment:
         """The events that a sum can take: none of a negative value, which stands for NaN too."""
-        fine = np.ones(len(self), bool) if self.value is None else ~(self.value < 0)
+        fine = np.ones(len(self), bool) if self.value is None else ~numbers.is_negative(self.value)
         return self if fine.all() else self.where(fine)
 
     @cached_property
@@ -119,13 +119,13 @@ class EventSegment:
         keys: pa.Array,
         hashes: Int64s,
         time_us: Int64s,
-        value: Floats | None = None,
+        value: Numbers | None = None,
         event_ids: pa.Array | None = None,
     ) -> EventSegment:
         """Sort events, given in any order, all (E,); of the hashes the upper 36 bits are kept."""
         if event_ids is not None and value is not None:
             # Of one event delivered with several values at one time the smallest counts, whatever came first.
-            first = np.argsort(np.nan_to_num(value, nan=0.0), kind="stable")
+            first = np.argsort(numbers.or_zero(value), kind="stable")
             keys, event_ids = keys.take(pa.array(first)), event_ids.take(pa.array(first))
             hashes, time_us, value = hashes[first], time_us[first], value[first]
         hashes = hashes & PREFIX_MASK
@@ -302,7 +302,7 @@ def _groups_of(segment: EventSegment, ascending: Int64s, order: Int64s) -> tuple
 
 def _merge(older: EventSegment, newer: EventSegment) -> EventSegment:
     both = (older, newer)
-    values = None if older.value is None or newer.value is None else np.concatenate([s.value for s in both])
+    values = None if older.value is None or newer.value is None else numbers.joined([older.value, newer.value])
     named = older.event_ids is not None and newer.event_ids is not None
     return EventSegment.build(
         pa.concat_arrays([s.keys for s in both]),

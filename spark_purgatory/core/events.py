@@ -11,8 +11,10 @@ from spark_purgatory.core.controls import ControlLog
 from spark_purgatory.core.criteria import LEVEL, any_key
 from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.core.event_log import EventLog, EventSegment
+from spark_purgatory.core.numbers import is_double
 from spark_purgatory.core.orphans import Orphans
 from spark_purgatory.core.runs import Int64s
+from spark_purgatory.errors import BugError
 
 
 class Events:
@@ -26,6 +28,8 @@ class Events:
 
     def take(self, events: EventArrivals) -> EventSegment:
         """Keep a batch's events; returns a segment with a group for every key they speak of."""
+        if events.value is not None and is_double(events.value) != (self.spec.scale is None):
+            raise BugError(f"the query's number type is {self.spec.number}, and events bring {events.value.dtype}")
         if events.kind is None and events.operation_ids is None:
             return self._take_completions(events)
         control = events.is_control()

@@ -1,18 +1,25 @@
-"""Exact sums of doubles, whatever their order: fixed point in 32-bit limbs.
+"""Exact sums of numbers, whatever their order: fixed point in 32-bit limbs.
 
 The law asks that the order of arrival changes nothing, and float addition is not associative. A non-negative double is
 cut at 2**-96 (values down to 2**-43 keep all their digits) and spread over limbs of 32 bits, each summed in int64,
-which 2**31 addends cannot overflow. Values from 2**62 on count as 2**62.
+which 2**31 addends cannot overflow. Values from 2**62 on count as 2**62. Whole units (`numbers`) are whole already: the
+last four limbs hold all 128 bits of each, the first what they carry.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from spark_purgatory.core.numbers import (
+    UNREACHED,
+    Floats,
+    Numbers,
+    addends,
+    is_double,
+    is_wide,
+    or_zero,
+)
 from spark_purgatory.core.runs import Bools, Int64s
-
-Floats = npt.NDArray[np.float64]
 
 LIMB_BITS = 32
 LIMBS = 5
@@ -20,8 +27,20 @@ LIMBS = 5
 LARGEST = 2.0**62
 
 
-def limbs_of(values: Floats) -> Int64s:
-    """(n,) non-negative doubles as (LIMBS, n) int64, the most significant limb first."""
+def limbs_of(values: Numbers) -> Int64s:
+    """(n,) non-negative numbers as (LIMBS, n) int64, the most significant limb first."""
+    if is_double(values):
+        return _limbs_of_doubles(values)
+    limbs = np.zeros((LIMBS, len(values)), np.int64)
+    if is_wide(values):
+        limbs[1:] = np.ascontiguousarray(values).view(">u4").reshape(-1, 4).T
+        limbs[1] -= 1 << 31
+    else:
+        limbs[3], limbs[4] = values >> LIMB_BITS, values & ((1 << LIMB_BITS) - 1)
+    return limbs
+
+
+def _limbs_of_doubles(values: Floats) -> Int64s:
     rest = np.minimum(values, LARGEST)
     limbs = np.empty((LIMBS, len(values)), np.int64)
     for i in range(LIMBS):
@@ -45,10 +64,10 @@ class ExactSums:
         return ExactSums(np.zeros((LIMBS, n), np.int64))
 
     @staticmethod
-    def prefixes(values: Floats) -> ExactSums:
-        """Sums of the first 0, 1, ... n of ``values``, (n,) non-negative; NaN adds nothing."""
+    def prefixes(values: Numbers) -> ExactSums:
+        """Sums of the first 0, 1, ... n of ``values``, (n,) non-negative; none adds nothing."""
         limbs = np.zeros((LIMBS, len(values) + 1), np.int64)
-        np.cumsum(limbs_of(np.nan_to_num(values, nan=0.0)), axis=1, out=limbs[:, 1:])
+        np.cumsum(limbs_of(or_zero(values) if is_double(values) else addends(values)), axis=1, out=limbs[:, 1:])
         return ExactSums(limbs)
 
     def add_at(self, at: Int64s, prefix: ExactSums, low: Int64s, high: Int64s) -> None:
@@ -61,11 +80,12 @@ class ExactSums:
         for mine, theirs in zip(self.limbs, limbs, strict=True):
             np.subtract.at(mine, at, theirs)
 
-    def at_least(self, need: Floats) -> Bools:
+    def at_least(self, need: Numbers) -> Bools:
         """Whether each sum reaches ``need``, (n,) bool."""
-        difference = self.limbs - limbs_of(np.maximum(need, 0))
+        difference = self.limbs - limbs_of(np.maximum(need, 0) if is_double(need) else addends(need))
         for i in range(LIMBS - 1, 0, -1):
             carry = difference[i] >> LIMB_BITS
             difference[i] -= carry << LIMB_BITS
             difference[i - 1] += carry
-        return difference[0] >= 0
+        reached = difference[0] >= 0
+        return reached & (need != UNREACHED) if is_wide(need) else reached

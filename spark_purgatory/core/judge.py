@@ -12,7 +12,8 @@ from spark_purgatory.core.controls import Controlled, ControlLog, Subjects
 from spark_purgatory.core.criteria import KEYED, LEVEL, RULES, SUM_AT_LEAST, Criterion
 from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.core.evaluation import Cases, Verdicts, evaluate
-from spark_purgatory.core.event_log import EventLog, Floats, Spans
+from spark_purgatory.core.event_log import EventLog, Spans
+from spark_purgatory.core.numbers import Floats, Numbers, constant, units_up
 from spark_purgatory.core.operations import OperationRows
 from spark_purgatory.core.outcomes import CANCELLED, COMPLETED, EXPIRED, FAILED, MissingKeys, OutcomeBatch
 from spark_purgatory.core.runs import Bools, Int64s
@@ -75,10 +76,11 @@ class Judge:
         if self.controls:
             controlled = self.controls.read(self.subjects(rows, entries, owner), from_us, deadline_us)
             deadline_us = controlled.deadline_us
-        rule, need, level_need = self._criteria(rows, entries)
+        rule, need, sum_need, level_need = self._criteria(rows, entries)
         cases = Cases(
             rule=rule,
             need=need,
+            sum_need=sum_need,
             created_us=self.rows.created_us[rows],
             from_us=from_us,
             deadline_us=deadline_us,
@@ -119,13 +121,17 @@ class Judge:
             reasons=pa.repeat(REASONS[status], len(rows)) if status in REASONS else None,
         )
 
-    def _criteria(self, rows: Int64s, entries: Int64s) -> tuple[Int64s, Floats, Floats]:
-        """(rule, need, level_need) of rows and entries."""
-        criterion = self.spec.criterion
+    def _criteria(self, rows: Int64s, entries: Int64s) -> tuple[Int64s, Floats, Numbers, Numbers]:
+        """(rule, need, sum_need, level_need) of rows and entries."""
+        criterion, scale, table = self.spec.criterion, self.spec.scale, self.rows
         if not isinstance(criterion, Criterion):
-            return self.rows.rule[rows], self.rows.need[rows], self.rows.level_need[entries]
-        need = float(criterion.need)
-        return np.full(len(rows), criterion.code), np.full(len(rows), need), np.full(len(entries), need)
+            return table.rule[rows], table.need[rows], table.sum_need[rows], table.level_need[entries]
+        rule = np.full(len(rows), criterion.code)
+        if scale is None or not criterion.reads_values:
+            need = np.full(len(rows), float(criterion.need))
+            return rule, need, need, np.full(len(entries), float(criterion.need))
+        units = units_up(criterion.need, scale)
+        return rule, np.full(len(rows), float(units)), constant(units, len(rows)), constant(units, len(entries))
 
     def _relevant(self, cases: Cases, rows: Int64s, entries: Int64s) -> list[Spans]:
         """The completions that count for each entry."""

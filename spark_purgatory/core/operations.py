@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
+from spark_purgatory.core import numbers
 from spark_purgatory.core.arrivals import OperationArrivals, payload_role
 from spark_purgatory.core.engine_spec import EngineSpec
-from spark_purgatory.core.event_log import Floats
 from spark_purgatory.core.keys import KeyColumn
+from spark_purgatory.core.numbers import Floats, Numbers
 from spark_purgatory.core.runs import EMPTY, Bools, Column, Int64s
 from spark_purgatory.errors import StateMismatchError
 
 TIME_COLUMNS = ("created_us", "from_us", "deadline_us")
-RULE_NUMBERS = ("need", "level_need")
+
+
+def rule_numbers(spec: EngineSpec) -> list[str]:
+    """Columns of numbers that the rules of rows need."""
+    asked = {"need": spec.by_row, "level_need": spec.by_row, "sum_need": spec.by_row and spec.scale is not None}
+    return [name for name, is_asked in asked.items() if is_asked]
 
 
 def extra_columns(spec: EngineSpec) -> list[str]:
@@ -28,7 +36,10 @@ class OperationRows:
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self.columns = {name: Column(EMPTY) for name in [*TIME_COLUMNS, *extra_columns(spec)]}
-        self.numbers = {name: Column(np.empty(0, np.float64)) for name in (RULE_NUMBERS if spec.by_row else ())}
+        self.numbers: dict[str, Column[Any]] = {
+            name: Column(np.empty(0, np.float64 if spec.scale is None or name == "need" else np.int64))
+            for name in rule_numbers(spec)
+        }
         self.late_column = Column(np.empty(0, bool))
         self.payload = KeyColumn()
         self.own_ids = KeyColumn()
@@ -67,8 +78,13 @@ class OperationRows:
         return self.numbers["need"].values
 
     @property
-    def level_need(self) -> Floats:
-        """(entries,) float64."""
+    def sum_need(self) -> Numbers:
+        """(rows,) what values must add up to, in the query's number type."""
+        return self.numbers["sum_need" if "sum_need" in self.numbers else "need"].values
+
+    @property
+    def level_need(self) -> Numbers:
+        """(entries,) in the query's number type."""
         return self.numbers["level_need"].values
 
     @property
@@ -98,7 +114,7 @@ class OperationRows:
         for name, column in self.columns.items():
             column.append(given[name])
         for name, number in self.numbers.items():
-            number.append(given[name])
+            self.numbers[name] = numbers.append(number, given[name])
         self.late_column.append(late)
         self.payload.append(payload)
         if self.spec.keeps_ids:

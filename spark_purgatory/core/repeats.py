@@ -16,10 +16,10 @@ x delivered three times::
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from spark_purgatory.core.exact_sum import limbs_of
+from spark_purgatory.core.numbers import Numbers, addends
 from spark_purgatory.core.runs import Bools, Int64s
 
 
@@ -40,7 +40,7 @@ class Repeats:
             self._levels.append((bit, zeros, self._sums))
 
     @staticmethod
-    def of(group: Int64s, event_ids: pa.Array, value: npt.NDArray[np.float64] | None) -> Repeats | None:
+    def of(group: Int64s, event_ids: pa.Array, value: Numbers | None) -> Repeats | None:
         """Of events in their order: group and id of each, null none; None where nothing is repeated."""
         named, codes, group = _by_id(group, event_ids)
         same: Bools = (codes[1:] == codes[:-1]) & (group[1:] == group[:-1])
@@ -51,7 +51,7 @@ class Repeats:
         at, previous = at[order], previous[order]
         weights = np.ones((1, len(at)), np.int64)
         if value is not None:
-            weights = np.concatenate((weights, limbs_of(np.maximum(np.nan_to_num(value[at], nan=0.0), 0))))
+            weights = np.concatenate((weights, limbs_of(addends(value[at]))))
         return Repeats(at, previous, weights)
 
     def total(self, low: Int64s, high: Int64s) -> Int64s:

@@ -6,12 +6,14 @@ entry belongs to which row, which are listed, the timer's ticks where no outcome
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.arrivals import payload_role
+from spark_purgatory.core import numbers
+from spark_purgatory.core.arrivals import EXTEND, KINDS, payload_role
 from spark_purgatory.core.engine_spec import LATER_FIELDS, EngineSpec
 from spark_purgatory.core.event_log import EventLog, EventSegment
 from spark_purgatory.core.event_purgatory import EventTimePurgatory
@@ -72,31 +74,27 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
 def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     """The engine that `save` saw. Raises StateError where the blob is damaged or belongs to another query."""
     facts, arrays, tables = read_blob(blob, shards)
-    then = {**LATER_FIELDS, **cast("dict[str, object]", facts["spec"])}
-    for name, now in {**LATER_FIELDS, **spec.fingerprint()}.items():
-        if then[name] != now:
-            raise StateMismatchError(
-                f"{name}: the checkpoint was written with {then[name]!r}, the query has {now!r}: "
-                f"set it back to {then[name]!r}, or start a new checkpoint"
-            )
-    numbers = cast("dict[str, int]", facts["numbers"])
+    _check_fingerprint({**LATER_FIELDS, **cast("dict[str, object]", facts["spec"])}, spec)
+    counts = cast("dict[str, int]", facts["numbers"])
     engine = EventTimePurgatory(spec)
-    engine.watermark_ms = numbers["watermark_ms"]
+    engine.watermark_ms = counts["watermark_ms"]
     tally = cast("dict[str, int]", facts["tally"])
     engine.outcomes.tally = Tally(**tally)  # type: ignore[arg-type]
     _restore_rows(engine, arrays, tables)
-    restore_counts(engine.purgatory, numbers, arrays)
+    restore_counts(engine.purgatory, counts, arrays)
     _restore_watchers(engine, arrays, tables)
-    restore_timer(engine.purgatory.timer, numbers, _ticks_of_deadlines(engine), arrays)
+    restore_timer(engine.purgatory.timer, counts, _ticks_of_deadlines(engine), arrays)
     engine.ids.index = restore_runs("ids.run", arrays)
     engine.ids.deadline_us = Column(arrays["ids.deadline_us"])
     engine.ids.columns = [restore_keys(f"ids.{i}", tables) for i in range(spec.identity_width)]
-    segments = [_restore_segment(f"log.{i}", arrays, tables) for i in range(numbers["segments"])]
-    engine.events.log = EventLog(segments, numbers["log_kept"])
+    segments = [_restore_segment(f"log.{i}", arrays, tables) for i in range(counts["segments"])]
+    engine.events.log = EventLog(segments, counts["log_kept"])
     for name, (count, kept) in cast("dict[str, list[int]]", facts.get("logs", {})).items():
         prefix, _, log_name = name.partition(".")
         segments = [_restore_segment(f"{name}.{i}", arrays, tables) for i in range(count)]
         control_log = engine.events.controls if prefix == "control" else engine.events.orphans.unheard
+        if log_name.endswith(KINDS[EXTEND]):
+            segments = [_in_microseconds(segment) for segment in segments]
         control_log.logs[log_name] = EventLog(segments, kept)
     if spec.control_events and "rows.id_slot" not in arrays:
         engine.standing.find_slots()
@@ -106,19 +104,37 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     return engine
 
 
+def _check_fingerprint(then: dict[str, object], spec: EngineSpec) -> None:
+    """Raise StateMismatchError where the checkpoint was written by another query."""
+    now = {**LATER_FIELDS, **spec.fingerprint()}
+    if then["number"] == numbers.DOUBLE != now["number"]:
+        raise StateMismatchError(
+            f"number: the checkpoint was written with 'double', the query has {now['number']!r} (completions.value is "
+            f"{spec.number}): as doubles, in which earlier versions compared all numbers, values are rounded already: "
+            "start a new checkpoint, or cast completions.value to double and go on as before"
+        )
+    for name in now:
+        if then[name] != now[name]:
+            remedy = "cast completions.value" if name == "number" else "set it back"
+            raise StateMismatchError(
+                f"{name}: the checkpoint was written with {then[name]!r}, the query has {now[name]!r}: "
+                f"{remedy} to {then[name]!r}, or start a new checkpoint"
+            )
+
+
 def _control_logs(engine: EventTimePurgatory) -> dict[str, EventLog]:
     by_prefix = {"control": engine.events.controls, "unheard": engine.events.orphans.unheard}
     return {f"{prefix}.{name}": log for prefix, logs in by_prefix.items() for name, log in logs.logs.items()}
 
 
 def _facts(engine: EventTimePurgatory) -> dict[str, object]:
-    numbers = {
+    counts = {
         "watermark_ms": engine.watermark_ms,
         **purgatory_numbers(engine.purgatory),
         "segments": len(engine.events.log.segments),
         "log_kept": engine.events.log.kept,
     }
-    facts = {"spec": engine.spec.fingerprint(), "numbers": numbers, "tally": vars(engine.outcomes.tally)}
+    facts = {"spec": engine.spec.fingerprint(), "numbers": counts, "tally": vars(engine.outcomes.tally)}
     logs = {name: [len(log.segments), log.kept] for name, log in _control_logs(engine).items()}
     return {**facts, "logs": logs} if logs else facts
 
@@ -136,7 +152,7 @@ def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> No
     if engine.spec.control_events:
         arrays["rows.id_slot"] = np.where(engine.purgatory.state.values == WAITING, rows.id_slot, -1)
     for name, number in rows.numbers.items():
-        arrays[f"rows.{name}"] = number.values
+        arrays[f"rows.{name}"] = numbers.stored(number.values)
     arrays["rows.late"], arrays["rows.state"] = rows.late, engine.purgatory.state.values
     if len(engine.standing.contested):
         arrays["rows.contested"], arrays["rows.contested_hash"] = (
@@ -162,7 +178,7 @@ def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) ->
         # Slots came later, and only where there may be control events: `restore` finds them.
         rows.columns[name] = Column(arrays.get(f"rows.{name}", EMPTY) if name == "id_slot" else arrays[f"rows.{name}"])
     for name in rows.numbers:
-        rows.numbers[name] = Column(arrays[f"rows.{name}"])
+        rows.numbers[name] = Column(numbers.restored(arrays[f"rows.{name}"]))
     rows.late_column = Column(arrays["rows.late"])
     from_us = arrays.get("rows.from_us")
     engine.standing.contested = arrays.get("rows.contested", EMPTY)
@@ -199,10 +215,17 @@ def _save_segment(name: str, segment: EventSegment, arrays: Arrays, tables: Tabl
     arrays[f"{name}.group_prefix"], arrays[f"{name}.start"] = segment.group_hash >> ROW_BITS, segment.start
     arrays[f"{name}.time_us"] = segment.time_us
     if segment.value is not None:
-        arrays[f"{name}.value"] = segment.value
+        arrays[f"{name}.value"] = numbers.stored(segment.value)
     tables[f"{name}.keys"] = [pa.RecordBatch.from_arrays([segment.group_keys], names=["key"])]
     if segment.event_ids is not None:
         tables[f"{name}.event_ids"] = [pa.RecordBatch.from_arrays([segment.event_ids], names=["key"])]
+
+
+def _in_microseconds(segment: EventSegment) -> EventSegment:
+    """Extensions, which earlier states have in seconds."""
+    if segment.value is None or not numbers.is_double(segment.value):
+        return segment
+    return replace(segment, value=numbers.seconds_us(pa.array(segment.value)))
 
 
 def _restore_segment(name: str, arrays: Arrays, tables: Tables) -> EventSegment:
@@ -211,6 +234,6 @@ def _restore_segment(name: str, arrays: Arrays, tables: Tables) -> EventSegment:
         tables[f"{name}.keys"][0].column(0),
         arrays[f"{name}.start"],
         arrays[f"{name}.time_us"],
-        arrays.get(f"{name}.value"),
+        numbers.restored(arrays[f"{name}.value"]) if f"{name}.value" in arrays else None,
         tables[f"{name}.event_ids"][0].column(0) if f"{name}.event_ids" in tables else None,
     )
