@@ -78,6 +78,7 @@ def draw(
     if mixed:
         return rng, drawn, {}
     need = rng.choice(needs_of(rule, NUMBERS[numbers]))
+    need = 1.0 if need is None else need  # a criterion has one, also where its rule reads none
     for operation in drawn.operations:
         operation.update(need=need, level=None)
     return rng, drawn, {"rule": rule, "need": need}

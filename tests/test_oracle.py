@@ -247,8 +247,10 @@ BIG = 2**53
         (0.1, [Decimal("0.1")], 11),
         (1, [Decimal("0.5"), Decimal("0.5")], 12),
         (BIG + 1, [Decimal(BIG)], None),
-        # and a decimal beside floats is a float
+        # and beside floats every need is a float
         (Decimal("0.7"), [0.7], 11),
+        (BIG + 1, [float(BIG)], 11),
+        (BIG + 3, [float(BIG)], None),
         # whole numbers
         (BIG + 1, [BIG], None),
         (BIG + 1, [BIG, 1], 12),
@@ -257,6 +259,8 @@ BIG = 2**53
         (2**63 - 1, [2**63 - 2, 1], 12),
         (2**63 - 1, [2**62, 2**62], 12),  # a sum may leave int64
         (2.5, [2], None),
+        (float(2**62), [2**62], None),  # written as 4.611686018427388e+18, which is 96 more
+        (float(2**62), [2**62, 96], 12),
         (2.5, [2, 1], 12),
         (0.0, [], 10),
         # doubles: the sum of what they are, exactly
@@ -268,7 +272,6 @@ BIG = 2**53
         (float("inf"), [1.7e308] * 3, None),  # a sum beyond all doubles is not infinite
         (float("inf"), [1.0, float("inf")], 12),
         (5e-324, [0.0, 5e-324], 12),
-        (BIG + 1, [float(BIG)], None),
         # what no sum takes is set aside, and a null adds nothing
         (1.0, [float("nan"), -5.0, float("-inf"), None, 1.0], 15),
         (Decimal("1"), [Decimal("-5"), None, Decimal("1")], 13),

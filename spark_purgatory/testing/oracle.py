@@ -29,8 +29,9 @@ Readings, where the documentation leaves a choice:
  7. An extension is rounded to the nearest whole microsecond, and ends with int64. A value that is null, NaN or
     infinite extends nothing. A negative one never moves a deadline back.
  8. A null value completes its key and is matched; it adds 0 to a sum and reaches no level, as NaN reaches none.
- 9. Values are never rounded. A need is read in the type of the values, if either is a float and the other a Decimal:
-    beside decimals 0.8 is Decimal("0.8"), beside floats Decimal("0.7") is 0.7. Otherwise both are compared exactly.
+ 9. Values are never rounded, and add up exactly. A need or level is read in the type of the values: beside decimals
+    and whole numbers a float is what it is written as, 0.8 is Decimal("0.8"); beside floats every need is the nearest
+    float. All else is compared exactly, Decimal("2.5") with whole numbers for example.
 10. Of the deliveries of one event id that speak to an operation and count for it, the earliest counts, at one time the
     one with the smallest value (null is 0). Each delivery completes its own key and raises its own level.
 11. A failure is looked at when a `fail` event comes: a quorum of three keys of two is FAILED with the first failure,
@@ -320,10 +321,10 @@ def _exact(value: Any) -> Fraction | float:
 
 def _need(need: Any, value_types: set[type]) -> Fraction | float:
     """A need or level in the type of the values that it is compared with."""
-    if isinstance(need, float) and Decimal in value_types:
-        return _exact(Decimal(repr(need)))
-    if isinstance(need, Decimal) and float in value_types:
+    if float in value_types:
         return _exact(float(need))
+    if isinstance(need, float):
+        return _exact(Decimal(repr(need)))
     return _exact(need)
 
 
