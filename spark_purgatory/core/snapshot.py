@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.arrivals import payload_role
-from spark_purgatory.core.engine_spec import LATER_FIELDS, EngineSpec
+from spark_purgatory.core.engine_spec import LATER_FIELDS, EngineSpec, difference
 from spark_purgatory.core.event_log import EventLog, EventSegment
 from spark_purgatory.core.event_purgatory import EventTimePurgatory
 from spark_purgatory.core.keys import KeyColumn
@@ -75,10 +75,7 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     then = {**LATER_FIELDS, **cast("dict[str, object]", facts["spec"])}
     for name, now in {**LATER_FIELDS, **spec.fingerprint()}.items():
         if then[name] != now:
-            raise StateMismatchError(
-                f"{name}: the checkpoint was written with {then[name]!r}, the query has {now!r}: "
-                f"set it back to {then[name]!r}, or start a new checkpoint"
-            )
+            raise StateMismatchError(difference(name, then[name], now))
     numbers = cast("dict[str, int]", facts["numbers"])
     engine = EventTimePurgatory(spec)
     engine.watermark_ms = numbers["watermark_ms"]
