@@ -412,6 +412,10 @@ REJECTED = [
     (op(keys=["a", None]), "a watch key is null"),
     (op(created=None), "the created time is null"),
     (op(deadline=None), "the deadline or time-out is null"),
+    (
+        op(created=-(2**63)),
+        "the created time is the first microsecond that a timestamp can hold, which stands for no time",
+    ),
     (op(deadline=9_999), "the deadline is before the created time"),
     (op(ahead=True), "the created time is too far ahead of processing time (max_future)"),
     (op(None, [], created=None, deadline=None, ahead=True), "the id is null"),
@@ -467,9 +471,23 @@ def test_a_rule_that_cannot_be_is_rejected_with_its_reason(
         assert outcome["reason"] == reason
 
 
+PAST_THE_END = "the deadline is past the end of time: created + time-out does not fit in 64 bits of microseconds"
+
+
+@both
+def test_the_last_microsecond_as_a_sum_is_past_the_end_of_time_and_as_a_deadline_waits(spec: EngineSpec) -> None:
+    last = op(deadline=2**63 - 1)
+    summed = replace(spec, deadline_is_sum=True)
+    (outcome,) = play(summed, (0, [last, ev()], "o REJECTED -"), (END_MS, [], ""))
+    assert outcome["reason"] == PAST_THE_END
+    play(spec, (0, [last], ""), (END_MS - 1, [], ""))
+    fits = op(deadline=2**63 - 2)
+    play(summed, (0, [fits], ""), (END_MS - 1, [], ""))
+
+
 def test_every_reason_of_rejection_is_tested() -> None:
     by_rule = {reason for *_, reason in REJECTED_RULES}
-    assert {reason for _, reason in REJECTED} | by_rule == set(REJECTIONS[1:])
+    assert {reason for _, reason in REJECTED} | by_rule | {PAST_THE_END} == set(REJECTIONS[1:])
 
 
 @both
@@ -494,6 +512,7 @@ def test_a_rejected_operation_keeps_nobody_from_its_id(spec: EngineSpec) -> None
         (criteria.any_key(), ev(None), 1),
         (criteria.any_key(), ev(None, None), 1),
         (criteria.any_key(), ev(time=None), 2),
+        (criteria.any_key(), ev(time=-(2**63)), 6),
         (criteria.any_key(), ev(value=float("nan")), 0),
         (criteria.any_key(), ev(ahead=True), 4),
         (criteria.sum_at_least(0.5), ev(value=float("nan")), 3),
@@ -520,7 +539,7 @@ def test_an_event_that_is_rejected_completes_nothing_and_is_counted(
 
 
 def test_every_reason_of_an_events_rejection_has_a_number() -> None:
-    assert len(EVENT_REJECTIONS) == 6 and all(EVENT_REJECTIONS[1:])
+    assert len(EVENT_REJECTIONS) == 7 and all(EVENT_REJECTIONS[1:])
 
 
 def test_an_event_without_a_value_adds_nothing_reaches_no_level_and_is_matched() -> None:

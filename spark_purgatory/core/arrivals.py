@@ -37,6 +37,7 @@ from spark_purgatory.core.engine_spec import ROLES, EngineSpec
 from spark_purgatory.core.keys import as_bools
 from spark_purgatory.core.numbers import Floats, Numbers, is_double, is_negative, read_needs, read_numbers, seconds_us
 from spark_purgatory.core.runs import Bools, Int64s
+from spark_purgatory.core.times import ALWAYS, NEVER
 
 OPERATION_COLUMNS = ("id", "id_hash", "keys", "key_hashes", "created_us", "deadline_us", "ahead")
 RULE_COLUMNS = ("rule", "need", "levels", "need_up", "levels_up")
@@ -52,6 +53,8 @@ REJECTIONS = (
     "the created time is too far ahead of processing time (max_future)",
     f"the rule is none of {', '.join(RULES)}",
     "the number that the rule needs is missing, not a number, or out of the range of sums",
+    "the deadline is past the end of time: created + time-out does not fit in 64 bits of microseconds",
+    "the created time is the first microsecond that a timestamp can hold, which stands for no time",
 )
 """Reason of a REJECTED operation by code; 0 is no reason."""
 EVENT_REJECTIONS = (
@@ -61,6 +64,7 @@ EVENT_REJECTIONS = (
     "the value is not a number, or negative, where values add up",
     "the time is too far ahead of processing time (max_future)",
     "the kind is none of complete, fail, cancel, force, extend",
+    "the time is the first microsecond that a timestamp can hold, which stands for no time",
 )
 """Reason of a rejected event by code."""
 COMPLETE, FAIL, CANCEL, FORCE, EXTEND = range(5)
@@ -153,10 +157,12 @@ def read_operations(table: pa.Table, spec: EngineSpec) -> OperationArrivals:
     )
     hashes = _whole(table, "key_hashes")
     created_us, deadline_us = _int64(created), _int64(deadline)
-    rejection = np.zeros(len(table), np.int64)
+    rejection = np.where(created_us == ALWAYS, 11, 0)  # ALWAYS is the watermark of a stream that has none yet
     if bool(pc.any(table["ahead"]).as_py()):
         rejection[as_bools(_whole(table, "ahead"))] = 7
     rejection[deadline_us < created_us] = 6
+    if spec.deadline_is_sum:
+        rejection[deadline_us == NEVER] = 10
     _mark_nulls(rejection, deadline, 5)
     _mark_nulls(rejection, created, 4)
     if pa.types.is_list(keys.type):
@@ -229,7 +235,8 @@ def _payload(table: pa.Table) -> pa.StructArray:
 def read_events(table: pa.Table, criterion: Criterion | ByRow) -> EventArrivals:
     """Read and check a table of events."""
     keys, times = _whole(table, "key"), _whole(table, "time_us")
-    rejection = np.zeros(len(table), np.int64)
+    time_us = _int64(times)
+    rejection = np.where(time_us == ALWAYS, 6, 0)
     value: Numbers | None = None
     granted_us: Int64s | None = None
     if bool(pc.any(table["ahead"]).as_py()):
@@ -258,7 +265,7 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow) -> EventArrivals:
     return EventArrivals(
         keys,
         _int64(_whole(table, "key_hash")),
-        _int64(times),
+        time_us,
         value,
         rejection,
         kind,

@@ -20,6 +20,7 @@ LATER_FIELDS: dict[str, str | float | int | bool] = {
     "orphans": False,
     "key_prefix": 0,
     "number": DOUBLE,
+    "utc_fields": "",
 }
 """What a checkpoint that does not name it was written with."""
 
@@ -48,6 +49,10 @@ class EngineSpec:
     """Characters (bytes, if binary) before the key itself in every key and id: where they are scoped by a partition."""
     number: str = DOUBLE
     """Type in which values and what they must reach are compared: double, bigint or decimal(precision,scale)."""
+    utc_fields: str = ""
+    """Names of the keys and ids that are timestamps: their texts are in UTC, once they were in the session's zone."""
+    deadline_is_sum: bool = False
+    """Deadlines are sums, created + time-out: NEVER stands for one that int64 does not hold."""
     roles: tuple[tuple[str, int], ...] = ()
     """Engine columns that are payload columns already, by the payload's position: `ROLES`, stored and sent once."""
     columns: pa.Schema | None = field(default=None, hash=False)
@@ -129,3 +134,19 @@ class EngineSpec:
     def role(self, name: str) -> int | None:
         """The payload column that plays ``name``, None where the engine has a column of its own."""
         return dict(self.roles).get(name)
+
+
+def difference(name: str, then: object, now: object) -> str:
+    """What is to be said where a checkpoint was written with another value of a spec's field, and the remedy."""
+    if name == "utc_fields":
+        return (
+            f"timestamps as keys or ids: the checkpoint keeps them as text in UTC of {then or 'no field'}, the query "
+            f"of {now or 'no field'}. Either the field's type has changed, or the checkpoint is of a release that kept "
+            "such timestamps as text in the session's time zone, in which an hour a year has two instants for each "
+            "text: bring columns of the types that the checkpoint was written with, or start a new checkpoint"
+        )
+    remedy = "cast completions.value" if name == "number" else "set it back"
+    return (
+        f"{name}: the checkpoint was written with {then!r}, the query has {now!r}: "
+        f"{remedy} to {then!r}, or start a new checkpoint"
+    )

@@ -15,7 +15,7 @@ import pyarrow as pa
 from spark_purgatory.core import numbers
 from spark_purgatory.core.arrivals import EXTEND, KINDS, payload_role
 from spark_purgatory.core.columns import plain_batch, restored
-from spark_purgatory.core.engine_spec import LATER_FIELDS, ROLES, EngineSpec
+from spark_purgatory.core.engine_spec import LATER_FIELDS, ROLES, EngineSpec, difference
 from spark_purgatory.core.event_log import EventLog, EventSegment
 from spark_purgatory.core.event_purgatory import EventTimePurgatory
 from spark_purgatory.core.keys import KeyColumn
@@ -152,11 +152,7 @@ def _check_fingerprint(then: dict[str, object], spec: EngineSpec, by_name: bool)
         )
     for name in now:
         if then[name] != now[name] and not (by_name and name == "roles"):
-            remedy = "cast completions.value" if name == "number" else "set it back"
-            raise StateMismatchError(
-                f"{name}: the checkpoint was written with {then[name]!r}, the query has {now[name]!r}: "
-                f"{remedy} to {then[name]!r}, or start a new checkpoint"
-            )
+            raise StateMismatchError(difference(name, then[name], now[name]))
 
 
 def _control_logs(engine: EventTimePurgatory) -> dict[str, EventLog]:

@@ -68,7 +68,8 @@ def stream_function(
         state.update((blob,))
         due_ms = engine.next_due_ms()
         if due_ms is not None:
-            state.setTimeoutTimestamp(max(due_ms - 1, state.getCurrentWatermarkMs()))
+            # Spark takes no time-out before 1 ms after 1970.
+            state.setTimeoutTimestamp(max(due_ms - 1, state.getCurrentWatermarkMs(), 1))
         yield _result(outcomes, engine, before, len(blob))
 
     return on_group

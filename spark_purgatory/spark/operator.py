@@ -20,12 +20,12 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS, OUTCOME_COLUMNS
 from spark_purgatory.spark.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
 from spark_purgatory.spark.host import RESULT_DDL, STATE_DDL, Broadcast, batch_function, stream_function
+from spark_purgatory.spark.key_types import check_compared, timestamp_fields
 from spark_purgatory.spark.payload import arrow_schema, columns_of, with_nullable_voids
 from spark_purgatory.spark.sides import (
     WATERMARK_METADATA,
     Reading,
     Side,
-    check_key_types,
     events_side,
     key_prefix,
     operations_side,
@@ -138,7 +138,7 @@ class Purgatory:
         reading = Reading(self.criterion, duration_us(self, "max_future"), self.partition_by, heartbeats)
         left = operations_side(operations, self.operations, reading)
         right = events_side(completions, self.completions, reading)
-        check_key_types(left, right)
+        check_compared(left.types, right.types)
         broadcast = left.several_keys and self.shards != 1 and self.partition_by is None
         if broadcast and self.shards is None:
             raise ConfigError(
@@ -152,7 +152,7 @@ class Purgatory:
             )
         sent = Broadcast(self.shards or 1, self.max_broadcast_bytes) if broadcast else None
         packed = self._pack(left, OPERATIONS, columns).unionByName(self._pack(right, EVENTS, broadcast=broadcast))
-        spec = replace(self._spec(left), columns=columns, case_sensitive=case_sensitive)
+        spec = replace(self._spec(left, right), columns=columns, case_sensitive=case_sensitive)
         if operations.isStreaming:
             results = self._stream(packed, spec, sent)
         else:
@@ -161,7 +161,7 @@ class Purgatory:
             )
         return results.mapInArrow(unpacker(arrow_schema(schema)), schema)
 
-    def _spec(self, operations: Side) -> EngineSpec:
+    def _spec(self, operations: Side, completions: Side) -> EngineSpec:
         return EngineSpec(
             criterion=self.criterion,
             final=self.emit == "final",
@@ -174,6 +174,8 @@ class Purgatory:
             key_prefix=0 if self.partition_by is None else key_prefix(operations.key_type),
             identity_width=1 if operations.keyed_by_id else 2,
             roles=operations.roles,
+            utc_fields=timestamp_fields(operations.types, completions.types),
+            deadline_is_sum=self.operations.deadline is None,
             max_pending=self.max_pending_per_shard,
             max_state_bytes=self.max_state_bytes_per_shard,
         )

@@ -6,7 +6,7 @@ watermark included, is one ``select``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -23,11 +23,21 @@ from spark_purgatory.config import (
     is_duration,
     parse_duration,
 )
-from spark_purgatory.core.criteria import ByRow, Criterion
+from spark_purgatory.core.arrivals import KINDS
+from spark_purgatory.core.criteria import RULES, ByRow, Criterion
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.event_times import deadline_after, interval_us, placed
+from spark_purgatory.spark.key_types import (
+    LEVEL_KEYS,
+    FieldTypes,
+    array_text,
+    check_compared,
+    check_key_type,
+    check_words,
+    key_text,
+)
 
 WATERMARK_METADATA = "spark.watermarkDelayMs"
-KEY_TYPES = (T.StringType, T.BinaryType, T.IntegralType, T.BooleanType, T.DateType, T.DecimalType, T.TimestampType)
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,8 @@ class Side:
     several_keys: bool = False
     keyed_by_id: bool = False
     roles: tuple[tuple[str, int], ...] = ()
+    types: FieldTypes = field(default_factory=dict)
+    """Types of what is compared with the other side, by the name of the field."""
 
 
 def field_column(frame: DataFrame, value: Any, field: str) -> Column:
@@ -79,16 +91,7 @@ def timestamp_column(frame: DataFrame, value: Any, field: str) -> Column:
         raise ConfigError(
             f"{field} is {kind.simpleString()}, not a timestamp: cast it, for example F.to_timestamp(...)"
         )
-    return column.cast(T.TimestampType())
-
-
-def key_column(column: Column, kind: T.DataType, field: str) -> Column:
-    """A key or id as string (binary stays binary); types without one text form are an error."""
-    if not isinstance(kind, KEY_TYPES):
-        raise ConfigError(
-            f"{field} is {kind.simpleString()}: keys are strings, whole numbers, dates or binary; cast it"
-        )
-    return column if isinstance(kind, T.BinaryType) else column.cast("string")
+    return placed(column, kind)
 
 
 @dataclass(frozen=True)
@@ -100,11 +103,16 @@ class Reading:
     partition_by: ColumnLike | None = None
     heartbeats: bool = True
 
-    def scope(self, frame: DataFrame) -> Column | None:
-        """The column that scopes keys and ids by their partition, 32 hexadecimal digits; None without partitions."""
+    def scope(self, frame: DataFrame, side: str, types: dict[str, T.DataType]) -> Column | None:
+        """The column that scopes keys and ids by their partition, 32 hexadecimal digits; None without partitions.
+
+        Its type is added to ``types``.
+        """
         if self.partition_by is None:
             return None
-        value = field_column(frame, self.partition_by, "partition_by").cast("string")
+        column, name = field_column(frame, self.partition_by, "partition_by"), f"partition_by ({side})"
+        types[name] = column_type(frame, column)
+        value = key_text(column, types[name], name).cast("string")
         return F.md5(F.coalesce(F.concat(F.lit("="), value), F.lit("null")).cast("binary"))
 
 
@@ -125,9 +133,11 @@ def operations_side(frame: DataFrame, config: Operations, reading: Reading) -> S
     check_no_watermark(frame, "operations")
     created = timestamp_column(frame, config.created, "operations.created")
     id_raw = field_column(frame, config.id, "operations.id")
-    id_type, scope = column_type(frame, id_raw), reading.scope(frame)
-    id_column = scoped(key_column(id_raw, id_type, "operations.id"), id_type, scope)
+    id_type, types = column_type(frame, id_raw), dict[str, T.DataType]()
+    scope = reading.scope(frame, "operations", types)
+    id_column = scoped(key_text(id_raw, id_type, "operations.id"), id_type, scope)
     raw, keys, key_type, several = _keys(frame, config)
+    types |= {"operations.id": id_type, "operations.keys": key_type}
     if scope is not None:
         keys = F.transform(keys, lambda key: scoped(key, key_type, scope)) if several else scoped(keys, key_type, scope)
     hashes = F.transform(keys, _hash) if several else F.xxhash64(keys)
@@ -142,13 +152,13 @@ def operations_side(frame: DataFrame, config: Operations, reading: Reading) -> S
         "key_hashes": hashes,
         "created_us": F.unix_micros(created),
         "deadline_us": _deadline_us(frame, config, created),
-        **_rules(frame, reading.criterion, raw, several),
+        **_rules(frame, reading.criterion, raw, several, types),
     }
     columns = [column.alias(name) for name, column in engine.items() if name not in roles]
     columns += [field_column(frame, name, "operations").alias(f"p{i}") for i, name in enumerate(frame.columns)]
     packed = _watermarked(frame, [*columns, *_routed(route)], created, config, reading)
     same = isinstance(config.id, str) and isinstance(config.keys, str) and config.id == config.keys
-    return Side(packed, key_type, several, several or same, tuple(roles.items()))
+    return Side(packed, key_type, several, several or same, tuple(roles.items()), types)
 
 
 def payload_roles(frame: DataFrame, config: Operations) -> dict[str, int]:
@@ -170,8 +180,9 @@ def events_side(frame: DataFrame, config: Completions, reading: Reading) -> Side
     time = timestamp_column(frame, config.time, "completions.time")
     key_raw = field_column(frame, config.key, "completions.key")
     key_type = column_type(frame, key_raw)
-    scope = reading.scope(frame)
-    key = scoped(key_column(key_raw, key_type, "completions.key"), key_type, scope)
+    types = {"completions.key": key_type}
+    scope = reading.scope(frame, "completions", types)
+    key = scoped(key_text(key_raw, key_type, "completions.key"), key_type, scope)
     engine = [key.alias("key"), F.xxhash64(key).alias("key_hash"), F.unix_micros(time).alias("time_us")]
     if config.value is None and isinstance(reading.criterion, Criterion) and reading.criterion.reads_values:
         raise ConfigError("completions.value is missing: the criterion adds up or compares values; name their column")
@@ -182,28 +193,38 @@ def events_side(frame: DataFrame, config: Completions, reading: Reading) -> Side
             raise ConfigError(f"completions.value is {kind.simpleString()}, not a number: cast it")
         engine.append(value.cast("double").alias("value"))
     if config.kind is not None:
-        engine.append(field_column(frame, config.kind, "completions.kind").cast("string").alias("kind"))
+        kinds = field_column(frame, config.kind, "completions.kind")
+        check_words(column_type(frame, kinds), "completions.kind", ", ".join(KINDS))
+        engine.append(kinds.cast("string").alias("kind"))
     if config.operation_id is not None:
         id_raw = field_column(frame, config.operation_id, "completions.operation_id")
-        id_type = column_type(frame, id_raw)
-        operation_id = scoped(key_column(id_raw, id_type, "completions.operation_id"), id_type, scope)
+        id_type = types["completions.operation_id"] = column_type(frame, id_raw)
+        operation_id = scoped(key_text(id_raw, id_type, "completions.operation_id"), id_type, scope)
         engine += [operation_id.alias("operation_id"), F.xxhash64(operation_id).alias("operation_hash")]
     if config.event_id is not None:
         event_id = field_column(frame, config.event_id, "completions.event_id")
-        kind = column_type(frame, event_id)
-        engine.append(key_column(event_id, kind, "completions.event_id").alias("event_id"))
+        kind = types["completions.event_id"] = column_type(frame, event_id)
+        engine.append(key_text(event_id, kind, "completions.event_id").alias("event_id"))
     engine += _routed(None if scope is None else F.xxhash64(scope))
-    return Side(_watermarked(frame, engine, time, config, reading), key_type)
+    return Side(_watermarked(frame, engine, time, config, reading), key_type, types=types)
 
 
 def _routed(route: Column | None) -> list[Column]:
     return [] if route is None else [route.alias("route")]
 
 
-def _rules(frame: DataFrame, criterion: Criterion | ByRow, raw: list[Column], several: bool) -> dict[str, Column]:
-    """Each operation's rule, need and level at each of its keys, where rows bring their own."""
+def _rules(
+    frame: DataFrame, criterion: Criterion | ByRow, raw: list[Column], several: bool, types: dict[str, T.DataType]
+) -> dict[str, Column]:
+    """Each operation's rule, need and level at each of its keys, where rows bring their own.
+
+    The type of the levels' keys is added to ``types``.
+    """
     if isinstance(criterion, Criterion):
         return {}
+    if criterion.levels is not None:
+        types[LEVEL_KEYS] = _level_key_type(frame, criterion.levels)
+        check_compared(types, {})
     need = F.lit(None).cast("double")
     if criterion.need is not None:
         need = field_column(frame, criterion.need, "criterion.need").cast("double")
@@ -218,20 +239,20 @@ def _rules(frame: DataFrame, criterion: Criterion | ByRow, raw: list[Column], se
         levels = F.array(*map(level_at, raw))
     else:
         levels = F.transform(raw[0], level_at) if several else level_at(raw[0])
-    rule = field_column(frame, criterion.rule, "criterion.rule").cast("string")
-    return {"rule": rule, "need": need, "levels": levels}
+    rule = field_column(frame, criterion.rule, "criterion.rule")
+    check_words(column_type(frame, rule), "criterion.rule", ", ".join(RULES))
+    return {"rule": rule.cast("string"), "need": need, "levels": levels}
 
 
-def check_key_types(operations: Side, events: Side) -> None:
-    """Keys are compared as text, so their types must agree."""
-    left, right = operations.key_type, events.key_type
-    whole = isinstance(left, T.IntegralType) and isinstance(right, T.IntegralType)
-    text = isinstance(left, T.StringType) and isinstance(right, T.StringType)
-    if left != right and not whole and not text:
+def _level_key_type(frame: DataFrame, levels: str) -> T.DataType:
+    kind = column_type(frame, field_column(frame, levels, "criterion.levels"))
+    if not isinstance(kind, T.MapType):
         raise ConfigError(
-            f"operations.keys is {left.simpleString()} and completions.key is {right.simpleString()}: "
-            "they would never be equal; cast one to the other's type"
+            f"criterion.levels={levels!r} is {kind.simpleString()}, not a map from key to level, such as "
+            "map<string,double>: name such a column, or leave levels out"
         )
+    check_key_type(kind.keyType, LEVEL_KEYS)
+    return kind.keyType
 
 
 def _keys(frame: DataFrame, config: Operations) -> tuple[list[Column], Column, T.DataType, bool]:
@@ -242,20 +263,15 @@ def _keys(frame: DataFrame, config: Operations) -> tuple[list[Column], Column, T
         if any(kind != kinds[0] for kind in kinds):
             kinds_text = ", ".join(kind.simpleString() for kind in kinds)
             raise ConfigError(f"operations.keys has columns of types {kinds_text}: cast them to one type")
-        keys = F.array(*(key_column(column, kinds[0], "operations.keys") for column in columns))
+        keys = F.array(*(key_text(column, kinds[0], "operations.keys") for column in columns))
         return columns, keys, kinds[0], True
     single = config.keys[0] if isinstance(config.keys, (list, tuple)) else config.keys
     column = field_column(frame, single, "operations.keys")
     kind = column_type(frame, column)
     if isinstance(kind, T.ArrayType):
-        if not isinstance(kind.elementType, KEY_TYPES):
-            raise ConfigError(
-                f"operations.keys is {kind.simpleString()}: its elements must be strings, whole numbers or binary"
-            )
-        binary = isinstance(kind.elementType, T.BinaryType)
-        keys = column if binary else column.cast("array<string>")
+        keys = array_text(column, kind.elementType, "operations.keys (its elements)")
         return [column], keys, kind.elementType, True
-    return [column], key_column(column, kind, "operations.keys"), kind, False
+    return [column], key_text(column, kind, "operations.keys"), kind, False
 
 
 def _hash(key: Column) -> Column:
@@ -268,15 +284,15 @@ def _deadline_us(frame: DataFrame, config: Operations, created: Column) -> Colum
     created_us = F.unix_micros(created)
     if isinstance(config.timeout_ms, int):
         wait = timedelta(milliseconds=config.timeout_ms)
-        return created_us + F.lit(parse_duration(wait, "operations.timeout_ms"))
+        return deadline_after(created_us, F.lit(parse_duration(wait, "operations.timeout_ms")).cast("bigint"))
     if config.timeout_ms is not None:
         column = field_column(frame, config.timeout_ms, "operations.timeout_ms")
         kind = column_type(frame, column)
         if not isinstance(kind, T.IntegralType):
             raise ConfigError(f"operations.timeout_ms is {kind.simpleString()}, not a whole number of milliseconds")
-        return F.try_add(created_us, F.try_multiply(column.cast("bigint"), F.lit(1000).cast("bigint")))
+        return deadline_after(created_us, column.cast("bigint"), us_per_unit=1000)
     if isinstance(config.timeout, timedelta) or (isinstance(config.timeout, str) and is_duration(config.timeout)):
-        return created_us + F.lit(parse_duration(config.timeout, "operations.timeout"))
+        return deadline_after(created_us, F.lit(parse_duration(config.timeout, "operations.timeout")).cast("bigint"))
     column = field_column(frame, config.timeout, "operations.timeout")
     kind = column_type(frame, column)
     if not isinstance(kind, T.DayTimeIntervalType):
@@ -284,7 +300,7 @@ def _deadline_us(frame: DataFrame, config: Operations, created: Column) -> Colum
             f"operations.timeout is {kind.simpleString()}, not a day-time interval: "
             'write "30 minutes", or name a column of milliseconds in timeout_ms='
         )
-    return F.unix_micros(F.try_add(created, column))
+    return deadline_after(created_us, interval_us(column))
 
 
 def _guarded(time: Column, max_future_us: int) -> Column:
