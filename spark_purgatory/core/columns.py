@@ -144,18 +144,17 @@ def restored(
     Raises StateMismatchError where the query's columns are others.
     """
     schema = pa.schema(sent(columns))
-    held = batches[0].schema
-    order = list(range(len(columns)))
+    held, order, differences = batches[0].schema, list(range(len(columns))), list[str]()
+    as_they_are = held.equals(schema, check_metadata=True)
     if names is None:
         differences = _differences_by_position(held, columns, case_sensitive)
-    else:
+    elif not as_they_are or names != columns.names:
         order, gone = matched(names, columns.names, case_sensitive)
         named = [field.with_name(name) for field, name in zip(held, names, strict=True)]
         differences = list(_differences(named, list(columns), order, gone, "", case_sensitive))
     if not differences:
-        batches = [
-            batch if batch.schema.equals(schema, check_metadata=True) else batch.select(order) for batch in batches
-        ]
+        if order != list(range(len(columns))):
+            batches = [batch.select(order) for batch in batches]
         differences = [text for batch in batches for text in _nulls_in(batch, columns)]
     if differences:
         more = len(differences) - MOST_DIFFERENCES
@@ -164,6 +163,8 @@ def restored(
             f"operations: {'; '.join(listed)}: select the columns of the checkpoint under their names, in any order, "
             "and cast them to their types, or start a new checkpoint"
         )
+    if as_they_are and names == columns.names:
+        return batches, order
     return [conform_batch(batch, schema) for batch in batches], order
 
 
@@ -232,6 +233,8 @@ def _is_list(kind: pa.DataType) -> bool:
 def _nulls_in(batch: pa.RecordBatch, columns: pa.Schema) -> Iterator[str]:
     """Columns that the query says are never null, and that hold a null: Spark would read any value in its place."""
     for column, field in zip(batch.columns, columns, strict=True):
+        if field.nullable and not pa.types.is_nested(field.type):
+            continue
         for path in _null_parts(column, field, field.name):
             yield f"column '{path}' is null in operations of the checkpoint and never null in the query (coalesce it)"
 
