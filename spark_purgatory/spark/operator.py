@@ -28,6 +28,7 @@ from spark_purgatory.spark.sides import (
     Side,
     events_side,
     key_prefix,
+    number_of,
     operations_side,
 )
 
@@ -135,7 +136,8 @@ class Purgatory:
         case_sensitive = operations.sparkSession.conf.get("spark.sql.caseSensitive") in ("true", "TRUE")
         columns = columns_of(operations.schema, case_sensitive)
         schema = self._outcome_schema(operations)
-        reading = Reading(self.criterion, duration_us(self, "max_future"), self.partition_by, heartbeats)
+        number = number_of(operations, completions, self.completions, self.criterion)
+        reading = Reading(self.criterion, duration_us(self, "max_future"), self.partition_by, heartbeats, number)
         left = operations_side(operations, self.operations, reading)
         right = events_side(completions, self.completions, reading)
         check_compared(left.types, right.types)
@@ -171,6 +173,7 @@ class Purgatory:
             event_ids=self.completions.event_id is not None,
             orphans=self.orphans,
             control_events=self.completions.kind is not None,
+            number=operations.number,
             key_prefix=0 if self.partition_by is None else key_prefix(operations.key_type),
             identity_width=1 if operations.keyed_by_id else 2,
             roles=operations.roles,

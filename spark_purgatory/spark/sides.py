@@ -25,6 +25,7 @@ from spark_purgatory.config import (
 )
 from spark_purgatory.core.arrivals import KINDS
 from spark_purgatory.core.criteria import RULES, ByRow, Criterion
+from spark_purgatory.core.numbers import DOUBLE
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.event_times import deadline_after, interval_us, placed
 from spark_purgatory.spark.key_types import (
@@ -36,6 +37,7 @@ from spark_purgatory.spark.key_types import (
     check_words,
     key_text,
 )
+from spark_purgatory.spark.numbers import Typed, need_columns, number_type, value_column
 
 WATERMARK_METADATA = "spark.watermarkDelayMs"
 
@@ -54,6 +56,7 @@ class Side:
     roles: tuple[tuple[str, int], ...] = ()
     types: FieldTypes = field(default_factory=dict)
     """Types of what is compared with the other side, by the name of the field."""
+    number: str = DOUBLE
 
 
 def field_column(frame: DataFrame, value: Any, field: str) -> Column:
@@ -102,6 +105,7 @@ class Reading:
     max_future_us: int
     partition_by: ColumnLike | None = None
     heartbeats: bool = True
+    number: str = DOUBLE
 
     def scope(self, frame: DataFrame, side: str, types: dict[str, T.DataType]) -> Column | None:
         """The column that scopes keys and ids by their partition, 32 hexadecimal digits; None without partitions.
@@ -114,6 +118,14 @@ class Reading:
         types[name] = column_type(frame, column)
         value = key_text(column, types[name], name).cast("string")
         return F.md5(F.coalesce(F.concat(F.lit("="), value), F.lit("null")).cast("binary"))
+
+
+def number_of(operations: DataFrame, completions: DataFrame, config: Completions, criterion: Criterion | ByRow) -> str:
+    """The type in which values and what they must reach are compared."""
+    if config.value is None:
+        return DOUBLE
+    value = column_type(completions, field_column(completions, config.value, "completions.value"))
+    return number_type(criterion, value, _needs(operations, criterion))
 
 
 def scoped(key: Column, kind: T.DataType, scope: Column | None) -> Column:
@@ -152,13 +164,13 @@ def operations_side(frame: DataFrame, config: Operations, reading: Reading) -> S
         "key_hashes": hashes,
         "created_us": F.unix_micros(created),
         "deadline_us": _deadline_us(frame, config, created),
-        **_rules(frame, reading.criterion, raw, several, types),
+        **_rules(frame, reading, raw, several, types),
     }
     columns = [column.alias(name) for name, column in engine.items() if name not in roles]
     columns += [field_column(frame, name, "operations").alias(f"p{i}") for i, name in enumerate(frame.columns)]
     packed = _watermarked(frame, [*columns, *_routed(route)], created, config, reading)
     same = isinstance(config.id, str) and isinstance(config.keys, str) and config.id == config.keys
-    return Side(packed, key_type, several, several or same, tuple(roles.items()), types)
+    return Side(packed, key_type, several, several or same, tuple(roles.items()), types, reading.number)
 
 
 def payload_roles(frame: DataFrame, config: Operations) -> dict[str, int]:
@@ -191,7 +203,7 @@ def events_side(frame: DataFrame, config: Completions, reading: Reading) -> Side
         kind = column_type(frame, value)
         if not isinstance(kind, T.NumericType):
             raise ConfigError(f"completions.value is {kind.simpleString()}, not a number: cast it")
-        engine.append(value.cast("double").alias("value"))
+        engine.append(value_column(value, kind, reading.number, reading.criterion.reads_values).alias("value"))
     if config.kind is not None:
         kinds = field_column(frame, config.kind, "completions.kind")
         check_words(column_type(frame, kinds), "completions.kind", ", ".join(KINDS))
@@ -214,34 +226,32 @@ def _routed(route: Column | None) -> list[Column]:
 
 
 def _rules(
-    frame: DataFrame, criterion: Criterion | ByRow, raw: list[Column], several: bool, types: dict[str, T.DataType]
+    frame: DataFrame, reading: Reading, raw: list[Column], several: bool, types: dict[str, T.DataType]
 ) -> dict[str, Column]:
     """Each operation's rule, need and level at each of its keys, where rows bring their own.
 
     The type of the levels' keys is added to ``types``.
     """
+    criterion = reading.criterion
     if isinstance(criterion, Criterion):
         return {}
     if criterion.levels is not None:
         types[LEVEL_KEYS] = _level_key_type(frame, criterion.levels)
         check_compared(types, {})
-    need = F.lit(None).cast("double")
-    if criterion.need is not None:
-        need = field_column(frame, criterion.need, "criterion.need").cast("double")
-
-    def level_at(key: Column) -> Column:
-        if criterion.levels is None:
-            return need
-        levels = field_column(frame, criterion.levels, "criterion.levels")
-        return F.when(levels.isNull(), need).otherwise(F.try_element_at(levels, key).cast("double"))
-
-    if len(raw) > 1:
-        levels = F.array(*map(level_at, raw))
-    else:
-        levels = F.transform(raw[0], level_at) if several else level_at(raw[0])
     rule = field_column(frame, criterion.rule, "criterion.rule")
     check_words(column_type(frame, rule), "criterion.rule", ", ".join(RULES))
-    return {"rule": rule.cast("string"), "need": need, "levels": levels}
+    keys = raw if len(raw) > 1 else raw[0]
+    return {"rule": rule.cast("string"), **need_columns(_needs(frame, criterion), keys, several, reading.number)}
+
+
+def _needs(frame: DataFrame, criterion: Criterion | ByRow) -> dict[str, Typed]:
+    """The columns of needs that rows bring and their types, by field."""
+    named = {} if isinstance(criterion, Criterion) else {"need": criterion.need, "levels": criterion.levels}
+    columns = {
+        field: field_column(frame, name, field)
+        for field, name in ((f"criterion.{field}", name) for field, name in named.items() if name is not None)
+    }
+    return {field: (column, column_type(frame, column)) for field, column in columns.items()}
 
 
 def _level_key_type(frame: DataFrame, levels: str) -> T.DataType:
