@@ -17,7 +17,7 @@ from spark_purgatory.errors import ConfigError, StagingError, StorageError
 from spark_purgatory.spark.delta_target import DeltaTarget
 from spark_purgatory.spark.entries import NO_SUCCESS_FILE, literal
 from spark_purgatory.spark.faults import SPARK_FAULTS, said
-from spark_purgatory.spark.folders import beside
+from spark_purgatory.spark.paths import beside
 
 CLAIM = "staging/table"
 """Below the checkpoint."""
@@ -35,7 +35,9 @@ def claim(spark: SparkSession, checkpoint: str, target: DeltaTarget) -> None:
     try:
         _write(spark, checkpoint, ours, "ignore")
         reader = spark.read.option("recursiveFileLookup", "true")
-        files = reader.text(beside(checkpoint, CLAIM, "metadata", "commits", "staging/log")).inputFiles()
+        files = reader.text(
+            beside(literal(checkpoint.rstrip("/")), CLAIM, "metadata", "commits", "staging/log")
+        ).inputFiles()
         claimed = [row["value"] for row in spark.read.text(literal(claim_path(checkpoint))).collect()]
         has_begun = any(_BEGUN.search(file) for file in files)
         if claimed != [ours] and not (has_begun and claimed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -29,8 +30,8 @@ APPENDS = (
     "the table is appended to, each row once. For an aggregation give the stream a watermark and group by a window of "
     "its column, and a result comes once, when it is final; to update rows in place use foreachBatch with MERGE instead"
 )
-OTHER_MODES = "STREAMING_OUTPUT_MODE"
-"""Spark's errors about a plan and its output mode."""
+OTHER_MODES = re.compile(r"STREAMING_OUTPUT_MODE|with Append output mode")
+"""In Spark's errors about a plan and its output mode; those about a function's own mode have no name."""
 PAUSE_POLLS = 200
 """Ten seconds for a query to pause between two micro-batches."""
 
@@ -152,7 +153,7 @@ def _start(writer: DataStreamWriter) -> StreamingQuery:
     try:
         return writer.start()
     except AnalysisException as error:
-        if not (error.getCondition() or "").startswith(OTHER_MODES):
+        if not OTHER_MODES.search(str(error)):
             raise
         raise ConfigError(
             f"Spark runs this stream in another output mode only: {str(error).splitlines()[0]} But {APPENDS}"

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory.spark.folders import delta_log
+from spark_purgatory.spark.entries import literal
+from spark_purgatory.spark.paths import delta_log
 
 SPECIAL_FEATURES = frozenset({"allowColumnDefaults", "generatedColumns", "identityColumns"})
 """Of a table that may have such columns; the log of others need not be read."""
@@ -35,8 +36,8 @@ class SpecialColumns:
 
 
 def special_columns(spark: SparkSession, location: str, anchor: str) -> SpecialColumns:
-    """The special columns of the table as it stands; ``anchor`` as in `folders.delta_log`."""
-    paths = delta_log(location, anchor)
+    """The special columns of the table as it stands; ``anchor`` as in `paths`."""
+    paths = delta_log(literal(location), literal(anchor))
     reader = spark.read.schema(METADATA_SCHEMA)
     commits = reader.option("pathGlobFilter", "*.json").json(paths)
     checkpoints = reader.option("pathGlobFilter", "*.checkpoint*.parquet").parquet(*paths)
