@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.spark.entries import SMALL_QUERY, literal, settings
 from spark_purgatory.spark.ledger import NO_BATCH
+from spark_purgatory.spark.paths import delta_log
 
 TXN_SCHEMA = "txn struct<appId: string, version: bigint>"
 COMMIT_SCHEMA = (
@@ -48,25 +49,33 @@ class Commit:
     files: tuple[AddedFile, ...]
 
 
-def last_txn_version(spark: SparkSession, location: str, app_id: str) -> int:
-    """The last ``txnVersion`` of an app id in a Delta table's log, `NO_BATCH` if it has none."""
-    log = f"{literal(location)}/_delta_log"
+def last_txn_version(spark: SparkSession, location: str, app_id: str, anchor: str | None = None) -> int:
+    """The last ``txnVersion`` of an app id in a Delta table's log, `NO_BATCH` if it has none.
+
+    ``anchor``: a file that is there (`paths`).
+    """
+    log = delta_log(literal(location), anchor and literal(anchor))
     reader = spark.read.schema(TXN_SCHEMA)
     commits = reader.option("pathGlobFilter", "*.json").json(log)
-    checkpoints = reader.option("pathGlobFilter", "*.checkpoint*.parquet").parquet(log)
+    checkpoints = reader.option("pathGlobFilter", "*.checkpoint*.parquet").parquet(*log)
     versions = commits.unionAll(checkpoints).where(F.col("txn.appId") == app_id)
     row = versions.agg(F.max("txn.version").alias("last")).first()
     return NO_BATCH if row is None or row["last"] is None else int(row["last"])
 
 
 def find_commit(
-    spark: SparkSession, location: str, app_id: str, number: int, since_ms: int | None = None
+    spark: SparkSession,
+    location: str,
+    app_id: str,
+    number: int,
+    since_ms: int | None = None,
+    anchor: str | None = None,
 ) -> Commit | None:
     """The commit with ``txnVersion`` ``number``; None if there is none in the log's commits.
 
-    ``since_ms`` spares the reading of older ones.
+    ``since_ms`` spares the reading of older ones. ``anchor``: a file that is there (`paths`).
     """
-    log = f"{literal(location)}/_delta_log"
+    log = delta_log(literal(location), anchor and literal(anchor))
     reader = spark.read.option("pathGlobFilter", "*.json")
     if since_ms is not None:
         since = datetime.fromtimestamp(max(since_ms - CLOCK_SLACK_MS, 0) / 1000, UTC)
@@ -77,7 +86,7 @@ def find_commit(
         versions = sorted(int(match[1]) for row in names if (match := _VERSION.match(row[0])))
         if not versions:
             return None
-        return _read_commit(spark.read.schema(COMMIT_SCHEMA).json(f"{log}/{versions[-1]:020d}.json"), versions[-1])
+        return _read_commit(spark.read.schema(COMMIT_SCHEMA).json(f"{log[-1]}/{versions[-1]:020d}.json"), versions[-1])
 
 
 def _read_commit(actions: DataFrame, version: int) -> Commit:

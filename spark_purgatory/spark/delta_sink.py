@@ -111,14 +111,14 @@ class DeltaSink(StagedSide):
         with settings(spark, SMALL_QUERY):
             self.ledger = replay(read_entries(spark, self.folder), self.folder)
         facts = self.target.facts(spark)
-        last = last_txn_version(spark, facts.location, self.app_id) if facts else NO_BATCH
+        last = last_txn_version(spark, facts.location, self.app_id, self.anchor) if facts else NO_BATCH
         intent = self.ledger.intent
         number = intent.number if intent else NO_BATCH
         self._compare(last, number, facts)
         self.table_id = facts.id if facts else None
         if intent is None or facts is None or self.ledger.is_done or last < number:
             return None
-        commit = find_commit(spark, facts.location, self.app_id, number)
+        commit = find_commit(spark, facts.location, self.app_id, number, anchor=self.anchor)
         if commit is not None and commit.intent_uuid is not None and commit.intent_uuid != intent.uuid:
             raise self._foreign(number, number)
         return commit or Commit(-1, intent.uuid, ())
@@ -193,10 +193,10 @@ class DeltaSink(StagedSide):
         """Step 5. SkippedWriteError, ForeignWriterError, TableLostError."""
         if facts is None:
             raise self._lost(NO_BATCH, "it is gone after a commit to it")
-        commit = find_commit(spark, facts.location, self.app_id, intent.number, since_ms)
-        commit = commit or find_commit(spark, facts.location, self.app_id, intent.number)
+        commit = find_commit(spark, facts.location, self.app_id, intent.number, since_ms, self.anchor)
+        commit = commit or find_commit(spark, facts.location, self.app_id, intent.number, anchor=self.anchor)
         if commit is None:
-            last = last_txn_version(spark, facts.location, self.app_id)
+            last = last_txn_version(spark, facts.location, self.app_id, self.anchor)
             if last > intent.number:
                 raise self._foreign(last, intent.number)
             raise SkippedWriteError(
@@ -211,7 +211,7 @@ class DeltaSink(StagedSide):
     def was_committed(self, spark: SparkSession, intent: Intent) -> Commit | None:
         """After a commit that raised: did it arrive all the same?"""
         facts = self.target.facts(spark)
-        commit = find_commit(spark, facts.location, self.app_id, intent.number) if facts else None
+        commit = find_commit(spark, facts.location, self.app_id, intent.number, anchor=self.anchor) if facts else None
         if commit is not None and commit.intent_uuid != intent.uuid:
             raise self._foreign(intent.number, intent.number)
         return commit

@@ -24,6 +24,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.errors import StagingError
+from spark_purgatory.spark.paths import in_checkpoint
 
 GLOB_CHARACTERS = re.compile(r"([\\*?\[\]{}])")
 NO_SUCCESS_FILE = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
@@ -73,14 +74,15 @@ def read_entries(spark: SparkSession, folder: str, others_write: bool = False) -
     With ``others_write`` those that vanish meanwhile are passed over.
     """
     reader = spark.read.option("recursiveFileLookup", "true").option("wholetext", "true")
-    reader = reader.option("ignoreMissingFiles", others_write)
-    try:
-        rows = reader.text(literal(f"{folder}/log")).collect()
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_NOT_FOUND":
-            raise
-        return []
-    return [_parse(row["value"], folder) for row in rows]
+    reader = reader.option("ignoreMissingFiles", others_write).option("pathGlobFilter", "part-*")
+    checkpoint, _, name = folder.rpartition("/")
+    for paths in (in_checkpoint(literal(checkpoint), f"{name}/log"), [literal(f"{folder}/log")]):
+        try:
+            return [_parse(row["value"], folder) for row in reader.text(paths).collect()]
+        except AnalysisException as error:
+            if error.getCondition() != "PATH_NOT_FOUND":
+                raise
+    return []
 
 
 def _parse(line: str, folder: str) -> tuple[str, Body]:

@@ -14,6 +14,7 @@ from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.entries import SMALL_QUERY, literal, settings, write_entry
 from spark_purgatory.spark.faults import writing
 from spark_purgatory.spark.ledger import NO_BATCH, Ledger, Piece, StagedBatch
+from spark_purgatory.spark.paths import in_checkpoint
 from spark_purgatory.spark.staging import check_one_writer, hash_name, measured
 
 COUNTING = {name: value for name, value in SMALL_QUERY.items() if name != "spark.sql.codegen.wholeStage"}
@@ -26,6 +27,8 @@ class StagedSide:
     def __init__(self, checkpoint: str) -> None:
         self.checkpoint = checkpoint
         self.folder = f"{checkpoint.rstrip('/')}/staging"
+        self.anchor = f"{checkpoint.rstrip('/')}/metadata"
+        """For reads of the table's log (`paths`)."""
         self.ledger = Ledger()
 
     def adopt(self, spark: SparkSession, before: int) -> None:
@@ -33,7 +36,8 @@ class StagedSide:
         pieces: list[Piece] = []
         try:
             with settings(spark, COUNTING):
-                pieces = measured(spark, [f"{literal(self.folder)}/epoch=*"], self._hash_column())
+                paths = in_checkpoint(literal(self.checkpoint.rstrip("/")), "staging/epoch=*")
+                pieces = measured(spark, paths, self._hash_column())
         except AnalysisException as error:
             if error.getCondition() != "PATH_NOT_FOUND":
                 raise
@@ -108,7 +112,8 @@ def missing(checkpoint: str, folder: str, first: int, batch_id: int) -> StagingE
 def next_batch(spark: SparkSession, checkpoint: str) -> int:
     """The micro-batch that Spark will run next: the first that it has not committed."""
     try:
-        paths = spark.read.text(f"{literal(checkpoint)}/commits").inputFiles()
+        reader = spark.read.option("recursiveFileLookup", "true")
+        paths = reader.text(in_checkpoint(literal(checkpoint.rstrip("/")), "commits")).inputFiles()
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise

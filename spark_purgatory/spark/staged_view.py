@@ -14,6 +14,7 @@ from spark_purgatory.spark.delta_sink import app_id_of
 from spark_purgatory.spark.delta_target import DeltaTarget
 from spark_purgatory.spark.entries import literal, read_entries
 from spark_purgatory.spark.ledger import NO_BATCH, Ledger, replay
+from spark_purgatory.spark.paths import delta_log
 from spark_purgatory.spark.staged_side import missing, next_batch
 from spark_purgatory.spark.staging import file_at, read_pieces, staged_paths
 
@@ -27,31 +28,31 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
     half written. The staging folder is read between two looks at the table's transactions: if these agree, it is of the
     same time.
     """
-    folder = f"{checkpoint.rstrip('/')}/staging"
+    folder, anchor = f"{checkpoint.rstrip('/')}/staging", f"{checkpoint.rstrip('/')}/metadata"
     app_id = app_id_of(spark, checkpoint, target)
     for _ in range(TRIES):
-        before = _state_of(spark, target, app_id)
+        before = _state_of(spark, target, app_id, anchor)
         committed = next_batch(spark, checkpoint)
         ledger = replay(read_entries(spark, folder, others_write=True), folder)
         known = ledger.adopt(map(file_at, staged_paths(spark, folder)), committed)
-        if before == _state_of(spark, target, app_id):
+        if before == _state_of(spark, target, app_id, anchor):
             if known < committed:
                 raise missing(checkpoint, folder, known, committed)
             return _view(spark, target, folder, ledger, *before)
     raise StagingError(f"table {target} was drained to {TRIES} times while its staged rows were looked for: try again")
 
 
-def _state_of(spark: SparkSession, target: DeltaTarget, app_id: str) -> tuple[int | None, int]:
+def _state_of(spark: SparkSession, target: DeltaTarget, app_id: str, anchor: str) -> tuple[int | None, int]:
     """Version of the table, None if it is not there, and the last drain that it holds."""
     facts = target.facts(spark)
     if facts is None:
         return None, NO_BATCH
-    log = f"{literal(facts.location)}/_delta_log"
+    log = delta_log(literal(facts.location), literal(anchor))
     commits = spark.read.schema(TXN_SCHEMA).option("pathGlobFilter", "*.json").json(log)
     name = F.col("_metadata.file_name")
     row = commits.agg(F.max(F.when(name.rlike(r"^\d{20}\.json$"), name)).alias("name")).first()
     version = int(row["name"].removesuffix(".json")) if row is not None and row["name"] else None
-    return version, last_txn_version(spark, facts.location, app_id)
+    return version, last_txn_version(spark, facts.location, app_id, anchor)
 
 
 def _view(

@@ -23,6 +23,7 @@ from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError
 from spark_purgatory.spark.entries import NO_SUCCESS_FILE, literal
 from spark_purgatory.spark.faults import storage_fault
 from spark_purgatory.spark.ledger import Piece
+from spark_purgatory.spark.paths import in_checkpoint
 
 PIECES_PER_FILE = 8
 """A staged file is at most this part of ``batch_size``: a batch that has no room for the next is at least 7/8 full."""
@@ -99,6 +100,7 @@ def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple
 def measured(spark: SparkSession, paths: Sequence[str], hash_column: str) -> list[Piece]:
     """The pieces in the files below some folders, in the order of their rows. One task."""
     reader = spark.read.schema(f"{hash_column} string").option("recursiveFileLookup", "true")
+    reader = reader.option("pathGlobFilter", "*.parquet")
     modified_ms = F.expr("unix_millis(_metadata.file_modification_time)").alias("modified_ms")
     file = "_metadata.file_path", "_metadata.file_size", modified_ms
     counts = reader.parquet(*paths).coalesce(1).groupBy(*file, hash_column).count().collect()
@@ -116,9 +118,10 @@ def measured(spark: SparkSession, paths: Sequence[str], hash_column: str) -> lis
 
 def staged_paths(spark: SparkSession, folder: str) -> list[str]:
     """Every staged file, without a look inside."""
-    reader = spark.read.schema("n int").option("recursiveFileLookup", "true")
+    reader = spark.read.schema("n int").option("recursiveFileLookup", "true").option("pathGlobFilter", "*.parquet")
+    checkpoint, _, name = folder.rpartition("/")
     try:
-        return reader.parquet(f"{literal(folder)}/epoch=*").inputFiles()
+        return reader.parquet(*in_checkpoint(literal(checkpoint), f"{name}/epoch=*")).inputFiles()
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
