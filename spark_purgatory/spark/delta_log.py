@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.spark.entries import SMALL_QUERY, literal, settings
 from spark_purgatory.spark.ledger import NO_BATCH
+from spark_purgatory.spark.paths import delta_log
 
 TXN_SCHEMA = "txn struct<appId: string, version: bigint>"
 COMMIT_SCHEMA = (
@@ -56,42 +57,52 @@ class Commit:
         return sum(known) if len(known) == len(self.files) else None
 
 
-def last_txn_version(spark: SparkSession, location: str, app_id: str) -> int:
-    """The last ``txnVersion`` of an app id in a Delta table's log, `NO_BATCH` if it has none."""
-    log = f"{literal(location)}/_delta_log"
+def last_txn_version(spark: SparkSession, location: str, app_id: str, anchor: str | None = None) -> int:
+    """The last ``txnVersion`` of an app id in a Delta table's log, `NO_BATCH` if it has none.
+
+    ``anchor``: a file that is there (`paths`).
+    """
+    log = delta_log(literal(location), anchor and literal(anchor))
     reader = spark.read.schema(TXN_SCHEMA)
     commits = reader.option("pathGlobFilter", "*.json").json(log)
-    checkpoints = reader.option("pathGlobFilter", "*.checkpoint*.parquet").parquet(log)
+    checkpoints = reader.option("pathGlobFilter", "*.checkpoint*.parquet").parquet(*log)
     versions = commits.unionAll(checkpoints).where(F.col("txn.appId") == app_id)
     row = versions.agg(F.max("txn.version").alias("last")).first()
     return NO_BATCH if row is None or row["last"] is None else int(row["last"])
 
 
 def find_commit(
-    spark: SparkSession, location: str, app_id: str, number: int, since_ms: int | None = None
+    spark: SparkSession,
+    location: str,
+    app_id: str,
+    number: int,
+    since_ms: int | None = None,
+    anchor: str | None = None,
 ) -> Commit | None:
     """The commit with ``txnVersion`` ``number``; None if there is none in the log's commits.
 
-    ``since_ms`` spares the reading of older ones.
+    ``since_ms`` spares the reading of older ones. ``anchor``: a file that is there (`paths`).
     """
-    log, reader = _commits_since(spark, location, since_ms)
+    log, reader = _commits_since(spark, location, since_ms, anchor)
     with settings(spark, SMALL_QUERY):
         txns = reader.schema(TXN_SCHEMA).json(log).where(F.col("txn.appId") == app_id)
         names = txns.where(F.col("txn.version") == number).select("_metadata.file_name").distinct().collect()
         versions = sorted(int(match[1]) for row in names if (match := _VERSION.match(row[0])))
         if not versions:
             return None
-        return _read_commit(spark.read.schema(COMMIT_SCHEMA).json(f"{log}/{versions[-1]:020d}.json"), versions[-1])
+        return _read_commit(spark.read.schema(COMMIT_SCHEMA).json(f"{log[-1]}/{versions[-1]:020d}.json"), versions[-1])
 
 
-def find_restore(spark: SparkSession, location: str, version: int, since_ms: int | None = None) -> str | None:
+def find_restore(
+    spark: SparkSession, location: str, version: int, since_ms: int | None = None, anchor: str | None = None
+) -> str | None:
     """What the table was restored to, if version ``version`` is no longer part of it; None if it is.
 
     A RESTORE keeps the table's id and Delta's record of transactions, so that neither shows it. A later RESTORE may
     have brought the version back: the versions that the table is made of are followed from the last RESTORE on. Where
     one names a time, nobody can tell to which version that led: then the version counts as gone.
     """
-    log, reader = _commits_since(spark, location, since_ms)
+    log, reader = _commits_since(spark, location, since_ms, anchor)
     with settings(spark, SMALL_QUERY):
         actions = reader.schema(RESTORE_SCHEMA).json(log).where("commitInfo.operation = 'RESTORE'")
         found = actions.select("_metadata.file_name", "commitInfo.operationParameters").collect()
@@ -115,13 +126,15 @@ def _unquoted(value: str | None) -> str | None:
     return None if value is None else value.strip('"')
 
 
-def _commits_since(spark: SparkSession, location: str, since_ms: int | None) -> tuple[str, DataFrameReader]:
-    """The log's folder, and a reader of its commits that were written since then."""
+def _commits_since(
+    spark: SparkSession, location: str, since_ms: int | None, anchor: str | None
+) -> tuple[list[str], DataFrameReader]:
+    """The log's paths, and a reader of its commits that were written since then."""
     reader = spark.read.option("pathGlobFilter", "*.json")
     if since_ms is not None:
         since = datetime.fromtimestamp(max(since_ms - CLOCK_SLACK_MS, 0) / 1000, UTC)
         reader = reader.option("modifiedAfter", since.strftime("%Y-%m-%dT%H:%M:%S")).option("timeZone", "UTC")
-    return f"{literal(location)}/_delta_log", reader
+    return delta_log(literal(location), anchor and literal(anchor)), reader
 
 
 def _read_commit(actions: DataFrame, version: int) -> Commit:

@@ -120,7 +120,7 @@ class DeltaSink(StagedSide):
         self.ledger = replay(entries, self.folder)
         self._legacy_log = any(body["format"] == 1 for _, body in entries)
         facts = self.target.facts(spark)
-        last = last_txn_version(spark, facts.location, self.app_id) if facts else NO_BATCH
+        last = last_txn_version(spark, facts.location, self.app_id, self.anchor) if facts else NO_BATCH
         intent = self.ledger.intent
         number = intent.number if intent else NO_BATCH
         self._compare(last, number, facts)
@@ -128,7 +128,7 @@ class DeltaSink(StagedSide):
         self.table_id = facts.id if facts else None
         if intent is None or facts is None or self.ledger.is_done or last < number:
             return None
-        commit = find_commit(spark, facts.location, self.app_id, number)
+        commit = find_commit(spark, facts.location, self.app_id, number, anchor=self.anchor)
         if commit is None:
             return Commit(-1, intent.uuid, ())
         if commit.intent_uuid is not None and commit.intent_uuid != intent.uuid:
@@ -211,10 +211,10 @@ class DeltaSink(StagedSide):
         """Step 5. SkippedWriteError, ForeignWriterError, TableLostError."""
         if facts is None:
             raise self._lost(NO_BATCH, "it is gone after a commit to it")
-        commit = find_commit(spark, facts.location, self.app_id, intent.number, since_ms)
-        commit = commit or find_commit(spark, facts.location, self.app_id, intent.number)
+        commit = find_commit(spark, facts.location, self.app_id, intent.number, since_ms, self.anchor)
+        commit = commit or find_commit(spark, facts.location, self.app_id, intent.number, anchor=self.anchor)
         if commit is None:
-            last = last_txn_version(spark, facts.location, self.app_id)
+            last = last_txn_version(spark, facts.location, self.app_id, self.anchor)
             if last > intent.number:
                 raise self._foreign(last, intent.number)
             raise SkippedWriteError(
@@ -230,7 +230,7 @@ class DeltaSink(StagedSide):
     def was_committed(self, spark: SparkSession, intent: Intent) -> Commit | None:
         """After a commit that raised: did it arrive all the same?"""
         facts = self.target.facts(spark)
-        commit = find_commit(spark, facts.location, self.app_id, intent.number) if facts else None
+        commit = find_commit(spark, facts.location, self.app_id, intent.number, anchor=self.anchor) if facts else None
         if commit is not None:
             if commit.intent_uuid != intent.uuid:
                 raise self._foreign(intent.number, intent.number)
@@ -283,7 +283,7 @@ class DeltaSink(StagedSide):
         version = self.ledger.table_version
         if facts is None or version is None or version < 0:
             return
-        restored = find_restore(spark, facts.location, version, self.ledger.committed_ms)
+        restored = find_restore(spark, facts.location, version, self.ledger.committed_ms, self.anchor)
         if restored is not None:
             raise TableLostError(
                 f"table {self.target} was restored to {restored}, before version {version} with the last drain of this "

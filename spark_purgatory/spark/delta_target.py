@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.errors import AnalysisException
@@ -12,7 +12,8 @@ from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, TableForgetsError, TableLostError
-from spark_purgatory.spark.entries import literal
+from spark_purgatory.spark.column_rules import changed
+from spark_purgatory.spark.folders import described, sql_text
 
 LEAN_SETTINGS: Mapping[str, str] = {
     # Reading the table's log is one task for each partition of the snapshot, at every commit. 50 are for
@@ -24,6 +25,7 @@ LEAN_SETTINGS: Mapping[str, str] = {
 """Session settings that make small appends cheap; defaults, for a session of one's own."""
 FORGETS = "delta.setTransactionRetentionDuration"
 AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
+COLUMN_MAPPING = "delta.columnMapping.mode"
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ class TableFacts:
     id: str
     location: str
     partition_by: tuple[str, ...]
+    """As the table names them."""
+    features: tuple[str, ...] = ()
+    """That its writers must know."""
+    is_mapped: bool = False
+    """Columns have other names in its files, and so may have any."""
 
 
 class DeltaTarget:
@@ -41,6 +48,8 @@ class DeltaTarget:
     def __init__(self, options: SinkOptions) -> None:
         self.path, self.table = options.path, options.table
         self.partition_by = options.partition_by
+        self._folders: tuple[str, ...] | None = None
+        """Partition columns of the table when it was last looked at; None if it was not there."""
 
     def __str__(self) -> str:
         return str(self.table or self.path)
@@ -58,23 +67,36 @@ class DeltaTarget:
 
     def facts(self, spark: SparkSession) -> TableFacts | None:
         """What is written there now, None if nothing is. Raises TableForgetsError, ConfigError (partitions)."""
+        self._folders = None
         detail = self._detail(spark)
         if detail is None:
             return None
-        retention = (detail["properties"] or {}).get(FORGETS)
-        if retention is not None:
+        properties = detail["properties"] or {}
+        if (retention := properties.get(FORGETS)) is not None:
             raise TableForgetsError(
                 f"table {self} has {FORGETS} = {retention!r}: after that time it would take rows a second time. "
                 f"Nothing was written, staged rows wait. ALTER TABLE ... UNSET TBLPROPERTIES ('{FORGETS}')"
             )
-        facts = TableFacts(detail["id"], detail["location"], tuple(detail["partitionColumns"]))
+        facts = TableFacts(
+            detail["id"],
+            detail["location"],
+            tuple(detail["partitionColumns"]),
+            tuple(detail["tableFeatures"] or ()),
+            properties.get(COLUMN_MAPPING, "none") != "none",
+        )
         ours = [name.lower() for name in self.partition_by]
-        if ours and ours != [name.lower() for name in facts.partition_by]:
-            raise ConfigError(
-                f"partition_by={list(self.partition_by)!r}, but table {self} is partitioned by "
-                f"{list(facts.partition_by)!r}: give these, or write to a new table"
-            )
+        # The table may have more: those that Delta computes.
+        if ours and ours != [name.lower() for name in facts.partition_by if name.lower() in ours]:
+            raise self.partitioned_otherwise(self.partition_by, facts)
+        self._folders = facts.partition_by
         return facts
+
+    def partitioned_otherwise(self, partition_by: Sequence[str], facts: TableFacts) -> ConfigError:
+        """The error that says so."""
+        return ConfigError(
+            f"partition_by={list(partition_by)!r}, but table {self} is partitioned by {list(facts.partition_by)!r}: "
+            "give these, or write to a new table"
+        )
 
     def check(self, spark: SparkSession, table_id: str | None, schema: T.StructType) -> TableFacts | None:
         """Look at the table before a drain: is it the one known as ``table_id``, does it take the columns."""
@@ -85,8 +107,8 @@ class DeltaTarget:
                 f"table {self} {what}. Nothing was written, staged rows wait. Bring the table back "
                 "(RESTORE, or from a copy), or start with a new checkpoint, which reads the sources again"
             )
-        if facts is not None and spark.conf.get(AUTO_MERGE, "false") != "true":
-            self._check_columns(self.read(spark).schema, schema)
+        if facts is not None:
+            self.check_columns(spark, self.read(spark).schema, schema)
         return facts
 
     def append(self, rows: DataFrame, app_id: str, number: int, metadata: Mapping[str, object],
@@ -100,6 +122,9 @@ class DeltaTarget:
             .option("userMetadata", json.dumps(metadata))
             .option("maxRecordsPerFile", max_file_rows)
         )
+        if self._folders is not None and self._folders != tuple(partition_by):
+            # Named in another case, or Delta computes some of them: it takes the table's own, if asked for none.
+            partition_by = ()
         if partition_by:
             writer = writer.partitionBy(*partition_by)
         if self.table:
@@ -109,12 +134,14 @@ class DeltaTarget:
 
     def _detail(self, spark: SparkSession) -> Row | None:
         """Delta's own words, in SQL: its Python class asks the JVM, and Spark Connect for a plugin of the server."""
-        name = self._known_name(spark) if self.table else self._known_path(spark)
-        if name is None:
-            return None
-        detail = spark.sql(f"DESCRIBE DETAIL {name}")
-        row = detail.select("format", "id", "location", "partitionColumns", "properties").first()
-        if row is not None and row["format"] == "delta":
+        name = self._known_name(spark) if self.table else sql_text(str(self.path))
+        try:
+            row = None if name is None else described(spark, name)
+        except AnalysisException as error:
+            if not (error.getCondition() or "").startswith("EXPECT_TABLE_NOT_VIEW"):
+                raise
+            raise ConfigError(f"table {self} is a view: give the name of a table, or of none yet") from None
+        if row is None or row["format"] == "delta":
             return row
         if self.table:
             raise ConfigError(f"table {self} is no Delta table: give the name of one, or of none yet")
@@ -130,37 +157,22 @@ class DeltaTarget:
                 "back-ticks the parts with other characters than letters, digits and _"
             ) from None
 
-    def _known_path(self, spark: SparkSession) -> str | None:
-        """The table's folder, as a literal of SQL, if it holds a log."""
-        try:
-            _ = spark.read.text(f"{literal(str(self.path))}/_delta_log").schema
-        except AnalysisException as error:
-            if error.getCondition() != "PATH_NOT_FOUND":
-                raise
-            return None
-        return "'" + str(self.path).replace("\\", r"\\").replace("'", r"\'") + "'"
-
-    def _check_columns(self, there: T.StructType, staged: T.StructType) -> None:
+    def check_columns(self, spark: SparkSession, there: T.StructType, staged: T.StructType) -> None:
+        """Raise SchemaMismatchError if the table does not take rows of such columns."""
+        if spark.conf.get(AUTO_MERGE, "false") == "true":
+            return
         known = {field.name.lower(): field.dataType for field in there.fields}
         strange = [field.name for field in staged.fields if field.name.lower() not in known]
-        changed = [
-            f"{field.name} ({field.dataType.simpleString()}, in the table {known[field.name.lower()].simpleString()})"
+        other = [
+            change
             for field in staged.fields
-            if field.name not in strange and not _fits(field.dataType, known[field.name.lower()])
+            if field.name not in strange
+            for change in changed(field.dataType, known[field.name.lower()], field.name, casts=self.table is not None)
         ]
-        if strange or changed:
+        if strange or other:
             lacks = f"lacks {', '.join(strange)}" if strange else ""
-            differs = f"has other types for {', '.join(changed)}" if changed else ""
+            differs = f"has other types for {', '.join(other)}" if other else ""
             raise SchemaMismatchError(
-                f"table {self} {' and '.join(filter(None, (lacks, differs)))}, which staged rows have. Nothing was "
+                f"table {self} {' and '.join(filter(None, (lacks, differs)))}, which the rows have. Nothing was "
                 f"written, staged rows wait. ALTER TABLE ... ADD COLUMNS, or {AUTO_MERGE}=true, and start again"
             )
-
-
-def _fits(staged: T.DataType, there: T.DataType) -> bool:
-    """Whether Delta could cast; inside nested types that is Delta's to say."""
-    atomic = (T.StringType, T.BinaryType, T.BooleanType, T.DateType, T.TimestampType)
-    if isinstance(staged, atomic) or isinstance(there, atomic):
-        return type(staged) is type(there)
-    nested = (T.StructType, T.ArrayType, T.MapType)
-    return not (isinstance(staged, nested) or isinstance(there, nested)) or type(staged) is type(there)

@@ -17,7 +17,7 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import BufferExhaustedError, DeliveryTimeoutError, StorageError
 from spark_purgatory.spark.delta_log import Commit
 from spark_purgatory.spark.delta_sink import Load
-from spark_purgatory.spark.faults import SPARK_FAULTS, is_interruption, said, state_fault, storage_fault
+from spark_purgatory.spark.faults import SPARK_FAULTS, is_interruption, is_lasting, said, state_fault, storage_fault
 from spark_purgatory.spark.ledger import Intent, Piece
 from spark_purgatory.spark.policy_side import NODE, Delivery, FileBatch, PolicySide, StagedRecord
 
@@ -148,6 +148,11 @@ class DrainLoop(PolicySide):
                 raise
             if self._open is not None:
                 commit = self._arrived(spark, self._open.intent, error)
+            if commit is None and is_lasting(error):
+                raise StorageError(
+                    f"table {self.target} cannot be written in this session, however often it is tried; its rows stay "
+                    f"staged. Mend the session and start again. Spark says: {said(error)}"
+                ) from None
             if commit is None:
                 self._retry(batches, error)
                 return False

@@ -22,6 +22,12 @@ _STORAGE = re.compile(r"\b(?:java\.nio\.file|java\.io|org\.apache\.hadoop)\.[\w.
 
 _INTERRUPTION = re.compile(r"\b(?:Interrupted(?:IO)?|ClosedByInterrupt)Exception\b")
 _QUOTED = re.compile(r"'[^']*'")
+_LASTING = re.compile(
+    r"\b(?:ClassNotFoundException|NoClassDefFoundError|NoSuchMethodError|UnsupportedFileSystemException)\b"
+    r"|\[(?:DELTA_UNSUPPORTED_FEATURES_FOR_(?:READ|WRITE)|DELTA_INVALID_PROTOCOL_VERSION|DATA_SOURCE_NOT_FOUND"
+    r"|DELTA_MISSING_NOT_NULL_COLUMN_VALUE|DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG)\b"
+)
+"""What a session says for as long as it lives. A constraint may be dropped, and a permission given, while we wait."""
 DAMAGED_ROW = "spark_purgatory: a staged row differs from its hash"
 _UNREADABLE = re.compile(r"\b(?:FAILED_READ_FILE|CANNOT_READ_FILE_FOOTER|FILE_NOT_EXIST|PARQUET_\w+)\b")
 _PARQUET = re.compile(r"org\.apache\.parquet\.|is not a Parquet file|parquet\.io\.|ParquetDecodingException")
@@ -32,6 +38,11 @@ _STATE = re.compile(r"CANNOT_LOAD_STATE_STORE|\bStateStoreId\b|FAILED_TO_READ_(?
 def is_interruption(error: BaseException) -> bool:
     """Whether the query was stopped, which Spark must be told as it was said."""
     return _INTERRUPTION.search(str(error)) is not None
+
+
+def is_lasting(error: BaseException) -> bool:
+    """Whether a drain that failed so will fail in this session however often it is tried."""
+    return not is_interruption(error) and _LASTING.search(str(error)) is not None
 
 
 def storage_fault(error: BaseException) -> str | None:

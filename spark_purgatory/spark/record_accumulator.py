@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession, is_remote
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_purgatory.accumulator.futures import Callback, RecordFuture
 from spark_purgatory.config import SinkOptions, require_name
@@ -17,11 +20,18 @@ from spark_purgatory.spark.delta_target import DeltaTarget
 from spark_purgatory.spark.policy_side import Delivery
 from spark_purgatory.spark.sender import Sender
 from spark_purgatory.spark.staged_view import staged_view
+from spark_purgatory.spark.start_checks import checked
 
 DEFAULT_TRIGGER_MS = 10_000
 FLUSH_POLL_SECONDS = 0.05
 STOP_POLLS = 1200
 """A minute for the last micro-batch to notice that its query was stopped."""
+APPENDS = (
+    "the table is appended to, each row once. For an aggregation give the stream a watermark and group by a window of "
+    "its column, and a result comes once, when it is final; to update rows in place use foreachBatch with MERGE instead"
+)
+OTHER_MODES = re.compile(r"STREAMING_OUTPUT_MODE|with Append output mode")
+"""In Spark's errors about a plan and its output mode; those about a function's own mode have no name."""
 PAUSE_POLLS = 200
 """Ten seconds for a query to pause between two micro-batches."""
 
@@ -69,13 +79,13 @@ class RecordAccumulator:
             trigger: One argument of ``DataStreamWriter.trigger``: ``{"processingTime": "10 seconds"}``, the default;
                 with ``{"availableNow": True}`` everything is in the table when the query has ended.
             query_name: Name shown by Spark.
-            output_mode: Spark's, where ``df`` asks for another one.
+            output_mode: "append". In Spark's other modes a row comes again as its result changes, and the table would
+                hold every version of it.
         """
-        self._refuse(df, checkpoint)
-        if self.options.table:
-            self.exists(df.sparkSession)  # Or it is no table's name.
-        sender = Sender(self.options, checkpoint, self.on_delivery)
-        writer = with_heartbeat(df).writeStream.foreachBatch(sender).outputMode(output_mode)
+        self._refuse(df, checkpoint, output_mode)
+        options = checked(df.sparkSession, df.schema, self.options, checkpoint)
+        sender = Sender(options, checkpoint, self.on_delivery)
+        writer = with_heartbeat(df).writeStream.foreachBatch(sender).outputMode("append")
         writer = writer.option("checkpointLocation", checkpoint)
         default_ms = min(DEFAULT_TRIGGER_MS, max(1000, self.options.ms_of("linger")))
         chosen = dict(trigger or {"processingTime": f"{default_ms} milliseconds"})
@@ -83,7 +93,7 @@ class RecordAccumulator:
         if query_name:
             writer = writer.queryName(query_name)
         drains_at_end = "availableNow" in chosen or "once" in chosen
-        self._query = AccumulatorQuery(writer.start(), sender, df.sparkSession, drains_at_end)
+        self._query = AccumulatorQuery(_start(writer), sender, df.sparkSession, drains_at_end)
         return self._query
 
     def flush(self) -> None:
@@ -120,11 +130,13 @@ class RecordAccumulator:
             raise ConfigError(f"there is nothing to {what}: call write_stream first")
         return self._query
 
-    def _refuse(self, df: DataFrame, checkpoint: str) -> None:
+    def _refuse(self, df: DataFrame, checkpoint: str, output_mode: str) -> None:
         if not df.isStreaming:
             raise ConfigError("write_stream takes a streaming DataFrame; write a batch one with df.write")
         if self._query is not None and self._query.running:
             raise ConfigError(f"this accumulator already writes to {self}: stop its query, or make another one")
+        if not isinstance(output_mode, str) or output_mode.lower() != "append":
+            raise ConfigError(f"output_mode={output_mode!r} is not possible: {APPENDS}")
         require_name(checkpoint, "checkpoint")
         path = (self.options.path or "").rstrip("/")
         inside = checkpoint.removeprefix(f"{path}/") if path and checkpoint.startswith(f"{path}/") else "_"
@@ -133,12 +145,19 @@ class RecordAccumulator:
                 f"checkpoint={checkpoint!r} lies in the table's folder {path!r}, where VACUUM would remove its staged "
                 f"rows: name a folder outside, or below {path}/_checkpoints"
             )
-        lower = [name.lower() for name in df.columns]
-        missing = [name for name in self.options.partition_by if name.lower() not in lower]
-        if missing:
-            raise ConfigError(f"partition_by={missing[0]!r} is no column of the stream; it has {', '.join(df.columns)}")
-        if "_metadata" in lower:
+        if "_metadata" in map(str.lower, df.columns):
             raise ConfigError("column '_metadata' hides Spark's own of that name, which the sink needs: rename it")
+
+
+def _start(writer: DataStreamWriter) -> StreamingQuery:
+    try:
+        return writer.start()
+    except AnalysisException as error:
+        if not OTHER_MODES.search(str(error)):
+            raise
+        raise ConfigError(
+            f"Spark runs this stream in another output mode only: {str(error).splitlines()[0]} But {APPENDS}"
+        ) from error
 
 
 class AccumulatorQuery:
@@ -200,8 +219,11 @@ class AccumulatorQuery:
             time.sleep(FLUSH_POLL_SECONDS)
 
     def stop(self) -> None:
-        """Stop the query; under Spark Connect between micro-batches if it pauses: one stopped would go on a while."""
-        for _ in range(PAUSE_POLLS if is_remote() else 0):
+        """Stop the query, between micro-batches if it pauses.
+
+        One stopped within leaves pages of stack traces in Spark's log, and under Spark Connect it would go on a while.
+        """
+        for _ in range(PAUSE_POLLS):
             if not (self.running and self._query.status["isTriggerActive"]):
                 break
             time.sleep(FLUSH_POLL_SECONDS)

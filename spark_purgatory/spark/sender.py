@@ -87,9 +87,6 @@ class Sender(DrainLoop):
         sink = self.sink
         commit = sink.recover(spark)
         sink.adopt(spark, batch_id)
-        facts = self.target.facts(spark)
-        if facts is not None and not self.partition_by:
-            self.partition_by = facts.partition_by
         intent = sink.ledger.intent
         if intent is not None and not sink.ledger.is_done and not (intent.direct and commit is None):
             if commit is None:

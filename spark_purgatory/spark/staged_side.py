@@ -15,6 +15,7 @@ from spark_purgatory.spark.entries import SMALL_QUERY, literal, settings
 from spark_purgatory.spark.faults import writing
 from spark_purgatory.spark.ledger import NO_BATCH, Ledger, Piece, StagedBatch
 from spark_purgatory.spark.ledger_format import record_body
+from spark_purgatory.spark.paths import in_checkpoint
 from spark_purgatory.spark.staging import check_one_writer, hash_names, measured
 from spark_purgatory.spark.staging_folder import StagingFolder
 
@@ -28,6 +29,8 @@ class StagedSide:
     def __init__(self, checkpoint: str) -> None:
         self.checkpoint = checkpoint
         self.place = StagingFolder(checkpoint)
+        self.anchor = f"{checkpoint.rstrip('/')}/metadata"
+        """For reads of the table's log (`paths`)."""
         self.ledger = Ledger()
 
     @property
@@ -124,18 +127,15 @@ class StagedSide:
 
 def pieces_below(spark: SparkSession, place: StagingFolder, ledger: Ledger) -> list[Piece]:
     """Every piece of the staging folder; those of earlier versions lie in folders of their own."""
-    roots = [f"{place.uri}/rows"]
-    if not ledger.has_records:
-        roots.append(f"{literal(place.uri)}/epoch=*")
-    pieces: list[Piece] = []
-    for root in roots:
-        try:
-            with settings(spark, COUNTING):
-                pieces += measured(spark, [root if root.endswith("*") else literal(root)], hash_column(ledger))
-        except AnalysisException as error:
-            if error.getCondition() != "PATH_NOT_FOUND":
-                raise
-    return pieces
+    checkpoint, _, name = place.uri.rpartition("/")
+    wanted = [f"{name}/rows", *([] if ledger.has_records else [f"{name}/epoch=*"])]
+    try:
+        with settings(spark, COUNTING):
+            return measured(spark, in_checkpoint(literal(checkpoint), *wanted), hash_column(ledger))
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return []
 
 
 def hash_column(ledger: Ledger) -> str:
@@ -156,7 +156,8 @@ def missing(checkpoint: str, folder: str, first: int, batch_id: int) -> StagingE
 def next_batch(spark: SparkSession, checkpoint: str) -> int:
     """The micro-batch that Spark will run next: the first that it has not committed."""
     try:
-        paths = spark.read.text(f"{literal(checkpoint)}/commits").inputFiles()
+        reader = spark.read.option("recursiveFileLookup", "true")
+        paths = reader.text(in_checkpoint(literal(checkpoint.rstrip("/")), "commits")).inputFiles()
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise

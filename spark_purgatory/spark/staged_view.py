@@ -15,6 +15,7 @@ from spark_purgatory.spark.delta_target import DeltaTarget
 from spark_purgatory.spark.entries import literal
 from spark_purgatory.spark.ledger import NO_BATCH, Ledger
 from spark_purgatory.spark.ledger_format import replay
+from spark_purgatory.spark.paths import delta_log
 from spark_purgatory.spark.staged_side import missing, next_batch, pieces_below
 from spark_purgatory.spark.staging import read_pieces
 from spark_purgatory.spark.staging_folder import StagingFolder, local_folder
@@ -29,10 +30,11 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
     half written. The staging folder is read between two looks at the table's transactions: if these agree, it is of the
     same time.
     """
+    anchor = f"{checkpoint.rstrip('/')}/metadata"
     place = StagingFolder(checkpoint, local_folder(spark, checkpoint))
     app_id = app_id_of(spark, checkpoint, target)
     for _ in range(TRIES):
-        before = _state_of(spark, target, app_id)
+        before = _state_of(spark, target, app_id, anchor)
         committed = next_batch(spark, checkpoint)
         ledger = replay(place.read_entries(spark, others_write=True), place.uri)
         found: StagingError | None = None
@@ -42,7 +44,7 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
         except StagingError as error:
             # A drain that ends meanwhile removes files: only where nothing else has changed they were damaged.
             found = error
-        if before == _state_of(spark, target, app_id):
+        if before == _state_of(spark, target, app_id, anchor):
             if found is not None:
                 raise found
             if known < committed:
@@ -51,17 +53,17 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
     raise StagingError(f"table {target} was drained to {TRIES} times while its staged rows were looked for: try again")
 
 
-def _state_of(spark: SparkSession, target: DeltaTarget, app_id: str) -> tuple[int | None, int]:
+def _state_of(spark: SparkSession, target: DeltaTarget, app_id: str, anchor: str) -> tuple[int | None, int]:
     """Version of the table, None if it is not there, and the last drain that it holds."""
     facts = target.facts(spark)
     if facts is None:
         return None, NO_BATCH
-    log = f"{literal(facts.location)}/_delta_log"
+    log = delta_log(literal(facts.location), literal(anchor))
     commits = spark.read.schema(TXN_SCHEMA).option("pathGlobFilter", "*.json").json(log)
     name = F.col("_metadata.file_name")
     row = commits.agg(F.max(F.when(name.rlike(r"^\d{20}\.json$"), name)).alias("name")).first()
     version = int(row["name"].removesuffix(".json")) if row is not None and row["name"] else None
-    return version, last_txn_version(spark, facts.location, app_id)
+    return version, last_txn_version(spark, facts.location, app_id, anchor)
 
 
 def _view(

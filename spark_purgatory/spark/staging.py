@@ -59,6 +59,7 @@ WRITE_SETTINGS: Mapping[str, str] = {
 READ_OPTIONS: Mapping[str, str] = {
     **STRICT_FILES,
     "recursiveFileLookup": "true",
+    "pathGlobFilter": "*.parquet",
     "datetimeRebaseMode": "CORRECTED",
     "mergeSchema": "false",
     "parquet.page.verify-checksum.enabled": "true",

@@ -38,6 +38,7 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.entries import NO_SUCCESS_FILE, SMALL_QUERY, STRICT_FILES, literal, settings
+from spark_purgatory.spark.paths import in_checkpoint
 
 FORMAT = 2
 """Of an entry. Format 1 has no version, and lists the values of a piece by position."""
@@ -111,15 +112,20 @@ class StagingFolder:
     def _spark_lines(self, spark: SparkSession, others_write: bool) -> list[tuple[str, str]]:
         reader = spark.read.options(**{**STRICT_FILES, "ignoreMissingFiles": str(others_write).lower()})
         reader = reader.option("recursiveFileLookup", "true").option("wholetext", "true")
+        reader = reader.option("pathGlobFilter", "part-*")
+        checkpoint, _, name = self.uri.rpartition("/")
         with settings(spark, SMALL_QUERY):
-            try:
-                frame = reader.text(literal(f"{self.uri}/log"))
-                rows = frame.select("_metadata.file_path", "value").collect()
-                # A file of no bytes has no row.
-                paths = set() if others_write else set(frame.inputFiles())
-            except AnalysisException as error:
-                if error.getCondition() != "PATH_NOT_FOUND":
-                    raise
+            for where in (in_checkpoint(literal(checkpoint), f"{name}/log"), [literal(f"{self.uri}/log")]):
+                try:
+                    frame = reader.text(where)
+                    rows = frame.select("_metadata.file_path", "value").collect()
+                    # A file of no bytes has no row.
+                    paths = set() if others_write else set(frame.inputFiles())
+                    break
+                except AnalysisException as error:
+                    if error.getCondition() != "PATH_NOT_FOUND":
+                        raise
+            else:
                 return []
         lines = [(row["file_path"], row["value"]) for row in rows]
         found = {_tail(path) for path, _ in lines}

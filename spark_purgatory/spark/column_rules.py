@@ -1,0 +1,139 @@
+"""Which columns a Delta table can hold, and which it takes into columns that it has: what Delta 4.4 really does.
+
+`tests/test_column_rules.py` asks Delta the same questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from pyspark.sql import types as T
+
+FORBIDDEN_CHARACTERS = " ,;{}()\n\t="
+"""In the name of a column, unless the table maps names (``delta.columnMapping.mode``)."""
+OURS = ("__spark_purgatory_path", "__spark_purgatory_index")
+"""Columns that a drain adds and drops."""
+REMEDIES = {
+    "CalendarIntervalType": "cast it to string",
+    "DayTimeIntervalType": "cast it to string, or to a number",
+    "YearMonthIntervalType": "cast it to string, or to a number",
+    "TimeType": "cast it to string",
+    "GeometryType": "write ST_AsBinary of it",
+    "GeographyType": "write ST_AsBinary of it",
+}
+"""By type that Delta has no column for."""
+NO_FOLDER = (T.ArrayType, T.MapType, T.StructType, T.VariantType, T.NullType)
+"""Types whose values cannot name the folder of a partition."""
+WIDER: dict[type[T.DataType], tuple[type[T.DataType], ...]] = {
+    T.ByteType: (T.ShortType, T.IntegerType),
+    T.ShortType: (T.IntegerType,),
+}
+"""What Delta widens by itself in an append to a path; nothing else."""
+
+
+def unfit(
+    schema: T.StructType, partition_by: Sequence[str] = (), *, is_mapped: bool = False, collations: bool = False
+) -> Iterator[str]:
+    """What keeps a table from holding such rows, a sentence each, with the remedy.
+
+    ``is_mapped``: the table maps names to others in its files. ``collations``: Delta was told to take them.
+    """
+    yield from _names(schema, "", is_mapped)
+    for field in schema.fields:
+        yield from _types(field.dataType, field.name, collations)
+        if field.name.lower() in OURS:
+            yield f"column {field.name!r} has a name that the sink needs: rename it"
+        if field.name in partition_by and isinstance(field.dataType, NO_FOLDER):
+            kind = field.dataType.simpleString()
+            yield f"column {field.name!r} of partition_by is of type {kind}, which cannot name a folder: choose another"
+        if field.name in partition_by and (not field.name or "\0" in field.name):
+            yield f"column {field.name!r} of partition_by cannot name a folder: rename it"
+    if len(partition_by) >= len(schema.fields):
+        yield "partition_by names every column: a table needs one more"
+    if all(isinstance(field.dataType, T.NullType) for field in schema.fields):
+        yield "every column is of type void: give one a type, CAST(NULL AS STRING)"
+
+
+def _names(kind: T.DataType, path: str, is_mapped: bool) -> Iterator[str]:
+    if isinstance(kind, T.ArrayType):
+        yield from _names(kind.elementType, f"{path}.element", is_mapped)
+    elif isinstance(kind, T.MapType):
+        yield from _names(kind.keyType, f"{path}.key", is_mapped)
+        yield from _names(kind.valueType, f"{path}.value", is_mapped)
+    if not isinstance(kind, T.StructType):
+        return
+    seen: dict[str, str] = {}
+    for field in kind.fields:
+        at = f"{path}.{field.name}" if path else field.name
+        if other := seen.get(field.name.lower()):
+            yield f"columns {other!r} and {at!r} differ in case alone, which Delta does not tell apart: rename one"
+        seen[field.name.lower()] = at
+        if not is_mapped and any(character in FORBIDDEN_CHARACTERS for character in field.name):
+            yield (
+                f"column {at!r} has in its name one of the characters {FORBIDDEN_CHARACTERS!r}, which a Delta table "
+                "does not take: rename it, or make the table first, with 'delta.columnMapping.mode' = 'name'"
+            )
+        yield from _names(field.dataType, at, is_mapped)
+
+
+def _types(kind: T.DataType, path: str, collations: bool, is_element: bool = False) -> Iterator[str]:
+    """``is_element``: of an array or a map, or inside one."""
+    if remedy := REMEDIES.get(type(kind).__name__):
+        yield f"column {path!r} is of type {kind.simpleString()}, which Delta has not: {remedy}"
+    elif isinstance(kind, T.NullType) and is_element:
+        yield f"column {path!r} is of type void, which Delta takes in no array or map: cast it to the type it is to be"
+    elif isinstance(kind, T.StringType) and not collations and kind.collation != "UTF8_BINARY":
+        yield (
+            f"column {path!r} is of type {kind.simpleString()}, and Delta takes no collation: write it as "
+            "COLLATE UTF8_BINARY"
+        )
+    elif isinstance(kind, T.ArrayType):
+        yield from _types(kind.elementType, f"{path}.element", collations, True)
+    elif isinstance(kind, T.MapType):
+        yield from _types(kind.keyType, f"{path}.key", collations, True)
+        yield from _types(kind.valueType, f"{path}.value", collations, True)
+    elif isinstance(kind, T.StructType):
+        if all(isinstance(field.dataType, T.NullType) for field in kind.fields):
+            yield f"column {path!r} is a struct without a field that has a type: leave it out, or give it one"
+        for field in kind.fields:
+            yield from _types(field.dataType, f"{path}.{field.name}", collations, is_element)
+
+
+def changed(staged: T.DataType, there: T.DataType, path: str, *, casts: bool) -> Iterator[str]:
+    """Where Delta would not take the one type into a column of the other.
+
+    ``casts``: as it does for a table by name, whose columns a row's values are cast to. We ask for the same kind of
+    type all the same: a text that is no number would fail long after.
+    """
+    if isinstance(staged, T.NullType) or staged == there:
+        return
+    if isinstance(staged, T.StructType) and isinstance(there, T.StructType):
+        yield from _changed_fields(staged, there, path, casts)
+    elif isinstance(staged, T.ArrayType) and isinstance(there, T.ArrayType):
+        yield from changed(staged.elementType, there.elementType, f"{path}.element", casts=casts)
+    elif isinstance(staged, T.MapType) and isinstance(there, T.MapType):
+        yield from changed(staged.keyType, there.keyType, f"{path}.key", casts=casts)
+        yield from changed(staged.valueType, there.valueType, f"{path}.value", casts=casts)
+    elif not (_may_cast(staged, there) if casts else isinstance(there, WIDER.get(type(staged), ()))):
+        yield f"{path} ({staged.simpleString()}, in the table {there.simpleString()})"
+
+
+def _changed_fields(staged: T.StructType, there: T.StructType, path: str, casts: bool) -> Iterator[str]:
+    known = {field.name.lower(): field for field in there.fields}
+    given = {field.name.lower() for field in staged.fields}
+    for field in staged.fields:
+        at = f"{path}.{field.name}"
+        if field.name.lower() not in known:
+            yield f"{at} ({field.dataType.simpleString()}, not in the table)"
+        else:
+            yield from changed(field.dataType, known[field.name.lower()].dataType, at, casts=casts)
+    for name, field in known.items():
+        if name not in given and not field.nullable:
+            yield f"{path}.{field.name} (not there, in the table NOT NULL)"
+
+
+def _may_cast(staged: T.DataType, there: T.DataType) -> bool:
+    atomic = (T.StringType, T.BinaryType, T.BooleanType, T.DateType, T.TimestampType, T.TimestampNTZType)
+    if isinstance(staged, atomic) or isinstance(there, atomic):
+        return type(staged) is type(there)
+    return isinstance(staged, T.NumericType) and isinstance(there, T.NumericType)

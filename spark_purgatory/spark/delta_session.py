@@ -1,0 +1,80 @@
+"""Whether the session has Delta, and may write what this table's protocol asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+from spark_purgatory.errors import ConfigError, StorageError
+from spark_purgatory.spark.faults import SPARK_FAULTS
+from spark_purgatory.spark.folders import described, sql_text
+
+EXTENSION = ("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+CATALOG = ("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+TESTED_DELTA = "4.4.0"
+"""For the name of the package where only the client of Spark Connect is installed."""
+WITHOUT_DELTA = ("PARSE_SYNTAX_ERROR", "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG")
+"""What DESCRIBE DETAIL says where the extension is not there, and where the catalog is not."""
+KNOWN_FEATURES = frozenset(
+    "allowColumnDefaults appendOnly catalogManaged changeDataFeed checkConstraints checkpointProtection clustering "
+    "columnMapping coordinatedCommits-preview deletionVectors domainMetadata generatedColumns icebergCompatV1 "
+    "icebergCompatV2 identityColumns inCommitTimestamp invariants materializePartitionColumns rowTracking timestampNtz "
+    "typeWidening typeWidening-preview v2Checkpoint vacuumProtocolCheck variantShredding variantShredding-preview "
+    "variantType variantType-preview".split()
+)
+"""Features of a table that Delta 4.4 writes. Of others the session's Delta is asked."""
+
+
+def check_delta(spark: SparkSession) -> None:
+    """Raise ConfigError with what to add to a session that does not know Delta."""
+    try:
+        described(spark, sql_text("/"))
+    except AnalysisException as error:
+        if error.getCondition() in WITHOUT_DELTA:
+            raise ConfigError(_what_lacks(spark)) from None
+    except SPARK_FAULTS:
+        return  # It was Delta that said so.
+
+
+def _what_lacks(spark: SparkSession) -> str:
+    settings = [EXTENSION, CATALOG]
+    lacks = [name for name, value in settings if value not in (spark.conf.get(name, None) or "")]
+    found = (
+        f"it has no {' and no '.join(lacks)}" if lacks else "its settings name Delta, but Delta's jars are not there"
+    )
+    major, minor = spark.version.split(".")[:2]
+    try:
+        delta = version("delta-spark")
+    except PackageNotFoundError:
+        delta = TESTED_DELTA
+    lines = [f"--packages io.delta:delta-spark_{major}.{minor}_2.13:{delta}"]
+    lines += [f"--conf {name}={value}" for name, value in settings]
+    return (
+        f"this Spark session cannot write Delta tables: {found}. Nothing was started. Start the session, or the server "
+        "of Spark Connect, with all of\n    " + "\n    ".join(lines) + "\nIn Python, "
+        "delta.configure_spark_with_delta_pip(builder) adds the package. Settings of a session that runs cannot be "
+        "changed"
+    )
+
+
+def check_features(spark: SparkSession, name: str, place: str, features: Iterable[str]) -> None:
+    """Raise StorageError if Delta cannot write a table with these features. ``place``: the table, as SQL has it."""
+    unknown = sorted(set(features) - KNOWN_FEATURES)
+    if not unknown:
+        return
+    try:
+        # Asks for what an append asks for, and commits nothing.
+        spark.sql(
+            f"MERGE INTO {place} AS old USING (SELECT * FROM {place} WHERE false) AS new ON false "
+            "WHEN NOT MATCHED THEN INSERT *"
+        ).collect()
+    except SPARK_FAULTS as error:
+        if "DELTA_UNSUPPORTED_FEATURES_FOR_WRITE" not in str(error):
+            return  # Not allowed to merge: the first drain will tell.
+        raise StorageError(
+            f"table {name} has the table features {', '.join(unknown)}, which this session's Delta cannot write. "
+            "Nothing was started. Take a later version of Delta, or ALTER TABLE ... DROP FEATURE"
+        ) from None
