@@ -23,9 +23,14 @@ from tests.test_law import COLUMNS, draw, spec_of, split_orphans
 
 WORLDS = 40
 """In one stream."""
-NUMBER = {"double": "double", "bigint": "bigint", "decimal": "decimal(18,2)"}
+NUMBER = {"double": "double", "tenths": "double", "bigint": "bigint", "decimal": "decimal(18,2)"}
 """The engine's name of each type of a world's numbers."""
-BESIDE: dict[str, tuple[type, ...]] = {"double": (Decimal,), "bigint": (float, Decimal), "decimal": (float,)}
+BESIDE: dict[str, tuple[type, ...]] = {
+    "double": (Decimal,),
+    "tenths": (Decimal,),
+    "bigint": (float, Decimal),
+    "decimal": (float,),
+}
 """Other types that needs and levels may have beside values of this one."""
 SEQUENCES: Counter[str] = Counter()
 SEEN: Counter[str] = Counter()
@@ -52,7 +57,8 @@ def compare(seed: int, numbers: str = "double") -> None:
     kinds = rng.choice((KINDS, ("complete", "extend"), ("complete", "fail", "extend")))
     _, world, criterion = draw(seed, rule, several, kinds=kinds, worlds=WORLDS, numbers=numbers)
     if rng.random() < 0.3:
-        world = needs_as(world, rng.choice(BESIDE[numbers]))
+        of = rng.choice(BESIDE[numbers])
+        world, criterion = needs_as(world, of), {**criterion, "need": of(criterion["need"])} if criterion else {}
     lookback_us = rng.choice((0, 0, STEP_US, 4 * STEP_US))
     orphans = not several or shards == 1
     batches = splits(
@@ -89,13 +95,13 @@ def needs_as(world: World, of: type) -> World:
 
 
 @pytest.mark.parametrize("numbers", NUMBER)
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(10))
 def test_moving_deadlines_ids_seen_again_and_exact_numbers_give_what_the_oracle_says(seed: int, numbers: str) -> None:
     compare(seed, numbers)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", NUMBER)
-@pytest.mark.parametrize("seed", range(1000, 1100))
+@pytest.mark.parametrize("seed", range(1000, 1075))
 def test_a_long_series_of_them_gives_what_the_oracle_says(seed: int, numbers: str) -> None:
     compare(seed, numbers)
