@@ -149,7 +149,7 @@ class Criterion(Model):
     """A rule and the number that it needs, if it needs one."""
 
     rule: Literal["any_key", "all_keys", "quorum", "count", "sum_at_least", "level"]
-    need: float | None = None
+    need: int | float | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -27,6 +27,7 @@ from spark_purgatory.spark.sides import (
     check_key_types,
     events_side,
     key_prefix,
+    number_of,
     operations_side,
 )
 
@@ -132,7 +133,8 @@ class Purgatory:
         if as_of is not None and operations.isStreaming:
             raise ConfigError("as_of is for batch DataFrames: a stream's watermark tells the time")
         schema = self._outcome_schema(operations)
-        reading = Reading(self.criterion, duration_us(self, "max_future"), self.partition_by, heartbeats)
+        number = number_of(operations, completions, self.completions, self.criterion)
+        reading = Reading(self.criterion, duration_us(self, "max_future"), self.partition_by, heartbeats, number)
         left = operations_side(operations, self.operations, reading)
         right = events_side(completions, self.completions, reading)
         check_key_types(left, right)
@@ -168,6 +170,7 @@ class Purgatory:
             event_ids=self.completions.event_id is not None,
             orphans=self.orphans,
             control_events=self.completions.kind is not None,
+            number=operations.number,
             key_prefix=0 if self.partition_by is None else key_prefix(operations.key_type),
             identity_width=1 if operations.keyed_by_id else 2,
             roles=operations.roles,

@@ -24,7 +24,9 @@ from spark_purgatory.config import (
     parse_duration,
 )
 from spark_purgatory.core.criteria import ByRow, Criterion
+from spark_purgatory.core.numbers import DOUBLE
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.numbers import Typed, need_columns, number_type, value_column
 
 WATERMARK_METADATA = "spark.watermarkDelayMs"
 KEY_TYPES = (T.StringType, T.BinaryType, T.IntegralType, T.BooleanType, T.DateType, T.DecimalType, T.TimestampType)
@@ -42,6 +44,7 @@ class Side:
     several_keys: bool = False
     keyed_by_id: bool = False
     roles: tuple[tuple[str, int], ...] = ()
+    number: str = DOUBLE
 
 
 def field_column(frame: DataFrame, value: Any, field: str) -> Column:
@@ -99,6 +102,7 @@ class Reading:
     max_future_us: int
     partition_by: ColumnLike | None = None
     heartbeats: bool = True
+    number: str = DOUBLE
 
     def scope(self, frame: DataFrame) -> Column | None:
         """The column that scopes keys and ids by their partition, 32 hexadecimal digits; None without partitions."""
@@ -106,6 +110,14 @@ class Reading:
             return None
         value = field_column(frame, self.partition_by, "partition_by").cast("string")
         return F.md5(F.coalesce(F.concat(F.lit("="), value), F.lit("null")).cast("binary"))
+
+
+def number_of(operations: DataFrame, completions: DataFrame, config: Completions, criterion: Criterion | ByRow) -> str:
+    """The type in which values and what they must reach are compared."""
+    if config.value is None:
+        return DOUBLE
+    value = column_type(completions, field_column(completions, config.value, "completions.value"))
+    return number_type(criterion, value, _needs(operations, criterion))
 
 
 def scoped(key: Column, kind: T.DataType, scope: Column | None) -> Column:
@@ -142,13 +154,13 @@ def operations_side(frame: DataFrame, config: Operations, reading: Reading) -> S
         "key_hashes": hashes,
         "created_us": F.unix_micros(created),
         "deadline_us": _deadline_us(frame, config, created),
-        **_rules(frame, reading.criterion, raw, several),
+        **_rules(frame, reading, raw, several),
     }
     columns = [column.alias(name) for name, column in engine.items() if name not in roles]
     columns += [field_column(frame, name, "operations").alias(f"p{i}") for i, name in enumerate(frame.columns)]
     packed = _watermarked(frame, [*columns, *_routed(route)], created, config, reading)
     same = isinstance(config.id, str) and isinstance(config.keys, str) and config.id == config.keys
-    return Side(packed, key_type, several, several or same, tuple(roles.items()))
+    return Side(packed, key_type, several, several or same, tuple(roles.items()), reading.number)
 
 
 def payload_roles(frame: DataFrame, config: Operations) -> dict[str, int]:
@@ -180,7 +192,7 @@ def events_side(frame: DataFrame, config: Completions, reading: Reading) -> Side
         kind = column_type(frame, value)
         if not isinstance(kind, T.NumericType):
             raise ConfigError(f"completions.value is {kind.simpleString()}, not a number: cast it")
-        engine.append(value.cast("double").alias("value"))
+        engine.append(value_column(value, kind, reading.number, reading.criterion.reads_values).alias("value"))
     if config.kind is not None:
         engine.append(field_column(frame, config.kind, "completions.kind").cast("string").alias("kind"))
     if config.operation_id is not None:
@@ -200,26 +212,23 @@ def _routed(route: Column | None) -> list[Column]:
     return [] if route is None else [route.alias("route")]
 
 
-def _rules(frame: DataFrame, criterion: Criterion | ByRow, raw: list[Column], several: bool) -> dict[str, Column]:
+def _rules(frame: DataFrame, reading: Reading, raw: list[Column], several: bool) -> dict[str, Column]:
     """Each operation's rule, need and level at each of its keys, where rows bring their own."""
-    if isinstance(criterion, Criterion):
+    if isinstance(reading.criterion, Criterion):
         return {}
-    need = F.lit(None).cast("double")
-    if criterion.need is not None:
-        need = field_column(frame, criterion.need, "criterion.need").cast("double")
+    rule = field_column(frame, reading.criterion.rule, "criterion.rule").cast("string")
+    keys = raw if len(raw) > 1 else raw[0]
+    return {"rule": rule, **need_columns(_needs(frame, reading.criterion), keys, several, reading.number)}
 
-    def level_at(key: Column) -> Column:
-        if criterion.levels is None:
-            return need
-        levels = field_column(frame, criterion.levels, "criterion.levels")
-        return F.when(levels.isNull(), need).otherwise(F.try_element_at(levels, key).cast("double"))
 
-    if len(raw) > 1:
-        levels = F.array(*map(level_at, raw))
-    else:
-        levels = F.transform(raw[0], level_at) if several else level_at(raw[0])
-    rule = field_column(frame, criterion.rule, "criterion.rule").cast("string")
-    return {"rule": rule, "need": need, "levels": levels}
+def _needs(frame: DataFrame, criterion: Criterion | ByRow) -> dict[str, Typed]:
+    """The columns of needs that rows bring and their types, by field."""
+    named = {} if isinstance(criterion, Criterion) else {"need": criterion.need, "levels": criterion.levels}
+    columns = {
+        field: field_column(frame, name, field)
+        for field, name in ((f"criterion.{field}", name) for field, name in named.items() if name is not None)
+    }
+    return {field: (column, column_type(frame, column)) for field, column in columns.items()}
 
 
 def check_key_types(operations: Side, events: Side) -> None:
