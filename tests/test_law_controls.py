@@ -105,3 +105,15 @@ def test_moving_deadlines_ids_seen_again_and_exact_numbers_give_what_the_oracle_
 @pytest.mark.parametrize("seed", range(1000, 1075))
 def test_a_long_series_of_them_gives_what_the_oracle_says(seed: int, numbers: str) -> None:
     compare(seed, numbers)
+
+
+@pytest.mark.parametrize("numbers", NUMBER)
+@pytest.mark.parametrize("rule", RULES)
+def test_an_operation_that_names_a_key_twice_reads_needs_of_its_own_in_every_type(numbers: str, rule: str) -> None:
+    need = {"double": 1.0, "tenths": 0.1, "bigint": 1, "decimal": Decimal("1.00")}[numbers]
+    twice = {"id": "o", "keys": ["a", "b", "a"], "created": 10_000, "deadline": 20_000}
+    operations = [{**twice, "rule": rule, "need": need, "level": None, "row": "o"}]
+    events = [{"key": key, "time": 12_000, "value": need} for key in "ab"]
+    spec = spec_of({}, final=True, number=NUMBER[numbers])
+    outcomes = Shards(spec, several=True).run([(operations, events, 0), ([], [], 30)])
+    assert multiset(outcomes, *COLUMNS) == multiset(decide(operations, events), *COLUMNS)
