@@ -939,7 +939,7 @@ def worlds(draw: st.DrawFn, /, **options: Any) -> World:
     kinds = draw(st.sampled_from((KINDS, ("complete",))))
     sizes = {"n_operations": draw(st.integers(0, 10)), "n_events": draw(st.integers(0, 30))}
     drawn = {"rules": rules, "kinds": kinds, **sizes, "n_keys": draw(st.integers(1, 4))}
-    drawn["spoiled"] = draw(st.booleans())
+    drawn.update(spoiled=draw(st.booleans()), numbers=draw(st.sampled_from(sorted(NUMBERS))))
     return random_world(random.Random(draw(SEEDS)), **{**drawn, **options})
 
 
@@ -959,7 +959,8 @@ def test_the_outcomes_do_not_depend_on_the_order_of_the_rows(
 @given(worlds(), LOOKBACKS_US, st.sampled_from(KINDS), st.integers(0, 20))
 @settings(max_examples=200, deadline=None)
 def test_an_event_on_an_unrelated_key_changes_nothing(world: World, lookback_us: int, kind: str, steps: int) -> None:
-    stranger = an_event("z", BASE_US + steps * STEP_US, kind, value=1.0)
+    value = next((event["value"] for event in world.events if event["value"] is not None), None)
+    stranger = an_event("z", BASE_US + steps * STEP_US, kind, value=value)
     before = decide(world.operations, world.events, lookback_us=lookback_us)
     after = decide(world.operations, [*world.events, stranger], lookback_us=lookback_us)
     assert multiset(before) == multiset(after)
@@ -1026,7 +1027,7 @@ def first_time_it_holds(op: Row, events: Sequence[Row], lookback_us: int) -> int
     return None
 
 
-@given(worlds(kinds=("complete",), duplicates=False, spoiled=False), LOOKBACKS_US)
+@given(worlds(kinds=("complete",), duplicates=False, spoiled=False, numbers="double"), LOOKBACKS_US)
 @settings(max_examples=300, deadline=None)
 def test_complete_events_alone_resolve_at_the_smallest_time_at_which_the_criterion_holds(
     world: World, lookback_us: int
@@ -1186,6 +1187,8 @@ def test_the_keys_of_an_operation_and_the_kinds_drawn_can_be_limited() -> None:
     assert {event["kind"] for event in world.events} == {"fail"}
     with pytest.raises(ValueError, match="n_keys=9 is not within 1 to 8"):
         random_world(random.Random(1), n_keys=9)
+    with pytest.raises(ValueError, match="numbers='float' is none of double, tenths, bigint, decimal"):
+        random_world(random.Random(1), numbers="float")
 
 
 @given(worlds(), DELAYS_US, DELAYS_US, st.integers(1, 9), SEEDS)

@@ -64,6 +64,15 @@ NUMBERS: dict[str, Numbers] = {
         unit_us=STEP_US,
         spoiled=(-0.5, float("nan")),
     ),
+    "tenths": Numbers(
+        values=(None, -0.0, 0.1, 0.1, 0.2, 0.7, 1.1, 1e16, 5e-324, 1.7e308, float("inf")),
+        levels=(0.0, -0.5, 0.1, 0.7, 1e16 + 2, 5e-324, 1.7e308),
+        sums=(0.0, 0.3, 0.8, 0.9, 1.0, 1e16 + 2, 2.0**62),  # no other sums of doubles are asked of an engine
+        counts=COUNTS,
+        second=1.0,
+        unit_us=STEP_US,
+        spoiled=(-0.5, -5e-324, float("-inf"), float("nan")),
+    ),
     "bigint": Numbers(
         values=(None, 0, 1, 1, 2, 2**53 - 1, 2**53, 2**53 + 1, 2**62),
         levels=(0, 1, 2**53, 2**53 + 1, 2**62 + 1, 2**63 - 1),
@@ -149,6 +158,8 @@ def random_world(
     """
     if not 1 <= n_keys <= len(KEYS):
         raise ValueError(f"n_keys={n_keys} is not within 1 to {len(KEYS)}")
+    if numbers not in NUMBERS:
+        raise ValueError(f"numbers={numbers!r} is none of {', '.join(NUMBERS)}")
     drawn = NUMBERS[numbers]
     names = KEYS[:n_keys]
     operations: list[Row] = []
