@@ -1,6 +1,6 @@
 """Delayed completion on Spark: operations wait in a purgatory until events complete them or their deadline passes.
 
-Importing the package imports no Spark; `Purgatory` and `RecordAccumulator` do when they are first used.
+Importing the package imports no Spark; `Purgatory`, `RecordAccumulator` and `gauges` do when they are first used.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from spark_purgatory.config import Completions, Operations
 from spark_purgatory.core import criteria
 
 if TYPE_CHECKING:
+    from spark_purgatory.spark.gauges import gauges
     from spark_purgatory.spark.operator import Purgatory
     from spark_purgatory.spark.record_accumulator import RecordAccumulator
 
 __version__ = "0.1.0"
-__all__ = ["Completions", "Operations", "Purgatory", "RecordAccumulator", "criteria"]
+__all__ = ["Completions", "Operations", "Purgatory", "RecordAccumulator", "criteria", "gauges"]
 
 
 def __getattr__(name: str) -> object:
@@ -27,4 +28,8 @@ def __getattr__(name: str) -> object:
         from spark_purgatory.spark.record_accumulator import RecordAccumulator
 
         return RecordAccumulator
+    if name == "gauges":
+        from spark_purgatory.spark.gauges import gauges
+
+        return gauges
     raise AttributeError(f"module 'spark_purgatory' has no attribute {name!r}; it has {', '.join(__all__)}")

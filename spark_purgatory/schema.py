@@ -16,7 +16,12 @@ COUNTERS = (
     "events_received",
     "events_rejected",
     "events_late",
-    "pending",
-    "state_bytes",
+    "pending_change",
+    "state_bytes_written",
 )
-"""Reported with every group call: the first ten as what the call added, the last two as they stand after it."""
+"""What a micro-batch added, in the query's ``observedMetrics``: 0 where it touched no shard.
+
+The first seven count operations, received and decided. ``pending_change`` is received - decided: below 0 where more
+were decided than came. ``state_bytes_written``: bytes of the shards that the micro-batch touched, and so wrote anew.
+`spark_purgatory.gauges` tells how many operations wait in all, and in how many bytes.
+"""

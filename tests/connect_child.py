@@ -1,4 +1,4 @@
-"""Through Spark Connect, in a process of its own: ``python -m tests.connect_child sink|silence FOLDER``.
+"""Through Spark Connect, in a process of its own: ``python -m tests.connect_child sink|silence|gauges FOLDER``.
 
 A Connect session and a classic one do not live in one process. What was seen goes to ``seen.json``.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria
+from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria, gauges
 from spark_purgatory.errors import ConfigError
 from tests.crash_child import builder_with
 from tests.silence import let_a_silence_pass
@@ -70,7 +70,21 @@ def write_through_sink(spark: SparkSession, folder: Path) -> None:
     (folder / "seen.json").write_text(json.dumps(seen), encoding="utf-8")
 
 
+def read_gauges(spark: SparkSession, folder: Path) -> None:
+    """What waits, before a stream has run and after."""
+    checkpoint = str(folder / "checkpoint")
+    seen = {"before": gauges(spark, checkpoint)}
+    streams = [
+        spark.readStream.schema(schema).parquet(str(folder / name))
+        for schema, name in (("id bigint, at timestamp", "operations"), ("key bigint, at timestamp", "completions"))
+    ]
+    query = PURGATORY.resolve(*streams).writeStream.format("noop").option("checkpointLocation", checkpoint)
+    query.trigger(availableNow=True).start().awaitTermination()
+    seen["after"] = gauges(spark, checkpoint)
+    (folder / "seen.json").write_text(json.dumps(seen), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    ROLES = {"sink": write_through_sink, "silence": let_a_silence_pass}
+    ROLES = {"sink": write_through_sink, "silence": let_a_silence_pass, "gauges": read_gauges}
     at = Path(sys.argv[2])
     ROLES[sys.argv[1]](session(at), at)

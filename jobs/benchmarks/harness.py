@@ -181,7 +181,7 @@ def read_batches(progress: list[dict[str, Any]], workload: Workload, contender: 
             operations=operations,
             events=events,
             ms=report["durationMs"]["triggerExecution"],
-            state_bytes=None if own is None else int(own["state_bytes"] or 0),
+            state_bytes=None if own is None else int(own["state_bytes_written"] or 0),
             state_memory_bytes=sum(state["memoryUsedBytes"] for state in report["stateOperators"]),
         )
 

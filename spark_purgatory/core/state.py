@@ -78,7 +78,9 @@ def write_blob(facts: Mapping[str, object], arrays: Arrays, tables: Tables, shar
 
 def read_blob(blob: bytes, shards: int) -> tuple[dict[str, object], Arrays, Tables]:
     """What `write_blob` was given. Raises StateCorruptError, StateVersionError or StateMismatchError."""
-    body = _checked_body(blob, shards)
+    coded, size = _checked(blob, shards)
+    body = pa.py_buffer(decode(coded, size))
+    del coded
     position = 0
     streams = []
     while position < body.size:
@@ -100,7 +102,23 @@ def read_blob(blob: bytes, shards: int) -> tuple[dict[str, object], Arrays, Tabl
     return meta["facts"], arrays, tables
 
 
-def _checked_body(blob: bytes, shards: int) -> pa.Buffer:
+def read_facts(blob: bytes) -> dict[str, object]:
+    """The facts alone, of a query with however many shards: only the first stream is decoded, and of it one column.
+
+    Raises StateCorruptError or StateVersionError.
+    """
+    coded, _ = _checked(blob, None)
+    length = LENGTH.unpack(decode(coded[: coded_size(LENGTH.size)], LENGTH.size).tobytes())[0]
+    end = LENGTH.size + length
+    stream = decode(coded[: coded_size(end)], end)[LENGTH.size :]
+    only_meta = pa.ipc.IpcReadOptions(included_fields=[0], use_threads=False)
+    with pa.ipc.open_stream(pa.py_buffer(stream), options=only_meta) as reader:
+        facts: dict[str, object] = json.loads(reader.read_next_batch().column(0)[0].as_py())["facts"]
+    return facts
+
+
+def _checked(blob: bytes, shards: int | None) -> tuple[Values, int]:
+    """(the coded body, its size before it was coded); ``shards`` None: the query's number of shards is not known."""
     if len(blob) < HEADER_BYTES:
         raise StateCorruptError(f"state of {len(blob)} bytes is shorter than its header ({HEADER_BYTES}): truncated")
     magic, version, shard_count, length, checksum = HEADER.unpack_from(blob)
@@ -116,7 +134,7 @@ def _checked_body(blob: bytes, shards: int) -> pa.Buffer:
             f"state has format version {version}, this version of spark_purgatory reads {known}: "
             "run the release that wrote the checkpoint, or start a new one"
         )
-    if shard_count != shards:
+    if shards is not None and shard_count != shards:
         raise StateMismatchError(
             f"shards: the checkpoint was written with {shard_count}, the query has {shards}: "
             f"set shards={shard_count}, or start a new checkpoint"
@@ -129,7 +147,7 @@ def _checked_body(blob: bytes, shards: int) -> pa.Buffer:
     coded = np.frombuffer(blob, np.uint8, offset=HEADER_BYTES)
     if zlib.crc32(coded.data) != checksum:
         raise StateCorruptError(f"state body of {length} bytes does not match its checksum: damaged in the checkpoint")
-    return pa.py_buffer(decode(coded, length))
+    return coded, length
 
 
 def _laid_out(packed: Iterable[tuple[Recipe, Values]], planes: Iterable[int]) -> Values:

@@ -125,5 +125,6 @@ def _result(
     tables = [pa.Table.from_batches([batch]) for batch in outcomes]
     blob = to_blob(pa.concat_tables(tables, promote_options="default")).to_pybytes() if tables else None
     added = [now - then for now, then in zip(_counts(engine.outcomes.tally), before, strict=True)]
-    counters = dict(zip(COUNTERS, [*added, engine.pending, state_bytes], strict=True))
+    pending_change = added[0] - sum(added[1:7])
+    counters = dict(zip(COUNTERS, [*added, pending_change, state_bytes], strict=True))
     return pd.DataFrame({"blob": [blob], **{name: [value] for name, value in counters.items()}})

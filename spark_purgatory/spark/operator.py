@@ -217,7 +217,9 @@ class Purgatory:
                 GroupStateTimeout.EventTimeTimeout,
             )
         )
-        return results.observe(self.name, *(F.sum(name).alias(name) for name in COUNTERS))
+        # A micro-batch that touches no shard adds nothing: its sum is null.
+        added = (F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in COUNTERS)
+        return results.observe(self.name, *added)
 
     @staticmethod
     def _as_of_ms(frame: DataFrame, as_of: Any) -> int | None:
