@@ -195,14 +195,16 @@ MAX_NAME_BYTES = 1024
 class SinkOptions:
     """How rows accumulate into files of a Delta table (Kafka: the producer's configuration).
 
-    ``path`` or ``table``: the table; made by the first drain if need be. ``partition_by``: columns that partition it.
-    ``batch_size``: the size of file wanted, for each partition (``batch.size``). ``linger``: how long a row may wait
-    for its file (``linger.ms``). ``buffer_memory``: the most bytes that may be staged (``buffer.memory``).
-    ``max_block``: how long a micro-batch waits for room, or a flush for a failing table (``max.block.ms``).
-    ``retry_backoff``: the first wait after a failed drain, doubled each time up to ten times it (``retry.backoff.ms``).
-    ``delivery_timeout``: how long rows may wait for a failing table before the query stops; they stay staged
-    (``delivery.timeout.ms``). ``max_request_size``: the most bytes in one transaction, but for a single file
-    (``max.request.size``).
+    ``path`` or ``table``: the table; made by the first drain if need be. ``partition_by``: columns that partition it;
+    of a table that is there they need not be given. Rows wait together whose values differ only in a column that the
+    table computes (GENERATED ALWAYS AS) and the stream lacks: then a drain writes a file for each of its values, and
+    each is smaller than ``batch_size``. ``batch_size``: the size of file wanted, for each partition (``batch.size``).
+    ``linger``: how long a row may wait for its file (``linger.ms``). ``buffer_memory``: the most bytes that may be
+    staged (``buffer.memory``). ``max_block``: how long a micro-batch waits for room, or a flush for a failing table
+    (``max.block.ms``). ``retry_backoff``: the first wait after a failed drain, doubled each time up to ten times it
+    (``retry.backoff.ms``). ``delivery_timeout``: how long rows may wait for a failing table before the query stops;
+    they stay staged (``delivery.timeout.ms``). ``max_request_size``: the most bytes in one transaction, but for a
+    single file (``max.request.size``).
     """
 
     path: str | None = None

@@ -89,7 +89,7 @@ def quiet(spark: SparkSession, folder: Path) -> None:
     land(folder, 0)
     step("first start")
     sink = accumulator()
-    trigger = {"processingTime": "2 seconds"}
+    trigger = {"processingTime": "4 seconds"}
     sink.write_stream(rows(spark, folder), checkpoint=str(folder / "checkpoint"), trigger=trigger)
     until(1)
     step("staged view")

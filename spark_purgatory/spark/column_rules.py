@@ -66,7 +66,7 @@ def _names(kind: T.DataType, path: str, is_mapped: bool) -> Iterator[str]:
     for field in kind.fields:
         at = f"{path}.{field.name}" if path else field.name
         if other := seen.get(field.name.lower()):
-            yield f"columns {other!r} and {at!r} differ in case alone, which Delta does not tell apart: rename one"
+            yield f"columns {other!r} and {at!r} have one name, for Delta ignores case: rename one"
         seen[field.name.lower()] = at
         if not is_mapped and any(character in FORBIDDEN_CHARACTERS for character in field.name):
             yield (

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_purgatory.accumulator.futures import Callback, RecordFuture
-from spark_purgatory.config import SinkOptions, require_name
+from spark_purgatory.config import SinkOptions, is_duration, parse_duration, require_name
 from spark_purgatory.errors import ConfigError, StorageError
 from spark_purgatory.spark.delta_target import DeltaTarget
 from spark_purgatory.spark.policy_side import Delivery
@@ -34,6 +34,8 @@ OTHER_MODES = re.compile(r"STREAMING_OUTPUT_MODE|with Append output mode")
 """In Spark's errors about a plan and its output mode; those about a function's own mode have no name."""
 PAUSE_POLLS = 200
 """Ten seconds for a query to pause between two micro-batches."""
+STOP_MS = 500
+"""Within which a query that pauses has been told to stop."""
 
 
 class RecordAccumulator:
@@ -92,8 +94,7 @@ class RecordAccumulator:
         writer = writer.trigger(**chosen)
         if query_name:
             writer = writer.queryName(query_name)
-        drains_at_end = "availableNow" in chosen or "once" in chosen
-        self._query = AccumulatorQuery(_start(writer), sender, df.sparkSession, drains_at_end)
+        self._query = AccumulatorQuery(_start(writer), sender, df.sparkSession, chosen)
         return self._query
 
     def flush(self) -> None:
@@ -163,11 +164,13 @@ def _start(writer: DataStreamWriter) -> StreamingQuery:
 class AccumulatorQuery:
     """A running `StreamingQuery`, all of whose attributes it has; one that ends by itself drains what is staged."""
 
-    def __init__(self, query: StreamingQuery, sender: Sender, spark: SparkSession, drains_at_end: bool) -> None:
+    def __init__(self, query: StreamingQuery, sender: Sender, spark: SparkSession, trigger: Mapping[str, Any]) -> None:
         self._query = query
         self._sender = sender
         self._spark = spark
-        self._drains_at_end = drains_at_end
+        self._drains_at_end = "availableNow" in trigger or "once" in trigger
+        every = str(trigger.get("processingTime", ""))
+        self._trigger_ms = parse_duration(every, "trigger") // 1000 if is_duration(every) else 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._query, name)
@@ -224,10 +227,15 @@ class AccumulatorQuery:
         One stopped within leaves pages of stack traces in Spark's log, and under Spark Connect it would go on a while.
         """
         for _ in range(PAUSE_POLLS):
-            if not (self.running and self._query.status["isTriggerActive"]):
+            if not self.running or (not self._is_due() and not self._query.status["isTriggerActive"]):
                 break
             time.sleep(FLUSH_POLL_SECONDS)
         self._query.stop()
+
+    def _is_due(self) -> bool:
+        """Whether the next micro-batch may begin before we have stopped the query: at multiples of the trigger."""
+        every_ms = self._trigger_ms
+        return every_ms > 0 and every_ms - time.time_ns() // 1_000_000 % every_ms < min(STOP_MS, every_ms // 2)
 
     def drain(self) -> None:
         """Bring everything staged to the table, the query having ended."""
