@@ -194,7 +194,10 @@ def _with_rules(arrivals: OperationArrivals, table: pa.Table, kept: Int64s | sli
     if doubles:
         return replace(arrivals, rule=rule, need=need, level_need=level_need)
     units = read_needs(_whole(table, "need_up"), need)
-    level_units = read_needs(_flat(_whole(table, "levels_up"))[kept], level_need)
+    levels_up = _flat(_whole(table, "levels_up"))
+    if not isinstance(kept, slice):
+        levels_up = levels_up.take(pa.array(kept))
+    level_units = read_needs(levels_up, level_need)
     return replace(arrivals, rule=rule, need=need, level_need=level_units, sum_need=units)
 
 
