@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from spark_purgatory.config import SinkOptions, is_duration, parse_size
+from spark_purgatory.config import SinkOptions, not_a_duration, parse_size
 
 FREE_FORM = ("options", "spark")
 """Mappings whose keys hold dots and whose values may be secret."""
@@ -31,8 +31,9 @@ def _as_list(value: object) -> object:
 
 
 def _is_duration(text: str) -> str:
-    if not is_duration(text):
-        raise ValueError('a duration is allowed, such as "30 minutes" or "1 hour 30 minutes"')
+    wrong = not_a_duration(text)
+    if wrong is not None:
+        raise ValueError(f"a duration is allowed; {wrong}")
     return text
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 from spark_purgatory.errors import ConfigError
@@ -40,6 +41,13 @@ BYTES_OF_UNIT = {
 MAX_DURATION_US = 1000 * 366 * US_OF_UNIT["day"]
 """A thousand years: past any wait, and far from where int64 microseconds end."""
 
+WITHOUT_LENGTH = ("month", "quarter", "year")
+DURATIONS = (
+    "A duration is one or more numbers, each with a unit: microseconds (us), milliseconds (ms), seconds (s), "
+    'minutes (m), hours (h), days (d) or weeks; such as "30 minutes" or "1 hour 30 minutes"'
+)
+SIZES = "B, KB, MB, GB, TB, KiB, MiB, GiB and TiB"
+
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
 
 Duration = str | timedelta
@@ -51,20 +59,60 @@ def parse_duration(value: object, field: str) -> int:
     """A duration in microseconds. Raises ConfigError naming ``field``."""
     if isinstance(value, timedelta):
         us = value // timedelta(microseconds=1)
-    elif isinstance(value, str) and is_duration(value):
-        us = round(sum(float(n) * US_OF_UNIT[_unit(u)] for n, u in _PART.findall(value)))
+    elif isinstance(value, str):
+        wrong = not_a_duration(value)
+        if wrong is not None:
+            raise ConfigError(f"{field}={value!r} is not a duration: {wrong}")
+        us = round(sum(Decimal(n) * US_OF_UNIT[_unit(u)] for n, u in _PART.findall(value)))
     else:
         hint = f"; for a bare number use {field}_ms=" if isinstance(value, (int, float)) else ""
         raise ConfigError(f'{field}={value!r} is not a duration: write "30 minutes" or a timedelta{hint}')
-    if not 0 <= us <= MAX_DURATION_US:
-        raise ConfigError(f"{field}={value!r} must lie between 0 and 1000 years")
+    return _checked_us(us, value, field)
+
+
+def parse_ms(value: object, field: str) -> int:
+    """An int of milliseconds, given for ``field``, whose name ends in ``_ms``, in microseconds."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{field}={value!r} must be an int of milliseconds")
+    return _checked_us(value * US_OF_UNIT["ms"], value, field)
+
+
+def _checked_us(us: int, value: object, field: str) -> int:
+    if us < 0:
+        raise ConfigError(f"{field}={value!r} is negative: a duration is 0 or longer")
+    if us > MAX_DURATION_US:
+        raise ConfigError(f"{field}={value!r} is longer than 1000 years, the longest duration allowed")
     return us
 
 
 def is_duration(text: str) -> bool:
     """Whether ``text`` reads as a duration, such as "1 hour 30 minutes"."""
-    parts = _PART.findall(text)
-    return bool(parts) and _PART.sub("", text) == "" and all(_unit(unit) in US_OF_UNIT for _, unit in parts)
+    return not_a_duration(text) is None
+
+
+def not_a_duration(text: str) -> str | None:
+    """Why ``text`` does not read as a duration, and what does; None if it does."""
+    rest = _PART.sub("", text).strip()
+    units = [unit for _, unit in _PART.findall(text)]
+    unknown = [unit for unit in units if _unit(unit) not in US_OF_UNIT]
+    if re.match(r"\s*[-\u2212]\s*\d", text):
+        return "it is negative; a duration is 0 or longer"
+    if unknown and _unit(unknown[0]) in WITHOUT_LENGTH:
+        wrong = f"{unknown[0]!r} has no fixed length; say it in days"
+    elif unknown:
+        wrong = f"{unknown[0]!r} is not a unit of time"
+    elif rest and re.fullmatch(r"\d+(\.\d+)?", rest):
+        wrong = f"{rest} has no unit"
+    elif rest or not units:
+        wrong = f"{rest!r} was not understood" if rest else "it is empty"
+    else:
+        return None
+    return f"{wrong}. {DURATIONS}"
+
+
+def reads_like_a_duration(text: str) -> bool:
+    """Whether whoever wrote ``text`` may have meant a duration: it begins with a number."""
+    return re.match(r"\s*[-+\u2212]?\s*\.?\d", text) is not None
 
 
 def _unit(word: str) -> str:
@@ -78,18 +126,17 @@ def parse_size(value: object, field: str) -> int:
     factor = BYTES_OF_UNIT.get(match[2].lower()) if match else None
     if match is None or factor is None:
         hint = f"; for a bare number use {field}_bytes=" if isinstance(value, (int, float)) else ""
-        raise ConfigError(f'{field}={value!r} is not a size: write "128 MiB" or "10 MB"{hint}')
-    return round(float(match[1]) * factor)
+        raise ConfigError(
+            f'{field}={value!r} is not a size: write a number and one of {SIZES}, such as "128 MiB"{hint}'
+        )
+    return round(Decimal(match[1]) * factor)
 
 
 def duration_us(owner: object, field: str) -> int:
     """The duration of ``owner.field`` or ``owner.field_ms``, whichever is given, in microseconds."""
     value, value_ms = getattr(owner, field), getattr(owner, f"{field}_ms")
-    if value_ms is None:
-        return parse_duration(value, field)
-    if isinstance(value_ms, bool) or not isinstance(value_ms, int):
-        raise ConfigError(f"{field}_ms={value_ms!r} must be an int of milliseconds")
-    return parse_duration(timedelta(milliseconds=value_ms), f"{field}_ms")
+    name = f"{type(owner).__name__.lower()}.{field}" if isinstance(owner, (Operations, Completions)) else field
+    return parse_duration(value, name) if value_ms is None else parse_ms(value_ms, f"{name}_ms")
 
 
 def is_column(value: object) -> bool:
@@ -112,8 +159,10 @@ def idle_after_us(side: Operations | Completions) -> int | None:
 class Operations:
     """The stream of operations: what waits, for what, since when and for how long.
 
-    ``id``: one column, any atomic type. ``keys``: one column, a list of columns, or an array column. ``created``: a
-    timestamp column. Exactly one of ``timeout`` (a duration, or a day-time interval column), ``timeout_ms`` (an int,
+    ``id``: one column. ``keys``: one column, a list of columns, or an array column. Keys and ids are strings (of the
+    collation UTF8_BINARY), whole numbers, decimals, booleans, dates, timestamps or binary; what is compared with them
+    has their type. A timestamp is compared by its instant, and shown in UTC, "2026-10-25 00:30:00.5Z". ``created``: a
+    timestamp column. Exactly one of ``timeout`` (a duration, or a day-time interval column; a day is 24 hours), ``timeout_ms`` (an int,
     or an integer column) and ``deadline`` (a timestamp column). ``watermark``: how far operations may arrive out of
     order. ``idle_after``: once the stream has been silent for that long, time goes on without it (see
     `Purgatory.resolve`).
@@ -149,9 +198,25 @@ class Operations:
             raise ConfigError(
                 f'operations.timeout={self.timeout!r} has no unit: write "30 minutes", or use timeout_ms='
             )
+        self._check_end()
+        duration_us(self, "watermark")
+
+    def _check_end(self) -> None:
         if self.deadline is not None:
             require_column(self.deadline, "operations.deadline")
-        duration_us(self, "watermark")
+        if isinstance(self.timeout_ms, int):
+            parse_ms(self.timeout_ms, "operations.timeout_ms")
+        elif self.timeout_ms is not None and not is_column(self.timeout_ms):
+            raise ConfigError(
+                f"operations.timeout_ms={self.timeout_ms!r} must be an int of milliseconds, or name a column of them"
+            )
+        if isinstance(self.timeout, timedelta):
+            parse_duration(self.timeout, "operations.timeout")
+        elif self.timeout is not None and not is_column(self.timeout):
+            raise ConfigError(
+                f'operations.timeout={self.timeout!r} must be a duration, such as "30 minutes" or a timedelta, or name '
+                "a column of day-time intervals"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,7 +113,11 @@ def all_keys() -> Criterion:
 
 
 def quorum(n: int) -> Criterion:
-    """Complete when ``n`` distinct keys have had an event (Kafka: members of a DelayedJoin)."""
+    """Complete when ``n`` distinct keys have had an event (Kafka: members of a DelayedJoin).
+
+    An operation whose array of keys has fewer than ``n`` distinct ones cannot complete: it waits until its deadline and
+    is EXPIRED. More than there are columns in a list of keys is refused.
+    """
     return Criterion("quorum", n)
 
 

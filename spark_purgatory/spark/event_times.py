@@ -8,11 +8,15 @@ interval adds calendar days of the session's zone.
 
 from __future__ import annotations
 
-from pyspark.sql import Column
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.core.times import NEVER
+from spark_purgatory.errors import ConfigError
 
 PLACED: dict[type[T.DataType], tuple[str, str]] = {
     T.DateType: ("date'-290307-01-01'", "date'+294246-12-31'"),
@@ -42,3 +46,26 @@ def deadline_after(created_us: Column, wait: Column, us_per_unit: int = 1) -> Co
     wait_us = wait if us_per_unit == 1 else F.try_multiply(wait, F.lit(us_per_unit).cast("bigint"))
     deadline_us = F.coalesce(F.try_add(created_us, wait_us), F.lit(NEVER))
     return F.when(created_us.isNotNull() & wait.isNotNull(), deadline_us)
+
+
+def instant_ms(spark: SparkSession, value: Any, field: str) -> int:
+    """The instant that a user gives, in milliseconds, rounded down: a datetime, a date, a text or a Column.
+
+    A datetime with a time zone is an instant. All else is wall-clock time and is read in the session's time zone, as
+    Spark reads a timestamp's text: so "2026-10-27", date(2026, 10, 27) and datetime(2026, 10, 27) are one instant. The
+    time zone of the Python process, in which PySpark's own ``lit`` reads a datetime without one, has no say.
+    """
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        instant = F.timestamp_micros(F.lit((value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)))
+    elif isinstance(value, (date, str)):
+        instant = F.lit(str(value)).try_cast("timestamp")
+    elif isinstance(value, Column):
+        instant = value.try_cast("timestamp")
+    else:
+        raise ConfigError(f"{field}={value!r} is not a time: give a datetime, a date or a timestamp's text")
+    ms = spark.range(1).select(F.unix_millis(instant).alias("ms")).collect()[0]["ms"]
+    if ms is None:
+        raise ConfigError(
+            f'{field}={value!r} is not a time: write "2026-10-27" or "2026-10-27 18:30:00", or a datetime'
+        )
+    return int(ms)

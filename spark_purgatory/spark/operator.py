@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 from dataclasses import dataclass, replace
 from datetime import datetime
+=======
+from dataclasses import dataclass
+from datetime import date, datetime
+>>>>>>> h-words
 from types import UnionType
-from typing import Any
 
+<<<<<<< HEAD
 import pyarrow as pa
 from pyspark.sql import DataFrame
+=======
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+>>>>>>> h-words
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
@@ -18,6 +27,7 @@ from spark_purgatory.core.criteria import ByRow, Criterion
 from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS, OUTCOME_COLUMNS
+from spark_purgatory.spark.event_times import instant_ms
 from spark_purgatory.spark.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
 from spark_purgatory.spark.host import RESULT_DDL, STATE_DDL, Broadcast, batch_function, stream_function
 from spark_purgatory.spark.key_types import check_compared, timestamp_fields
@@ -46,6 +56,35 @@ MAX_SHARDS = 1 << 15
 """Shards are scanned for due time-outs in every micro-batch; and 16 bits name one in the exchange."""
 
 
+def check_need(criterion: Criterion | ByRow) -> None:
+    """Raise ConfigError for a number of keys or events that is reached before anything happens."""
+    if isinstance(criterion, Criterion) and criterion.rule in ("quorum", "count") and criterion.need < 1:
+        raise ConfigError(
+            f"criterion {criterion.rule}({int(criterion.need)}) holds before any event: every operation would be "
+            "COMPLETED when it is created; give at least 1. Where single operations need nothing, criteria.by_row "
+            "reads the number from a column"
+        )
+
+
+def check_quorum(criterion: Criterion | ByRow, keys: ColumnLike, several: bool) -> None:
+    """Raise ConfigError for a quorum of more keys than there are columns; an array's length is each row's own."""
+    if not isinstance(criterion, Criterion) or criterion.rule != "quorum":
+        return
+    columns = list(keys) if isinstance(keys, (list, tuple)) else [keys]
+    if all(isinstance(column, str) for column in columns):
+        columns = sorted(set(columns))
+    if len(columns) < criterion.need and not (several and len(columns) == 1):
+        raise ConfigError(
+            f"criterion quorum({int(criterion.need)}) can never hold: operations.keys has {len(columns)} key(s) for "
+            f"each operation; give at most {len(columns)}, or more columns in keys"
+        )
+
+
+def _whole(value: object) -> int:
+    """An int as it is; 0, which no limit allows, for everything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Purgatory:
     """Operations that wait for completion events (Kafka: ``DelayedOperationPurgatory``), on Spark.
@@ -56,11 +95,12 @@ class Purgatory:
     by the checkpoint; None gives every key a group of its own, for few and busy keys. ``lookback``: how long before
     its operation's creation an event still counts. ``max_future``: a time further ahead of processing time is rejected
     and does not move the watermark. ``tick``: resolution of deadlines, rounded up. ``outcome_prefix`` is put before
-    the names of the outcome's columns. ``partition_by``: a column that both sides have; keys and ids are then those
+    the names of the outcome's columns. ``partition_by``: a column that both sides have, of a type that keys have; keys and ids are then those
     of its value, and rows are routed by it: operations with several keys meet their events in one shard, where
     otherwise every shard is sent every event, at most ``max_broadcast_bytes`` of them a micro-batch. ``orphans``:
     control events that find no operation become ORPHAN rows. ``name``: under which the counters of each micro-batch
-    appear in the query's ``observedMetrics``.
+    (`schema.COUNTERS`: what it changed) appear in the query's ``observedMetrics``; how much waits in all, `gauges`
+    tells.
     """
 
     operations: Operations
@@ -96,29 +136,43 @@ class Purgatory:
                 raise ConfigError(f"{field}={getattr(self, field)!r} must be made with {made}")
         if self.emit not in ("early", "final"):
             raise ConfigError(f"emit={self.emit!r} must be 'early' or 'final'")
-        if self.shards is not None and not (isinstance(self.shards, int) and 1 <= self.shards <= MAX_SHARDS):
+        if self.shards is not None and not 1 <= _whole(self.shards) <= MAX_SHARDS:
             raise ConfigError(f"shards={self.shards!r} must be None or between 1 and {MAX_SHARDS}")
         if self.partition_by is not None:
             require_column(self.partition_by, "partition_by")
         for field in ("lookback", "max_future", "tick"):
             duration_us(self, field)
         if duration_us(self, "tick") < 1000:
-            raise ConfigError(f"tick={self.tick!r} must be at least 1 millisecond, the watermark's own resolution")
+            field, tick = ("tick", self.tick) if self.tick_ms is None else ("tick_ms", self.tick_ms)
+            raise ConfigError(f"{field}={tick!r} must be at least 1 millisecond, the watermark's own resolution")
         for field in ("max_pending_per_shard", "max_state_bytes_per_shard", "max_broadcast_bytes"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"{field}={getattr(self, field)!r} must be at least 1")
+            if _whole(getattr(self, field)) < 1:
+                raise ConfigError(f"{field}={getattr(self, field)!r} must be an int of at least 1")
+        if not (isinstance(self.name, str) and self.name):
+            raise ConfigError(f"name={self.name!r} must be a name for the counters in observedMetrics")
+        if not isinstance(self.outcome_prefix, str):
+            raise ConfigError(f"outcome_prefix={self.outcome_prefix!r} must be a string")
+        check_need(self.criterion)
 
     def resolve(
         self,
         operations: DataFrame,
         completions: DataFrame,
-        as_of: datetime | str | None = None,
+        as_of: datetime | date | str | Column | None = None,
         heartbeats: bool = True,
     ) -> DataFrame:
-        """Outcomes of ``operations``: all their columns unchanged, then those of SPEC section 2.
+        """Outcomes of ``operations``: all their columns unchanged, then `schema.OUTCOME_COLUMNS`.
 
         Two streams give a stream, two batch DataFrames a batch DataFrame. ``as_of``, batch only: decide as the stream
-        would have with its watermark there, operations still pending left out; without it everything is decided.
+        would have with its watermark there, operations still pending left out; without it everything is decided. A
+        datetime with a time zone is that instant; a text, a date and a datetime without a time zone are wall-clock time
+        in the session's time zone (``spark.sql.session.timeZone``), whatever the zone of the Python process is:
+        "2026-10-27" and datetime(2026, 10, 27) are the same. The watermark has milliseconds: it is rounded down.
+
+        A streaming query holds one purgatory: Spark takes no second operator of this kind in it. Two whose outcomes are
+        united or chained fail with DUPLICATED_METRICS_NAME, or, with names of their own, with "Multiple
+        applyInPandasWithStates are not supported": write the outcomes of each with a query of its own, into one table
+        if you like, and read that table where they are the input of another.
 
         With ``idle_after`` a heartbeat says in every micro-batch how late it is. Where a backlog is read in several
         micro-batches, after hours of standstill, what lies unread would come too late then: first run the same query
@@ -141,6 +195,7 @@ class Purgatory:
         left = operations_side(operations, self.operations, reading)
         right = events_side(completions, self.completions, reading)
         check_compared(left.types, right.types)
+        check_quorum(self.criterion, self.operations.keys, left.several_keys)
         broadcast = left.several_keys and self.shards != 1 and self.partition_by is None
         if broadcast and self.shards is None:
             raise ConfigError(
@@ -158,10 +213,18 @@ class Purgatory:
         if operations.isStreaming:
             results = self._stream(packed, spec, sent)
         else:
+<<<<<<< HEAD
             results = packed.groupBy("shard").applyInPandas(
                 batch_function(spec, self._as_of_ms(operations, as_of), sent), RESULT_DDL
             )
         return results.mapInArrow(unpacker(arrow_schema(schema)), schema)
+=======
+            as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
+            decided = batch_function(self._spec(left, right), as_of_ms, sent)
+            results = packed.groupBy("shard").applyInPandas(decided, RESULT_DDL)
+        payload = to_arrow_schema(operations.schema, timezone="UTC") if self.orphans else None
+        return results.mapInArrow(unpacker(schema.names, payload), schema)
+>>>>>>> h-words
 
     def _spec(self, operations: Side, completions: Side) -> EngineSpec:
         return EngineSpec(
@@ -219,6 +282,7 @@ class Purgatory:
         )
         # A micro-batch that touches no shard adds nothing: its sum is null.
         added = (F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in COUNTERS)
+<<<<<<< HEAD
         return results.observe(self.name, *added)
 
     @staticmethod
@@ -230,3 +294,15 @@ class Purgatory:
         if ms is None:
             raise ConfigError(f"as_of={as_of!r} is not a time: give a datetime or a timestamp's text")
         return int(ms)
+=======
+        try:
+            return results.observe(self.name, *added)
+        except AnalysisException as error:
+            if error.getCondition() != "DUPLICATED_METRICS_NAME":
+                raise
+            raise ConfigError(
+                f"name={self.name!r} is taken: operations or completions are observed under it already. If they are "
+                "outcomes of another purgatory: Spark runs only one in a streaming query, so write them to a table "
+                "and read that table here; else set another name="
+            ) from error
+>>>>>>> h-words

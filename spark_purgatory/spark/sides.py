@@ -21,7 +21,10 @@ from spark_purgatory.config import (
     duration_us,
     idle_after_us,
     is_duration,
+    not_a_duration,
     parse_duration,
+    parse_ms,
+    reads_like_a_duration,
 )
 from spark_purgatory.core.arrivals import KINDS
 from spark_purgatory.core.criteria import RULES, ByRow, Criterion
@@ -92,7 +95,8 @@ def timestamp_column(frame: DataFrame, value: Any, field: str) -> Column:
     kind = column_type(frame, column)
     if not isinstance(kind, (T.TimestampType, T.TimestampNTZType, T.DateType)):
         raise ConfigError(
-            f"{field} is {kind.simpleString()}, not a timestamp: cast it, for example F.to_timestamp(...)"
+            f"{field} is {kind.simpleString()}, not a timestamp: make it one, with F.to_timestamp(...) of a text, "
+            "F.timestamp_millis(...) or F.timestamp_seconds(...) of a number"
         )
     return placed(column, kind)
 
@@ -293,17 +297,18 @@ def _deadline_us(frame: DataFrame, config: Operations, created: Column) -> Colum
         return F.unix_micros(timestamp_column(frame, config.deadline, "operations.deadline"))
     created_us = F.unix_micros(created)
     if isinstance(config.timeout_ms, int):
-        wait = timedelta(milliseconds=config.timeout_ms)
-        return deadline_after(created_us, F.lit(parse_duration(wait, "operations.timeout_ms")).cast("bigint"))
+        return deadline_after(created_us, F.lit(parse_ms(config.timeout_ms, "operations.timeout_ms")).cast("bigint"))
     if config.timeout_ms is not None:
         column = field_column(frame, config.timeout_ms, "operations.timeout_ms")
         kind = column_type(frame, column)
         if not isinstance(kind, T.IntegralType):
-            raise ConfigError(f"operations.timeout_ms is {kind.simpleString()}, not a whole number of milliseconds")
+            raise ConfigError(
+                f"operations.timeout_ms is {kind.simpleString()}, not a whole number of milliseconds: cast it to bigint"
+            )
         return deadline_after(created_us, column.cast("bigint"), us_per_unit=1000)
     if isinstance(config.timeout, timedelta) or (isinstance(config.timeout, str) and is_duration(config.timeout)):
         return deadline_after(created_us, F.lit(parse_duration(config.timeout, "operations.timeout")).cast("bigint"))
-    column = field_column(frame, config.timeout, "operations.timeout")
+    column = _timeout_column(frame, config.timeout)
     kind = column_type(frame, column)
     if not isinstance(kind, T.DayTimeIntervalType):
         raise ConfigError(
@@ -311,6 +316,19 @@ def _deadline_us(frame: DataFrame, config: Operations, created: Column) -> Colum
             'write "30 minutes", or name a column of milliseconds in timeout_ms='
         )
     return deadline_after(created_us, interval_us(column))
+
+
+def _timeout_column(frame: DataFrame, timeout: Any) -> Column:
+    """The column that ``timeout`` names; where there is none, the error says why it is no duration either."""
+    try:
+        return field_column(frame, timeout, "operations.timeout")
+    except ConfigError as error:
+        if reads_like_a_duration(timeout):
+            wrong = not_a_duration(timeout)
+            raise ConfigError(
+                f"operations.timeout={timeout!r} is not a duration: {wrong}; nor is it a column"
+            ) from None
+        raise ConfigError(f'{error}; nor is it a duration, such as "30 minutes"') from None
 
 
 def _guarded(time: Column, max_future_us: int) -> Column:
