@@ -223,7 +223,8 @@ class Operations:
 class Completions:
     """The stream of completion events: on which key, when, and with what value.
 
-    ``value``: for sums and levels; of an ``extend``, seconds. ``kind``: a column of ``complete`` (as null is),
+    ``value``: for sums and levels, which are exact in its own type, double, whole numbers or decimal; of an ``extend``,
+    seconds. ``kind``: a column of ``complete`` (as null is),
     ``fail`` (settles the key as failed), ``cancel``, ``force`` (completes) and ``extend`` (moves the deadline to the
     event's time + value); without it all events are ``complete``. ``operation_id``: where not null, the event speaks
     to that operation alone, on its key. ``event_id``: an event of one id counts once for an operation, however often it

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from jobs.job_config import Criterion as JobCriterion
 from spark_purgatory.core import criteria, numbers
 from spark_purgatory.core.arrivals import read_events, read_operations
 from spark_purgatory.core.criteria import Criterion
@@ -515,6 +516,11 @@ def test_a_need_of_more_digits_than_decimals_have_is_refused() -> None:
 def test_what_is_no_finite_number_is_no_need(need: Any) -> None:
     with pytest.raises(ConfigError, match="needs a finite number"):
         criteria.level(need)
+
+
+def test_a_job_file_brings_whole_numbers_as_they_are() -> None:
+    assert JobCriterion.model_validate({"level": 2**53 + 1}).need == 2**53 + 1
+    assert JobCriterion.model_validate({"sum_at_least": 0.8}).need == 0.8
 
 
 def test_values_of_another_type_than_the_querys_are_a_bug() -> None:

@@ -128,5 +128,5 @@ def _double_rounded_up(need: Column, scale: int) -> Column:
     """A double is written in 17 digits: where one of them is cut off, the number has room for a carry."""
     nearest = need.try_cast(f"decimal({LARGEST_SCALE},{scale})")
     room = f"decimal({LARGEST_SCALE - 1},{scale})"
-    next_up = F.try_add(nearest.try_cast(room), F.lit(Decimal(1).scaleb(-scale)).cast(room))
+    next_up = F.try_add(nearest.try_cast(room), F.lit(f"{Decimal(1).scaleb(-scale):f}").cast(room))
     return F.when(nearest.cast("double") < need, next_up).otherwise(nearest)
