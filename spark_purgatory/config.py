@@ -162,10 +162,10 @@ class Operations:
     ``id``: one column. ``keys``: one column, a list of columns, or an array column. Keys and ids are strings (of the
     collation UTF8_BINARY), whole numbers, decimals, booleans, dates, timestamps or binary; what is compared with them
     has their type. A timestamp is compared by its instant, and shown in UTC, "2026-10-25 00:30:00.5Z". ``created``: a
-    timestamp column. Exactly one of ``timeout`` (a duration, or a day-time interval column; a day is 24 hours), ``timeout_ms`` (an int,
-    or an integer column) and ``deadline`` (a timestamp column). ``watermark``: how far operations may arrive out of
-    order. ``idle_after``: once the stream has been silent for that long, time goes on without it (see
-    `Purgatory.resolve`).
+    timestamp column. Exactly one of ``timeout`` (a duration, or a day-time interval column; a day is 24 hours),
+    ``timeout_ms`` (an int, or an integer column) and ``deadline`` (a timestamp column). ``watermark``: how far
+    operations may arrive out of order. ``idle_after``: once the stream has been silent for that long, time goes on
+    without it (see `Purgatory.resolve`).
     """
 
     id: ColumnLike

@@ -58,9 +58,9 @@ def instant_ms(spark: SparkSession, value: Any, field: str) -> int:
     if isinstance(value, datetime) and value.tzinfo is not None:
         instant = F.timestamp_micros(F.lit((value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)))
     elif isinstance(value, (date, str)):
-        instant = F.lit(str(value)).try_cast("timestamp")
+        instant = F.lit(str(value)).try_cast(T.TimestampType())
     elif isinstance(value, Column):
-        instant = value.try_cast("timestamp")
+        instant = value.try_cast(T.TimestampType())
     else:
         raise ConfigError(f"{field}={value!r} is not a time: give a datetime, a date or a timestamp's text")
     ms = spark.range(1).select(F.unix_millis(instant).alias("ms")).collect()[0]["ms"]

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 from dataclasses import dataclass, replace
-from datetime import datetime
-=======
-from dataclasses import dataclass
 from datetime import date, datetime
->>>>>>> h-words
 from types import UnionType
 
-<<<<<<< HEAD
 import pyarrow as pa
-from pyspark.sql import DataFrame
-=======
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
->>>>>>> h-words
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
@@ -92,14 +83,14 @@ class Purgatory:
     ``emit``: "early" lets an outcome leave in the micro-batch in which its criterion is first seen to hold; "final"
     holds it until no earlier event can come, so that the table does not depend on the order of arrival. ``shards``:
     groups that the operations are spread over by key; choose it so that a shard's state stays around 1 to 5 MB; fixed
-    by the checkpoint; None gives every key a group of its own, for few and busy keys. ``lookback``: how long before
-    its operation's creation an event still counts. ``max_future``: a time further ahead of processing time is rejected
-    and does not move the watermark. ``tick``: resolution of deadlines, rounded up. ``outcome_prefix`` is put before
-    the names of the outcome's columns. ``partition_by``: a column that both sides have, of a type that keys have; keys and ids are then those
-    of its value, and rows are routed by it: operations with several keys meet their events in one shard, where
-    otherwise every shard is sent every event, at most ``max_broadcast_bytes`` of them a micro-batch. ``orphans``:
-    control events that find no operation become ORPHAN rows. ``name``: under which the counters of each micro-batch
-    (`schema.COUNTERS`: what it changed) appear in the query's ``observedMetrics``; how much waits in all, `gauges`
+    by the checkpoint; None gives every key a group of its own, for few and busy keys. ``lookback``: how long before its
+    operation's creation an event still counts. ``max_future``: a time further ahead of processing time is rejected and
+    does not move the watermark. ``tick``: resolution of deadlines, rounded up. ``outcome_prefix`` is put before the
+    names of the outcome's columns. ``partition_by``: a column that both sides have, of a type that keys have; keys and
+    ids are then those of its value, and rows are routed by it: operations with several keys meet their events in one
+    shard, where otherwise every shard is sent every event, at most ``max_broadcast_bytes`` of them a micro-batch.
+    ``orphans``: control events that find no operation become ORPHAN rows. ``name``: under which the counters of each
+    micro-batch (`schema.COUNTERS`: what it changed) appear in the query's ``observedMetrics``; how much waits in all, `gauges`
     tells.
     """
 
@@ -213,18 +204,10 @@ class Purgatory:
         if operations.isStreaming:
             results = self._stream(packed, spec, sent)
         else:
-<<<<<<< HEAD
-            results = packed.groupBy("shard").applyInPandas(
-                batch_function(spec, self._as_of_ms(operations, as_of), sent), RESULT_DDL
-            )
-        return results.mapInArrow(unpacker(arrow_schema(schema)), schema)
-=======
             as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
-            decided = batch_function(self._spec(left, right), as_of_ms, sent)
+            decided = batch_function(spec, as_of_ms, sent)
             results = packed.groupBy("shard").applyInPandas(decided, RESULT_DDL)
-        payload = to_arrow_schema(operations.schema, timezone="UTC") if self.orphans else None
-        return results.mapInArrow(unpacker(schema.names, payload), schema)
->>>>>>> h-words
+        return results.mapInArrow(unpacker(arrow_schema(schema)), schema)
 
     def _spec(self, operations: Side, completions: Side) -> EngineSpec:
         return EngineSpec(
@@ -282,19 +265,6 @@ class Purgatory:
         )
         # A micro-batch that touches no shard adds nothing: its sum is null.
         added = (F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in COUNTERS)
-<<<<<<< HEAD
-        return results.observe(self.name, *added)
-
-    @staticmethod
-    def _as_of_ms(frame: DataFrame, as_of: Any) -> int | None:
-        if as_of is None:
-            return None
-        instant = F.unix_millis(F.lit(as_of).cast(T.TimestampType())).alias("ms")
-        ms = frame.sparkSession.range(1).select(instant).collect()[0]["ms"]
-        if ms is None:
-            raise ConfigError(f"as_of={as_of!r} is not a time: give a datetime or a timestamp's text")
-        return int(ms)
-=======
         try:
             return results.observe(self.name, *added)
         except AnalysisException as error:
@@ -305,4 +275,3 @@ class Purgatory:
                 "outcomes of another purgatory: Spark runs only one in a streaming query, so write them to a table "
                 "and read that table here; else set another name="
             ) from error
->>>>>>> h-words
