@@ -90,8 +90,8 @@ class Purgatory:
     ids are then those of its value, and rows are routed by it: operations with several keys meet their events in one
     shard, where otherwise every shard is sent every event, at most ``max_broadcast_bytes`` of them a micro-batch.
     ``orphans``: control events that find no operation become ORPHAN rows. ``name``: under which the counters of each
-    micro-batch (`schema.COUNTERS`: what it changed) appear in the query's ``observedMetrics``; how much waits in all, `gauges`
-    tells.
+    micro-batch (`schema.COUNTERS`: what it changed) appear in the query's ``observedMetrics``; `gauges` gives how much
+    waits in all.
     """
 
     operations: Operations
