@@ -125,6 +125,29 @@ def test_levels_at_instants_of_a_repeated_hour_are_two_levels(spark: SparkSessio
         ]
 
 
+@pytest.mark.parametrize("id_type", ["string", "binary"])
+@pytest.mark.parametrize("partition_by", [None, "id"])
+def test_an_orphan_shows_its_key_and_id_as_users_know_them(
+    spark: SparkSession, partition_by: str | None, id_type: str
+) -> None:
+    events = rows_of(spark, f"('x', {WINTER})", f"('y', {SUMMER})").selectExpr(
+        f"cast(id as {id_type}) as id", "key", "created", "'cancel' as kind", f"cast('o' as {id_type}) as op"
+    )
+    made = replace(
+        PURGATORY,
+        completions=replace(PURGATORY.completions, kind="kind", operation_id="op"),
+        orphans=True,
+        partition_by=partition_by,
+    )
+    plain = replace(made, completions=replace(PURGATORY.completions, kind="kind"))
+    with settings(spark, ZONE):
+        for each, named in ((made, " for operation o"), (plain, "")):
+            reasons = [row.reason for row in each.resolve(events.where("false"), events).collect()]
+            assert sorted(reasons) == [
+                f"cancel on key 2026-10-25 0{hour}:30:00Z{named} found no operation pending" for hour in (0, 1)
+            ]
+
+
 TEXTS = {
     "timestamp": {
         "timestamp_micros(0L)": "1970-01-01 00:00:00Z",

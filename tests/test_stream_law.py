@@ -46,6 +46,8 @@ def test_a_stream_in_any_order_and_split_stopped_and_restarted_gives_what_batch_
     if rule in ("quorum", "count"):
         # A number that holds before any event, or that the one key cannot reach, is refused; rows may bring it.
         criterion["need"] = 1 if rule == "quorum" and not several else max(criterion["need"], 1)
+        for row in world.operations:
+            row["need"] = criterion["need"]
     for event in world.events:
         event.update(event_id=None, operation_id=None)  # the files have no such columns
     delays_us = {"created": rng.choice((0, 3 * STEP_US)), "time": rng.choice((0, 3 * STEP_US))}

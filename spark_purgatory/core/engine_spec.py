@@ -49,6 +49,8 @@ class EngineSpec:
     """Characters (bytes, if binary) before the key itself in every key and id: where they are scoped by a partition."""
     number: str = DOUBLE
     """Type in which values and what they must reach are compared: double, bigint or decimal(precision,scale)."""
+    id_prefix: int = 0
+    """The same of ids, which may be of another type than keys."""
     utc_fields: str = ""
     """Names of the keys and ids that are timestamps: their texts are in UTC, once they were in the session's zone."""
     deadline_is_sum: bool = False

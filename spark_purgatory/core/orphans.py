@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from spark_purgatory.core.arrivals import CANCEL, EXTEND, FAIL, FORCE, KINDS
 from spark_purgatory.core.controls import ControlLog, Subjects, split_pair
+from spark_purgatory.core.engine_spec import EngineSpec
 from spark_purgatory.core.event_log import EventLog, EventSegment
 from spark_purgatory.core.judge import Judge, Judgement
 from spark_purgatory.core.keys import as_bools
@@ -54,7 +55,7 @@ class Orphans:
             for segment in log.merged():
                 over = segment.time_us <= floor_us
                 if over.any():
-                    found.append(_rows_of(name, segment.where(over)))
+                    found.append(_rows_of(name, segment.where(over), judge.spec))
                     log.segments = [left for left in [segment.where(~over)] if len(left)]
         self.unheard.drop_empty()
         return found
@@ -93,15 +94,16 @@ def _drop(log: EventLog, changes: dict[int, Int64s]) -> None:
     log.segments = [segment for segment in kept if len(segment)]
 
 
-def _rows_of(name: str, segment: EventSegment) -> OutcomeBatch:
+def _rows_of(name: str, segment: EventSegment, spec: EngineSpec) -> OutcomeBatch:
     """ORPHAN rows: the operation's columns null, the event in the reason."""
     kind, n = name.removeprefix("named."), len(segment)
     assert kind in KINDS, f"bug: a log called {name}"
     texts = []
     for key in segment.group_keys.to_pylist():
         operation_id, at_key = split_pair(key) if kind != name else (None, key)
-        named = "" if operation_id is None else f" for operation {_text(operation_id)}"
-        texts.append(f"{kind} on key {_text(at_key)}{named} found no operation pending")
+        # Before keys and ids stands what scopes them by their partition.
+        named = "" if operation_id is None else f" for operation {_text(operation_id[spec.id_prefix :])}"
+        texts.append(f"{kind} on key {_text(at_key[spec.key_prefix :])}{named} found no operation pending")
     group = np.repeat(np.arange(len(texts)), np.diff(segment.start))
     return OutcomeBatch(
         payload=None,

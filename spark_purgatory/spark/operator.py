@@ -221,6 +221,7 @@ class Purgatory:
             control_events=self.completions.kind is not None,
             number=operations.number,
             key_prefix=0 if self.partition_by is None else key_prefix(operations.key_type),
+            id_prefix=0 if self.partition_by is None else key_prefix(operations.types["operations.id"]),
             identity_width=1 if operations.keyed_by_id else 2,
             roles=operations.roles,
             utc_fields=timestamp_fields(operations.types, completions.types),
