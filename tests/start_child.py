@@ -1,4 +1,4 @@
-"""Starts in a process of their own: ``python -m tests.start_child bare|quiet classic|connect FOLDER``.
+"""Starts in a process of their own: ``python -m tests.start_child bare|quiet|anew classic|connect FOLDER``.
 
 ``bare``: a session without Delta; what it is told goes to ``seen.json``. ``quiet``: Spark's own log level, and a line
 on stderr before each step.
@@ -116,6 +116,26 @@ def quiet(spark: SparkSession, folder: Path) -> None:
     step("end")
 
 
+def anew(spark: SparkSession, folder: Path) -> None:
+    """How many files a read finds that another process of the session has done before, with a file less."""
+    from pyspark.sql.connect.plan import LogicalPlan
+
+    def found() -> int:
+        LogicalPlan._nextPlanId = 1_000_000
+        return len(spark.read.text(str(folder / "in")).inputFiles())
+
+    seen = []
+    for number in range(2):
+        land(folder, number)
+        seen.append(found())
+    query = RecordAccumulator(path=str(folder / "table")).write_stream(
+        rows(spark, folder), checkpoint=str(folder / "checkpoint"), trigger={"availableNow": True}
+    )
+    query.awaitTermination()
+    seen.append(found())
+    (folder / "seen.json").write_text(json.dumps(seen), encoding="utf-8")
+
+
 if __name__ == "__main__":
     role, kind, place = sys.argv[1], sys.argv[2], Path(sys.argv[3])
-    {"bare": bare, "quiet": quiet}[role](session(kind, place, delta=role == "quiet"), place)
+    {"bare": bare, "quiet": quiet, "anew": anew}[role](session(kind, place, delta=role != "bare"), place)

@@ -51,6 +51,15 @@ def test_a_session_without_delta_is_told_at_once_what_to_add(kind: str, tmp_path
 
 
 @pytest.mark.spark
+def test_under_spark_connect_the_sink_sees_files_that_an_earlier_process_of_the_session_could_not(
+    tmp_path: Path,
+) -> None:
+    """Each of its processes counts its reads from 0, and the server remembers what it listed for the same words."""
+    child("anew", "connect", tmp_path)
+    assert json.loads((tmp_path / "seen.json").read_text(encoding="utf-8")) == [1, 1, 2]
+
+
+@pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classic", "connect"])
 def test_neither_starts_nor_drains_put_a_warning_or_a_stack_trace_into_the_log(kind: str, tmp_path: Path) -> None:

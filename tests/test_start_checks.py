@@ -299,8 +299,8 @@ def test_a_stream_that_spark_runs_in_other_modes_only_is_refused_with_the_remedy
 
 
 def test_a_windowed_aggregation_in_append_mode_gives_each_result_once(stream: Stream) -> None:
-    timed = stream.rows().selectExpr("timestamp_seconds(n * 60) AS at").withWatermark("at", "0 seconds")
-    counts = timed.groupBy("at").count().selectExpr("unix_seconds(at) DIV 60 AS n", "count")
+    timed = stream.rows().selectExpr("timestamp_seconds(n * 60 + 60) AS at").withWatermark("at", "0 seconds")
+    counts = timed.groupBy("at").count().selectExpr("unix_seconds(at) DIV 60 - 1 AS n", "count")
     stream.add(2).run(counts)
     found = Counter({row["n"]: row["count"] for row in stream.table().collect()})
     assert found == every(3)

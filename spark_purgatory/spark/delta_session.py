@@ -8,9 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from spark_purgatory.errors import ConfigError, StorageError
+from spark_purgatory.errors import StorageError
 from spark_purgatory.spark.faults import SPARK_FAULTS
-from spark_purgatory.spark.folders import described, sql_text
 
 EXTENSION = ("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
 CATALOG = ("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
@@ -28,18 +27,13 @@ KNOWN_FEATURES = frozenset(
 """Features of a table that Delta 4.4 writes. Of others the session's Delta is asked."""
 
 
-def check_delta(spark: SparkSession) -> None:
-    """Raise ConfigError with what to add to a session that does not know Delta."""
-    try:
-        described(spark, sql_text("/"))
-    except AnalysisException as error:
-        if error.getCondition() in WITHOUT_DELTA:
-            raise ConfigError(_what_lacks(spark)) from None
-    except SPARK_FAULTS:
-        return  # It was Delta that said so.
+def is_without_delta(error: BaseException) -> bool:
+    """Whether a statement of Delta's failed because the session does not know it."""
+    return isinstance(error, AnalysisException) and error.getCondition() in WITHOUT_DELTA
 
 
-def _what_lacks(spark: SparkSession) -> str:
+def what_lacks(spark: SparkSession) -> str:
+    """What to add to such a session."""
     settings = [EXTENSION, CATALOG]
     lacks = [name for name, value in settings if value not in (spark.conf.get(name, None) or "")]
     found = (

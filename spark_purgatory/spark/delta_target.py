@@ -50,6 +50,8 @@ class DeltaTarget:
         self.partition_by = options.partition_by
         self._folders: tuple[str, ...] | None = None
         """Partition columns of the table when it was last looked at; None if it was not there."""
+        self.has_folder = False
+        """There was something at the path then, a table or not."""
 
     def __str__(self) -> str:
         return str(self.table or self.path)
@@ -141,6 +143,7 @@ class DeltaTarget:
             if not (error.getCondition() or "").startswith("EXPECT_TABLE_NOT_VIEW"):
                 raise
             raise ConfigError(f"table {self} is a view: give the name of a table, or of none yet") from None
+        self.has_folder = row is not None
         if row is None or row["format"] == "delta":
             return row
         if self.table:

@@ -10,8 +10,19 @@ from pyspark.sql import functions as F
 from spark_purgatory.spark.entries import NO_SUCCESS_FILE
 from spark_purgatory.spark.faults import SPARK_FAULTS
 
+PLAN_CACHE = "spark.connect.session.planCache.enabled"
 DETAILS = ("format", "id", "location", "partitionColumns", "properties", "tableFeatures")
 _NOT_THERE = re.compile(r"\[DELTA_FILE_NOT_FOUND\] File path (?!\S*/_delta_log/)|\[DELTA_MISSING_DELTA_TABLE\]")
+
+
+def look_anew(spark: SparkSession) -> None:
+    """Have Spark Connect look at files each time that they are read.
+
+    Its server keeps the files that it listed for a read, by the read's number and words, and every process of a session
+    counts its reads from 0: the worker of a restarted query says what the last run's said, and would be shown the
+    checkpoint and the table's log as they were then.
+    """
+    spark.conf.set(PLAN_CACHE, "false")
 
 
 def sql_text(value: str) -> str:

@@ -17,6 +17,7 @@ from spark_purgatory.accumulator.futures import Callback, RecordFuture
 from spark_purgatory.config import SinkOptions, is_duration, parse_duration, require_name
 from spark_purgatory.errors import ConfigError, StorageError
 from spark_purgatory.spark.delta_target import DeltaTarget
+from spark_purgatory.spark.folders import look_anew
 from spark_purgatory.spark.policy_side import Delivery
 from spark_purgatory.spark.sender import Sender
 from spark_purgatory.spark.staged_view import staged_view
@@ -85,6 +86,8 @@ class RecordAccumulator:
                 hold every version of it.
         """
         self._refuse(df, checkpoint, output_mode)
+        if is_remote():
+            look_anew(df.sparkSession)
         options = checked(df.sparkSession, df.schema, self.options, checkpoint)
         sender = Sender(options, checkpoint, self.on_delivery)
         writer = with_heartbeat(df).writeStream.foreachBatch(sender).outputMode("append")

@@ -25,9 +25,9 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, StorageError, TableForgetsError
 from spark_purgatory.spark.claims import claim, claim_path
 from spark_purgatory.spark.column_rules import unfit
-from spark_purgatory.spark.delta_session import check_delta, check_features
+from spark_purgatory.spark.delta_session import check_features, is_without_delta, what_lacks
 from spark_purgatory.spark.delta_target import FORGETS, DeltaTarget, TableFacts
-from spark_purgatory.spark.entries import literal
+from spark_purgatory.spark.entries import SMALL_QUERY, literal, settings
 from spark_purgatory.spark.faults import SPARK_FAULTS, said
 from spark_purgatory.spark.folders import described, sql_text, touch
 from spark_purgatory.spark.table_columns import SPECIAL_FEATURES, SpecialColumns, special_columns
@@ -45,6 +45,11 @@ def checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, che
     In these ``partition_by`` names the columns as the stream does, also where the table alone says what they are.
     Partition columns that Delta computes, and the stream lacks, are left out.
     """
+    with settings(spark, SMALL_QUERY):
+        return _checked(spark, schema, options, checkpoint)
+
+
+def _checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, checkpoint: str) -> SinkOptions:
     target = DeltaTarget(replace(options, partition_by=()))
     facts = _facts(spark, target)
     claim(spark, checkpoint, target)
@@ -67,14 +72,26 @@ def checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, che
 
 
 def _facts(spark: SparkSession, target: DeltaTarget) -> TableFacts | None:
-    check_delta(spark)
     try:
+        if target.table:
+            _ask_delta(spark)
         return target.facts(spark)
     except SPARK_FAULTS as error:
+        if is_without_delta(error):
+            raise ConfigError(what_lacks(spark)) from None
         raise StorageError(
             f"table {target} cannot be looked at: {said(error)}. Nothing was started. Give the session what its "
             "storage or catalog asks for (jars, credentials), or another place"
         ) from error
+
+
+def _ask_delta(spark: SparkSession) -> None:
+    """Say something that Delta alone understands: a name may be unknown without it."""
+    try:
+        described(spark, sql_text("/"))
+    except SPARK_FAULTS as error:
+        if is_without_delta(error):
+            raise
 
 
 def _default(spark: SparkSession, name: str) -> str:
@@ -168,7 +185,7 @@ def _check_place(spark: SparkSession, target: DeltaTarget) -> None:
     if place is None:
         return
     try:
-        there = described(spark, sql_text(place)) is not None
+        there = target.has_folder if target.path else described(spark, sql_text(place)) is not None
         files = spark.read.option("recursiveFileLookup", "true").text(literal(place)).inputFiles() if there else []
         if files:
             raise ConfigError(
