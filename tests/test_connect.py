@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.children import only_connect_server, run_module
+
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
@@ -28,10 +27,8 @@ def land(folder: Path, name: str, hour: int, key: str, keys: range) -> None:
 
 def run_child(role: str, folder: Path) -> None:
     """A part of `connect_child`; it must end well."""
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.connect_child", role, str(folder)]
-    child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert child.returncode == 0, child.stderr[-3000:]
+    with only_connect_server():
+        run_module("tests.connect_child", role, str(folder))
 
 
 @pytest.mark.spark

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from tests.children import only_connect_server, run_module
 from tests.start_child import STEP
 
-ROOT = Path(__file__).resolve().parent.parent
 LOGGED = re.compile(r"^\d\d/\d\d/\d\d \d\d:\d\d:\d\d (WARN|ERROR) ")
 STACK = re.compile(r"^\s+at |^(?:Caused by: )?(?:java|org|io|scala)\.[\w.$]+(?:Exception|Error)\b|^Traceback")
 SPARKS_OWN = (
@@ -28,11 +26,8 @@ SPARKS_OWN = (
 
 def child(role: str, kind: str, folder: Path) -> str:
     """What `start_child` writes on stderr."""
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.start_child", role, kind, str(folder)]
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    return ended.stderr
+    with only_connect_server() if kind == "connect" else nullcontext():
+        return run_module("tests.start_child", role, kind, str(folder))
 
 
 @pytest.mark.spark
