@@ -1,4 +1,4 @@
-"""Tests in a process of their own; of those that start a Spark Connect server one at a time, for it has a fixed port."""
+"""Tests in a process of their own; those with a Spark Connect server one at a time, for it has a fixed port."""
 
 from __future__ import annotations
 
