@@ -218,7 +218,11 @@ def as_before_names(spark: SparkSession, checkpoint: Path) -> None:
             rows.sortWithinPartitions("p").write.parquet(str(staging / epoch.name / batch.name))
     shutil.rmtree(staging / "rows")
     shutil.rmtree(staging / "log")
-    [schema] = [(name, body) for name, body in entries if name.startswith("schema=")]
-    body = json.dumps({name: value for name, value in schema[1].items() if name != "format"})
-    line = json.dumps({"crc32": zlib.crc32(body.encode()), "entry": "schema=0", "body": body})
-    spark.createDataFrame([(line,)], "value string").coalesce(1).write.text(str(staging / "log/epoch=0/schema=0-0"))
+    # A stream whose sources are silent goes on: micro-batches without rows, each with its note.
+    for name, body in entries:
+        if name.startswith(("schema=", "empty=")):
+            name = name.removesuffix("f")
+            text = json.dumps({key: value for key, value in body.items() if key != "format"})
+            line = json.dumps({"crc32": zlib.crc32(text.encode()), "entry": name, "body": text})
+            frame = spark.createDataFrame([(line,)], "value string").coalesce(1)
+            frame.write.text(str(staging / f"log/epoch=0/{name}-0"))
