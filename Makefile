@@ -37,21 +37,21 @@ demo: java $(STAMP) ## Orders and payments through the purgatory into a Delta ta
 	@$(BIN)/python -m spark_purgatory demo $(DEMO_ARGS)
 
 bench: java $(STAMP) ## Throughput beside a stream-stream join, and sinks side by side
-	@$(BIN)/python -m jobs.benchmarks $(BENCH_ARGS)
-	@$(BIN)/python -m jobs.benchmarks.sinks $(SINK_ARGS)
+	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+	@$(BIN)/python -m benchmarks.sinks $(SINK_ARGS)
 
 bench-full: java $(STAMP) ## Every contender, size and part: an hour and more
-	@$(BIN)/python -m jobs.benchmarks.full
+	@$(BIN)/python -m benchmarks.full
 
 bench-kafka: java $(STAMP) ## The engine alone beside Kafka's own purgatory and timer, in one run
-	@$(BIN)/python -m jobs.benchmarks.beside_kafka $(BENCH_ARGS)
+	@$(BIN)/python -m benchmarks.beside_kafka $(BENCH_ARGS)
 
 bench-growth: $(STAMP) ## What a step of the engine costs as pending operations, keys and payloads grow
-	@$(BIN)/python -m jobs.benchmarks.growth $(BENCH_ARGS)
+	@$(BIN)/python -m benchmarks.growth $(BENCH_ARGS)
 
 bench-keys: java $(STAMP) ## Operations with 1 to 8 keys: events broadcast, partitioned, or by watchers of keys
-	@$(BIN)/python -m jobs.benchmarks.many_keys $(BENCH_ARGS)
-	@$(BIN)/python -m jobs.benchmarks.many_keys --world shared $(BENCH_ARGS)
+	@$(BIN)/python -m benchmarks.many_keys $(BENCH_ARGS)
+	@$(BIN)/python -m benchmarks.many_keys --world shared $(BENCH_ARGS)
 
 crash: java $(STAMP) ## The long tests: kills, restarts, many seeds
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
@@ -75,7 +75,7 @@ java:
 $(CLASSES): $(STAMP)
 	@echo "Archiving Spark's classes, with which every JVM of the tests starts a third faster (once, half a minute)"
 	@rm -f $@
-	-@$(BIN)/python -m tests.class_archive $@ > $(VENV)/spark.jsa.log 2>&1
+	-@$(BIN)/python -m tests.support.class_archive $@ > $(VENV)/spark.jsa.log 2>&1
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

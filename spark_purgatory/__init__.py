@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spark_purgatory.config import Completions, Operations
-from spark_purgatory.core import criteria
+from spark_purgatory.core.spec import criteria
 
 if TYPE_CHECKING:
-    from spark_purgatory.spark.gauges import gauges
-    from spark_purgatory.spark.operator import Purgatory
-    from spark_purgatory.spark.record_accumulator import RecordAccumulator
+    from spark_purgatory.spark.checkpoint.gauges import gauges
+    from spark_purgatory.spark.operator.purgatory import Purgatory
+    from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 
 __version__ = "0.1.0"
 __all__ = ["Completions", "Operations", "Purgatory", "RecordAccumulator", "criteria", "gauges"]
@@ -21,15 +21,15 @@ __all__ = ["Completions", "Operations", "Purgatory", "RecordAccumulator", "crite
 
 def __getattr__(name: str) -> object:
     if name == "Purgatory":
-        from spark_purgatory.spark.operator import Purgatory
+        from spark_purgatory.spark.operator.purgatory import Purgatory
 
         return Purgatory
     if name == "RecordAccumulator":
-        from spark_purgatory.spark.record_accumulator import RecordAccumulator
+        from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 
         return RecordAccumulator
     if name == "gauges":
-        from spark_purgatory.spark.gauges import gauges
+        from spark_purgatory.spark.checkpoint.gauges import gauges
 
         return gauges
     raise AttributeError(f"module 'spark_purgatory' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -14,7 +14,7 @@ def main() -> int:
             raise
         print(f"{error.name} is not installed: pip install 'spark-purgatory[cli,spark]'", file=sys.stderr)
         return 1
-    app(prog_name="python -m spark_purgatory")
+    app(prog_name="spark-purgatory")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``demo`` shows the library at work, ``doctor`` says what keeps it from working here."""
+"""The command line: ``run`` runs a job, ``demo`` shows the library at work, ``doctor`` checks this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -158,6 +157,15 @@ def doctor() -> None:
     raise typer.Exit(int(any(finding.remedy for finding in all_findings)))
 
 
+def require_spark(what: str) -> None:
+    """Exit with a message where what Spark needs is missing; ``what`` is the command that needs it."""
+    for finding in (java_finding(), pyspark_finding(), delta_finding()):
+        if finding.remedy:
+            sentence = f"{what} runs on Spark, which needs {finding.what} ({finding.found}): {finding.remedy}."
+            Console(stderr=True).print(sentence, soft_wrap=True, highlight=False)
+            raise typer.Exit(1)
+
+
 @app.command()
 def demo(
     dir: Annotated[
@@ -168,28 +176,28 @@ def demo(
     keep: Annotated[bool, typer.Option(help="Keep a temporary folder, too.")] = False,
 ) -> None:
     """Orders and payments through the purgatory into a Delta table, then counted again in plain SQL."""
-    errors = Console(stderr=True)
-    for finding in (java_finding(), pyspark_finding(), delta_finding()):
-        if finding.remedy:
-            sentence = f"The demo runs on Spark, which needs {finding.what} ({finding.found}): {finding.remedy}."
-            errors.print(sentence, soft_wrap=True, highlight=False)
-            raise typer.Exit(1)
-    run = _load_demo()
-    if run is None:
-        errors.print("The demo is part of the source tree: clone the repository and run make demo there.")
-        raise typer.Exit(1)
-    raise typer.Exit(run(dir, operations, seed, keep or dir is not None))
+    require_spark("The demo")
+    from spark_purgatory.demo.runner import DemoRequest, run_demo
+
+    raise typer.Exit(run_demo(DemoRequest(dir, operations, seed, keep or dir is not None), Console()))
 
 
-def _load_demo() -> Callable[[Path | None, int, int, bool], int] | None:
-    """The demo's entry point, None where only the package is installed and not the jobs beside it."""
-    root = Path(__file__).resolve().parent.parent
-    if not (root / "jobs" / "demo").is_dir():
-        return None
-    sys.path.insert(0, str(root))
-    from jobs.demo.runner import DemoRequest, run_demo
+@app.command()
+def run(
+    conf: Annotated[Path, typer.Argument(help="The job's YAML file; conf/ has examples.", show_default=False)],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a field: operations.timeout='5 minutes'.")
+    ] = None,
+    spark_log: Annotated[
+        Path | None, typer.Option(help="Write what Spark prints on stderr into this file instead.")
+    ] = None,
+    traceback: Annotated[bool, typer.Option(help="Show the whole traceback of an error.")] = False,
+) -> None:
+    """Wait for the completion of operations, as a YAML file describes; their outcomes go to a Delta table.
 
-    def run(folder: Path | None, operations: int, seed: int, keep: bool) -> int:
-        return run_demo(DemoRequest(folder, operations, seed, keep), Console())
+    Exit code: 0 done or stopped by SIGTERM, 130 stopped by ctrl-C, 1 the query failed, 2 the file is wrong.
+    """
+    require_spark("The job")
+    from spark_purgatory.job.runner import run_file
 
-    return run
+    raise typer.Exit(run_file(conf, set_ or (), spark_log, traceback))

@@ -35,8 +35,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
 
-    from jobs.demo.runner import QUICK_SETTINGS
-    from spark_purgatory.spark.exchange import unix_sockets
+    from spark_purgatory.demo.runner import QUICK_SETTINGS
+    from spark_purgatory.spark.operator.exchange import unix_sockets
 
     builder = (
         SparkSession.builder.master("local[2]")

@@ -25,8 +25,8 @@ from pyspark.sql import types as T
 
 from spark_purgatory.config import duration_us
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.operator import Purgatory
-from spark_purgatory.spark.sides import field_column
+from spark_purgatory.spark.operator.inputs import field_column
+from spark_purgatory.spark.operator.purgatory import Purgatory
 from spark_purgatory.testing.worlds import splits, watermark_us_after
 
 SHOWN = 5

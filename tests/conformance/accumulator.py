@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from spark_purgatory.accumulator.appends import AccumulatorSettings, Appended, AppendTicket
 from spark_purgatory.accumulator.batch import Batch
 from spark_purgatory.accumulator.incomplete import Flush
-from spark_purgatory.accumulator.record_accumulator import AccumulatorPolicy
+from spark_purgatory.accumulator.policy import AccumulatorPolicy
 from spark_purgatory.errors import PurgatoryError
 from tests.conformance.bufferpool import REFUSALS, error_name
 from tests.conformance.traces import Inputs, Step

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.purgatory import DelayedOperationPurgatory
-from spark_purgatory.core.timing_wheel import SystemTimer
+from spark_purgatory.core.kafka.purgatory import DelayedOperationPurgatory
+from spark_purgatory.core.kafka.timing_wheel import SystemTimer
 from spark_purgatory.errors import EmptyWatchKeysError
 from tests.conformance.criteria import DrivenOperation, DriverState
 from tests.conformance.traces import Inputs, Step

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from spark_purgatory.core.timing_wheel import SystemTimer
+from spark_purgatory.core.kafka.timing_wheel import SystemTimer
 from tests.conformance.traces import Inputs, Step
 
 ADDS = frozenset({"add", "readd"})

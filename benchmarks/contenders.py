@@ -1,0 +1,178 @@
+"""Who runs against whom: each contender makes a streaming DataFrame of the two folders, nothing else.
+
+Those that decide outcomes return rows with a column ``status``; the floors return what they were given.
+
+| contender | what a row goes through |
+| --- | --- |
+| ours | `Purgatory`, criterion any_key, emit early |
+| ours_rocksdb | the same over Spark's RocksDB store |
+| join | Spark's own stream-stream left outer join, in the JVM |
+| identity | the packed exchange of ours: both ``mapInArrow`` stages and the state function, without an engine |
+| identity_rows | the state function over plain rows, as pandas |
+| jvm_only | a shuffle; no Python, no state |
+| join_rocksdb | the same join over Spark's RocksDB store |
+| per_operation | ``applyInPandasWithState``, one group an operation, as it is written by the book |
+| with_timers | ``transformWithStateInPandas``, one group and one timer an operation |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.streaming.state import GroupStateTimeout
+
+from benchmarks.inputs import ROWS, as_rows, read_sides
+from benchmarks.per_operation import per_operation, with_timers
+from spark_purgatory import Completions, Operations, criteria
+from spark_purgatory.spark.operator.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
+from spark_purgatory.spark.operator.inputs import WATERMARK_METADATA
+from spark_purgatory.spark.operator.payload import arrow_schema
+from spark_purgatory.spark.operator.purgatory import Purgatory
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to run the workload."""
+
+    name: str
+    says: str
+    build: Callable[[SparkSession, Path, int], DataFrame]
+    """Of the session, the workload's folder and how many shards."""
+    decides: bool
+    """Whether its rows are outcomes; else they are the rows it read."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Of the session, while it runs."""
+    at_most: int | None = None
+    """Operations beyond which it would take too long to wait for."""
+    grace_ms: int = 0
+    """How long after its deadline it lets an operation expire."""
+
+
+def ours(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
+    """The library as its users call it."""
+    operations, events = read_sides(spark, folder)
+    purgatory = Purgatory(
+        operations=Operations(id="op_id", keys="key", created="created", deadline="deadline"),
+        completions=Completions(key="key", time="time"),
+        criterion=criteria.any_key(),
+        emit="early",
+        shards=shards,
+    )
+    return purgatory.resolve(operations, events)
+
+
+def join(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
+    """A left outer join on key and time range; an operation without an event leaves at its deadline.
+
+    Spark drops state by one time column a side. With ``created`` there, every operation would be held for the
+    longest delay; so the watermark is made from ``created``, and the mark moved on to ``deadline``. For a condition
+    with ``<=`` Spark holds that clock 1 ms back, to be safe: a row leaves up to 1 ms after its deadline.
+    """
+    operations, events = read_sides(spark, folder)
+    left = operations.withWatermark("created", "0 seconds").select(
+        "op_id",
+        "key",
+        F.col("created").alias("created", metadata={}),
+        F.col("deadline").alias("deadline", metadata={WATERMARK_METADATA: 0}),
+        "amount",
+    )
+    right = events.withWatermark("time", "0 seconds").withColumnRenamed("key", "event_key")
+    condition = "key = event_key AND time >= created AND time <= deadline AND time >= deadline - INTERVAL 3 MINUTES"
+    joined = left.join(right, F.expr(condition), "leftOuter")
+    resolved = F.coalesce("time", "deadline")
+    return joined.select(
+        "op_id",
+        "key",
+        "created",
+        "deadline",
+        "amount",
+        F.when(F.col("time").isNull(), "EXPIRED").otherwise("COMPLETED").alias("status"),
+        resolved.alias("resolved_at"),
+        (F.unix_millis(resolved) - F.unix_millis("created")).alias("wait_ms"),
+    )
+
+
+def identity(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
+    """What the packed exchange costs by itself: pack, shuffle, hand over, unpack."""
+    ddl = EXCHANGE_DDL.format(shard_type="int")
+    engine = [F.xxhash64("key").alias("route"), F.col("time").alias("guarded")]
+    packed = [
+        rows.drop("side").select("*", *engine).mapInArrow(packer(side, shards, broadcast=False), ddl)
+        for side, rows in zip((OPERATIONS, EVENTS), as_rows(spark, folder), strict=True)
+    ]
+    marker = F.lit(None).cast("timestamp").alias("marker", metadata={WATERMARK_METADATA: 0})
+    handed = (
+        packed[0]
+        .unionByName(packed[1])
+        .select("shard", "side", "blob", marker)
+        .groupBy("shard")
+        .applyInPandasWithState(
+            _hand_over_blobs, "blob binary", "blob binary", "append", GroupStateTimeout.EventTimeTimeout
+        )
+    )
+    fields = T.StructType(
+        [*(field for field in ROWS.fields if field.name != "side"), T.StructField("ahead", T.BooleanType())]
+    )
+    return handed.mapInArrow(unpacker(arrow_schema(fields)), fields)
+
+
+def _hand_over_blobs(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    for frame in frames:
+        yield frame[["blob"]]
+
+
+def identity_rows(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
+    """The state function over plain rows: conversion to pandas and back is all it does."""
+    operations, events = as_rows(spark, folder)
+    shard = F.pmod(F.xxhash64("key"), F.lit(shards)).cast("int").alias("shard")
+    rows = operations.unionByName(events).select("*", shard)
+    return rows.groupBy("shard").applyInPandasWithState(
+        _hand_over_rows, ROWS, "blob binary", "append", GroupStateTimeout.EventTimeTimeout
+    )
+
+
+def _hand_over_rows(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    for frame in frames:
+        yield frame[ROWS.names]
+
+
+def jvm_only(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
+    """A shuffle by key and nothing else."""
+    operations, events = as_rows(spark, folder)
+    return operations.unionByName(events).repartition("key")
+
+
+ROCKSDB = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    )
+}
+
+CONTENDERS = {
+    contender.name: contender
+    for contender in (
+        Contender("ours", "Purgatory, any_key, emit early", ours, decides=True),
+        Contender("ours_rocksdb", "ours, state in RocksDB", ours, decides=True, settings=ROCKSDB),
+        Contender("join", "stream-stream left outer join", join, decides=True, grace_ms=1),
+        Contender("identity", "packed exchange, no engine", identity, decides=False),
+        Contender("identity_rows", "applyInPandasWithState, plain rows, no work", identity_rows, decides=False),
+        Contender("jvm_only", "union, repartition; no Python, no state", jvm_only, decides=False),
+        Contender("join_rocksdb", "the same, state in RocksDB", join, decides=True, grace_ms=1, settings=ROCKSDB),
+        Contender("per_operation", "applyInPandasWithState, a group an operation", per_operation, True, at_most=20_000),
+        Contender(
+            "with_timers",
+            "transformWithStateInPandas, a group and a timer an operation",
+            with_timers,
+            decides=True,
+            settings=ROCKSDB,
+            at_most=20_000,
+        ),
+    )
+}

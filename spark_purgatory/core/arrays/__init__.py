@@ -1,0 +1,1 @@
+"""Arrays that grow, sort, hash and add up exactly. The rest of the core is built from them."""

@@ -1,0 +1,91 @@
+"""Exact sums of numbers, whatever their order: fixed point in 32-bit limbs.
+
+The law asks that the order of arrival changes nothing, and float addition is not associative. A non-negative double is
+cut at 2**-96 (values down to 2**-43 keep all their digits) and spread over limbs of 32 bits, each summed in int64,
+which 2**31 addends cannot overflow. Values from 2**62 on count as 2**62. Whole units (`numbers`) are whole already: the
+last four limbs hold all 128 bits of each, the first what they carry.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_purgatory.core.arrays.numbers import (
+    UNREACHED,
+    Floats,
+    Numbers,
+    addends,
+    is_double,
+    is_wide,
+    or_zero,
+)
+from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
+
+LIMB_BITS = 32
+LIMBS = 5
+"""Three limbs of fraction (96 bits), two of whole numbers (64 bits)."""
+LARGEST = 2.0**62
+
+
+def limbs_of(values: Numbers) -> Int64s:
+    """(n,) non-negative numbers as (LIMBS, n) int64, the most significant limb first."""
+    if is_double(values):
+        return _limbs_of_doubles(values)
+    limbs = np.zeros((LIMBS, len(values)), np.int64)
+    if is_wide(values):
+        limbs[1:] = np.ascontiguousarray(values).view(">u4").reshape(-1, 4).T
+        limbs[1] -= 1 << 31
+    else:
+        limbs[3], limbs[4] = values >> LIMB_BITS, values & ((1 << LIMB_BITS) - 1)
+    return limbs
+
+
+def _limbs_of_doubles(values: Floats) -> Int64s:
+    rest = np.minimum(values, LARGEST)
+    limbs = np.empty((LIMBS, len(values)), np.int64)
+    for i in range(LIMBS):
+        # Every step is exact: scaling by a power of two, floor, and a difference that needs no more digits.
+        scale = 2.0 ** (LIMB_BITS * (1 - i))
+        whole = np.floor(rest / scale)
+        limbs[i] = whole.astype(np.int64)
+        rest = rest - whole * scale
+    return limbs
+
+
+class ExactSums:
+    """n sums, as (LIMBS, n) int64 limbs that need not be normalised."""
+
+    def __init__(self, limbs: Int64s) -> None:
+        self.limbs = limbs
+
+    @staticmethod
+    def zeros(n: int) -> ExactSums:
+        """Sums of nothing, n of them."""
+        return ExactSums(np.zeros((LIMBS, n), np.int64))
+
+    @staticmethod
+    def prefixes(values: Numbers) -> ExactSums:
+        """Sums of the first 0, 1, ... n of ``values``, (n,) non-negative; none adds nothing."""
+        limbs = np.zeros((LIMBS, len(values) + 1), np.int64)
+        np.cumsum(limbs_of(or_zero(values) if is_double(values) else addends(values)), axis=1, out=limbs[:, 1:])
+        return ExactSums(limbs)
+
+    def add_at(self, at: Int64s, prefix: ExactSums, low: Int64s, high: Int64s) -> None:
+        """Add the values ``low[i] .. high[i] - 1`` behind ``prefix`` to sum ``at[i]``; all (s,)."""
+        for mine, theirs in zip(self.limbs, prefix.limbs, strict=True):
+            np.add.at(mine, at, theirs[high] - theirs[low])
+
+    def subtract_at(self, at: Int64s, limbs: Int64s) -> None:
+        """Take ``limbs[:, i]`` off sum ``at[i]``; (LIMBS, s) and (s,)."""
+        for mine, theirs in zip(self.limbs, limbs, strict=True):
+            np.subtract.at(mine, at, theirs)
+
+    def at_least(self, need: Numbers) -> Bools:
+        """Whether each sum reaches ``need``, (n,) bool."""
+        difference = self.limbs - limbs_of(np.maximum(need, 0) if is_double(need) else addends(need))
+        for i in range(LIMBS - 1, 0, -1):
+            carry = difference[i] >> LIMB_BITS
+            difference[i] -= carry << LIMB_BITS
+            difference[i - 1] += carry
+        reached = difference[0] >= 0
+        return reached & (need != UNREACHED) if is_wide(need) else reached

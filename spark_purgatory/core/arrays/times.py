@@ -1,0 +1,59 @@
+"""Time arithmetic: int64 microseconds of event time, milliseconds of the watermark, and what overflows.
+
+Sums saturate at the ends of int64 (292,000 years either side of 1970), so that a hostile duration means "never" or
+"always" and no exception. Rounding is towards the future wherever a deadline becomes a tick: never early.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from spark_purgatory.core.arrays.sorted_runs import Int64s
+
+US_PER_MS = 1000
+END_OF_TIME_MS = -(-(2**63) // US_PER_MS)
+"""A watermark that has passed every time."""
+MAX_TIME_US = int(np.iinfo(np.int64).max)
+"""Later than every time; the resolved time of an operation that is not."""
+MIN_TIME_US = int(np.iinfo(np.int64).min)
+
+
+def saturating_add(left_us: Int64s, right_us: Int64s | int) -> Int64s:
+    """``left + right`` in int64, clamped to [MIN_TIME_US, MAX_TIME_US]; (n,) int64."""
+    right = np.asarray(right_us, np.int64)
+    with np.errstate(over="ignore"):
+        total = left_us + right
+    over = (right > 0) & (total < left_us)
+    under = (right < 0) & (total > left_us)
+    return np.where(over, MAX_TIME_US, np.where(under, MIN_TIME_US, total))
+
+
+def saturating_subtract(left_us: Int64s, right_us: Int64s) -> Int64s:
+    """``left - right`` in int64, clamped to [MIN_TIME_US, MAX_TIME_US]; (n,) int64."""
+    with np.errstate(over="ignore"):
+        difference = left_us - right_us
+    over = (right_us < 0) & (difference < left_us)
+    under = (right_us > 0) & (difference > left_us)
+    return np.where(over, MAX_TIME_US, np.where(under, MIN_TIME_US, difference))
+
+
+def ceil_ms(times_us: Int64s) -> Int64s:
+    """The first millisecond at or after each time, (n,) int64."""
+    return -(-np.maximum(times_us, MIN_TIME_US + 1) // US_PER_MS)
+
+
+def tick_up_ms(times_us: Int64s, tick_ms: int) -> Int64s:
+    """The first multiple of ``tick_ms`` at or after each time, in milliseconds, (n,) int64: never early."""
+    return -(-ceil_ms(times_us) // tick_ms) * tick_ms
+
+
+def clock_ms(watermark_ms: int, tick_ms: int) -> int:
+    """The watermark rounded down to a tick, but for the end of time, which is rounded up: it has passed every tick."""
+    if watermark_ms >= END_OF_TIME_MS:
+        return -(-watermark_ms // tick_ms) * tick_ms
+    return watermark_ms // tick_ms * tick_ms
+
+
+def floor_ms(durations_us: Int64s) -> Int64s:
+    """Whole milliseconds, rounded down, (n,) int64."""
+    return durations_us // US_PER_MS

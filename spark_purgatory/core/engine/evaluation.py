@@ -1,0 +1,282 @@
+"""When a criterion comes to hold: the smallest t at which it does over an operation's relevant events up to t.
+
+Rules that are satisfied key by key (any, all, quorum, level) need only the time at which each key is satisfied; count
+and sum bisect over time, for all operations at once, because all rules are monotone. No operation's events are laid out
+one by one, so a thousand events on a key that a million operations watch cost a million ranges, not 10**9 pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from spark_purgatory.core.arrays.exact_sums import ExactSums
+from spark_purgatory.core.arrays.numbers import Floats, Numbers, comparable
+from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
+from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US
+from spark_purgatory.core.engine.outcomes import CANCELLED, COMPLETED, FAILED
+from spark_purgatory.core.events.control_log import ControlEffects
+from spark_purgatory.core.events.cross_key_redelivery import CrossKeyRedeliveries
+from spark_purgatory.core.events.event_log import EventSegment, Spans, bisect_within
+from spark_purgatory.core.spec.criteria import ALL_KEYS, ANY_KEY, COUNT, LEVEL, NUMBERED, QUORUM, SUM_AT_LEAST
+
+
+@dataclass(frozen=True)
+class EvaluationInput:
+    """Operations to evaluate: n of them, with m entries in all, entries of one operation adjacent and in order."""
+
+    rule: Int64s  # (n,) codes of criteria.RULES
+    need: Floats  # (n,)
+    sum_need: Numbers  # (n,) what values must add up to
+    created_us: Int64s  # (n,)
+    from_us: Int64s  # (n,) earliest time that counts
+    deadline_us: Int64s  # (n,)
+    first_entry: Int64s  # (n,)
+    owner: Int64s  # (m,) operation of each entry, ascending
+    level_need: Numbers  # (m,) level that each entry's key must reach
+    effects: ControlEffects | None = None  # None: no control event speaks to any of them
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """What evaluation says of n operations with m entries."""
+
+    resolved_us: Int64s  # (n,) MAX_TIME_US where neither the criterion nor a control event settles it
+    matched: Int64s  # (n,) relevant events up to resolved_us, or all where it is MAX_TIME_US
+    satisfied: Bools  # (m,) whether the entry's key is satisfied by then
+    status: Int64s | None = None  # (n,) COMPLETED, FAILED or CANCELLED where resolved; None: all COMPLETED
+
+
+@dataclass(frozen=True)
+class RelevantEvents:
+    """The relevant events of all cases."""
+
+    spans: list[Spans]
+    cross_key: list[CrossKeyRedeliveries]
+    """What of them is counted already on another key."""
+
+
+def evaluate(cases: EvaluationInput, spans: list[Spans], history: list[Spans]) -> EvaluationResult:
+    """Evaluate all cases. ``spans``: relevant events by entry; ``history``: for level entries, events from whenever.
+
+    Neither holds what lies behind the first failure of the entry's key.
+    """
+    n, m = len(cases.rule), len(cases.owner)
+    satisfied_us = np.full(m, MAX_TIME_US)
+    for span in spans:
+        np.minimum.at(satisfied_us, span.owner, span.segment.time_us[span.low])
+    levels = np.flatnonzero(cases.rule == LEVEL)
+    if len(levels):
+        _reach_levels(cases, history, satisfied_us)
+    heard = RelevantEvents(spans, _echoes(cases, spans))
+    resolved_us = np.full(n, MAX_TIME_US)
+    for rule, resolve in _RESOLVERS.items():
+        chosen = np.flatnonzero(cases.rule == rule)
+        if len(chosen):
+            resolved_us[chosen] = resolve(cases, chosen, heard, satisfied_us)
+    numbered = np.isin(cases.rule, NUMBERED)
+    resolved_us = np.where(numbered & (cases.need <= 0), cases.created_us, resolved_us)
+    status = None
+    if cases.effects is not None:
+        resolved_us, status = _settle(cases, cases.effects, satisfied_us, resolved_us)
+    matched = np.zeros(n, np.int64)
+    end_us = np.minimum(resolved_us, cases.deadline_us)
+    for span in spans:
+        owner = cases.owner[span.owner]
+        matched += np.bincount(owner, span.counted(span.until(end_us[owner])), minlength=n).astype(np.int64)
+    for cross_key in heard.cross_key:
+        matched -= cross_key.total(np.arange(n), end_us)[0]
+    return EvaluationResult(resolved_us, matched, satisfied_us <= end_us[cases.owner], status)
+
+
+def _echoes(cases: EvaluationInput, spans: list[Spans]) -> list[CrossKeyRedeliveries]:
+    """Sums and the other rules may hear the same events in different segments: each on their own."""
+    by_sum: dict[bool, list[tuple[Int64s, Spans]]] = {}
+    for span in spans:
+        if len(span.owner):
+            operations = cases.owner[span.owner]
+            by_sum.setdefault(bool(cases.rule[operations[0]] == SUM_AT_LEAST), []).append((operations, span))
+    found = (CrossKeyRedeliveries.of(len(cases.rule), heard) for heard in by_sum.values())
+    return [cross_key for cross_key in found if cross_key is not None]
+
+
+def _settle(
+    cases: EvaluationInput, effects: ControlEffects, satisfied_us: Int64s, completed_us: Int64s
+) -> tuple[Int64s, Int64s]:
+    """(resolved_us, status) with control events: the earliest settles, at a tie COMPLETED, FAILED, CANCELLED."""
+    completed_us = np.minimum(completed_us, effects.force_us)
+    failed_us = _hopeless(cases, effects.fail_us, satisfied_us)
+    resolved_us = np.minimum(np.minimum(completed_us, failed_us), effects.cancel_us)
+    status = np.where(resolved_us == failed_us, FAILED, CANCELLED)
+    return resolved_us, np.where(resolved_us == completed_us, COMPLETED, status)
+
+
+def _hopeless(cases: EvaluationInput, fail_us: Int64s, satisfied_us: Int64s) -> Int64s:
+    """The failure at which each criterion can no longer be met, (n,) int64; MAX_TIME_US where it still can."""
+    lost_us = np.where(satisfied_us == MAX_TIME_US, fail_us, MAX_TIME_US)
+    first, counts = cases.first_entry, np.bincount(cases.owner, minlength=len(cases.rule))
+    all_failed = np.maximum.reduceat(fail_us, first)
+    # A quorum survives as long as enough keys are left; one of more keys than there are fails with the first.
+    spare = counts - np.ceil(np.fmin(cases.need, counts + 1.0)).astype(np.int64)
+    quorum = np.where(spare < 0, np.minimum.reduceat(fail_us, first), _nth(lost_us, first, counts, spare + 1))
+    by_rule = {
+        ANY_KEY: np.maximum.reduceat(lost_us, first),
+        ALL_KEYS: np.minimum.reduceat(lost_us, first),
+        LEVEL: np.minimum.reduceat(lost_us, first),
+        QUORUM: np.where(cases.need > 0, quorum, MAX_TIME_US),
+        COUNT: np.where(cases.need > 0, all_failed, MAX_TIME_US),
+        SUM_AT_LEAST: np.where(cases.need > 0, all_failed, MAX_TIME_US),
+    }
+    return np.choose(cases.rule, [by_rule[rule] for rule in range(len(by_rule))])
+
+
+def _entries(cases: EvaluationInput, chosen: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
+    """Values of the chosen operations' entries, and where each operation's begin."""
+    if len(chosen) == len(cases.rule):
+        return values, cases.first_entry
+    mask = np.zeros(len(cases.rule), bool)
+    mask[chosen] = True
+    inside = mask[cases.owner]
+    counts = np.bincount(cases.owner[inside], minlength=len(mask))[chosen]
+    return values[inside], np.cumsum(counts) - counts
+
+
+def _first_key(cases: EvaluationInput, chosen: Int64s, heard: RelevantEvents, satisfied_us: Int64s) -> Int64s:
+    return np.minimum.reduceat(*_entries(cases, chosen, satisfied_us))
+
+
+def _last_key(cases: EvaluationInput, chosen: Int64s, heard: RelevantEvents, satisfied_us: Int64s) -> Int64s:
+    return np.maximum.reduceat(*_entries(cases, chosen, satisfied_us))
+
+
+def _nth_key(cases: EvaluationInput, chosen: Int64s, heard: RelevantEvents, satisfied_us: Int64s) -> Int64s:
+    values, first = _entries(cases, chosen, satisfied_us)
+    counts = np.diff(np.append(first, len(values)))
+    nth = np.ceil(np.clip(cases.need[chosen], 1, counts + 1.0)).astype(np.int64)
+    return _nth(values, first, counts, nth)
+
+
+def _nth(values: Int64s, first: Int64s, counts: Int64s, nth: Int64s) -> Int64s:
+    """The ``nth[i]``-th smallest, from 1, of each operation's values; MAX_TIME_US where there is none; (n,) int64."""
+    ordered = values[np.lexsort((values, np.repeat(np.arange(len(counts)), counts)))]
+    within = (nth >= 1) & (nth <= counts)
+    return np.where(within, ordered[first + np.where(within, nth, 1) - 1], MAX_TIME_US)
+
+
+def _last_level(cases: EvaluationInput, chosen: Int64s, heard: RelevantEvents, satisfied_us: Int64s) -> Int64s:
+    """Levels count from whenever, and are first asked for at the creation."""
+    return np.maximum(_last_key(cases, chosen, heard, satisfied_us), cases.created_us[chosen])
+
+
+def _nth_event(cases: EvaluationInput, chosen: Int64s, heard: RelevantEvents, satisfied_us: Int64s) -> Int64s:
+    def enough(mine: list[Spans], position: list[Int64s], asked: Int64s, until_us: Int64s) -> Bools:
+        total = np.zeros(len(asked), np.int64)
+        for span, at in zip(mine, position, strict=True):
+            total += np.bincount(at, span.counted(span.until(until_us[at])), minlength=len(asked)).astype(np.int64)
+        for cross_key in heard.cross_key:
+            total -= cross_key.total(asked, until_us)[0]
+        return total >= cases.need[asked]
+
+    return _bisect_time(cases, chosen, heard.spans, enough)
+
+
+def _enough_value(cases: EvaluationInput, chosen: Int64s, heard: RelevantEvents, satisfied_us: Int64s) -> Int64s:
+    sums: dict[int, ExactSums] = {}
+
+    def enough(mine: list[Spans], position: list[Int64s], asked: Int64s, until_us: Int64s) -> Bools:
+        total = ExactSums.zeros(len(asked))
+        for span, at in zip(mine, position, strict=True):
+            prefix = sums.get(id(span.segment))
+            if prefix is None:
+                prefix = sums[id(span.segment)] = ExactSums.prefixes(_values(span.segment))
+            until = span.until(until_us[at])
+            total.add_at(at, prefix, span.low, until)
+            if (redeliveries := span.segment.redeliveries) is not None:
+                total.subtract_at(at, redeliveries.total(span.low, until)[1:])
+        for cross_key in heard.cross_key:
+            total.subtract_at(np.arange(len(asked)), cross_key.total(asked, until_us)[1:])
+        return total.at_least(cases.sum_need[asked])
+
+    return _bisect_time(cases, chosen, heard.spans, enough)
+
+
+def _values(segment: EventSegment) -> Numbers:
+    assert segment.value is not None, "bug: a rule that reads values over events without any"
+    return segment.value
+
+
+def _bisect_time(
+    cases: EvaluationInput,
+    chosen: Int64s,
+    spans: list[Spans],
+    enough: Callable[[list[Spans], list[Int64s], Int64s, Int64s], Bools],
+) -> Int64s:
+    """Smallest event time at which ``enough`` holds for each chosen operation, MAX_TIME_US where it does not.
+
+    It is asked about operations and a time for each, with their spans and where in the question each span's is.
+    """
+    place = np.full(len(cases.rule), -1)
+    place[chosen] = np.arange(len(chosen))
+    first = np.full(len(chosen), MAX_TIME_US)
+    last = np.full(len(chosen), -MAX_TIME_US)
+    mine, position = _spans_of(cases, spans, place)
+    for span, at in zip(mine, position, strict=True):
+        np.minimum.at(first, at, span.segment.time_us[span.low])
+        np.maximum.at(last, at, span.segment.time_us[span.high - 1])
+    holds = (first <= last) & enough(mine, position, chosen, last)
+    resolved = np.full(len(chosen), MAX_TIME_US)
+    live = np.flatnonzero(holds)
+    place = np.full(len(cases.rule), -1)
+    place[chosen[live]] = np.arange(len(live))
+    mine, position = _spans_of(cases, spans, place)
+    low, high, asked = first[live], last[live], chosen[live]
+    while bool((low < high).any()):
+        middle = (low >> 1) + (high >> 1) + (low & high & 1)  # low and high may lie 2**64 apart
+        reached = enough(mine, position, asked, middle)
+        high = np.where(reached, middle, high)
+        low = np.where(reached, low, np.minimum(middle + 1, high))
+    resolved[live] = low
+    return resolved
+
+
+def _spans_of(cases: EvaluationInput, spans: list[Spans], place: Int64s) -> tuple[list[Spans], list[Int64s]]:
+    """The spans of operations with a place, and that place."""
+    mine, position = [], []
+    for span in spans:
+        at = place[cases.owner[span.owner]]
+        kept = np.flatnonzero(at >= 0)
+        if not len(kept):
+            continue
+        mine.append(Spans(span.segment, span.owner[kept], span.group_start[kept], span.low[kept], span.high[kept]))
+        position.append(at[kept])
+    return mine, position
+
+
+def _reach_levels(cases: EvaluationInput, history: list[Spans], satisfied_us: Int64s) -> None:
+    """Write into ``satisfied_us`` when each level entry's key reached its level.
+
+    What was reached before ``from_us`` was so always: of such events the log may hold the last summit alone.
+    """
+    level_entry = cases.rule[cases.owner] == LEVEL
+    satisfied_us[level_entry] = MAX_TIME_US
+    for span in history:
+        running = span.segment.running_max
+        needs, beyond = comparable(cases.level_need[span.owner], running)
+        at = bisect_within(running, span.group_start, span.high, needs, after=False)
+        reached = np.flatnonzero(at < span.high if beyond is None else (at < span.high) & ~beyond)
+        owner = span.owner[reached]
+        time_us = span.segment.time_us[at[reached]]
+        time_us = np.where(time_us < cases.from_us[cases.owner[owner]], MIN_TIME_US, time_us)
+        np.minimum.at(satisfied_us, owner, time_us)
+
+
+_RESOLVERS = {
+    ANY_KEY: _first_key,
+    ALL_KEYS: _last_key,
+    QUORUM: _nth_key,
+    COUNT: _nth_event,
+    SUM_AT_LEAST: _enough_value,
+    LEVEL: _last_level,
+}

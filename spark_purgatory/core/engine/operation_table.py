@@ -1,0 +1,135 @@
+"""Operations by row: their times and their payload, beside the purgatory that numbers them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from spark_purgatory.core.arrays import numbers
+from spark_purgatory.core.arrays.numbers import Floats, Numbers
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, GrowableArray, Int64s
+from spark_purgatory.core.arrays.value_column import ValueColumn
+from spark_purgatory.core.spec.arrivals import OperationArrivals, payload_role
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.errors import StateMismatchError
+
+TIME_COLUMNS = ("created_us", "from_us", "deadline_us")
+
+
+def rule_numbers(spec: EngineSpec) -> list[str]:
+    """Columns of numbers that the rules of rows need."""
+    asked = {"need": spec.by_row, "level_need": spec.by_row, "sum_need": spec.by_row and spec.scale is not None}
+    return [name for name, is_asked in asked.items() if is_asked]
+
+
+def extra_columns(spec: EngineSpec) -> list[str]:
+    """Columns of int64 that only some queries have."""
+    asked = {"rule": spec.by_row, "id_hash": spec.operation_ids, "id_slot": spec.control_events}
+    return [name for name, is_asked in asked.items() if is_asked]
+
+
+class OperationTable:
+    """Columns of the operations that have a row, waiting or ended and not yet compacted away."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+        self.columns = {name: GrowableArray(EMPTY) for name in [*TIME_COLUMNS, *extra_columns(spec)]}
+        self.numbers: dict[str, GrowableArray[Any]] = {
+            name: GrowableArray(np.empty(0, np.float64 if spec.scale is None or name == "need" else np.int64))
+            for name in rule_numbers(spec)
+        }
+        self.late_column = GrowableArray(np.empty(0, bool))
+        self.payload = ValueColumn()
+        self.own_ids = ValueColumn()
+        """Ids by row, where the spec asks for them and no payload column has them."""
+
+    @property
+    def ids(self) -> ValueColumn:
+        """Ids by row; only where the spec looks rows up by their id."""
+        if self.spec.role("id") is None:
+            return self.own_ids
+        return ValueColumn([payload_role(chunk, self.spec, "id") for chunk in self.payload.chunks])
+
+    @property
+    def created_us(self) -> Int64s:
+        """(rows,) int64."""
+        return self.columns["created_us"].values
+
+    @property
+    def from_us(self) -> Int64s:
+        """(rows,) int64: the earliest event time that counts for the operation."""
+        return self.columns["from_us"].values
+
+    @property
+    def deadline_us(self) -> Int64s:
+        """(rows,) int64."""
+        return self.columns["deadline_us"].values
+
+    @property
+    def rule(self) -> Int64s:
+        """(rows,) int64 codes of criteria.RULES; only where operations bring their rules, as the next two."""
+        return self.columns["rule"].values
+
+    @property
+    def need(self) -> Floats:
+        """(rows,) float64."""
+        return self.numbers["need"].values
+
+    @property
+    def sum_need(self) -> Numbers:
+        """(rows,) what values must add up to, in the query's number type."""
+        return self.numbers["sum_need" if "sum_need" in self.numbers else "need"].values
+
+    @property
+    def level_need(self) -> Numbers:
+        """(entries,) in the query's number type."""
+        return self.numbers["level_need"].values
+
+    @property
+    def id_hash(self) -> Int64s:
+        """(rows,) int64; only where events may name an operation."""
+        return self.columns["id_hash"].values
+
+    @property
+    def id_slot(self) -> Int64s:
+        """(rows,) int64: where `SeenIds` has the row's own entry, -1 where none is known; only with control events."""
+        return self.columns["id_slot"].values
+
+    @property
+    def late(self) -> Bools:
+        """(rows,) bool: arrived behind the watermark."""
+        return self.late_column.values
+
+    def append(self, operations: OperationArrivals, from_us: Int64s, late: Bools, id_slot: Int64s) -> None:
+        """Add operations, all (n,), as the next rows. Raises StateMismatchError where their columns are others now."""
+        kept, payload = self.payload.chunks, operations.payload
+        if kept and kept[0].type != payload.type:
+            raise StateMismatchError(
+                f"operations: the checkpoint holds columns of {_types(kept[0])}, the query brings {_types(payload)}: "
+                "bring the same columns in the same order, or start a new checkpoint"
+            )
+        given = {**vars(operations), "from_us": from_us, "id_slot": id_slot}
+        for name, column in self.columns.items():
+            column.append(given[name])
+        for name, number in self.numbers.items():
+            self.numbers[name] = numbers.append(number, given[name])
+        self.late_column.append(late)
+        self.payload.append(payload)
+        if self.spec.keeps_ids:
+            self.own_ids.append(operations.ids)
+
+    def keep(self, rows: Int64s, entries: Int64s) -> None:
+        """Keep only ``rows``, (m,) ascending, and their watch entries; they become rows 0 .. m - 1."""
+        for name, number in self.numbers.items():
+            self.numbers[name] = GrowableArray(number.values[entries if name == "level_need" else rows])
+        self.columns = {name: GrowableArray(column.values[rows]) for name, column in self.columns.items()}
+        self.late_column = GrowableArray(self.late[rows])
+        self.payload.keep(rows)
+        if self.spec.keeps_ids:
+            self.own_ids.keep(rows)
+
+
+def _types(payload: pa.StructArray) -> str:
+    return ", ".join(str(field.type) for field in payload.type)

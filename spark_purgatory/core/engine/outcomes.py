@@ -1,0 +1,155 @@
+"""Outcomes, collected during a step as arrays and turned into one Arrow table at its end.
+
+Columns: the payload's, then `OUTCOME_FIELDS`, in this order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
+from spark_purgatory.core.arrays.times import floor_ms, saturating_subtract
+from spark_purgatory.core.spec.arrivals import OperationArrivals
+from spark_purgatory.errors import BugError
+
+COMPLETED, EXPIRED, FAILED, CANCELLED, DUPLICATE, REJECTED, ORPHAN = range(7)
+STATUSES = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED", "ORPHAN")
+"""Names of the statuses; a status's code is its position."""
+
+OUTCOME_FIELDS = (
+    pa.field("status", pa.string()),
+    pa.field("resolved_at", pa.timestamp("us", "UTC")),
+    pa.field("wait_ms", pa.int64()),
+    pa.field("matched", pa.int64()),
+    pa.field("missing_keys", pa.list_(pa.string())),
+    pa.field("late", pa.bool_()),
+    pa.field("reason", pa.string()),
+)
+
+
+@dataclass(frozen=True)
+class MissingKeys:
+    """Unsatisfied keys of n operations, flat; null where the criterion has none."""
+
+    keys: pa.Array  # (m,)
+    counts: Int64s  # (n,)
+    applies: Bools  # (n,)
+    prefix: int = 0
+    """Characters, or bytes, in front of the key that users know."""
+
+    @staticmethod
+    def none(n: int, key_type: pa.DataType) -> MissingKeys:
+        """For n operations whose criterion has none."""
+        return MissingKeys(pa.array([], key_type), np.zeros(n, np.int64), np.zeros(n, bool))
+
+    def to_arrow(self) -> pa.ListArray:
+        """As an array<string> column."""
+        offsets = np.concatenate(([0], np.cumsum(self.counts))).astype(np.int32)
+        mask = None if self.applies.all() else pa.array(~self.applies)
+        keys = self.keys
+        if self.prefix:
+            cut = pc.binary_slice if pa.types.is_binary(keys.type) else pc.utf8_slice_codeunits
+            keys = cut(keys, self.prefix)
+        return pa.ListArray.from_arrays(pa.array(offsets), as_text(keys), mask=mask)
+
+
+def as_text(keys: pa.Array) -> pa.Array:
+    """Keys as strings; bytes that are not UTF-8 stay as they are, as in Spark's own cast of binary to string."""
+    if pa.types.is_binary(keys.type):
+        return keys.view(pa.string())
+    return keys if pa.types.is_string(keys.type) else keys.cast(pa.string())
+
+
+@dataclass
+class OutcomeBatch:
+    """n outcomes of one kind; arrays (n,)."""
+
+    payload: pa.StructArray | None
+    """None for ORPHANs: no operation is there; the payload's columns are left out."""
+    status: int
+    created_us: Int64s | None
+    resolved_us: Int64s
+    matched: Int64s
+    missing: MissingKeys
+    late: Bools
+    reasons: pa.Array | None = None
+    dated: Bools | None = None
+    """False where resolved_at and wait_ms are null; None: all dated."""
+
+    def __len__(self) -> int:
+        return len(self.matched)
+
+    def to_arrow(self) -> pa.RecordBatch:
+        """As rows of the outcome table."""
+        n = len(self)
+        undated = None if self.dated is None else ~self.dated
+        wait_ms = pa.nulls(n, pa.int64())
+        if self.created_us is not None:
+            wait_ms = pa.array(floor_ms(saturating_subtract(self.resolved_us, self.created_us)), mask=undated)
+        columns = [
+            *([] if self.payload is None else self.payload.flatten()),
+            pa.repeat(STATUSES[self.status], n),
+            pa.array(self.resolved_us, mask=undated).cast(OUTCOME_FIELDS[1].type),
+            wait_ms,
+            pa.array(self.matched),
+            self.missing.to_arrow(),
+            pa.array(self.late),
+            self.reasons if self.reasons is not None else pa.nulls(n, pa.string()),
+        ]
+        fields = [*([] if self.payload is None else self.payload.type), *OUTCOME_FIELDS]
+        return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+@dataclass
+class Tally:
+    """Rows counted since the shard's beginning: received, and by what became of them."""
+
+    received: int = 0
+    by_status: list[int] = field(default_factory=lambda: [0] * len(STATUSES))
+    events_received: int = 0
+    events_rejected: int = 0
+    events_late: int = 0
+
+    def decided(self) -> int:
+        """Operations that have their outcome."""
+        return sum(self.by_status[:ORPHAN])
+
+    def conserve(self, pending: int) -> None:
+        """Raise BugError unless every operation received has its outcome or is pending."""
+        if self.received != self.decided() + pending:
+            raise BugError(
+                f"conservation: {self.received} operations received, {self.decided()} decided, {pending} pending"
+            )
+
+
+class Outcomes:
+    """What a step has decided, in the order of decision."""
+
+    def __init__(self) -> None:
+        self.batches: list[OutcomeBatch] = []
+        self.tally = Tally()
+
+    def add(self, batch: OutcomeBatch) -> None:
+        """Count and keep outcomes."""
+        self.tally.by_status[batch.status] += len(batch)
+        self.batches.append(batch)
+
+    def unwatched(
+        self, status: int, rows: OperationArrivals, reasons: pa.Array, late: Bools, dated: Bools | None = None
+    ) -> None:
+        """Operations that never waited: REJECTED and DUPLICATE; resolved when created, where that is known."""
+        n = len(rows)
+        missing = MissingKeys.none(n, rows.keys.type)
+        zeros = np.zeros(n, np.int64)
+        self.add(
+            OutcomeBatch(rows.payload, status, rows.created_us, rows.created_us, zeros, missing, late, reasons, dated)
+        )
+
+    def take(self) -> list[pa.RecordBatch]:
+        """The outcomes as Arrow, removed."""
+        batches, self.batches = self.batches, []
+        return [batch.to_arrow() for batch in batches if len(batch)]

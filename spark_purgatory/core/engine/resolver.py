@@ -1,0 +1,196 @@
+"""Judging rows: an operation's spans of the log, its criterion, what control events do to it, its verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from spark_purgatory.core.arrays.numbers import Floats, Numbers, constant, units_up
+from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
+from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US, saturating_add
+from spark_purgatory.core.engine.evaluation import EvaluationInput, EvaluationResult, evaluate
+from spark_purgatory.core.engine.operation_table import OperationTable
+from spark_purgatory.core.engine.outcomes import CANCELLED, COMPLETED, EXPIRED, FAILED, MissingKeys, OutcomeBatch
+from spark_purgatory.core.events.control_log import ControlEffects, ControlLog, Targets
+from spark_purgatory.core.events.event_log import EventLog, Spans
+from spark_purgatory.core.kafka.watchers import Watchers
+from spark_purgatory.core.spec.arrivals import COMPLETE
+from spark_purgatory.core.spec.criteria import KEYED, LEVEL, RULES, SUM_AT_LEAST, Criterion
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+
+REASONS = {
+    FAILED: "keys failed and the criterion can no longer be met",
+    CANCELLED: "an event cancelled the operation",
+}
+"""Reason of an outcome by status."""
+
+
+@dataclass(frozen=True)
+class Resolutions:
+    """Verdicts on n rows with m watch entries."""
+
+    rows: Int64s  # (n,)
+    entries: Int64s  # (m,)
+    owner: Int64s  # (m,) position in rows
+    rule: Int64s  # (n,)
+    created_us: Int64s  # (n,)
+    deadline_us: Int64s  # (n,) as it stands after the extensions received while pending
+    result: EvaluationResult
+
+    @property
+    def resolved_us(self) -> Int64s:
+        """(n,) int64; MAX_TIME_US where nothing has settled it."""
+        return self.result.resolved_us
+
+    @property
+    def holds(self) -> Bools:
+        """(n,) bool: settled at some time, perhaps ahead of the watermark."""
+        return self.result.resolved_us != MAX_TIME_US
+
+    def settled_as(self, chosen: Bools) -> list[tuple[int, Bools]]:
+        """Rows chosen, (n,) bool, by the status in which they are settled."""
+        status = self.result.status
+        if status is None:
+            return [(COMPLETED, chosen)]
+        return [(each, chosen & (status == each)) for each in (COMPLETED, FAILED, CANCELLED)]
+
+
+@dataclass(frozen=True)
+class Resolver:
+    """Evaluates rows over the logs."""
+
+    spec: EngineSpec
+    rows: OperationTable
+    watchers: Watchers
+    log: EventLog
+    controls: ControlLog
+
+    def judge(self, rows: Int64s) -> Resolutions:
+        """Evaluate the criterion of ``rows``, (n,) int64."""
+        entries, owner = self.watchers.entries_of(rows)
+        counts = np.bincount(owner, minlength=len(rows))
+        from_us, deadline_us = self.rows.from_us[rows], self.rows.deadline_us[rows]
+        effects: ControlEffects | None = None
+        if self.controls:
+            effects = self.controls.read(self.targets(rows, entries, owner), from_us, deadline_us)
+            deadline_us = effects.deadline_us
+        rule, need, sum_need, level_need = self._criteria(rows, entries)
+        cases = EvaluationInput(
+            rule=rule,
+            need=need,
+            sum_need=sum_need,
+            created_us=self.rows.created_us[rows],
+            from_us=from_us,
+            deadline_us=deadline_us,
+            first_entry=np.cumsum(counts) - counts,
+            owner=owner,
+            level_need=level_need,
+            effects=effects,
+        )
+        result = evaluate(cases, self._relevant(cases, rows, entries), self._history(cases, rows, entries))
+        if effects is not None:
+            deadline_us = effects.left_us(result.resolved_us)
+        return Resolutions(rows, entries, owner, rule, cases.created_us, deadline_us, result)
+
+    def targets(self, rows: Int64s, entries: Int64s, owner: Int64s) -> Targets:
+        """Rows and their entries, as control events find them."""
+        ids = self.rows.ids.take(rows) if self.spec.operation_ids else None
+        id_hash = self.rows.id_hash[rows] if self.spec.operation_ids else rows
+        return Targets(self.watchers.keys, entries, self.watchers.hashes.values[entries], owner, ids, id_hash)
+
+    def outcomes_of(self, status: int, resolutions: Resolutions, chosen: Bools) -> OutcomeBatch:
+        """The outcome of every chosen row, (n,) bool; EXPIRED ones are resolved at their deadline."""
+        rows = resolutions.rows[chosen]
+        keyed = np.isin(resolutions.rule, KEYED)
+        missing = MissingKeys.none(len(rows), self.watchers.keys.chunks[0].type)
+        if keyed.any():
+            missing_entry = (keyed & chosen)[resolutions.owner] & ~resolutions.result.satisfied
+            counts = np.bincount(resolutions.owner[missing_entry], minlength=len(chosen))[chosen]
+            keys: pa.Array = self.watchers.keys.take(resolutions.entries[missing_entry])
+            missing = MissingKeys(keys, counts, keyed[chosen], self.spec.key_prefix)
+        return OutcomeBatch(
+            payload=self.rows.payload.take(rows),
+            status=status,
+            created_us=resolutions.created_us[chosen],
+            resolved_us=(resolutions.deadline_us if status == EXPIRED else resolutions.resolved_us)[chosen],
+            matched=resolutions.result.matched[chosen],
+            missing=missing,
+            late=self.rows.late[rows],
+            reasons=pa.repeat(REASONS[status], len(rows)) if status in REASONS else None,
+        )
+
+    def _criteria(self, rows: Int64s, entries: Int64s) -> tuple[Int64s, Floats, Numbers, Numbers]:
+        """(rule, need, sum_need, level_need) of rows and entries."""
+        criterion, scale, table = self.spec.criterion, self.spec.scale, self.rows
+        if not isinstance(criterion, Criterion):
+            return table.rule[rows], table.need[rows], table.sum_need[rows], table.level_need[entries]
+        rule = np.full(len(rows), criterion.code)
+        if scale is None or not criterion.reads_values:
+            need = np.full(len(rows), float(criterion.need))
+            return rule, need, need, np.full(len(entries), float(criterion.need))
+        units = units_up(criterion.need, scale)
+        return rule, np.full(len(rows), float(units)), constant(units, len(rows)), constant(units, len(entries))
+
+    def _relevant(self, cases: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
+        """The completions that count for each entry."""
+        from_us, until_us = cases.from_us[cases.owner], _until(cases, cases.deadline_us)
+        hashes = self.watchers.hashes.values[entries]
+        sums = cases.rule[cases.owner] == SUM_AT_LEAST
+        if not (self.spec.by_row and sums.any()):
+            spans = self.log.spans(self.watchers.keys, entries, hashes, from_us, until_us)
+            return spans + self._named(cases, rows, entries, from_us, until_us)
+        # What no sum can take counts for the other rules.
+        spans = self._spans(self.log, ~sums, entries, hashes, from_us, until_us)
+        spans += self._spans(self.log.summable(), sums, entries, hashes, from_us, until_us)
+        found = self._named(cases, rows, entries, from_us, until_us)
+        spans += [_only(span, ~sums) for span in found]
+        found = self._named(cases, rows, entries, from_us, until_us, summable=True)
+        return spans + [_only(span, sums) for span in found]
+
+    def _named(
+        self,
+        cases: EvaluationInput,
+        rows: Int64s,
+        entries: Int64s,
+        from_us: Int64s,
+        until_us: Int64s,
+        summable: bool = False,
+    ) -> list[Spans]:
+        """Completions that name the operation, by entry."""
+        if cases.effects is None:
+            return []
+        controls = self.controls.summable() if summable else self.controls
+        return controls.spans(COMPLETE, self.targets(rows, entries, cases.owner), from_us, until_us)
+
+    def _history(self, cases: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
+        """For entries under level, the completions from whenever."""
+        if not self.spec.may_have(RULES.index("level")):
+            return []
+        always = np.full(len(entries), MIN_TIME_US)
+        # An operation that came after its deadline reads the base that the log had by then.
+        until_us = _until(cases, np.maximum(cases.deadline_us, saturating_add(cases.from_us, -1)))
+        hashes = self.watchers.hashes.values[entries]
+        levels = cases.rule[cases.owner] == LEVEL
+        spans = self._spans(self.log, levels, entries, hashes, always, until_us)
+        return spans + [_only(span, levels) for span in self._named(cases, rows, entries, always, until_us)]
+
+    def _spans(
+        self, log: EventLog, chosen: Bools, entries: Int64s, hashes: Int64s, from_us: Int64s, until_us: Int64s
+    ) -> list[Spans]:
+        """Spans of the chosen entries alone, (m,) bool."""
+        at = np.flatnonzero(chosen)
+        found = log.spans(self.watchers.keys, entries[at], hashes[at], from_us[at], until_us[at])
+        return [replace(span, owner=at[span.owner]) for span in found]
+
+
+def _until(cases: EvaluationInput, until_us: Int64s) -> Int64s:
+    """The last time that counts for each entry, (m,): what comes behind a failure of its key does not."""
+    last_us = until_us[cases.owner]
+    return last_us if cases.effects is None else np.minimum(last_us, cases.effects.fail_us)
+
+
+def _only(span: Spans, chosen: Bools) -> Spans:
+    at = np.flatnonzero(chosen[span.owner])
+    return Spans(span.segment, span.owner[at], span.group_start[at], span.low[at], span.high[at])

@@ -1,0 +1,219 @@
+"""Ids seen, until their deadline: what makes a second row of an id a DUPLICATE.
+
+An id is live while its deadline lies ahead of the watermark, whether its operation is still pending or has ended: a
+pending operation's deadline always does. So an entry is not touched by the operation's end, only by ``extend`` events
+that the operation receives while it is pending (`move`). By hand, an id's rows by [created, deadline]::
+
+    [10, 20] comes            the entry stands until 20
+    extend at 15 by 50        until 65
+    complete at 30            the operation has ended, the entry stands until 65
+    [40, 45] comes            DUPLICATE
+    extend at 50 by 50        finds nothing pending, the entry stands until 65
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from spark_purgatory.core.arrays.sorted_runs import (
+    EMPTY,
+    PREFIX_MASK,
+    Bools,
+    GrowableArray,
+    Int64s,
+    SortedRuns,
+    hash_order,
+    ordered,
+)
+from spark_purgatory.core.arrays.times import MIN_TIME_US
+from spark_purgatory.core.arrays.value_column import ValueColumn
+
+FORGET_FLOOR = 1024
+"""Entries below which forgetting is not worth a pass."""
+
+
+class SeenIds:
+    """Live ids by hash. An identity is one or more columns: the id; its watch key, where that is another column."""
+
+    def __init__(self, width: int) -> None:
+        self.index = SortedRuns()
+        self.columns = [ValueColumn() for _ in range(width)]
+        self.deadline_us = GrowableArray(EMPTY)
+
+    def __len__(self) -> int:
+        return len(self.deadline_us)
+
+    def duplicates(
+        self,
+        identity: list[pa.Array],
+        hashes: Int64s,
+        created_us: Int64s,
+        deadline_us: Int64s,
+        watermark_us: int,
+        until_us: Int64s | None = None,
+    ) -> Bools:
+        """Which rows of a batch repeat an id that is live, or one that stands earlier in the batch; (n,) bool.
+
+        Within a batch rows stand in the order of (created, deadline), then as they are given; a later row is a
+        duplicate if created no later than the deadline of the one that stands, and that is live. ``until_us``: the
+        deadlines with their extensions, where they have any.
+        """
+        order = hash_order(hashes)
+        repeated = self._live_before(identity, hashes, order, created_us, watermark_us)
+        if has_repeats(hashes[order]):
+            until_us = deadline_us if until_us is None else until_us
+            self._repeated_within(identity, created_us, deadline_us, until_us, watermark_us, repeated)
+        return repeated
+
+    def duplicates_and_later(
+        self, identity: list[pa.Array], hashes: Int64s, created_us: Int64s, deadline_us: Int64s, watermark_us: int
+    ) -> tuple[Bools, Bools]:
+        """Which rows of a batch repeat an id that is live, and which of the others another one precedes; (n,) bool.
+
+        For rows whose deadlines are not known yet as they stand after extensions: the first of each id comes first, and
+        the later ones are asked about again when its deadline is known.
+        """
+        order = hash_order(hashes)
+        repeated = self._live_before(identity, hashes, order, created_us, watermark_us)
+        later = np.zeros(len(hashes), bool)
+        if has_repeats(hashes[order]):
+            left, first = _in_order(identity_codes(identity), created_us, deadline_us, np.flatnonzero(~repeated))
+            later[left[~first]] = True
+        return repeated, later
+
+    def _live_before(
+        self, identity: list[pa.Array], hashes: Int64s, order: Int64s, created_us: Int64s, watermark_us: int
+    ) -> Bools:
+        row, slots = self._find_live(identity, hashes, order, watermark_us)
+        repeated = np.zeros(len(hashes), bool)
+        repeated[row[created_us[row] <= self.deadline_us.values[slots]]] = True
+        return repeated
+
+    def _find_live(
+        self, identity: list[pa.Array], hashes: Int64s, order: Int64s, watermark_us: int
+    ) -> tuple[Int64s, Int64s]:
+        """(row of the batch, slot) of every live entry with its identity."""
+        found, slots = self.index.find(hashes[order])
+        row = order[found]
+        live = self.deadline_us.values[slots] > watermark_us
+        row, slots = row[live], slots[live]
+        for column, values in zip(self.columns, identity, strict=True):
+            same = column.equal(slots, values, row)
+            row, slots = row[same], slots[same]
+        return row, slots
+
+    def known(self, identity: list[pa.Array], hashes: Int64s, watermark_us: int) -> Bools:
+        """Which rows of a batch have an id that is live, whenever they were created; (n,) bool."""
+        row, _ = self._find_live(identity, hashes, hash_order(hashes), watermark_us)
+        known = np.zeros(len(hashes), bool)
+        known[row] = True
+        return known
+
+    def remove(self, identity: list[pa.Array], hashes: Int64s, deadline_us: Int64s) -> None:
+        """Forget the entries of these ids and deadlines, (n,)."""
+        row, slots = self._find_live(identity, hashes, hash_order(hashes), MIN_TIME_US)
+        gone = self.deadline_us.values[slots] == deadline_us[row]
+        self.deadline_us.writable[slots[gone]] = MIN_TIME_US
+
+    @staticmethod
+    def _repeated_within(
+        identity: list[pa.Array],
+        created_us: Int64s,
+        deadline_us: Int64s,
+        until_us: Int64s,
+        watermark_us: int,
+        repeated: Bools,
+    ) -> None:
+        codes = identity_codes(identity)
+        left, first = _in_order(codes, created_us, deadline_us, np.flatnonzero(~repeated))
+        while len(left):
+            # One round settles, for every id, the first row left and all rows within its wait.
+            standing = left[first][np.cumsum(first) - 1]
+            within = ~first & (created_us[left] <= until_us[standing]) & (until_us[standing] > watermark_us)
+            repeated[left[within]] = True
+            left = left[~first & ~within]
+            first = _firsts(codes[left])
+
+    def add(self, identity: list[pa.Array], hashes: Int64s, deadline_us: Int64s) -> Int64s:
+        """Remember ids, (n,), each until its deadline; returns their slots, (n,) int64."""
+        slots = np.arange(len(self), len(self) + len(hashes))
+        self.index.add(ordered((hashes & PREFIX_MASK) | slots))
+        for column, values in zip(self.columns, identity, strict=True):
+            column.append(values)
+        self.deadline_us.append(deadline_us)
+        return slots
+
+    def move(self, slots: Int64s, deadline_us: Int64s) -> None:
+        """The entries in these slots, (n,) distinct, stand until other deadlines; -1 names none."""
+        known = slots >= 0
+        slots, deadline_us = slots[known], deadline_us[known]
+        if not np.array_equal(self.deadline_us.values[slots], deadline_us):
+            self.deadline_us.writable[slots] = deadline_us
+
+    def forget(self, watermark_us: int) -> Int64s | None:
+        """Drop ids whose deadline has passed, when they are a fifth of all; returns ``new_slot[slot]``, -1 of those
+        dropped; None where all are kept.
+        """
+        is_live = self.deadline_us.values > watermark_us
+        left = int(np.count_nonzero(is_live))
+        if len(self) - left <= left // 4 + FORGET_FLOOR:
+            return None
+        live = np.flatnonzero(is_live)
+        new_slot = np.full(len(self), -1)
+        new_slot[live] = np.arange(len(live))
+        self.index.renumber(new_slot)
+        for column in self.columns:
+            column.keep(live)
+        self.deadline_us = GrowableArray(self.deadline_us.values[live])
+        return new_slot
+
+    def slots_of(self, identity: list[pa.Array], deadline_us: Int64s) -> Int64s:
+        """The slots of rows by their identity and deadline alone, without a hash, (n,) int64, -1 where there is none.
+
+        Costs a pass over all ids: for states that were written without slots.
+        """
+        found = np.full(len(deadline_us), -1)
+        if len(self) and len(found):
+            every = np.arange(len(self))
+            pairs = zip((column.take(every) for column in self.columns), identity, strict=True)
+            times = pa.array(np.concatenate((self.deadline_us.values, deadline_us)))
+            codes = identity_codes([*(pa.concat_arrays(pair) for pair in pairs), times])
+            slot_of = np.full(int(codes.max()) + 1, -1)
+            slot_of[codes[: len(self)]] = every
+            found = slot_of[codes[len(self) :]]
+        return found
+
+
+def _in_order(codes: Int64s, created_us: Int64s, deadline_us: Int64s, left: Int64s) -> tuple[Int64s, Bools]:
+    """The rows left, (m,), in the order in which rows of an id stand, and which are the first of theirs."""
+    left = left[np.lexsort((deadline_us[left], created_us[left], codes[left]))]
+    return left, _firsts(codes[left])
+
+
+def _firsts(ascending: Int64s) -> Bools:
+    """Where an array that ascends has another value than before, (n,) bool."""
+    firsts = np.ones(len(ascending), bool)
+    np.not_equal(ascending[1:], ascending[:-1], out=firsts[1:])
+    return firsts
+
+
+def has_repeats(hashes: Int64s) -> bool:
+    """Whether a hash comes twice among hashes, (n,), that ascend in their upper 36 bits."""
+    prefixes = hashes & PREFIX_MASK
+    tied = np.flatnonzero(prefixes[1:] == prefixes[:-1])
+    if not len(tied):
+        return False
+    # Of those that share 36 bits few are the same.
+    suspects = np.zeros(len(hashes), bool)
+    suspects[tied] = suspects[tied + 1] = True
+    ascending = ordered(hashes[suspects])
+    return bool((ascending[1:] == ascending[:-1]).any())
+
+
+def identity_codes(identity: list[pa.Array]) -> Int64s:
+    """A small number for each row, equal where all columns are; null equals null. (n,) int64."""
+    codes, *others = (column.dictionary_encode().indices.fill_null(-1).to_numpy() + 1 for column in identity)
+    for other in others:
+        codes = np.unique(codes.astype(np.int64) * (len(other) + 1) + other, return_inverse=True)[1]
+    return codes

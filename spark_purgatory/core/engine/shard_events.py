@@ -1,0 +1,64 @@
+"""All events of a shard: completions by key, control events apart, and those that found no operation so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from spark_purgatory.core.arrays.numbers import is_double
+from spark_purgatory.core.arrays.sorted_runs import Int64s
+from spark_purgatory.core.engine.orphans import OrphanEvents
+from spark_purgatory.core.events.control_log import ControlLog
+from spark_purgatory.core.events.event_log import EventLog, EventSegment
+from spark_purgatory.core.spec.arrivals import COMPLETE, EventArrivals
+from spark_purgatory.core.spec.criteria import LEVEL, any_key
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.errors import BugError
+
+
+class ShardEvents:
+    """Logs of events, each kept as long as an operation, waiting or to come on time, may need it."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+        self.log = EventLog()
+        self.controls = ControlLog()
+        self.orphans = OrphanEvents()
+
+    def take(self, events: EventArrivals) -> EventSegment:
+        """Keep a batch's events; returns a segment with a group for every key they speak of."""
+        if events.value is not None and is_double(events.value) != (self.spec.scale is None):
+            raise BugError(f"the query's number type is {self.spec.number}, and events bring {events.value.dtype}")
+        if events.kind is None and events.operation_ids is None:
+            return self._take_completions(events)
+        control = events.is_control()
+        if not control.any():
+            return self._take_completions(events)
+        self._take_completions(events.take(np.flatnonzero(~control)))
+        controls = events.take(np.flatnonzero(control))
+        self.controls.append(controls)
+        if self.spec.orphans and controls.kind is not None:
+            self.orphans.unheard.append(controls.take(np.flatnonzero(controls.kind != COMPLETE)))
+        return EventSegment.build(events.keys, events.key_hash, events.time_us)
+
+    def _take_completions(self, events: EventArrivals) -> EventSegment:
+        value = events.value if self.spec.criterion.reads_values else None
+        event_ids = events.event_ids if self.spec.event_ids else None
+        segment = EventSegment.build(events.keys, events.key_hash, events.time_us, value, event_ids)
+        self.log.append(segment)
+        if event_ids is not None:
+            self.log.merged()  # what was delivered again stands beside what it repeats
+        return segment
+
+    def forget(
+        self, floor_us: int, needed_from: Callable[[EventSegment], Int64s], earliest_us: Callable[[], int]
+    ) -> None:
+        """Forget events up to the floor but for those that waiting operations need, by key and, at least, in all."""
+        if self.spec.criterion == any_key():
+            # A waiting operation has no event that counts, or (final) only events ahead of the watermark.
+            self.log.forget(floor_us)
+        else:
+            self.log.forget(floor_us, needed_from, levels=self.spec.may_have(LEVEL))
+        if self.controls:
+            self.controls.forget(floor_us, needed_from, earliest_us())

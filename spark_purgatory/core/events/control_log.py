@@ -1,0 +1,247 @@
+"""Control events: fail, cancel, force, extend, and completions that name one operation.
+
+They are few compared to completions and have logs of their own: by key for those that speak to every operation on it,
+by (operation, key) for those that name one; a query without any has no log and pays nothing. What they do to an
+operation is read from them anew whenever it is judged, over the same ranges of time as completions, so that their
+order of arrival decides nothing:
+
+fail     settles the key: completions later than the first failure do not count on it
+cancel, force   end the operation at the first of each
+extend   moves the deadline to the event's time + value seconds, where that is later, if the event's time is not past
+         the deadline as it then stands. One extension makes the next one count, so an extension *reaches* as far as
+         the last of the chain it starts. By hand, deadline 10::
+
+             extensions      8 + 4 s   11 + 9 s   25 + 9 s
+             reach           20        20         34
+             deadline 10     -> 20: the first counts, and reaches 20 by the second; the third comes too late
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, Int64s
+from spark_purgatory.core.arrays.times import MAX_TIME_US, saturating_add
+from spark_purgatory.core.arrays.value_column import ValueColumn
+from spark_purgatory.core.events.event_log import EventLog, EventSegment, Spans, bisect_within
+from spark_purgatory.core.spec.arrivals import CANCEL, COMPLETE, EXTEND, FAIL, FORCE, KINDS, EventArrivals
+
+
+@dataclass(frozen=True)
+class Targets:
+    """m watch entries of n operations, as control events find them."""
+
+    keys: ValueColumn
+    entries: Int64s  # (m,) positions in keys
+    hashes: Int64s  # (m,)
+    owner: Int64s  # (m,) operation of each entry
+    ids: pa.Array | None  # (n,) where events may name an operation
+    id_hash: Int64s  # (n,)
+
+    def named(self) -> ValueColumn:
+        """(operation, key) of each entry, as the logs of named events have it."""
+        assert self.ids is not None, "bug: an event names an operation in a query without operation ids"
+        return ValueColumn([pair_of(self.ids.take(pa.array(self.owner)), self.keys.take(self.entries))])
+
+
+@dataclass(frozen=True)
+class ControlEffects:
+    """What control events do to n operations with m entries."""
+
+    deadline_us: Int64s  # (n,) after all extensions
+    fail_us: Int64s  # (m,) first failure of the entry's key, MAX_TIME_US without one
+    force_us: Int64s  # (n,)
+    cancel_us: Int64s  # (n,)
+    given_us: Int64s  # (n,) deadlines before any extension
+    extensions: list[Spans]  # owned by operations
+
+    def left_us(self, resolved_us: Int64s) -> Int64s:
+        """Deadlines as they stand when operations resolved, (n,): an extension counts for one that is pending, and at
+        the very time of its resolution an operation still is.
+        """
+        deadline_us = self.deadline_us
+        early = np.flatnonzero((resolved_us < deadline_us) & (deadline_us > self.given_us))
+        if not len(early):
+            return deadline_us
+        left_us = self.given_us.copy()
+        end_us = np.minimum(resolved_us, deadline_us)
+        for span in self.extensions:
+            high = span.until(end_us[span.owner])
+            some = np.flatnonzero(high > span.low)
+            # Every extension up to the resolution counts: the operation was pending, its deadline not yet past.
+            largest = _largest(_tables(_moved_to(span.segment)), span.low[some], high[some])
+            np.maximum.at(left_us, span.owner[some], largest)
+        return left_us
+
+
+class ControlLog:
+    """Control events by kind, named ones apart."""
+
+    def __init__(self) -> None:
+        self.logs: dict[str, EventLog] = {}
+        """By name: a kind of `KINDS`, with ``named.`` in front for events that name an operation."""
+
+    def __bool__(self) -> bool:
+        return bool(self.logs)
+
+    def append(self, events: EventArrivals) -> None:
+        """Keep a batch's control events."""
+        kinds = np.zeros(len(events), np.int64) if events.kind is None else events.kind
+        named = np.zeros(len(events), bool)
+        if events.operation_ids is not None:
+            named = events.operation_ids.is_valid().to_numpy(zero_copy_only=False)
+        for kind in np.unique(kinds):
+            for is_named in (False, True):
+                rows = np.flatnonzero((kinds == kind) & (named == is_named))
+                if len(rows):
+                    name = f"named.{KINDS[kind]}" if is_named else KINDS[kind]
+                    self.logs.setdefault(name, EventLog()).append(_segment(events.take(rows), int(kind), is_named))
+
+    def spans(self, kind: int, targets: Targets, from_us: Int64s, to_us: Int64s) -> list[Spans]:
+        """Events of a kind between two times, (m,) each, that speak to each entry."""
+        found = []
+        if (log := self.logs.get(KINDS[kind])) is not None:
+            found += log.spans(targets.keys, targets.entries, targets.hashes, from_us, to_us)
+        if (log := self.logs.get(f"named.{KINDS[kind]}")) is not None:
+            hashes = targets.id_hash[targets.owner]
+            found += log.spans(targets.named(), np.arange(len(hashes)), hashes, from_us, to_us)
+        return found
+
+    def summable(self) -> ControlLog:
+        """Its events that a sum can take."""
+        controls = ControlLog()
+        controls.logs = {name: log.summable() for name, log in self.logs.items()}
+        return controls
+
+    def read(self, targets: Targets, from_us: Int64s, deadline_us: Int64s) -> ControlEffects:
+        """What they do to operations that count events between two times, (n,) each."""
+        owner = targets.owner
+        from_entry = from_us[owner]
+        extensions = _owned(self.spans(EXTEND, targets, from_entry, np.full(len(owner), MAX_TIME_US)), owner)
+        given_us, deadline_us = deadline_us, _extended(extensions, deadline_us)
+        until = deadline_us[owner]
+        fail_us = _first_us(self.spans(FAIL, targets, from_entry, until), len(owner))
+        force_us, cancel_us = (
+            _first_us(_owned(self.spans(kind, targets, from_entry, until), owner), len(deadline_us))
+            for kind in (FORCE, CANCEL)
+        )
+        return ControlEffects(deadline_us, fail_us, force_us, cancel_us, given_us, extensions)
+
+    def forget(self, floor_us: int, needed_from: Callable[[EventSegment], Int64s], earliest_us: int) -> None:
+        """Forget events up to the floor that no waiting operation can need; named ones before ``earliest_us``."""
+        for name, log in self.logs.items():
+            if name.startswith("named."):
+                log.forget(
+                    floor_us, lambda s: np.full(len(s.group_hash), earliest_us), levels=name.endswith("complete")
+                )
+            else:
+                log.forget(floor_us, needed_from)
+        self.drop_empty()
+
+    def drop_empty(self) -> None:
+        """Keep no log without events."""
+        self.logs = {name: log for name, log in self.logs.items() if len(log)}
+
+    @property
+    def extends(self) -> bool:
+        """Whether any event here may move a deadline."""
+        return bool(self.logs_of(EXTEND))
+
+    def logs_of(self, kind: int) -> list[EventLog]:
+        """The logs of a kind that there are."""
+        return [self.logs[name] for name in (KINDS[kind], f"named.{KINDS[kind]}") if name in self.logs]
+
+
+def pair_of(ids: pa.Array, keys: pa.Array) -> pa.Array:
+    """(operation, key) as one binary value, (n,): the id's length tells them apart."""
+    ids, keys = _as_binary(ids), _as_binary(keys)
+    lengths = pc.binary_length(ids).cast(pa.string()).cast(pa.binary())
+    return pc.binary_join_element_wise(lengths, pc.binary_join_element_wise(ids, keys, b""), b":")
+
+
+def split_pair(pair: bytes) -> tuple[bytes, bytes]:
+    """The id and key of `pair_of`."""
+    length, _, rest = pair.partition(b":")
+    return rest[: int(length)], rest[int(length) :]
+
+
+def _as_binary(values: pa.Array) -> pa.Array:
+    return values if pa.types.is_binary(values.type) else values.cast(pa.string()).cast(pa.binary())
+
+
+def _segment(events: EventArrivals, kind: int, named: bool) -> EventSegment:
+    """Events of one kind; their value is a number that may be added up or, of extensions, how long they grant."""
+    value = events.value if kind == COMPLETE else events.granted_us if kind == EXTEND else None
+    if not named:
+        return EventSegment.build(events.keys, events.key_hash, events.time_us, value, events.event_ids)
+    assert events.operation_ids is not None and events.operation_hash is not None, "bug: named without a name"
+    pairs = pair_of(events.operation_ids, events.keys)
+    return EventSegment.build(pairs, events.operation_hash, events.time_us, value, events.event_ids)
+
+
+def _owned(spans: list[Spans], owner: Int64s) -> list[Spans]:
+    """Spans of entries as spans of their operations."""
+    return [replace(span, owner=owner[span.owner]) for span in spans]
+
+
+def _first_us(spans: list[Spans], n: int) -> Int64s:
+    first = np.full(n, MAX_TIME_US)
+    for span in spans:
+        np.minimum.at(first, span.owner, span.segment.time_us[span.low])
+    return first
+
+
+def _extended(extensions: list[Spans], deadline_us: Int64s) -> Int64s:
+    """Deadlines after all extensions; another round only where one on another key made more of them count."""
+    reaches = [_reach(span.segment) for span in extensions]
+    while True:
+        later = deadline_us.copy()
+        for span, reach in zip(extensions, reaches, strict=True):
+            high = span.until(deadline_us[span.owner])
+            some = np.flatnonzero(high > span.low)
+            np.maximum.at(later, span.owner[some], _largest(reach, span.low[some], high[some]))
+        if np.array_equal(later, deadline_us):
+            return later
+        deadline_us = later
+
+
+def _reach(segment: EventSegment) -> Int64s:
+    """How far each extension reaches by itself and those it makes count; as largest of 1, 2, 4, ... from each on."""
+    reach = _moved_to(segment)
+    at, group_end = np.arange(len(segment)), np.repeat(segment.start[1:], np.diff(segment.start))
+    while True:
+        # Each round follows the chain twice as far.
+        largest = _tables(reach)
+        further = _largest(largest, at, bisect_within(segment.time_us, at, group_end, reach, after=True))
+        if np.array_equal(further, reach):
+            return largest
+        reach = further
+
+
+def _moved_to(segment: EventSegment) -> Int64s:
+    """The deadline that each extension asks for by itself, (E,) int64."""
+    return segment.time_us if segment.value is None else saturating_add(segment.time_us, segment.value)
+
+
+def _tables(values: Int64s) -> Int64s:
+    """(levels, E): at level k the largest of the 2**k values from each place on."""
+    tables, step = [values], 1
+    while 2 * step <= len(values):
+        wider = tables[-1].copy()
+        np.maximum(wider[:-step], tables[-1][step:], out=wider[:-step])
+        tables.append(wider)
+        step *= 2
+    return np.stack(tables)
+
+
+def _largest(tables: Int64s, low: Int64s, high: Int64s) -> Int64s:
+    """The largest value of each range ``low[i] .. high[i] - 1``, none of them empty."""
+    if not len(low):
+        return EMPTY
+    level = np.frexp((high - low).astype(np.float64))[1] - 1
+    return np.maximum(tables[level, low], tables[level, high - (1 << level)])

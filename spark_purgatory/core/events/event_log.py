@@ -1,0 +1,313 @@
+"""Completion events by key and time, kept as long as an operation, here or to come, may need them.
+
+A *segment* is immutable: events sorted by (key hash, key, time), with one *group* a key: ``start[g] .. start[g + 1]``.
+A batch becomes a segment; segments are merged geometrically like runs. An operation's relevant events on one key are
+then a *span*, a range of a group found by bisection on time: nothing is kept per (operation, event), and a hot key with
+a million operations stores its events once.
+
+Two keys of one hash (chance, or forged) get a group each; whoever looks a hash up compares the keys of all its groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from spark_purgatory.core.arrays import numbers
+from spark_purgatory.core.arrays.numbers import Numbers
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, MERGE_RATIO, PREFIX_MASK, Bools, Int64s, expand, hash_order
+from spark_purgatory.core.arrays.times import saturating_add
+from spark_purgatory.core.arrays.value_column import ValueColumn, equal_values
+from spark_purgatory.core.events.redelivery import Redeliveries, shared_ids
+
+FORGET_FLOOR = 1024
+"""Events below which forgetting one by one is not worth a pass."""
+
+
+def bisect_within(values: npt.NDArray[np.generic], low: Int64s, high: Int64s, targets: object, after: bool) -> Int64s:
+    """First position in ``low[i] .. high[i]`` whose value is >= ``targets[i]`` (> if ``after``), else ``high[i]``.
+
+    ``values`` ascend within every range. All arrays (n,); log2 of the longest range passes over them.
+    """
+    low, high = low.copy(), high.copy()
+    longest = int((high - low).max()) if len(low) else 0
+    for _ in range(longest.bit_length()):
+        middle = (low + high) >> 1
+        probe = values[np.minimum(middle, len(values) - 1)]
+        below = (probe <= targets) if after else (probe < targets)
+        below &= low < high
+        low = np.where(below, middle + 1, low)
+        high = np.where(below, high, np.maximum(middle, low))
+    return low
+
+
+@dataclass(frozen=True)
+class EventSegment:
+    """Events sorted by (key hash, key, time); G groups, E events."""
+
+    group_hash: Int64s  # (G,) ascending
+    group_keys: pa.Array  # (G,)
+    start: Int64s  # (G + 1,)
+    time_us: Int64s  # (E,) ascending within a group
+    value: Numbers | None  # (E,) of extensions microseconds
+    event_ids: pa.Array | None = None  # (E,) null: none
+
+    def __len__(self) -> int:
+        return len(self.time_us)
+
+    @property
+    def group(self) -> Int64s:
+        """Group of every event, (E,) int64."""
+        return np.repeat(np.arange(len(self.group_hash)), np.diff(self.start))
+
+    @property
+    def hashes(self) -> Int64s:
+        """Key hash of every event, (E,) int64."""
+        return np.repeat(self.group_hash, np.diff(self.start))
+
+    @property
+    def keys(self) -> pa.Array:
+        """Key of every event, (E,)."""
+        return self.group_keys.take(pa.array(self.group))
+
+    @cached_property
+    def running_max(self) -> Numbers:
+        """Largest value of the event's key up to and with the event, (E,); log2 of the longest group passes."""
+        assert self.value is not None, "bug: a rule that reads values over events without any"
+        running, lowest = numbers.none_below(self.value), numbers.lowest(self.value)
+        group = self.group
+        longest, step = int(np.diff(self.start).max()) if len(self) else 0, 1
+        while step < longest:
+            earlier = np.where(group[step:] == group[:-step], running[:-step], lowest)
+            running[step:] = numbers.larger(running[step:], earlier)
+            step *= 2
+        return running
+
+    @cached_property
+    def summable(self) -> EventSegment:
+        """The events that a sum can take: none of a negative value, which stands for NaN too."""
+        fine = np.ones(len(self), bool) if self.value is None else ~numbers.is_negative(self.value)
+        return self if fine.all() else self.where(fine)
+
+    @cached_property
+    def redeliveries(self) -> Redeliveries | None:
+        """Its events that were delivered before, None where there are none."""
+        if self.event_ids is None:
+            return None
+        return Redeliveries.of(self.group, self.event_ids, self.value)
+
+    @cached_property
+    def previous(self) -> Int64s:
+        """Where each event was delivered before on its key, (E,) int64; -1 where it was not."""
+        previous = np.full(len(self), -1)
+        if self.redeliveries is not None:
+            previous[self.redeliveries.at] = self.redeliveries.previous
+        return previous
+
+    @cached_property
+    def shared(self) -> tuple[Int64s, Int64s]:
+        """Its events whose id stands on several keys: where, ascending, and a number for each id."""
+        return (EMPTY, EMPTY) if self.event_ids is None else shared_ids(self.group, self.event_ids)
+
+    @staticmethod
+    def build(
+        keys: pa.Array,
+        hashes: Int64s,
+        time_us: Int64s,
+        value: Numbers | None = None,
+        event_ids: pa.Array | None = None,
+    ) -> EventSegment:
+        """Sort events, given in any order, all (E,); of the hashes the upper 36 bits are kept."""
+        if event_ids is not None and value is not None:
+            # Of one event delivered with several values at one time the smallest counts, whatever came first.
+            first = np.argsort(numbers.or_zero(value), kind="stable")
+            keys, event_ids = keys.take(pa.array(first)), event_ids.take(pa.array(first))
+            hashes, time_us, value = hashes[first], time_us[first], value[first]
+        hashes = hashes & PREFIX_MASK
+        order = hash_order(hashes)
+        sorted_hash, sorted_time = hashes[order], time_us[order]
+        same = sorted_hash[1:] == sorted_hash[:-1]
+        if bool((same & (sorted_time[1:] < sorted_time[:-1])).any()):
+            order = np.lexsort((time_us, hashes))
+            sorted_hash, sorted_time = hashes[order], time_us[order]
+            same = sorted_hash[1:] == sorted_hash[:-1]
+        repeated = np.flatnonzero(same)
+        if len(repeated) and not bool(equal_values(keys, order[repeated], keys, order[repeated + 1]).all()):
+            codes = keys.dictionary_encode().indices.to_numpy()
+            order = np.lexsort((time_us, codes, hashes))
+            sorted_hash, sorted_time, sorted_code = hashes[order], time_us[order], codes[order]
+            same = (sorted_hash[1:] == sorted_hash[:-1]) & (sorted_code[1:] == sorted_code[:-1])
+        first = np.flatnonzero(np.concatenate(([True], ~same))) if len(order) else EMPTY
+        return EventSegment(
+            sorted_hash[first],
+            keys.take(pa.array(order[first])),
+            np.append(first, len(order)),
+            sorted_time,
+            None if value is None else value[order],
+            None if event_ids is None else event_ids.take(pa.array(order)),
+        )
+
+    def level_base(self, floor_us: int | Int64s) -> Bools:
+        """Of every key the first event to reach its maximum up to ``floor_us``, one time or (E,); (E,) bool."""
+        group = self.group
+        fresh = np.concatenate(([True], group[1:] != group[:-1]))
+        rises = fresh | np.concatenate(([True], self.running_max[1:] > self.running_max[:-1]))
+        old = np.flatnonzero(rises & (self.time_us <= floor_us))
+        base = np.zeros(len(self), bool)
+        if len(old):
+            base[old[np.concatenate((group[old][1:] != group[old][:-1], [True]))]] = True
+        return base
+
+    def after(self, floor_us: int) -> EventSegment:
+        """The segment without its events up to ``floor_us`` if those are half of it or more, else itself."""
+        kept = self.time_us > floor_us
+        return self.where(kept) if 2 * int(np.count_nonzero(kept)) <= len(self) else self
+
+    def where(self, kept: Bools) -> EventSegment:
+        """Only the events of the mask, (E,) bool."""
+        counts = np.add.reduceat(kept, self.start[:-1], dtype=np.int64) if len(self) else EMPTY
+        groups = np.flatnonzero(counts)
+        return EventSegment(
+            self.group_hash[groups],
+            self.group_keys.take(pa.array(groups)),
+            np.concatenate(([0], np.cumsum(counts[groups]))).astype(np.int64),
+            self.time_us[kept],
+            None if self.value is None else self.value[kept],
+            None if self.event_ids is None else self.event_ids.filter(pa.array(kept)),
+        )
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Ranges of one segment's events; all arrays (s,)."""
+
+    segment: EventSegment
+    owner: Int64s
+    """Which of the entries asked for the span belongs to."""
+    group_start: Int64s
+    low: Int64s
+    high: Int64s
+
+    def counted(self, until: Int64s) -> Int64s:
+        """Events of each span up to position ``until[i]``, an event delivered again once, (s,) int64."""
+        redeliveries = self.segment.redeliveries
+        return until - self.low if redeliveries is None else until - self.low - redeliveries.total(self.low, until)[0]
+
+    def until(self, times_us: Int64s) -> Int64s:
+        """End of each span if cut after ``times_us[i]``, (s,) int64."""
+        return bisect_within(self.segment.time_us, self.low, self.high, times_us, after=True)
+
+
+class EventLog:
+    """Events kept, in segments, oldest and longest first."""
+
+    def __init__(self, segments: list[EventSegment] | None = None, kept: int = 0) -> None:
+        self.segments = segments or []
+        self.kept = kept
+        """Events left by the last full pass of `forget`."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self.segments))
+
+    def summable(self) -> EventLog:
+        """Its events that a sum can take."""
+        return EventLog([segment.summable for segment in self.segments])
+
+    def append(self, segment: EventSegment) -> None:
+        """Keep a batch's events."""
+        if not len(segment):
+            return
+        self.segments.append(segment)
+        while len(self.segments) > 1 and len(self.segments[-2]) <= MERGE_RATIO * len(self.segments[-1]):
+            newest, older = self.segments.pop(), self.segments.pop()
+            self.segments.append(_merge(older, newest))
+
+    def forget(
+        self, floor_us: int, needed_from: Callable[[EventSegment], Int64s] | None = None, levels: bool = False
+    ) -> None:
+        """Forget events with ``time <= floor_us``, but for those at or after ``needed_from(segment)``, (G,) a group.
+
+        With ``levels`` the first event of every key to reach its maximum up to the floor stays, the base of its level,
+        and likewise up to what is needed.
+        A segment is looked at only when half of it is behind the floor, or, where events behind it may be needed, when
+        the log has doubled since the last pass; so it may still lie here, and readers bring their own ``from_us``.
+        """
+        if needed_from is None and not levels:
+            self.segments = [kept for s in self.segments if len(kept := s.after(floor_us))]
+            return
+        if len(self) <= 2 * self.kept + FORGET_FLOOR:
+            return
+        left = []
+        for segment in self.merged():
+            needed = segment.time_us > floor_us
+            if levels:
+                needed |= segment.level_base(floor_us)
+            if needed_from is not None:
+                from_us = np.repeat(needed_from(segment), np.diff(segment.start))
+                needed |= segment.time_us >= from_us
+                if levels:
+                    needed |= segment.level_base(np.minimum(saturating_add(from_us, -1), floor_us))
+            left.append(segment.where(needed))
+        self.segments = [segment for segment in left if len(segment)]
+        self.kept = len(self)
+
+    def merged(self) -> list[EventSegment]:
+        """All events in at most one segment."""
+        while len(self.segments) > 1:
+            newest, older = self.segments.pop(), self.segments.pop()
+            self.segments.append(_merge(older, newest))
+        return self.segments
+
+    def spans(self, keys: ValueColumn, entries: Int64s, hashes: Int64s, from_us: Int64s, to_us: Int64s) -> list[Spans]:
+        """The events of each entry's key with ``from_us <= time <= to_us``; entries without any are left out.
+
+        ``entries`` (n,) are positions in ``keys``; ``hashes``, ``from_us`` and ``to_us`` go with them. The owner of a
+        span is a position in ``entries``.
+        """
+        order = hash_order(hashes)
+        # Segments keep 36 bits of a hash; the keys themselves are compared below.
+        ascending = hashes[order] & PREFIX_MASK
+        found = []
+        for segment in self.segments:
+            group, owner = _groups_of(segment, ascending, order)
+            same = keys.equal(entries[owner], segment.group_keys, group)
+            group, owner = group[same], owner[same]
+            start, end = segment.start[group], segment.start[group + 1]
+            low = bisect_within(segment.time_us, start, end, from_us[owner], after=False)
+            high = bisect_within(segment.time_us, low, end, to_us[owner], after=True)
+            kept = np.flatnonzero(low < high)
+            if len(kept):
+                found.append(Spans(segment, owner[kept], start[kept], low[kept], high[kept]))
+        return found
+
+
+def _groups_of(segment: EventSegment, ascending: Int64s, order: Int64s) -> tuple[Int64s, Int64s]:
+    """(group, owner) for every pair of equal hashes."""
+    group = segment.group_hash.searchsorted(ascending)
+    inside = np.flatnonzero(group < len(segment.group_hash))
+    hit = inside[segment.group_hash[group[inside]] == ascending[inside]]
+    group, owner = group[hit], order[hit]
+    following = np.minimum(group + 1, len(segment.group_hash) - 1)
+    if bool(((segment.group_hash[following] == ascending[hit]) & (following > group)).any()):
+        counts = segment.group_hash.searchsorted(ascending[hit], side="right") - group
+        group, which = expand(group, counts)
+        owner = owner[which]
+    return group, owner
+
+
+def _merge(older: EventSegment, newer: EventSegment) -> EventSegment:
+    both = (older, newer)
+    values = None if older.value is None or newer.value is None else numbers.joined([older.value, newer.value])
+    named = older.event_ids is not None and newer.event_ids is not None
+    return EventSegment.build(
+        pa.concat_arrays([s.keys for s in both]),
+        np.concatenate([s.hashes for s in both]),
+        np.concatenate([s.time_us for s in both]),
+        values,
+        pa.concat_arrays([s.event_ids for s in both]) if named else None,
+    )

@@ -1,0 +1,94 @@
+"""Events delivered again: how many, and what they add up to, in any range of a segment.
+
+Here an event is told by its key and its id; what comes again on another key is for `echoes`. In a range an event counts
+where it stands first; position i is a *repeat* of the range if an equal event stands between the range's start and i,
+that is if ``previous[i] >= start``. Ranges start where operations do, so the question is one of two dimensions; a
+wavelet matrix over ``previous`` answers it for any number of ranges in one pass a bit, whatever lies in them. By hand,
+x delivered three times::
+
+    position       0  1  2  3  4
+    event          x  y  x  z  x       repeats at 2 and 4; previous: 0 and 2
+    range 0 .. 4   2 of 5 are repeats  (0 >= 0, 2 >= 0)
+    range 1 .. 4   1 of 4 is           (0 <  1, 2 >= 1)
+    range 3 .. 4   none                (2 <  3)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from spark_purgatory.core.arrays.exact_sums import limbs_of
+from spark_purgatory.core.arrays.numbers import Numbers, addends
+from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
+
+
+class Redeliveries:
+    """The r positions whose event stands before them in their group, and the nearest such place."""
+
+    def __init__(self, at: Int64s, previous: Int64s, weights: Int64s) -> None:
+        self.at, self.previous = at, previous  # (r,) ascending; (r,)
+        self._levels: list[tuple[int, Int64s, Int64s]] = []
+        """A bit of ``previous``, zeros before each place, and weights added up in the order that follows."""
+        order = np.arange(len(at))
+        self._sums = _prefix(weights)
+        for bit in range(int(previous.max(initial=0)).bit_length() - 1, -1, -1):
+            one = (previous[order] >> bit & 1).astype(bool)
+            zeros = np.concatenate(([0], np.cumsum(~one)))
+            order = np.concatenate((order[~one], order[one]))
+            self._sums = _prefix(weights[:, order])
+            self._levels.append((bit, zeros, self._sums))
+
+    @staticmethod
+    def of(group: Int64s, event_ids: pa.Array, value: Numbers | None) -> Redeliveries | None:
+        """Of events in their order: group and id of each, null none; None where nothing is repeated."""
+        named, codes, group = _by_id(group, event_ids)
+        same: Bools = (codes[1:] == codes[:-1]) & (group[1:] == group[:-1])
+        if not same.any():
+            return None
+        at, previous = named[1:][same], named[:-1][same]
+        order = np.argsort(at)
+        at, previous = at[order], previous[order]
+        weights = np.ones((1, len(at)), np.int64)
+        if value is not None:
+            weights = np.concatenate((weights, limbs_of(addends(value[at]))))
+        return Redeliveries(at, previous, weights)
+
+    def total(self, low: Int64s, high: Int64s) -> Int64s:
+        """What the repeats of each range ``low[i] .. high[i] - 1`` add up to: their number, then limbs of their sum."""
+        start, end = self.at.searchsorted(low), self.at.searchsorted(high)
+        total = np.zeros((len(self._sums), len(low)), np.int64)
+        bits = self._levels[0][0] + 1 if self._levels else 0
+        beyond = low >> bits > 0  # no previous place is as late as that
+        for bit, zeros, sums in self._levels:
+            one = (low >> bit & 1).astype(bool)
+            ones_start, ones_end = zeros[-1] + start - zeros[start], zeros[-1] + end - zeros[end]
+            total += np.where(one, 0, sums[:, ones_end] - sums[:, ones_start])
+            start, end = np.where(one, ones_start, zeros[start]), np.where(one, ones_end, zeros[end])
+        total += self._sums[:, end] - self._sums[:, start]
+        total[:, beyond] = 0
+        return total
+
+
+def shared_ids(group: Int64s, event_ids: pa.Array) -> tuple[Int64s, Int64s]:
+    """The events whose id stands in more than one group: where, ascending, and a number for each id."""
+    named, codes, group = _by_id(group, event_ids)
+    new_id = np.concatenate(([True], codes[1:] != codes[:-1]))[: len(named)]
+    new_pair = new_id | np.concatenate(([True], group[1:] != group[:-1]))[: len(named)]
+    groups = np.bincount(codes[new_pair])
+    shared = groups[codes] > 1
+    at, codes = named[shared], codes[shared]
+    order = np.argsort(at)
+    return at[order], codes[order]
+
+
+def _by_id(group: Int64s, event_ids: pa.Array) -> tuple[Int64s, Int64s, Int64s]:
+    """Events with an id, by id, group and place: where, a number for the id, the group."""
+    codes = event_ids.dictionary_encode().indices.fill_null(-1).to_numpy().astype(np.int64)
+    named = np.flatnonzero(codes >= 0)
+    named = named[np.lexsort((group[named], codes[named]))]
+    return named, codes[named], group[named]
+
+
+def _prefix(weights: Int64s) -> Int64s:
+    return np.concatenate((np.zeros((len(weights), 1), np.int64), np.cumsum(weights, axis=1)), axis=1)

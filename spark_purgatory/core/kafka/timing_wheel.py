@@ -1,0 +1,280 @@
+"""Kafka's hierarchical timing wheel, for arrays of tasks.
+
+Terms. A *tick* is the wheel's unit; times below are whole ticks (``deadline_ms // tick_ms``). Level k has buckets of
+``span[k] = wheel_size ** k`` ticks and reaches ``wheel_size`` of them. Its clock is the wheel's clock rounded down to
+its span. A task is put into the first level whose reach its deadline is within; when that bucket comes due its tasks
+are put one level down or more, or run. The wheel's clock is not the time: it moves only to the start of buckets that
+come due (Kafka's SystemTimer does the same), so it may lag behind the last `advance_clock`.
+
+What is stored. No bucket holds a list. Armed tasks are entries ``tick << 28 | row`` in `SortedRuns`, and what is due is
+a prefix of each run. Where a task lies follows from its deadline and from which buckets are queued, because of two
+facts:
+
+1. All tasks with ``tick <= to`` run in ``advance(to)``, whichever way they come down: every bucket on a task's way
+   starts at or before its tick.
+2. A task that survives a bucket which straddles ``to`` goes to the highest level on which its cell is not that of
+   ``to``. A task that already lay lower lies just there, so putting it again changes nothing.
+
+So levels need no storage, only which buckets are queued: per level a ring of ``wheel_size`` bits (a bucket emptied by
+cancels stays queued, is polled when due and moves the clock, as in Kafka). Costs: add O(n log n), cancel O(n), advance
+O(due) plus, each time a bucket of level k >= 1 is passed, its survivors; while no task was cancelled, only its cells.
+
+Worked example, tick 1 ms, wheel size 4, clock 0 (a test asserts it)::
+
+    add 2, 3, 6, 21     levels 1, 1, 2, 3   buckets 2, 3, 4, 16
+    advance 5           runs 2 and 3; bucket 4 is polled, 6 goes to level 1; clocks 4, 4, 0
+    add 5               fires at once? no: 5 >= 4 + 1, armed in bucket 5, already due; runs on the next advance
+    advance 5           runs 5; clocks 5, 4, 0
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from spark_purgatory.core.arrays.sorted_runs import Bools, GrowableArray, Int64s, Rows
+from spark_purgatory.core.kafka.timer_entries import Live, TimerEntries
+from spark_purgatory.errors import ConfigError
+
+REACH_LIMIT = 1 << 62
+"""A level that reaches this far takes everything: int64 milliseconds end at 2**63."""
+FOREVER = int(np.iinfo(np.int64).max)
+UNARMED = np.int64(np.iinfo(np.int64).min)
+DROP_FLOOR = 1024
+"""Entries of cancelled tasks below which dropping them is not worth a pass."""
+
+
+class TimingWheel:
+    """Levels, their clocks and the queued buckets (Kafka: ``TimingWheel`` and the ``DelayQueue`` of its buckets)."""
+
+    def __init__(self, wheel_size: int, clock: int) -> None:
+        if wheel_size < 2:
+            raise ConfigError(f"wheel_size must be at least 2, got {wheel_size}: with 1 no level reaches further")
+        self.wheel_size = wheel_size
+        self.clock = clock
+        self.spans: list[int] = [1]
+        self.rings: list[int] = [0]
+        """By level: bit c says that the bucket whose number is c modulo ``wheel_size`` is queued."""
+
+    @property
+    def queued(self) -> list[Bools]:
+        """The rings as flags, (wheel_size,) bool a level."""
+        size = (self.wheel_size + 7) // 8
+        packed = [np.frombuffer(ring.to_bytes(size, "little"), np.uint8) for ring in self.rings]
+        return [np.unpackbits(ring, count=self.wheel_size, bitorder="little").astype(bool) for ring in packed]
+
+    @queued.setter
+    def queued(self, flags: list[Bools]) -> None:
+        self.rings = [bits_of(ring) for ring in flags]
+
+    @property
+    def clocks(self) -> list[int]:
+        """Clock of every existing level in ticks, lowest first."""
+        return [self.clock - self.clock % span for span in self.spans]
+
+    def reaches(self, furthest: int) -> Int64s:
+        """First tick beyond the reach of each level, (levels,) int64; levels are made until one reaches
+        ``furthest``.
+        """
+        furthest = min(furthest, FOREVER - 1)
+        while self._reach(len(self.spans) - 1) <= furthest:
+            self.spans.append(self.spans[-1] * self.wheel_size)
+            self.rings.append(0)
+        return np.array([self._reach(level) for level in range(len(self.spans))], np.int64)
+
+    def _reach(self, level: int) -> int:
+        span = self.spans[level]
+        reach = self.clock - self.clock % span + span * self.wheel_size
+        return reach if reach < REACH_LIMIT else FOREVER
+
+    def queue(self, level: int, first: int, filled: int) -> None:
+        """Queue buckets ``first + i`` of ``level`` where bit i of ``filled`` is set."""
+        while filled > self._full:
+            # Only the last level, which takes everything, has tasks further off than one turn of its ring.
+            filled = (filled & self._full) | (filled >> self.wheel_size)
+        self.rings[level] |= self._turned(filled, -first)
+
+    def queue_ticks(self, level: int, ticks: Int64s) -> None:
+        """Queue the buckets of ``level`` that hold ``ticks``, (n,) int64 ascending, n > 0."""
+        span = self.spans[level]
+        first, last = int(ticks[0]) // span, int(ticks[-1]) // span
+        between, ends = last - first, 1 | 1 << (last - first)
+        if between > 1 and self._turned(self.rings[level], first) >> 1 & (ends >> 1) - 1 != (ends >> 1) - 1:
+            starts = ticks.searchsorted(np.arange(first + 1, last + 1) * span)
+            ends |= bits_of(starts[1:] > starts[:-1]) << 1
+        self.queue(level, first, ends)
+
+    def poll(self, to: int) -> tuple[int, int]:
+        """Take every queued bucket that starts at or before ``to``.
+
+        Returns the latest start (the clock if none) and the highest level whose bucket straddles ``to`` (0 if none).
+        """
+        latest, straddling = self.clock, 0
+        for level, (span, ring) in enumerate(zip(self.spans, self.rings, strict=True)):
+            first, last = self.clock // span + 1, to // span
+            if last < first or not ring:
+                continue
+            # Queued buckets lie within wheel_size - 1 of the clock's own.
+            ahead = self._turned(ring, first)
+            due = ahead & ((1 << min(last - first + 1, self.wheel_size - 1)) - 1)
+            if not due:
+                continue
+            self.rings[level] = self._turned(ahead ^ due, -first)
+            newest = first + due.bit_length() - 1
+            latest = max(latest, newest * span)
+            if newest == last:
+                straddling = level
+        return latest, straddling
+
+    @property
+    def _full(self) -> int:
+        return (1 << self.wheel_size) - 1
+
+    def _turned(self, ring: int, by: int) -> int:
+        """The ring with bit ``by`` in place 0."""
+        by %= self.wheel_size
+        return ((ring >> by) | (ring << (self.wheel_size - by))) & self._full
+
+
+def bits_of(flags: Bools) -> int:
+    """Bit i is ``flags[i]``."""
+    return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
+
+
+@dataclass(frozen=True)
+class TimerAdd:
+    """What `SystemTimer.add` did with each task, in the order given; arrays (n,)."""
+
+    all_armed: bool
+    """False: some are not, see ``armed``."""
+    _ticks: Int64s
+    _clock: int
+    _reaches: Int64s
+    _spans: list[int]
+    _tick_ms: int
+
+    @property
+    def armed(self) -> Bools:
+        """False: the task was due within the current tick and is not stored; the caller runs it now."""
+        return self._ticks > self._clock
+
+    @property
+    def level(self) -> Int64s:
+        """Level the task was put into, 1 the lowest; 0 where it was not armed."""
+        return np.where(self.armed, self._reaches.searchsorted(self._ticks, side="right") + 1, 0)
+
+    @property
+    def bucket_ms(self) -> Int64s:
+        """Start of the task's bucket in ms; -1 where it was not armed."""
+        span = np.array(self._spans)[np.maximum(self.level - 1, 0)]
+        return np.where(self.armed, (self._ticks - self._ticks % span) * self._tick_ms, -1)
+
+
+class SystemTimer:
+    """Armed tasks over a `TimingWheel` (Kafka: ``SystemTimer``, ``TimerTaskList``, ``TimerTaskEntry``).
+
+    A task is a *row*: a small dense int chosen by the caller. Deadlines are absolute milliseconds.
+    """
+
+    def __init__(self, tick_ms: int = 1, wheel_size: int = 20, start_ms: int = 0) -> None:
+        if tick_ms < 1:
+            raise ConfigError(f"tick_ms must be at least 1, got {tick_ms}")
+        self.tick_ms = tick_ms
+        self.wheel = TimingWheel(wheel_size, start_ms // tick_ms)
+        self.size = 0
+        """Armed tasks (Kafka: ``taskCounter``)."""
+        self.entries = TimerEntries()
+        self.armed_tick = GrowableArray(np.empty(0, np.int64))
+        """(rows,) int64: the tick that each row is armed for, UNARMED where it is not."""
+
+    @property
+    def clocks_ms(self) -> list[int]:
+        """Clock of every existing level in ms, lowest first."""
+        return [clock * self.tick_ms for clock in self.wheel.clocks]
+
+    def add(self, rows: Int64s, deadlines_ms: Int64s) -> TimerAdd:
+        """Arm tasks; an armed row is moved. ``rows`` (n,) int64, distinct; ``deadlines_ms`` (n,) int64, absolute."""
+        ticks = deadlines_ms // self.tick_ms if self.tick_ms > 1 else deadlines_ms
+        clock = self.wheel.clock
+        earliest, latest = (int(ticks.min()), int(ticks.max())) if len(ticks) else (clock + 1, clock)
+        reaches = self.wheel.reaches(latest)
+        result = TimerAdd(earliest > clock, ticks, clock, reaches, self.wheel.spans[:], self.tick_ms)
+        if not len(rows):
+            return result
+        known = int(rows.min()) < len(self.armed_tick)
+        self.armed_tick.fill(int(rows.max()) + 1, UNARMED)
+        armed_tick = self.armed_tick.writable
+        if known:
+            # A row met before may have an old entry equal to its new one.
+            self.entries.redeliveries |= len(self.entries) > 0
+            self.size -= int(np.count_nonzero(armed_tick[rows] != UNARMED))
+        if earliest <= clock:
+            armed_tick[rows] = UNARMED
+            rows, ticks = rows[result.armed], ticks[result.armed]
+        armed_tick[rows] = ticks
+        self.size += len(rows)
+        if len(rows):
+            ascending = self.entries.add(ticks, rows)
+            cuts = [0, *ascending.searchsorted(reaches).tolist(), len(ascending)]
+            for level in range(len(reaches)):
+                if cuts[level] < cuts[level + 1]:
+                    self.wheel.queue_ticks(level, ascending[cuts[level] : cuts[level + 1]])
+        return result
+
+    def cancel(self, rows: Int64s) -> Bools:
+        """Disarm tasks; (n,) distinct rows -> (n,) bool, True where one was armed. Its entry is dropped later."""
+        if len(rows):
+            self.armed_tick.fill(int(rows.max()) + 1, UNARMED)
+        armed_tick = self.armed_tick.writable
+        was_armed = armed_tick[rows] != UNARMED
+        armed_tick[rows] = UNARMED
+        self.size -= int(np.count_nonzero(was_armed))
+        if len(self.entries) > 2 * self.size + DROP_FLOOR:
+            self.entries.drop_dead(self._live)
+        return was_armed
+
+    def advance_clock(self, now_ms: int) -> Int64s:
+        """Rows that run at ``now_ms``, by deadline tick and row, (m,) int64 (Kafka: ``SystemTimer.advanceClock``)."""
+        to = now_ms // self.tick_ms
+        latest, straddling = self.wheel.poll(to)
+        # Cancelled and moved tasks leave entries; while there are as many as tasks, nobody has to be asked.
+        live = None if len(self.entries) == self.size else self._live
+        ticks, rows = self.entries.pop_until(to, live)
+        if len(rows):
+            latest = max(latest, int(ticks[-1]))
+            self.armed_tick.writable[rows] = UNARMED
+            self.size -= len(rows)
+        if straddling:
+            latest = max(latest, self._cascade(to, straddling, live))
+        self.wheel.clock = latest
+        return rows
+
+    def next_due_ms(self) -> int | None:
+        """The earliest armed task's tick in ms; None when nothing is armed."""
+        if not self.size:
+            return None
+        return self.entries.earliest(self._live) * self.tick_ms
+
+    def renumber(self, new_row: Rows) -> None:
+        """Rows were renumbered (order kept): ``new_row[old]``, -1 where a row is gone."""
+        self.armed_tick.fill(len(new_row), UNARMED)
+        kept = np.flatnonzero(new_row >= 0)
+        self.armed_tick = GrowableArray(self.armed_tick.values[kept])
+        self.entries.renumber(new_row)
+        self.size = int(np.count_nonzero(self.armed_tick.values != UNARMED))
+
+    def _live(self, ticks: Int64s, rows: Int64s) -> Bools:
+        return self.armed_tick.values[rows] == ticks
+
+    def _cascade(self, to: int, straddling: int, live: Live | None) -> int:
+        """Queue the new buckets of tasks that outlive the straddling bucket; returns the last clock on their way."""
+        spans, latest = self.wheel.spans, self.wheel.clock
+        for level in range(straddling - 1, -1, -1):
+            first = to // spans[level] + 1
+            end = (to // spans[level + 1] + 1) * self.wheel.wheel_size
+            filled = bits_of(self.entries.filled(first, end, spans[level], live))
+            if filled:
+                self.wheel.queue(level, first, filled)
+                latest = max(latest, to - to % spans[level + 1])
+        return latest

@@ -1,0 +1,335 @@
+"""What arrives at a shard: tables of operations and of events, read without copying, checked row by row.
+
+Columns of the tables are fixed here, so that the exchange that writes them and the engine that reads them agree:
+
+operations   ``id``, ``id_hash``, ``keys`` (a value or a list), ``key_hashes`` (likewise), ``created_us``,
+``deadline_us``,
+             ``ahead`` (created too far ahead of processing time), where rows bring their rules ``rule``, ``need`` and
+             ``levels`` (a value or a list, as ``keys``), doubles; beside values that are not doubles ``need_up`` and
+             ``levels_up``, the same rounded up to the values' digits, null where they do not fit a decimal of those;
+             then the payload, ``p0``, ``p1``, ...;
+             a column of `ROLES` that the spec says is a payload column is not sent apart
+events       ``key``, ``key_hash``, ``time_us``, ``ahead``; where there is something to read, ``value`` (null is none;
+             a double, a bigint or a decimal: the query's number type),
+             ``kind`` (null is complete), ``operation_id`` and ``operation_hash``, ``event_id``
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_purgatory.core.arrays.numbers import (
+    Floats,
+    Numbers,
+    is_double,
+    is_negative,
+    read_needs,
+    read_numbers,
+    seconds_us,
+)
+from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
+from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US
+from spark_purgatory.core.arrays.value_column import as_bools
+from spark_purgatory.core.spec.criteria import (
+    LARGEST_SUM,
+    LEVEL,
+    NUMBERED,
+    RULES,
+    SMALLEST_SUM,
+    SUM_AT_LEAST,
+    ByRow,
+    Criterion,
+)
+from spark_purgatory.core.spec.engine_spec import ROLES, EngineSpec
+
+OPERATION_COLUMNS = ("id", "id_hash", "keys", "key_hashes", "created_us", "deadline_us", "ahead")
+RULE_COLUMNS = ("rule", "need", "levels", "need_up", "levels_up")
+
+REJECTIONS = (
+    "",
+    "the id is null",
+    "the operation has no watch keys",
+    "a watch key is null",
+    "the created time is null",
+    "the deadline or time-out is null",
+    "the deadline is before the created time",
+    "the created time is too far ahead of processing time (max_future)",
+    f"the rule is none of {', '.join(RULES)}",
+    "the number that the rule needs is missing, not a number, or out of the range of sums",
+    "the deadline is past the end of time: created + time-out does not fit in 64 bits of microseconds",
+    "the created time is the first microsecond that a timestamp can hold, which stands for no time",
+)
+"""Reason of a REJECTED operation by code; 0 is no reason."""
+EVENT_REJECTIONS = (
+    "",
+    "the key is null",
+    "the time is null",
+    "the value is not a number, or negative, where values add up",
+    "the time is too far ahead of processing time (max_future)",
+    "the kind is none of complete, fail, cancel, force, extend",
+    "the time is the first microsecond that a timestamp can hold, which stands for no time",
+)
+"""Reason of a rejected event by code."""
+COMPLETE, FAIL, CANCEL, FORCE, EXTEND = range(5)
+KINDS = ("complete", "fail", "cancel", "force", "extend")
+"""Names of the kinds of events; a kind's code is its position."""
+
+
+@dataclass(frozen=True)
+class OperationArrivals:
+    """n operations with m watch keys; keys of operation i are ``offsets[i] .. offsets[i + 1]``."""
+
+    ids: pa.Array
+    id_hash: Int64s
+    keys: pa.Array  # (m,)
+    key_hash: Int64s  # (m,)
+    offsets: Int64s  # (n + 1,)
+    created_us: Int64s
+    deadline_us: Int64s
+    rejection: Int64s  # (n,) codes of REJECTIONS
+    payload: pa.StructArray
+    rule: Int64s | None = None  # (n,) codes of criteria.RULES; None: the query's criterion
+    need: Floats | None = None  # (n,)
+    level_need: Numbers | None = None  # (m,) in the query's number type
+    sum_need: Numbers | None = None  # (n,) likewise; None: the need itself
+
+    def __len__(self) -> int:
+        return len(self.id_hash)
+
+    def take(self, rows: Int64s) -> OperationArrivals:
+        """Only the operations at ``rows``, (k,) ascending."""
+        if len(rows) == len(self):
+            return self
+        counts = np.diff(self.offsets)[rows]
+        mask = np.zeros(len(self), bool)
+        mask[rows] = True
+        entries = pa.array(np.flatnonzero(np.repeat(mask, np.diff(self.offsets))))
+        at = pa.array(rows)
+        return OperationArrivals(
+            self.ids.take(at),
+            self.id_hash[rows],
+            self.keys.take(entries),
+            self.key_hash[entries.to_numpy()],
+            np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+            self.created_us[rows],
+            self.deadline_us[rows],
+            self.rejection[rows],
+            self.payload.take(at),
+            _at(self.rule, rows),
+            _at(self.need, rows),
+            _at(self.level_need, entries.to_numpy()),
+            _at(self.sum_need, rows),
+        )
+
+
+@dataclass(frozen=True)
+class EventArrivals:
+    """n events."""
+
+    keys: pa.Array
+    key_hash: Int64s
+    time_us: Int64s
+    value: Numbers | None
+    rejection: Int64s  # (n,) codes of EVENT_REJECTIONS
+    kind: Int64s | None = None  # (n,) codes of KINDS; None: all are complete
+    operation_ids: pa.Array | None = None  # (n,) null: every operation on the key
+    operation_hash: Int64s | None = None
+    event_ids: pa.Array | None = None  # (n,)
+    granted_us: Int64s | None = None  # (n,) of extensions
+
+    def __len__(self) -> int:
+        return len(self.key_hash)
+
+    def take(self, rows: Int64s) -> EventArrivals:
+        """Only the events at ``rows``, (k,) ascending."""
+        if len(rows) == len(self):
+            return self
+        return EventArrivals(**{name: _at(column, rows) for name, column in vars(self).items()})
+
+    def is_control(self) -> Bools:
+        """Which events are not plain completions: of another kind, or for one operation; (n,) bool."""
+        control = np.zeros(len(self), bool) if self.kind is None else self.kind != COMPLETE
+        return control if self.operation_ids is None else control | ~_nulls(self.operation_ids)
+
+
+def read_operations(table: pa.Table, spec: EngineSpec) -> OperationArrivals:
+    """Read and check a table of operations."""
+    payload = _payload(table)
+    ids, keys, created, deadline = (
+        _whole(table, name) if spec.role(name) is None else payload_role(payload, spec, name) for name in ROLES
+    )
+    hashes = _whole(table, "key_hashes")
+    created_us, deadline_us = _int64(created), _int64(deadline)
+    rejection = np.where(created_us == MIN_TIME_US, 11, 0)  # MIN_TIME_US is the watermark of a stream that has none yet
+    if bool(pc.any(table["ahead"]).as_py()):
+        rejection[as_bools(_whole(table, "ahead"))] = 7
+    rejection[deadline_us < created_us] = 6
+    if spec.deadline_is_sum:
+        rejection[deadline_us == MAX_TIME_US] = 10
+    _mark_nulls(rejection, deadline, 5)
+    _mark_nulls(rejection, created, 4)
+    if pa.types.is_list(keys.type):
+        keys, key_hash, offsets, owner, kept = _flatten(keys, hashes)
+        if keys.null_count:
+            rejection[owner[_nulls(keys)]] = 3
+        rejection[np.diff(offsets) == 0] = 2
+    else:
+        offsets, key_hash, kept = np.arange(len(table) + 1), _int64(hashes), slice(None)
+        _mark_nulls(rejection, keys, 3)
+    _mark_nulls(rejection, ids, 1)
+    id_hash = _int64(_whole(table, "id_hash"))
+    arrivals = OperationArrivals(ids, id_hash, keys, key_hash, offsets, created_us, deadline_us, rejection, payload)
+    return _with_rules(arrivals, table, kept, spec.scale is None) if spec.by_row else arrivals
+
+
+def _with_rules(arrivals: OperationArrivals, table: pa.Table, kept: Int64s | slice, doubles: bool) -> OperationArrivals:
+    """The operations with their own rules; ``kept``: which of the keys given are left."""
+    rule = _codes(_whole(table, "rule"), RULES)
+    need, level_need = _floats(_whole(table, "need")), _floats(_flat(_whole(table, "levels")))[kept]
+    bad = np.isin(rule, NUMBERED) & np.isnan(need)
+    within = (need >= SMALLEST_SUM) & (need <= LARGEST_SUM) if doubles else need > 0
+    bad |= (rule == SUM_AT_LEAST) & (need != 0) & ~within
+    owner = np.repeat(np.arange(len(rule)), np.diff(arrivals.offsets))
+    bad[owner[np.isnan(level_need) & (rule[owner] == LEVEL)]] = True
+    sound = arrivals.rejection == 0
+    arrivals.rejection[sound & bad] = 9
+    arrivals.rejection[sound & (rule < 0)] = 8
+    if doubles:
+        return replace(arrivals, rule=rule, need=need, level_need=level_need)
+    units = read_needs(_whole(table, "need_up"), need)
+    levels_up = _flat(_whole(table, "levels_up"))
+    if not isinstance(kept, slice):
+        levels_up = levels_up.take(pa.array(kept))
+    level_units = read_needs(levels_up, level_need)
+    return replace(arrivals, rule=rule, need=need, level_need=level_units, sum_need=units)
+
+
+def _flat(column: pa.Array) -> pa.Array:
+    return column.flatten() if pa.types.is_list(column.type) else column
+
+
+def _codes(names: pa.Array, known: tuple[str, ...]) -> Int64s:
+    """Each name's position in ``known``, -1 where it is none of them; (n,) int64."""
+    found = pc.index_in(names.cast(pa.string()), value_set=pa.array(known))
+    return found.fill_null(-1).cast(pa.int64()).to_numpy(zero_copy_only=False)
+
+
+def _floats(column: pa.Array) -> Floats:
+    """(n,) float64, NaN where null."""
+    return column.cast(pa.float64()).to_numpy(zero_copy_only=False)
+
+
+def _at(column: Any, rows: Int64s) -> Any:
+    """The column, numpy or Arrow or none, at rows."""
+    if column is None:
+        return None
+    return column[rows] if isinstance(column, np.ndarray) else column.take(pa.array(rows))
+
+
+def payload_role(payload: pa.StructArray, spec: EngineSpec, name: str) -> pa.Array:
+    """The payload column that plays the role, times as int64 microseconds."""
+    column = payload.flatten()[dict(spec.roles)[name]]
+    return column.view(pa.int64()) if pa.types.is_timestamp(column.type) else column
+
+
+def _payload(table: pa.Table) -> pa.StructArray:
+    engine = [name for name in (*OPERATION_COLUMNS, *RULE_COLUMNS) if name in table.column_names]
+    columns = table.drop_columns(engine)
+    return _as_array(columns.to_struct_array())
+
+
+def read_events(table: pa.Table, criterion: Criterion | ByRow) -> EventArrivals:
+    """Read and check a table of events."""
+    keys, times = _whole(table, "key"), _whole(table, "time_us")
+    time_us = _int64(times)
+    rejection = np.where(time_us == MIN_TIME_US, 6, 0)
+    value: Numbers | None = None
+    granted_us: Int64s | None = None
+    if bool(pc.any(table["ahead"]).as_py()):
+        rejection[as_bools(_whole(table, "ahead"))] = 4
+    kind = _codes(_whole(table, "kind").fill_null("complete"), KINDS) if "kind" in table.column_names else None
+    if "value" in table.column_names:
+        column = _whole(table, "value")
+        if kind is not None:
+            granted_us = np.zeros(len(table), np.int64)
+            extensions = np.flatnonzero(kind == EXTEND)
+            granted_us[extensions] = seconds_us(column.take(pa.array(extensions)))
+        if criterion.reads_values:
+            value, bad = _values(column)
+            bad &= True if kind is None else kind == COMPLETE
+            if isinstance(criterion, ByRow):
+                value = np.where(bad & np.isnan(value), -np.inf, value) if is_double(value) else value
+            elif criterion.code == SUM_AT_LEAST:
+                rejection[bad] = 3
+    elif isinstance(criterion, ByRow):
+        value = np.full(len(table), np.nan)
+    if kind is not None:
+        rejection[kind < 0] = 5
+    _mark_nulls(rejection, times, 2)
+    _mark_nulls(rejection, keys, 1)
+    addressed, named = (name in table.column_names for name in ("operation_id", "event_id"))
+    return EventArrivals(
+        keys,
+        _int64(_whole(table, "key_hash")),
+        time_us,
+        value,
+        rejection,
+        kind,
+        _whole(table, "operation_id") if addressed else None,
+        _int64(_whole(table, "operation_hash")) if addressed else None,
+        _whole(table, "event_id") if named else None,
+        granted_us,
+    )
+
+
+def _values(column: pa.Array) -> tuple[Numbers, Bools]:
+    """Values, and which of them no sum can take: null adds nothing, and stays in the log as none."""
+    value = read_numbers(column)
+    return value, ~(value >= 0) & ~_nulls(column) if is_double(value) else is_negative(value)
+
+
+def _whole(table: pa.Table, name: str) -> pa.Array:
+    return _as_array(table[name].combine_chunks())
+
+
+def _as_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+def _int64(column: pa.Array) -> Int64s:
+    if column.null_count:
+        column = pc.fill_null(column, 0)
+    return column.to_numpy()
+
+
+def _nulls(column: pa.Array) -> Bools:
+    return as_bools(pc.is_null(column))
+
+
+def _mark_nulls(rejection: Int64s, column: pa.Array, code: int) -> None:
+    if column.null_count:
+        rejection[_nulls(column)] = code
+
+
+def _flatten(keys: pa.ListArray, hashes: pa.ListArray) -> tuple[pa.Array, Int64s, Int64s, Int64s, Int64s | slice]:
+    """(distinct keys of each operation flat, hashes, offsets, operation of each, which are left); null is empty."""
+    offsets = keys.offsets.to_numpy().astype(np.int64)
+    counts = np.where(_nulls(keys), 0, np.diff(offsets)) if keys.null_count else np.diff(offsets)
+    owner = np.repeat(np.arange(len(keys)), counts)
+    flat, key_hash = keys.flatten(), _int64(hashes.flatten())
+    codes = flat.dictionary_encode().indices.fill_null(-1).to_numpy()
+    order = np.lexsort((codes, owner))
+    again = order[1:][(owner[order][1:] == owner[order][:-1]) & (codes[order][1:] == codes[order][:-1])]
+    kept: Int64s | slice = slice(None)
+    if len(again):
+        kept = np.setdiff1d(np.arange(len(flat)), again, assume_unique=True)
+        flat, key_hash, owner = flat.take(pa.array(kept)), key_hash[kept], owner[kept]
+        counts = np.bincount(owner, minlength=len(keys))
+    return flat, key_hash, np.concatenate(([0], np.cumsum(counts))).astype(np.int64), owner, kept

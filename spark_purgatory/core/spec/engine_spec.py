@@ -1,0 +1,154 @@
+"""What an engine does, as data: it travels to the workers, and a checkpoint remembers it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from decimal import Decimal, localcontext
+
+import pyarrow as pa
+
+from spark_purgatory.core.arrays.numbers import DOUBLE, LARGEST_SCALE, MOST_UNITS, scale_of, units_up, written
+from spark_purgatory.core.spec.criteria import ByRow, Criterion
+from spark_purgatory.errors import ConfigError
+
+ROLES = ("id", "keys", "created_us", "deadline_us")
+"""Engine columns that a payload column may stand for."""
+LATER_FIELDS: dict[str, str | float | int | bool] = {
+    "identity_width": 1,
+    "operation_ids": False,
+    "event_ids": False,
+    "orphans": False,
+    "key_prefix": 0,
+    "number": DOUBLE,
+    "utc_fields": "",
+}
+"""What a checkpoint that does not name it was written with."""
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What an engine does; equal specs read each other's state."""
+
+    criterion: Criterion | ByRow
+    final: bool = False
+    lookback_us: int = 0
+    tick_ms: int = 1
+    wheel_size: int = 20
+    identity_width: int = 1
+    """Columns that tell operations apart: 1, the id; 2, the id and its watch key, where rows are routed by key."""
+    operation_ids: bool = False
+    """Events may speak to one operation, by its id."""
+    event_ids: bool = False
+    """Events bring ids: an event counts once for an operation, however often it is delivered."""
+    orphans: bool = False
+    """Control events that find no operation become ORPHAN rows."""
+    control_events: bool = True
+    """Events may be of other kinds than complete. Without, no deadline moves, and rows need not know their id's entry.
+    Not of the fingerprint: it may change at any restart."""
+    key_prefix: int = 0
+    """Characters (bytes, if binary) before the key itself in every key and id: where they are scoped by a partition."""
+    number: str = DOUBLE
+    """Type in which values and what they must reach are compared: double, bigint or decimal(precision,scale)."""
+    id_prefix: int = 0
+    """The same of ids, which may be of another type than keys."""
+    utc_fields: str = ""
+    """Names of the keys and ids that are timestamps: their texts are in UTC, once they were in the session's zone."""
+    deadline_is_sum: bool = False
+    """Deadlines are sums, created + time-out: MAX_TIME_US stands for one that int64 does not hold."""
+    roles: tuple[tuple[str, int], ...] = ()
+    """Engine columns that are payload columns already, by the payload's position: `ROLES`, stored and sent once."""
+    columns: pa.Schema | None = field(default=None, hash=False)
+    """The payload's columns, whose names a checkpoint remembers (`columns`); None: they go by position."""
+    case_sensitive: bool = False
+    """Whether names that differ in case alone are two names."""
+    max_pending: int = 10_000_000
+    """Operations waiting in one shard: at 100 bytes each 1 GB of state, past what a state store can write."""
+    max_state_bytes: int = 1 << 30
+    """Bytes of one shard's state: a JVM array ends at 2 GiB, and two versions stand on the heap."""
+
+    def __post_init__(self) -> None:
+        scale = self.scale
+        if isinstance(self.criterion, Criterion) and self.criterion.reads_values:
+            if scale is None:
+                self.criterion.check_double()
+            else:
+                self._check_units(self.criterion.need, scale)
+
+    def _check_units(self, need: float | Decimal, scale: int) -> None:
+        if abs(units_up(need, scale)) >= MOST_UNITS:
+            raise ConfigError(
+                f"criterion needs {need}, and completions.value ({self.number}) has {scale} digits behind the point: "
+                "together these are more than 38 digits, cast completions.value to a decimal with fewer of them"
+            )
+
+    def fingerprint(self) -> dict[str, str | float | int | bool]:
+        """What must not change against a checkpoint, by name."""
+        criterion: dict[str, str | float | int | bool] = {"criterion": "by_row", "need": 1.0}
+        if isinstance(self.criterion, Criterion):
+            criterion = {"criterion": self.criterion.rule, "need": self._need()}
+        return {
+            **criterion,
+            "emit": "final" if self.final else "early",
+            "lookback_us": self.lookback_us,
+            "tick_ms": self.tick_ms,
+            "wheel_size": self.wheel_size,
+            "roles": ", ".join(f"{name} is payload column {i}" for name, i in self.roles),
+            **{name: now for name, was in LATER_FIELDS.items() if (now := self._field(name)) != was},
+        }
+
+    def role_names(self) -> dict[str, str]:
+        """The name of the payload column that plays each role; empty where columns go by position."""
+        return {} if self.columns is None else {role: self.columns.names[at] for role, at in self.roles}
+
+    def _field(self, name: str) -> str | float | int | bool:
+        if name == "number":
+            return written(self.number)
+        value: str | float | int | bool = getattr(self, name)
+        return value
+
+    def _need(self) -> float | str:
+        """The criterion's need: a double, or an exact decimal as text."""
+        assert isinstance(self.criterion, Criterion), "bug: operations bring their own needs"
+        if self.scale is None or not self.criterion.reads_values:
+            return float(self.criterion.need)
+        with localcontext(prec=2 * LARGEST_SCALE):
+            return f"{Decimal(units_up(self.criterion.need, self.scale)).scaleb(-self.scale):f}"
+
+    @property
+    def scale(self) -> int | None:
+        """Digits behind the point of the units that values are counted in, None where they are doubles."""
+        return scale_of(self.number)
+
+    @property
+    def keeps_ids(self) -> bool:
+        """Whether rows need an id of their own: they are looked up by it, and no payload column has it."""
+        return (self.final or self.operation_ids) and self.role("id") is None
+
+    @property
+    def by_row(self) -> bool:
+        """Whether operations bring their own rules."""
+        return isinstance(self.criterion, ByRow)
+
+    def may_have(self, rule: int) -> bool:
+        """Whether an operation may have the rule, a code of `RULES`."""
+        return not isinstance(self.criterion, Criterion) or self.criterion.code == rule
+
+    def role(self, name: str) -> int | None:
+        """The payload column that plays ``name``, None where the engine has a column of its own."""
+        return dict(self.roles).get(name)
+
+
+def difference(name: str, then: object, now: object) -> str:
+    """What is to be said where a checkpoint was written with another value of a spec's field, and the remedy."""
+    if name == "utc_fields":
+        return (
+            f"timestamps as keys or ids: the checkpoint keeps them as text in UTC of {then or 'no field'}, the query "
+            f"of {now or 'no field'}. Either the field's type has changed, or the checkpoint is of a release that kept "
+            "such timestamps as text in the session's time zone, in which an hour a year has two instants for each "
+            "text: bring columns of the types that the checkpoint was written with, or start a new checkpoint"
+        )
+    remedy = "cast completions.value" if name == "number" else "set it back"
+    return (
+        f"{name}: the checkpoint was written with {then!r}, the query has {now!r}: "
+        f"{remedy} to {then!r}, or start a new checkpoint"
+    )

@@ -1,0 +1,155 @@
+"""A `DelayedOperationPurgatory` as named arrays and tables, and back: sorted runs and primary columns as they lie.
+
+`snapshot` writes them beside what event time adds; alone, a purgatory goes through `save_purgatory` and
+`restore_purgatory`. What follows from the arrays at the speed of memory is derived again: which entry belongs to which
+row, its hash, how many are listed, the timer's runs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from spark_purgatory.core.arrays.sorted_runs import (
+    PREFIX_MASK,
+    ROW_BITS,
+    ROW_MASK,
+    Bools,
+    GrowableArray,
+    Int64s,
+    SortedRuns,
+)
+from spark_purgatory.core.arrays.value_column import ValueColumn
+from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory
+from spark_purgatory.core.kafka.timing_wheel import UNARMED, SystemTimer
+from spark_purgatory.core.kafka.watchers import Watchers
+from spark_purgatory.core.state.blob import Tables
+from spark_purgatory.core.state.table_encoding import Arrays
+
+Numbers = dict[str, int]
+
+
+def save_purgatory(purgatory: DelayedOperationPurgatory) -> tuple[Numbers, Arrays, Tables]:
+    """All of a purgatory but its hooks and settings."""
+    arrays: Arrays = {"rows.state": purgatory.state.values}
+    tables: Tables = {}
+    save_watchers(purgatory.watchers, purgatory.state.values == WAITING, arrays)
+    save_keys("watch.keys", purgatory.watchers.keys, tables)
+    save_timer(purgatory.timer, None, arrays)
+    return purgatory_numbers(purgatory), arrays, tables
+
+
+def restore_purgatory(purgatory: DelayedOperationPurgatory, numbers: Numbers, arrays: Arrays, tables: Tables) -> None:
+    """Make a purgatory without operations the one that `save_purgatory` saw."""
+    restore_counts(purgatory, numbers, arrays)
+    waiting = purgatory.state.values == WAITING
+    restore_watchers(purgatory.watchers, waiting, arrays)
+    purgatory.watchers.keys = restore_keys("watch.keys", tables)
+    restore_timer(purgatory.timer, numbers, None, arrays)
+    # All that ended: those purged before are on no list and purged again for nothing.
+    purgatory.is_to_purge(np.flatnonzero(~waiting))
+
+
+def purgatory_numbers(purgatory: DelayedOperationPurgatory) -> Numbers:
+    """Counts and clocks."""
+    timer = purgatory.timer
+    return {
+        "ended": purgatory.ended,
+        "estimated_total": purgatory.estimated_total,
+        "wheel_clock": timer.wheel.clock,
+        "wheel_levels": len(timer.wheel.spans),
+    }
+
+
+def restore_counts(purgatory: DelayedOperationPurgatory, numbers: Numbers, arrays: Arrays) -> None:
+    """The rows' states and how many have ended."""
+    purgatory.state = GrowableArray(arrays["rows.state"])
+    purgatory.ended, purgatory.estimated_total = numbers["ended"], numbers["estimated_total"]
+
+
+def save_runs(name: str, runs: SortedRuns, arrays: Arrays) -> None:
+    """Each run under its number: what orders it and whom it names apart, which packs closer."""
+    for i, run in enumerate(runs.runs):
+        arrays[f"{name}.{i}.prefix"], arrays[f"{name}.{i}.row"] = run >> ROW_BITS, run & ROW_MASK
+
+
+def restore_runs(name: str, arrays: Arrays) -> SortedRuns:
+    """What `save_runs` saw."""
+    runs: list[Int64s] = []
+    while (prefix := arrays.get(f"{name}.{len(runs)}.prefix")) is not None:
+        runs.append((prefix << ROW_BITS) | arrays[f"{name}.{len(runs)}.row"])
+    return SortedRuns(runs)
+
+
+def save_keys(name: str, keys: ValueColumn, tables: Tables) -> None:
+    """A column of keys, chunk by chunk."""
+    keys.merge()
+    if keys.chunks:
+        tables[name] = [pa.RecordBatch.from_arrays([chunk], names=["key"]) for chunk in keys.chunks]
+
+
+def restore_keys(name: str, tables: Tables) -> ValueColumn:
+    """What `save_keys` saw."""
+    return ValueColumn([batch.column(0) for batch in tables.get(name, [])])
+
+
+def save_watchers(watchers: Watchers, waiting: Bools, arrays: Arrays) -> None:
+    """The watch lists but for their keys; ``waiting``, (rows,) bool."""
+    listed = watchers.listed.values
+    of_waiting = int(np.diff(watchers.first_entry.values)[waiting].sum())
+    if watchers.watched != of_waiting or not np.array_equal(listed, waiting[watchers.row_of.values]):
+        arrays["watch.listed"] = listed
+    if watchers.rows != len(listed):
+        arrays["watch.first_entry"] = watchers.first_entry.values
+    save_runs("watch.run", watchers.index, arrays)
+
+
+def restore_watchers(watchers: Watchers, waiting: Bools, arrays: Arrays) -> None:
+    """What `save_watchers` saw."""
+    first_entry = arrays.get("watch.first_entry")
+    if first_entry is None:
+        # One key each: entry and row are the same number.
+        first_entry = np.arange(len(waiting) + 1)
+    row_of = np.repeat(np.arange(len(waiting), dtype=np.int32), np.diff(first_entry))
+    listed = arrays.get("watch.listed")
+    listed = waiting[row_of] if listed is None else listed
+    watchers.first_entry, watchers.row_of, watchers.listed = (
+        GrowableArray(first_entry),
+        GrowableArray(row_of),
+        GrowableArray(listed),
+    )
+    watchers.watched = int(np.count_nonzero(listed))
+    watchers.index = restore_runs("watch.run", arrays)
+    # An entry that was never listed belongs to an operation that has ended: nobody asks for its hash again.
+    hashes = np.zeros(len(row_of), np.int64)
+    for run in watchers.index.runs:
+        hashes[run & ROW_MASK] = run & PREFIX_MASK
+    watchers.hashes = GrowableArray(hashes)
+
+
+def save_timer(timer: SystemTimer, usual_tick: Int64s | None, arrays: Arrays) -> None:
+    """The timer; ``usual_tick``, (rows,) int64: what each row is armed for where nothing was moved.
+
+    Its runs are not saved: sorting them again is cheaper than coding, handing over and reading eight bytes an entry.
+    """
+    if usual_tick is None or not np.array_equal(timer.armed_tick.values, usual_tick):
+        armed = timer.armed_tick.values != UNARMED
+        arrays["timer.armed"], arrays["timer.tick"] = armed, timer.armed_tick.values[armed]
+    arrays["timer.queued"] = np.concatenate(timer.wheel.queued)
+
+
+def restore_timer(timer: SystemTimer, numbers: Numbers, usual_tick: Int64s | None, arrays: Arrays) -> None:
+    """What `save_timer` saw."""
+    wheel, levels = timer.wheel, numbers["wheel_levels"]
+    wheel.clock = numbers["wheel_clock"]
+    wheel.spans = [wheel.wheel_size**level for level in range(levels)]
+    wheel.queued = list(arrays["timer.queued"].reshape(levels, wheel.wheel_size))
+    armed_tick = usual_tick
+    if armed_tick is None or "timer.armed" in arrays:
+        armed_tick = np.full(len(arrays["timer.armed"]), UNARMED)
+        armed_tick[arrays["timer.armed"]] = arrays["timer.tick"]
+    timer.armed_tick = GrowableArray(armed_tick)
+    rows = np.flatnonzero(armed_tick != UNARMED)
+    timer.size = len(rows)
+    if len(rows):
+        timer.entries.add(armed_tick[rows], rows)

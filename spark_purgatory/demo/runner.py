@@ -1,0 +1,151 @@
+"""The demo from end to end: make the folders, run conf/orders.yaml over them, sum up, count again.
+
+Everything lies in one folder. Its file demo.json is written last, so a folder that has it holds complete
+landing folders; a demo that was killed is taken up by the same command, from the job's checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from spark_purgatory.demo.landing import write_landing
+from spark_purgatory.demo.recount import Counted, recount
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.job.config_file import load_config
+from spark_purgatory.job.job_config import JobConfig
+from spark_purgatory.job.runner import EXIT_FAILED, EXIT_INTERRUPTED, StopRequest, guarded, run
+from spark_purgatory.job.session import LOCAL_CHECKPOINT, ROOT, build_session
+from spark_purgatory.job.summary import Summary
+
+CONF = Path(__file__).with_name("orders.yaml")
+MARKER = "demo.json"
+CLASS_ARCHIVE = ROOT / ".venv" / "spark.jsa"
+"""Spark's classes as a JVM wants them in memory, if `make test` has made it: a first query's end after 12 s, not 17."""
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For a JVM that lives for minutes: half of them would go into compiling well what runs a few times."""
+if CLASS_ARCHIVE.exists() and " " not in str(CLASS_ARCHIVE):
+    # Of another Java it is passed over; the JVM would say so, on its output, where nobody asked.
+    QUICK_JAVA += f" -XX:SharedArchiveFile={CLASS_ARCHIVE} -Xlog:disable"
+QUICK_SETTINGS = {"spark.driver.extraJavaOptions": QUICK_JAVA, **LOCAL_CHECKPOINT}
+OURS = ("landing", "outcomes", "checkpoint", "spark.log", MARKER)
+"""What a demo writes into its folder, and all that it ever removes from one."""
+
+
+@dataclass(frozen=True)
+class DemoRequest:
+    """What was asked for on the command line."""
+
+    folder: Path | None
+    operations: int
+    seed: int
+    keep: bool
+
+
+def run_demo(request: DemoRequest, console: Console) -> int:
+    """Run the demo; its exit code."""
+    folder = request.folder or Path(tempfile.mkdtemp(prefix="spark_purgatory_demo_"))
+    code = guarded(console, False, lambda: _run(folder, request, console))
+    if code == 0 and not request.keep:
+        _remove(folder)
+    elif folder.exists():
+        console.print(f"Kept: {folder}", highlight=False)
+    return code
+
+
+def _run(folder: Path, request: DemoRequest, console: Console) -> int:
+    started = time.monotonic()
+    _land(folder, request, console)
+    config = demo_config(folder)
+    console.print("Starting Spark (the first time it downloads Delta's jars, about half a minute)")
+    spark = build_session(config, folder / "spark.log")
+    stop = StopRequest()
+    stop.listen()
+    summary = run(spark, config, console, stop)
+    if stop.signal is not None:
+        return EXIT_INTERRUPTED
+    counted = recount(spark, folder / "landing", folder / "outcomes")
+    spark.stop()
+    return _judge(summary, counted, time.monotonic() - started, console)
+
+
+def _land(folder: Path, request: DemoRequest, console: Console) -> None:
+    wanted = {"operations": request.operations, "seed": request.seed}
+    marker = folder / MARKER
+    if marker.exists():
+        found = json.loads(marker.read_text(encoding="utf-8"))
+        if {name: found.get(name) for name in wanted} != wanted:
+            raise ConfigError(
+                f"{folder} holds a demo of {found['operations']:,} operations with seed {found['seed']}: "
+                "name another --dir, or remove it"
+            )
+        console.print(f"Going on with the demo in {folder}", highlight=False)
+        return
+    strangers = [path.name for path in folder.iterdir() if path.name not in OURS] if folder.exists() else []
+    if strangers:
+        raise ConfigError(f"{folder} is in use (it holds {strangers[0]}): name an empty folder with --dir")
+    _remove(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    landed = write_landing(folder / "landing", **wanted)
+    marker.write_text(json.dumps({**wanted, **asdict(landed)}), encoding="utf-8")
+    console.print(
+        f"{landed.orders:,} orders and {landed.payments:,} payments landed in {landed.files} files "
+        f"below {folder / 'landing'}",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def demo_config(folder: Path) -> JobConfig:
+    """conf/orders.yaml, with the folder in the place of its own."""
+    places = {
+        "operations.source.path": "landing/orders",
+        "completions.source.path": "landing/payments",
+        "output.path": "outcomes",
+        "checkpoint": "checkpoint",
+    }
+    settings = [f"{field}={json.dumps(str(folder / at))}" for field, at in places.items()]
+    return load_config(CONF, [*settings, *(f"spark.{name}={value}" for name, value in QUICK_SETTINGS.items())])
+
+
+def _judge(summary: Summary | None, counted: dict[str, Counted], seconds: float, console: Console) -> int:
+    """Print the two counts side by side; 0 if they agree and nothing was lost on the way."""
+    pending = summary.tally.pending if summary else 0
+    waiting = counted.pop("PENDING", Counted(0, 0, 0)).expected
+    wrong = abs(waiting - pending) + sum(status.different for status in counted.values())
+    rows = {name: (status.expected, status.found) for name, status in sorted(counted.items())}
+    table = Table(title="Counted again from the landing files, in plain SQL", title_justify="left")
+    table.add_column("status")
+    for name in ("landing files", "Delta table", ""):
+        table.add_column(name, justify="right")
+    for name, (expected, found) in {**rows, "pending (in the state)": (waiting, pending)}.items():
+        table.add_row(name, f"{expected:,}", f"{found:,}", "=" if expected == found else "DIFFERS")
+    console.print(table)
+    if not wrong and summary is not None and summary.conserved:
+        console.print(f"OK: every order has one outcome, and it is the right one. {seconds:.0f} s.", style="green")
+        return 0
+    console.print(
+        f"WRONG: {wrong:,} orders differ between the landing files and the table, or the sums above do not add up.",
+        style="red",
+        soft_wrap=True,
+    )
+    return EXIT_FAILED
+
+
+def _remove(folder: Path) -> None:
+    """Remove what a demo wrote, and the folder if nothing else is in it."""
+    for name in OURS:
+        path = folder / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    if folder.exists() and not any(folder.iterdir()):
+        folder.rmdir()

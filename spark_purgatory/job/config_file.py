@@ -1,0 +1,202 @@
+"""Reading a job's YAML file, and what is said when something in it cannot be.
+
+Four steps, and the first that fails ends it: YAML -> ``--set`` -> ``${VARIABLE}`` -> `spark_purgatory.job.job_config`'s
+models. Whatever is wrong is collected into one `JobConfigError`, a list of (field, what was given, what is
+allowed). Values of options and of Spark settings appear in no message: they may be secret.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.job.job_config import FREE_FORM, DeltaSource, FolderSource, JobConfig, KafkaSource
+
+MAX_VALUE_CHARS = 60
+"""A wrong value is quoted up to this length: enough to recognise it on one line of a terminal."""
+VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with the file: where, what was given ("" if that may not be shown), what is allowed."""
+
+    field: str
+    given: str
+    allowed: str
+
+    def __str__(self) -> str:
+        return ": ".join(filter(None, (self.field, self.given, self.allowed)))
+
+
+class JobConfigError(ConfigError):
+    """Everything that is wrong with a job file."""
+
+    def __init__(self, origin: str, problems: Iterable[Problem]) -> None:
+        self.origin = origin
+        self.problems = tuple(problems)
+        lines = "\n".join(f"  {problem}" for problem in self.problems)
+        super().__init__(f"{origin} has {len(self.problems)} problem(s):\n{lines}")
+
+
+def _field_path(location: tuple[int | str, ...]) -> str:
+    """``operations.source.parquet.schema`` -> ``operations.source.schema``: a union's tag is no field."""
+    parts = [str(part) for part in location]
+    if len(parts) > 2 and parts[1] == "source":
+        del parts[2]
+    return ".".join(part for part in parts if part != "[key]")
+
+
+def _model_at(location: tuple[int | str, ...]) -> type[BaseModel] | None:
+    """The model whose field ``location`` ends in, to say which fields it has."""
+    by_tag: dict[int | str, type[BaseModel]] = {"delta": DeltaSource, "kafka": KafkaSource}
+    model: type[BaseModel] | None = JobConfig
+    for part in location[:-1]:
+        if part in ("parquet", "json", "csv"):
+            model = FolderSource
+        elif part in by_tag:
+            model = by_tag[part]
+        elif model is not None and part in model.model_fields:
+            annotation = model.model_fields[str(part)].annotation
+            model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else model
+    return model
+
+
+def _unknown_field(location: tuple[int | str, ...]) -> str:
+    model = _model_at(location)
+    if model is None:
+        return "unknown field"
+    names = [field.alias or name for name, field in model.model_fields.items()]
+    near = difflib.get_close_matches(str(location[-1]), names, n=1)
+    return f"unknown field{f', did you mean {near[0]!r}' if near else ''}; allowed: {', '.join(names)}"
+
+
+def _given(error: ErrorDetails) -> str:
+    """The value as the file has it, or nothing where it is absent, large or may be a secret."""
+    shown = not isinstance(error["input"], (dict, list, BaseModel)) and error["type"] not in (
+        "missing",
+        "extra_forbidden",
+    )
+    if not shown or set(FREE_FORM) & set(map(str, error["loc"])):
+        return ""
+    text = repr(error["input"])
+    return text if len(text) <= MAX_VALUE_CHARS else text[:MAX_VALUE_CHARS] + "..."
+
+
+def _problem(error: ErrorDetails) -> Problem:
+    context = error.get("ctx", {})
+    allowed = error["msg"].removeprefix("Value error, ")
+    field = _field_path(error["loc"])
+    match error["type"]:
+        case "missing":
+            allowed = "required"
+        case "extra_forbidden":
+            allowed = _unknown_field(error["loc"])
+        case "literal_error":
+            allowed = f"allowed: {context['expected']}"
+        case "union_tag_invalid":
+            return Problem(f"{field}.format", repr(context["tag"]), f"allowed: {context['expected_tags']}")
+        case "union_tag_not_found":
+            return Problem(f"{field}.format", "", "required: 'parquet', 'json', 'csv', 'delta' or 'kafka'")
+    return Problem(field, _given(error), allowed)
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML in which a key given twice is an error; PyYAML by itself keeps the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.MarkedYAMLError(problem=f"{key!r} is given twice", problem_mark=key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _parse(text: str, origin: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_UniqueKeys)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
+        raise JobConfigError(origin, [Problem(where, "", f"not YAML: {error.problem}")]) from error
+    except yaml.YAMLError as error:
+        raise JobConfigError(origin, [Problem("the file", "", f"not YAML: {error}")]) from error
+
+
+def _split_field(field: str) -> list[str]:
+    """``a.b.c`` -> a, b, c; what follows ``options`` or ``spark`` is one name, dots and all."""
+    parts = field.split(".")
+    for position, part in enumerate(parts):
+        if part in FREE_FORM and position + 1 < len(parts):
+            return [*parts[: position + 1], ".".join(parts[position + 1 :])]
+    return parts
+
+
+def _override(document: dict[str, Any], assignment: str) -> None:
+    """Apply one ``--set operations.timeout=5 minutes``, the value read as YAML."""
+    field, equals, value = assignment.partition("=")
+    origin = f"--set {field}"
+    if not equals or not all(field.split(".")):
+        raise JobConfigError("--set", [Problem(repr(field), "", "write it as field.name=value")])
+    *parents, last = _split_field(field)
+    place = document
+    for name in parents:
+        inner = place.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise JobConfigError(origin, [Problem(name, "", "holds a value, not fields")])
+        place = inner
+    place[last] = _parse(value, origin)
+
+
+def _expand(value: Any, field: str, problems: list[Problem]) -> Any:
+    """Replace ``${NAME}`` from the environment, everywhere below ``value``."""
+    if isinstance(value, dict):
+        return {key: _expand(inner, f"{field}.{key}" if field else str(key), problems) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_expand(inner, f"{field}.{index}", problems) for index, inner in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+    missing = [name for name in VARIABLE.findall(value) if name not in os.environ]
+    problems += [Problem(field, f"${{{name}}}", "set this environment variable") for name in missing]
+    return value if missing else VARIABLE.sub(lambda match: os.environ[match[1]], value)
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
+    """Read a job file, apply ``--set`` assignments, validate; `JobConfigError` names everything wrong."""
+    origin = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise JobConfigError(origin, [Problem("the file", "", f"cannot be read: {error}")]) from error
+    document = _parse(text, origin)
+    if not isinstance(document, Mapping):
+        raise JobConfigError(origin, [Problem("the file", "", "must hold fields; start from conf/orders.yaml")])
+    fields = dict(document)
+    for assignment in overrides:
+        _override(fields, assignment)
+    problems: list[Problem] = []
+    expanded = _expand(fields, "", problems)
+    if problems:
+        raise JobConfigError(origin, problems)
+    try:
+        return JobConfig.model_validate(expanded)
+    except ValidationError as error:
+        raise JobConfigError(origin, [_problem(detail) for detail in error.errors()]) from None

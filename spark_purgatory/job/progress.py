@@ -1,0 +1,159 @@
+"""What the job shows while it runs: one row a micro-batch on a terminal, one plain line a batch elsewhere.
+
+Everything comes from Spark's own progress reports and from the counters that the purgatory adds to them, so
+that looking costs no query.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from pyspark.sql.streaming.query import StreamingQuery
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from spark_purgatory.job.sources import COUNTERS_NAME
+from spark_purgatory.spark.sink.record_accumulator import AccumulatorQuery
+
+STATUSES = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED")
+"""Fates of an operation, as the purgatory's counters name them."""
+SHOWN_BATCHES = 8
+"""Rows of the live table: what fits a small terminal under a command line."""
+
+
+@dataclass
+class Totals:
+    """Sums over the batches of this run; ``pending`` starts at what the checkpoint held."""
+
+    pending: int = 0
+    received: int = 0
+    rows_in: int = 0
+    batches: int = 0
+    by_status: dict[str, int] = field(default_factory=dict)
+
+    def add(self, rows_in: int, counters: Mapping[str, int | None]) -> None:
+        """Take in one batch."""
+        received = counters.get("received") or 0
+        decided = {status: counters.get(status.lower()) or 0 for status in STATUSES}
+        self.batches += 1
+        self.rows_in += rows_in
+        self.received += received
+        self.pending += received - sum(decided.values())
+        for status, count in decided.items():
+            if count:
+                self.by_status[status] = self.by_status.get(status, 0) + count
+
+
+@dataclass(frozen=True)
+class BatchLine:
+    """One batch as it is shown."""
+
+    batch_id: int
+    rows_in: int
+    rows_per_second: float
+    seconds: float
+    pending: int
+    watermark: str
+    outcomes: str
+
+    def cells(self) -> tuple[str, ...]:
+        """The row of the live table."""
+        return (
+            str(self.batch_id),
+            f"{self.rows_in:,}",
+            f"{self.rows_per_second:,.0f}",
+            f"{self.seconds:.1f} s",
+            f"{self.pending:,}",
+            self.watermark,
+        )
+
+    def __str__(self) -> str:
+        return (
+            f"batch {self.batch_id}: {self.rows_in:,} rows in, {self.rows_per_second:,.0f} rows/s, "
+            f"{self.seconds:.1f} s, {self.pending:,} pending, watermark {self.watermark}, "
+            f"so far {self.outcomes or 'no outcomes'}"
+        )
+
+
+class Progress:
+    """Follows a query and shows each of its batches once."""
+
+    def __init__(self, console: Console, pending: int = 0) -> None:
+        self.console = console
+        self.totals = Totals(pending=pending)
+        self._last_batch = -1
+        self._lines: deque[BatchLine] = deque(maxlen=SHOWN_BATCHES)
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+
+    def __enter__(self) -> Progress:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def update(self, query: StreamingQuery | AccumulatorQuery) -> None:
+        """Show what ended since the last call."""
+        last = query.lastProgress
+        if last is None or last["batchId"] <= self._last_batch:
+            return
+        lines = [line for report in self._unseen(query.recentProgress) if (line := self._take(report))]
+        if self._live and lines:
+            self._lines.extend(lines)
+            self._live.update(Group(self._table(), f"So far: {lines[-1].outcomes or 'no outcomes'}"), refresh=True)
+        elif lines:
+            self.console.print(*map(str, lines), sep="\n", soft_wrap=True, highlight=False)
+
+    def _unseen(self, reports: Iterable[Any]) -> list[Any]:
+        """Reports of batches that ran; Spark also reports triggers that found nothing to do."""
+        ran = [report for report in reports if "addBatch" in report["durationMs"]]
+        return [report for report in ran if report["batchId"] > self._last_batch]
+
+    def _take(self, report: Any) -> BatchLine | None:
+        """The batch's line; None for one that only passed the time."""
+        self._last_batch = report["batchId"]
+        observed = report["observedMetrics"].get(COUNTERS_NAME)
+        rows_in = sum(source["numInputRows"] or 0 for source in report["sources"] if not _is_heartbeat(source))
+        before = self.totals.pending
+        self.totals.add(rows_in, observed.asDict() if observed else {})
+        if self.totals.batches > 1 and not rows_in and self.totals.pending == before:
+            return None
+        seconds = report["durationMs"]["triggerExecution"] / 1000
+        so_far = (f"{status} {count:,}" for status, count in self.totals.by_status.items())
+        return BatchLine(
+            batch_id=report["batchId"],
+            rows_in=rows_in,
+            rows_per_second=rows_in / seconds if seconds else 0.0,
+            seconds=seconds,
+            pending=self.totals.pending,
+            watermark=_readable(report["eventTime"].get("watermark", "")),
+            outcomes=", ".join(so_far),
+        )
+
+    def _table(self) -> Table:
+        table = Table(title="Micro-batches", title_justify="left")
+        for name in ("batch", "rows in", "rows/s", "took", "pending"):
+            table.add_column(name, justify="right")
+        table.add_column("watermark", no_wrap=True)
+        for line in self._lines:
+            table.add_row(*line.cells())
+        return table
+
+
+def _is_heartbeat(source: Any) -> bool:
+    """Whether a source is one of ours, that makes a row a micro-batch so that time passes."""
+    return str(source["description"]).startswith("RatePerMicroBatch")
+
+
+def _readable(watermark: str) -> str:
+    """``2024-03-01T08:10:00.000Z`` -> ``2024-03-01 08:10:00``; Spark's 1970 means that there is none yet."""
+    return "none yet" if not watermark or watermark.startswith("1970") else watermark[:19].replace("T", " ")

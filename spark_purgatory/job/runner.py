@@ -1,0 +1,158 @@
+"""The job: two streams named in a YAML file, one outcome for each operation in a Delta table.
+
+However a run ends, a rerun with the same checkpoint goes on where it stopped, and loses and doubles nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from spark_purgatory.errors import ConfigError, PurgatoryError
+from spark_purgatory.job.config_file import load_config
+from spark_purgatory.job.job_config import JobConfig
+from spark_purgatory.job.progress import Progress
+from spark_purgatory.job.session import build_session
+from spark_purgatory.job.sources import outcomes_of
+from spark_purgatory.job.summary import Summary, Tally, print_summary, state_tally, summarise
+from spark_purgatory.spark.sink.record_accumulator import AccumulatorQuery, RecordAccumulator
+
+POLL_SECONDS = 0.25
+"""How often the query is asked for news, and how long a signal waits at most."""
+EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
+OUR_ERROR = re.compile(r"spark_purgatory\.errors\.\w+: (.*)")
+# The last line of a Python traceback; the JVM's own lines bear a package with dots in front.
+PYTHON_ERROR = re.compile(r"^(\w+(?:Error|Exception): .*)$", re.MULTILINE)
+
+
+class StopRequest:
+    """Whether someone asked the job to stop, and by which signal."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.event = threading.Event()
+
+    def listen(self) -> None:
+        """Take SIGTERM and ctrl-C from here on; PySpark's own handler of the latter cancels jobs, raises."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        self.event.set()
+
+
+def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequest) -> Summary | None:
+    """Run the query until it ends or is asked to stop; its summary, if the file wants one."""
+    sink = RecordAccumulator(**config.output.model_dump(exclude_none=True))
+    outcomes = outcomes_of(spark, config)
+    before = state_tally(spark, config.checkpoint, config.purgatory.shards)
+    if before is None and sink.exists(spark):
+        console.print(
+            f"Note: {config.checkpoint} is a new checkpoint and {sink} an old table: the sources are read "
+            "from their beginning, and all their outcomes are added to the table.",
+            soft_wrap=True,
+        )
+    trigger = config.trigger.model_dump(exclude_none=True)
+    with Progress(console, pending=before.pending if before else 0) as progress:
+        query = sink.write_stream(outcomes, checkpoint=config.checkpoint, trigger=trigger, query_name=config.name)
+        _follow(query, progress, stop)
+    if stop.signal is not None:
+        console.print(
+            f"Stopped by {signal.Signals(stop.signal).name} after {progress.totals.batches} batches; "
+            f"a rerun goes on from {config.checkpoint}.",
+            soft_wrap=True,
+        )
+    if not config.summary:
+        return None
+    return _summarise(spark, config, sink, console)
+
+
+def _follow(query: AccumulatorQuery, progress: Progress, stop: StopRequest) -> None:
+    try:
+        while query.isActive and not stop.event.wait(POLL_SECONDS):
+            progress.update(query)
+        if stop.event.is_set():
+            query.stop()
+            query.drain()  # what lingers goes out, so that a stopped job leaves nothing behind
+        else:
+            query.awaitTermination()  # raises what the query died of
+    finally:
+        progress.update(query)
+
+
+def _summarise(spark: SparkSession, config: JobConfig, sink: RecordAccumulator, console: Console) -> Summary | None:
+    if not sink.exists(spark):
+        console.print("No batch was committed: there is no table yet.")
+        return None
+    tally = state_tally(spark, config.checkpoint, config.purgatory.shards) or Tally()
+    summary = summarise(sink.read(spark), tally, config.purgatory.outcome_prefix)
+    print_summary(console, summary, str(sink))
+    return summary
+
+
+def explain(error: BaseException) -> str:
+    """The sentence of an error that a reader can act on; Spark wraps ours in pages of its own."""
+    text = str(error)
+    raised = OUR_ERROR.findall(text) or PYTHON_ERROR.findall(text)
+    if raised:
+        return str(raised[-1])
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
+    return "\n".join(lines[:6])
+
+
+def guarded(console: Console, show_traceback: bool, body: Callable[[], int]) -> int:
+    """Run ``body``; an expected kind of failure becomes a message and an exit code instead of a traceback."""
+    try:
+        return body()
+    except ConfigError as error:
+        message, code = str(error), EXIT_CONFIG
+        failure: BaseException = error
+    except (PurgatoryError, PySparkException, Py4JError) as error:
+        message, code = explain(error), EXIT_FAILED
+        failure = error
+    if show_traceback:
+        raise failure
+    console.print(message, style="red", soft_wrap=True, markup=False, highlight=False)
+    return code
+
+
+def run_file(conf: Path, changes: Sequence[str], spark_log: Path | None, show_traceback: bool) -> int:
+    """Run the job that a YAML file describes, until it ends or is stopped.
+
+    Args:
+        conf: The YAML file.
+        changes: ``field=value`` each, over the file's own values.
+        spark_log: Where what Spark prints on stderr goes; None: it stays on stderr.
+        show_traceback: Raise an expected failure with its traceback, in place of a message.
+
+    Returns:
+        The exit code: 0 done or stopped by SIGTERM, 130 stopped by ctrl-C, 1 the query failed, 2 the file is wrong.
+    """
+    console, errors = Console(), Console(stderr=True)
+    stop = StopRequest()
+
+    def body() -> int:
+        config = load_config(conf, changes)
+        spark = build_session(config, spark_log)
+        stop.listen()
+        try:
+            run(spark, config, console, stop)
+        except (Py4JNetworkError, ConnectionError):
+            # Ctrl-C reaches spark-submit's JVM as well, and it may be gone before we have stopped the query.
+            if stop.signal is None:
+                raise
+        else:
+            spark.stop()
+        return EXIT_INTERRUPTED if stop.signal == signal.SIGINT else 0
+
+    return guarded(errors, show_traceback, body)

@@ -1,0 +1,168 @@
+"""The job's Spark session: Delta on the classpath however the job was started, and settings that fit it.
+
+There are three ways to be started, and each leads to the same session:
+
+1. ``python -m spark_purgatory.job.runner``: no JVM yet. Ours is started with the Delta jars (downloaded once).
+2. ``spark-submit --packages io.delta:... jobs/await_completion.py``: the JVM is there, with Delta. It is
+   used.
+3. ``spark-submit jobs/await_completion.py``: the JVM is there, without Delta, and jars come too late for
+   it. If its master is local, its settings are handed to a JVM of our own, as in 1; if not, the error says
+   what to add.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TextIO
+
+from delta import configure_spark_with_delta_pip
+from pyspark import java_gateway
+from pyspark.sql import SparkSession
+
+from spark_purgatory.config import parse_duration
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.job.job_config import JobConfig, KafkaSource, Trigger
+from spark_purgatory.spark.operator.exchange import EXCHANGE_SETTINGS, unix_sockets
+from spark_purgatory.spark.sink.delta_target import LEAN_SETTINGS
+
+ROOT = Path(__file__).resolve().parents[2]
+DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+STATE_STORES = {
+    "hdfs": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
+    "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+}
+LOCAL_CHECKPOINT = {
+    # Spark's own choice starts ten processes for each small file of a checkpoint on a local disk, eight of them
+    # `readlink` to rename it; a micro-batch of few rows took 310 ms with it and 215 with this one.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+}
+IDLE_WORKER_US = 60_000_000
+"""Spark ends a Python worker that had no work for a minute."""
+# spark-submit's word on the process it started, of no use to another one.
+NOT_HANDED_ON = ("spark.submit.", "spark.app.", "spark.files", "spark.repl.")
+
+
+def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Every Spark setting of the job: ours first, those of spark-submit, and the file's own on top."""
+    shards = config.purgatory.shards or 8
+    defaults = {
+        "spark.app.name": config.name,
+        # A worker that dies is tried again only where a number of failures is given.
+        "spark.master": "local[*,4]",
+        "spark.sql.extensions": DELTA_EXTENSION,
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.session.timeZone": "UTC",
+        # A shard is a group, and more partitions than groups are empty ones. Fixed by the checkpoint.
+        "spark.sql.shuffle.partitions": str(shards),
+        "spark.sql.streaming.stateStore.providerClass": STATE_STORES[config.state_store],
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        **LEAN_SETTINGS,
+        **EXCHANGE_SETTINGS,
+    }
+    # So that workers find the package when it was not installed but lies in a checkout.
+    pythonpath = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    settings = {**defaults, "spark.executorEnv.PYTHONPATH": pythonpath, **(submitted or {}), **config.spark}
+    # Of other machines nobody knows here which folder they have.
+    if settings["spark.master"].startswith("local") and _keeps_workers_busy(config.trigger):
+        settings = {**unix_sockets(tempfile.gettempdir()), **settings}
+    return settings
+
+
+def _keeps_workers_busy(trigger: Trigger) -> bool:
+    """Whether micro-batches follow each other, while rows come, before Spark ends a Python worker for want of work."""
+    if trigger.processingTime is None:
+        return True
+    return parse_duration(trigger.processingTime, "trigger.processingTime") < IDLE_WORKER_US
+
+
+def build_session(config: JobConfig, jvm_log: Path | None = None) -> SparkSession:
+    """Start or join the session.
+
+    Args:
+        config: The job.
+        jvm_log: Where a JVM of our own writes what it would print on stderr, jar resolution for instance.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    submitted = _submitted_settings()
+    if submitted is not None and submitted.pop(DELTA_EXTENSION, ""):
+        return _session_with(settings_of(config, submitted))
+    settings = settings_of(config, submitted)
+    if submitted is not None:
+        _leave_submitted_jvm(settings["spark.master"])
+    with _stderr_into(jvm_log):
+        return _session_with(settings, packages=_packages(config))
+
+
+def _session_with(settings: Mapping[str, str], packages: list[str] | None = None) -> SparkSession:
+    builder: Any = SparkSession.builder
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    if packages is not None:
+        builder = configure_spark_with_delta_pip(builder, extra_packages=packages)
+    session: SparkSession = builder.getOrCreate()
+    return session
+
+
+def _packages(config: JobConfig) -> list[str]:
+    """Jars beside Delta's: the file's, and Kafka's if a side reads it."""
+    reads_kafka = any(isinstance(side.source, KafkaSource) for side in (config.operations, config.completions))
+    kafka = f"{KAFKA_PACKAGE}:{version('pyspark')}"
+    named = any(package.startswith(KAFKA_PACKAGE) for package in config.packages)
+    return [*config.packages, *([kafka] if reads_kafka and not named else [])]
+
+
+def _submitted_settings() -> dict[str, str] | None:
+    """Settings of the JVM that spark-submit started for us, None if there is none.
+
+    The key `DELTA_EXTENSION` is there exactly when that JVM can load Delta.
+    """
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return None
+    gateway = java_gateway.launch_gateway()
+    spark = gateway.jvm.org.apache.spark
+    settings = {pair._1(): pair._2() for pair in spark.SparkConf(True).getAll()}
+    settings = {name: value for name, value in settings.items() if not name.startswith(NOT_HANDED_ON)}
+    if spark.util.Utils.classIsLoadable(DELTA_EXTENSION):
+        settings[DELTA_EXTENSION] = "loadable"
+    gateway.close()
+    return settings
+
+
+def _leave_submitted_jvm(master: str) -> None:
+    if not master.startswith("local"):
+        package = f"io.delta:delta-spark_4.2_2.13:{version('delta-spark')}"
+        raise ConfigError(
+            f"Delta's jars are not on the classpath of the Spark at {master!r}: "
+            f"spark-submit --packages {package} jobs/await_completion.py ..."
+        )
+    for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"):
+        os.environ.pop(name, None)
+
+
+@contextmanager
+def _stderr_into(path: Path | None) -> Iterator[None]:
+    """Start processes with their stderr in a file; what this process prints stays where it was."""
+    if path is None:
+        yield
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    ours = os.dup(2)
+    log: TextIO
+    with path.open("a", encoding="utf-8") as log:
+        os.dup2(log.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(ours, 2)
+            os.close(ours)

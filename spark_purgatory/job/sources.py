@@ -1,0 +1,112 @@
+"""The two sides as streaming DataFrames, and the stream of outcomes over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pyspark.errors import AnalysisException, ParseException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark_purgatory import Completions, Operations, Purgatory, criteria
+from spark_purgatory.job.config_file import JobConfigError, Problem
+from spark_purgatory.job.job_config import (
+    CompletionsSide,
+    DeltaSource,
+    FolderSource,
+    JobConfig,
+    KafkaSource,
+    OperationsSide,
+    Side,
+)
+
+COUNTERS_NAME = "spark_purgatory"
+"""Under this name the counters of each batch stand in the query's ``observedMetrics``."""
+
+
+def outcomes_of(spark: SparkSession, config: JobConfig) -> DataFrame:
+    """The stream of outcomes that the file describes; `JobConfigError` names the field that Spark refuses."""
+    operations = read_side(spark, config.operations, "operations")
+    completions = read_side(spark, config.completions, "completions")
+    return purgatory_of(config).resolve(operations, completions)
+
+
+def purgatory_of(config: JobConfig) -> Purgatory:
+    """The library's own configuration, field by field."""
+    rules = config.purgatory
+    return Purgatory(
+        operations=_operations(config.operations),
+        completions=_completions(config.completions),
+        criterion=criterion_of(config),
+        emit=rules.emit,
+        shards=rules.shards,
+        lookback=rules.lookback,
+        max_future=rules.max_future,
+        outcome_prefix=rules.outcome_prefix,
+        name=COUNTERS_NAME,
+    )
+
+
+def criterion_of(config: JobConfig) -> criteria.Criterion:
+    """The criterion: ``any_key()``, ``quorum(2)``."""
+    rule, need = config.purgatory.criterion.rule, config.purgatory.criterion.need
+    return criteria.Criterion(rule) if need is None else criteria.Criterion(rule, need)
+
+
+def _operations(side: OperationsSide) -> Operations:
+    return Operations(
+        id=side.id,
+        keys=side.keys[0] if len(side.keys) == 1 else side.keys,
+        created=side.created,
+        timeout=side.timeout,
+        timeout_ms=side.timeout_ms,
+        deadline=side.deadline,
+        watermark=side.watermark,
+    )
+
+
+def _completions(side: CompletionsSide) -> Completions:
+    return Completions(key=side.key, time=side.time, value=side.value, watermark=side.watermark)
+
+
+def read_side(spark: SparkSession, side: Side, name: str) -> DataFrame:
+    """One side's rows: read, then ``where`` on the source's columns, then ``select``."""
+    with _blamed_on(f"{name}.source"):
+        rows = _read(spark, side.source)
+    if side.where is not None:
+        with _blamed_on(f"{name}.where"):
+            rows = rows.where(side.where)
+    with _blamed_on(f"{name}.select"):
+        return rows.selectExpr(*side.select)
+
+
+def _read(spark: SparkSession, source: FolderSource | DeltaSource | KafkaSource) -> DataFrame:
+    reader = spark.readStream.format(source.format).options(**source.options)
+    match source:
+        case FolderSource():
+            return reader.schema(source.schema_ddl).load(source.path)
+        case DeltaSource():
+            return reader.table(source.table) if source.table else reader.load(source.path)
+        case KafkaSource():
+            return parse_records(reader.option("subscribe", source.topic).load(), source.schema_ddl)
+
+
+def parse_records(records: DataFrame, schema_ddl: str) -> DataFrame:
+    """The fields of JSON in Kafka's ``value``, and ``kafka_timestamp``.
+
+    A record that is not JSON becomes a row of nulls, which the purgatory rejects with a reason: nothing is
+    lost without a trace.
+    """
+    record = F.from_json(F.col("value").cast("string"), schema_ddl).alias("record")
+    return records.select(record, F.col("timestamp").alias("kafka_timestamp")).select("record.*", "kafka_timestamp")
+
+
+@contextmanager
+def _blamed_on(field: str) -> Iterator[None]:
+    """Turn what Spark says of an expression, a schema or a path into an error on the field it came from."""
+    try:
+        yield
+    except (AnalysisException, ParseException) as error:
+        sentence = str(error).strip().split("\n", 1)[0]
+        raise JobConfigError("the job file", [Problem(field, "", sentence)]) from error

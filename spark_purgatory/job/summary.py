@@ -1,0 +1,169 @@
+"""What the job says at its end: the table's outcomes, its files, and whether anything was lost.
+
+Conservation is checked, not assumed: what the operator's own state says it received and still holds is read
+back from the checkpoint, and set against the rows of the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from rich.console import Console
+from rich.table import Table
+
+from spark_purgatory.core.engine.outcomes import ORPHAN
+from spark_purgatory.core.state.blob import read_blob
+
+WAIT_PERCENTILES = (0.5, 0.95, 0.99)
+WAITING = 0
+"""In a shard's state: the operation is neither decided nor dropped."""
+TALLY_DDL = "received bigint, decided bigint, pending bigint"
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a checkpoint says of its operations, over all its runs."""
+
+    received: int = 0
+    decided: int = 0
+    pending: int = 0
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The end of a run, in numbers; waits in milliseconds, one for each of `WAIT_PERCENTILES`."""
+
+    by_status: dict[str, int]
+    waits_ms: dict[str, list[int]]
+    file_bytes: list[int]
+    tally: Tally
+
+    @property
+    def outcomes(self) -> int:
+        """Rows of the table that are an operation's fate."""
+        return sum(count for status, count in self.by_status.items() if status != "ORPHAN")
+
+    @property
+    def conserved(self) -> bool:
+        """Whether every operation received is decided or pending, and every decided one in the table."""
+        tally = self.tally
+        return tally.received == tally.decided + tally.pending and tally.decided == self.outcomes
+
+
+def state_tally(spark: SparkSession, checkpoint: str, shards: int | None) -> Tally | None:
+    """What the checkpoint's state holds, read from the state store; None while no batch was committed."""
+    # The reader asks the driver's coordinator of state stores, which is made when streams are first asked for:
+    # without this, in a session that has not streamed yet, it dies with RpcEndpointNotFoundException.
+    _ = spark.streams.active
+    try:
+        state = spark.read.format("statestore").load(checkpoint)
+        blobs = state.select(F.col("value.groupState.blob").alias("blob"))
+        row = blobs.mapInArrow(_tallies(shards or 0), TALLY_DDL).groupBy().sum().first()
+    except (AnalysisException, PySparkException) as error:
+        if _no_batch_yet(error):
+            return None
+        raise
+    return Tally(*(int(value or 0) for value in row)) if row is not None else Tally()
+
+
+def _no_batch_yet(error: PySparkException) -> bool:
+    condition = error.getCondition() or ""
+    return condition.startswith(("STDS_", "PATH_NOT_FOUND")) or "does not exist" in str(error)
+
+
+def _tallies(shards: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For ``mapInArrow``: a row of counts for every shard's blob, counted in the workers."""
+
+    def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = [_tally_of(blob.as_py(), shards) for blob in batch.column(0)]
+            columns = [pa.array([getattr(row, name) for row in rows], pa.int64()) for name in vars(Tally())]
+            yield pa.RecordBatch.from_arrays(columns, names=list(vars(Tally())))
+
+    return count
+
+
+def _tally_of(blob: bytes, shards: int) -> Tally:
+    facts, arrays, _ = read_blob(blob, shards)
+    tally = cast("dict[str, Any]", facts["tally"])
+    return Tally(
+        received=tally["received"],
+        decided=sum(tally["by_status"][:ORPHAN]),
+        pending=int(np.count_nonzero(arrays["rows.state"] == WAITING)),
+    )
+
+
+def summarise(table: DataFrame, tally: Tally, prefix: str = "") -> Summary:
+    """Count the table; ``prefix`` is the one of the outcome's columns."""
+    waits = F.percentile_approx(f"{prefix}wait_ms", list(WAIT_PERCENTILES), 10_000)
+    counts = table.groupBy(F.col(f"{prefix}status").alias("status")).agg(F.count("*").alias("n"), waits.alias("w"))
+    rows = sorted(counts.collect(), key=lambda row: -row["n"])
+    files = table.select("_metadata.file_path", "_metadata.file_size").distinct().collect()
+    return Summary(
+        by_status={row["status"]: row["n"] for row in rows},
+        waits_ms={row["status"]: list(row["w"]) for row in rows if row["w"] is not None},
+        file_bytes=sorted(row["file_size"] for row in files),
+        tally=tally,
+    )
+
+
+def print_summary(console: Console, summary: Summary, target: str) -> None:
+    """The tables a person reads."""
+    table = Table(title=f"Outcomes in {target}", title_justify="left")
+    table.add_column("status")
+    for name in ("operations", "share", *(f"wait p{round(p * 100)}" for p in WAIT_PERCENTILES)):
+        table.add_column(name, justify="right")
+    for status, count in summary.by_status.items():
+        waits = [readable_ms(wait) for wait in summary.waits_ms.get(status, [])]
+        table.add_row(status, f"{count:,}", f"{count / max(summary.outcomes, 1):.1%}", *waits)
+    console.print(table)
+    console.print(_files_line(summary.file_bytes), soft_wrap=True, highlight=False)
+    tally = summary.tally
+    console.print(
+        f"Conservation: {tally.received:,} received = {tally.decided:,} decided + {tally.pending:,} pending; "
+        f"{summary.outcomes:,} in the table: {_verdict(summary)}",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _verdict(summary: Summary) -> str:
+    if summary.conserved:
+        return "OK"
+    more = summary.outcomes - summary.tally.decided
+    if more > 0 and summary.tally.received == summary.tally.decided + summary.tally.pending:
+        return f"{more:,} rows are not of this checkpoint"
+    return "DOES NOT ADD UP; please report it with this line"
+
+
+def _files_line(file_bytes: list[int]) -> str:
+    if not file_bytes:
+        return "Files: none"
+    median = file_bytes[len(file_bytes) // 2]
+    return (
+        f"Files: {len(file_bytes):,} of {readable_bytes(file_bytes[0])} to {readable_bytes(file_bytes[-1])}, "
+        f"median {readable_bytes(median)}, together {readable_bytes(sum(file_bytes))}"
+    )
+
+
+def readable_ms(ms: float) -> str:
+    """``90061000`` -> ``25.0 h``: the largest unit that leaves at least one."""
+    for unit, size in (("h", 3_600_000), ("min", 60_000), ("s", 1000)):
+        if abs(ms) >= size:
+            return f"{ms / size:.1f} {unit}"
+    return f"{ms:.0f} ms"
+
+
+def readable_bytes(size: float) -> str:
+    """``131072`` -> ``128.0 KiB``."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= factor:
+            return f"{size / factor:.1f} {unit}"
+    return f"{size:.0f} B"

@@ -1,0 +1,1 @@
+"""What a query's checkpoint says while the query runs: gauges of what waits."""

@@ -1,0 +1,169 @@
+"""The packed exchange: rows become Arrow once and stay Arrow.
+
+`pack_operations` and `pack_events` run in a ``mapInArrow`` before the shuffle: rows are gathered, split by shard, and
+leave as one blob (Arrow IPC) a shard. `unpack` runs in the ``mapInArrow`` after the group function. Between them the
+shuffle and the state function see a few large binary rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from spark_purgatory.core.state.payload_schema import conform, conform_batch, plain, sent
+from spark_purgatory.spark.operator.worker import prepare_worker
+from spark_purgatory.spark.placement import shard_label
+
+OPERATIONS, EVENTS = 0, 1
+GATHER_BYTES = 32 << 20
+"""Rows are gathered up to this before they are split: larger blobs, fewer of them, and a worker holds twice this."""
+
+ROUTES = ("route", "key_hashes", "key_hash")
+"""Columns that may say where a row goes, the first that is there."""
+
+EXCHANGE_SETTINGS: Mapping[str, str] = {
+    # With a limit, Spark adds up the size of all columns after each row: a quarter of what it takes to hand rows to
+    # Python. Without, batches are cut by spark.sql.execution.arrow.maxRecordsPerBatch alone.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str((1 << 31) - 1),
+}
+"""Settings of a session that make the exchange cheaper; results are the same."""
+SOCKET_FOLDER_LIMIT = 64
+"""Characters of a folder in which Spark's sockets can be: a path of one has 107 at most, and their names take 42."""
+
+Batches = Iterator[pa.RecordBatch]
+EXCHANGE_DDL = "shard {shard_type}, side tinyint, blob binary"
+
+
+def unix_sockets(folder: str) -> dict[str, str]:
+    """Settings that a session must start with, for streams whose micro-batches follow each other within a minute.
+
+    Over TCP, Nagle's algorithm at one end waits for the acknowledgement that the other delays: 40 ms in which a Python
+    task does nothing, whatever its size. Unix sockets have neither. The price: a worker that Spark ends after a minute
+    without work leaves a BrokenPipeError on stderr, where over TCP its last words are lost in silence. ``folder`` must
+    be there on every machine that runs Python; none are set where its name is too long for a socket.
+    """
+    if len(os.fsencode(folder)) > SOCKET_FOLDER_LIMIT:
+        return {}
+    name = "spark.python.unix.domain.socket"
+    return {f"{name}.enabled": "true", f"{name}.dir": folder}
+
+
+def packer(
+    side: int, shards: int | None, broadcast: bool, columns: pa.Schema | None = None
+) -> Callable[[Batches], Batches]:
+    """The function for ``mapInArrow``: rows of a `Side`, of ``guarded`` only whether it is null, as ``ahead``.
+
+    ``shards`` None: every hash is a group. ``broadcast``: every shard gets everything. ``columns``: the payload's, of
+    operations. What leaves has the types of `plain`, whatever the session's settings are.
+    """
+    labels = None if shards is None else np.array([shard_label(shard) for shard in range(shards)], np.int32)
+    payload = {} if columns is None else {field.name: field for field in sent(columns)}
+
+    def pack(batches: Batches) -> Batches:
+        prepare_worker()
+        gathered: list[pa.RecordBatch] = []
+        size = 0
+        for batch in batches:
+            route = batch.column(_route_index(batch.schema))
+            if route.null_count:
+                # A heartbeat has no hash, and has done its work: it moved the watermark.
+                batch = batch.filter(route.is_valid())
+            batch = conform_batch(batch, _plain_schema(batch.schema, payload))
+            gathered.append(batch)
+            size += batch.nbytes
+            if size >= GATHER_BYTES:
+                yield from _split(gathered, side, labels, broadcast)
+                gathered, size = [], 0
+        if gathered and sum(map(len, gathered)):
+            yield from _split(gathered, side, labels, broadcast)
+
+    return pack
+
+
+def _plain_schema(schema: pa.Schema, payload: Mapping[str, pa.Field]) -> pa.Schema:
+    """The engine's columns with plain types, the payload's with those of the query."""
+    return pa.schema([payload.get(field.name) or pa.field(field.name, plain(field.type)) for field in schema])
+
+
+def _split(batches: list[pa.RecordBatch], side: int, labels: np.ndarray | None, broadcast: bool) -> Batches:
+    table = pa.Table.from_batches(batches).combine_chunks()
+    route = table.column(_route_index(table.schema)).combine_chunks().to_numpy()
+    ahead = table.column("guarded").is_null()
+    names = [name for name in table.column_names if name not in ("route", "guarded")]
+    table = table.select(names).append_column("ahead", ahead)
+    if labels is None:
+        groups, shard = np.unique(route, return_inverse=True)
+    else:
+        groups, shard = labels, (route.view(np.uint64) % np.uint64(len(labels))).astype(np.uint16)
+    if broadcast or len(groups) == 1:
+        whole = _blobs(table, [0], [len(table)])
+        for i in range(len(groups)):
+            yield _rows(groups[i : i + 1], side, whole)
+        return
+    order = np.argsort(shard, kind="stable")
+    table = table.take(pa.array(order))
+    ends = np.cumsum(np.bincount(shard, minlength=len(groups)))
+    starts = ends - np.diff(ends, prepend=0)
+    used = np.flatnonzero(ends > starts)
+    yield _rows(groups[used], side, _blobs(table, starts[used].tolist(), ends[used].tolist()))
+
+
+def _route_index(schema: pa.Schema) -> int:
+    """Position of the column whose hash says where a row goes."""
+    return next(at for at in map(schema.get_field_index, ROUTES) if at >= 0)
+
+
+def _blobs(table: pa.Table, starts: Sequence[int], ends: Sequence[int]) -> pa.Array:
+    """Each stretch of rows as an Arrow IPC stream; one buffer holds them all."""
+    sink, bounds = pa.BufferOutputStream(), [0]
+    for start, end in zip(starts, ends, strict=True):
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write(table.slice(start, end - start))
+        bounds.append(sink.tell())
+    offsets = pa.py_buffer(np.array(bounds))
+    return pa.Array.from_buffers(pa.large_binary(), len(starts), [None, offsets, sink.getvalue()])
+
+
+def _rows(labels: np.ndarray, side: int, blobs: pa.Array) -> pa.RecordBatch:
+    columns = [pa.array(labels), pa.array(np.full(len(labels), side, np.int8)), blobs.cast(pa.binary())]
+    return pa.RecordBatch.from_arrays(columns, names=["shard", "side", "blob"])
+
+
+def to_blob(table: pa.Table | pa.RecordBatch) -> pa.Buffer:
+    """A table as an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write(table)
+    return sink.getvalue()
+
+
+def from_blob(blob: bytes) -> pa.Table:
+    """The table of an Arrow IPC stream, without copying."""
+    with pa.ipc.open_stream(pa.py_buffer(blob)) as reader:
+        return reader.read_all()
+
+
+def unpacker(schema: pa.Schema) -> Callable[[Batches], Batches]:
+    """The function for ``mapInArrow`` that turns blobs into rows of ``schema``, which all of them have.
+
+    ORPHANs lack the first columns, the operation's, and get nulls there.
+    """
+
+    def unpack(batches: Batches) -> Batches:
+        prepare_worker()
+        for batch in batches:
+            for blob in batch.column(batch.schema.get_field_index("blob")):
+                if not blob.is_valid:
+                    continue
+                with pa.ipc.open_stream(blob.as_buffer()) as reader:
+                    for rows in reader:
+                        lacking = len(schema) - rows.num_columns
+                        columns = [pa.nulls(len(rows), kind) for kind in schema.types[:lacking]]
+                        given = zip(rows.columns, schema.types[lacking:], strict=True)
+                        columns += [conform(column, kind) for column, kind in given]
+                        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    return unpack

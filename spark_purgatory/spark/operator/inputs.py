@@ -1,0 +1,374 @@
+"""The two input sides as DataFrames of engine columns: names resolved, types checked, hashes made in the JVM.
+
+Rows are copied once between the scan and the exchange, in one projection: what is asked of a side for each row, its
+watermark included, is one ``select``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from spark_purgatory.config import (
+    ColumnLike,
+    Completions,
+    Operations,
+    duration_us,
+    idle_after_us,
+    is_duration,
+    not_a_duration,
+    parse_duration,
+    parse_ms,
+    reads_like_a_duration,
+)
+from spark_purgatory.core.arrays.numbers import DOUBLE
+from spark_purgatory.core.spec.arrivals import KINDS
+from spark_purgatory.core.spec.criteria import RULES, ByRow, Criterion
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.operator.event_times import deadline_after, interval_us, placed
+from spark_purgatory.spark.operator.key_types import (
+    LEVEL_KEYS,
+    FieldTypes,
+    array_text,
+    check_compared,
+    check_key_type,
+    check_words,
+    key_text,
+)
+from spark_purgatory.spark.operator.value_types import Typed, need_columns, number_type, value_column
+
+WATERMARK_METADATA = "spark.watermarkDelayMs"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One input ready for packing: columns of the engine, with the guarded time, which is watermarked.
+
+    A row goes by its column ``route``, or by the hash of its one key where there is none.
+    """
+
+    frame: DataFrame
+    key_type: T.DataType
+    several_keys: bool = False
+    keyed_by_id: bool = False
+    roles: tuple[tuple[str, int], ...] = ()
+    types: FieldTypes = field(default_factory=dict)
+    """Types of what is compared with the other side, by the name of the field."""
+    number: str = DOUBLE
+
+
+def field_column(frame: DataFrame, value: Any, field: str) -> Column:
+    """The Column that a config value names in ``frame``; raises ConfigError listing what there is."""
+    if not isinstance(value, str):
+        return value
+    name = value.replace("`", "``")
+    if value in frame.columns:
+        return F.col(f"`{name}`")
+    if value.split(".")[0] in frame.columns:
+        return F.col(value)
+    raise ConfigError(f"{field}={value!r} is not a column: there are {', '.join(frame.columns)}")
+
+
+def column_type(frame: DataFrame, column: Column) -> T.DataType:
+    """Type of an expression over ``frame``."""
+    return frame.select(column.alias("c")).schema[0].dataType
+
+
+def check_no_watermark(frame: DataFrame, side: str) -> None:
+    """Raise ConfigError if the frame already carries a watermark."""
+    for column in frame.schema.fields:
+        if WATERMARK_METADATA in (column.metadata or {}):
+            raise ConfigError(
+                f"{side}: column {column.name!r} already has a watermark: remove withWatermark there, "
+                f"{side}.watermark= sets it"
+            )
+
+
+def timestamp_column(frame: DataFrame, value: Any, field: str) -> Column:
+    """A timestamp column; other types are an error, except timestamp_ntz and date, which the session's zone places."""
+    column = field_column(frame, value, field)
+    kind = column_type(frame, column)
+    if not isinstance(kind, (T.TimestampType, T.TimestampNTZType, T.DateType)):
+        raise ConfigError(
+            f"{field} is {kind.simpleString()}, not a timestamp: make it one, with F.to_timestamp(...) of a text, "
+            "F.timestamp_millis(...) or F.timestamp_seconds(...) of a number"
+        )
+    return placed(column, kind)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What both sides are read with, besides their own configuration."""
+
+    criterion: Criterion | ByRow
+    max_future_us: int
+    partition_by: ColumnLike | None = None
+    heartbeats: bool = True
+    number: str = DOUBLE
+
+    def scope(self, frame: DataFrame, side: str, types: dict[str, T.DataType]) -> Column | None:
+        """The column that scopes keys and ids by their partition, 32 hexadecimal digits; None without partitions.
+
+        Its type is added to ``types``.
+        """
+        if self.partition_by is None:
+            return None
+        column, name = field_column(frame, self.partition_by, "partition_by"), f"partition_by ({side})"
+        types[name] = column_type(frame, column)
+        value = key_text(column, types[name], name).cast("string")
+        return F.md5(F.coalesce(F.concat(F.lit("="), value), F.lit("null")).cast("binary"))
+
+
+def number_of(operations: DataFrame, completions: DataFrame, config: Completions, criterion: Criterion | ByRow) -> str:
+    """The type in which values and what they must reach are compared."""
+    if config.value is None:
+        return DOUBLE
+    value = column_type(completions, field_column(completions, config.value, "completions.value"))
+    return number_type(criterion, value, _needs(operations, criterion))
+
+
+def scoped(key: Column, kind: T.DataType, scope: Column | None) -> Column:
+    """A key or id within its partition; `key_prefix` says how many characters come before it."""
+    if scope is None:
+        return key
+    return F.concat(F.unhex(scope) if isinstance(kind, T.BinaryType) else scope, key)
+
+
+def key_prefix(kind: T.DataType) -> int:
+    """Length of what `scoped` puts before a key, in characters, or bytes where the key is binary."""
+    return 16 if isinstance(kind, T.BinaryType) else 32
+
+
+def operations_side(frame: DataFrame, config: Operations, reading: Reading) -> Side:
+    """Operations: id, keys, times, payload; routed by partition, by key, or by id where there are several keys."""
+    check_no_watermark(frame, "operations")
+    created = timestamp_column(frame, config.created, "operations.created")
+    id_raw = field_column(frame, config.id, "operations.id")
+    id_type, types = column_type(frame, id_raw), dict[str, T.DataType]()
+    scope = reading.scope(frame, "operations", types)
+    id_column = scoped(key_text(id_raw, id_type, "operations.id"), id_type, scope)
+    raw, keys, key_type, several = _keys(frame, config)
+    types |= {"operations.id": id_type, "operations.keys": key_type}
+    if scope is not None:
+        keys = F.transform(keys, lambda key: scoped(key, key_type, scope)) if several else scoped(keys, key_type, scope)
+    hashes = F.transform(keys, _hash) if several else F.xxhash64(keys)
+    route = F.xxhash64(scope) if scope is not None else F.xxhash64(id_column) if several else None
+    roles = payload_roles(frame, config)
+    if scope is not None:
+        roles = {role: at for role, at in roles.items() if role not in ("id", "keys")}
+    engine = {
+        "id": id_column,
+        "id_hash": F.xxhash64(id_column),
+        "keys": keys,
+        "key_hashes": hashes,
+        "created_us": F.unix_micros(created),
+        "deadline_us": _deadline_us(frame, config, created),
+        **_rules(frame, reading, raw, several, types),
+    }
+    columns = [column.alias(name) for name, column in engine.items() if name not in roles]
+    columns += [field_column(frame, name, "operations").alias(f"p{i}") for i, name in enumerate(frame.columns)]
+    packed = _watermarked(frame, [*columns, *_routed(route)], created, config, reading)
+    same = isinstance(config.id, str) and isinstance(config.keys, str) and config.id == config.keys
+    return Side(packed, key_type, several, several or same, tuple(roles.items()), types, reading.number)
+
+
+def payload_roles(frame: DataFrame, config: Operations) -> dict[str, int]:
+    """Engine columns that are columns of the payload as they stand: role -> position; these are sent and kept once."""
+    named = {"id": config.id, "keys": config.keys, "created_us": config.created, "deadline_us": config.deadline}
+    kinds = {"id": T.StringType(), "keys": T.StringType(), "created_us": T.TimestampType()}
+    roles = {}
+    for role, name in named.items():
+        if isinstance(name, str) and name in frame.columns:
+            position = frame.columns.index(name)
+            if frame.schema[position].dataType == kinds.get(role, T.TimestampType()):
+                roles[role] = position
+    return roles
+
+
+def events_side(frame: DataFrame, config: Completions, reading: Reading) -> Side:
+    """Completion events: key, time, and what the criterion or control events read besides."""
+    check_no_watermark(frame, "completions")
+    time = timestamp_column(frame, config.time, "completions.time")
+    key_raw = field_column(frame, config.key, "completions.key")
+    key_type = column_type(frame, key_raw)
+    types = {"completions.key": key_type}
+    scope = reading.scope(frame, "completions", types)
+    key = scoped(key_text(key_raw, key_type, "completions.key"), key_type, scope)
+    engine = [key.alias("key"), F.xxhash64(key).alias("key_hash"), F.unix_micros(time).alias("time_us")]
+    if config.value is None and isinstance(reading.criterion, Criterion) and reading.criterion.reads_values:
+        raise ConfigError("completions.value is missing: the criterion adds up or compares values; name their column")
+    if config.value is not None and (reading.criterion.reads_values or config.kind is not None):
+        value = field_column(frame, config.value, "completions.value")
+        kind = column_type(frame, value)
+        if not isinstance(kind, T.NumericType):
+            raise ConfigError(f"completions.value is {kind.simpleString()}, not a number: cast it")
+        engine.append(value_column(value, kind, reading.number, reading.criterion.reads_values).alias("value"))
+    if config.kind is not None:
+        kinds = field_column(frame, config.kind, "completions.kind")
+        check_words(column_type(frame, kinds), "completions.kind", ", ".join(KINDS))
+        engine.append(kinds.cast("string").alias("kind"))
+    if config.operation_id is not None:
+        id_raw = field_column(frame, config.operation_id, "completions.operation_id")
+        id_type = types["completions.operation_id"] = column_type(frame, id_raw)
+        operation_id = scoped(key_text(id_raw, id_type, "completions.operation_id"), id_type, scope)
+        engine += [operation_id.alias("operation_id"), F.xxhash64(operation_id).alias("operation_hash")]
+    if config.event_id is not None:
+        event_id = field_column(frame, config.event_id, "completions.event_id")
+        kind = types["completions.event_id"] = column_type(frame, event_id)
+        engine.append(key_text(event_id, kind, "completions.event_id").alias("event_id"))
+    engine += _routed(None if scope is None else F.xxhash64(scope))
+    return Side(_watermarked(frame, engine, time, config, reading), key_type, types=types)
+
+
+def _routed(route: Column | None) -> list[Column]:
+    return [] if route is None else [route.alias("route")]
+
+
+def _rules(
+    frame: DataFrame, reading: Reading, raw: list[Column], several: bool, types: dict[str, T.DataType]
+) -> dict[str, Column]:
+    """Each operation's rule, need and level at each of its keys, where rows bring their own.
+
+    The type of the levels' keys is added to ``types``.
+    """
+    criterion = reading.criterion
+    if isinstance(criterion, Criterion):
+        return {}
+    if criterion.levels is not None:
+        types[LEVEL_KEYS] = _level_key_type(frame, criterion.levels)
+        check_compared(types, {})
+    rule = field_column(frame, criterion.rule, "criterion.rule")
+    check_words(column_type(frame, rule), "criterion.rule", ", ".join(RULES))
+    keys = raw if len(raw) > 1 else raw[0]
+    return {"rule": rule.cast("string"), **need_columns(_needs(frame, criterion), keys, several, reading.number)}
+
+
+def _needs(frame: DataFrame, criterion: Criterion | ByRow) -> dict[str, Typed]:
+    """The columns of needs that rows bring and their types, by field."""
+    named = {} if isinstance(criterion, Criterion) else {"need": criterion.need, "levels": criterion.levels}
+    columns = {
+        field: field_column(frame, name, field)
+        for field, name in ((f"criterion.{field}", name) for field, name in named.items() if name is not None)
+    }
+    return {field: (column, column_type(frame, column)) for field, column in columns.items()}
+
+
+def _level_key_type(frame: DataFrame, levels: str) -> T.DataType:
+    kind = column_type(frame, field_column(frame, levels, "criterion.levels"))
+    if not isinstance(kind, T.MapType):
+        raise ConfigError(
+            f"criterion.levels={levels!r} is {kind.simpleString()}, not a map from key to level, such as "
+            "map<string,double>: name such a column, or leave levels out"
+        )
+    check_key_type(kind.keyType, LEVEL_KEYS)
+    return kind.keyType
+
+
+def _keys(frame: DataFrame, config: Operations) -> tuple[list[Column], Column, T.DataType, bool]:
+    """(columns as they are, keys as text or binary, type of a key, whether an operation may have several)."""
+    if isinstance(config.keys, (list, tuple)) and len(config.keys) > 1:
+        columns = [field_column(frame, key, f"operations.keys[{i}]") for i, key in enumerate(config.keys)]
+        kinds = [column_type(frame, column) for column in columns]
+        if any(kind != kinds[0] for kind in kinds):
+            kinds_text = ", ".join(kind.simpleString() for kind in kinds)
+            raise ConfigError(f"operations.keys has columns of types {kinds_text}: cast them to one type")
+        keys = F.array(*(key_text(column, kinds[0], "operations.keys") for column in columns))
+        return columns, keys, kinds[0], True
+    single = config.keys[0] if isinstance(config.keys, (list, tuple)) else config.keys
+    column = field_column(frame, single, "operations.keys")
+    kind = column_type(frame, column)
+    if isinstance(kind, T.ArrayType):
+        keys = array_text(column, kind.elementType, "operations.keys (its elements)")
+        return [column], keys, kind.elementType, True
+    return [column], key_text(column, kind, "operations.keys"), kind, False
+
+
+def _hash(key: Column) -> Column:
+    return F.xxhash64(key)
+
+
+def _deadline_us(frame: DataFrame, config: Operations, created: Column) -> Column:
+    if config.deadline is not None:
+        return F.unix_micros(timestamp_column(frame, config.deadline, "operations.deadline"))
+    created_us = F.unix_micros(created)
+    if isinstance(config.timeout_ms, int):
+        return deadline_after(created_us, F.lit(parse_ms(config.timeout_ms, "operations.timeout_ms")).cast("bigint"))
+    if config.timeout_ms is not None:
+        column = field_column(frame, config.timeout_ms, "operations.timeout_ms")
+        kind = column_type(frame, column)
+        if not isinstance(kind, T.IntegralType):
+            raise ConfigError(
+                f"operations.timeout_ms is {kind.simpleString()}, not a whole number of milliseconds: cast it to bigint"
+            )
+        return deadline_after(created_us, column.cast("bigint"), us_per_unit=1000)
+    if isinstance(config.timeout, timedelta) or (isinstance(config.timeout, str) and is_duration(config.timeout)):
+        return deadline_after(created_us, F.lit(parse_duration(config.timeout, "operations.timeout")).cast("bigint"))
+    column = _timeout_column(frame, config.timeout)
+    kind = column_type(frame, column)
+    if not isinstance(kind, T.DayTimeIntervalType):
+        raise ConfigError(
+            f"operations.timeout is {kind.simpleString()}, not a day-time interval: "
+            'write "30 minutes", or name a column of milliseconds in timeout_ms='
+        )
+    return deadline_after(created_us, interval_us(column))
+
+
+def _timeout_column(frame: DataFrame, timeout: Any) -> Column:
+    """The column that ``timeout`` names; where there is none, the error says why it is no duration either."""
+    try:
+        return field_column(frame, timeout, "operations.timeout")
+    except ConfigError as error:
+        if reads_like_a_duration(timeout):
+            wrong = not_a_duration(timeout)
+            raise ConfigError(
+                f"operations.timeout={timeout!r} is not a duration: {wrong}; nor is it a column"
+            ) from None
+        raise ConfigError(f'{error}; nor is it a duration, such as "30 minutes"') from None
+
+
+def _guarded(time: Column, max_future_us: int) -> Column:
+    """``time``, or null where it is too far ahead of processing time: so it does not move the watermark.
+
+    Spark writes the time of the micro-batch as a number into the code it generates, so that every micro-batch would
+    compile its scan anew, twice, and run it cold. A function of an array's elements is not generated but called: the
+    code stays the same and is found again. A call for each row is slow; nearly all rows are done with sooner, by what
+    is allowed at this day's beginning, a number that changes once a day.
+    """
+    now_us = F.unix_micros(F.current_timestamp()) + F.lit(max_future_us)
+    today_us = F.unix_micros(F.current_date().cast(T.TimestampType())) + F.lit(max_future_us)
+    ahead = F.exists(F.array(now_us), lambda limit_us: F.unix_micros(time) > limit_us)
+    return F.when(F.unix_micros(time) <= today_us, time).when(ahead, F.lit(None)).otherwise(time)
+
+
+def _watermarked(
+    frame: DataFrame,
+    columns: list[Column],
+    time: Column,
+    config: Operations | Completions,
+    reading: Reading,
+) -> DataFrame:
+    """Columns over a guarded watermark."""
+    selected = frame.select(*columns, _guarded(time, reading.max_future_us).alias("guarded"))
+    if frame.isStreaming:
+        idle_us = idle_after_us(config)
+        if idle_us is not None:
+            selected = selected.unionByName(_heartbeats(frame, selected, idle_us, reading.heartbeats))
+        selected = selected.withWatermark("guarded", f"{duration_us(config, 'watermark') // 1000} milliseconds")
+    return selected
+
+
+def _heartbeats(frame: DataFrame, side: DataFrame, idle_us: int, speaking: bool) -> DataFrame:
+    """One row a micro-batch that says how late it is, ``idle_us`` ago; muted, the same row without a time.
+
+    It has no hash, by which the exchange knows it: a filter here would be pushed below the watermark by Catalyst.
+    """
+    beat = F.expr(f"current_timestamp() - interval {idle_us} microseconds") if speaking else F.lit(None)
+    source = frame.sparkSession.readStream.format("rate-micro-batch").option("rowsPerBatch", 1)
+    nothing = {field.name: F.lit(None).cast(field.dataType) for field in side.schema.fields}
+    columns = {**nothing, "guarded": beat.cast(T.TimestampType())}
+    return source.option("numPartitions", 1).load().select(*(c.alias(name) for name, c in columns.items()))

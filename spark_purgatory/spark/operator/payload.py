@@ -1,0 +1,115 @@
+"""The operations' columns that only travel: which types can, and as which Arrow types.
+
+Every Spark type travels that ``mapInArrow`` takes in and gives back unchanged. `check_columns` refuses the others
+before the query starts, and names the column, its type and a cast that helps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from spark_purgatory.core.state.payload_schema import SPARK_TYPE, UTC
+from spark_purgatory.errors import ConfigError
+
+CASTS = {
+    T.YearMonthIntervalType: (
+        "cast it to string, or send its months, extract(year from c) * 12 + extract(month from c), "
+        "of which make_ym_interval(0, months) makes it again"
+    ),
+    T.CalendarIntervalType: "cast it to string",
+}
+"""What to do with a column of a type that Spark does not hand over to Python."""
+
+
+def arrow_schema(schema: T.StructType) -> pa.Schema:
+    """The Arrow schema of rows that go back to Spark."""
+    return to_arrow_schema(schema, timezone=UTC)
+
+
+def columns_of(schema: T.StructType, case_sensitive: bool) -> pa.Schema:
+    """The operations' columns as they are sent, kept and remembered. Raises ConfigError for types that cannot be."""
+    check_columns(schema, case_sensitive)
+    fields = zip(schema.fields, arrow_schema(with_nullable_voids(schema)), strict=True)
+    return pa.schema([_noted(field, spark.dataType) for spark, field in fields])
+
+
+def check_columns(schema: T.StructType, case_sensitive: bool) -> None:
+    """Raise ConfigError where two columns have one name, or a column's type does not travel."""
+    for path, kind in _parts(schema, ""):
+        column = f"operations: column {path.removesuffix('.')!r} is {kind.simpleString()}"
+        if isinstance(kind, T.StructType):
+            # A struct may hold x and X whatever the session says: the fields travel by position.
+            _check_names(kind.names, path, case_sensitive or bool(path))
+        for refused, remedy in CASTS.items():
+            if isinstance(kind, refused):
+                raise ConfigError(f"{column}, which Spark does not hand over to Python and take back: {remedy}")
+        if isinstance(kind, T.MapType) and isinstance(kind.keyType, T.NullType):
+            raise ConfigError(f"{column}, whose keys have no type: cast it, for example to map<string,string>")
+
+
+def with_nullable_voids(schema: T.StructType) -> T.StructType:
+    """The schema in which whatever is void may be null: the elements of Spark's ``array()`` are not."""
+    return T.StructType([_nullable_void(field) for field in schema.fields])
+
+
+def _check_names(names: list[str], path: str, case_sensitive: bool) -> None:
+    counts = Counter(name if case_sensitive else name.casefold() for name in names)
+    twice = [name for name in names if counts[name if case_sensitive else name.casefold()] > 1]
+    if twice:
+        listed = ", ".join(repr(path + name) for name in twice)
+        raise ConfigError(f"operations have columns of one name, {listed}: rename or drop all but one")
+
+
+def _parts(kind: T.DataType, path: str) -> Iterator[tuple[str, T.DataType]]:
+    """A type and all within it, each with the path that leads there, which ends in a full stop."""
+    if isinstance(kind, T.UserDefinedType):
+        kind = kind.sqlType()
+    yield path, kind
+    if isinstance(kind, T.StructType):
+        for field in kind.fields:
+            yield from _parts(field.dataType, f"{path}{field.name}.")
+    elif isinstance(kind, T.ArrayType):
+        yield from _parts(kind.elementType, f"{path}element.")
+    elif isinstance(kind, T.MapType):
+        yield from _parts(kind.keyType, f"{path}key.")
+        yield from _parts(kind.valueType, f"{path}value.")
+
+
+def _nullable_void(field: T.StructField) -> T.StructField:
+    nullable = field.nullable or isinstance(field.dataType, T.NullType)
+    return T.StructField(field.name, _with_nullable_voids(field.dataType), nullable, field.metadata)
+
+
+def _with_nullable_voids(kind: T.DataType) -> T.DataType:
+    if isinstance(kind, T.StructType):
+        return with_nullable_voids(kind)
+    if isinstance(kind, T.ArrayType):
+        nullable = kind.containsNull or isinstance(kind.elementType, T.NullType)
+        return T.ArrayType(_with_nullable_voids(kind.elementType), nullable)
+    if isinstance(kind, T.MapType):
+        nullable = kind.valueContainsNull or isinstance(kind.valueType, T.NullType)
+        return T.MapType(_with_nullable_voids(kind.keyType), _with_nullable_voids(kind.valueType), nullable)
+    return kind
+
+
+def _noted(field: pa.Field, kind: T.DataType) -> pa.Field:
+    """The field without Spark's comments, but with what the Arrow type does not say of Spark's, at every depth."""
+    if isinstance(kind, T.UserDefinedType):
+        kind = kind.sqlType()
+    note = None
+    if isinstance(kind, (T.TimeType, T.DayTimeIntervalType)):
+        note = {SPARK_TYPE: kind.simpleString().encode()}
+    within = field.type
+    if isinstance(kind, T.StructType):
+        parts = zip(kind.fields, within, strict=True)
+        within = pa.struct([_noted(part, spark.dataType) for spark, part in parts])
+    elif isinstance(kind, T.ArrayType):
+        within = pa.list_(_noted(within.value_field, kind.elementType))
+    elif isinstance(kind, T.MapType):
+        within = pa.map_(_noted(within.key_field, kind.keyType), _noted(within.item_field, kind.valueType))
+    return pa.field(field.name, within, field.nullable, note)

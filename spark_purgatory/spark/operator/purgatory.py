@@ -1,0 +1,284 @@
+"""`Purgatory`: two streams in, a stream of outcomes out; two DataFrames in, a DataFrame out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import date, datetime
+from types import UnionType
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.streaming.state import GroupStateTimeout
+
+from spark_purgatory.config import ColumnLike, Completions, Duration, Operations, duration_us, require_column
+from spark_purgatory.core.spec.criteria import ByRow, Criterion
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.schema import COUNTERS, OUTCOME_COLUMNS
+from spark_purgatory.spark.operator.event_times import instant_ms
+from spark_purgatory.spark.operator.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
+from spark_purgatory.spark.operator.group_functions import (
+    RESULT_DDL,
+    STATE_DDL,
+    Broadcast,
+    batch_function,
+    stream_function,
+)
+from spark_purgatory.spark.operator.inputs import (
+    WATERMARK_METADATA,
+    Reading,
+    Side,
+    events_side,
+    key_prefix,
+    number_of,
+    operations_side,
+)
+from spark_purgatory.spark.operator.key_types import check_compared, timestamp_fields
+from spark_purgatory.spark.operator.payload import arrow_schema, columns_of, with_nullable_voids
+
+OUTCOME_TYPES = (
+    T.StringType(),
+    T.TimestampType(),
+    T.LongType(),
+    T.LongType(),
+    T.ArrayType(T.StringType()),
+    T.BooleanType(),
+    T.StringType(),
+)
+"""Types of `OUTCOME_COLUMNS`."""
+MAX_SHARDS = 1 << 15
+"""Shards are scanned for due time-outs in every micro-batch; and 16 bits name one in the exchange."""
+
+
+def check_need(criterion: Criterion | ByRow) -> None:
+    """Raise ConfigError for a number of keys or events that is reached before anything happens."""
+    if isinstance(criterion, Criterion) and criterion.rule in ("quorum", "count") and criterion.need < 1:
+        raise ConfigError(
+            f"criterion {criterion.rule}({int(criterion.need)}) holds before any event: every operation would be "
+            "COMPLETED when it is created; give at least 1. Where single operations need nothing, criteria.by_row "
+            "reads the number from a column"
+        )
+
+
+def check_quorum(criterion: Criterion | ByRow, keys: ColumnLike, several: bool) -> None:
+    """Raise ConfigError for a quorum of more keys than there are columns; an array's length is each row's own."""
+    if not isinstance(criterion, Criterion) or criterion.rule != "quorum":
+        return
+    columns = list(keys) if isinstance(keys, (list, tuple)) else [keys]
+    if all(isinstance(column, str) for column in columns):
+        columns = sorted(set(columns))
+    if len(columns) < criterion.need and not (several and len(columns) == 1):
+        raise ConfigError(
+            f"criterion quorum({int(criterion.need)}) can never hold: operations.keys has {len(columns)} key(s) for "
+            f"each operation; give at most {len(columns)}, or more columns in keys"
+        )
+
+
+def _whole(value: object) -> int:
+    """An int as it is; 0, which no limit allows, for everything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Purgatory:
+    """Operations that wait for completion events (Kafka: ``DelayedOperationPurgatory``), on Spark.
+
+    ``emit``: "early" lets an outcome leave in the micro-batch in which its criterion is first seen to hold; "final"
+    holds it until no earlier event can come, so that the table does not depend on the order of arrival. ``shards``:
+    groups that the operations are spread over by key; choose it so that a shard's state stays around 1 to 5 MB; fixed
+    by the checkpoint; None gives every key a group of its own, for few and busy keys. ``lookback``: how long before its
+    operation's creation an event still counts. ``max_future``: a time further ahead of processing time is rejected and
+    does not move the watermark. ``tick``: resolution of deadlines, rounded up. ``outcome_prefix`` is put before the
+    names of the outcome's columns. ``partition_by``: a column that both sides have, of a type that keys have; keys and
+    ids are then those of its value, and rows are routed by it: operations with several keys meet their events in one
+    shard, where otherwise every shard is sent every event, at most ``max_broadcast_bytes`` of them a micro-batch.
+    ``orphans``: control events that find no operation become ORPHAN rows. ``name``: under which the counters of each
+    micro-batch (`schema.COUNTERS`: what it changed) appear in the query's ``observedMetrics``; `gauges` gives how much
+    waits in all.
+    """
+
+    operations: Operations
+    completions: Completions
+    criterion: Criterion | ByRow
+    emit: str = "early"
+    shards: int | None = 8
+    lookback: Duration = "0 seconds"
+    lookback_ms: int | None = None
+    max_future: Duration = "1 day"
+    max_future_ms: int | None = None
+    tick: Duration = "1 millisecond"
+    tick_ms: int | None = None
+    outcome_prefix: str = ""
+    partition_by: ColumnLike | None = None
+    orphans: bool = False
+    max_pending_per_shard: int = EngineSpec.max_pending
+    max_state_bytes_per_shard: int = EngineSpec.max_state_bytes
+    max_broadcast_bytes: int = 128 << 20
+    name: str = "spark_purgatory"
+
+    def __post_init__(self) -> None:
+        expected: dict[str, type | UnionType] = {
+            "operations": Operations,
+            "completions": Completions,
+            "criterion": Criterion | ByRow,
+        }
+        for field, kind in expected.items():
+            if not isinstance(getattr(self, field), kind):
+                made = (
+                    f"{kind.__name__}(...)" if isinstance(kind, type) else "criteria.any_key() or another of criteria"
+                )
+                raise ConfigError(f"{field}={getattr(self, field)!r} must be made with {made}")
+        if self.emit not in ("early", "final"):
+            raise ConfigError(f"emit={self.emit!r} must be 'early' or 'final'")
+        if self.shards is not None and not 1 <= _whole(self.shards) <= MAX_SHARDS:
+            raise ConfigError(f"shards={self.shards!r} must be None or between 1 and {MAX_SHARDS}")
+        if self.partition_by is not None:
+            require_column(self.partition_by, "partition_by")
+        for field in ("lookback", "max_future", "tick"):
+            duration_us(self, field)
+        if duration_us(self, "tick") < 1000:
+            field, tick = ("tick", self.tick) if self.tick_ms is None else ("tick_ms", self.tick_ms)
+            raise ConfigError(f"{field}={tick!r} must be at least 1 millisecond, the watermark's own resolution")
+        for field in ("max_pending_per_shard", "max_state_bytes_per_shard", "max_broadcast_bytes"):
+            if _whole(getattr(self, field)) < 1:
+                raise ConfigError(f"{field}={getattr(self, field)!r} must be an int of at least 1")
+        if not (isinstance(self.name, str) and self.name):
+            raise ConfigError(f"name={self.name!r} must be a name for the counters in observedMetrics")
+        if not isinstance(self.outcome_prefix, str):
+            raise ConfigError(f"outcome_prefix={self.outcome_prefix!r} must be a string")
+        check_need(self.criterion)
+
+    def resolve(
+        self,
+        operations: DataFrame,
+        completions: DataFrame,
+        as_of: datetime | date | str | Column | None = None,
+        heartbeats: bool = True,
+    ) -> DataFrame:
+        """Outcomes of ``operations``: all their columns unchanged, then `schema.OUTCOME_COLUMNS`.
+
+        Two streams give a stream, two batch DataFrames a batch DataFrame. ``as_of``, batch only: decide as the stream
+        would have with its watermark there, operations still pending left out; without it everything is decided. A
+        datetime with a time zone is that instant; a text, a date and a datetime without a time zone are wall-clock time
+        in the session's time zone (``spark.sql.session.timeZone``), whatever the zone of the Python process is:
+        "2026-10-27" and datetime(2026, 10, 27) are the same. The watermark has milliseconds: it is rounded down.
+
+        A streaming query holds one purgatory: Spark takes no second operator of this kind in it. Two whose outcomes are
+        united or chained fail with DUPLICATED_METRICS_NAME, or, with names of their own, with "Multiple
+        applyInPandasWithStates are not supported": write the outcomes of each with a query of its own, into one table
+        if you like, and read that table where they are the input of another.
+
+        With ``idle_after`` a heartbeat says in every micro-batch how late it is. Where a backlog is read in several
+        micro-batches, after hours of standstill, what lies unread would come too late then: first run the same query
+        with ``heartbeats`` False (and ``availableNow``) on the same checkpoint, until the backlog is read. A job that
+        is started now and then does both each time: a run of ``availableNow`` without heartbeats reads what has landed,
+        and one with them lets the time of the silence pass. It is the same through Spark Connect.
+        """
+        if operations.isStreaming != completions.isStreaming:
+            kinds = ["a stream" if frame.isStreaming else "a batch DataFrame" for frame in (operations, completions)]
+            raise ConfigError(
+                f"operations are {kinds[0]} and completions {kinds[1]}: give two streams, or two batch DataFrames"
+            )
+        if as_of is not None and operations.isStreaming:
+            raise ConfigError("as_of is for batch DataFrames: a stream's watermark tells the time")
+        case_sensitive = operations.sparkSession.conf.get("spark.sql.caseSensitive") in ("true", "TRUE")
+        columns = columns_of(operations.schema, case_sensitive)
+        schema = self._outcome_schema(operations)
+        number = number_of(operations, completions, self.completions, self.criterion)
+        reading = Reading(self.criterion, duration_us(self, "max_future"), self.partition_by, heartbeats, number)
+        left = operations_side(operations, self.operations, reading)
+        right = events_side(completions, self.completions, reading)
+        check_compared(left.types, right.types)
+        check_quorum(self.criterion, self.operations.keys, left.several_keys)
+        broadcast = left.several_keys and self.shards != 1 and self.partition_by is None
+        if broadcast and self.shards is None:
+            raise ConfigError(
+                "shards=None routes by key, and these operations have several keys: give a number of shards, "
+                "or partition_by="
+            )
+        if broadcast and self.orphans:
+            raise ConfigError(
+                "orphans=True, and these operations have several keys: each shard sees all events, and none can tell "
+                "that no other has the operation; give partition_by= or shards=1"
+            )
+        sent = Broadcast(self.shards or 1, self.max_broadcast_bytes) if broadcast else None
+        packed = self._pack(left, OPERATIONS, columns).unionByName(self._pack(right, EVENTS, broadcast=broadcast))
+        spec = replace(self._spec(left, right), columns=columns, case_sensitive=case_sensitive)
+        if operations.isStreaming:
+            results = self._stream(packed, spec, sent)
+        else:
+            as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
+            decided = batch_function(spec, as_of_ms, sent)
+            results = packed.groupBy("shard").applyInPandas(decided, RESULT_DDL)
+        return results.mapInArrow(unpacker(arrow_schema(schema)), schema)
+
+    def _spec(self, operations: Side, completions: Side) -> EngineSpec:
+        return EngineSpec(
+            criterion=self.criterion,
+            final=self.emit == "final",
+            lookback_us=duration_us(self, "lookback"),
+            tick_ms=duration_us(self, "tick") // 1000,
+            operation_ids=self.completions.operation_id is not None,
+            event_ids=self.completions.event_id is not None,
+            orphans=self.orphans,
+            control_events=self.completions.kind is not None,
+            number=operations.number,
+            key_prefix=0 if self.partition_by is None else key_prefix(operations.key_type),
+            id_prefix=0 if self.partition_by is None else key_prefix(operations.types["operations.id"]),
+            identity_width=1 if operations.keyed_by_id else 2,
+            roles=operations.roles,
+            utc_fields=timestamp_fields(operations.types, completions.types),
+            deadline_is_sum=self.operations.deadline is None,
+            max_pending=self.max_pending_per_shard,
+            max_state_bytes=self.max_state_bytes_per_shard,
+        )
+
+    def _outcome_schema(self, operations: DataFrame) -> T.StructType:
+        names = [self.outcome_prefix + name for name in OUTCOME_COLUMNS]
+        taken = {name.lower() for name in operations.columns}
+        clash = [name for name in names if name.lower() in taken]
+        if clash:
+            raise ConfigError(
+                f"operations already have a column {', '.join(clash)}, which the outcome adds: "
+                "set outcome_prefix=, for example 'outcome_'"
+            )
+        renamed = [T.StructField(name, kind) for name, kind in zip(names, OUTCOME_TYPES, strict=True)]
+        fields = operations.schema.fields
+        if self.orphans:
+            fields = [T.StructField(field.name, field.dataType, True, field.metadata) for field in fields]
+        return with_nullable_voids(T.StructType([*fields, *renamed]))
+
+    def _pack(self, side: Side, number: int, columns: pa.Schema | None = None, broadcast: bool = False) -> DataFrame:
+        ddl = EXCHANGE_DDL.format(shard_type="bigint" if self.shards is None else "int")
+        return side.frame.mapInArrow(packer(number, self.shards, broadcast, columns), ddl)
+
+    def _stream(self, packed: DataFrame, spec: EngineSpec, sent: Broadcast | None) -> DataFrame:
+        # The real watermark was set below the exchange and drives the clock. This null column satisfies Spark's
+        # analyzer, and no row of it is ever behind: late rows arrive and are counted, not dropped silently.
+        marker = F.lit(None).cast(T.TimestampType()).alias("marker", metadata={WATERMARK_METADATA: 0})
+        results = (
+            packed.select("shard", "side", "blob", marker)
+            .groupBy("shard")
+            .applyInPandasWithState(
+                stream_function(spec, self.shards, sent),
+                RESULT_DDL,
+                STATE_DDL,
+                "append",
+                GroupStateTimeout.EventTimeTimeout,
+            )
+        )
+        # A micro-batch that touches no shard adds nothing: its sum is null.
+        added = (F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in COUNTERS)
+        try:
+            return results.observe(self.name, *added)
+        except AnalysisException as error:
+            if error.getCondition() != "DUPLICATED_METRICS_NAME":
+                raise
+            raise ConfigError(
+                f"name={self.name!r} is taken: operations or completions are observed under it already. If they are "
+                "outcomes of another purgatory: Spark runs only one in a streaming query, so write them to a table "
+                "and read that table here; else set another name="
+            ) from error

@@ -1,0 +1,132 @@
+"""The number type of a query, and values and needs as columns of it: nothing is rounded but needs, and those up.
+
+Values of decimals and bigints are compared and added up as they are; a need is rounded up to their digits, which
+changes no answer (`core.numbers`). A need that is a float or double there means the decimal that Spark writes it as:
+0.8 is 0.8. Nothing here raises under ANSI mode, whatever the rows hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from fractions import Fraction
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from spark_purgatory.core.arrays.numbers import DOUBLE, LARGEST_SCALE, scale_of
+from spark_purgatory.core.spec.criteria import SUM_AT_LEAST, ByRow, Criterion
+from spark_purgatory.errors import ConfigError
+
+SMALL_TYPES = (T.ByteType, T.ShortType, T.IntegerType)
+"""Types whose values, and sums of them, are exact as doubles."""
+DOUBLE_TYPES = (T.FloatType, T.DoubleType)
+
+
+Typed = tuple[Column, T.DataType]
+
+
+def number_type(criterion: Criterion | ByRow, value: T.DataType, needs: Mapping[str, Typed]) -> str:
+    """The type in which values and needs are compared; ``needs``: the columns that bring needs, by field.
+
+    Doubles, too, where both are exact as doubles: ints of up to 32 bits. Raises ConfigError naming field and remedy.
+    """
+    if not criterion.reads_values or not isinstance(value, T.NumericType) or isinstance(value, DOUBLE_TYPES):
+        return DOUBLE
+    kinds = {field: _level_type(kind) for field, (_, kind) in needs.items()}
+    if isinstance(value, SMALL_TYPES) and _double_will_do(criterion, kinds):
+        return DOUBLE
+    number = value.simpleString() if isinstance(value, T.DecimalType) else "bigint"
+    for field, kind in kinds.items():
+        if not isinstance(kind, (T.NumericType, T.NullType)):
+            raise ConfigError(
+                f"{field} is {kind.simpleString()}, and completions.value {value.simpleString()}: cast {field} to a "
+                "number"
+            )
+        if isinstance(kind, DOUBLE_TYPES) and scale_of(number) == LARGEST_SCALE:
+            raise ConfigError(
+                f"{field} is {kind.simpleString()}, and completions.value {value.simpleString()}: a double cannot be "
+                f"rounded up to 38 digits, cast {field} to a decimal"
+            )
+    return number
+
+
+def _level_type(kind: T.DataType) -> T.DataType:
+    return kind.valueType if isinstance(kind, T.MapType) else kind
+
+
+def _double_will_do(criterion: Criterion | ByRow, kinds: Mapping[str, T.DataType]) -> bool:
+    if not isinstance(criterion, Criterion):
+        return not any(isinstance(kind, (T.LongType, T.DecimalType)) for kind in kinds.values())
+    if Fraction(criterion.need) != Fraction(float(criterion.need)):
+        return False
+    if criterion.code == SUM_AT_LEAST:
+        try:
+            criterion.check_double()
+        except ConfigError:
+            return False
+    return True
+
+
+def value_column(value: Column, kind: T.DataType, number: str, is_added: bool) -> Column:
+    """Values as the engine takes them; those that are not ``is_added`` up or compared are the seconds of extensions."""
+    exact = number != DOUBLE or not is_added
+    if exact and isinstance(kind, T.DecimalType):
+        return value
+    return value.cast("bigint" if exact and isinstance(kind, T.IntegralType) else "double")
+
+
+def need_columns(
+    needs: Mapping[str, Typed], keys: Column | list[Column], several: bool, number: str
+) -> dict[str, Column]:
+    """Each operation's need, and its level at each of its ``keys``: columns, or one that may hold several."""
+    need, levels = _converted(needs, keys, several, _as_double)
+    if number == DOUBLE:
+        return {"need": need, "levels": levels}
+    # Within a lambda a name means what stands under it further left, the query's column only where nothing does.
+    up, levels_up = _converted(needs, keys, several, lambda need, kind: _rounded_up(need, kind, number))
+    return {"levels_up": levels_up, "levels": levels, "need_up": up, "need": need}
+
+
+def _converted(
+    needs: Mapping[str, Typed],
+    keys: Column | list[Column],
+    several: bool,
+    convert: Callable[[Column, T.DataType], Column],
+) -> tuple[Column, Column]:
+    need = convert(*needs.get("criterion.need", (F.lit(None).cast("double"), T.DoubleType())))
+
+    def level_at(key: Column) -> Column:
+        if "criterion.levels" not in needs:
+            return need
+        levels, kind = needs["criterion.levels"]
+        return F.when(levels.isNull(), need).otherwise(convert(F.try_element_at(levels, key), _level_type(kind)))
+
+    if isinstance(keys, list):
+        return need, F.array(*map(level_at, keys))
+    return need, F.transform(keys, level_at) if several else level_at(keys)
+
+
+def _as_double(need: Column, kind: T.DataType) -> Column:
+    """A need as a double, null where it is none."""
+    return need.cast("double") if isinstance(kind, T.NumericType) else need.try_cast("double")
+
+
+def _rounded_up(need: Column, kind: T.DataType, number: str) -> Column:
+    """A need rounded up to the digits of the number type, null where it is none or does not fit a decimal of those."""
+    scale = scale_of(number)
+    assert scale is not None, "bug: doubles are not rounded"
+    if isinstance(kind, T.DecimalType) and kind.scale > scale:
+        need = F.ceil(need, F.lit(scale))
+    elif isinstance(kind, DOUBLE_TYPES):
+        return _double_rounded_up(need.cast("double"), scale)
+    return need.try_cast(f"decimal({LARGEST_SCALE},{scale})")
+
+
+def _double_rounded_up(need: Column, scale: int) -> Column:
+    """A double is written in 17 digits: where one of them is cut off, the number has room for a carry."""
+    nearest = need.try_cast(f"decimal({LARGEST_SCALE},{scale})")
+    room = f"decimal({LARGEST_SCALE - 1},{scale})"
+    next_up = F.try_add(nearest.try_cast(room), F.lit(f"{Decimal(1).scaleb(-scale):f}").cast(room))
+    return F.when(nearest.cast("double") < need, next_up).otherwise(nearest)

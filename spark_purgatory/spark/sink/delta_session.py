@@ -1,0 +1,74 @@
+"""Whether the session has Delta, and may write what this table's protocol asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+from spark_purgatory.errors import StorageError
+from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
+
+EXTENSION = ("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+CATALOG = ("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+TESTED_DELTA = "4.4.0"
+"""For the name of the package where only the client of Spark Connect is installed."""
+WITHOUT_DELTA = ("PARSE_SYNTAX_ERROR", "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG")
+"""What DESCRIBE DETAIL says where the extension is not there, and where the catalog is not."""
+KNOWN_FEATURES = frozenset(
+    "allowColumnDefaults appendOnly catalogManaged changeDataFeed checkConstraints checkpointProtection clustering "
+    "columnMapping coordinatedCommits-preview deletionVectors domainMetadata generatedColumns icebergCompatV1 "
+    "icebergCompatV2 identityColumns inCommitTimestamp invariants materializePartitionColumns rowTracking timestampNtz "
+    "typeWidening typeWidening-preview v2Checkpoint vacuumProtocolCheck variantShredding variantShredding-preview "
+    "variantType variantType-preview".split()
+)
+"""Features of a table that Delta 4.4 writes. Of others the session's Delta is asked."""
+
+
+def is_without_delta(error: BaseException) -> bool:
+    """Whether a statement of Delta's failed because the session does not know it."""
+    return isinstance(error, AnalysisException) and error.getCondition() in WITHOUT_DELTA
+
+
+def what_lacks(spark: SparkSession) -> str:
+    """What to add to such a session."""
+    settings = [EXTENSION, CATALOG]
+    lacks = [name for name, value in settings if value not in (spark.conf.get(name, None) or "")]
+    found = (
+        f"it has no {' and no '.join(lacks)}" if lacks else "its settings name Delta, but Delta's jars are not there"
+    )
+    major, minor = spark.version.split(".")[:2]
+    try:
+        delta = version("delta-spark")
+    except PackageNotFoundError:
+        delta = TESTED_DELTA
+    lines = [f"--packages io.delta:delta-spark_{major}.{minor}_2.13:{delta}"]
+    lines += [f"--conf {name}={value}" for name, value in settings]
+    return (
+        f"this Spark session cannot write Delta tables: {found}. Nothing was started. Start the session, or the server "
+        "of Spark Connect, with all of\n    " + "\n    ".join(lines) + "\nIn Python, "
+        "delta.configure_spark_with_delta_pip(builder) adds the package. Settings of a session that runs cannot be "
+        "changed"
+    )
+
+
+def check_features(spark: SparkSession, name: str, place: str, features: Iterable[str]) -> None:
+    """Raise StorageError if Delta cannot write a table with these features. ``place``: the table, as SQL has it."""
+    unknown = sorted(set(features) - KNOWN_FEATURES)
+    if not unknown:
+        return
+    try:
+        # Asks for what an append asks for, and commits nothing.
+        spark.sql(
+            f"MERGE INTO {place} AS old USING (SELECT * FROM {place} WHERE false) AS new ON false "
+            "WHEN NOT MATCHED THEN INSERT *"
+        ).collect()
+    except SPARK_FAULTS as error:
+        if "DELTA_UNSUPPORTED_FEATURES_FOR_WRITE" not in str(error):
+            return  # Not allowed to merge: the first drain will tell.
+        raise StorageError(
+            f"table {name} has the table features {', '.join(unknown)}, which this session's Delta cannot write. "
+            "Nothing was started. Take a later version of Delta, or ALTER TABLE ... DROP FEATURE"
+        ) from None

@@ -1,0 +1,181 @@
+"""The Delta table that rows end in: what it must be before a drain, and the one way to write to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import types as T
+
+from spark_purgatory.config import SinkOptions
+from spark_purgatory.errors import ConfigError, SchemaMismatchError, TableForgetsError, TableLostError
+from spark_purgatory.spark.sink.column_rules import changed
+from spark_purgatory.spark.sink.storage_access import described, sql_text
+
+LEAN_SETTINGS: Mapping[str, str] = {
+    # Reading the table's log is one task for each partition of the snapshot, at every commit. 50 are for
+    # tables of millions of files; with 2 an append to a small table costs a quarter (about 1 s, not 4 s).
+    "spark.databricks.delta.snapshotPartitions": "2",
+    # Minima and maxima of the first 32 columns are computed at every append; the first few serve nearly all.
+    "spark.databricks.delta.properties.defaults.dataSkippingNumIndexedCols": "4",
+}
+"""Session settings that make small appends cheap; defaults, for a session of one's own."""
+FORGETS = "delta.setTransactionRetentionDuration"
+AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
+COLUMN_MAPPING = "delta.columnMapping.mode"
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """A table as Delta describes it."""
+
+    id: str
+    location: str
+    partition_by: tuple[str, ...]
+    """As the table names them."""
+    features: tuple[str, ...] = ()
+    """That its writers must know."""
+    is_mapped: bool = False
+    """Columns have other names in its files, and so may have any."""
+
+
+class DeltaTarget:
+    """A table by path or by name."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self.path, self.table = options.path, options.table
+        self.partition_by = options.partition_by
+        self._folders: tuple[str, ...] | None = None
+        """Partition columns of the table when it was last looked at; None if it was not there."""
+        self.has_folder = False
+        """There was something at the path then, a table or not."""
+
+    def __str__(self) -> str:
+        return str(self.table or self.path)
+
+    def exists(self, spark: SparkSession) -> bool:
+        """Whether the table is there."""
+        return self._detail(spark) is not None
+
+    def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
+        """The table, as it stands or stood."""
+        reader = spark.read.format("delta")
+        if version is not None:
+            reader = reader.option("versionAsOf", version)
+        return reader.table(self.table) if self.table else reader.load(str(self.path))
+
+    def facts(self, spark: SparkSession) -> TableFacts | None:
+        """What is written there now, None if nothing is. Raises TableForgetsError, ConfigError (partitions)."""
+        self._folders = None
+        detail = self._detail(spark)
+        if detail is None:
+            return None
+        properties = detail["properties"] or {}
+        if (retention := properties.get(FORGETS)) is not None:
+            raise TableForgetsError(
+                f"table {self} has {FORGETS} = {retention!r}: after that time it would take rows a second time. "
+                f"Nothing was written, staged rows wait. ALTER TABLE ... UNSET TBLPROPERTIES ('{FORGETS}')"
+            )
+        facts = TableFacts(
+            detail["id"],
+            detail["location"],
+            tuple(detail["partitionColumns"]),
+            tuple(detail["tableFeatures"] or ()),
+            properties.get(COLUMN_MAPPING, "none") != "none",
+        )
+        ours = [name.lower() for name in self.partition_by]
+        # The table may have more: those that Delta computes.
+        if ours and ours != [name.lower() for name in facts.partition_by if name.lower() in ours]:
+            raise self.partitioned_otherwise(self.partition_by, facts)
+        self._folders = facts.partition_by
+        return facts
+
+    def partitioned_otherwise(self, partition_by: Sequence[str], facts: TableFacts) -> ConfigError:
+        """The error that says so."""
+        return ConfigError(
+            f"partition_by={list(partition_by)!r}, but table {self} is partitioned by {list(facts.partition_by)!r}: "
+            "give these, or write to a new table"
+        )
+
+    def check(self, spark: SparkSession, table_id: str | None, schema: T.StructType) -> TableFacts | None:
+        """Look at the table before a drain: is it the one known as ``table_id``, does it take the columns."""
+        facts = self.facts(spark)
+        if table_id is not None and (facts is None or facts.id != table_id):
+            what = "is gone" if facts is None else f"was replaced (its id is {facts.id}, not {table_id})"
+            raise TableLostError(
+                f"table {self} {what}. Nothing was written, staged rows wait. Bring the table back "
+                "(RESTORE, or from a copy), or start with a new checkpoint, which reads the sources again"
+            )
+        if facts is not None:
+            self.check_columns(spark, self.read(spark).schema, schema)
+        return facts
+
+    def append(self, rows: DataFrame, app_id: str, number: int, metadata: Mapping[str, object],
+               max_file_rows: int = 0, partition_by: tuple[str, ...] = ()) -> None:  # fmt: skip
+        """Write rows in one transaction of the table, marked with app id and number."""
+        writer = (
+            rows.write.format("delta")
+            .mode("append")
+            .option("txnAppId", app_id)
+            .option("txnVersion", number)
+            .option("userMetadata", json.dumps(metadata))
+            .option("maxRecordsPerFile", max_file_rows)
+        )
+        if self._folders is not None and self._folders != tuple(partition_by):
+            # Named in another case, or Delta computes some of them: it takes the table's own, if asked for none.
+            partition_by = ()
+        if partition_by:
+            writer = writer.partitionBy(*partition_by)
+        if self.table:
+            writer.saveAsTable(self.table)
+        else:
+            writer.save(str(self.path))
+
+    def _detail(self, spark: SparkSession) -> Row | None:
+        """Delta's own words, in SQL: its Python class asks the JVM, and Spark Connect for a plugin of the server."""
+        name = self._known_name(spark) if self.table else sql_text(str(self.path))
+        try:
+            row = None if name is None else described(spark, name)
+        except AnalysisException as error:
+            if not (error.getCondition() or "").startswith("EXPECT_TABLE_NOT_VIEW"):
+                raise
+            raise ConfigError(f"table {self} is a view: give the name of a table, or of none yet") from None
+        self.has_folder = row is not None
+        if row is None or row["format"] == "delta":
+            return row
+        if self.table:
+            raise ConfigError(f"table {self} is no Delta table: give the name of one, or of none yet")
+        return None
+
+    def _known_name(self, spark: SparkSession) -> str | None:
+        """The table's name if there is such a table; what is no name could be SQL of another meaning."""
+        try:
+            return self.table if spark.catalog.tableExists(str(self.table)) else None
+        except AnalysisException as error:
+            raise ConfigError(
+                f"table={self.table!r} is no table's name ({error.getCondition()}). Write catalog.schema.table, in "
+                "back-ticks the parts with other characters than letters, digits and _"
+            ) from None
+
+    def check_columns(self, spark: SparkSession, there: T.StructType, staged: T.StructType) -> None:
+        """Raise SchemaMismatchError if the table does not take rows of such columns."""
+        if spark.conf.get(AUTO_MERGE, "false") == "true":
+            return
+        known = {field.name.lower(): field.dataType for field in there.fields}
+        strange = [field.name for field in staged.fields if field.name.lower() not in known]
+        other = [
+            change
+            for field in staged.fields
+            if field.name not in strange
+            for change in changed(field.dataType, known[field.name.lower()], field.name, casts=self.table is not None)
+        ]
+        if strange or other:
+            lacks = f"lacks {', '.join(strange)}" if strange else ""
+            differs = f"has other types for {', '.join(other)}" if other else ""
+            raise SchemaMismatchError(
+                f"table {self} {' and '.join(filter(None, (lacks, differs)))}, which the rows have. Nothing was "
+                f"written, staged rows wait. ALTER TABLE ... ADD COLUMNS, or {AUTO_MERGE}=true, and start again"
+            )

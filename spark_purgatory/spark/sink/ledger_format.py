@@ -1,0 +1,112 @@
+"""The ledger as entries of the staging log, and back: every value under its name, with a format version.
+
+| entry | body |
+| --- | --- |
+| ``schema=<batch>`` | ``batch_id``, ``schema``: of all rows staged from this micro-batch on |
+| ``batch=<id>-<run>`` | the record of a staged micro-batch: ``path``, ``rows``, ``plain_bytes``, ``staged_ms`` |
+| ``empty=<first>-<0 or 1>`` | ``first``, ``last``: micro-batches without rows, one after the other |
+| ``intent=<N>`` | an `Intent`; its pieces are columns: a list for each field of `Piece` |
+| ``done=<N>`` | ``number``, ``table_version``, ``committed_ms``: the commit of drain N was read back |
+
+In format 1 a piece is a list of values, in the order of `PIECE_FIELDS`, and there are no records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any
+
+from spark_purgatory.errors import ForeignWriterError, StagingError
+from spark_purgatory.spark.sink.ledger import Intent, Ledger, Piece, StagedBatch
+
+PIECE_FIELDS = ("partition", "path", "rows", "staged_bytes", "batch_id", "epoch", "staged_ms", "run")
+Body = dict[str, Any]
+
+
+def intent_body(intent: Intent) -> Body:
+    """An intent as JSON."""
+    packed = {"taken": _columns(intent.taken), "left": _columns(intent.left)}
+    return {field.name: getattr(intent, field.name) for field in fields(Intent)} | packed
+
+
+def record_body(staged: StagedBatch) -> Body:
+    """The record of a staged micro-batch as JSON."""
+    return {
+        "path": staged.path,
+        "rows": staged.rows,
+        "plain_bytes": staged.plain_bytes,
+        "staged_ms": staged.staged_ms,
+    }
+
+
+def replay(entries: Iterable[tuple[str, Body]], folder: str) -> Ledger:
+    """The ledger that the entries of a log describe.
+
+    Raises:
+        ForeignWriterError: Two writers made entries of one name.
+        StagingError: An entry lacks a field.
+    """
+    bodies: dict[str, Body] = {}
+    for name, body in entries:
+        if name in bodies and bodies[name] != body:
+            raise ForeignWriterError(
+                f"{folder}/log holds two different entries {name!r}: two runs of the query write at once. Stop one of "
+                "them, remove the entry of the one stopped, and start again; staged rows were not touched"
+            )
+        bodies[name] = body
+    try:
+        return _replayed(bodies)
+    except (KeyError, TypeError) as error:
+        raise StagingError(f"an entry of {folder}/log was written by another version of spark_purgatory") from error
+
+
+def _replayed(bodies: dict[str, Body]) -> Ledger:
+    ledger = Ledger()
+    if any(name.startswith("manifest") for name in bodies):
+        raise KeyError("manifest")
+    of = {
+        kind: {name: body for name, body in bodies.items() if name.startswith(f"{kind}=")}
+        for kind in ("intent", "done", "schema", "empty", "batch")
+    }
+    intents = [_intent(body) for body in of["intent"].values()]
+    if intents:
+        ledger.take(max(intents, key=lambda intent: intent.number))
+        _note_done(ledger, of["done"].get(f"done={ledger.next_drain - 1}"))
+    schemas = sorted(of["schema"].values(), key=lambda body: body["batch_id"])
+    for body in schemas:
+        if body["batch_id"] > ledger.last_batch:
+            ledger.schema = body["schema"]
+    # Every run writes its format with the schema of what it stages, and with every intent.
+    newest = [of["intent"][f"intent={ledger.next_drain - 1}"]] if intents else schemas[-1:]
+    ledger.has_records = not newest or newest[0].get("format", 1) > 1
+    empty = [(body["first"], body["last"]) for body in of["empty"].values()]
+    ledger.empty = sorted(run for run in empty if run[1] > ledger.last_batch)
+    ledger.records = {body["path"]: body["rows"] for body in of["batch"].values()}
+    ledger.epochs.add(ledger.next_drain)
+    return ledger
+
+
+def _note_done(ledger: Ledger, done: Body | None) -> None:
+    assert ledger.intent is not None
+    ledger.is_done = done is not None
+    ledger.table_version = ledger.intent.table_version if done is None else done.get("table_version")
+    ledger.committed_ms = None if done is None else done.get("committed_ms")
+
+
+def _intent(body: Body) -> Intent:
+    packed = {"taken": _pieces(body["taken"]), "left": _pieces(body["left"]), "epochs": tuple(body["epochs"])}
+    given = {name: value for name, value in body.items() if name != "format"}
+    return Intent(**{**given, **packed})
+
+
+def _columns(pieces: Iterable[Piece]) -> dict[str, list[Any]]:
+    listed = list(pieces)
+    return {name: [getattr(piece, name) for piece in listed] for name in PIECE_FIELDS}
+
+
+def _pieces(packed: dict[str, list[Any]] | list[list[Any]]) -> tuple[Piece, ...]:
+    if isinstance(packed, list):
+        return tuple(Piece(**dict(zip(PIECE_FIELDS, values, strict=True))) for values in packed)
+    rows = zip(*(packed[name] for name in PIECE_FIELDS), strict=True)
+    return tuple(Piece(**dict(zip(PIECE_FIELDS, values, strict=True))) for values in rows)

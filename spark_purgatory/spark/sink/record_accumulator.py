@@ -1,0 +1,277 @@
+"""`RecordAccumulator`: a streaming DataFrame into a Delta table of well-sized files, every row exactly once."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession, is_remote
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from spark_purgatory.accumulator.futures import Callback, RecordFuture
+from spark_purgatory.config import SinkOptions, is_duration, parse_duration, require_name
+from spark_purgatory.errors import ConfigError, StorageError
+from spark_purgatory.spark.sink.delta_target import DeltaTarget
+from spark_purgatory.spark.sink.policy_side import Delivery
+from spark_purgatory.spark.sink.sender import Sender
+from spark_purgatory.spark.sink.staged_view import staged_view
+from spark_purgatory.spark.sink.start_checks import checked
+from spark_purgatory.spark.sink.storage_access import look_anew
+
+DEFAULT_TRIGGER_MS = 10_000
+FLUSH_POLL_SECONDS = 0.05
+STOP_POLLS = 1200
+"""A minute for the last micro-batch to notice that its query was stopped."""
+APPENDS = (
+    "the table is appended to, each row once. For an aggregation give the stream a watermark and group by a window of "
+    "its column, and a result comes once, when it is final; to update rows in place use foreachBatch with MERGE instead"
+)
+OTHER_MODES = re.compile(r"STREAMING_OUTPUT_MODE|with Append output mode")
+"""In Spark's errors about a plan and its output mode; those about a function's own mode have no name."""
+PAUSE_POLLS = 200
+"""Ten seconds for a query to pause between two micro-batches."""
+STOP_MS = 500
+"""Within which a query that pauses has been told to stop."""
+
+
+class RecordAccumulator:
+    """Accumulates the rows of a stream per partition of a Delta table (Kafka: ``RecordAccumulator``).
+
+    The arguments are those of `spark_purgatory.config.SinkOptions`: ``path`` or ``table``, ``partition_by``,
+    ``batch_size``, ``linger``, ``buffer_memory``, ``max_block``, ``retry_backoff``, ``delivery_timeout``,
+    ``max_request_size``; sizes and durations as text, or as ints in ``batch_size_bytes``, ``linger_ms`` and so on.
+
+    ``on_delivery(delivery, error)`` is called when rows have reached the table, or their query gave up.
+    """
+
+    def __init__(self, *, on_delivery: Callback[Delivery] | None = None, **options: Any) -> None:
+        known = SinkOptions.__dataclass_fields__
+        for name in options:
+            if name not in known:
+                raise ConfigError(f"RecordAccumulator takes no {name}; it takes {', '.join(known)}")
+        if isinstance(options.get("partition_by"), str):
+            options["partition_by"] = (options["partition_by"],)
+        self.options = SinkOptions(**options)
+        self.on_delivery = on_delivery
+        self.target = DeltaTarget(self.options)
+        self._query: AccumulatorQuery | None = None
+
+    def __str__(self) -> str:
+        return str(self.target)
+
+    def write_stream(
+        self,
+        df: DataFrame,
+        *,
+        checkpoint: str,
+        trigger: Mapping[str, Any] | None = None,
+        query_name: str | None = None,
+        output_mode: str = "append",
+    ) -> AccumulatorQuery:
+        """Start the query.
+
+        Args:
+            df: Any streaming DataFrame.
+            checkpoint: Folder of the query's checkpoint and, in ``staging``, of its staged rows; to be kept as long as
+                the table is.
+            trigger: One argument of ``DataStreamWriter.trigger``: ``{"processingTime": "10 seconds"}``, the default;
+                with ``{"availableNow": True}`` everything is in the table when the query has ended.
+            query_name: Name shown by Spark.
+            output_mode: "append". In Spark's other modes a row comes again as its result changes, and the table would
+                hold every version of it.
+        """
+        self._refuse(df, checkpoint, output_mode)
+        if is_remote():
+            look_anew(df.sparkSession)
+        options = checked(df.sparkSession, df.schema, self.options, checkpoint)
+        sender = Sender(options, checkpoint, self.on_delivery)
+        writer = with_heartbeat(df).writeStream.foreachBatch(sender).outputMode("append")
+        writer = writer.option("checkpointLocation", checkpoint)
+        default_ms = min(DEFAULT_TRIGGER_MS, max(1000, self.options.ms_of("linger")))
+        chosen = dict(trigger or {"processingTime": f"{default_ms} milliseconds"})
+        writer = writer.trigger(**chosen)
+        if query_name:
+            writer = writer.queryName(query_name)
+        self._query = AccumulatorQuery(_start(writer), sender, df.sparkSession, chosen)
+        return self._query
+
+    def flush(self) -> None:
+        """Bring everything staged to the table; returns when it is there (Kafka: ``flush``).
+
+        While the query runs, its next micro-batch does it.
+        """
+        self._started("flush").flush()
+
+    def close(self) -> None:
+        """Stop the query and bring everything staged to the table (Kafka: ``close``)."""
+        query = self._started("close")
+        query.stop()
+        query.drain()
+
+    def exists(self, spark: SparkSession) -> bool:
+        """Whether the table is there."""
+        return self.target.exists(spark)
+
+    def read(self, spark: SparkSession, *, staged: bool = False, checkpoint: str | None = None) -> DataFrame:
+        """The table; with ``staged`` also the rows that still wait for their file, each row once.
+
+        ``checkpoint`` says whose staged rows; without it those of the query that this object started. Evaluate the
+        DataFrame soon: a drain that ends meanwhile removes the staged files, and Spark says that they are missing.
+        """
+        if not staged:
+            return self.target.read(spark)
+        if checkpoint is None:
+            checkpoint = self._started("read staged rows, or give checkpoint=").checkpoint
+        return staged_view(spark, self.target, checkpoint)
+
+    def _started(self, what: str) -> AccumulatorQuery:
+        if self._query is None:
+            raise ConfigError(f"there is nothing to {what}: call write_stream first")
+        return self._query
+
+    def _refuse(self, df: DataFrame, checkpoint: str, output_mode: str) -> None:
+        if not df.isStreaming:
+            raise ConfigError("write_stream takes a streaming DataFrame; write a batch one with df.write")
+        if self._query is not None and self._query.running:
+            raise ConfigError(f"this accumulator already writes to {self}: stop its query, or make another one")
+        if not isinstance(output_mode, str) or output_mode.lower() != "append":
+            raise ConfigError(f"output_mode={output_mode!r} is not possible: {APPENDS}")
+        require_name(checkpoint, "checkpoint")
+        path = (self.options.path or "").rstrip("/")
+        inside = checkpoint.removeprefix(f"{path}/") if path and checkpoint.startswith(f"{path}/") else "_"
+        if checkpoint.rstrip("/") == path or not inside.startswith("_"):
+            raise ConfigError(
+                f"checkpoint={checkpoint!r} lies in the table's folder {path!r}, where VACUUM would remove its staged "
+                f"rows: name a folder outside, or below {path}/_checkpoints"
+            )
+        if "_metadata" in map(str.lower, df.columns):
+            raise ConfigError("column '_metadata' hides Spark's own of that name, which the sink needs: rename it")
+
+
+def _start(writer: DataStreamWriter) -> StreamingQuery:
+    try:
+        return writer.start()
+    except AnalysisException as error:
+        if not OTHER_MODES.search(str(error)):
+            raise
+        raise ConfigError(
+            f"Spark runs this stream in another output mode only: {str(error).splitlines()[0]} But {APPENDS}"
+        ) from error
+
+
+class AccumulatorQuery:
+    """A running `StreamingQuery`, all of whose attributes it has; one that ends by itself drains what is staged."""
+
+    def __init__(self, query: StreamingQuery, sender: Sender, spark: SparkSession, trigger: Mapping[str, Any]) -> None:
+        self._query = query
+        self._sender = sender
+        self._spark = spark
+        self._drains_at_end = "availableNow" in trigger or "once" in trigger
+        every = str(trigger.get("processingTime", ""))
+        self._trigger_ms = parse_duration(every, "trigger") // 1000 if is_duration(every) else 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._query, name)
+
+    @property
+    def checkpoint(self) -> str:
+        """Folder of the query's checkpoint."""
+        return self._sender.checkpoint
+
+    @property
+    def running(self) -> bool:
+        """Whether Spark still runs it."""
+        return bool(self._query.isActive)
+
+    @property
+    def isActive(self) -> bool:
+        """Whether it runs, or has rows to drain; False once all of an availableNow query's rows are in the table."""
+        if self.running:
+            return True
+        self._end()
+        return False
+
+    def awaitTermination(self, timeout: int | None = None) -> bool | None:
+        """Wait for the end, and for the drain that it brings."""
+        ended = self._query.awaitTermination() if timeout is None else self._query.awaitTermination(timeout)
+        if timeout is None or ended:
+            self._end()
+        return ended
+
+    def futures(self, batch_id: int) -> tuple[RecordFuture[Delivery], ...]:
+        """Handles of what a recent micro-batch staged, one for each staged file and table partition; none until these
+        were counted, which is when a file of the table may be full, and at the latest with the drain. Not under Spark
+        Connect.
+        """
+        _refuse_remote("futures(): the sink runs in the server. Give RecordAccumulator on_delivery=, called there")
+        return self._sender.futures.get(batch_id, ())
+
+    def flush(self) -> None:
+        """Bring everything staged to the table."""
+        if not self.running:
+            self.drain()
+            return
+        _refuse_remote("flush() of a running query: the sink runs in the server. Call close(), or shorten linger")
+        self._sender.flush_requested = True
+        while self._sender.flush_requested:
+            if not self.running:
+                error = self._query.exception()
+                raise StorageError(f"the query ended before it was flushed: {error}") from error
+            time.sleep(FLUSH_POLL_SECONDS)
+
+    def stop(self) -> None:
+        """Stop the query, between micro-batches if it pauses.
+
+        One stopped within leaves pages of stack traces in Spark's log, and under Spark Connect it would go on a while.
+        """
+        for _ in range(PAUSE_POLLS):
+            if not self.running or (not self._is_due() and not self._query.status["isTriggerActive"]):
+                break
+            time.sleep(FLUSH_POLL_SECONDS)
+        self._query.stop()
+
+    def _is_due(self) -> bool:
+        """Whether the next micro-batch may begin before we have stopped the query: at multiples of the trigger."""
+        every_ms = self._trigger_ms
+        return every_ms > 0 and every_ms - time.time_ns() // 1_000_000 % every_ms < min(STOP_MS, every_ms // 2)
+
+    def drain(self) -> None:
+        """Bring everything staged to the table, the query having ended."""
+        self._drains_at_end = False
+        # A query that was stopped leaves its last micro-batch half done: what counts is in the log.
+        for _ in range(STOP_POLLS):
+            if not self._sender.is_busy:
+                break
+            time.sleep(FLUSH_POLL_SECONDS)
+        if self._sender.has_failed:
+            self._sender = Sender(self._sender.options, self._sender.checkpoint, self._sender.on_delivery)
+        self._sender.drain(self._spark)
+
+    def _end(self) -> None:
+        if self._drains_at_end and self._query.exception() is None:
+            self.drain()
+
+
+def _refuse_remote(what: str) -> None:
+    if is_remote():
+        raise ConfigError(f"Spark Connect has no {what}")
+
+
+def with_heartbeat(df: DataFrame) -> DataFrame:
+    """The stream, and a second one without rows that always has something new: foreachBatch is called at each trigger.
+
+    Without it a stream that stops receiving would never let its last rows out, whatever linger says.
+    """
+    ticks = (
+        df.sparkSession.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", 1)
+        .option("numPartitions", 1)
+        .load()
+    )
+    nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in df.schema.fields]
+    return df.unionAll(ticks.where(F.lit(False)).select(*nothing))

@@ -1,0 +1,372 @@
+"""Rows into staged files and back: a job for each micro-batch that writes, and one for many that counts.
+
+Files lie in ``<epoch>/batch=<id>-<run>`` (`staging_folder`), one a task: files are what a small write costs. Each holds
+the rows of all table partitions, sorted by the *partition hash*, the hash of the partition's values, a column of its
+own. A second column is the *row hash*, of all values of the row.
+
+Nothing that is read back is trusted. Parquet has checksums for its pages but none for its footers and indexes, where
+one changed bit can hide rows, exchange columns for nulls, or change a unit of time. So no statistics are used to skip
+rows; every row is compared with its hash; the rows of each folder are compared with its record (`ledger`), and those of
+each piece once more before a drain commits them; and no setting of the session may have files skipped.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import reduce
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from spark_purgatory.config import SinkOptions
+from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError
+from spark_purgatory.spark.placement import shard_label
+from spark_purgatory.spark.sink.ledger import Piece
+from spark_purgatory.spark.sink.spark_access import NO_SUCCESS_FILE, STRICT_FILES, literal
+from spark_purgatory.spark.sink.storage_errors import (
+    DAMAGED_ROW,
+    SPARK_FAULTS,
+    is_interruption,
+    read_fault,
+    state_fault,
+    storage_fault,
+)
+
+PIECES_PER_FILE = 8
+"""A staged file is at most this part of ``batch_size``: a batch that has no room for the next is at least 7/8 full."""
+MAX_NAME_BYTES = 255
+"""Of one folder's name, on nearly every file system."""
+ESCAPED = r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]"
+"""What Spark and Delta write as %XX in the name of a partition's folder."""
+FAULT = "spark_purgatory:"
+_FAULT_TEXT = re.compile(re.escape(FAULT) + r" ([^\n]*?) :spark_purgatory")
+
+_FILE = re.compile(r"(?:rows/generation=\d+/)?epoch=(\d+)/batch=(\d+)-(\d+)-[0-9a-f]+/[^/]+$")
+_WRITER = re.compile(r"/part-\d+-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})[^/]*$")
+"""Spark names the files of one write alike."""
+WRITE_SETTINGS: Mapping[str, str] = {
+    # What a session may set otherwise, and would lose digits or shift dates of what is staged.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    "spark.sql.parquet.writeLegacyFormat": "false",
+}
+READ_OPTIONS: Mapping[str, str] = {
+    **STRICT_FILES,
+    "recursiveFileLookup": "true",
+    "pathGlobFilter": "*.parquet",
+    "datetimeRebaseMode": "CORRECTED",
+    "mergeSchema": "false",
+    "parquet.page.verify-checksum.enabled": "true",
+    # Statistics have no checksum, and a wrong one hides rows.
+    "parquet.filter.stats.enabled": "false",
+    "parquet.filter.dictionary.enabled": "false",
+    "parquet.filter.columnindex.enabled": "false",
+    "parquet.filter.bloom.enabled": "false",
+}
+"""Of every reader of staged files."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How rows of a schema are staged. Made once: to build the columns takes as long as to write a file."""
+
+    counts: tuple[Column, Column]
+    """Rows, and their plain bytes: before any encoding."""
+    hashes: tuple[Column, ...]
+    """Row hash, or an error that says what no sink could take; and, if the table has partitions, partition hash."""
+    name: str | None
+    """Of the partition hash, None without partitions."""
+
+
+def rules_of(schema: T.StructType, options: SinkOptions, partition_by: Sequence[str]) -> Rules:
+    """The rules for rows of a schema."""
+    row_bytes = _row_bytes(schema)
+    acceptable = _acceptable(schema, row_bytes, options, partition_by)
+    names = hash_names(schema.names)
+    # One step for the check and the hashes, not one each: every step is analysed anew in every micro-batch.
+    hashes = [F.when(acceptable, row_hash(schema)).alias(names.row)]
+    if partition_by:
+        hashes.append(F.hex(F.xxhash64(*map(quoted, partition_by))).alias(names.partition))
+    return Rules(
+        counts=(F.count(F.lit(1)).alias("rows"), F.sum(row_bytes).alias("bytes")),
+        hashes=tuple(hashes),
+        name=names.partition if partition_by else None,
+    )
+
+
+def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple[int, int]:
+    """Write the rows of a micro-batch in the place of what is there, evaluating it once.
+
+    Returns how many there are, and their plain bytes.
+
+    Raises:
+        ConfigError: A row that no sink could take.
+        StagingError: The rows cannot be written.
+    """
+    seen = Observation()
+    checked = rows.observe(seen, *rules.counts).select("*", *rules.hashes)
+    if rules.name is not None:
+        checked = checked.sortWithinPartitions(rules.name)
+    writer = checked.write.mode("overwrite").option("partitionOverwriteMode", "static")
+    writer = writer.option("maxRecordsPerFile", max_file_rows).option(NO_SUCCESS_FILE, "false")
+    try:
+        writer.parquet(path)
+    except Exception as error:
+        if fault := _FAULT_TEXT.search(str(error)):
+            raise ConfigError(fault[1]) from None
+        if state_fault(error) is None and (fault_said := storage_fault(error)):
+            raise StagingError(
+                f"a micro-batch could not be staged in {path}: {fault_said}. It does not count, what was staged before "
+                "it waits. Mend the storage and start again"
+            ) from error
+        raise
+    found = seen.get
+    return found["rows"], found["bytes"] or 0
+
+
+def measured(spark: SparkSession, paths: Sequence[str], hash_column: str) -> list[Piece]:
+    """The pieces in the files below some folders, in the order of their rows. One task.
+
+    Raises StagingError where a file cannot be read.
+    """
+    reader = spark.read.schema(f"{hash_column} string").options(**READ_OPTIONS)
+    modified_ms = F.expr("unix_millis(_metadata.file_modification_time)").alias("modified_ms")
+    file = "_metadata.file_path", "_metadata.file_size", modified_ms
+    with reading(f"{len(paths)} folders or files of staged rows"):
+        counts = reader.parquet(*paths).coalesce(1).groupBy(*file, hash_column).count().collect()
+    rows_of: dict[str, int] = {}
+    for path, _, _, _, rows in counts:
+        rows_of[path] = rows_of.get(path, 0) + rows
+    pieces = [
+        replace(
+            file_at(path, ms), partition=partition or "", rows=rows, staged_bytes=math.ceil(size * rows / rows_of[path])
+        )
+        for path, size, ms, partition, rows in counts
+    ]
+    return sorted(pieces, key=lambda piece: (piece.batch_id, _file_name(piece)))
+
+
+@contextmanager
+def reading(what: str, folder: str = "") -> Iterator[None]:
+    """Name a staged file that cannot be read; with ``folder`` only files of that folder are meant."""
+    try:
+        yield
+    except SPARK_FAULTS as error:
+        fault = None if is_interruption(error) else read_fault(error)
+        if fault is None or not (DAMAGED_ROW in str(error) or folder.rpartition(":")[2] in str(error)):
+            raise
+        raise StagingError(
+            f"of {what}, one cannot be read: {fault}. Nothing was committed. Bring the file back, or start with a new "
+            "checkpoint, which reads the sources again"
+        ) from None
+
+
+def file_at(path: str, staged_ms: int = 0) -> Piece:
+    """A whole staged file, known by its path alone."""
+    match = _FILE.search(path)
+    if match is None:
+        raise StagingError(f"{path} is no file of the staging folder: remove what others have put there")
+    return Piece("", match[0], 0, 0, int(match[2]), int(match[1]), staged_ms, int(match[3]))
+
+
+def check_one_writer(pieces: Iterable[Piece], folder: str) -> None:
+    """Raise ForeignWriterError if a micro-batch was staged by two runs at once."""
+    writers: dict[str, set[str]] = {}
+    for piece in pieces:
+        match = _WRITER.search(piece.path)
+        if match is not None:
+            writers.setdefault(piece.folder, set()).add(match[1])
+    for path, ids in writers.items():
+        if len(ids) > 1:
+            raise ForeignWriterError(
+                f"{folder}/{path} holds files of {len(ids)} writers, {', '.join(sorted(ids))}: two runs of the query "
+                "staged the same micro-batch at once. Nothing was committed. Stop one of them, remove the files of one "
+                "of these names, which hold the same rows, and start again"
+            )
+
+
+def read_pieces(
+    spark: SparkSession, folder: str, schema: T.StructType, pieces: Sequence[Piece], whole: Sequence[Piece] = ()
+) -> DataFrame:
+    """The rows of pieces, and of whole files, each compared with its hash."""
+    names = hash_names(schema.names)
+    rows = _read(spark, folder, schema, [*pieces, *whole])
+    is_wanted = _is_of(pieces, names.partition) | F.col("_metadata.file_name").isin({*map(_file_name, whole)})
+    return rows.where(is_wanted).select(*map(quoted, schema.names))
+
+
+def read_files(
+    spark: SparkSession,
+    folder: str,
+    schema: T.StructType,
+    files: Sequence[Sequence[Piece]],
+    partition_by: Sequence[str],
+) -> DataFrame:
+    """The rows of files to be: task n has the rows of ``files[n]``, in the order in which they were staged.
+
+    Every staged file is read once; a shuffle brings each row to its task. All pieces of one table partition belong to
+    the same file to be. Delta sorts by the partition's columns anyway; folders and files sort by micro-batch, then
+    task; epochs do not.
+    """
+    names = hash_names(schema.names)
+    pieces = [piece for file in files for piece in file]
+    number_of = {piece.partition: number for number, file in enumerate(files) for piece in file}
+    labels = F.lit(None).cast("int")
+    if len(files) > 1:
+        pairs = [F.lit(one) for name, number in number_of.items() for one in (name, shard_label(number))]
+        labels = F.try_element_at(F.create_map(*pairs), F.coalesce(names.partition, F.lit("")))
+    label, path, index = (f"__spark_purgatory_{name}" for name in ("file", "path", "index"))
+    place = [
+        labels.alias(label),
+        F.substring_index("_metadata.file_path", "/", -2).alias(path),
+        F.col("_metadata.row_index").alias(index),
+    ]
+    rows = _read(spark, folder, schema, pieces).where(_is_of(pieces, names.partition)).select("*", *place)
+    placed = rows.repartition(len(files), label) if len(files) > 1 else rows.repartition(1)
+    ordered = placed.sortWithinPartitions(*map(quoted, partition_by), path, index)
+    return ordered.select(*map(quoted, schema.names))
+
+
+def _is_of(pieces: Sequence[Piece], partition: str) -> Column:
+    """Whether a row is of one of the pieces."""
+    # Names of files are unique: Spark puts a uuid in them.
+    wanted = {f"{_file_name(piece)}/{piece.partition}" for piece in pieces}
+    return F.concat("_metadata.file_name", F.lit("/"), F.coalesce(partition, F.lit(""))).isin(wanted)
+
+
+def _file_name(piece: Piece) -> str:
+    return piece.path.rsplit("/", 1)[1]
+
+
+def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collection[Piece]) -> DataFrame:
+    """The rows of files with their partition hash, and `_metadata`; a row that differs from its hash is an error."""
+    names = hash_names(schema.names)
+    fields = [
+        *(T.StructField(field.name, field.dataType) for field in schema.fields),
+        T.StructField(names.partition, T.StringType()),
+        T.StructField(names.row, T.IntegerType()),
+    ]
+    paths = sorted({piece.path for piece in pieces})
+    try:
+        rows = (
+            spark.read.schema(T.StructType(fields))
+            .options(**READ_OPTIONS)
+            .parquet(*(literal(f"{folder}/{path}") for path in paths))
+        )
+        _ = rows.schema  # Spark Connect looks for the files when it is asked, not before.
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        raise StagingError(
+            f"one of {len(paths)} staged files below {folder} is missing: {str(error).splitlines()[0]}. Nothing was "
+            "written. Bring the folder back, or start with a new checkpoint, which reads the sources again"
+        ) from error
+    is_whole = row_hash(schema).eqNullSafe(F.col(names.row))
+    unhashed = {_file_name(piece) for piece in pieces if piece.is_legacy}
+    if unhashed:
+        is_whole |= F.col("_metadata.file_name").isin(unhashed)
+    return rows.where(F.when(is_whole, True).otherwise(F.raise_error(F.lit(DAMAGED_ROW)).cast("boolean")))
+
+
+def quoted(name: str) -> Column:
+    """A column by its name, whatever characters that has."""
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+@dataclass(frozen=True)
+class HashNames:
+    """Names of the two columns that are staged with the rows."""
+
+    partition: str
+    row: str
+
+
+def hash_names(taken: Sequence[str]) -> HashNames:
+    """Names that the rows do not have."""
+    lower = {name.lower() for name in taken}
+
+    def free(stem: str) -> str:
+        return next(name for name in (stem, *(f"{stem}{i}" for i in range(len(taken) + 1))) if name not in lower)
+
+    return HashNames(free("p"), free("h"))
+
+
+def row_hash(schema: T.StructType) -> Column:
+    """32 bits of all values of a row."""
+    return F.hash(*(_hashable(field) for field in schema.fields))
+
+
+def _hashable(field: T.StructField) -> Column:
+    """The column, as text where Spark hashes no value of its type."""
+    return quoted(field.name).cast("string") if _holds_map(field.dataType) else quoted(field.name)
+
+
+def _holds_map(kind: T.DataType) -> bool:
+    if isinstance(kind, T.StructType):
+        return any(_holds_map(field.dataType) for field in kind.fields)
+    if isinstance(kind, T.ArrayType):
+        return _holds_map(kind.elementType)
+    return isinstance(kind, (T.MapType, T.VariantType))
+
+
+def _row_bytes(schema: T.StructType) -> Column:
+    sizes = [_size_of(field) for field in schema.fields]
+    return reduce(Column.__add__, [size for size in sizes if size is not None], F.lit(8 * len(sizes)))
+
+
+def _acceptable(schema: T.StructType, row_bytes: Column, options: SinkOptions, partition_by: Sequence[str]) -> Column:
+    """True, or an error that names what is too large."""
+    limit = options.bytes_of("buffer_memory")
+    tests = [
+        F.when(
+            row_bytes > limit,
+            _fault(
+                F.lit("a row of "),
+                row_bytes.cast("string"),
+                F.lit(f" bytes is larger than the whole buffer_memory, {limit:,} bytes: raise buffer_memory"),
+            ),
+        )
+    ]
+    for number, name in enumerate(partition_by):
+        kind = schema[name].dataType
+        if isinstance(kind, (T.StringType, T.BinaryType)):
+            text = quoted(name).cast("string")
+            room = MAX_NAME_BYTES - len(name.encode()) - 1
+            escaped_bytes = F.octet_length(F.regexp_replace(text, ESCAPED, "%00"))
+            too_long = (F.octet_length(text) * 3 > room) & (escaped_bytes > room)
+            said = f"a value of partition column {number + 1} of partition_by takes "
+            tests.append(
+                F.when(
+                    too_long,
+                    _fault(
+                        F.lit(said),
+                        escaped_bytes.cast("string"),
+                        F.lit(f" bytes in the name of a folder, at most {room} fit: partition by a shorter column"),
+                    ),
+                )
+            )
+    return F.coalesce(*tests, F.lit(True))
+
+
+def _fault(*words: Column) -> Column:
+    return F.raise_error(F.concat(F.lit(f"{FAULT} "), *words, F.lit(" :spark_purgatory"))).cast("boolean")
+
+
+def _size_of(field: T.StructField) -> Column | None:
+    """Bytes of what a column may hold beyond 8; None if it cannot be large."""
+    column, kind = quoted(field.name), field.dataType
+    if isinstance(kind, (T.StringType, T.BinaryType)):
+        size = F.octet_length(column)
+    elif isinstance(kind, T.ArrayType) and isinstance(kind.elementType, T.StringType):
+        size = F.octet_length(F.array_join(column, ""))
+    elif isinstance(kind, (T.ArrayType, T.MapType, T.StructType)):
+        size = F.octet_length(F.to_json(F.struct(column)))
+    else:
+        return None
+    return F.coalesce(size, F.lit(0)).cast("bigint")

@@ -1,0 +1,241 @@
+"""The staging folder of a checkpoint: where things lie in it, its log of small durable entries, and their removal.
+
+Layout, below ``<checkpoint>/staging``::
+
+    rows/generation=<g>/epoch=<e>/batch=<id>-<run>/part-*.parquet     staged rows, written by Spark
+    log/generation=<g>/epoch=<e>/<name>-<unique>                      entries of the log
+
+An *entry* is one line of JSON with a format version and a checksum. A unique suffix lets a second try stand beside what
+a crash left of the first, and makes two writers of one name visible. A *note* has a number in place of the suffix and
+replaces the entry of that number.
+
+An *epoch* e is what is written after drain e - 1 was decided and before drain e was. `EPOCHS_A_GENERATION` epochs make
+a *generation*, and `GENERATIONS` generations are used in turn. Storage that is reached through DataFrames alone cannot
+remove a folder: it can only overwrite it with no rows, which leaves it empty. So a generation is emptied as a whole
+before it is used again, and the number of folders does not grow with the number of drains. A writer that was believed
+dead would have to wake up more than two generations of drains later to remove what is not its own.
+
+Two ways to write. Where the folder is on a file system that this process can open (`local_folder` proves that it is the
+same folder), an entry is a file that is written, synchronised and renamed, which takes about a millisecond. Everywhere
+else it is written by a Spark job of one row, which takes as long as a small job takes. Both are read alike.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from spark_purgatory.errors import StagingError
+from spark_purgatory.spark.sink.paths import in_checkpoint
+from spark_purgatory.spark.sink.spark_access import NO_SUCCESS_FILE, SMALL_QUERY, STRICT_FILES, literal, settings
+
+FORMAT = 2
+"""Of an entry. Format 1 has no version, and lists the values of a piece by position."""
+EPOCHS_A_GENERATION = 16
+GENERATIONS = 4
+REMOVE_TRIES = 5
+_URI = re.compile(r"(?:([a-zA-Z][\w+.-]*):)?(?://([^/]*))?(.*)", re.DOTALL)
+"""Scheme, authority and path. What is escaped stays so: Hadoop takes a path as it is written."""
+Body = dict[str, Any]
+Entry = tuple[str, Body]
+
+
+class StagingFolder:
+    """One staging folder, and how this process reaches it."""
+
+    def __init__(self, checkpoint: str, local: Path | None = None) -> None:
+        self.uri = f"{checkpoint.rstrip('/')}/staging"
+        self.local = local / "staging" if local is not None else None
+        """The same folder for Python's own file operations; None where only Spark reaches it."""
+
+    def __str__(self) -> str:
+        return self.uri
+
+    # --- where things lie ----------------------------------------------------------------------------------------
+
+    @staticmethod
+    def generation(epoch: int) -> int:
+        """The generation of an epoch."""
+        return epoch // EPOCHS_A_GENERATION % GENERATIONS
+
+    @classmethod
+    def epoch_path(cls, epoch: int) -> str:
+        """Folder of an epoch's rows, below the staging folder."""
+        return f"rows/generation={cls.generation(epoch)}/epoch={epoch}"
+
+    @classmethod
+    def log_path(cls, epoch: int) -> str:
+        """Folder of an epoch's log, below the staging folder."""
+        return f"log/generation={cls.generation(epoch)}/epoch={epoch}"
+
+    # --- the log -------------------------------------------------------------------------------------------------
+
+    def write_entry(
+        self, spark: SparkSession, epoch: int, name: str, body: Mapping[str, object], note: int | None = None
+    ) -> None:
+        """Make an entry durable; with ``note`` it replaces the note of this number.
+
+        Raises OSError, or what Spark raises, where the storage fails.
+        """
+        if note is not None:
+            # Each way of writing replaces its own notes alone.
+            name = f"{name}{'' if self.local is None else 'f'}"
+        text = json.dumps(body, separators=(",", ":"))
+        line = json.dumps({"format": FORMAT, "crc32": zlib.crc32(text.encode()), "entry": name, "body": text})
+        place = f"{self.log_path(epoch)}/{name}-{uuid4() if note is None else note}"
+        if self.local is not None:
+            _write_file(self.local / place, line)
+            return
+        writer = spark.range(0, 1, 1, 1).select(F.lit(line).alias("value")).write.option(NO_SUCCESS_FILE, "false")
+        with settings(spark, SMALL_QUERY):
+            writer.mode("error" if note is None else "overwrite").text(f"{self.uri}/{place}")
+
+    def read_entries(self, spark: SparkSession, others_write: bool = False) -> list[Entry]:
+        """Every entry of the log, as (name, body). StagingError if one is damaged.
+
+        With ``others_write`` an entry that is removed meanwhile is left out.
+        """
+        lines = self._spark_lines(spark, others_write) if self.local is None else self._local_lines()
+        return [_parse(path, line, self.uri) for path, line in lines]
+
+    def _spark_lines(self, spark: SparkSession, others_write: bool) -> list[tuple[str, str]]:
+        reader = spark.read.options(**{**STRICT_FILES, "ignoreMissingFiles": str(others_write).lower()})
+        reader = reader.option("recursiveFileLookup", "true").option("wholetext", "true")
+        reader = reader.option("pathGlobFilter", "part-*")
+        checkpoint, _, name = self.uri.rpartition("/")
+        with settings(spark, SMALL_QUERY):
+            for where in (in_checkpoint(literal(checkpoint), f"{name}/log"), [literal(f"{self.uri}/log")]):
+                try:
+                    frame = reader.text(where)
+                    rows = frame.select("_metadata.file_path", "value").collect()
+                    # A file of no bytes has no row.
+                    paths = set() if others_write else set(frame.inputFiles())
+                    break
+                except AnalysisException as error:
+                    if error.getCondition() != "PATH_NOT_FOUND":
+                        raise
+            else:
+                return []
+        lines = [(row["file_path"], row["value"]) for row in rows]
+        found = {_tail(path) for path, _ in lines}
+        return lines + [(path, "") for path in sorted(paths) if _tail(path) not in found]
+
+    def _local_lines(self) -> Iterator[tuple[str, str]]:
+        assert self.local is not None
+        log = self.local / "log"
+        for folder, folders, names in os.walk(log):
+            folders[:] = sorted(name for name in folders if not name.startswith(("_", ".")))
+            for name in sorted(names):
+                if not name.startswith(("_", ".")):
+                    path = Path(folder, name)
+                    try:
+                        yield str(path), path.read_text(encoding="utf-8", errors="replace")
+                    except FileNotFoundError:
+                        continue
+
+    # --- removal -------------------------------------------------------------------------------------------------
+
+    def remove(self, spark: SparkSession, path: str) -> None:
+        """Remove everything at a path below the staging folder; the folder itself where that can be done."""
+        if self.local is not None:
+            _remove_tree(self.local / path)
+            return
+        with settings(spark, SMALL_QUERY):
+            nothing = spark.range(0, 0, 1, 1).select(F.lit("").alias("value"), F.lit(0).alias("gone"))
+            writer = nothing.write.partitionBy("gone").mode("overwrite").option("partitionOverwriteMode", "static")
+            writer.option(NO_SUCCESS_FILE, "false").text(f"{self.uri}/{path}")
+
+
+def local_folder(spark: SparkSession, checkpoint: str) -> Path | None:
+    """The checkpoint's folder as a path of this process; None if it cannot be opened, or is not the same folder.
+
+    Proof: its file ``metadata``, in which Spark keeps the query's random id, has here what it has for Spark.
+    """
+    path = _local_path(checkpoint)
+    if path is None:
+        return None
+    try:
+        here = (path / "metadata").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+    there = [row["value"] for row in spark.read.text(f"{literal(checkpoint)}/metadata").collect()]
+    return path if here and "\n".join(there).strip() == here else None
+
+
+def _local_path(uri: str) -> Path | None:
+    """Where a path of Spark's would lie in this machine's file system; None if it names another one."""
+    match = _URI.match(uri)
+    assert match is not None
+    scheme, authority, path = match.groups()
+    return Path(path).absolute() if scheme in (None, "file") and not authority else None
+
+
+def _write_file(path: Path, line: str) -> None:
+    """All of it or nothing, also after a power loss."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{uuid4()}")
+    try:
+        with unfinished.open("w", encoding="utf-8") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+        _sync_folder(path.parent)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def _remove_tree(path: Path) -> None:
+    """Remove a folder; another process may do so at the same time."""
+    for _ in range(REMOVE_TRIES):
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            if path.exists():
+                continue
+        return
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _tail(path: str) -> str:
+    """An entry's folder and file: unique, however Spark writes what is before them."""
+    return "/".join(path.rsplit("/", 2)[1:])
+
+
+def _parse(path: str, line: str, folder: str) -> Entry:
+    try:
+        entry = json.loads(line)
+        text = entry["body"]
+        version = entry.get("format", 1)
+        if zlib.crc32(text.encode()) == entry["crc32"] and isinstance(version, int):
+            if version > FORMAT:
+                raise StagingError(
+                    f"{path} has format {version} and this version of spark_purgatory reads up to {FORMAT}: nothing "
+                    "was written. Run the release that wrote the checkpoint, or a later one"
+                )
+            return entry["entry"], {**json.loads(text), "format": version}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise StagingError(
+        f"{path}, an entry of {len(line)} characters in {folder}/log, is damaged: its checksum does not fit. Nothing "
+        "was written. Restore the file from a copy; the staged rows themselves lie beside it in plain Parquet"
+    )

@@ -1,0 +1,226 @@
+"""What `write_stream` looks at before it starts the query, the first time and at every restart.
+
+A query that starts reads its sources, changes its state and stages rows; an error of the first drain comes when all
+that has happened, and cannot always be mended then. So what can be known before is asked before:
+
+1. Delta is in the session.
+2. The checkpoint is this table's (`claims`).
+3. The columns: a Delta table can hold them, and this one takes them.
+4. There is a table, which lets this sink write exactly once; or it can be made.
+
+A reader of the table sees nothing of it: a table that is missing is not made. Its folder may be, empty.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from pyspark.sql import types as T
+
+from spark_purgatory.config import SinkOptions
+from spark_purgatory.errors import ConfigError, SchemaMismatchError, StorageError, TableForgetsError
+from spark_purgatory.spark.sink.column_rules import unfit
+from spark_purgatory.spark.sink.delta_session import check_features, is_without_delta, what_lacks
+from spark_purgatory.spark.sink.delta_target import FORGETS, DeltaTarget, TableFacts
+from spark_purgatory.spark.sink.spark_access import SMALL_QUERY, literal, settings
+from spark_purgatory.spark.sink.storage_access import described, sql_text, touch
+from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS, said
+from spark_purgatory.spark.sink.table_claim import claim, claim_path
+from spark_purgatory.spark.sink.table_columns import SPECIAL_FEATURES, SpecialColumns, special_columns
+
+DEFAULTS = "spark.databricks.delta.properties.defaults."
+"""And the name of a table's property without ``delta.``: what new tables have."""
+CHECKS_TYPES = "spark.databricks.delta.schema.typeCheck.enabled"
+SESSION_CATALOG = "spark_catalog"
+_NAME_PART = re.compile(r"`(?:[^`]|``)*`|[^.`]+")
+
+
+def checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, checkpoint: str) -> SinkOptions:
+    """Raise what would keep a stream of these columns from its table; return the options to start with.
+
+    In these ``partition_by`` names the columns as the stream does, also where the table alone says what they are.
+    Partition columns that Delta computes, and the stream lacks, are left out.
+    """
+    with settings(spark, SMALL_QUERY):
+        return _checked(spark, schema, options, checkpoint)
+
+
+def _checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, checkpoint: str) -> SinkOptions:
+    target = DeltaTarget(replace(options, partition_by=()))
+    facts = _facts(spark, target)
+    claim(spark, checkpoint, target)
+    if facts is None:
+        partition_by = tuple(_in_stream(spark, name, schema) for name in options.partition_by)
+        _check_new_columns(spark, target, schema, partition_by, _default(spark, "columnMapping.mode") != "none")
+        if (retention := _default(spark, FORGETS.removeprefix("delta."))) != "none":
+            raise TableForgetsError(
+                f"{DEFAULTS}{FORGETS.removeprefix('delta.')} = {retention!r} is set, so table {target} would be made "
+                "with that property, and after that time take rows a second time. Nothing was started. Unset it"
+            )
+        _check_place(spark, target)
+    else:
+        special = SpecialColumns()
+        if SPECIAL_FEATURES & set(facts.features):
+            special = special_columns(spark, facts.location, claim_path(checkpoint))
+        partition_by = _of_table(spark, options, schema, facts, special)
+        _check_table(spark, target, schema, facts, special)
+    return replace(options, partition_by=partition_by)
+
+
+def _facts(spark: SparkSession, target: DeltaTarget) -> TableFacts | None:
+    try:
+        if target.table:
+            _ask_delta(spark)
+        return target.facts(spark)
+    except SPARK_FAULTS as error:
+        if is_without_delta(error):
+            raise ConfigError(what_lacks(spark)) from None
+        raise StorageError(
+            f"table {target} cannot be looked at: {said(error)}. Nothing was started. Give the session what its "
+            "storage or catalog asks for (jars, credentials), or another place"
+        ) from error
+
+
+def _ask_delta(spark: SparkSession) -> None:
+    """Say something that Delta alone understands: a name may be unknown without it."""
+    try:
+        described(spark, sql_text("/"))
+    except SPARK_FAULTS as error:
+        if is_without_delta(error):
+            raise
+
+
+def _default(spark: SparkSession, name: str) -> str:
+    """A property that new tables get from the session."""
+    return spark.conf.get(f"{DEFAULTS}{name}", "none") or "none"
+
+
+# --- partition columns -----------------------------------------------------------------------------------------------
+
+
+def _in_stream(spark: SparkSession, name: str, schema: T.StructType, anyhow: bool = False) -> str:
+    """A column as the stream names it, found as Spark finds columns; ``anyhow`` as Delta does, whatever the case."""
+    sensitive = not anyhow and spark.conf.get("spark.sql.caseSensitive", "false") == "true"
+    for known in schema.names:
+        if known == name or (not sensitive and known.lower() == name.lower()):
+            return known
+    raise ConfigError(f"partition_by={name!r} is no column of the stream; it has {', '.join(schema.names)}")
+
+
+def _of_table(
+    spark: SparkSession, options: SinkOptions, schema: T.StructType, facts: TableFacts, special: SpecialColumns
+) -> tuple[str, ...]:
+    """The table's partition columns that the stream has, as it names them."""
+    theirs = [name.lower() for name in facts.partition_by]
+    for name in options.partition_by:
+        if name.lower() not in special.generated:
+            _in_stream(spark, name, schema)
+    if options.partition_by and [name.lower() for name in options.partition_by] != theirs:
+        raise DeltaTarget(options).partitioned_otherwise(options.partition_by, facts)
+    lower = {name.lower() for name in schema.names}
+    lacking = [name for name in facts.partition_by if name.lower() not in lower]
+    strange = [name for name in lacking if name.lower() not in special.generated]
+    if strange:
+        raise SchemaMismatchError(
+            f"table {options.table or options.path} is partitioned by {', '.join(strange)}, which the stream lacks; it "
+            f"has {', '.join(schema.names)}. Nothing was started. Add the column to the stream"
+        )
+    return tuple(_in_stream(spark, name, schema, anyhow=True) for name in facts.partition_by if name not in lacking)
+
+
+# --- columns ---------------------------------------------------------------------------------------------------------
+
+
+def _check_new_columns(
+    spark: SparkSession, target: DeltaTarget, schema: T.StructType, partition_by: Sequence[str], is_mapped: bool
+) -> None:
+    collations = spark.conf.get(CHECKS_TYPES, "true") == "false"
+    reasons = list(unfit(schema, partition_by, is_mapped=is_mapped, collations=collations))
+    if len({name.lower() for name in partition_by}) < len(partition_by):
+        reasons.append(f"partition_by={list(partition_by)!r} names a column twice: name it once")
+    if reasons:
+        raise ConfigError(f"table {target} cannot hold the stream: {'; '.join(reasons)}. Nothing was started")
+
+
+def _check_table(
+    spark: SparkSession,
+    target: DeltaTarget,
+    schema: T.StructType,
+    facts: TableFacts,
+    special: SpecialColumns,
+) -> None:
+    """A table that is there: its protocol, and its columns beside the stream's."""
+    place = target.table or f"delta.`{str(target.path).replace('`', '``')}`"
+    check_features(spark, str(target), place, facts.features)
+    there = target.read(spark).schema
+    target.check_columns(spark, there, schema)
+    known = {field.name.lower(): field.dataType for field in there.fields}
+    added = [field for field in schema.fields if field.dataType != known.get(field.name.lower())]
+    if added or len(set(map(str.lower, schema.names))) < len(schema.names):
+        _check_new_columns(spark, target, schema, (), facts.is_mapped)
+    given = {name.lower() for name in schema.names}
+    if closed := sorted(special.closed & given):
+        raise SchemaMismatchError(
+            f"columns {', '.join(closed)} of table {target} are GENERATED ALWAYS AS IDENTITY and take no values from "
+            "rows, but the stream has them. Nothing was started. Drop them from the stream"
+        )
+    must = [field.name for field in there.fields if not field.nullable and field.name.lower() not in given]
+    if lacking := [name for name in must if name.lower() not in special.filled]:
+        raise SchemaMismatchError(
+            f"columns {', '.join(lacking)} of table {target} are NOT NULL, and the stream lacks them. Nothing was "
+            "started. Add them to the stream, or ALTER TABLE ... ALTER COLUMN ... DROP NOT NULL"
+        )
+
+
+# --- the place of a table that is to be made -------------------------------------------------------------------------
+
+
+def _check_place(spark: SparkSession, target: DeltaTarget) -> None:
+    """Raise ConfigError or StorageError if the table cannot be made where it is to be."""
+    place = str(target.path) if target.path else _place_of_name(spark, target)
+    if place is None:
+        return
+    try:
+        there = target.has_folder if target.path else described(spark, sql_text(place)) is not None
+        files = spark.read.option("recursiveFileLookup", "true").text(literal(place)).inputFiles() if there else []
+        if files:
+            raise ConfigError(
+                f"table {target} is to be made in {place}, where there are {len(files):,} files and no Delta table: "
+                "give a folder that is empty or not there, or make a table of these files first: CONVERT TO DELTA"
+            )
+        touch(spark, place)
+    except SPARK_FAULTS as error:
+        raise StorageError(
+            f"table {target} cannot be made in {place}: {said(error)}. Nothing was started. Give the session what its "
+            "storage asks for (jars, credentials, permission), or another place"
+        ) from error
+
+
+def _place_of_name(spark: SparkSession, target: DeltaTarget) -> str | None:
+    """The folder of a table by name; None where a catalog other than Spark's own chooses it."""
+    parts = [part.strip("`").replace("``", "`") for part in _NAME_PART.findall(str(target.table))]
+    *namespace, name = parts
+    schema = ".".join(f"`{part.replace('`', '``')}`" for part in namespace) or sql_name(spark.catalog.currentDatabase())
+    if not spark.catalog.databaseExists(schema):
+        raise ConfigError(
+            f"table={target.table!r}: there is no schema {schema}. Nothing was started. CREATE SCHEMA {schema}, or "
+            "correct the name"
+        )
+    catalog = namespace[0] if len(namespace) > 1 else spark.catalog.currentCatalog()
+    if catalog != SESSION_CATALOG:
+        return None
+    try:
+        facts = {row[0]: row[1] for row in spark.sql(f"DESCRIBE DATABASE {schema}").collect()}
+    except AnalysisException:
+        return None
+    location = facts.get("Location")
+    return f"{location.rstrip('/')}/{name.lower()}" if location else None
+
+
+def sql_name(part: str) -> str:
+    """A part of a name as SQL has it, whatever characters it has."""
+    return "`" + part.replace("`", "``") + "`"

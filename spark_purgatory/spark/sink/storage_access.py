@@ -1,0 +1,49 @@
+"""What is there: a table, a folder, a place that takes files; asked without an error in the log where it is not."""
+
+from __future__ import annotations
+
+import re
+
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
+
+from spark_purgatory.spark.sink.spark_access import NO_SUCCESS_FILE
+from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
+
+PLAN_CACHE = "spark.connect.session.planCache.enabled"
+DETAILS = ("format", "id", "location", "partitionColumns", "properties", "tableFeatures")
+_NOT_THERE = re.compile(r"\[DELTA_FILE_NOT_FOUND\] File path (?!\S*/_delta_log/)|\[DELTA_MISSING_DELTA_TABLE\]")
+
+
+def look_anew(spark: SparkSession) -> None:
+    """Have Spark Connect look at files each time that they are read.
+
+    Its server keeps the files that it listed for a read, by the read's number and words, and every process of a session
+    counts its reads from 0: the worker of a restarted query says what the last run's said, and would be shown the
+    checkpoint and the table's log as they were then.
+    """
+    spark.conf.set(PLAN_CACHE, "false")
+
+
+def sql_text(value: str) -> str:
+    """A text as a literal of SQL."""
+    return "'" + value.replace("\\", r"\\").replace("'", r"\'") + "'"
+
+
+def described(spark: SparkSession, place: str) -> Row | None:
+    """What Delta says of ``place``, a table's name or the literal of a path; None if nothing is there.
+
+    The format is None where a path is there and no table of Delta is.
+    """
+    try:
+        return spark.sql(f"DESCRIBE DETAIL {place}").select(*DETAILS).first()
+    except SPARK_FAULTS as error:
+        if _NOT_THERE.search(str(error)):
+            return None
+        raise
+
+
+def touch(spark: SparkSession, path: str) -> None:
+    """Write no rows into a folder: an error if it cannot be written, else an empty folder, or nothing in a store."""
+    nothing = spark.range(0, 0, 1, 1).select(F.lit("").alias("value"), F.lit(0).alias("gone"))
+    nothing.write.partitionBy("gone").mode("append").option(NO_SUCCESS_FILE, "false").text(path)

@@ -1,0 +1,175 @@
+"""Who else may touch the table: other writers, OPTIMIZE, a twin of the query; what they do is harmless, or named."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_purgatory.errors import (
+    BufferExhaustedError,
+    ForeignWriterError,
+    SchemaMismatchError,
+    StorageError,
+    TableForgetsError,
+    TableLostError,
+)
+from spark_purgatory.spark.sink import failpoints
+from spark_purgatory.spark.sink.sender import Sender
+from tests.spark.test_delta_sink import Stream, every
+from tests.spark.test_record_accumulator import HOUR, accumulator, staged_files, start, wait_until
+
+pytestmark = pytest.mark.spark
+
+FORGETS = "delta.setTransactionRetentionDuration"
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> Stream:
+    stream = Stream(spark, tmp_path)
+    accumulator(stream)
+    return stream
+
+
+def staged(stream: Stream, **options: Any) -> Any:
+    """A query that ended with one micro-batch staged and not drained."""
+    stream.add(1)
+    query = start(stream, accumulator(stream, **{**HOUR, **options}))
+    wait_until(lambda: (stream.checkpoint / "commits" / str(stream.files - 1)).exists(), query)
+    query.stop()
+    return query
+
+
+@contextmanager
+def meanwhile(failpoint: str, action: Callable[[], object]) -> Iterator[None]:
+    """Do something once, when a failpoint is reached."""
+
+    def hook(reached: str) -> None:
+        if reached == failpoint:
+            failpoints.hook = None
+            action()
+
+    failpoints.hook = hook
+    try:
+        yield
+    finally:
+        failpoints.hook = None
+
+
+def test_what_is_done_to_the_table_between_stage_and_drain_is_named_and_once_undone_the_rows_arrive(
+    stream: Stream,
+) -> None:
+    stream.add(1).run(stream.rows())
+    query = staged(stream, max_block="1 second", retry_backoff="100 milliseconds")
+    table, aside = stream.folder / "table", stream.folder / "aside"
+    alter = f"ALTER TABLE delta.`{table}` "
+
+    def refused(error: type[StorageError | BufferExhaustedError], said: str, undo: Callable[[], object]) -> None:
+        with pytest.raises(error, match=said) as raised:
+            query.drain()
+        assert " - n : " not in "".join(traceback.format_exception(raised.value)), "Delta names values"
+        assert staged_files(stream)
+        undo()
+
+    def sql(what: str) -> None:
+        stream.spark.sql(alter + what)
+
+    sql(f"SET TBLPROPERTIES ('{FORGETS}' = 'interval 1 day')")
+    refused(TableForgetsError, "UNSET", lambda: sql(f"UNSET TBLPROPERTIES ('{FORGETS}')"))
+    sql("ADD CONSTRAINT few CHECK (n < 15)")
+    refused(BufferExhaustedError, "max_block.* CHECK constraint few", lambda: sql("DROP CONSTRAINT few"))
+    sql(
+        "SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name', 'delta.minReaderVersion' = '2', "
+        "'delta.minWriterVersion' = '5')"
+    )
+    sql("RENAME COLUMN n TO m")
+    refused(SchemaMismatchError, "lacks n", lambda: sql("RENAME COLUMN m TO n"))
+    table.rename(aside)
+    refused(TableLostError, "is gone|was dropped", lambda: None)
+    foreign = stream.spark.range(0).selectExpr("id AS n", "id AS part").write.format("delta")
+    foreign.partitionBy("part").save(str(table))
+    refused(TableLostError, "was replaced|dropped or replaced", lambda: (shutil.rmtree(table), aside.rename(table)))
+    sql("ADD COLUMNS (later string)")
+    query.drain()
+    assert stream.numbers() == every(2)
+    assert staged_files(stream) == []
+
+
+def test_of_two_accumulators_on_one_app_id_one_writes_and_the_other_is_told(stream: Stream) -> None:
+    """A copy of the checkpoint: the twin intends the same drain, and commits first."""
+    query = staged(stream)
+    copy = stream.folder / "copy"
+    shutil.copytree(stream.checkpoint, copy)
+    twin = Sender(stream.sink.options, str(copy))
+    with (
+        meanwhile("before drain commit", lambda: twin.drain(stream.spark)),
+        pytest.raises(ForeignWriterError, match="transaction 0 of app id"),
+    ):
+        query.drain()
+    assert stream.numbers() == every(1), "the twin's"
+    assert staged_files(stream), "nothing was removed"
+    with pytest.raises(ForeignWriterError, match="transaction 0 of app id"):
+        Sender(stream.sink.options, str(stream.checkpoint)).drain(stream.spark)
+    assert stream.numbers() == every(1)
+
+
+def test_two_runs_on_one_checkpoint_that_intend_the_same_drain_are_named(stream: Stream) -> None:
+    query = staged(stream)
+    twin = Sender(stream.sink.options, str(stream.checkpoint))
+    log = stream.checkpoint / "staging" / "log" / "generation=0" / "epoch=0"
+    before: list[Path] = []
+
+    def twin_drains() -> None:
+        twin.drain(stream.spark)
+        before.extend(log.glob("intent=0-*"))
+
+    with (
+        meanwhile("before intent", twin_drains),
+        pytest.raises(ForeignWriterError, match="two different entries 'intent=0'"),
+    ):
+        query.drain()
+    assert stream.numbers() == every(1), "the twin's"
+    [ours] = set(log.glob("intent=0-*")) - set(before)
+    ours.unlink()
+    assert stream.add(1).run(stream.rows()).numbers() == every(2), "the remedy that the error names"
+
+
+@pytest.mark.slow
+def test_other_writers_and_optimize_beside_the_sink_cost_no_row(stream: Stream) -> None:
+    table = str(stream.folder / "table")
+    stream.spark.range(0).selectExpr("id AS n", "id AS part").write.format("delta").partitionBy("part").save(table)
+    ended, theirs, errors = threading.Event(), Counter[int](), list[BaseException]()
+
+    def others() -> None:
+        number = 0
+        try:
+            while number < 3 or not (ended.is_set() or number > 5):
+                number += 1
+                row = stream.spark.range(1).selectExpr(f"{-number}L AS n", f"{number % 2}L AS part")
+                row.write.format("delta").mode("append").option("txnAppId", "theirs").option("txnVersion", number).save(
+                    table
+                )
+                theirs[-number] += 1
+                stream.spark.sql(f"OPTIMIZE delta.`{table}`")
+        except BaseException as error:
+            errors.append(error)
+
+    accumulator(stream, batch_size_bytes=1000)
+    beside = threading.Thread(target=others)
+    beside.start()
+    try:
+        stream.add(3).run(stream.rows())
+    finally:
+        ended.set()
+        beside.join()
+    assert not errors, errors
+    assert stream.numbers() == every(3) + theirs
+    assert staged_files(stream) == []

@@ -1,0 +1,82 @@
+"""A disk that takes no byte more, at every write of the sink: named, and nothing lost once it has room again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from spark_purgatory.errors import PurgatoryError, StorageError
+from spark_purgatory.spark.sink import failpoints
+from tests.spark.test_delta_sink import Stream, every
+from tests.spark.test_record_accumulator import accumulator, staged_files
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(not hasattr(psutil, "RLIMIT_FSIZE"), reason="only Linux limits another process"),
+]
+
+FULL_AT = {
+    "before parts": r"StagingError: a micro-batch could not be staged in ",
+    "before intent": r"StagingError: intent \d could not be written",
+    "before drain commit": r"BufferExhaustedError: table .* took nothing for max_block",
+    "before clean-up": r"StagingError: the clean-up after drain \d could not be written",
+    "before return": "File too large",
+}
+"""By failpoint, from which on nothing can be written: what is said. The last is Spark's own note of the micro-batch."""
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> Stream:
+    return Stream(spark, tmp_path)
+
+
+@contextmanager
+def full_disk_at(failpoint: str) -> Iterator[None]:
+    """From a failpoint on, the JVM and this process may create files but not put a byte into them."""
+    [jvm] = [child for child in psutil.Process().children(recursive=True) if child.name() == "java"]
+    both = (jvm, psutil.Process())
+    room = jvm.rlimit(psutil.RLIMIT_FSIZE)
+
+    def hook(reached: str) -> None:
+        if reached == failpoint:
+            for process in both:
+                process.rlimit(psutil.RLIMIT_FSIZE, (0, room[1]))
+
+    failpoints.hook = hook
+    try:
+        yield
+    finally:
+        failpoints.hook = None
+        for process in both:
+            process.rlimit(psutil.RLIMIT_FSIZE, room)
+
+
+def test_a_full_disk_at_every_write_is_named_and_the_rows_arrive_once_it_has_room(stream: Stream) -> None:
+    accumulator(stream, max_block="1 second", retry_backoff="100 milliseconds")
+    stream.spark.range(1).write.parquet(str(stream.folder / "first"))  # The first write unpacks a library to the disk.
+    for failpoint, said in FULL_AT.items():
+        stream.add(1)
+        with full_disk_at(failpoint), pytest.raises((PySparkException, PurgatoryError)) as raised:
+            stream.run(stream.rows())
+        assert re.search(said, f"{type(raised.value).__name__}: {raised.value}"), failpoint
+    stream.run(stream.rows())
+    assert stream.numbers() == every(len(FULL_AT))
+    assert staged_files(stream) == []
+
+
+def test_a_staging_folder_that_cannot_be_made_is_named(stream: Stream) -> None:
+    stream.checkpoint.mkdir()
+    in_the_way = stream.checkpoint / "staging"
+    in_the_way.write_text("a file", encoding="utf-8")
+    stream.add(1)
+    with pytest.raises(StorageError, match=r"checkpoint=.* cannot be written: .* Parent path is not a directory"):
+        stream.run(stream.rows())
+    in_the_way.unlink()
+    assert stream.run(stream.rows()).numbers() == every(1)

@@ -1,0 +1,407 @@
+"""The rules of the house, checked on the syntax tree: who may import whom, what is banned where, sizes.
+
+Data flows one way: config -> operator -> exchange -> host -> core -> outcomes -> accumulator -> Delta.
+`core` and `accumulator` are pure: no clock, no randomness, no I/O; time is an argument. Each rule is a row of
+a table, and the second half of this file feeds the checker offending lines, so that a rule which stopped
+working is seen.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = "spark_purgatory"
+
+# --- the rules, as data ---------------------------------------------------------------------------
+
+# An area is what stands behind the package's name: a folder or a module. "root" is the package's __init__.
+ANYTHING = frozenset({"*"})
+OWN_IMPORTS: dict[str, frozenset[str]] = {
+    "errors": frozenset(),
+    "core": frozenset({"core", "errors"}),
+    "accumulator": frozenset({"accumulator", "errors"}),
+    "schema": frozenset({"schema", "errors"}),
+    "config": frozenset({"config", "core", "accumulator", "schema", "errors"}),
+    "metrics": frozenset({"metrics", "config", "schema", "errors"}),
+    "spark": frozenset({"spark", "core", "accumulator", "config", "schema", "metrics", "errors"}),
+    "testing": ANYTHING,
+    "job": ANYTHING,
+    "demo": ANYTHING,
+    "cli": ANYTHING,
+    "__main__": ANYTHING,
+    "root": ANYTHING,
+}
+OWN_IMPORTS_ELSEWHERE = frozenset({"config", "schema", "errors"})
+
+# Third-party packages. Elsewhere: what an installation without extras has.
+INSTALLED_ALWAYS = frozenset({"numpy", "pandas", "pyarrow"})
+THIRD_PARTY: dict[str, frozenset[str]] = {
+    "core": frozenset({"numpy", "pyarrow"}),
+    "accumulator": frozenset(),
+    "errors": frozenset(),
+    "spark": INSTALLED_ALWAYS | {"delta", "py4j", "pyspark"},
+    "testing": ANYTHING,
+    "job": ANYTHING,
+    "demo": ANYTHING,
+    "cli": ANYTHING,
+    "__main__": ANYTHING,
+}
+
+# Rooms of an area, in order: a module imports from its own room and from rooms that stand before it.
+ROOMS: dict[str, tuple[str, ...]] = {
+    "core": ("arrays", "kafka", "spec", "events", "engine", "state"),
+    "spark": ("placement", "operator", "sink", "checkpoint"),
+}
+ROOMS_APART = frozenset({("spark", "sink", "operator"), ("core", "spec", "kafka"), ("core", "events", "kafka")})
+"""(area, room, other): pairs that the order would let pass and that know nothing of each other."""
+
+PURE_AREAS = frozenset({"core", "accumulator"})
+IMPURE_STDLIB = frozenset(
+    # clocks, chance
+    "time sched random secrets uuid "
+    # files, processes, the network, consoles
+    "os io pathlib shutil tempfile glob fnmatch fileinput mmap sqlite3 dbm shelve logging subprocess signal "
+    "socket socketserver ssl select selectors urllib http ftplib smtplib "
+    # threads
+    "threading _thread multiprocessing concurrent asyncio queue "
+    # the machine
+    "platform getpass ctypes importlib".split()
+)
+IMPURE_SUBMODULES = frozenset(
+    "numpy.random pyarrow.fs pyarrow.parquet pyarrow.dataset pyarrow.csv pyarrow.json pyarrow.orc "
+    "pyarrow.feather pyarrow.flight".split()
+)
+IMPURE_CALLS = frozenset({"open", "input", "print"})
+CLOCK_OWNERS = frozenset({"datetime", "date", "Timestamp"})
+CLOCK_METHODS = frozenset({"now", "utcnow", "today"})
+
+BANNED_MODULES = frozenset({"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve"})
+BANNED_CALLS = frozenset({"eval", "exec"})
+# Under Spark Connect there is no JVM behind the session.
+BANNED_ATTRIBUTES = frozenset(
+    {"_jvm", "_jdf", "_jsparkSession", "_jsc", "_sc", "sparkContext", "read_pickle", "to_pickle"}
+)
+BANNED_STRINGS = BANNED_MODULES | frozenset({"_jvm", "_jdf", "_jsparkSession", "sparkContext"})
+
+MAX_FUNCTION_LINES = 70
+MAX_FILE_LINES = 400
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+# --- the checker ----------------------------------------------------------------------------------
+
+
+def area_of(path: str) -> str:
+    """`spark_purgatory/core/state/blob.py` -> `core`; the package's own `__init__` -> `root`; a job -> ``""``."""
+    parts = path.split("/")
+    if parts[0] != PACKAGE:
+        return ""
+    first = parts[1].removesuffix(".py")
+    return "root" if first == "__init__" else first
+
+
+def imported_modules(tree: ast.AST, path: str) -> Iterator[tuple[int, str]]:
+    """Line and absolute dotted name of everything imported, relative imports resolved, names included."""
+    package = path.removesuffix(".py").split("/")[:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *filter(None, [node.module])])
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+def check_imports(tree: ast.AST, path: str) -> Iterator[str]:
+    area = area_of(path)
+    own = OWN_IMPORTS.get(area, OWN_IMPORTS_ELSEWHERE)
+    third_party = THIRD_PARTY.get(area, INSTALLED_ALWAYS)
+    for line, name in imported_modules(tree, path):
+        top, _, rest = name.partition(".")
+        if top in BANNED_MODULES:
+            yield f"{path}:{line}: imports {top}, which is banned everywhere"
+        elif top == PACKAGE:
+            target = rest.partition(".")[0] or "root"
+            target = target if (ROOT / PACKAGE / target).exists() or target in OWN_IMPORTS else target or "root"
+            if own is not ANYTHING and target not in own:
+                yield f"{path}:{line}: {area} may not import {PACKAGE}.{target}"
+        elif top in sys.stdlib_module_names:
+            if area in PURE_AREAS and top in IMPURE_STDLIB:
+                yield f"{path}:{line}: {area} is pure and may not import {top}"
+        elif third_party is not ANYTHING and top not in third_party:
+            yield f"{path}:{line}: {area} may not import {top}"
+        elif area in PURE_AREAS and ".".join(name.split(".")[:2]) in IMPURE_SUBMODULES:
+            yield f"{path}:{line}: {area} is pure and may not import {name}"
+
+
+def room_of(path: str) -> str:
+    """`spark_purgatory/core/state/blob.py` -> `state`; a module of the area itself -> its own name."""
+    parts = path.split("/")
+    return parts[2].removesuffix(".py") if len(parts) > 2 else ""
+
+
+def check_rooms(tree: ast.AST, path: str) -> Iterator[str]:
+    area, room = area_of(path), room_of(path)
+    order = ROOMS.get(area, ())
+    if order and room == "__init__":
+        return
+    if order and room not in order:
+        yield f"{path}:1: {room} is no room of {area}: put the module into one of {', '.join(order)}"
+        return
+    for line, name in imported_modules(tree, path):
+        parts = name.split(".")
+        if parts[:2] != [PACKAGE, area] or len(parts) < 3 or parts[2] not in order:
+            continue
+        other = parts[2]
+        if order.index(other) > order.index(room) or (area, room, other) in ROOMS_APART:
+            yield f"{path}:{line}: {area}.{room} may not import {area}.{other}"
+
+
+def check_banned_everywhere(tree: ast.AST, path: str) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in BANNED_CALLS:
+            yield f"{path}:{node.lineno}: calls {node.func.id}()"
+        elif isinstance(node, ast.Attribute) and node.attr in BANNED_ATTRIBUTES:
+            yield f"{path}:{node.lineno}: touches .{node.attr}"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in BANNED_STRINGS:
+            yield f"{path}:{node.lineno}: names {node.value!r} in a string"
+        elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            yield f"{path}:{node.value.lineno}: passes allow_pickle"
+
+
+def last_name(node: ast.expr) -> str:
+    """`dt.datetime` -> `datetime`, `datetime` -> `datetime`, anything else -> ``""``."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def check_pure(tree: ast.AST, path: str) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            if node.attr in CLOCK_METHODS and last_name(node.value) in CLOCK_OWNERS:
+                yield f"{path}:{node.lineno}: reads a clock by {last_name(node.value)}.{node.attr}"
+            elif node.attr == "random" and last_name(node.value) in {"np", "numpy"}:
+                yield f"{path}:{node.lineno}: draws from {last_name(node.value)}.random"
+        elif isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS:
+                yield f"{path}:{node.lineno}: calls {node.func.id}()"
+            elif last_name(node.func) == "datetime64" and any(
+                isinstance(argument, ast.Constant) and argument.value in CLOCK_METHODS for argument in node.args
+            ):
+                yield f"{path}:{node.lineno}: reads a clock by datetime64"
+
+
+def check_sizes(tree: ast.AST, path: str, n_lines: int) -> Iterator[str]:
+    if n_lines > MAX_FILE_LINES:
+        yield f"{path}:1: file of {n_lines} lines, at most {MAX_FILE_LINES}"
+    for node in ast.walk(tree):
+        if not isinstance(node, FunctionNode):
+            continue
+        length = (node.end_lineno or node.lineno) - node.lineno + 1
+        if length > MAX_FUNCTION_LINES:
+            yield f"{path}:{node.lineno}: function {node.name} of {length} lines, at most {MAX_FUNCTION_LINES}"
+
+
+def is_documented_elsewhere(node: FunctionNode) -> bool:
+    """Overloads speak through their implementation, setters and deleters through their property."""
+    return any(last_name(decorator) in {"overload", "setter", "deleter"} for decorator in node.decorator_list)
+
+
+def check_docstrings(tree: ast.Module | ast.ClassDef, path: str, owner: str = "") -> Iterator[str]:
+    """Public classes and functions of the module, and the public methods of its public classes."""
+    for node in tree.body:
+        if not isinstance(node, FunctionNode | ast.ClassDef) or node.name.startswith("_"):
+            continue
+        name = f"{owner}{node.name}"
+        is_class = isinstance(node, ast.ClassDef)
+        if not ast.get_docstring(node) and (is_class or not is_documented_elsewhere(node)):
+            yield f"{path}:{node.lineno}: {name} has no docstring"
+        if is_class:
+            yield from check_docstrings(node, path, f"{name}.")
+
+
+def check_source(source: str, path: str) -> list[str]:
+    """Every finding in one file; ``path`` is relative to the root and says which rules apply."""
+    tree = ast.parse(source, filename=path)
+    findings = list(check_sizes(tree, path, len(source.splitlines())))
+    if area_of(path):
+        findings += check_imports(tree, path)
+        findings += check_rooms(tree, path)
+        findings += check_banned_everywhere(tree, path)
+        findings += check_docstrings(tree, path)
+    if area_of(path) in PURE_AREAS:
+        findings += check_pure(tree, path)
+    return findings
+
+
+def sources(*folders: str) -> dict[str, str]:
+    files = sorted(file for folder in folders for file in (ROOT / folder).rglob("*.py"))
+    return {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in files}
+
+
+# --- the house ------------------------------------------------------------------------------------
+
+
+def test_the_checker_reads_the_core() -> None:
+    core = [path for path in sources(f"{PACKAGE}/core") if not path.endswith("__init__.py")]
+    assert core, f"no module found below {PACKAGE}/core: the house would be checked in name only"
+
+
+def test_every_file_keeps_the_rules() -> None:
+    files = sources(PACKAGE, "benchmarks", "jobs")
+    assert files, "no Python file found: the house would be checked in name only"
+    findings = [finding for path, source in files.items() for finding in check_source(source, path)]
+    assert not findings, "\n" + "\n".join(findings)
+
+
+def test_the_package_is_typed() -> None:
+    assert (ROOT / PACKAGE / "py.typed").is_file()
+
+
+# --- the checker itself ---------------------------------------------------------------------------
+
+CORE = f"{PACKAGE}/core/events/made_up.py"
+ACCUMULATOR = f"{PACKAGE}/accumulator/made_up.py"
+SPARK = f"{PACKAGE}/spark/sink/made_up.py"
+OPERATOR = f"{PACKAGE}/spark/operator/made_up.py"
+CONFIG = f"{PACKAGE}/config.py"
+
+OFFENCES = [
+    (CORE, "import time", "may not import time"),
+    (CORE, "from time import monotonic", "may not import time"),
+    (CORE, "import random", "may not import random"),
+    (CORE, "import os.path", "may not import os"),
+    (CORE, "from pathlib import Path", "may not import pathlib"),
+    (CORE, "import threading", "may not import threading"),
+    (CORE, "import io", "may not import io"),
+    (CORE, "import pandas as pd", "may not import pandas"),
+    (CORE, "import pyarrow.parquet as pq", "may not import pyarrow.parquet"),
+    (CORE, "from pyarrow import fs", "may not import pyarrow.fs"),
+    (CORE, "import pyspark", "may not import pyspark"),
+    (CORE, "def _f():\n    from pyspark.sql import functions", "may not import pyspark"),
+    (CORE, "from spark_purgatory.config import Operations", "core may not import spark_purgatory.config"),
+    (CORE, "from spark_purgatory import config", "core may not import spark_purgatory.config"),
+    (CORE, "import spark_purgatory", "core may not import spark_purgatory.root"),
+    (CORE, "import spark_purgatory.spark.operator.group_functions", "core may not import spark_purgatory.spark"),
+    (CORE, "from ...accumulator import sizing", "core may not import spark_purgatory.accumulator"),
+    (CORE, "from ... import schema", "core may not import spark_purgatory.schema"),
+    (CORE, "from spark_purgatory.core.engine import resolver", "core.events may not import core.engine"),
+    (CORE, "from ..state.blob import VERSION", "core.events may not import core.state"),
+    (CORE, "from ..kafka import watchers", "core.events may not import core.kafka"),
+    (SPARK, "from spark_purgatory.spark.operator import inputs", "spark.sink may not import spark.operator"),
+    (OPERATOR, "from ..sink import stager", "spark.operator may not import spark.sink"),
+    (f"{PACKAGE}/core/made_up.py", "x = 1", "made_up is no room of core"),
+    (CORE, "from datetime import datetime\nSTART = datetime.now()", "reads a clock by datetime.now"),
+    (CORE, "import datetime as dt\nSTART = dt.date.today()", "reads a clock by date.today"),
+    (CORE, "import numpy as np\nSTART = np.datetime64('now')", "reads a clock by datetime64"),
+    (CORE, "import numpy as np\nRNG = np.random.default_rng()", "draws from np.random"),
+    (CORE, "TEXT = open('file').read()", "calls open()"),
+    (ACCUMULATOR, "import time", "accumulator is pure and may not import time"),
+    (ACCUMULATOR, "import numpy as np", "accumulator may not import numpy"),
+    (
+        ACCUMULATOR,
+        "from spark_purgatory.core import state",
+        "accumulator may not import spark_purgatory.core",
+    ),
+    (ACCUMULATOR, "from threading import Lock", "may not import threading"),
+    (CONFIG, "from pyspark.sql import Column", "config may not import pyspark"),
+    (CONFIG, "from spark_purgatory.spark import host", "config may not import spark_purgatory.spark"),
+    (CONFIG, "import pydantic", "config may not import pydantic"),
+    (SPARK, "from spark_purgatory import Purgatory", "spark may not import spark_purgatory.Purgatory"),
+    (SPARK, "import pickle", "imports pickle"),
+    (SPARK, "from pickle import loads", "imports pickle"),
+    (SPARK, "import importlib\nimportlib.import_module('pickle')", "names 'pickle'"),
+    (SPARK, "import numpy as np\nnp.load('file', allow_pickle=True)", "passes allow_pickle"),
+    (SPARK, "x = eval('1')", "calls eval()"),
+    (SPARK, "exec('x = 1')", "calls exec()"),
+    (SPARK, "def _f(spark):\n    return spark._jvm", "touches ._jvm"),
+    (SPARK, "def _f(df):\n    return df._jdf.schema()", "touches ._jdf"),
+    (SPARK, "def _f(spark):\n    return spark.sparkContext", "touches .sparkContext"),
+    (SPARK, "def _f(spark):\n    return getattr(spark, '_jvm')", "names '_jvm'"),
+    (SPARK, "def public():\n    return 1", "public has no docstring"),
+    (SPARK, "class Public:\n    x = 1", "Public has no docstring"),
+    (
+        SPARK,
+        'class Public:\n    """Words."""\n    def method(self):\n        return 1',
+        "Public.method has no docstring",
+    ),
+    (SPARK, "def _long():\n" + "    x = 1\n" * 70, "function _long of 71 lines"),
+    ("jobs/made_up.py", "x = 1\n" * 401, "file of 401 lines"),
+]
+
+
+@pytest.mark.parametrize(("path", "source", "finding"), OFFENCES, ids=[offence[2] for offence in OFFENCES])
+def test_the_checker_finds(path: str, source: str, finding: str) -> None:
+    findings = check_source(source, path)
+    assert len(findings) == 1, findings
+    assert finding in findings[0]
+    assert findings[0].startswith(f"{path}:")
+
+
+def test_the_checker_lets_pass_what_is_allowed() -> None:
+    source = dedent(
+        '''
+        """A module of the core."""
+        from __future__ import annotations
+
+        import zlib
+        from collections.abc import Iterator
+        from datetime import timedelta
+        from typing import overload
+
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        from spark_purgatory.core.arrays import times
+        from spark_purgatory.errors import PurgatoryError
+
+        from ...errors import StateError
+        from . import event_log
+        from .event_log import EventLog
+
+
+        class Public:
+            """Documented."""
+
+            @property
+            def now(self) -> int:
+                """A name is no clock."""
+                return self.now_ms
+
+            @now.setter
+            def now(self, value: int) -> None:
+                self.now_ms = value
+
+
+        @overload
+        def public(x: int) -> int: ...
+        @overload
+        def public(x: str) -> str: ...
+        def public(x):
+            """Documented."""
+            return x.now()
+
+
+        def _private():
+            return 1
+        '''
+    )
+    assert check_source(source, CORE) == []
+    assert check_source('"""Demo."""\nimport typer\nimport pyspark\nimport spark_purgatory', f"{PACKAGE}/cli.py") == []
+    assert (
+        check_source('"""Host."""\nimport os\nimport time\nfrom ...core.state import blob\nimport delta', SPARK) == []
+    )
+
+
+def test_the_checker_accepts_lengths_at_the_limit() -> None:
+    assert check_source("def _f():\n" + "    x = 1\n" * (MAX_FUNCTION_LINES - 1), SPARK) == []
+    assert check_source("x = 1\n" * MAX_FILE_LINES, SPARK) == []

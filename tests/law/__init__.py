@@ -1,0 +1,1 @@
+"""Stream, batch and oracle agree."""

@@ -1,0 +1,287 @@
+"""The law: under ``emit="final"`` outcomes are a function of the rows received on time, as the oracle has it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from time import perf_counter
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spark_purgatory.core.spec.criteria import RULES, ByRow, Criterion
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.testing.oracle import KINDS, decide
+from spark_purgatory.testing.worlds import NUMBERS, STEP_US, Batch, World, needs_of, random_world, splits
+from tests.support.engine_driver import END_MS, Shards, microseconds, multiset
+
+COLUMNS = ("row", "id", "status", "resolved_at", "wait_ms", "matched", "missing_keys")
+SEEDS = st.integers(0, 1 << 32)
+WORLDS = st.sampled_from((1, 8, 24))
+SHARDS = st.sampled_from((1, 3, 16))
+COMPLETE_ONLY = ("complete",)
+NAMED = ("id", "row", "key", "event_id", "operation_id")
+SEQUENCES: Counter[str] = Counter()
+"""Worlds compared, by the test that did."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def told(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tell how many sequences were compared; all without a difference bound its chance."""
+    began = perf_counter()
+    yield
+    n = sum(SEQUENCES.values())
+    bound = f"; chance of a difference below {3 / n:.1e} (95 %)" if n else ""
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print(f"\nR5: {n:,} sequences, {dict(SEQUENCES)}, in {perf_counter() - began:.0f} s{bound}")
+
+
+def draw(
+    seed: int,
+    rule: str,
+    several: bool,
+    duplicates: bool = True,
+    kinds: tuple[str, ...] = COMPLETE_ONLY,
+    worlds: int = 1,
+    spoiled: bool = True,
+    numbers: str = "double",
+) -> tuple[random.Random, World, dict[str, Any]]:
+    """Worlds of one rule that share a stream and nothing else, and that rule as the oracle takes it.
+
+    "mixed" lets every operation bring its own.
+    """
+    rng = random.Random(seed)
+    mixed = rule == "mixed"
+    drawn = World([], [])
+    for number in range(worlds):
+        size = rng.choice((1, 4, 12))
+        world = random_world(
+            rng,
+            n_operations=size,
+            n_events=3 * size,
+            n_keys=rng.choice((1, 2, 4)),
+            max_keys=3 if several else 1,
+            rules=RULES if mixed else (rule,),
+            kinds=kinds,
+            duplicates=duplicates,
+            spoiled=spoiled and mixed and several and rng.random() < 0.5,
+            numbers=numbers,
+        )
+        for mine, rows in zip(drawn, world, strict=True):
+            mine += [renamed(row, f"{number}/") for row in rows]
+    if mixed:
+        return rng, drawn, {}
+    need = rng.choice(needs_of(rule, NUMBERS[numbers]))
+    need = 1.0 if need is None else need  # a criterion has one, also where its rule reads none
+    for operation in drawn.operations:
+        operation.update(need=need, level=None)
+    return rng, drawn, {"rule": rule, "need": need}
+
+
+def renamed(row: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """The row with its names in a world of their own."""
+    names = {name: prefix + row[name] for name in NAMED if row.get(name) is not None}
+    if row.get("keys") is not None:
+        names["keys"] = [None if key is None else prefix + key for key in row["keys"]]
+    if isinstance(row.get("level"), dict):
+        names["level"] = {prefix + key: need for key, need in row["level"].items()}
+    return {**row, **names}
+
+
+def spec_of(criterion: dict[str, Any], **others: Any) -> EngineSpec:
+    """An engine that reads all there is."""
+    rule = Criterion(criterion["rule"], criterion["need"]) if criterion else ByRow("rule", "need", "levels")
+    return EngineSpec(rule, operation_ids=True, event_ids=True, **others)
+
+
+def split_orphans(outcomes: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Counter[tuple[int, str]]]:
+    """Outcomes of operations, and ORPHANs as (time, reason)."""
+    orphans: Counter[tuple[int, str]] = Counter()
+    for outcome in (outcome for outcome in outcomes if outcome["status"] == "ORPHAN"):
+        event, at, reason = outcome.get("row"), outcome["resolved_at"], outcome.get("reason")
+        if isinstance(event, dict):
+            named = "" if event["operation_id"] is None else f" for operation {event['operation_id']}"
+            reason = f"{event['kind']} on key {event['key']}{named} found no operation pending"
+        orphans[at if isinstance(at, int) else microseconds(at), str(reason)] += 1
+    return [outcome for outcome in outcomes if outcome["status"] != "ORPHAN"], orphans
+
+
+def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, controlled: bool, worlds: int) -> None:
+    """Stream worlds through shards in some order and split, every row on time."""
+    kinds = KINDS if controlled else COMPLETE_ONLY
+    rng, world, criterion = draw(seed, rule, several, kinds=kinds, worlds=worlds)
+    lookback_us = rng.choice((0, 0, 2 * STEP_US))
+    orphans = not several or shards == 1
+    expected, unheard = split_orphans(decide(*world, criterion=criterion, lookback_us=lookback_us, orphans=orphans))
+    spec = spec_of(criterion, final=True, lookback_us=lookback_us, orphans=orphans)
+    batches = splits(
+        rng,
+        *world,
+        rng.choice((1, 3, 9)),
+        operations_delay_us=rng.choice((0, 3 * STEP_US)),
+        events_delay_us=rng.choice((0, 3 * STEP_US)),
+        lookback_us=lookback_us,
+    )
+    engine = Shards(spec, shards, several, hash_bits=rng.choice((64, 64, 3)), restarts=rng)
+    outcomes, left_over = split_orphans(engine.run(batches))
+    assert multiset(outcomes, *COLUMNS) == multiset(expected, *COLUMNS)
+    assert left_over == unheard
+    SEQUENCES["final"] += worlds
+
+
+@pytest.mark.parametrize("rule", [*RULES, "mixed", "mixed, controlled"])
+@given(seed=SEEDS, several=st.booleans(), shards=SHARDS, controlled=st.booleans(), worlds=WORLDS)
+@settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_order_any_split_any_number_of_shards_gives_what_the_oracle_says(
+    rule: str, seed: int, several: bool, shards: int, controlled: bool, worlds: int
+) -> None:
+    rule, _, always = rule.partition(", ")
+    compare_with_oracle(rule, seed, several, shards, controlled or bool(always), worlds)
+
+
+@pytest.mark.slow
+@given(seed=SEEDS, several=st.booleans(), shards=SHARDS, worlds=WORLDS)
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_long_series_of_mixed_rules_and_control_events_gives_what_the_oracle_says(
+    seed: int, several: bool, shards: int, worlds: int
+) -> None:
+    compare_with_oracle("mixed", seed, several, shards, True, worlds)
+
+
+def delayed(rng: random.Random, batches: list[Batch], share: float) -> list[Batch]:
+    """The micro-batches with some of their rows come later, many of them behind the watermark by then."""
+    moved = [Batch([], [], batch.watermark_ms) for batch in batches]
+    for number, batch in enumerate(batches):
+        for side, rows in enumerate(batch[:2]):
+            for row in rows:
+                moved[rng.randrange(number, len(batches)) if rng.random() < share else number][side].append(row)
+    return moved
+
+
+def untouched(batches: list[Batch]) -> set[str]:
+    """Names of operation rows that came on time, as did all of their id, and all events on their keys."""
+    operations = [(row, row["created"] <= batch.watermark_ms * 1000) for batch in batches for row in batch.operations]
+    late_keys = {e["key"] for batch in batches for e in batch.events if e["time"] <= batch.watermark_ms * 1000}
+    late_ids = {row["id"] for row, is_late in operations if is_late}
+    return {row["row"] for row, _ in operations if row["id"] not in late_ids and not late_keys & set(row["keys"])}
+
+
+def compare_where_nothing_was_late(seed: int, several: bool, shards: int, worlds: int) -> None:
+    """Stream worlds with late rows: each has one outcome, and whom no late row concerns has the oracle's."""
+    rng, world, _ = draw(seed, "mixed", several, kinds=KINDS, worlds=worlds, spoiled=False)
+    batches = delayed(rng, splits(rng, *world, rng.choice((3, 9))), rng.choice((0.05, 0.3)))
+    engine = Shards(spec_of({}, final=True), shards, several, restarts=rng)
+    outcomes = engine.run([*batches, ([], [], END_MS)])
+    assert multiset(outcomes, "row") == multiset(world.operations, "row")
+    sound = untouched(batches)
+    told = [[outcome for outcome in side if outcome["row"] in sound] for side in (outcomes, decide(*world))]
+    assert multiset(told[0], *COLUMNS) == multiset(told[1], *COLUMNS)
+    SEQUENCES["late"] += worlds
+
+
+@given(seed=SEEDS, several=st.booleans(), shards=SHARDS, worlds=WORLDS)
+@settings(max_examples=9, deadline=None, suppress_health_check=list(HealthCheck))
+def test_late_rows_have_one_outcome_each_and_change_nobodys_whom_they_do_not_concern(
+    seed: int, several: bool, shards: int, worlds: int
+) -> None:
+    compare_where_nothing_was_late(seed, several, shards, worlds)
+
+
+@pytest.mark.slow
+@given(seed=SEEDS, several=st.booleans(), shards=SHARDS, worlds=WORLDS)
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_long_series_of_late_rows_concerns_nobody_else(seed: int, several: bool, shards: int, worlds: int) -> None:
+    compare_where_nothing_was_late(seed, several, shards, worlds)
+
+
+@pytest.mark.parametrize("rule", [*RULES, "mixed"])
+@given(seed=SEEDS, several=st.booleans(), watermark_steps=st.integers(1, 30), worlds=WORLDS)
+@settings(max_examples=9, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_batch_query_gives_what_the_stream_has_given_once_its_watermark_stands_there(
+    rule: str, seed: int, several: bool, watermark_steps: int, worlds: int
+) -> None:
+    _, world, criterion = draw(seed, rule, several, kinds=KINDS, worlds=worlds)
+    watermark_us = 10_000_000 + watermark_steps * STEP_US
+    expected = decide(*world, criterion=criterion, watermark_us=watermark_us)
+    engine = Shards(spec_of(criterion, final=True), 3, several)
+    outcomes = engine.run([(*world, 0), ([], [], watermark_us // 1000)])
+    assert multiset(outcomes, *COLUMNS) == multiset(expected, *COLUMNS)
+    rest = engine.run([([], [], END_MS)])
+    assert multiset(outcomes + rest, *COLUMNS) == multiset(decide(*world, criterion=criterion), *COLUMNS)
+    SEQUENCES["batch"] += worlds
+
+
+@pytest.mark.parametrize("rule", [*RULES, "mixed"])
+@given(seed=SEEDS, several=st.booleans(), worlds=WORLDS)
+@settings(max_examples=9, deadline=None, suppress_health_check=list(HealthCheck))
+def test_early_outcomes_have_the_statuses_of_final_ones(rule: str, seed: int, several: bool, worlds: int) -> None:
+    rng, world, criterion = draw(seed, rule, several, duplicates=False, worlds=worlds)
+    expected = multiset(decide(*world, criterion=criterion), "row", "status")
+    engine = Shards(spec_of(criterion), 3, several)
+    outcomes = engine.run(splits(rng, *world, rng.choice((1, 3, 9))))
+    assert multiset(outcomes, "row", "status") == expected
+    SEQUENCES["early"] += worlds
+
+
+# --- a small world in every order and every split -------------------------------------------------
+
+SMALL_OPERATIONS = [("p", "a", 2, 8), ("q", "b", 3, 6), ("r", "ab", 1, 9), ("r", "ab", 2, 5)]
+SMALL_EVENTS = [("a", 4, "complete"), ("b", 4, "complete"), ("a", 5, "complete")]
+SMALL_CONTROLS = [("a", 4, "fail"), ("a", 3, "cancel"), ("b", 4, "force"), ("b", 6, "extend")]
+SMALL_NEEDS = {"quorum": 2, "count": 2, "sum_at_least": 2.0, "level": 1.0}
+STEPS_MS = (0, 0, 2)
+"""Where the watermark stands before each of three micro-batches; rows behind it do not come then."""
+
+
+def small_world(rule: str, control: int, duplicates: bool) -> World:
+    """Three operations, two keys and four events, one of them a control event, at ties on purpose."""
+    chosen = SMALL_OPERATIONS[:2] + SMALL_OPERATIONS[2:3] if not duplicates else SMALL_OPERATIONS[1:]
+    operations = [
+        {
+            "id": name,
+            "keys": list(keys),
+            "created": created * 1000,
+            "deadline": deadline * 1000,
+            "rule": rule,
+            "need": SMALL_NEEDS.get(rule),
+            "level": None,
+            "row": f"{name}{created}",
+        }
+        for name, keys, created, deadline in chosen
+    ]
+    events = [
+        {"key": key, "time": time * 1000, "kind": kind, "value": 0.002 if kind == "extend" else 1.0}
+        for key, time, kind in [*SMALL_EVENTS, SMALL_CONTROLS[control]]
+    ]
+    return World(operations, events)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("control", range(4), ids=lambda at: SMALL_CONTROLS[at][2])
+def test_a_small_world_comes_out_alike_in_every_order_and_split(rule: str, control: int) -> None:
+    world = small_world(rule, control, duplicates=control % 2 == 1)
+    rows = [("created", row) for row in world.operations] + [("time", row) for row in world.events]
+    open_to = [[step for step, ms in enumerate(STEPS_MS) if row[field] > ms * 1000] for field, row in rows]
+    batches = [([], [], ms) for ms in STEPS_MS]
+    for copy, places in enumerate(product(*open_to)):
+        for (field, row), step in zip(rows, places, strict=True):
+            batches[step][field == "time"].append(renamed(row, f"{copy}/"))
+    expected = multiset(decide(*world), *COLUMNS)
+    spec = EngineSpec(ByRow("rule", "need", "levels"), final=True)
+    outcomes = Shards(spec, several=True).run([*batches, ([], [], 4), ([], [], END_MS)])
+    copies: dict[str, list[dict[str, Any]]] = {}
+    for outcome in outcomes:
+        copy, _, name = outcome["row"].partition("/")
+        missing = outcome["missing_keys"] and [key.partition("/")[2] for key in outcome["missing_keys"]]
+        plain = {**outcome, "row": name, "id": outcome["id"].partition("/")[2], "missing_keys": missing}
+        copies.setdefault(copy, []).append(plain)
+    assert len(copies) == math.prod(map(len, open_to))
+    for copy, decided in copies.items():
+        assert multiset(decided, *COLUMNS) == expected, f"copy {copy}"
+    SEQUENCES["small"] += len(copies)

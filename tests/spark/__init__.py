@@ -1,0 +1,1 @@
+"""The Spark hosts, on a real session."""

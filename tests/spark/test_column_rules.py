@@ -1,0 +1,134 @@
+"""What our rules say that Delta takes, and what Delta itself says: the same, type by type and name by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from spark_purgatory.spark.sink.column_rules import FORBIDDEN_CHARACTERS, changed, unfit
+from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
+
+TAKEN = """null; 1Y; 1S; 1; 1L; 1F; 1D; cast(1 as decimal(38,9)); 'a'; cast('a' as varchar(3)); X'00'; true;
+    date'2026-01-01'; timestamp'2026-01-01 00:00:00'; timestamp_ntz'2026-01-01 00:00:00'; array(1); map(1, 1);
+    map(named_struct('a', 1), 1); named_struct('a', null, 'b', 1); parse_json('1'); named_struct('v', parse_json('1'));
+    array(parse_json('1')); named_struct('a.b', 1, 'a`b', 2)"""
+NOT_TAKEN = """interval '1' day; interval '1' month; make_interval(1, 2); time'12:00:00'; array(time'12:00:00');
+    array(interval '1' day); map(interval '1' day, 1); named_struct('i', interval '1' month); array(); map();
+    array(null); map(1, null); named_struct('a', null); named_struct(); array(named_struct('a', null, 'b', 1));
+    'a' collate UTF8_LCASE; array('a' collate UTF8_LCASE); map('a' collate UTF8_LCASE, 1);
+    named_struct('a', 'a' collate UNICODE); st_geomfromwkb(X'0101000000000000000000F03F0000000000000040');
+    st_geogfromwkb(X'0101000000000000000000F03F0000000000000040'); named_struct('a', 1, 'A', 2);
+    array(named_struct('a', 1, 'A', 2)); named_struct('a b', 1); array(named_struct('a b', 1));
+    map(1, named_struct('a=b', 1))"""
+NO_FOLDERS = """array(1); map(1, 1); named_struct('a', 1); parse_json('1'); null"""
+TABLE = """s string, v varchar(3), ti tinyint, sm smallint, i int, l bigint, f float, d double, de decimal(10, 2),
+    ts timestamp, ntz timestamp_ntz, da date, bo boolean, bi binary, st struct<a: int, b: string>, ar array<int>,
+    m map<string, int>, an array<struct<a: int>>"""
+WIDENED = """'a' s; 'a' v; 1Y sm; 1S i; 1Y ti; named_struct('b', 'x', 'A', 1S) st; array(1Y) ar; map('a', 1S) m;
+    null l; array(named_struct('a', 1Y)) an; named_struct('a', null, 'b', 'x') st; named_struct('a', 1) st"""
+CHANGED = """1 s; date'2026-01-01' s; 1L i; '1' i; 1D i; true i; cast(1 as decimal(5, 2)) i; 1L sm; 1 l; 1D l; 1 d;
+    1F d; 1D f; 1 de; cast(1 as decimal(20, 4)) de; cast(1 as decimal(4, 2)) de; date'2026-01-01' ts;
+    timestamp_ntz'2026-01-01 00:00:00' ts; timestamp'2026-01-01 00:00:00' ntz; timestamp'2026-01-01 00:00:00' da; 1 bo;
+    'a' bi; named_struct('a', 1L) st; named_struct('a', 1, 'c', 1) st; array('1') ar; array(1L) ar; map(1, 1) m;
+    map('a', 1L) m; array(named_struct('z', 1)) an; 1 st; 1 ar"""
+CHANGED_BY_NAME = """date'2026-01-01' i; named_struct('a', 1, 'c', 1) st; array(named_struct('a', 1, 'z', 1)) an"""
+
+
+def listed(text: str) -> list[str]:
+    return [" ".join(part.split()) for part in text.split(";")]
+
+
+def refusal(rows: DataFrame, place: Path | str, partition_by: Sequence[str] = ()) -> str:
+    """What Delta says to rows; "" if it takes them."""
+    writer = rows.write.format("delta").mode("append").partitionBy(*partition_by)
+    try:
+        _ = writer.saveAsTable(place) if isinstance(place, str) else writer.save(str(place))
+    except SPARK_FAULTS as error:
+        return type(error).__name__ + (error.getCondition() or "" if isinstance(error, PySparkException) else "")
+    return ""
+
+
+@pytest.mark.spark
+def test_types_and_names_that_a_new_table_takes(spark: SparkSession, tmp_path: Path) -> None:
+    names = ["a.b", "a`b", "", "a'b", 'a"b', "_change_type", "a/b:c%", "ü", "a\rb"]
+    rows = spark.range(1).selectExpr("id", *(f"{value} AS c{i}" for i, value in enumerate(listed(TAKEN))))
+    rows = rows.select("*", *(rows.id.alias(name) for name in names))
+    assert list(unfit(rows.schema)) == []
+    assert refusal(rows.limit(0), tmp_path / "table") == ""
+
+
+@pytest.mark.spark
+def test_types_and_names_that_no_new_table_takes(spark: SparkSession, tmp_path: Path) -> None:
+    for number, value in enumerate(listed(NOT_TAKEN)):
+        rows = spark.range(1).selectExpr("id", f"{value} AS c")
+        assert list(unfit(rows.schema)), value
+        assert refusal(rows, tmp_path / f"type-{number}"), value
+    for number, character in enumerate(FORBIDDEN_CHARACTERS):
+        rows = spark.range(1).toDF(f"a{character}b")
+        assert len(list(unfit(rows.schema))) == 1, repr(character)
+        assert list(unfit(rows.schema, is_mapped=True)) == []
+        assert refusal(rows, tmp_path / f"name-{number}"), repr(character)
+    void = spark.range(1).selectExpr("null AS c")
+    assert list(unfit(void.schema)) and refusal(void, tmp_path / "void")
+    twice = T.StructType().add("a", T.IntegerType()).add("A", T.IntegerType())
+    assert list(unfit(twice)) == ["columns 'a' and 'A' have one name, for Delta ignores case: rename one"]
+
+
+@pytest.mark.spark
+def test_columns_that_partition_no_table(spark: SparkSession, tmp_path: Path) -> None:
+    for number, value in enumerate(listed(NO_FOLDERS)):
+        rows = spark.range(1).selectExpr("id", f"{value} AS c")
+        assert len(list(unfit(rows.schema, ["c"]))) == 1, value
+        assert refusal(rows, tmp_path / f"type-{number}", ["c"]), value
+    for number, name in enumerate(("", "a\0b")):
+        rows = (
+            spark.range(1).selectExpr("id", f"1 AS `{name}`")
+            if name
+            else spark.range(1).selectExpr("id", "1").toDF("id", "")
+        )
+        assert len(list(unfit(rows.schema, [name]))) == 1, name
+        assert refusal(rows, tmp_path / f"name-{number}", [name]), name
+    assert list(unfit(spark.range(1).schema, ["id"])) and refusal(spark.range(1), tmp_path / "all", ["id"])
+
+
+@pytest.mark.spark
+def test_types_that_a_table_takes_into_its_columns(spark: SparkSession, tmp_path: Path) -> None:
+    spark.sql("DROP TABLE IF EXISTS rules")
+    spark.sql(f"CREATE TABLE rules ({TABLE}) USING delta LOCATION '{tmp_path / 'table'}'")
+    there = spark.table("rules").schema
+
+    def rules(rows: DataFrame, casts: bool) -> list[str]:
+        field = rows.schema.fields[-1]
+        return list(changed(field.dataType, there[field.name].dataType, field.name, casts=casts))
+
+    def rows_of(value: str) -> DataFrame:
+        return (
+            spark.range(1).selectExpr("'a' AS s", value)
+            if not value.endswith(" s")
+            else spark.range(1).selectExpr(value)
+        )
+
+    for value in listed(CHANGED):
+        assert rules(rows_of(value), casts=False), value
+        assert refusal(rows_of(value), tmp_path / "table"), value
+    for value in listed(CHANGED_BY_NAME):
+        assert rules(rows_of(value), casts=True), value
+        assert refusal(rows_of(value), "rules"), value
+    for value in listed(WIDENED):
+        assert rules(rows_of(value), casts=False) == [], value
+        assert rules(rows_of(value), casts=True) == [], value
+    one_of_each = {value.rsplit(" ", 1)[1]: value for value in listed(WIDENED)}
+    rows = spark.range(1).selectExpr(*one_of_each.values())
+    assert refusal(rows, tmp_path / "table") == ""
+    assert refusal(rows, "rules") == ""
+    numbers = spark.range(1).selectExpr("id AS i", "1 AS l", "1D AS f", "1 AS de")
+    assert all(
+        not list(changed(field.dataType, there[field.name].dataType, "c", casts=True)) for field in numbers.schema
+    )
+    assert refusal(numbers, "rules") == "", "by name Delta casts numbers"
+    spark.sql("DROP TABLE rules")

@@ -1,0 +1,182 @@
+"""The sink's protocol: every crash case of its table, driven through real queries and real Delta tables."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_purgatory import RecordAccumulator
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.sink.delta_log import last_txn_version
+from spark_purgatory.spark.sink.ledger import NO_BATCH
+
+pytestmark = pytest.mark.spark
+
+ROWS_A_FILE = 10
+
+
+class Stream:
+    """A folder of files, one a micro-batch, and a query that writes them to a table.
+
+    ``evaluations`` counts, batch by batch, how often the batch's rows were computed.
+    """
+
+    def __init__(self, spark: SparkSession, folder: Path, sink: RecordAccumulator | None = None) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.sink = sink or RecordAccumulator(path=str(folder / "table"))
+        self.checkpoint = folder / "checkpoint"
+        self.marks = folder / "marks"
+        self.files = 0
+        for path in (folder / "in", self.marks):
+            path.mkdir(parents=True)
+
+    def add(self, files: int) -> Stream:
+        for _ in range(files):
+            rows = [{"n": self.files * ROWS_A_FILE + i, "part": i % 2} for i in range(ROWS_A_FILE)]
+            path = self.folder / "in" / f"{self.files:03d}.parquet"
+            pq.write_table(pa.Table.from_pylist(rows), path)
+            os.utime(path, (1_700_000_000 + self.files, 1_700_000_000 + self.files))
+            self.files += 1
+        return self
+
+    def rows(self) -> DataFrame:
+        reader = self.spark.readStream.schema("n bigint, part bigint").option("maxFilesPerTrigger", 1)
+        return reader.parquet(str(self.folder / "in"))
+
+    def counted(self) -> DataFrame:
+        """The rows, by way of state and of Python."""
+        rows = self.rows().dropDuplicates(["n"])
+        return rows.repartition(1).mapInArrow(_marker(str(self.marks)), rows.schema)
+
+    def run(self, rows: DataFrame | None = None) -> Stream:
+        rows = self.counted() if rows is None else rows
+        query = self.sink.write_stream(rows, checkpoint=str(self.checkpoint), trigger={"availableNow": True})
+        query.awaitTermination()
+        return self
+
+    def forget_last_commit(self) -> Stream:
+        """What a crash leaves that came after Delta's commit and before Spark's."""
+        commits = self.checkpoint / "commits"
+        last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
+        (commits / str(last)).unlink()
+        (commits / f".{last}.crc").unlink(missing_ok=True)
+        return self
+
+    def table(self) -> DataFrame:
+        return self.sink.read(self.spark)
+
+    def numbers(self) -> Counter[int]:
+        return Counter(row["n"] for row in self.table().collect())
+
+    def evaluations(self) -> int:
+        return len(list(self.marks.iterdir()))
+
+
+def _marker(folder: str):  # type: ignore[no-untyped-def]
+    def mark(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from uuid import uuid4
+
+        Path(folder, str(uuid4())).touch()
+        yield from batches
+
+    return mark
+
+
+def every(files: int) -> Counter[int]:
+    return Counter(range(files * ROWS_A_FILE))
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> Stream:
+    return Stream(spark, tmp_path)
+
+
+def test_a_table_and_its_checkpoint_through_replay_loss_and_replacement(stream: Stream) -> None:
+    """Rows are written once and computed once; what a table has lost is missed by name."""
+    stream.add(2).run()
+    assert stream.numbers() == every(2)
+    assert stream.evaluations() == 2
+    stream.forget_last_commit().add(1).run()
+    assert stream.numbers() == every(3)
+    assert stream.evaluations() == 4, "two batches, one of them replayed, and one more"
+
+    shutil.rmtree(stream.checkpoint)
+    stream.run(stream.rows())
+    assert stream.numbers() == every(3) + every(3), "a fresh checkpoint on an old table drops nothing"
+
+    for leftover in (stream.folder / "table" / "_delta_log").glob("*00000000002.*"):
+        leftover.unlink()
+    with pytest.raises(PySparkException, match=r"TableLostError: checkpoint .* 1 drains, but table .* -1"):
+        stream.add(1).run(stream.rows())
+
+    shutil.rmtree(stream.folder / "table")
+    with pytest.raises(PySparkException, match=r"TableLostError: .* dropped"):
+        stream.run(stream.rows())
+    assert not stream.sink.exists(stream.spark), "nothing was written"
+
+
+def test_the_last_drain_is_found_after_the_log_was_cleaned_up(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "table")
+    spark.sql(f"CREATE TABLE delta.`{path}` (id bigint) USING delta TBLPROPERTIES ('delta.checkpointInterval' = '1')")
+    for number in (0, 1):
+        writer = spark.range(1).write.format("delta").mode("append").option("txnAppId", "ours")
+        writer.option("txnVersion", number).save(path)
+    log = tmp_path / "table" / "_delta_log"
+    assert list(log.glob("*.checkpoint*.parquet")), "Delta wrote a checkpoint of the log"
+    for commit in log.glob("*.json"):
+        commit.unlink()
+    assert last_txn_version(spark, path, "ours") == 1
+    assert last_txn_version(spark, path, "another") == NO_BATCH
+
+
+def test_a_table_by_name_is_made_and_replayed_one_file_a_partition(spark: SparkSession, tmp_path: Path) -> None:
+    spark.sql("DROP TABLE IF EXISTS sink_by_name")
+    stream = Stream(spark, tmp_path, RecordAccumulator(table="sink_by_name", partition_by=["part"]))
+    stream.checkpoint = tmp_path / "with [odd] {characters}*, spaces"
+    stream.add(2).run(stream.rows()).forget_last_commit().run(stream.rows())
+    assert stream.numbers() == every(2)
+    files = [row[0] for row in stream.table().select("_metadata.file_path").distinct().collect()]
+    assert sorted(path.rsplit("/", 2)[-2] for path in files) == ["part=0", "part=1"]
+    spark.sql("DROP TABLE sink_by_name")
+
+
+@pytest.mark.parametrize("where", [{}, {"path": "/t", "table": "t"}])
+def test_a_sink_needs_one_place(where: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="exactly one of path and table"):
+        RecordAccumulator(**where)
+
+
+def test_a_batch_dataframe_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(ConfigError, match="streaming DataFrame"):
+        RecordAccumulator(path="/t").write_stream(spark.range(1), checkpoint="/c")
+
+
+def test_a_table_restored_to_before_the_last_drain_is_lost(stream: Stream) -> None:
+    """RESTORE keeps the table's id and Delta's record of transactions: neither shows it."""
+    table = f"delta.`{stream.folder / 'table'}`"
+    stream.add(1).run(stream.rows()).add(1).run(stream.rows())
+    stream.spark.sql(f"INSERT INTO {table} VALUES (-1, 0)")
+    stream.spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF 1")
+    assert stream.add(1).run(stream.rows()).numbers() == every(3), "back to the last drain: nothing of ours is gone"
+    for to in ("VERSION AS OF 1", f"TIMESTAMP AS OF '{version_time(stream, 1)}'"):
+        stream.spark.sql(f"RESTORE TABLE {table} TO {to}")
+        with pytest.raises(PySparkException, match=r"TableLostError: table .* was restored to (version 1|time)"):
+            stream.add(1).run(stream.rows())
+        latest = stream.spark.sql(f"DESCRIBE HISTORY {table} LIMIT 2").collect()[1]["version"]
+        stream.spark.sql(f"RESTORE TABLE {table} TO VERSION AS OF {latest}")
+        assert stream.run(stream.rows()).numbers() == every(stream.files), "the remedy that the error names"
+
+
+def version_time(stream: Stream, version: int) -> str:
+    history = stream.spark.sql(f"DESCRIBE HISTORY delta.`{stream.folder / 'table'}`")
+    return str(history.where(f"version = {version}").selectExpr("cast(timestamp AS string)").collect()[0][0])

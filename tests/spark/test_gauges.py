@@ -1,0 +1,102 @@
+"""Counters of a micro-batch say what it changed; gauges say how much there is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_purgatory import gauges
+from spark_purgatory.core.state.blob import read_blob, read_facts
+from spark_purgatory.errors import ConfigError, StateCorruptError
+from spark_purgatory.schema import COUNTERS
+from tests.spark.test_connect import land, run_child
+from tests.spark.test_stream import event, operation, purgatory
+from tests.support.streams import Landing
+from tests.unit.test_state import GOLDEN, GOLDEN_SHARDS
+
+STATUSES = ("completed", "expired", "failed", "cancelled", "duplicate", "rejected")
+
+
+def run(spark: SparkSession, landing: Landing) -> StreamingQuery:
+    """Run the stream over what landed."""
+    query = purgatory().resolve(*landing.frames(spark)).writeStream.format("noop")
+    started = query.option("checkpointLocation", str(landing.checkpoint)).trigger(availableNow=True).start()
+    started.awaitTermination()
+    return started
+
+
+@pytest.mark.spark
+def test_the_counters_of_all_micro_batches_add_up_to_what_the_gauges_tell(spark: SparkSession, tmp_path: Path) -> None:
+    landing = Landing(tmp_path)
+    checkpoint = str(landing.checkpoint)
+    assert gauges(spark, checkpoint) == {"pending": 0, "state_bytes": 0, "shards": 0}, "nothing is committed yet"
+    landing.add([operation(f"o{i}", deadline=300) for i in range(100)], [event("x", 1)])
+    landing.add([], [event("o3", 2)])
+    landing.add([], [])
+    landing.add([operation("late", 3, 400)], [])
+    progress = [report for report in run(spark, landing).recentProgress if "addBatch" in report["durationMs"]]
+    changes = [report["observedMetrics"]["spark_purgatory"].asDict() for report in progress]
+    assert all(tuple(change) == COUNTERS and None not in change.values() for change in changes), changes
+    for change in changes:
+        assert change["pending_change"] == change["received"] - sum(change[status] for status in STATUSES)
+    assert any(change["pending_change"] == -1 for change in changes), "one is decided, and none comes"
+    assert any(not any(change.values()) for change in changes), "a micro-batch that touches no shard adds nothing"
+    found = gauges(spark, checkpoint)
+    assert found["pending"] == sum(change["pending_change"] for change in changes) == 100
+    assert found["shards"] == 3
+    blobs = spark.read.format("statestore").load(checkpoint).select(F.length("value.groupState.blob").alias("n"))
+    assert found["state_bytes"] == sum(row["n"] for row in blobs.collect())
+    assert sum(change["state_bytes_written"] for change in changes) > found["state_bytes"]
+
+
+@pytest.mark.spark
+def test_gauges_find_the_purgatory_beside_other_state_and_refuse_a_checkpoint_without_one(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    landing = Landing(tmp_path).add([operation("a"), operation("b")], [event("x", 1)])
+    operations, events = landing.frames(spark)
+
+    def run_to_the_end(rows: DataFrame, name: str) -> str:
+        query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / name))
+        query.trigger(availableNow=True).start().awaitTermination()
+        return str(tmp_path / name)
+
+    both = run_to_the_end(purgatory().resolve(operations.dropDuplicates(["id"]), events), "both")
+    assert gauges(spark, both)["pending"] == 2
+    alone = run_to_the_end(operations.dropDuplicates(["id"]), "alone")
+    with pytest.raises(
+        ConfigError, match=r"holds the state of dedupe and of no purgatory: name the checkpointLocation"
+    ):
+        gauges(spark, alone)
+    stateless = run_to_the_end(operations, "stateless")
+    with pytest.raises(PySparkException):
+        gauges(spark, stateless)
+
+
+@pytest.mark.spark
+def test_gauges_are_read_through_spark_connect(tmp_path: Path) -> None:
+    land(tmp_path, "operations", 0, "id", range(10))
+    land(tmp_path, "completions", 0, "key", range(4))
+    run_child("gauges", tmp_path)
+    seen = json.loads((tmp_path / "seen.json").read_text(encoding="utf-8"))
+    assert seen["before"] == {"pending": 0, "state_bytes": 0, "shards": 0}
+    assert (seen["after"]["pending"], seen["after"]["shards"]) == (6, 1)
+
+
+@pytest.mark.parametrize("version", list(GOLDEN))
+def test_facts_are_read_of_every_format_and_damage_is_refused(version: int) -> None:
+    blob = GOLDEN[version].read_bytes()
+    assert read_facts(blob) == read_blob(blob, GOLDEN_SHARDS)[0]
+    for at in range(0, len(blob), 97):
+        flipped = bytearray(blob)
+        flipped[at] ^= 1
+        with pytest.raises(StateCorruptError):
+            read_facts(bytes(flipped))
+    with pytest.raises(StateCorruptError):
+        read_facts(blob[:-1])

@@ -1,0 +1,408 @@
+"""The job: what it says about a wrong file, and that no crash and no replay costs or doubles an outcome."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from spark_purgatory.demo.landing import FILES, write_landing
+from spark_purgatory.demo.recount import Counted, recount
+from spark_purgatory.demo.runner import QUICK_SETTINGS, DemoRequest, demo_config, run_demo
+from spark_purgatory.job.config_file import JobConfigError, load_config
+from spark_purgatory.job.job_config import JobConfig
+from spark_purgatory.job.runner import EXIT_CONFIG, StopRequest, explain, run
+from spark_purgatory.job.session import settings_of
+from spark_purgatory.job.sources import parse_records, purgatory_of
+
+ROOT = Path(__file__).resolve().parents[2]
+ORDERS = ROOT / "conf" / "orders.yaml"
+OPERATIONS = 3000
+FILES_A_BATCH = 2
+BATCHES = FILES // FILES_A_BATCH
+"""Batches 0 to BATCHES - 1 have data; in batch BATCHES the clock moves for the last time."""
+PATIENCE_SECONDS = 180
+"""For a step of a run in another process; a machine with other work takes 20 of them."""
+
+# --- what is said about a wrong file --------------------------------------------------------------
+
+WRONG = [
+    ("operations.watermrk=1 minute", "operations.watermrk: unknown field, did you mean 'watermark'"),
+    ("operations.watermark=ten minutes", "operations.watermark: 'ten minutes': a duration is allowed"),
+    ("operations.timeout=5 minutes", "operations: give exactly one of timeout, timeout_ms, deadline"),
+    ("operations.source.format=parket", "operations.source.format: 'parket': allowed: 'parquet', 'json'"),
+    ("operations.source.schema=", "operations.source.schema: None: Input should be a valid string"),
+    ("completions.source={format: kafka, topic: t, schema: a int}", "completions.source.options: required"),
+    ("completions.source={path: x}", "completions.source.format: required: 'parquet', 'json', 'csv'"),
+    ("purgatory.criterion=some_keys", "purgatory.criterion.rule: 'some_keys': allowed: 'any_key'"),
+    ("purgatory.criterion=quorum", "purgatory.criterion: 'quorum': quorum needs a number"),
+    ("purgatory.shards=0", "purgatory.shards: 0: Input should be greater than or equal to 1"),
+    ("output.linger=soon", "output.linger: 'soon': a duration is allowed"),
+    ("output.batch_size=big", "output.batch_size: 'big': size='big' is not a size"),
+    ("output.linger=1 hour", "output: delivery_timeout"),
+    ("output={path: a, table: b}", "output: give exactly one of path, table; got path and table"),
+    ("checkpoint=.demo/outcomes", "checkpoint and output.path are both '.demo/outcomes'"),
+    ("trigger={processingTime: soon}", "trigger.processingTime: 'soon': a duration is allowed"),
+    ("spark={master: local}", "spark.master: a setting whose name starts with 'spark.' is allowed"),
+    ("state_store=redis", "state_store: 'redis': allowed: 'hdfs' or 'rocksdb'"),
+    ("operations.id=${NO_SUCH_VARIABLE}", "operations.id: ${NO_SUCH_VARIABLE}: set this environment"),
+    ("name=[", "line 1, column 2: not YAML"),
+    ("name", "write it as field.name=value"),
+    ("name.first=a", "name: holds a value, not fields"),
+]
+
+
+@pytest.mark.parametrize(("assignment", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_an_error_names_the_field_the_value_and_what_is_allowed(assignment: str, said: str) -> None:
+    with pytest.raises(JobConfigError) as error:
+        load_config(ORDERS, [assignment])
+    assert said in str(error.value)
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    with pytest.raises(JobConfigError) as error:
+        load_config(ORDERS, ["purgatory.shards=0", "state_store=redis", "trigggger=1"])
+    assert len(error.value.problems) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("a: 1\na: 2\n", "line 2, column 1: not YAML: 'a' is given twice"), ("- a\n", "must hold fields")],
+)
+def test_a_file_that_holds_no_job_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(JobConfigError, match=said):
+        load_config(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JobConfigError, match=r"nowhere\.yaml"):
+        load_config(tmp_path / "nowhere.yaml")
+
+
+def test_no_secret_is_ever_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
+    kafka = ROOT / "conf" / "kafka.yaml"
+    config = load_config(kafka, ["spark.spark.hadoop.fs.s3a.secret.key=hunter2"])
+    options = config.operations.source.options
+    assert 'password="hunter2"' in options["kafka.sasl.jaas.config"]
+    assert "hunter2" not in repr(config)
+    with pytest.raises(JobConfigError) as error:
+        load_config(kafka, ["completions.source.options.password=[hunter2]", "checkpoint="])
+    assert "completions.source.options.password: Input should be" in str(error.value)
+    assert "hunter2" not in str(error.value)
+
+
+def test_a_dotted_setting_is_one_name() -> None:
+    config = load_config(ORDERS, ["spark.spark.sql.shuffle.partitions=3", "purgatory.criterion={count: 2}"])
+    assert settings_of(config)["spark.sql.shuffle.partitions"] == "3"
+    assert purgatory_of(config).criterion.need == 2
+
+
+@pytest.mark.parametrize(
+    ("trigger", "master", "expected"),
+    [
+        ("{processingTime: 10 seconds}", "local[2]", True),
+        ("{processingTime: 1 minute}", "local[2]", False),
+        ("{availableNow: true}", "local[2]", True),
+        ("{availableNow: true}", "yarn", False),
+    ],
+)
+def test_unix_sockets_are_for_this_machine_and_workers_not_idle_for_a_minute(
+    trigger: str, master: str, expected: bool
+) -> None:
+    config = load_config(ORDERS, [f"trigger={trigger}"])
+    settings = settings_of(config, {"spark.master": master})
+    assert (settings.get("spark.python.unix.domain.socket.enabled") == "true") == expected
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_file_in_conf_makes_a_purgatory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
+    config = load_config(path)
+    assert purgatory_of(config).operations.id == config.operations.id
+
+
+def test_the_command_line_prints_a_list_and_no_traceback() -> None:
+    wrong = ["--set", "purgatory.shards=0", "--set", "state_store=redis"]
+    ran = subprocess.run(job_command(ORDERS, wrong), capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ran.returncode == EXIT_CONFIG
+    assert "conf/orders.yaml has 2 problem(s):\n  purgatory.shards: 0: " in ran.stderr
+    assert "Traceback" not in ran.stderr + ran.stdout
+
+
+def test_the_sentence_of_an_error_is_dug_out_of_sparks_pages() -> None:
+    pages = (
+        "[STREAM_FAILED] Query terminated with exception: Job aborted:\norg.apache.spark.api.python.Python"
+        "Exception: Traceback (most recent call last):\n  File x, line 1\n{}\n\tat org.apache.spark.Foo"
+    )
+    state = "spark_purgatory.errors.StateMismatchError: shards: the checkpoint was written with 8, the query has 4"
+    assert explain(RuntimeError(pages.format(state))).startswith("shards: the checkpoint was written with 8")
+    assert explain(RuntimeError(pages.format("ValueError: boom"))) == "ValueError: boom"
+
+
+def test_no_java_is_one_sentence_and_an_exit_code(tmp_path: Path) -> None:
+    environment = {**os.environ, "JAVA_HOME": str(tmp_path)}
+    for command, code in (("demo", 1), ("doctor", 1)):
+        ran = subprocess.run(
+            [sys.executable, "-m", "spark_purgatory", command],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+            check=False,
+        )
+        assert ran.returncode == code
+        assert "Traceback" not in ran.stderr
+        assert "openjdk-17-jre-headless" in ran.stderr + ran.stdout
+        assert command == "doctor" or ran.stderr.count("\n") == 1
+
+
+# --- real runs ------------------------------------------------------------------------------------
+
+
+def job_command(conf: Path, arguments: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "spark_purgatory.job.runner", str(conf.relative_to(ROOT)), *arguments]
+
+
+def settings_for(folder: Path, trigger: str) -> list[str]:
+    """Assignments that make conf/orders.yaml work in a folder."""
+    places = {
+        "operations.source.path": "landing/orders",
+        "completions.source.path": "landing/payments",
+        "output.path": "outcomes",
+        "checkpoint": "checkpoint",
+    }
+    settings = [f"{field}={json.dumps(str(folder / at))}" for field, at in places.items()]
+    for side in ("operations", "completions"):
+        settings.append(f"{side}.source.options.maxFilesPerTrigger={FILES_A_BATCH}")
+    # A commit for each micro-batch, so that kills find one half done.
+    settings.append("output.linger=0 seconds")
+    quick = [f"spark.{name}={value}" for name, value in QUICK_SETTINGS.items()]
+    return [*settings, "purgatory.shards=2", f"trigger={trigger}", *quick]
+
+
+class Job:
+    """The job in a process group of its own, with its JVM and workers in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log = folder / "job.log"
+        forever = settings_for(folder, "{processingTime: 0 seconds}")
+        arguments = [word for setting in forever for word in ("--set", setting)]
+        self.start = self.log.stat().st_size if self.log.exists() else 0
+        with self.log.open("a") as log:
+            self.process = subprocess.Popen(
+                job_command(ORDERS, arguments),
+                cwd=ROOT,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def said(self) -> str:
+        return self.log.read_text(encoding="utf-8")[self.start :]
+
+    def wait_until(self, condition: Callable[[], bool]) -> Job:
+        end = time.monotonic() + PATIENCE_SECONDS
+        try:
+            while not condition():
+                assert self.process.poll() is None, f"ended by itself:\n{self.said()}"
+                assert time.monotonic() < end, f"not reached in {PATIENCE_SECONDS} s:\n{self.said()}"
+                time.sleep(0.02)
+        except BaseException:
+            self.kill_all()
+            raise
+        return self
+
+    def kill_all(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(PATIENCE_SECONDS)
+
+
+class Survivor:
+    """A folder whose job was killed twice and then stopped, and what the last run printed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.landing, self.outcomes = folder / "landing", folder / "outcomes"
+        write_landing(self.landing, OPERATIONS, seed=11)
+        log, offsets = self.outcomes / "_delta_log", folder / "checkpoint" / "offsets"
+        # As soon as Delta has the batch, before Spark has noted it as done: it will be replayed.
+        Job(folder).wait_until((log / f"{1:020d}.json").exists).kill_all()
+        # As soon as Spark has planned the batch, before Delta has it: it will be written.
+        Job(folder).wait_until((offsets / "3").exists).kill_all()
+        last = Job(folder)
+        last.wait_until(lambda: f"batch {BATCHES}: 0 rows in" in last.said())
+        self.exit_code = last.stop()
+        self.said = last.said()
+
+    def run_here(self, spark: SparkSession) -> str:
+        """Run the job once more in this process; what it printed."""
+        config = load_config(ORDERS, settings_for(self.folder, "{availableNow: true}"))
+        said = StringIO()
+        summary = run(spark, config, Console(file=said, width=200), StopRequest())
+        assert summary is not None
+        assert summary.conserved, said.getvalue()
+        return said.getvalue()
+
+    def recount(self, spark: SparkSession) -> dict[str, Counted]:
+        return recount(spark, self.landing, self.outcomes)
+
+
+@pytest.fixture(scope="module")
+def survivor(tmp_path_factory: pytest.TempPathFactory) -> Survivor:
+    return Survivor(tmp_path_factory.mktemp("survivor"))
+
+
+@pytest.mark.spark
+def test_two_kills_and_a_stop_lose_and_double_nothing(spark: SparkSession, survivor: Survivor) -> None:
+    assert survivor.exit_code == 0, survivor.said
+    assert "Stopped by SIGTERM" in survivor.said
+    counted = survivor.recount(spark)
+    pending = counted.pop("PENDING").expected
+    assert {"COMPLETED", "EXPIRED", "DUPLICATE", "REJECTED"} == set(counted)
+    assert all(status.different == 0 for status in counted.values()), counted
+    decided = sum(status.expected for status in counted.values())
+    said = f"{decided + pending:,} received = {decided:,} decided + {pending:,} pending; {decided:,} in the table: OK"
+    assert said in survivor.said
+
+
+@pytest.mark.spark
+def test_a_replayed_batch_is_neither_lost_nor_doubled(spark: SparkSession, survivor: Survivor) -> None:
+    commits = survivor.folder / "checkpoint" / "commits"
+    last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
+    # As after a kill between the batch's writing and its commit; a batch that the stop cut short never began.
+    forgotten = [commits / str(last), *(survivor.folder / "checkpoint" / "offsets").glob(str(last + 1))]
+    for path in forgotten:
+        path.unlink()
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    assert f"batch {last}: 0 rows in" in survivor.run_here(spark), "the batch ran again"
+    counted = survivor.recount(spark)
+    del counted["PENDING"]
+    assert all(status.different == 0 for status in counted.values()), counted
+
+
+@pytest.mark.spark
+def test_the_recount_sees_a_lost_and_a_doubled_outcome(spark: SparkSession, survivor: Survivor, tmp_path: Path) -> None:
+    table = spark.read.format("delta").load(str(survivor.outcomes))
+    [completed, expired] = (table.where(f"status = '{status}'").limit(1) for status in ("COMPLETED", "EXPIRED"))
+    lost = completed.collect()[0]["order_id"]
+    spoilt = table.where(f"order_id <> '{lost}' OR order_id IS NULL").unionAll(expired)
+    spoilt.write.format("delta").save(str(tmp_path / "outcomes"))
+    counted = recount(spark, survivor.landing, tmp_path / "outcomes")
+    assert (counted["COMPLETED"].different, counted["EXPIRED"].different) == (1, 1)
+
+
+@pytest.mark.spark
+def test_what_spark_refuses_is_blamed_on_the_field(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "landing" / "orders").mkdir(parents=True)
+    (tmp_path / "landing" / "payments").mkdir()
+    config = demo_config(tmp_path)
+
+    def changed(**fields: object) -> JobConfig:
+        return config.model_copy(update={"operations": config.operations.model_copy(update=fields)})
+
+    gone = config.operations.source.model_copy(update={"path": str(tmp_path / "gone")})
+    for wrong, said in (
+        (changed(where="no_such_column > 1"), "operations.where: .*no_such_column"),
+        (changed(select=["order_id +"]), "operations.select: .*PARSE_SYNTAX_ERROR"),
+        (changed(source=gone), "operations.source: .*PATH_NOT_FOUND"),
+    ):
+        with pytest.raises(JobConfigError, match=said):
+            run(spark, wrong, Console(file=StringIO()), StopRequest())
+
+
+@pytest.mark.spark
+def test_a_delta_table_and_csv_in_a_table_by_name_out(spark: SparkSession, tmp_path: Path) -> None:
+    spark.sql(
+        "SELECT 1 AS wait_ms, id, timestamp'2024-01-01 08:00:00' AS at, 60000 AS within "
+        "FROM VALUES ('a'), ('b') AS t(id)"
+    ).write.format("delta").save(str(tmp_path / "requests"))
+    (tmp_path / "replies").mkdir()
+    (tmp_path / "replies" / "1.csv").write_text("to;time\na;2024-01-01 08:00:30\n-;2024-01-01 09:00:00\n")
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"""
+        operations:
+          source: {{format: delta, path: "{tmp_path}/requests"}}
+          select: ["*", "at as created"]
+          id: id
+          keys: [id]
+          created: created
+          timeout_ms: within
+        completions:
+          source:
+            format: csv
+            path: "{tmp_path}/replies"
+            schema: to string, time timestamp
+            options: {{header: true, sep: ;}}
+          key: to
+          time: time
+        purgatory: {{outcome_prefix: outcome_}}
+        output: {{table: replies_awaited, partition_by: outcome_status}}
+        checkpoint: "{tmp_path}/checkpoint"
+        trigger: {{availableNow: true}}
+        """
+    )
+    spark.sql("DROP TABLE IF EXISTS replies_awaited")
+    said = StringIO()
+    summary = run(spark, load_config(job), Console(file=said, width=200), StopRequest())
+    assert summary is not None
+    assert summary.conserved, said.getvalue()
+    assert summary.tally.pending == 1, "the clock stands at the requests' time: the other one still waits"
+    [row] = spark.read.table("replies_awaited").collect()
+    assert (row["id"], row["outcome_status"], row["outcome_wait_ms"], row["wait_ms"]) == ("a", "COMPLETED", 30_000, 1)
+    spark.sql("DROP TABLE replies_awaited")
+
+
+@pytest.mark.spark
+def test_records_of_kafka_become_columns_and_garbage_becomes_nulls(spark: SparkSession) -> None:
+    records = spark.sql(
+        "SELECT cast(value AS binary) AS value, timestamp'2024-01-01' AS timestamp "
+        'FROM VALUES (\'{"id": "a", "n": 1}\'), (\'not json\') AS t(value)'
+    )
+    rows = parse_records(records, "id string, n int").select("id", "n").collect()
+    assert [tuple(row) for row in rows] == [("a", 1), (None, None)]
+
+
+# --- the demo -------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_lands_the_same_files(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_landing(tmp_path / name, 1000, seed=3)
+    files = sorted(path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*.parquet"))
+    assert len(files) == 2 * FILES
+    assert all((tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes() for file in files)
+
+
+def test_the_demo_leaves_a_folder_in_use_alone(tmp_path: Path) -> None:
+    said = StringIO()
+    stranger = tmp_path / "thesis.txt"
+    stranger.touch()
+    code = run_demo(DemoRequest(tmp_path, 1000, 1, keep=False), Console(file=said, width=200))
+    assert code == EXIT_CONFIG
+    assert "is in use (it holds thesis.txt)" in said.getvalue()
+    stranger.unlink()
+
+    shutil.copytree(ROOT / "conf", tmp_path / "landing")
+    (tmp_path / "demo.json").write_text('{"operations": 1000, "seed": 1}', encoding="utf-8")
+    assert run_demo(DemoRequest(tmp_path, 1000, 2, keep=False), Console(file=said, width=200)) == EXIT_CONFIG
+    assert "holds a demo of 1,000 operations with seed 1" in said.getvalue()
+    assert (tmp_path / "landing").exists()

@@ -1,0 +1,339 @@
+"""Keys, ids and partitions of every type: compared by value, whatever the session is set to, or refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark_purgatory import Completions, Operations, Purgatory, criteria
+from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.state.engine_snapshot import restore, save
+from spark_purgatory.errors import ConfigError, StateMismatchError
+from spark_purgatory.spark.operator.key_types import key_text
+from spark_purgatory.spark.sink.spark_access import settings
+
+pytestmark = pytest.mark.spark
+
+ZONE = {"spark.sql.session.timeZone": "Europe/Berlin"}
+SUMMER, WINTER = "timestamp'2026-10-25 00:30:00Z'", "timestamp'2026-10-25 01:30:00Z'"
+"""Both are 02:30 in Berlin."""
+PURGATORY = Purgatory(
+    operations=Operations(id="id", keys="key", created="created", timeout="1 hour"),
+    completions=Completions(key="key", time="created"),
+    criterion=criteria.any_key(),
+    shards=2,
+)
+
+
+def rows_of(spark: SparkSession, *rows: str) -> DataFrame:
+    """Rows of ``id, key`` in SQL, all created at one instant."""
+    return spark.sql(
+        f"select *, timestamp'2026-01-01 00:00:00Z' as created from values {', '.join(rows)} as t(id, key)"
+    )
+
+
+def decided(outcomes: DataFrame) -> list[tuple[Any, ...]]:
+    """(id as text, status, missing keys) of every outcome, sorted."""
+    columns = (F.col("id").cast("string"), "status", "missing_keys")
+    return sorted(tuple(row) for row in outcomes.select(*columns).collect())
+
+
+def both_hours(spark: SparkSession, kind: str) -> tuple[DataFrame, DataFrame, Purgatory]:
+    """Two operations that differ in an instant of the repeated hour alone, and an event of the first."""
+    made = Purgatory(
+        operations=Operations(id="id", keys="key", created="created", timeout="1 hour"),
+        completions=Completions(key="key", time="created"),
+        criterion=criteria.any_key(),
+        shards=2,
+    )
+    keys = {"array": "array({})", "array of several": "array({}, timestamp'2020-01-01 00:00:00Z')"}
+    key = keys.get(kind, "{}")
+    operations = rows_of(spark, f"('s', {key.format(SUMMER)})", f"('w', {key.format(WINTER)})")
+    events = rows_of(spark, f"('x', {SUMMER})")
+    if kind == "list":
+        made = replace(made, operations=replace(made.operations, keys=["key", "second"]))
+        operations = operations.withColumn("second", F.expr("timestamp'2020-01-01 00:00:00Z'"))
+    return operations, events, made
+
+
+@pytest.mark.parametrize("kind", ["column", "array", "array of several", "list"])
+def test_two_instants_of_a_repeated_hour_are_two_keys(spark: SparkSession, kind: str) -> None:
+    with settings(spark, ZONE):
+        operations, events, made = both_hours(spark, kind)
+        missing = {"array of several": ["2020-01-01 00:00:00Z"], "list": ["2020-01-01 00:00:00Z"]}.get(kind, [])
+        assert decided(made.resolve(operations, events)) == [
+            ("s", "COMPLETED", missing),
+            ("w", "EXPIRED", ["2026-10-25 01:30:00Z", *missing]),
+        ]
+
+
+def test_two_instants_of_a_repeated_hour_are_two_ids(spark: SparkSession) -> None:
+    events = rows_of(spark, f"({WINTER}, 'k')").withColumn("kind", F.lit("cancel"))
+    with settings(spark, ZONE):
+        operations = rows_of(spark, f"({SUMMER}, 'k')", f"({WINTER}, 'k')", f"({WINTER}, 'k')")
+        made = replace(PURGATORY, completions=replace(PURGATORY.completions, operation_id="id", kind="kind"))
+        assert [status for _, status, _ in decided(made.resolve(operations, events))] == [
+            "CANCELLED",
+            "DUPLICATE",
+            "EXPIRED",
+        ]
+
+
+def test_two_instants_of_a_repeated_hour_are_two_events_and_two_partitions(spark: SparkSession) -> None:
+    operations = rows_of(spark, "('o', 'k')")
+    events = spark.sql(
+        f"select 'k' as key, timestamp'2026-01-01 00:00:00Z' as created, instant from values ({SUMMER}), ({WINTER}) "
+        "as t(instant)"
+    )
+    twice = replace(
+        PURGATORY, completions=replace(PURGATORY.completions, event_id="instant"), criterion=criteria.count(2)
+    )
+    apart = replace(PURGATORY, partition_by="instant")
+    with settings(spark, ZONE):
+        assert decided(twice.resolve(operations, events)) == [("o", "COMPLETED", None)]
+        placed = rows_of(spark, "('s', 'k')", "('w', 'k')").withColumn(
+            "instant", F.expr(f"if(id = 's', {SUMMER}, {WINTER})")
+        )
+        assert decided(apart.resolve(placed, events.where(f"instant = {WINTER}"))) == [
+            ("s", "EXPIRED", ["k"]),
+            ("w", "COMPLETED", []),
+        ]
+
+
+def test_levels_at_instants_of_a_repeated_hour_are_two_levels(spark: SparkSession) -> None:
+    made = replace(
+        PURGATORY,
+        completions=replace(PURGATORY.completions, value="value"),
+        criterion=criteria.by_row(levels="levels"),
+    )
+    with settings(spark, ZONE):
+        operations = rows_of(spark, f"('s', {SUMMER})", f"('w', {WINTER})").selectExpr(
+            "*", "'level' as rule", f"map({SUMMER}, 1.0D, {WINTER}, 2.0D) as levels"
+        )
+        events = rows_of(spark, f"('x', {SUMMER})", f"('y', {WINTER})").withColumn("value", F.lit(1.0))
+        assert decided(made.resolve(operations, events)) == [
+            ("s", "COMPLETED", []),
+            ("w", "EXPIRED", ["2026-10-25 01:30:00Z"]),
+        ]
+
+
+@pytest.mark.parametrize("id_type", ["string", "binary"])
+@pytest.mark.parametrize("partition_by", [None, "id"])
+def test_an_orphan_shows_its_key_and_id_as_users_know_them(
+    spark: SparkSession, partition_by: str | None, id_type: str
+) -> None:
+    events = rows_of(spark, f"('x', {WINTER})", f"('y', {SUMMER})").selectExpr(
+        f"cast(id as {id_type}) as id", "key", "created", "'cancel' as kind", f"cast('o' as {id_type}) as op"
+    )
+    made = replace(
+        PURGATORY,
+        completions=replace(PURGATORY.completions, kind="kind", operation_id="op"),
+        orphans=True,
+        partition_by=partition_by,
+    )
+    plain = replace(made, completions=replace(PURGATORY.completions, kind="kind"))
+    with settings(spark, ZONE):
+        for each, named in ((made, " for operation o"), (plain, "")):
+            reasons = [row.reason for row in each.resolve(events.where("false"), events).collect()]
+            assert sorted(reasons) == [
+                f"cancel on key 2026-10-25 0{hour}:30:00Z{named} found no operation pending" for hour in (0, 1)
+            ]
+
+
+TEXTS = {
+    "timestamp": {
+        "timestamp_micros(0L)": "1970-01-01 00:00:00Z",
+        "timestamp_micros(-1L)": "1969-12-31 23:59:59.999999Z",
+        "timestamp_micros(1792888200500000L)": "2026-10-25 00:30:00.5Z",
+        "timestamp_micros(1792888200500001L)": "2026-10-25 00:30:00.500001Z",
+        "timestamp_micros(253402300800000000L)": "+10000-01-01 00:00:00Z",
+        "timestamp_micros(-62135596800000001L)": "0000-12-31 23:59:59.999999Z",
+        "timestamp_micros(-62198755200000000L)": "-0001-01-01 00:00:00Z",
+        "timestamp_micros(9223372036854775807L)": "+294247-01-10 04:00:54.775807Z",
+        "timestamp_micros(-9223372036854775807L - 1L)": "-290308-12-21 19:59:05.224192Z",
+    },
+    "timestamp_ntz": {
+        "timestamp_ntz'2026-10-25 02:30:00.5'": "2026-10-25 02:30:00.5",
+        "timestamp_ntz'1582-10-10 00:00:00'": "1582-10-10 00:00:00",
+        "timestamp_ntz'+294247-01-10 04:00:54.775807'": "+294247-01-10 04:00:54.775807",
+    },
+    "date": {
+        "date'1582-10-10'": "1582-10-10",
+        "date'2026-10-25'": "2026-10-25",
+        "date'0001-01-01'": "0001-01-01",
+        "date_from_unix_date(-719529)": "-0001-12-31",
+        "date_from_unix_date(2932897)": "+10000-01-01",
+        "date_from_unix_date(106751990)": "+294247-01-09",
+        "date_from_unix_date(106751991)": "+294247-01-10",
+        "date_from_unix_date(-106751991)": "-290308-12-22",
+        "date_from_unix_date(2147483647)": "+5881580-07-11",
+        "date_from_unix_date(-2147483647 - 1)": "-5877641-06-23",
+    },
+    "decimal(38,18)": {
+        "1.5BD": "1.500000000000000000",
+        "0.000000000000000001BD": "0.000000000000000001",
+        "-0.0000001BD": "-0.000000100000000000",
+        "0BD": "0.000000000000000000",
+    },
+    "bigint": {"-9223372036854775807L - 1L": "-9223372036854775808"},
+    "boolean": {"true": "true", "false": "false"},
+}
+SETTINGS = [
+    {"spark.sql.session.timeZone": zone, "spark.sql.ansi.enabled": ansi, "spark.sql.legacy.timeParserPolicy": policy}
+    for zone, ansi, policy in product(("UTC", "Asia/Kolkata"), ("true", "false"), ("CORRECTED", "LEGACY"))
+]
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_a_value_has_one_text_whatever_the_session_is_set_to(spark: SparkSession, kind: str) -> None:
+    values = ", ".join(f"(cast({value} as {kind}))" for value in TEXTS[kind])
+    for each in SETTINGS:
+        with settings(spark, each):
+            frame = spark.sql(f"select key from values {values} as t(key)")
+            text = key_text(F.col("key"), frame.schema["key"].dataType, "key")
+            assert [row.text for row in frame.select(text.alias("text")).collect()] == list(TEXTS[kind].values()), each
+
+
+def test_a_checkpoint_keeps_instants_when_the_zone_of_the_session_changes(spark: SparkSession, tmp_path: Path) -> None:
+    def run(operations: list[str], events: list[str], key: str = "timestamp_micros(key_us)") -> dict[str, str]:
+        for side, names in (("operations", operations), ("events", events)):
+            rows = rows_of(spark, *(f"('{name}', {SUMMER if name in 'sz' else WINTER})" for name in names))
+            rows = rows.selectExpr("id", "unix_micros(key) as key_us", "unix_micros(created) as created_us")
+            rows.coalesce(1).write.mode("append").parquet(str(tmp_path / side))
+        ddl = "id string, key_us bigint, created_us bigint"
+        sides = [spark.readStream.schema(ddl).parquet(str(tmp_path / side)) for side in ("operations", "events")]
+        made = Purgatory(
+            operations=Operations(
+                id="id", keys=F.expr(key), created=F.timestamp_micros("created_us"), timeout="1 hour"
+            ),
+            completions=Completions(key=F.expr(key), time=F.timestamp_micros("created_us")),
+            criterion=criteria.any_key(),
+            shards=2,
+        )
+        out, checkpoint = str(tmp_path / "out"), str(tmp_path / "checkpoint")
+        query = made.resolve(*sides).writeStream.format("parquet").option("path", out)
+        query.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+        return {row.id: row.status for row in spark.read.parquet(out).collect()}
+
+    with settings(spark, ZONE):
+        assert run(["s", "w"], ["s"]) == {"s": "COMPLETED"}
+    with settings(spark, {"spark.sql.session.timeZone": "America/New_York"}):
+        assert run(["z"], ["w"]) == dict.fromkeys("sw", "COMPLETED")
+        with pytest.raises(
+            StreamingQueryException, match=r"timestamps as keys or ids: .* in UTC of operations\.keys, the"
+        ):
+            run(["a"], ["w"], "cast(key_us as string)")
+
+
+def test_a_checkpoint_that_kept_timestamps_as_the_sessions_text_is_refused_by_name() -> None:
+    then = EngineSpec(criteria.any_key(), event_ids=True)
+    blob = save(EventTimePurgatory(then), 1)
+    with pytest.raises(StateMismatchError, match=r"of a release that kept such timestamps as text in the session's"):
+        restore(replace(then, utc_fields="operations.id"), blob, 1)
+    assert restore(then, blob, 1).pending == 0, "all others are read as before"
+
+
+@pytest.mark.parametrize(
+    ("types", "said"),
+    [
+        ({"key": ("int", "double")}, r"completions\.key is double, which cannot be a key: .* 0\.0 equals -0\.0"),
+        (
+            {"key": ("int", "string")},
+            r"keys is int and completions\.key is string: .*; cast operations\.keys to string",
+        ),
+        ({"key": ("date", "timestamp")}, r"cast operations\.keys to timestamp"),
+        ({"key": ("timestamp", "timestamp_ntz")}, r"cast completions\.key to timestamp"),
+        ({"key": ("decimal(10,2)", "decimal(10,1)")}, r"cast completions\.key to decimal\(10,2\)"),
+        ({"key": ("int", "date")}, r"give operations\.keys and completions\.key columns of one type"),
+        ({"key": ("array<double>", "string")}, r"operations\.keys \(its elements\) is double"),
+        ({"key": ("array<timestamp>", "string")}, r"keys is timestamp .* cast completions\.key to timestamp"),
+        (
+            {"key": ("struct<a:int>", "string"), "levels": ("map<string,double>", "")},
+            r"operations\.keys is struct<a:int>, which cannot be a key: .* a field",
+        ),
+        (
+            {"id": ("int", "string")},
+            r"operations\.id is int and completions\.operation_id is string: .* cast operations",
+        ),
+        ({"id": ("string", "double")}, r"completions\.operation_id is double, which cannot be a key"),
+        ({"part": ("int", "double")}, r"partition_by \(completions\) is double, which cannot be a key"),
+        ({"part": ("double", "double")}, r"partition_by \(operations\) is double, which cannot be a key"),
+        (
+            {"part": ("date", "timestamp")},
+            r"partition_by \(operations\) is date and partition_by \(comp.* is timestamp",
+        ),
+        ({"part": ("decimal(10,2)", "decimal(10,3)")}, r"cast partition_by \(operations\) to decimal\(10,3\)"),
+        ({"part": ("array<int>", "array<int>")}, r"partition_by \(operations\) is array<int>, which cannot be a key"),
+        (
+            {"levels": ("map<int,double>", "")},
+            r"keys is string and criterion\.levels \(its keys\) is int: .*; cast crit",
+        ),
+        ({"levels": ("map<double,double>", "")}, r"criterion\.levels \(its keys\) is double, which cannot be a key"),
+        ({"levels": ("double", "")}, r"criterion\.levels='levels' is double, not a map from key to level"),
+        ({"rule": ("int", "")}, r"criterion\.rule is int, not a string: it must hold one of any_key"),
+        ({"kind": ("", "int")}, r"completions\.kind is int, not a string: it must hold one of complete, fail"),
+        *[
+            (
+                {name: (f"{before}string collate UTF8_LCASE{after}",) * 2},
+                rf"{field} is string collate UTF8_LCASE: {why}",
+            )
+            for name, before, after, field, why in [
+                ("key", "", "", r"operations\.keys", ".*UTF8_BINARY"),
+                ("key", "array<", ">", r"operations\.keys \(its elements\)", ".*UTF8_BINARY"),
+                ("id", "", "", r"operations\.id", ".*UTF8_BINARY"),
+                ("part", "", "", r"partition_by \(operations\)", ".*UTF8_BINARY"),
+                ("levels", "map<", ",double>", r"criterion\.levels \(its keys\)", ".*UTF8_BINARY"),
+                ("event_id", "", "", r"completions\.event_id", ".*UTF8_BINARY"),
+                ("rule", "", "", r"criterion\.rule", ".* lower"),
+                ("kind", "", "", r"completions\.kind", ".* lower"),
+            ]
+        ],
+    ],
+)
+def test_types_that_cannot_be_compared_are_refused_with_both_fields_and_the_cast(
+    spark: SparkSession, types: dict[str, tuple[str, str]], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        resolved(spark, types)
+
+
+@pytest.mark.parametrize(
+    "types",
+    [
+        {"key": ("tinyint", "bigint"), "id": ("bigint", "smallint"), "part": ("int", "bigint")},
+        {"key": ("decimal(10,2)", "decimal(20,2)"), "id": ("date", "date"), "part": ("boolean", "boolean")},
+        {"key": ("array<bigint>", "int"), "levels": ("map<int,double>", "")},
+        {"key": ("timestamp_ntz", "timestamp_ntz"), "id": ("binary", "binary"), "part": ("timestamp", "timestamp")},
+    ],
+)
+def test_types_whose_equal_values_have_one_text_are_compared(
+    spark: SparkSession, types: dict[str, tuple[str, str]]
+) -> None:
+    assert resolved(spark, types).count() == 1
+
+
+def resolved(spark: SparkSession, types: dict[str, tuple[str, str]]) -> DataFrame:
+    """Everything that has a type, string but for those given on (operations, completions)."""
+    key = types.get("key", ("string",))[0].removeprefix("array<").removesuffix(">")
+    chosen = {"id": ("string",) * 2, "key": ("string",) * 2, "part": ("string",) * 2, "rule": ("string", "")}
+    chosen |= {"levels": (f"map<{key},double>", ""), "kind": ("", "string"), "event_id": ("", "string"), **types}
+    sides = []
+    for side in (0, 1):
+        columns = [f"cast(null as {kinds[side]}) as {name}" for name, kinds in chosen.items() if kinds[side]]
+        sides.append(spark.range(1).selectExpr(*columns, "timestamp'2026-01-01' as created", "1D as value"))
+    return Purgatory(
+        operations=Operations(id="id", keys="key", created="created", timeout="1 hour"),
+        completions=Completions(
+            key="key", time="created", value="value", kind="kind", operation_id="id", event_id="event_id"
+        ),
+        criterion=criteria.by_row(levels="levels"),
+        partition_by="part",
+    ).resolve(*sides)

@@ -1,0 +1,245 @@
+"""`RecordAccumulator` on real streams: when rows become visible, what bounds them, and what stops it by name."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_purgatory import RecordAccumulator
+from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
+from spark_purgatory.spark.sink.delta_sink import app_id_of
+from spark_purgatory.spark.sink.delta_target import DeltaTarget
+from spark_purgatory.spark.sink.ledger_format import replay
+from spark_purgatory.spark.sink.sender import Sender
+from tests.spark.test_delta_sink import Stream, every
+
+pytestmark = pytest.mark.spark
+
+LINGER_S, TRIGGER_S = 4, 1
+FIRST_COMMIT_S = 20
+"""The first drain of a table takes seconds on a busy machine; later ones begin as much earlier as the last one took."""
+HOUR = {"linger": "1 hour", "delivery_timeout": "1 hour"}
+
+
+def accumulator(stream: Stream, **options: Any) -> RecordAccumulator:
+    stream.sink = RecordAccumulator(path=str(stream.folder / "table"), partition_by=["part"], **options)
+    return stream.sink
+
+
+def start(stream: Stream, sink: RecordAccumulator, rows: DataFrame | None = None) -> Any:
+    trigger = {"processingTime": f"{TRIGGER_S} seconds"}
+    return sink.write_stream(
+        stream.rows() if rows is None else rows, checkpoint=str(stream.checkpoint), trigger=trigger
+    )
+
+
+def wait_until(condition: Callable[[], bool], query: Any, seconds: float = 90) -> float:
+    start_s = time.monotonic()
+    while not condition():
+        assert query.exception() is None, query.exception()
+        assert time.monotonic() - start_s < seconds, "not reached"
+        time.sleep(0.05)
+    return time.monotonic() - start_s
+
+
+def staged_files(stream: Stream) -> list[Path]:
+    return list((stream.checkpoint / "staging").glob("rows/*/epoch=*/batch=*/**/*.parquet"))
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> Stream:
+    return Stream(spark, tmp_path)
+
+
+def test_rows_linger_are_seen_in_the_staged_view_and_leave_a_stream_that_has_gone_quiet(stream: Stream) -> None:
+    """One file, then nothing: the heartbeat lets its rows out."""
+    stream.add(1)
+    deliveries: list[Any] = []
+    sink = accumulator(stream, linger=f"{LINGER_S} seconds", on_delivery=lambda value, error: deliveries.append(value))
+    query = start(stream, sink)
+    wait_until(lambda: bool(query.futures(0)), query)
+    staged_s = time.monotonic()
+    assert not sink.exists(stream.spark), "it lingers"
+    wait_until(lambda: (stream.checkpoint / "commits" / "0").exists(), query)
+    assert Counter(row["n"] for row in sink.read(stream.spark, staged=True).collect()) == every(1)
+    wait_until(lambda: all(future.is_done for future in query.futures(0)), query)
+    visible_s = time.monotonic() - staged_s
+    assert stream.numbers() == every(1)
+    assert Counter(row["n"] for row in sink.read(stream.spark, staged=True).collect()) == every(1)
+    query.stop()
+    assert {future.result() for future in query.futures(0)} == set(deliveries)
+    assert sum(value.rows for value in deliveries) == 10
+    assert {value.version for value in deliveries} == {0}
+    assert LINGER_S - 1 < visible_s < LINGER_S + TRIGGER_S + FIRST_COMMIT_S
+
+
+@pytest.mark.slow
+def test_no_row_waits_longer_than_linger_and_one_trigger(stream: Stream) -> None:
+    """While the stream goes on and after its end. The first drain of a table takes a time that nothing foretells."""
+    linger_s, trigger_s = 12, 4
+    deliveries: list[Any] = []
+    sink = accumulator(stream, linger=f"{linger_s} seconds", on_delivery=lambda value, error: deliveries.append(value))
+    trigger = {"processingTime": f"{trigger_s} seconds"}
+    query = sink.write_stream(stream.rows(), checkpoint=str(stream.checkpoint), trigger=trigger)
+    for _ in range(15):
+        stream.add(1)
+        time.sleep(trigger_s / 2)
+    wait_until(lambda: sum(value.rows for value in deliveries) == 150, query, seconds=120)
+    query.stop()
+    waited_s = dict.fromkeys(sorted({value.version for value in deliveries}), 0.0)
+    for value in deliveries:
+        waited_s[value.version] = max(waited_s[value.version], value.queued_ms / 1000)
+    print(f"longest wait a drain, s, linger {linger_s} and trigger {trigger_s}: {waited_s}")
+    assert len(waited_s) >= 3
+    assert max(list(waited_s.values())[1:]) <= linger_s + trigger_s
+    assert stream.numbers() == every(15)
+
+
+def test_flush_and_close_bring_everything_to_the_table(stream: Stream) -> None:
+    stream.add(1)
+    sink = accumulator(stream, **HOUR)
+    query = start(stream, sink)
+    wait_until(lambda: bool(query.futures(0)), query)
+    sink.flush()
+    assert stream.numbers() == every(1)
+    stream.add(1)
+    wait_until(lambda: sink.read(stream.spark, staged=True).count() == 20, query)
+    sink.close()
+    assert stream.numbers() == every(2)
+    assert staged_files(stream) == []
+    assert not query.isActive
+
+
+def test_a_micro_batch_larger_than_buffer_memory_passes_whole(stream: Stream) -> None:
+    stream.sink = accumulator(stream, batch_size_bytes=1000, buffer_memory_bytes=1000)
+    assert stream.add(2).run(stream.rows()).numbers() == every(2)
+    assert staged_files(stream) == []
+
+
+@pytest.mark.slow
+def test_a_micro_batch_that_fills_files_goes_straight_to_the_table_also_when_it_comes_again(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    direct: list[int] = []
+    write = Sender._write_direct
+    monkeypatch.setattr(Sender, "_write_direct", lambda *given: (direct.append(given[3]), write(*given))[1])
+    accumulator(stream, batch_size_bytes=100)
+    stream.add(3).run(stream.rows()).forget_last_commit().run(stream.rows())
+    assert stream.numbers() == every(3)
+    assert direct == [1, 2], "the first was staged: nobody could know its size"
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ("repeat('x', 5000)", "ConfigError: a row of .* bytes is larger than the whole buffer_memory, 2,000 bytes"),
+        ("repeat('../', 300)", "ConfigError: a value of partition column 1 of partition_by takes 1500 bytes"),
+    ],
+)
+def test_a_row_that_no_sink_could_take_is_refused_before_anything_counts(
+    stream: Stream, column: str, said: str
+) -> None:
+    stream.add(1)
+    options = {"buffer_memory_bytes": 2000, "batch_size_bytes": 1000}
+    sink = RecordAccumulator(path=str(stream.folder / "table"), partition_by=["text"], **options)
+    rows = stream.rows().selectExpr("n", f"{column} AS text")
+    with pytest.raises(PySparkException, match=said) as raised:
+        sink.write_stream(rows, checkpoint=str(stream.checkpoint), trigger={"availableNow": True}).awaitTermination()
+    assert not re.search(r"x{20}|(\.\./){5}", str(raised.value)), "errors name no payload"
+    assert not sink.exists(stream.spark)
+    assert not staged_files(stream)
+
+
+def test_hostile_partition_values_arrive_as_they_are(stream: Stream) -> None:
+    values = ["../up", "it's", 'say "hi"', "`tick`", "new\\nline", "a/b=c%2F", "ü", "*?[x]{y}"]
+    listed = ", ".join('"' + value.replace('"', '\\"') + '"' for value in values)
+    stream.add(1)
+    rows = stream.rows().selectExpr("n", f"element_at(array({listed}), cast(n % {len(values)} + 1 AS int)) AS text")
+    sink = RecordAccumulator(path=str(stream.folder / "table"), partition_by=["text"])
+    sink.write_stream(rows, checkpoint=str(stream.checkpoint), trigger={"availableNow": True}).awaitTermination()
+    found = {row["n"]: row["text"] for row in sink.read(stream.spark).collect()}
+    assert found == {n: values[n % len(values)].replace("\\n", "\n") for n in range(10)}
+    assert not list((stream.folder).glob("up*"))
+
+
+# --- what stops it, by name ---------------------------------------------------------------------------------------
+
+
+def test_what_was_done_to_table_or_staging_behind_our_back_is_named(stream: Stream) -> None:
+    """One after the other: a table that forgets, staging that is gone, a foreign writer, a replaced table."""
+    spark, table = stream.spark, stream.folder / "table"
+    staging, aside = stream.checkpoint / "staging", stream.folder / "aside"
+
+    def stops(error: str) -> None:
+        with pytest.raises((PySparkException, StorageError)) as raised:
+            stream.run(stream.rows())
+        assert re.search(error, f"{raised.typename}: {raised.value}")
+
+    stream.add(1).run(stream.rows()).add(1)
+    retention = "'delta.setTransactionRetentionDuration'"
+    spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ({retention} = 'interval 1 day')")
+    stops(r"TableForgetsError: .* UNSET TBLPROPERTIES")
+    spark.sql(f"ALTER TABLE delta.`{table}` UNSET TBLPROPERTIES ({retention})")
+    staging.rename(aside)
+    stops(r"ForeignWriterError|StagingError")
+    shutil.rmtree(staging, ignore_errors=True)
+    aside.rename(staging)
+    assert stream.run(stream.rows()).numbers() == every(2), "all is as it was: the query goes on"
+
+    app_id = app_id_of(spark, str(stream.checkpoint), DeltaTarget(stream.sink.options))
+    writer = spark.range(0).selectExpr("id AS n", "id AS part").write.format("delta").mode("append")
+    writer.option("txnAppId", app_id).option("txnVersion", 7).save(str(table))
+    stream.add(1)
+    stops(r"ForeignWriterError: .* transaction 7 ")
+    shutil.rmtree(table)
+    spark.range(0).selectExpr("id AS n", "id AS part").write.format("delta").save(str(table))
+    stops(r"TableLostError: .* replaced")
+    assert stream.numbers() == Counter(), "nothing was written"
+
+
+def test_a_column_that_the_table_lost_is_named_and_the_rows_go_out_once_it_is_back(stream: Stream) -> None:
+    stream.add(1)
+    sink = accumulator(stream, **HOUR)
+    query = start(stream, sink)
+    wait_until(lambda: bool(query.futures(0)), query)
+    stream.spark.range(0).selectExpr("id AS part", "id AS other").write.format("delta").partitionBy("part").save(
+        str(stream.folder / "table")
+    )
+    with pytest.raises(StorageError, match=r"SchemaMismatchError|lacks n"):
+        sink.flush()
+    assert staged_files(stream)
+    stream.spark.sql(f"ALTER TABLE delta.`{stream.folder / 'table'}` ADD COLUMNS (n bigint)")
+    query.drain()
+    assert stream.numbers() == every(1)
+
+
+def test_two_runs_on_one_staging_folder_are_seen() -> None:
+    entries = [("intent=0", {"number": 0}), ("intent=0", {"number": 0, "uuid": "other"})]
+    with pytest.raises(ForeignWriterError, match="two different entries 'intent=0'"):
+        replay(entries, "/staging")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"path": "/t", "batch_size": "big"}, "batch_size='big' is not a size"),
+        ({"path": "/t", "batch_sise": "1 MB"}, "takes no batch_sise"),
+        ({"path": "/t\n"}, "control character"),
+        ({"path": "/lake/../etc"}, "goes up by"),
+        ({"table": "t" * 5000}, "at most 1,024"),
+        ({"path": "/t", "batch_size": "2 GiB", "buffer_memory": "1 GiB"}, "must hold at least one file"),
+        ({"path": "/t", "linger": "1 hour"}, "delivery_timeout .* must be at least linger"),
+    ],
+)
+def test_an_option_that_cannot_work_is_named(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        RecordAccumulator(**options)

@@ -1,0 +1,214 @@
+"""What counts of a staging folder after a restart, and when its files are counted."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from spark_purgatory.errors import ForeignWriterError, StagingError
+from spark_purgatory.spark.sink.backlog import MAX_FILES_AHEAD, Backlog
+from spark_purgatory.spark.sink.delta_sink import DeltaSink
+from spark_purgatory.spark.sink.ledger import NO_BATCH, Intent, Ledger, Piece, Run, StagedBatch
+from spark_purgatory.spark.sink.ledger_format import intent_body, record_body, replay
+from spark_purgatory.spark.sink.staged_files import check_one_writer, file_at, hash_names, read_files, row_hash
+from spark_purgatory.spark.sink.staging_folder import FORMAT, StagingFolder
+from tests.crash.test_crash import halve
+from tests.spark.test_delta_sink import Stream, every
+from tests.spark.test_record_accumulator import HOUR, accumulator, staged_files, start, wait_until
+
+WRITER = "5f0c6a4e-9f5f-4d5e-8f0a-3b1d6f1f9b5a"
+FIRST_RUN, NEXT_RUN, TWIN = Run(0, "aaaaaaaa"), Run(1, "bbbbbbbb"), Run(1, "cccccccc")
+OTHER = "00000000-9f5f-4d5e-8f0a-3b1d6f1f9b5a"
+
+
+def piece(batch_id: int, epoch: int = 0, writer: str = WRITER, run: Run = FIRST_RUN) -> Piece:
+    path = f"file:/c/staging/{run.batch_path(epoch, batch_id)}/part-00000-{writer}.c000.snappy.parquet"
+    return replace(file_at(path), rows=5)
+
+
+def ledger(*notes: tuple[str, dict[str, Any]]) -> Ledger:
+    return replay([(name, {**body, "format": FORMAT}) for name, body in notes], "/staging")
+
+
+def record(of: Piece, rows: int = 5) -> tuple[str, dict[str, Any]]:
+    staged = StagedBatch(of.batch_id, of.epoch, 0, of.folder, rows, 100)
+    return of.folder.rpartition("/")[2], record_body(staged)
+
+
+def empty(first: int, last: int) -> tuple[str, dict[str, Any]]:
+    return f"empty={first}-{last % 2}", {"first": first, "last": last}
+
+
+# --- what counts --------------------------------------------------------------------------------------------------
+
+
+def test_a_staged_file_is_known_by_its_path() -> None:
+    found = piece(7, epoch=3, run=NEXT_RUN)
+    assert (found.batch_id, found.epoch, found.run) == (7, 3, 1)
+    assert found.folder == "rows/generation=0/epoch=3/batch=00000000000000000007-000001-bbbbbbbb"
+    assert not found.is_legacy
+    old = file_at(f"file:/c/staging/epoch=3/batch=00000000000000000007-000001-bbbbbbbb/part-00000-{WRITER}.parquet")
+    assert (old.batch_id, old.epoch, old.run, old.is_legacy) == (7, 3, 1, True)
+    with pytest.raises(StagingError, match="is no file of the staging folder"):
+        file_at("file:/c/staging/epoch=0/notes.parquet")
+
+
+def test_every_micro_batch_before_the_one_that_runs_counts_and_that_one_does_not() -> None:
+    book = ledger(empty(1, 1), *(record(piece(batch_id)) for batch_id in (0, 2, 3)))
+    assert book.adopt([piece(0), piece(2), piece(3)], before=3) == 3
+    assert [found.batch_id for found in book.pieces.values()] == [0, 2]
+    assert book.last_batch == 2
+
+
+def test_of_a_micro_batch_that_several_runs_have_staged_the_last_ones_folder_counts() -> None:
+    earlier, later = piece(0, epoch=1), piece(0, epoch=0, run=NEXT_RUN)
+    book = ledger(record(earlier), record(later))
+    book.adopt([earlier, later], before=1)
+    assert [(found.run, found.epoch) for found in book.pieces.values()] == [(1, 0)]
+    assert book.run.number == 2, "the run that reads this is a later one"
+    book = ledger(record(earlier), record(later))
+    book.adopt([earlier, replace(later, rows=4)], before=1)
+    assert [found.run for found in book.pieces.values()] == [0], "the later folder lost a row"
+    book = ledger(record(earlier))
+    book.adopt([earlier, later], before=1)
+    assert [found.run for found in book.pieces.values()] == [0], "the next run died in it, the old one ended it"
+    twins = piece(0, run=NEXT_RUN), piece(0, run=TWIN)
+    with pytest.raises(ForeignWriterError, match=r"-000001-bbbbbbbb and .*-000001-cccccccc .* two runs of the query"):
+        ledger(*map(record, twins)).adopt(twins, before=1)
+
+
+def test_a_folder_that_holds_other_rows_than_its_record_says_is_damaged() -> None:
+    for rows in (4, 6):
+        with pytest.raises(StagingError, match=rf"-000000-aaaaaaaa .* holds {rows} rows in 1 pieces, .* says 5: "):
+            ledger(record(piece(0))).adopt([replace(piece(0), rows=rows)], before=1)
+
+
+def test_a_folder_without_a_record_counts_only_where_an_earlier_version_staged_it() -> None:
+    assert ledger().adopt([piece(0)], before=1) == 0
+    old = replay([("schema=0", {"batch_id": 0, "schema": "{}", "format": 1})], "/staging")
+    assert old.adopt([piece(0), replace(piece(0, run=NEXT_RUN), rows=3)], before=1) == 1
+    assert [found.run for found in old.pieces.values()] == [0], "the one with all its rows"
+
+
+def test_a_run_is_numbered_after_the_one_that_made_the_last_intent_though_its_files_are_gone() -> None:
+    intent = Intent(0, "uuid", None, "", NO_BATCH, direct=False, taken=(), left=(), epochs=(0,), run=7)
+    book = ledger(("intent=0", intent_body(intent)))
+    book.adopt([], before=0)
+    assert book.run.number == 8
+
+
+@pytest.mark.parametrize(
+    ("staged", "notes", "before", "first_missing"),
+    [
+        ([], [], 1, 0),
+        ([0, 2], [], 3, 1),
+        ([0, 1], [], 3, 2),
+        ([0], [empty(1, 3), empty(1, 4)], 6, 5),
+        ([0, 5], [empty(1, 3), empty(1, 4)], 6, 6),
+        ([], [empty(0, 2)], 3, 3),
+    ],
+)
+def test_a_micro_batch_of_which_nothing_is_known_is_missed(
+    staged: list[int], notes: list[tuple[str, dict[str, Any]]], before: int, first_missing: int
+) -> None:
+    records = [record(piece(batch_id)) for batch_id in staged]
+    assert ledger(*notes, *records).adopt(map(piece, staged), before) == first_missing
+
+
+def test_empty_micro_batches_in_a_row_are_one_run() -> None:
+    book = ledger()
+    for batch_id in (0, 1, 2):
+        book.add_empty(book.empty_run(batch_id))
+    book.add(3, 0, [piece(3)])
+    book.add_empty(book.empty_run(4))
+    assert book.empty == [(0, 2), (4, 4)]
+
+
+def test_files_of_two_writers_in_one_folder_are_named() -> None:
+    check_one_writer([piece(0), piece(1, writer=OTHER)], "/staging")
+    with pytest.raises(ForeignWriterError, match="batch=00000000000000000001-000000-aaaaaaaa holds files of 2 writers"):
+        check_one_writer([piece(1), piece(1, writer=OTHER)], "/staging")
+
+
+# --- when files are counted ---------------------------------------------------------------------------------------
+
+
+def test_rows_leave_in_the_order_of_micro_batches_whatever_their_epochs(spark: SparkSession, tmp_path: Path) -> None:
+    """And each in the task of its own file."""
+    schema = spark.range(0).selectExpr("id AS n", "'a' AS part").schema
+    names = hash_names(schema.names)
+    for batch_id, epoch in enumerate((99, 100)):
+        rows = spark.range(6 * batch_id, 6 * batch_id + 6, 1, 1).selectExpr(
+            "id AS n", "if(id % 2 = 0, 'a', 'b') AS part"
+        )
+        hashed = rows.select("*", rows.part.alias(names.partition), row_hash(schema).alias(names.row))
+        hashed.write.parquet(str(tmp_path / FIRST_RUN.batch_path(epoch, batch_id)))
+    paths = [file_at(str(path)) for path in sorted(tmp_path.glob("rows/*/*/*/*.parquet"), reverse=True)]
+    files = [[replace(path, partition=part) for path in paths] for part in "ba"]
+    found = read_files(spark, str(tmp_path), schema, files, ["part"]).selectExpr(
+        "n", "part", "spark_partition_id() AS task"
+    )
+    assert [row.n for row in found.where("task = 0").collect()] == [1, 3, 5, 7, 9, 11]
+    assert [row.n for row in found.where("task = 1").collect()] == [0, 2, 4, 6, 8, 10]
+    assert read_files(spark, str(tmp_path), schema, files[:1], ["part"]).count() == 6
+
+
+def test_files_are_counted_when_one_may_be_full() -> None:
+    """The example of the module's first lines."""
+    backlog, one = Backlog(), StagedBatch(0, 0, 0, path="", rows=1, plain_bytes=200)
+    assert backlog.could_fill([one], {}, 1.0, 1600), "nothing is known yet"
+    quarters = [replace(piece(0), partition=partition, staged_bytes=25) for partition in "abcd"]
+    backlog.learn([one], quarters)
+    counts = [n for n in range(100) if backlog.could_fill([one] * n, {}, 1.0, 1600)]
+    assert counts[0] == 64
+    assert backlog.could_fill([one] * 4, {"b": 1500}, 1.0, 1600)
+    assert not backlog.could_fill([one] * 3, {"b": 1500}, 1.0, 1600)
+    backlog.learn([one], [replace(quarters[0], partition=str(n), staged_bytes=1) for n in range(100)])
+    assert not backlog.could_fill([one] * (MAX_FILES_AHEAD - 1), {}, 1.0, 100)
+    assert backlog.could_fill([one] * MAX_FILES_AHEAD, {}, 1.0, 100), "all could be a new partition's"
+
+
+@pytest.mark.spark
+def test_staged_micro_batches_are_counted_together_and_missed_after_a_restart(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+    count = DeltaSink.count
+    monkeypatch.setattr(
+        DeltaSink, "count", lambda sink, spark, batches: (counted.append(len(batches)), count(sink, spark, batches))[1]
+    )
+    stream = Stream(spark, tmp_path).add(4)
+    sink = accumulator(stream, **HOUR)
+    query = start(stream, sink)
+    wait_until(lambda: (stream.checkpoint / "commits" / "4").exists(), query)
+    query.stop()
+    assert counted == [1], "the first, to know what a row weighs"
+    assert not sink.exists(spark)
+    assert sink.read(spark, staged=True).count() == 40
+
+    [lost] = (stream.checkpoint / "staging").glob(f"rows/generation=0/epoch=0/batch={2:020d}-*")
+    lost.rename(stream.folder / "aside")
+    with pytest.raises(PySparkException, match=r"StagingError: .* knows them only up to 1 "):
+        stream.run(stream.rows())
+    (stream.folder / "aside").rename(lost)
+    file = next(lost.rglob("*.parquet"))
+    twin = file.with_name("part-00000-" + OTHER + ".c000.snappy.parquet")
+    shutil.copy(file, twin)
+    with pytest.raises(PySparkException, match=r"ForeignWriterError: .* holds files of 2 writers"):
+        stream.run(stream.rows())
+    twin.unlink()
+    whole = lost.with_name(f"{lost.name.rsplit('-', 2)[0]}-000001-{NEXT_RUN.id}")
+    shutil.copytree(lost, whole)
+    [path] = (stream.checkpoint / "staging").glob(f"log/*/epoch=0/{lost.name}-*")
+    of_whole = record(piece(2, run=NEXT_RUN), rows=10)
+    StagingFolder(str(stream.checkpoint), stream.checkpoint).write_entry(spark, 0, of_whole[0], of_whole[1])
+    assert path.is_file(), "the record of the first folder"
+    halve(next(lost.rglob("*.parquet")))  # What an old run has half written again after the next one has passed.
+    assert stream.add(1).run(stream.rows()).numbers() == every(5)
+    assert staged_files(stream) == []

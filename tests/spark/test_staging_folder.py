@@ -1,0 +1,234 @@
+"""The staging folder: entries that are all there or named, both ways to write them, and folders that do not grow."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_purgatory import RecordAccumulator
+from spark_purgatory.errors import StagingError
+from spark_purgatory.spark.sink.delta_sink import DeltaSink
+from spark_purgatory.spark.sink.delta_target import DeltaTarget
+from spark_purgatory.spark.sink.ledger import Intent, Piece
+from spark_purgatory.spark.sink.ledger_format import intent_body, replay
+from spark_purgatory.spark.sink.staging_folder import (
+    EPOCHS_A_GENERATION,
+    FORMAT,
+    GENERATIONS,
+    StagingFolder,
+    local_folder,
+)
+from tests.spark.test_delta_sink import Stream, every
+from tests.spark.test_record_accumulator import HOUR, accumulator, staged_files, start, wait_until
+
+pytestmark = pytest.mark.spark
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+
+
+@pytest.fixture
+def elsewhere(spark: SparkSession, tmp_path: Path) -> Iterator[str]:
+    """A checkpoint on a file system that only Spark reaches: Hadoop's viewfs, over a folder of this test."""
+    (tmp_path / "remote").mkdir()
+    authority = f"lake{uuid4().hex[:8]}"
+    name = f"fs.viewfs.mounttable.{authority}.link./data"
+    spark.conf.set(name, (tmp_path / "remote").as_uri())
+    yield f"viewfs://{authority}/data/checkpoint"
+    spark.conf.unset(name)
+
+
+@pytest.fixture(params=["files", "jobs"])
+def place(request: pytest.FixtureRequest, elsewhere: str, tmp_path: Path) -> tuple[StagingFolder, Path]:
+    """A staging folder written by Python or by Spark, and where it lies."""
+    if request.param == "files":
+        return StagingFolder(str(tmp_path / "checkpoint"), tmp_path / "checkpoint"), tmp_path / "checkpoint"
+    return StagingFolder(elsewhere), tmp_path / "remote" / "checkpoint"
+
+
+def entry_files(checkpoint: Path) -> list[Path]:
+    found = (checkpoint / "staging" / "log").rglob("*")
+    return sorted(path for path in found if path.is_file() and not path.name.startswith((".", "_")))
+
+
+def without_checksum(path: Path) -> Path:
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    return path
+
+
+def test_an_entry_is_read_as_it_was_written_and_a_note_replaces_the_one_of_its_number(
+    spark: SparkSession, place: tuple[StagingFolder, Path]
+) -> None:
+    folder, checkpoint = place
+    assert folder.read_entries(spark) == [], "nothing is there yet"
+    folder.write_entry(spark, 0, "intent=0", {"text": 'ü "quoted"\nline'})
+    for last in (1, 2, 3):
+        folder.write_entry(spark, 17, f"empty=1-{last % 2}", {"first": 1, "last": last}, 0)
+    found = sorted(folder.read_entries(spark), key=str)
+    suffix = "f" if folder.local is not None else ""
+    assert found == [
+        (f"empty=1-0{suffix}", {"first": 1, "last": 2, "format": FORMAT}),
+        (f"empty=1-1{suffix}", {"first": 1, "last": 3, "format": FORMAT}),
+        ("intent=0", {"text": 'ü "quoted"\nline', "format": FORMAT}),
+    ]
+    assert len(entry_files(checkpoint)) == 3
+    assert (checkpoint / "staging" / "log" / "generation=1" / "epoch=17").is_dir()
+    folder.remove(spark, folder.log_path(17))
+    assert [name for name, _ in folder.read_entries(spark)] == ["intent=0"]
+    folder.remove(spark, folder.log_path(17))
+
+
+@pytest.mark.parametrize("damage", ["emptied", "cut", "flipped", "newer"])
+def test_an_entry_that_is_not_as_written_is_named(
+    spark: SparkSession, place: tuple[StagingFolder, Path], damage: str
+) -> None:
+    folder, checkpoint = place
+    folder.write_entry(spark, 0, "intent=0", {"number": 0})
+    folder.write_entry(spark, 0, "done=0", {"number": 0})
+    path = without_checksum(next(path for path in entry_files(checkpoint) if "intent=0" in str(path)))
+    text = path.read_text(encoding="utf-8")
+    path.write_text(
+        {
+            "emptied": "",
+            "cut": text[: len(text) // 2],
+            "flipped": text.replace('number\\":0', 'number\\":1'),
+            "newer": text.replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}'),
+        }[damage],
+        encoding="utf-8",
+    )
+    said = rf"has format {FORMAT + 1} .* reads up to {FORMAT}" if damage == "newer" else "is damaged: its checksum"
+    with pytest.raises(StagingError, match=said) as raised:
+        folder.read_entries(spark)
+    assert "intent=0-" in str(raised.value), "the file is named"
+
+
+def test_a_folder_is_local_only_if_it_is_the_same_folder(spark: SparkSession, elsewhere: str, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "remote" / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "metadata").write_text('{"id":"a"}', encoding="utf-8")
+    for written in (str(checkpoint), f"file:{checkpoint}", f"file://{checkpoint}"):
+        assert local_folder(spark, written) == checkpoint
+    assert local_folder(spark, elsewhere) is None, "another file system, the same bytes"
+    assert local_folder(spark, str(tmp_path / "none")) is None
+    assert local_folder(spark, f"hdfs://nowhere.invalid:9{checkpoint}") is None
+    (checkpoint / "metadata").write_text("", encoding="utf-8")
+    assert local_folder(spark, str(checkpoint)) is None, "no proof"
+
+
+def test_a_checkpoint_that_only_spark_reaches_takes_and_delivers_rows_over_restarts(
+    spark: SparkSession, elsewhere: str, tmp_path: Path
+) -> None:
+    stream = Stream(spark, tmp_path)
+    stream.sink = RecordAccumulator(path=str(tmp_path / "table"), partition_by=["part"], **HOUR)
+    for _ in range(2):
+        stream.add(2)
+        trigger = {"availableNow": True}
+        stream.sink.write_stream(stream.rows(), checkpoint=elsewhere, trigger=trigger).awaitTermination()
+    assert stream.numbers() == every(4)
+    staging = tmp_path / "remote" / "checkpoint" / "staging"
+    assert not list(staging.rglob("*.parquet"))
+    assert staging.is_dir() and list(staging.rglob("intent=1-*")), "written there"
+
+
+# --- growth -------------------------------------------------------------------------------------------------------
+
+
+def drains(spark: SparkSession, sink: DeltaSink, numbers: range, rows: Path) -> None:
+    """What drains leave in the staging folder, each with a staged file of its own; the table is left out."""
+    for number in numbers:
+        path = sink.ledger.run.batch_path(sink.ledger.next_drain, number)
+        (rows / path).mkdir(parents=True)
+        (rows / path / "part-0.parquet").write_bytes(b"rows")
+        piece = Piece("", f"{path}/part-0.parquet", 1, 4, number, number, 0)
+        sink.ledger.add(number, number, [piece])
+        epochs = tuple(sorted(sink.ledger.epochs))
+        intent = Intent(number, str(number), None, "", number, False, (piece,), (), epochs, 0)
+        sink.place.write_entry(spark, number, f"intent={number}", intent_body(intent))
+        sink.ledger.take(intent)
+        sink.clean_up(spark)
+
+
+def test_ten_thousand_drains_leave_as_many_files_and_folders_as_ten(spark: SparkSession, tmp_path: Path) -> None:
+    sink = DeltaSink(DeltaTarget(accumulator(Stream(spark, tmp_path)).options), str(tmp_path / "checkpoint"), lambda: 0)
+    sink.place.local = tmp_path / "checkpoint" / "staging"
+    drains(spark, sink, range(10), sink.place.local)
+    after_ten = len(list(sink.place.local.rglob("*")))
+    drains(spark, sink, range(10, 10_000), sink.place.local)
+    left = sorted(path.relative_to(sink.place.local) for path in sink.place.local.rglob("*") if path.is_file())
+    assert [path.parts[-1].split("-")[0] for path in left] == ["done=9999", "intent=9999"]
+    assert len(list(sink.place.local.rglob("*"))) <= after_ten + 2 * GENERATIONS
+    assert replay(sink.place.read_entries(spark), "").next_drain == 10_000
+
+
+@pytest.mark.slow
+def test_drains_on_storage_that_cannot_remove_folders_leave_a_bounded_number(
+    spark: SparkSession, elsewhere: str, tmp_path: Path
+) -> None:
+    sink = DeltaSink(DeltaTarget(accumulator(Stream(spark, tmp_path)).options), elsewhere, lambda: 0)
+    staging = tmp_path / "remote" / "checkpoint" / "staging"
+    cycle = EPOCHS_A_GENERATION * GENERATIONS
+    counts = []
+    for first in range(0, 3 * cycle, cycle):
+        drains(spark, sink, range(first, first + cycle), staging)
+        counts.append(len(list(staging.rglob("*"))))
+    print(f"files and folders after {cycle}, {2 * cycle} and {3 * cycle} drains: {counts}")
+    assert counts[1] == counts[2]
+    assert counts[0] <= counts[1] <= 2 * cycle + 20
+    assert replay(sink.place.read_entries(spark), "").next_drain == 3 * cycle
+
+
+# --- earlier versions ---------------------------------------------------------------------------------------------
+
+
+def test_a_log_of_the_first_format_is_read() -> None:
+    """Made by the release before names: an intent with its pieces by position, and what stood beside it."""
+    lines = (DATA / "staging_log_v1.jsonl").read_text(encoding="utf-8").splitlines()
+    entries = [(entry["entry"], {**json.loads(entry["body"]), "format": 1}) for entry in map(json.loads, lines)]
+    ledger = replay(entries, "/staging")
+    assert not ledger.has_records and ledger.intent is not None
+    assert (ledger.next_drain, ledger.is_done, ledger.last_batch) == (2, True, 4)
+    [piece] = ledger.pieces.values()
+    assert piece.is_legacy and (piece.rows, piece.batch_id, piece.epoch, piece.run) == (5, 3, 1, 0)
+
+
+def test_rows_that_an_earlier_version_staged_arrive(spark: SparkSession, tmp_path: Path) -> None:
+    """Its layout, its log and its files, which have no records and no row hashes."""
+    stream = Stream(spark, tmp_path).add(3)
+    query = start(stream, accumulator(stream, **HOUR))
+    wait_until(lambda: (stream.checkpoint / "commits" / "2").exists(), query)
+    query.stop()
+    as_before_names(spark, stream.checkpoint)
+    stream.add(1)
+    query = start(stream, stream.sink)
+    wait_until(lambda: (stream.checkpoint / "commits" / "3").exists(), query)
+    query.stop()
+    query.drain()
+    assert stream.numbers() == every(4)
+    assert staged_files(stream) == [] and not list((stream.checkpoint / "staging").glob("epoch=*"))
+    assert stream.add(1).run(stream.rows()).numbers() == every(5)
+
+
+def as_before_names(spark: SparkSession, checkpoint: Path) -> None:
+    """Rewrite a staging folder as the release before names would have written it."""
+    staging = checkpoint / "staging"
+    entries = StagingFolder(str(checkpoint), checkpoint).read_entries(spark)
+    for epoch in staging.glob("rows/*/epoch=*"):
+        for batch in epoch.iterdir():
+            rows = spark.read.parquet(str(batch)).drop("h").localCheckpoint()
+            rows.sortWithinPartitions("p").write.parquet(str(staging / epoch.name / batch.name))
+    shutil.rmtree(staging / "rows")
+    shutil.rmtree(staging / "log")
+    # A stream whose sources are silent goes on: micro-batches without rows, each with its note.
+    for name, body in entries:
+        if name.startswith(("schema=", "empty=")):
+            name = name.removesuffix("f")
+            text = json.dumps({key: value for key, value in body.items() if key != "format"})
+            line = json.dumps({"crc32": zlib.crc32(text.encode()), "entry": name, "body": text})
+            frame = spark.createDataFrame([(line,)], "value string").coalesce(1)
+            frame.write.text(str(staging / f"log/epoch=0/{name}-0"))

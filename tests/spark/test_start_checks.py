@@ -1,0 +1,306 @@
+"""What `write_stream` refuses before it starts a query: by name, with the remedy, and with nothing left behind."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.state import GroupState
+
+from spark_purgatory import RecordAccumulator
+from spark_purgatory.errors import (
+    ConfigError,
+    PurgatoryError,
+    SchemaMismatchError,
+    StagingError,
+    StorageError,
+    TableForgetsError,
+)
+from tests.spark.test_column_rules import TAKEN, listed
+from tests.spark.test_delta_sink import Stream, every
+from tests.spark.test_record_accumulator import HOUR, accumulator, staged_files, start, wait_until
+
+pytestmark = pytest.mark.spark
+
+FORGETS = "setTransactionRetentionDuration"
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> Stream:
+    return Stream(spark, tmp_path).add(1)
+
+
+def refused(
+    stream: Stream, error: type[PurgatoryError], said: str, rows: DataFrame | None = None, **options: Any
+) -> None:
+    """`write_stream` raises, and Spark has not begun."""
+    options = options or {"path": str(stream.folder / "table")}
+    sink = RecordAccumulator(**options)
+    metadata = stream.checkpoint / "metadata"
+    before = metadata.exists() and metadata.stat().st_mtime_ns
+    running = len(stream.spark.streams.active)
+    with pytest.raises(error, match=said):
+        sink.write_stream(
+            stream.rows() if rows is None else rows,
+            checkpoint=str(stream.checkpoint),
+            trigger={"availableNow": True},
+        )
+    assert len(stream.spark.streams.active) == running
+    assert (metadata.exists() and metadata.stat().st_mtime_ns) == before, "the query was not started"
+    assert not staged_files(stream)
+
+
+def made(stream: Stream, columns: str, more: str = "") -> str:
+    """A table that somebody made."""
+    path = stream.folder / "table"
+    stream.spark.sql(f"CREATE TABLE delta.`{path}` ({columns}) USING delta {more}")
+    return str(path)
+
+
+# --- columns ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("column", "said"),
+    [
+        ("interval '1' day AS span", r"column 'span' is of type interval day, which Delta has not: cast it"),
+        ("n AS `Stage ID`", r"column 'Stage ID' has in its name one of .*columnMapping"),
+        ("named_struct('a;b', n) AS s", r"column 's\.a;b' has in its name"),
+        ("array() AS none", r"column 'none\.element' is of type void"),
+        ("'a' COLLATE UTF8_LCASE AS name", r"column 'name' .* COLLATE UTF8_BINARY"),
+        ("part AS N", r"columns 'n' and 'N' have one name"),
+        ("n AS __spark_purgatory_path", r"has a name that the sink needs"),
+    ],
+)
+def test_a_column_that_no_table_holds_is_named_before_anything_is_read(stream: Stream, column: str, said: str) -> None:
+    refused(stream, ConfigError, said, stream.rows().selectExpr("n", column))
+    assert not (stream.folder / "table").exists()
+
+
+def test_every_type_that_a_table_holds_goes_through_the_sink(stream: Stream) -> None:
+    columns = [f"{value} AS c{i}" for i, value in enumerate(listed(TAKEN))]
+    stream.run(stream.rows().selectExpr("n", *columns))
+    # The keys of a map are structs, of which JSON has no fixed text.
+    struct_keys = next(i for i, value in enumerate(listed(TAKEN)) if value.startswith("map(named_struct"))
+    texts = [f"to_json(struct(* EXCEPT (c{struct_keys}))) AS text", f"CAST(c{struct_keys} AS string) AS keys"]
+    expected = stream.spark.range(1).selectExpr(*columns).selectExpr(*texts).collect()
+    assert stream.table().drop("n").selectExpr(*texts).distinct().collect() == expected
+
+
+def test_names_that_a_table_maps_and_columns_that_it_fills_pass(stream: Stream) -> None:
+    columns = "`Stage ID` bigint, part bigint, next bigint GENERATED ALWAYS AS (`Stage ID` + 1), "
+    columns += "number bigint GENERATED ALWAYS AS IDENTITY, kind string NOT NULL DEFAULT 'plain'"
+    features = "'delta.columnMapping.mode' = 'name', 'delta.feature.allowColumnDefaults' = 'supported'"
+    made(stream, columns, f"TBLPROPERTIES ({features}, 'delta.appendOnly' = 'true')")
+    stream.run(stream.rows().withColumnRenamed("n", "Stage ID")).add(1)
+    stream.run(stream.rows().withColumnRenamed("n", "Stage ID"))
+    found = {(row["Stage ID"], row["next"] - row["Stage ID"], row["kind"]) for row in stream.table().collect()}
+    assert found == {(n, 1, "plain") for n in range(20)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ("part bigint", r"table .* lacks n, "),
+        ("n int, part bigint", r"has other types for n \(bigint, in the table int\)"),
+        ("n bigint, part bigint, must int NOT NULL", r"columns must of table .* are NOT NULL"),
+        ("n bigint GENERATED ALWAYS AS IDENTITY, part bigint", r"columns n of table .* take no values"),
+    ],
+)
+def test_a_table_that_does_not_take_the_stream_is_named_also_at_a_restart(
+    stream: Stream, columns: str, said: str
+) -> None:
+    made(stream, columns)
+    refused(stream, SchemaMismatchError, said)
+
+
+def test_a_table_that_changed_while_the_query_was_down_is_named_at_the_restart(stream: Stream) -> None:
+    stream.run(stream.rows()).add(1)
+    stream.spark.sql(f"ALTER TABLE delta.`{stream.folder / 'table'}` ADD COLUMNS (later int)")
+    refused(stream, SchemaMismatchError, r"lacks city", stream.rows().selectExpr("*", "'x' AS city"))
+    stream.run(stream.rows())
+    assert stream.numbers() == every(2)
+
+
+# --- the table and its place -----------------------------------------------------------------------------------------
+
+
+def test_a_table_that_would_forget_and_one_of_unknown_features_are_named(stream: Stream) -> None:
+    default = f"spark.databricks.delta.properties.defaults.{FORGETS}"
+    stream.spark.conf.set(default, "interval 1 day")
+    try:
+        refused(stream, TableForgetsError, f"{FORGETS} = 'interval 1 day' is set.* Unset it")
+    finally:
+        stream.spark.conf.unset(default)
+    path = Path(made(stream, "n bigint, part bigint"))
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["appendOnly", "teleportation"]}
+    (path / "_delta_log" / f"{1:020d}.json").write_text(json.dumps({"protocol": protocol}) + "\n")
+    refused(stream, StorageError, r"has the table features teleportation, which this session's Delta cannot write")
+
+
+def test_a_place_where_no_table_can_be_made_is_named(stream: Stream) -> None:
+    plain, file = stream.folder / "plain", stream.folder / "file"
+    stream.spark.range(1).write.parquet(str(plain))
+    file.touch()
+    refused(stream, ConfigError, r"there are \d files and no Delta table", path=str(plain))
+    assert not (plain / "_delta_log").exists()
+    refused(stream, ConfigError, r"there are 1 files and no Delta table", path=str(file))
+    refused(stream, StorageError, r"cannot be made in .*/file/below: .*", path=str(file / "below"))
+    refused(stream, StorageError, r"cannot be looked at: .*No FileSystem for scheme", path="nowhere://lake/table")
+    refused(stream, StorageError, r"cannot be looked at: .*S3AFileSystem", path="s3a://lake/table")
+
+
+def test_a_name_under_which_no_table_can_be_made_is_named(stream: Stream) -> None:
+    spark = stream.spark
+    refused(stream, ConfigError, r"there is no schema `no_such`\. .* CREATE SCHEMA", table="no_such.outcomes")
+    spark.sql("CREATE OR REPLACE VIEW a_view AS SELECT 1L AS n, 2L AS part")
+    refused(stream, ConfigError, r"table a_view is a view", table="a_view")
+    spark.sql("DROP VIEW a_view")
+    spark.range(1).write.mode("overwrite").saveAsTable("in_parquet", format="parquet")
+    refused(stream, ConfigError, r"is no Delta table", table="in_parquet")
+    spark.sql("DROP TABLE in_parquet")
+    warehouse = Path(spark.conf.get("spark.sql.warehouse.dir").removeprefix("file:"))
+    spark.range(1).write.parquet(str(warehouse / "left_over"))
+    refused(stream, ConfigError, r"where there are \d files and no Delta table", table="left_over")
+
+
+def test_nothing_is_seen_of_a_table_before_its_first_drain(stream: Stream) -> None:
+    sink = accumulator(stream, **HOUR)
+    query = start(stream, sink)
+    wait_until(lambda: (stream.checkpoint / "commits" / "0").exists(), query)
+    query.stop()
+    assert not sink.exists(stream.spark)
+    assert list((stream.folder / "table").iterdir()) == []
+    query.drain()
+    assert stream.numbers() == every(1)
+
+
+# --- the checkpoint --------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_another_table_or_sink_is_named_and_its_rows_go_where_they_should(stream: Stream) -> None:
+    """Rows are staged for one table, and not drained: without a claim they would all go to the other."""
+    query = start(stream, accumulator(stream, **HOUR))
+    wait_until(lambda: (stream.checkpoint / "commits" / "0").exists(), query)
+    query.stop()
+    sink = RecordAccumulator(path=str(stream.folder / "other"))
+    with pytest.raises(ConfigError, match=r"is that of table .*/table.* this query writes to .*/other"):
+        sink.write_stream(stream.rows(), checkpoint=str(stream.checkpoint))
+    accumulator(stream)
+    assert stream.run(stream.rows()).numbers() == every(1)
+
+    stream.checkpoint = stream.folder / "plain"
+    writer = stream.rows().writeStream.format("delta").option("checkpointLocation", str(stream.checkpoint))
+    writer.trigger(availableNow=True).start(str(stream.folder / "plainly")).awaitTermination()
+    for _ in range(2):
+        refused(stream, StagingError, r"is at micro-batch 1, but nothing in it was staged: it is that of another sink")
+
+
+def test_a_claim_binds_once_the_query_has_begun(stream: Stream) -> None:
+    spans = stream.rows().selectExpr("n", "interval '1' day AS span")
+    refused(stream, ConfigError, "span", spans, path=str(stream.folder / "first"))
+    assert stream.run(stream.rows()).numbers() == every(1), "the refused query has no claim"
+
+
+def test_a_checkpoint_that_cannot_be_written_is_named(stream: Stream) -> None:
+    (stream.folder / "file").touch()
+    stream.checkpoint = stream.folder / "file" / "checkpoint"
+    refused(stream, StorageError, r"checkpoint='.*' cannot be written: ")
+
+
+# --- partition columns -----------------------------------------------------------------------------------------------
+
+
+def test_partition_by_in_another_case_than_the_column(stream: Stream) -> None:
+    stream.sink = RecordAccumulator(path=str(stream.folder / "table"), partition_by=["PART"])
+    stream.run(stream.rows()).add(1).run(stream.rows())
+    assert stream.numbers() == every(2)
+    assert sorted(path.name for path in (stream.folder / "table").glob("part=*")) == ["part=0", "part=1"]
+
+
+@pytest.mark.parametrize("partition_by", [(), ("part",), ("Part",)])
+def test_a_table_partitioned_by_a_column_of_another_case(stream: Stream, partition_by: tuple[str, ...]) -> None:
+    path = made(stream, "n bigint, PART bigint", "PARTITIONED BY (PART)")
+    stream.sink = RecordAccumulator(path=path, partition_by=partition_by)
+    assert stream.run(stream.rows()).numbers() == every(1)
+    assert len(list((stream.folder / "table").glob("PART=*/*.parquet"))) == 2, "a file for each partition"
+
+
+@pytest.mark.parametrize("partition_by", [(), ("part", "tens")])
+def test_a_table_partitioned_by_a_column_that_it_computes(stream: Stream, partition_by: tuple[str, ...]) -> None:
+    tens = "tens bigint GENERATED ALWAYS AS (CAST(n / 10 AS bigint))"
+    path = made(stream, f"n bigint, part bigint, {tens}", "PARTITIONED BY (part, tens)")
+    stream.add(1)
+    stream.sink = RecordAccumulator(path=path, partition_by=partition_by)
+    stream.run(stream.rows()).forget_last_commit().add(1).run(stream.rows())
+    assert stream.numbers() == every(3)
+    assert {(row["n"] % 2, row["n"] // 10) for row in stream.table().collect()} == {
+        (row["part"], row["tens"]) for row in stream.table().collect()
+    }
+    assert len(list((stream.folder / "table").glob("part=*/tens=*/*.parquet"))) == 6
+
+
+def test_a_table_by_name_partitioned_by_nothing_but_what_it_computes(stream: Stream) -> None:
+    stream.spark.sql("DROP TABLE IF EXISTS computed")
+    tens = "tens bigint GENERATED ALWAYS AS (CAST(n / 10 AS bigint))"
+    stream.spark.sql(f"CREATE TABLE computed (n bigint, part bigint, {tens}) USING delta PARTITIONED BY (tens)")
+    stream.sink = RecordAccumulator(table="computed")
+    assert stream.add(1).run(stream.rows()).numbers() == every(2)
+    stream.spark.sql("DROP TABLE computed")
+
+
+def test_partition_columns_that_the_stream_lacks_are_named(stream: Stream) -> None:
+    refused(stream, ConfigError, "partition_by='day' is no column", path=str(stream.folder / "new"), partition_by="day")
+    path = made(stream, "n bigint, part bigint, day date", "PARTITIONED BY (part, day)")
+    refused(stream, SchemaMismatchError, r"is partitioned by day, which the stream lacks; it has n, part")
+    refused(stream, ConfigError, r"is partitioned by \['part', 'day'\]", path=path, partition_by="part")
+    stream.spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        refused(stream, ConfigError, "'PART' is no column", path=str(stream.folder / "new"), partition_by="PART")
+    finally:
+        stream.spark.conf.unset("spark.sql.caseSensitive")
+
+
+# --- output modes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["complete", "update", "Complete", None])
+def test_an_output_mode_in_which_rows_come_again_is_refused(stream: Stream, mode: Any) -> None:
+    counts = stream.rows().groupBy("part").count()
+    with pytest.raises(ConfigError, match=r"output_mode=.* is not possible: .* watermark .* foreachBatch with MERGE"):
+        RecordAccumulator(path=str(stream.folder / "table")).write_stream(
+            counts, checkpoint=str(stream.checkpoint), output_mode=mode
+        )
+    assert not stream.checkpoint.exists()
+
+
+def running_count(key: tuple[int], batches: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    yield pd.DataFrame({"part": [key[0]], "count": [sum(len(batch) for batch in batches)]})
+
+
+def test_a_stream_that_spark_runs_in_other_modes_only_is_refused_with_the_remedy(stream: Stream) -> None:
+    plans: list[Callable[[], DataFrame]] = [
+        lambda: stream.rows().groupBy("part").count(),
+        lambda: stream.rows().groupBy("part").count().orderBy("part"),
+        lambda: (
+            stream.rows()
+            .groupBy("part")
+            .applyInPandasWithState(running_count, "part bigint, count bigint", "n bigint", "update", "NoTimeout")
+        ),
+    ]
+    for plan in plans:
+        refused(stream, ConfigError, r"in another output mode only: .* watermark", plan())
+
+
+def test_a_windowed_aggregation_in_append_mode_gives_each_result_once(stream: Stream) -> None:
+    timed = stream.rows().selectExpr("timestamp_seconds(n * 60 + 60) AS at").withWatermark("at", "0 seconds")
+    counts = timed.groupBy("at").count().selectExpr("unix_seconds(at) DIV 60 - 1 AS n", "count")
+    stream.add(2).run(counts)
+    found = Counter({row["n"]: row["count"] for row in stream.table().collect()})
+    assert found == every(3)

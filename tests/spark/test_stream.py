@@ -1,0 +1,317 @@
+"""The operator on real Spark: types, boundaries, restarts, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chispa import assert_df_equality
+from pyspark.errors import PythonException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark_purgatory import Completions, Operations, Purgatory, criteria
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.operator.exchange import EXCHANGE_SETTINGS, unix_sockets
+from spark_purgatory.spark.sink.spark_access import settings
+from tests.conftest import COMPILED
+from tests.support.streams import Landing
+
+pytestmark = pytest.mark.spark
+
+NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
+
+
+def at(minutes: float) -> datetime:
+    """Minutes after noon."""
+    return NOON + timedelta(minutes=minutes)
+
+
+def operation(name: str, created: float = 0, deadline: float = 30, **more: Any) -> dict[str, Any]:
+    return {"id": name, "keys": [name], "created": at(created), "deadline": at(deadline), "row": name, **more}
+
+
+def event(key: str, time: float, value: float = 1.0) -> dict[str, Any]:
+    return {"key": key, "time": at(time), "value": value}
+
+
+def purgatory(**changes: Any) -> Purgatory:
+    made = Purgatory(
+        operations=Operations(id="id", keys="key", created="created", deadline="deadline"),
+        completions=Completions(key="key", time="time", value="value"),
+        criterion=criteria.any_key(),
+        shards=3,
+    )
+    return replace(made, **changes)
+
+
+def statuses(outcomes: list[dict[str, Any]]) -> dict[str, str]:
+    assert len({o["id"] for o in outcomes}) == len(outcomes), "an operation has more than one outcome"
+    return {o["id"]: o["status"] for o in outcomes}
+
+
+def every_type(spark: SparkSession) -> DataFrame:
+    """Operations whose payload holds every type that a table may have, with values at the ends of their ranges."""
+    return spark.sql("""
+        select id, id as order_key, timestamp'2024-05-01 12:00:00' as created, * except (id) from values
+        ('a', 9223372036854775807, -128Y, cast('12345678901234567890.123456789012345678' as decimal(38,18)), true,
+         timestamp'9999-12-31 23:59:59.999999', timestamp_ntz'1582-10-15 00:00:00', date'0001-01-01',
+         X'00ff80', named_struct('x', 1, 'y', array('p', null)), map('k', 1.5D), '', float('nan'),
+         interval '3 04:05:06.789' day to second, array(named_struct('d', date'9999-12-31'))),
+        ('b', null, null, null, null, null, null, null, null, null, null, null, null, null, null),
+        ('c', -9223372036854775808, 127Y, cast('-0.000000000000000001' as decimal(38,18)), false,
+         timestamp'1582-10-15 00:00:00', timestamp_ntz'9999-12-31 23:59:59.999999', date'9999-12-31',
+         X'', named_struct('x', null, 'y', array()), map(), 'zażółć 😀', float('-infinity'),
+         interval '-1' second, array())
+        as t(id, long, tiny, dec, flag, far, ntz, day, bytes, nested, dictionary, text, real, span, list)
+    """)
+
+
+def test_every_type_of_payload_survives_in_batch_and_stream(spark: SparkSession, tmp_path: Path) -> None:
+    # Written and read again, so that every field, nested ones too, may be null on both sides of the comparison.
+    every_type(spark).write.parquet(str(tmp_path / "operations"))
+    operations = spark.read.parquet(str(tmp_path / "operations"))
+    events = spark.sql("select 'a' as key, timestamp'2024-05-01 12:10:00' as time")
+    decide = Purgatory(
+        operations=Operations(id="id", keys="order_key", created="created", timeout="30 minutes"),
+        completions=Completions(key="key", time="time"),
+        criterion=criteria.any_key(),
+        shards=2,
+    )
+    outcomes = decide.resolve(operations, events)
+    # Ordered by id here: chispa sorts by every column, and Spark cannot sort maps.
+    by_id = outcomes.select(*operations.columns).orderBy("id")
+    assert_df_equality(by_id, operations.orderBy("id"), allow_nan_equality=True)
+    events.write.parquet(str(tmp_path / "events"))
+    streamed = decide.resolve(
+        spark.readStream.schema(operations.schema).parquet(str(tmp_path / "operations")),
+        spark.readStream.schema(events.schema).parquet(str(tmp_path / "events")),
+    )
+    out = str(tmp_path / "out")
+    streamed.writeStream.format("parquet").option("path", out).option(
+        "checkpointLocation", out + "-checkpoint"
+    ).trigger(availableNow=True).start().awaitTermination()
+    written = spark.read.schema(streamed.schema).parquet(out)
+    done = operations.where("id = 'a'")
+    assert_df_equality(written.select(*operations.columns), done, allow_nan_equality=True)
+    assert [row.status for row in written.collect()] == ["COMPLETED"]
+
+
+def test_outcomes_have_the_columns_and_types_that_the_specification_names(spark: SparkSession, tmp_path: Path) -> None:
+    landing = Landing(tmp_path).add([operation("a"), operation("b")], [event("a", 10), event("a", 10), event("a", 11)])
+    outcomes = purgatory().resolve(*landing.frames(spark, streaming=False))
+    added = {f.name: f.dataType.simpleString() for f in outcomes.schema.fields[-7:]}
+    assert added == {
+        "status": "string",
+        "resolved_at": "timestamp",
+        "wait_ms": "bigint",
+        "matched": "bigint",
+        "missing_keys": "array<string>",
+        "late": "boolean",
+        "reason": "string",
+    }
+    a, b = outcomes.orderBy("id").collect()
+    assert (a.status, a.wait_ms, a.matched, a.missing_keys, a.reason) == ("COMPLETED", 600_000, 2, [], None)
+    assert (b.status, b.wait_ms, b.matched, b.missing_keys, b.reason) == ("EXPIRED", 1_800_000, 0, ["b"], None)
+
+
+def test_a_restart_continues_where_the_stream_stopped(spark: SparkSession, tmp_path: Path) -> None:
+    landing = Landing(tmp_path)
+    landing.add([operation("paid"), operation("unpaid"), operation("later", 5, 60)], [event("x", 6)])
+    assert statuses(landing.run(spark, purgatory())) == {}
+    landing.add([operation("new", 20, 25)], [event("paid", 20)])
+    assert statuses(landing.run(spark, purgatory())) == {"paid": "COMPLETED"}
+    landing.add([operation("z", 40, 90)], [event("later", 40)])
+    expected = {"paid": "COMPLETED", "unpaid": "EXPIRED", "later": "COMPLETED", "new": "EXPIRED"}
+    assert statuses(landing.run(spark, purgatory())) == expected
+
+
+def test_a_changed_query_is_refused_by_name_against_a_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    names = [f"operation-{i}" for i in range(12)]
+    landing = Landing(tmp_path).add([operation(name) for name in names], [event("x", 1)])
+    landing.run(spark, purgatory())
+    landing.add([operation("more", 2)], [event(name, 3) for name in names])
+    for changes, named in (
+        ({"shards": 4}, "shards: the checkpoint was written with 3, the query has 4"),
+        (
+            {"criterion": criteria.count(2)},
+            "criterion: the checkpoint was written with 'any_key', the query has 'count'",
+        ),
+        ({"emit": "final"}, "emit: the checkpoint was written with 'early', the query has 'final'"),
+        ({"lookback": "1 minute"}, "lookback_us: the checkpoint was written with 0"),
+    ):
+        with pytest.raises(StreamingQueryException, match=named):
+            landing.run(spark, purgatory(**changes))
+    assert set(statuses(landing.run(spark, purgatory())).values()) == {"COMPLETED"}, "unchanged, it goes on"
+
+
+def test_late_rows_arrive_are_marked_and_decided(spark: SparkSession, tmp_path: Path) -> None:
+    landing = Landing(tmp_path)
+    landing.add([operation("waits", 0, 300), operation("clock", 100, 400)], [event("x", 100)])
+    landing.add([operation("late", 10, 20), operation("late-open", 90, 200)], [event("waits", 50)])
+    landing.add([operation("clock-2", 101, 400)], [event("late-open", 150), event("x", 101)])
+    outcomes = {o["id"]: o for o in landing.run(spark, purgatory())}
+    assert (outcomes["waits"]["status"], outcomes["waits"]["late"]) == ("COMPLETED", False)
+    assert (outcomes["late"]["status"], outcomes["late"]["late"]) == ("EXPIRED", True)
+    assert (outcomes["late-open"]["status"], outcomes["late-open"]["late"]) == ("COMPLETED", True)
+
+
+def test_a_far_future_time_is_rejected_and_moves_no_watermark(spark: SparkSession, tmp_path: Path) -> None:
+    landing = Landing(tmp_path)
+    wrong = {
+        **operation("wrong"),
+        "created": datetime(9999, 1, 1, tzinfo=UTC),
+        "deadline": datetime(9999, 1, 2, tzinfo=UTC),
+    }
+    landing.add(
+        [operation("a"), wrong], [event("x", 1), {"key": "a", "time": datetime(9999, 1, 1, tzinfo=UTC), "value": 1.0}]
+    )
+    landing.add([operation("b", 2)], [event("a", 2)])
+    outcomes = {o["id"]: o for o in landing.run(spark, purgatory())}
+    assert outcomes["wrong"]["status"] == "REJECTED"
+    assert "max_future" in outcomes["wrong"]["reason"]
+    assert {name: o["status"] for name, o in outcomes.items()} == {"wrong": "REJECTED", "a": "COMPLETED"}
+
+
+def test_the_rocksdb_state_store_gives_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    setting = "spark.sql.streaming.stateStore.providerClass"
+    spark.conf.set(setting, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+    try:
+        test_a_restart_continues_where_the_stream_stopped(spark, tmp_path)
+    finally:
+        spark.conf.unset(setting)
+
+
+def test_spark_knows_the_settings_that_make_the_exchange_cheaper(spark: SparkSession) -> None:
+    # Spark takes any name: one it does not know would be set to no effect.
+    for name, value in EXCHANGE_SETTINGS.items():
+        assert spark.conf.get(name) not in (None, value), f"{name} is gone, or its default now"
+    registry: Any = spark.sparkContext._jvm
+    for name in unix_sockets("/tmp"):
+        assert registry.org.apache.spark.internal.config.ConfigEntry.findEntry(name) is not None, f"{name} is gone"
+
+
+def test_sockets_are_only_where_their_path_is_not_too_long() -> None:
+    for folder in ("/tmp", "/" + 63 * "d"):
+        assert unix_sockets(folder)["spark.python.unix.domain.socket.dir"] == folder
+    for folder in ("/" + 64 * "d", "/" + 32 * "\u00e4"):
+        assert unix_sockets(folder) == {}
+
+
+def test_a_group_a_key_gives_the_same_as_shards(spark: SparkSession, tmp_path: Path) -> None:
+    landing = Landing(tmp_path).add(
+        [operation(f"o{i}", deadline=i + 1) for i in range(9)], [event(f"o{i}", 4) for i in range(9)]
+    )
+    landing.add([operation("clock", 60, 90)], [event("x", 60)])
+    sharded = landing.run(spark, purgatory())
+    alone = Landing(tmp_path, "alone").run(spark, purgatory(shards=None))
+    assert statuses(sharded) == statuses(alone)
+    assert sorted(statuses(alone).values()) == ["COMPLETED"] * 6 + ["EXPIRED"] * 3
+
+
+def test_operations_with_several_keys_see_events_of_all_of_them(spark: SparkSession, tmp_path: Path) -> None:
+    operations = [operation(f"o{i}", keys=["left", "right", f"own-{i}"]) for i in range(6)]
+    landing = Landing(tmp_path).add(
+        operations, [event("left", 3), event("right", 5)] + [event(f"own-{i}", i) for i in range(3)]
+    )
+    both = purgatory(
+        operations=Operations(id="id", keys="keys", created="created", deadline="deadline"),
+        criterion=criteria.all_keys(),
+    )
+    rows = {o.id: o for o in both.resolve(*landing.frames(spark, streaming=False)).collect()}
+    assert [rows[f"o{i}"].status for i in range(6)] == ["COMPLETED"] * 3 + ["EXPIRED"] * 3
+    assert rows["o4"].missing_keys == ["own-4"] and rows["o4"].matched == 2
+    little = replace(both, max_broadcast_bytes=100)
+    with pytest.raises(PythonException, match=r"max_broadcast_bytes is 100 and .* each of 3 shards .* partition_by="):
+        little.resolve(*landing.frames(spark, streaming=False)).collect()
+    assert replace(little, shards=1).resolve(*landing.frames(spark, streaming=False)).count() == 6
+
+
+def test_column_arguments_take_columns_intervals_and_milliseconds(spark: SparkSession, tmp_path: Path) -> None:
+    landing = Landing(tmp_path).add([operation("a"), operation("b")], [event("A", 4)])
+    operations, events = landing.frames(spark, streaming=False)
+    operations = operations.withColumn("wait", F.expr("interval '5' minute")).withColumn("ms", F.lit(180_000))
+
+    def decided(**timeout: Any) -> dict[str, str]:
+        made = Operations(id="id", keys=F.upper("key"), created=F.col("created"), **timeout)
+        return statuses([row.asDict() for row in purgatory(operations=made).resolve(operations, events).collect()])
+
+    for five_minutes in (
+        {"timeout": "wait"},
+        {"timeout": F.col("wait")},
+        {"timeout": timedelta(minutes=5)},
+        {"timeout_ms": 300_000},
+    ):
+        assert decided(**five_minutes) == {"a": "COMPLETED", "b": "EXPIRED"}
+    assert decided(timeout_ms="ms") == {"a": "EXPIRED", "b": "EXPIRED"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"operations": Operations(id="nope", keys="key", created="created", timeout="1 minute")},
+            "operations.id='nope' is not a column: there are id, key",
+        ),
+        (
+            {"operations": Operations(id="id", keys="key", created="row", timeout="1 minute")},
+            "operations.created is string, not a timestamp",
+        ),
+        (
+            {"operations": Operations(id="id", keys="key", created="created", timeout="row")},
+            "operations.timeout is string, not a day-time interval",
+        ),
+        ({"completions": Completions(key="value", time="time")}, "completions.key is double"),
+        (
+            {"completions": Completions(key="key", time="time"), "criterion": criteria.sum_at_least(3)},
+            "completions.value is missing",
+        ),
+    ],
+)
+def test_a_wrong_column_is_an_error_that_names_field_and_remedy(
+    spark: SparkSession, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    landing = Landing(tmp_path).add([operation("a")], [])
+    with pytest.raises(ConfigError, match=message):
+        purgatory(**changes).resolve(*landing.frames(spark, streaming=False))
+
+
+def test_mixtures_clashes_and_second_watermarks_are_errors_that_say_so(spark: SparkSession, tmp_path: Path) -> None:
+    landing = Landing(tmp_path).add([operation("a")], [])
+    operations, events = landing.frames(spark, streaming=False)
+    stream, stream_events = landing.frames(spark)
+    with pytest.raises(ConfigError, match="operations are a stream and completions a batch DataFrame"):
+        purgatory().resolve(stream, events)
+    with pytest.raises(ConfigError, match=r"already have a column status.*outcome_prefix"):
+        purgatory().resolve(operations.withColumnRenamed("row", "status"), events)
+    with pytest.raises(ConfigError, match="'created' already has a watermark: remove withWatermark"):
+        purgatory().resolve(stream.withWatermark("created", "1 minute"), stream_events)
+    prefixed = purgatory(outcome_prefix="o_").resolve(operations.withColumnRenamed("row", "status"), events)
+    assert prefixed.columns[-7:] == [
+        "o_" + name for name in ("status", "resolved_at", "wait_ms", "matched", "missing_keys", "late", "reason")
+    ]
+
+
+def test_a_micro_batch_runs_the_code_that_the_last_one_compiled(spark: SparkSession, tmp_path: Path) -> None:
+    landing = Landing(tmp_path)
+    for minute in range(7):
+        landing.add([operation(f"o{minute}", minute, minute + 3)], [event(f"o{minute}", minute)])
+    compiled: list[int] = []
+
+    def into_noop(batch: DataFrame, batch_id: int) -> None:
+        batch.write.format("noop").mode("overwrite").save()
+        metrics = spark._jvm.org.apache.spark.metrics.source.CodegenMetrics  # type: ignore[union-attr]
+        compiled.append(metrics.METRIC_COMPILATION_TIME().getCount())
+
+    outcomes = purgatory().resolve(*landing.frames(spark))
+    options = {"checkpointLocation": str(tmp_path / "checkpoint")}
+    with settings(spark, COMPILED):
+        outcomes.writeStream.foreachBatch(into_noop).options(**options).trigger(
+            availableNow=True
+        ).start().awaitTermination()
+    # Spark writes the watermark into the predicate that drops old state: that is the one.
+    assert [after - before for before, after in pairwise(compiled[3:7])] == [1, 1, 1]

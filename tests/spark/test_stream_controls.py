@@ -1,0 +1,131 @@
+"""Rules by row, control events, partitions and heartbeats on real Spark."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_purgatory import Completions, Operations, Purgatory, criteria
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.testing.oracle import KINDS, decide
+from spark_purgatory.testing.worlds import World, splits
+from tests.law.test_law import COLUMNS, draw, split_orphans
+from tests.support.engine_driver import multiset
+from tests.support.silence import IDLE, let_a_silence_pass
+from tests.support.streams import Landing
+
+pytestmark = pytest.mark.spark
+
+CLOSING_US = 10_000_000_000
+CLOSING = {"id": "closing", "keys": ["closing"], "created": CLOSING_US, "deadline": CLOSING_US + 1, "rule": "any_key"}
+
+
+def controlled(several: bool, partition_by: str | None, orphans: bool) -> Purgatory:
+    return Purgatory(
+        operations=Operations(id="id", keys="keys" if several else "key", created="created", deadline="deadline"),
+        completions=Completions(
+            key="key", time="time", value="value", kind="kind", operation_id="operation_id", event_id="event_id"
+        ),
+        criterion=criteria.by_row(need="need", levels="levels"),
+        emit="final",
+        shards=3,
+        partition_by=partition_by,
+        orphans=orphans,
+    )
+
+
+def as_file_row(row: dict[str, Any], region: str) -> dict[str, Any]:
+    """The row with the columns that the files have; a level that is one number is its need."""
+    level = row.get("level")
+    by_key = list(level.items()) if isinstance(level, dict) else None
+    need = level if isinstance(level, float) else row.get("need")
+    return {**row, "region": region, "levels": by_key, "need": need}
+
+
+def land(landing: Landing, world: World, seed: int, regions: tuple[str, ...]) -> None:
+    rng, _, _ = draw(seed, "mixed", True)
+    for batch in splits(rng, *world, 3)[:-3]:
+        sides = [[as_file_row(row, region) for row in rows for region in regions] for rows in batch[:2]]
+        landing.add(*sides)
+    landing.add([as_file_row(CLOSING, "last")], [as_file_row({"key": "closing-other", "time": CLOSING_US}, "last")])
+
+
+@pytest.mark.parametrize(
+    ("several", "partition_by", "seed"), [(True, None, 11), (True, "region", 12), (False, "region", 13)]
+)
+def test_mixed_rules_and_control_events_give_what_batch_and_oracle_give(
+    spark: SparkSession, tmp_path: Path, several: bool, partition_by: str | None, seed: int
+) -> None:
+    _, world, _ = draw(seed, "mixed", several, kinds=KINDS, worlds=3)
+    world = World([row for row in world.operations if "spoiled" not in row["row"]], world.events)
+    regions = ("north", "south") if partition_by else ("north",)
+    landing = Landing(tmp_path, wide=True)
+    land(landing, world, seed, regions)
+    orphans = partition_by is not None
+    purgatory = controlled(several, partition_by, orphans)
+    expected, unheard = split_orphans(decide(*world, orphans=orphans))
+    of_batch = [row.asDict() for row in purgatory.resolve(*landing.frames(spark, streaming=False)).collect()]
+    for outcomes in (landing.run(spark, purgatory), of_batch):
+        decided, found = split_orphans(outcomes)
+        for region in regions:
+            mine = [outcome for outcome in decided if outcome["region"] == region]
+            assert multiset(mine, *COLUMNS) == multiset(expected, *COLUMNS)
+        assert sum(found.values()) == len(regions) * sum(unheard.values())
+        assert {time for time, _ in found} == {time for time, _ in unheard}
+
+
+def test_orphans_cannot_be_told_where_every_shard_sees_every_event(spark: SparkSession, tmp_path: Path) -> None:
+    landing = Landing(tmp_path, wide=True)
+    landing.add([], [])
+    with pytest.raises(ConfigError, match=r"orphans=True.* give partition_by= or shards=1"):
+        controlled(True, None, orphans=True).resolve(*landing.frames(spark, streaming=False))
+
+
+# --- heartbeats -----------------------------------------------------------------------------------
+
+
+def test_after_a_standstill_nobody_expires_whose_completion_lies_unread_and_then_a_silent_stream_goes_on(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    began = datetime.now(UTC) - timedelta(hours=2)
+
+    def at(minutes: float) -> datetime:
+        return began + timedelta(minutes=minutes)
+
+    def waits(name: str, created: float, deadline: float) -> dict[str, Any]:
+        return {"id": name, "keys": [name], "created": at(created), "deadline": at(deadline), "row": name}
+
+    landing = Landing(tmp_path)
+    landing.add([waits("paid", 0, 60), waits("unpaid", 0, 70)], [{"key": "other", "time": at(0)}])
+    landing.run(spark, IDLE, heartbeats=False)
+    # Two hours of event time land while nothing runs, in the order of time, one file a micro-batch.
+    landing.add([waits("later", 30, 100)], [{"key": "other", "time": at(30)}])
+    landing.add([], [{"key": "paid", "time": at(55)}])
+    landing.add([], [{"key": "later", "time": at(90)}])
+    read = {row["id"]: row["status"] for row in landing.run(spark, IDLE, heartbeats=False)}
+    assert read == {"paid": "COMPLETED", "later": "COMPLETED"}, "muted while the backlog is read"
+    query = (
+        IDLE.resolve(*landing.frames(spark))
+        .writeStream.format("parquet")
+        .option("path", str(landing.outcomes))
+        .option("checkpointLocation", str(landing.checkpoint))
+        .trigger(processingTime="500 milliseconds")
+        .start()
+    )
+    try:
+        until = monotonic() + 60
+        while len(landing.written(spark)) < 3 and monotonic() < until:
+            assert not query.awaitTermination(1)
+    finally:
+        query.stop()
+    silent = {row["id"]: row["status"] for row in landing.written(spark)}
+    assert silent == {**read, "unpaid": "EXPIRED"}, "nothing came, and time went on"
+
+
+def test_runs_of_available_now_let_the_time_of_a_silence_pass(spark: SparkSession, tmp_path: Path) -> None:
+    let_a_silence_pass(spark, tmp_path)

@@ -1,0 +1,352 @@
+"""Decimals, bigints and doubles as values and needs, on real Spark: batch and stream, by criterion and by row."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Context, Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from spark_purgatory import Completions, Operations, Purgatory, criteria
+from spark_purgatory.core.arrays.numbers import scale_of, units_up
+from spark_purgatory.core.spec.criteria import ByRow, Criterion
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.operator.value_types import need_columns, number_type
+
+pytestmark = pytest.mark.spark
+
+D = Decimal
+NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
+Rows = list[tuple[Any, ...]]
+OPERATION = "id string, key string, created timestamp, deadline timestamp"
+
+
+@pytest.fixture(params=["true", "false"], ids=["ansi", "not ansi"])
+def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
+    before = spark.conf.get("spark.sql.ansi.enabled")
+    spark.conf.set("spark.sql.ansi.enabled", request.param)
+    yield spark
+    spark.conf.set("spark.sql.ansi.enabled", str(before))
+
+
+def operations(spark: SparkSession, ids: list[str], columns: str = "", rows: Rows | None = None) -> DataFrame:
+    """Operations from noon to half past, each with a key of its own, and their columns besides."""
+    given = rows or [()] * len(ids)
+    data = [(i, i, NOON, NOON + timedelta(minutes=30), *more) for i, more in zip(ids, given, strict=True)]
+    return spark.createDataFrame(data, f"{OPERATION}{', ' if columns else ''}{columns}")
+
+
+def events(spark: SparkSession, kind: str, values: dict[str, list[Any]]) -> DataFrame:
+    """Events of values on keys, a minute after each other."""
+    data = [
+        (key, NOON + timedelta(minutes=1 + i), value) for key, some in values.items() for i, value in enumerate(some)
+    ]
+    return spark.createDataFrame(data, f"key string, time timestamp, value {kind}")
+
+
+def purgatory(criterion: Criterion | ByRow, **others: Any) -> Purgatory:
+    return Purgatory(
+        operations=Operations(id="id", keys="key", created="created", deadline="deadline"),
+        completions=Completions(key="key", time="time", value="value", **others),
+        criterion=criterion,
+        shards=2,
+    )
+
+
+def statuses(outcomes: DataFrame) -> dict[str, str]:
+    return {row["id"]: row["status"] for row in outcomes.collect() if row["id"] != "closing"}
+
+
+BIG = 2**53
+LARGEST, NEXT = D("99999999999999999999.999999999999999999"), D("99999999999999999999.999999999999999998")
+BY_CRITERION: list[tuple[str, Criterion, dict[str, list[Any]], dict[str, str]]] = [
+    (
+        "decimal(10,2)",
+        criteria.sum_at_least(D("0.80")),
+        {"just": [D("0.70"), D("0.10")], "short": [D("0.70"), D("0.09")], "none": [None]},
+        {"just": "COMPLETED", "short": "EXPIRED", "none": "EXPIRED"},
+    ),
+    ("decimal(10,2)", criteria.sum_at_least(0.8), {"just": [D("0.70"), D("0.10")]}, {"just": "COMPLETED"}),
+    ("decimal(10,2)", criteria.level(0.7), {"a": [D("0.70")], "b": [D("0.69")]}, {"a": "COMPLETED", "b": "EXPIRED"}),
+    ("bigint", criteria.level(BIG + 1), {"a": [BIG], "b": [BIG + 1]}, {"a": "EXPIRED", "b": "COMPLETED"}),
+    ("bigint", criteria.sum_at_least(BIG + 1), {"a": [BIG], "b": [BIG, 1]}, {"a": "EXPIRED", "b": "COMPLETED"}),
+    (
+        "int",
+        criteria.sum_at_least(D("2.00000000000000000001")),
+        {"a": [2], "b": [3]},
+        {"a": "EXPIRED", "b": "COMPLETED"},
+    ),
+    (
+        "decimal(38,18)",
+        criteria.sum_at_least(LARGEST),
+        {"a": [NEXT, D("1e-18")], "b": [NEXT, None]},
+        {"a": "COMPLETED", "b": "EXPIRED"},
+    ),
+    ("double", criteria.sum_at_least(0.8), {"a": [0.7, 0.1]}, {"a": "EXPIRED"}),
+    ("float", criteria.level(0.1000000014), {"a": [0.1]}, {"a": "COMPLETED"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "criterion", "values", "expected"), BY_CRITERION, ids=lambda x: x if isinstance(x, str) else ""
+)
+def test_a_criterion_compares_values_in_their_own_type(
+    session: SparkSession, kind: str, criterion: Criterion, values: dict[str, list[Any]], expected: dict[str, str]
+) -> None:
+    outcomes = purgatory(criterion).resolve(operations(session, sorted(values)), events(session, kind, values))
+    assert statuses(outcomes) == expected
+
+
+SUM, LEVEL = "sum_at_least", "level"
+BY_ROW_COLUMNS = "rule string, need {}, levels map<string, {}>"
+BY_ROW: list[tuple[str, str, str, dict[str, tuple[Any, ...]]]] = [
+    # type of values, of needs, of levels; by id: (rule, need, levels, values, status)
+    (
+        "decimal(10,2)",
+        "decimal(12,4)",
+        "decimal(5,3)",
+        {
+            "sum": (SUM, D("0.8"), None, [D("0.70"), D("0.10")], "COMPLETED"),
+            "short": (SUM, D("0.8001"), None, [D("0.70"), D("0.10")], "EXPIRED"),
+            "level": (LEVEL, None, {"level": D("0.699")}, [D("0.70")], "COMPLETED"),
+            "lower": (LEVEL, None, {"lower": D("0.701")}, [D("0.70")], "EXPIRED"),
+            "need": (LEVEL, D("0.6999"), None, [D("0.70")], "COMPLETED"),
+            "negative": (SUM, D("-0.0001"), None, [D("0.70")], "REJECTED"),
+            "nothing": (SUM, None, None, [D("0.70")], "REJECTED"),
+            "no level": (LEVEL, D("0.1"), {"other": D("0.1")}, [D("0.70")], "REJECTED"),
+            "count": ("count", D("2"), None, [D("-1.00"), D("-1.00")], "COMPLETED"),
+            "minus": (SUM, D("1"), None, [D("-1.00"), D("0.50"), D("0.50")], "COMPLETED"),
+        },
+    ),
+    (
+        "decimal(10,2)",
+        "double",
+        "double",
+        {
+            "sum": (SUM, 0.8, None, [D("0.70"), D("0.10")], "COMPLETED"),
+            "short": (SUM, 0.1 + 0.2, None, [D("0.30")], "EXPIRED"),
+            "never": (SUM, 1e300, None, [D("99999999.99")], "EXPIRED"),
+            "infinite": (LEVEL, float("inf"), None, [D("99999999.99")], "EXPIRED"),
+            "always": (LEVEL, -1e300, None, [D("-99999999.99")], "COMPLETED"),
+            "nan": (SUM, float("nan"), None, [D("1.00")], "REJECTED"),
+            "tiny": (SUM, 1e-300, None, [D("0.00"), D("0.01")], "COMPLETED"),
+            "tinier": (SUM, 1e-300, None, [D("0.00")], "EXPIRED"),
+            "level": (LEVEL, 9.0, {"level": 0.7}, [D("0.70")], "COMPLETED"),
+            "lower": (LEVEL, 0.1, {"lower": 0.7000001}, [D("0.70")], "EXPIRED"),
+            "quorum": ("quorum", 1.0, None, [D("0.00")], "COMPLETED"),
+        },
+    ),
+    (
+        "bigint",
+        "bigint",
+        "bigint",
+        {
+            "sum": (SUM, BIG + 1, None, [BIG], "EXPIRED"),
+            "sums": (SUM, BIG + 1, None, [BIG, 1], "COMPLETED"),
+            "level": (LEVEL, None, {"level": BIG + 1}, [BIG], "EXPIRED"),
+            "levels": (LEVEL, None, {"levels": BIG + 1}, [BIG + 1], "COMPLETED"),
+            "end": (SUM, 2**63 - 1, None, [2**63 - 1], "COMPLETED"),
+            "low end": (LEVEL, -(2**63), None, [-(2**63)], "COMPLETED"),
+        },
+    ),
+    (
+        "decimal(38,18)",
+        "decimal(38,0)",
+        "decimal(38,18)",
+        {
+            "never": (SUM, D(10) ** 37, None, [LARGEST, LARGEST], "EXPIRED"),
+            "two": (SUM, D("99999999999999999999"), None, [LARGEST], "COMPLETED"),
+            "level": (LEVEL, None, {"level": LARGEST}, [LARGEST], "COMPLETED"),
+            "below": (LEVEL, None, {"below": LARGEST}, [NEXT], "EXPIRED"),
+        },
+    ),
+    (
+        "double",
+        "string",
+        "string",
+        {"sum": (SUM, "0.5", None, [0.25, 0.25], "COMPLETED"), "word": (SUM, "half", None, [1.0], "REJECTED")},
+    ),
+    (
+        "int",
+        "decimal(38,20)",
+        "int",
+        {
+            "sum": (SUM, D("2.00000000000000000001"), None, [2], "EXPIRED"),
+            "level": (LEVEL, None, {"level": 2}, [2], "COMPLETED"),
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "need", "level", "cases"), BY_ROW, ids=lambda x: x if isinstance(x, str) else "")
+def test_rows_bring_needs_and_levels_of_any_type(
+    session: SparkSession, kind: str, need: str, level: str, cases: dict[str, tuple[Any, ...]]
+) -> None:
+    rows = operations(session, list(cases), BY_ROW_COLUMNS.format(need, level), [case[:3] for case in cases.values()])
+    heard = events(session, kind, {name: case[3] for name, case in cases.items()})
+    by_row = criteria.by_row(need="need", levels="levels")
+    expected = {name: case[4] for name, case in cases.items()}
+    assert statuses(purgatory(by_row).resolve(rows, heard)) == expected
+    several = Purgatory(
+        operations=Operations(id="id", keys=F.array("key"), created="created", deadline="deadline"),
+        completions=Completions(key="key", time="time", value="value"),
+        criterion=by_row,
+        shards=2,
+        emit="final",
+    )
+    assert statuses(several.resolve(rows, heard)) == expected
+
+
+@pytest.mark.parametrize("number", ["bigint", "decimal(10,2)", "decimal(38,18)", "decimal(38,37)"])
+def test_a_double_need_is_rounded_up_from_what_it_is_written_as(session: SparkSession, number: str) -> None:
+    rng = random.Random(5)
+    scale = scale_of(number)
+    assert scale is not None
+    needs = [
+        0.0,
+        -0.0,
+        0.8,
+        0.1 + 0.2,
+        1e-300,
+        -1e-300,
+        5e-324,
+        1e22,
+        -0.3,
+        123456.789,
+        1.0,
+        2.0**53,
+        0.07,
+        9.99,
+        0.005,
+    ]
+    needs += [rng.choice([1, -1]) * rng.random() * 10.0 ** rng.randint(-25, 25) for _ in range(400)]
+    needs += [round(rng.random() * 100, rng.randint(0, 6)) for _ in range(200)]
+    frame = session.createDataFrame([(need,) for need in needs], "need double")
+    columns = need_columns({"criterion.need": (F.col("need"), T.DoubleType())}, F.col("need"), False, number)
+    up, raw, text = columns["need_up"].alias("up"), columns["need"].alias("raw"), F.col("need").cast("string")
+    for row in frame.select("need", up, raw, text.alias("text")).collect():
+        # Java before 19 writes some doubles with a digit more than they need.
+        units = {units_up(each, scale) for each in (row["need"], D(row["text"]))}
+        assert len(units) == 1 or len(repr(row["need"]).strip("-0.").split("e")[0]) > 15, row["need"]
+        got = None if row["up"] is None else int(row["up"].scaleb(scale, Context(prec=100)))
+        assert got in (units if max(map(abs, units)) < 10**38 else {None}), row["need"]
+        assert row["raw"] == row["need"]
+
+
+def test_number_types_are_decided_by_values_and_what_would_not_be_exact_is_refused_by_name() -> None:
+    none = F.lit(None)
+
+    def of(kind: T.DataType, criterion: Any = None, **needs: T.DataType) -> str:
+        given = {f"criterion.{name}": (none, each) for name, each in needs.items()}
+        return number_type(criterion or criteria.by_row(need="need"), kind, given)
+
+    cents, wide = T.DecimalType(10, 2), T.DecimalType(38, 38)
+    assert of(T.DoubleType(), need=cents) == of(T.FloatType(), need=cents) == "double"
+    assert of(cents, need=T.DoubleType()) == "decimal(10,2)" and of(T.LongType()) == "bigint"
+    assert of(T.IntegerType(), need=T.DoubleType()) == "double" and of(T.IntegerType(), need=T.LongType()) == "bigint"
+    assert of(T.IntegerType(), criteria.sum_at_least(3)) == "double"
+    assert of(T.IntegerType(), criteria.sum_at_least(2**63)) == "bigint"
+    assert of(T.ShortType(), criteria.level(BIG + 1)) == "bigint"
+    assert of(cents, criteria.count(3)) == "double", "no value is read"
+    with pytest.raises(
+        ConfigError, match=r"criterion.need is double, and completions.value decimal\(38,38\): .* cast crit"
+    ):
+        of(wide, need=T.DoubleType())
+    with pytest.raises(
+        ConfigError, match=r"criterion.levels is string, and completions.value bigint: cast criterion.lev"
+    ):
+        of(T.LongType(), levels=T.MapType(T.StringType(), T.StringType()))
+
+
+def test_a_need_of_more_digits_than_values_can_have_is_refused(spark: SparkSession) -> None:
+    rows, heard = operations(spark, ["a"]), events(spark, "decimal(38,18)", {"a": []})
+    with pytest.raises(
+        ConfigError, match=r"needs 1E\+30, and completions.value \(decimal\(38,18\)\) has 18 digits behind"
+    ):
+        purgatory(criteria.level(D("1e30"))).resolve(rows, heard)
+
+
+@pytest.mark.parametrize("kind", ["decimal(20,9)", "bigint", "double"])
+def test_an_extension_brings_seconds_in_the_type_of_values(session: SparkSession, kind: str) -> None:
+    seconds = {"decimal(20,9)": D("1800.000001500"), "bigint": 1800, "double": 1800.25}[kind]
+    moved = timedelta(
+        microseconds={"decimal(20,9)": 1_800_000_002, "bigint": 1_800_000_000, "double": 1_800_250_000}[kind]
+    )
+    heard = events(session, kind, {"a": [seconds]}).withColumn("kind", F.lit("extend"))
+    for criterion in (criteria.any_key(), criteria.sum_at_least(1)):
+        (row,) = purgatory(criterion, kind="kind").resolve(operations(session, ["a"]), heard).collect()
+        assert (row["status"], row["wait_ms"]) == (
+            "EXPIRED",
+            (timedelta(minutes=1) + moved) // timedelta(milliseconds=1),
+        )
+        assert row["resolved_at"].microsecond == moved.microseconds
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+def run(spark: SparkSession, folder: Path, criterion: Criterion | ByRow, value: str = "value") -> dict[str, str]:
+    """Stream what landed so far; returns all outcomes ever written."""
+    reader = spark.readStream.option("maxFilesPerTrigger", 1)
+    sides = []
+    for side in ("operations", "events"):
+        sides.append(reader.schema(spark.read.parquet(str(folder / side)).schema).parquet(str(folder / side)))
+    outcomes = purgatory(criterion).resolve(sides[0], sides[1].withColumn("value", F.expr(value)))
+    writer = outcomes.writeStream.format("parquet").option("path", str(folder / "outcomes"))
+    writer = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
+    writer.start().awaitTermination()
+    return statuses(spark.read.parquet(str(folder / "outcomes")))
+
+
+def land(frame: DataFrame, folder: Path, side: str) -> None:
+    frame.coalesce(1).write.mode("append").parquet(str(folder / side))
+
+
+@pytest.mark.parametrize("by_row", [False, True], ids=["criterion", "by row"])
+def test_a_stream_adds_up_decimals_over_restarts_and_refuses_another_number_type(
+    session: SparkSession, tmp_path: Path, by_row: bool
+) -> None:
+    rows = operations(session, ["just", "short"], "rule string, need double", [(SUM, 0.8), (SUM, 0.8)])
+    criterion = criteria.by_row(need="need") if by_row else criteria.sum_at_least(0.8)
+    land(rows, tmp_path, "operations")
+    land(events(session, "decimal(10,2)", {"just": [D("0.70")], "short": [D("0.70")]}), tmp_path, "events")
+    run(session, tmp_path, criterion)
+    with pytest.raises(StreamingQueryException, match=r"number: the checkpoint was written with 'decimal of scale 2'"):
+        land(events(session, "decimal(10,2)", {"other": [D("0.70")]}), tmp_path, "events")
+        run(session, tmp_path, criterion, "cast(value as double)")
+    late = events(session, "decimal(10,2)", {"just": [D("0.05"), D("0.05")], "short": [D("0.05"), D("0.04")]})
+    land(late.withColumn("time", F.expr("time + interval 5 minutes")), tmp_path, "events")
+    assert run(session, tmp_path, criterion) == {"just": "COMPLETED"}
+    # A wider decimal of the same scale reads the state as it is.
+    closing = NOON + timedelta(hours=2)
+    land(
+        session.createDataFrame([("x", closing, D("0"))], "key string, time timestamp, value decimal(10,2)"),
+        tmp_path,
+        "events",
+    )
+    later = operations(session, ["closing"], "rule string, need double", [(SUM, 0.8)])
+    land(later.withColumn("created", F.lit(closing)).withColumn("deadline", F.lit(closing)), tmp_path, "operations")
+    assert run(session, tmp_path, criterion, "cast(value as decimal(30,2))") == {
+        "just": "COMPLETED",
+        "short": "EXPIRED",
+    }
+
+
+def test_a_checkpoint_of_doubles_is_refused_beside_decimals_with_the_remedy(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    land(operations(spark, ["a"]), tmp_path, "operations")
+    land(events(spark, "decimal(10,2)", {"a": [D("0.70")]}), tmp_path, "events")
+    run(spark, tmp_path, criteria.sum_at_least(0.8), "cast(value as double)")
+    land(events(spark, "decimal(10,2)", {"a": [D("0.10")]}), tmp_path, "events")
+    with pytest.raises(StreamingQueryException, match=r"number: .* 'double', .* cast completions.value to double"):
+        run(spark, tmp_path, criteria.sum_at_least(0.8))
+    run(spark, tmp_path, criteria.sum_at_least(0.8), "cast(value as double)")

@@ -1,0 +1,192 @@
+"""What is said where an argument cannot work: field, value, what was not understood, what is allowed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark_purgatory import Completions, Operations, Purgatory, criteria
+from spark_purgatory.config import parse_duration, parse_size
+from spark_purgatory.core.spec.criteria import Criterion
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.sink.spark_access import settings
+
+ZONE = "spark.sql.session.timeZone"
+UNITS = r"A duration is one or more numbers, each with a unit: .* such as \"30 minutes\""
+
+
+def made(**changes: Any) -> Purgatory:
+    given = {"operations": Operations(id="id", keys="key", created="created", timeout="1 hour")}
+    given |= {"completions": Completions(key="key", time="created"), "criterion": criteria.any_key(), "shards": 1}
+    return Purgatory(**{**given, **changes})
+
+
+def waiting(timeout: Any = "1 hour", keys: Any = "key") -> Operations:
+    return Operations(id="id", keys=keys, created="created", timeout=timeout)
+
+
+def rows_at(spark: SparkSession, hour: int = 0) -> DataFrame:
+    return spark.sql(
+        f"select 'a' as id, 'a' as key, array('a', 'b') as keys, timestamp'2026-10-27 {hour:02}:00:00Z' as created"
+    )
+
+
+WRONG_DURATIONS = [
+    ("30 minuts", "'minuts' is not a unit of time"),
+    ("1 month", "'month' has no fixed length; say it in days"),
+    ("2 Years", "'Years' has no fixed length; say it in days"),
+    ("-1 minute", "it is negative; a duration is 0 or longer"),
+    ("\u2212 5 s", "it is negative"),
+    ("30", "30 has no unit"),
+    ("5 minutes 3", "3 has no unit"),
+    ("1 hour, 30 minutes", "',' was not understood"),
+    ("1,5 hours", "'1,' was not understood"),
+    (".5 hours", r"'\.' was not understood"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), [*WRONG_DURATIONS, ("soon", "'soon' was not understood"), ("", "is empty")])
+def test_a_text_that_is_no_duration_is_refused_with_what_was_not_understood(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^operations\.watermark='{text}' is not a duration: .*{said}"):
+        Operations(id="id", keys="id", created="at", timeout="1 hour", watermark=text)
+
+
+def test_units_are_named_where_one_is_unknown() -> None:
+    with pytest.raises(ConfigError, match=UNITS):
+        made(lookback="3 fortnights")
+
+
+def test_durations_beyond_all_numbers_are_refused_by_name() -> None:
+    for value in ("9" * 400 + " days", timedelta.max):
+        with pytest.raises(ConfigError, match=r"^linger=.* is longer than 1000 years"):
+            parse_duration(value, "linger")
+    with pytest.raises(
+        ConfigError, match=r"^completions\.watermark_ms=1000000000000000000000 is longer than 1000 years"
+    ):
+        Completions(key="key", time="at", watermark_ms=10**21)
+    with pytest.raises(ConfigError, match=r"^operations\.timeout_ms=-1 is negative"):
+        Operations(id="id", keys="id", created="at", timeout_ms=-1)
+    for value in (1.5, True):
+        with pytest.raises(ConfigError, match=rf"^operations\.timeout_ms={value} must be an int of milliseconds"):
+            Operations(id="id", keys="id", created="at", timeout_ms=value)
+    with pytest.raises(ConfigError, match=r"^operations\.timeout=\[1\] must be a duration, .* or name a column"):
+        waiting([1])
+    assert parse_size("9" * 40 + " TB", "batch_size") > 10**50
+    assert parse_duration("0.1 s", "linger") == 100_000
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("text", "said"), WRONG_DURATIONS)
+def test_a_timeout_that_is_neither_duration_nor_column_is_told_what_it_lacks(
+    spark: SparkSession, text: str, said: str
+) -> None:
+    rows = rows_at(spark)
+    with pytest.raises(
+        ConfigError, match=rf"^operations\.timeout='{text}' is not a duration: .*{said}.*nor is it a col"
+    ):
+        made(operations=waiting(text)).resolve(rows, rows)
+    named = rows.withColumn(text, F.expr("interval '1' hour"))
+    assert made(operations=waiting(text)).resolve(named, rows).count() == 1, "a column of that name wins"
+
+
+@pytest.mark.spark
+def test_a_timeout_that_names_no_column_is_told_of_durations_too(spark: SparkSession) -> None:
+    rows = rows_at(spark)
+    with pytest.raises(
+        ConfigError, match=r"^operations\.timeout='wait' is not a column: there are id, .*nor is it a dur"
+    ):
+        made(operations=waiting("wait")).resolve(rows, rows)
+
+
+@pytest.mark.parametrize("criterion", [criteria.quorum(0), criteria.count(0), Criterion("count", 0.0)])
+def test_a_number_that_is_reached_before_any_event_is_refused(criterion: Criterion) -> None:
+    with pytest.raises(ConfigError, match=rf"criterion {criterion.rule}\(0\) holds before any event.* at least 1"):
+        made(criterion=criterion)
+
+
+@pytest.mark.spark
+def test_a_quorum_of_more_keys_than_there_are_columns_is_refused_and_of_an_array_expires(spark: SparkSession) -> None:
+    rows = rows_at(spark)
+    for keys, most in (("key", 1), (["key"], 1), (["key", "id"], 2), (["key", "id", "key"], 2)):
+        too_many = made(operations=waiting(keys=keys), criterion=criteria.quorum(most + 1))
+        with pytest.raises(ConfigError, match=rf"quorum\({most + 1}\) can never hold: operations\.keys has {most} key"):
+            too_many.resolve(rows, rows)
+        made(operations=waiting(keys=keys), criterion=criteria.quorum(most)).resolve(rows, rows)
+    for keys in ("keys", ["keys"]):
+        three = made(operations=waiting(keys=keys), criterion=criteria.quorum(3)).resolve(rows, rows).collect()
+        assert [(row.status, row.missing_keys) for row in three] == [("EXPIRED", ["b"])]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"shards": "8"}, "shards='8' must be None or between 1 and 32768"),
+        ({"shards": True}, "shards=True must be None or between 1 and 32768"),
+        ({"max_pending_per_shard": "many"}, "max_pending_per_shard='many' must be an int of at least 1"),
+        ({"tick_ms": 0}, "tick_ms=0 must be at least 1 millisecond"),
+        ({"name": ""}, "name='' must be a name for the counters"),
+        ({"outcome_prefix": None}, "outcome_prefix=None must be a string"),
+    ],
+)
+def test_an_argument_of_a_wrong_type_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        made(**changes)
+
+
+@pytest.mark.spark
+def test_a_purgatory_behind_a_purgatory_in_one_stream_is_refused_with_the_remedy(spark: SparkSession) -> None:
+    stream = spark.readStream.format("rate").load().selectExpr("'a' as id", "'a' as key", "timestamp as created")
+    first = made().resolve(stream, stream)
+    with pytest.raises(ConfigError, match=r"^name='spark_purgatory' is taken: .* so write them to a table"):
+        made().resolve(stream, first.select("key", "created"))
+    made().resolve(stream, stream)
+
+
+@pytest.fixture(params=["America/New_York", "Asia/Tokyo"])
+def process_zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The time zone of the Python process, another than the session's."""
+    monkeypatch.setenv("TZ", request.param)
+    time.tzset()
+    yield request.param
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("zone", "ahead"), [("UTC", 0), ("Europe/Berlin", 1), ("Asia/Kolkata", 5.5)])
+def test_as_of_is_the_sessions_wall_clock_in_every_form_unless_it_has_a_zone(
+    spark: SparkSession, process_zone: str, zone: str, ahead: float
+) -> None:
+    midnight = datetime(2026, 10, 27, tzinfo=UTC) - timedelta(hours=ahead)
+    # One operation whose deadline is that midnight, to the microsecond.
+    rows = spark.sql(
+        f"select 'a' as id, 'a' as key, timestamp_seconds({int(midnight.timestamp())}) as until, "
+        f"timestamp_seconds({int(midnight.timestamp()) - 60}) as created"
+    )
+    decide = made(operations=Operations(id="id", keys="key", created="created", deadline="until"))
+    events = rows.where("false")
+    just_before = timedelta(milliseconds=1)
+    with settings(spark, {ZONE: zone}):
+        for at in ("2026-10-27", "2026-10-27 00:00:00", date(2026, 10, 27), datetime(2026, 10, 27)):
+            assert decide.resolve(rows, events, as_of=at).count() == 1, at
+        for at in ("2026-10-26 23:59:59.999", datetime(2026, 10, 27) - just_before):
+            assert decide.resolve(rows, events, as_of=at).count() == 0, at
+        for at in (midnight, midnight.astimezone(timezone(timedelta(hours=-7))), F.expr("date'2026-10-27'")):
+            assert decide.resolve(rows, events, as_of=at).count() == 1, at
+        assert decide.resolve(rows, events, as_of=midnight - just_before).count() == 0
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("ansi", ["true", "false"])
+def test_an_as_of_that_is_no_time_is_refused_by_name(spark: SparkSession, ansi: str) -> None:
+    rows = rows_at(spark)
+    with settings(spark, {"spark.sql.ansi.enabled": ansi}):
+        for value in ("tomorrow evening", "2026-13-01", "", 5):
+            with pytest.raises(ConfigError, match=rf"^as_of={value!r} is not a time: "):
+                made().resolve(rows, rows, as_of=value)

@@ -1,0 +1,31 @@
+"""Tests in a process of their own; those with a Spark Connect server one at a time, for it has a fixed port."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def only_connect_server() -> Iterator[None]:
+    """Wait until no other test process has a Spark Connect server."""
+    with Path(tempfile.gettempdir(), "spark_purgatory_connect_server.lock").open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def run_module(module: str, *arguments: str) -> str:
+    """Run a module to its end, which must be good; returns what it writes on stderr."""
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", module, *arguments]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    return ended.stderr

@@ -1,0 +1,90 @@
+"""Through Spark Connect, in a process of its own: ``python -m tests.support.connect_child sink|silence|gauges FOLDER``.
+
+A Connect session and a classic one do not live in one process. What was seen goes to ``seen.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria, gauges
+from spark_purgatory.errors import ConfigError
+from tests.support.crash_child import builder_with
+from tests.support.silence import let_a_silence_pass
+
+PURGATORY = Purgatory(
+    operations=Operations(id="id", keys="id", created="at", timeout="1 minute"),
+    completions=Completions(key="key", time="at"),
+    criterion=criteria.any_key(),
+    shards=1,
+)
+WAIT_SECONDS = 90
+
+
+def session(folder: Path) -> SparkSession:
+    """A client, and the server that it starts."""
+    return builder_with(SparkSession.builder.remote("local[2]"), folder).getOrCreate()
+
+
+def statuses(rows: DataFrame) -> dict[str, int]:
+    """How many outcomes there are of each kind."""
+    return {row["status"]: row["count"] for row in rows.groupBy("status").count().collect()}
+
+
+def refusal(action: Callable[[], object]) -> str:
+    """What an action says that cannot work."""
+    try:
+        action()
+    except (ConfigError, PySparkException) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def write_through_sink(spark: SparkSession, folder: Path) -> None:
+    """A purgatory and its sink: stage, refuse, close."""
+    operations, completions = (str(folder / name) for name in ("operations", "completions"))
+    streams = [
+        spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(path)
+        for schema, path in (("id bigint, at timestamp", operations), ("key bigint, at timestamp", completions))
+    ]
+    outcomes = PURGATORY.resolve(*streams)
+    place, checkpoint = folder / "it's `the` table", folder / "checkpoint"
+    sink = RecordAccumulator(path=str(place), partition_by=["status"], linger="1 hour", delivery_timeout="1 hour")
+    query = sink.write_stream(outcomes, checkpoint=str(checkpoint), trigger={"processingTime": "2 seconds"})
+    deadline_s = time.monotonic() + WAIT_SECONDS
+    while not (checkpoint / "commits" / "2").exists() and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+    staged = statuses(sink.read(spark, staged=True))
+    lingers = not sink.exists(spark)
+    refused = [refusal(sink.flush), refusal(lambda: query.futures(0))]
+    sink.close()
+    closed = statuses(sink.read(spark))
+    seen = {"staged": staged, "lingers": lingers, "refused": refused, "closed": closed}
+    (folder / "seen.json").write_text(json.dumps(seen), encoding="utf-8")
+
+
+def read_gauges(spark: SparkSession, folder: Path) -> None:
+    """What waits, before a stream has run and after."""
+    checkpoint = str(folder / "checkpoint")
+    seen = {"before": gauges(spark, checkpoint)}
+    streams = [
+        spark.readStream.schema(schema).parquet(str(folder / name))
+        for schema, name in (("id bigint, at timestamp", "operations"), ("key bigint, at timestamp", "completions"))
+    ]
+    query = PURGATORY.resolve(*streams).writeStream.format("noop").option("checkpointLocation", checkpoint)
+    query.trigger(availableNow=True).start().awaitTermination()
+    seen["after"] = gauges(spark, checkpoint)
+    (folder / "seen.json").write_text(json.dumps(seen), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    ROLES = {"sink": write_through_sink, "silence": let_a_silence_pass, "gauges": read_gauges}
+    at = Path(sys.argv[2])
+    ROLES[sys.argv[1]](session(at), at)

@@ -1,0 +1,238 @@
+"""One run of a stream that kills itself: ``python -m tests.support.crash_child FOLDER [options]``.
+
+``--kill "before intent"`` kills at that failpoint the first time it is reached, ``--bug NAME`` plants a protocol bug.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrameWriter, SparkSession
+
+from spark_purgatory.demo.runner import QUICK_SETTINGS
+from spark_purgatory.spark.sink import delta_sink, failpoints
+from spark_purgatory.spark.sink import stager as staged_side
+from spark_purgatory.spark.sink.delta_sink import DeltaSink
+from spark_purgatory.spark.sink.ledger import Ledger, Run
+from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
+from spark_purgatory.spark.sink.staging_folder import StagingFolder
+
+BATCH_BYTES = 16 << 10
+ROW = "n bigint, part bigint, text string"
+
+
+def builder_with(builder: SparkSession.Builder, folder: Path) -> SparkSession.Builder:
+    """Settings as the tests' own; and the jars that an earlier session in this folder has noted."""
+    from delta import configure_spark_with_delta_pip
+
+    noted = folder / "jars.txt"
+    builder = (
+        builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
+        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.databricks.delta.snapshotPartitions", "2")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+    )
+    for name, value in QUICK_SETTINGS.items():
+        builder = builder.config(name, value)
+    if noted.exists():
+        return builder.config("spark.jars", noted.read_text(encoding="utf-8"))
+    return configure_spark_with_delta_pip(builder)
+
+
+def session(folder: Path) -> SparkSession:
+    """A session in a process of its own, which logs all that a log may hold."""
+    builder = builder_with(SparkSession.builder.master("local[2]"), folder)
+    spark = builder.config("spark.log.level", "INFO").getOrCreate()
+    (folder / "jars.txt").write_text(spark.conf.get("spark.jars"), encoding="utf-8")
+    return spark
+
+
+def accumulator(folder: Path) -> RecordAccumulator:
+    """Files of 16 KiB: a drain every few micro-batches."""
+    return RecordAccumulator(
+        path=str(folder / "table"), partition_by=["part"], batch_size_bytes=BATCH_BYTES, linger="10 minutes"
+    )
+
+
+def run(spark: SparkSession, folder: Path) -> None:
+    """The stream to its end."""
+    reader = spark.readStream.schema(ROW).option("maxFilesPerTrigger", 1)
+    rows = reader.parquet(str(folder / "in"))
+    query = accumulator(folder).write_stream(
+        rows, checkpoint=str(folder / "checkpoint"), trigger={"availableNow": True}
+    )
+    query.awaitTermination()
+
+
+def numbers(spark: SparkSession, folder: Path) -> dict[int, int]:
+    """How often each row is in the table."""
+    rows = accumulator(folder).read(spark).groupBy("n").count().collect()
+    return {row["n"]: row["count"] for row in rows}
+
+
+def kill_at(name: str) -> Callable[[str], None]:
+    """A hook that ends this process, as a power cut would."""
+
+    def hook(reached: str) -> None:
+        if reached == name:
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    return hook
+
+
+# --- bugs, each a step of the protocol left out or done wrong -----------------------------------------------------
+
+
+def _no_replay(patch: Callable[[Any, str, Any], None]) -> None:
+    """A micro-batch that an intent told of is staged again."""
+    patch(DeltaSink, "is_replay", lambda self, batch_id: False)
+
+
+def _folders_grow(patch: Callable[[Any, str, Any], None]) -> None:
+    """A replayed micro-batch is added to what is in its folder."""
+    mode = DataFrameWriter.mode
+
+    def adding(self: DataFrameWriter, wanted: str | None) -> DataFrameWriter:
+        return mode(self, "append" if wanted == "overwrite" else wanted)
+
+    patch(DataFrameWriter, "mode", adding)
+    patch(Run, "batch_name", lambda self, batch_id: f"batch={batch_id:020d}-0-0")
+    # Its record would tell: rows are added to those that it counts.
+    patch(Ledger, "_complete", lambda self, folders: next(iter(folders.values())))
+    patch(staged_side, "check_one_writer", lambda pieces, folder: None)
+
+
+def _folders_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
+    """What was staged since the last intent counts in memory alone."""
+
+    def adopt(self: DeltaSink, spark: SparkSession, before: int) -> None:
+        self.ledger.last_batch = max(self.ledger.last_batch, before - 1)
+
+    patch(DeltaSink, "adopt", adopt)
+
+
+def _no_overwrite_of_half(patch: Callable[[Any, str, Any], None]) -> None:
+    """A micro-batch that has a folder counts, though Spark has not committed it."""
+    adopt = DeltaSink.adopt
+
+    def trusting(self: DeltaSink, spark: SparkSession, before: int) -> None:
+        assert self.place.local is not None
+        has_folder = any(self.place.local.glob(f"rows/*/*/batch={before:020d}-*"))
+        adopt(self, spark, before + has_folder)
+
+    patch(DeltaSink, "adopt", trusting)
+    patch(DeltaSink, "record", lambda self, spark, staged: None)
+    patch(Ledger, "has_records", property(lambda self: False, lambda self, value: None))
+
+
+def _no_intent(patch: Callable[[Any, str, Any], None]) -> None:
+    """A drain is decided in memory alone."""
+    write = StagingFolder.write_entry
+
+    def silent(self: StagingFolder, spark: SparkSession, epoch: int, name: str, *rest: Any) -> None:
+        if not name.startswith("intent"):
+            write(self, spark, epoch, name, *rest)
+
+    patch(StagingFolder, "write_entry", silent)
+    patch(delta_sink, "check_alone", lambda spark, place, intent: None)
+    patch(DeltaSink, "_compare", lambda self, last, number, facts: None)
+
+
+def _clean_up_first(patch: Callable[[Any, str, Any], None]) -> None:
+    """Pieces are removed before their commit."""
+    commit = DeltaSink.commit
+
+    def eager(self: DeltaSink, spark: SparkSession, *rest: Any) -> Any:
+        self.clean_up(spark)
+        return commit(self, spark, *rest)
+
+    patch(DeltaSink, "commit", eager)
+
+
+def _no_open_intent(patch: Callable[[Any, str, Any], None]) -> None:
+    """After a restart an open intent is taken as committed."""
+    recover = DeltaSink.recover
+
+    def trusting(self: DeltaSink, spark: SparkSession) -> Any:
+        commit = recover(self, spark)
+        self.ledger.is_done = True
+        return commit
+
+    patch(DeltaSink, "recover", trusting)
+
+
+def _always_redo(patch: Callable[[Any, str, Any], None]) -> None:
+    """After a restart an open intent is committed again, under the next number."""
+    recover = DeltaSink.recover
+
+    def doubting(self: DeltaSink, spark: SparkSession) -> Any:
+        recover(self, spark)
+        ledger = self.ledger
+        if ledger.intent is not None and not ledger.is_done:
+            ledger.pieces = {piece.key: piece for piece in (*ledger.intent.taken, *ledger.pieces.values())}
+            ledger.is_done = True
+        return None
+
+    patch(DeltaSink, "recover", doubting)
+
+
+def _all_left_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
+    """An intent does not carry what it leaves."""
+    take = Ledger.take
+
+    def forgetful(self: Ledger, intent: Any) -> None:
+        take(self, intent)
+        self.pieces = {}
+
+    patch(Ledger, "take", forgetful)
+
+
+def _app_id_of_the_run(patch: Callable[[Any, str, Any], None]) -> None:
+    """The app id changes with every run, and a lost record is not missed."""
+    patch(delta_sink, "app_id_of", lambda spark, checkpoint, target: f"spark_purgatory/{os.getpid()}")
+    patch(DeltaSink, "_compare", lambda self, last, number, facts: None)
+
+
+BUGS: dict[str, tuple[Callable[[Callable[[Any, str, Any], None]], None], str]] = {
+    "a replay is staged again": (_no_replay, "after drain commit"),
+    "a replay adds to its folder": (_folders_grow, "after parts"),
+    "staged folders are forgotten": (_folders_forgotten, "after return"),
+    "a half-written folder counts": (_no_overwrite_of_half, "in parts"),
+    "no intent": (_no_intent, "after drain commit"),
+    "clean-up before the commit": (_clean_up_first, "before drain commit"),
+    "an open intent is taken as committed": (_no_open_intent, "after intent"),
+    "an open intent is taken as not committed": (_always_redo, "after drain commit"),
+    "an intent forgets what it leaves": (_all_left_forgotten, "after clean-up"),
+    "the app id is the run's": (_app_id_of_the_run, "after drain commit"),
+}
+"""By name: how it is planted, and the failpoint at which it shows."""
+
+
+def main() -> None:
+    """Run once."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kill")
+    parser.add_argument("--bug")
+    arguments = parser.parse_args()
+    if arguments.bug:
+        BUGS[arguments.bug][0](setattr)
+    if arguments.kill:
+        failpoints.hook = kill_at(arguments.kill)
+    spark = session(arguments.folder)
+    run(spark, arguments.folder)
+    (arguments.folder / "numbers.txt").write_text(
+        "\n".join(f"{n} {count}" for n, count in sorted(numbers(spark, arguments.folder).items())), encoding="utf-8"
+    )
+
+
+if __name__ == "__main__":
+    main()

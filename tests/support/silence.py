@@ -1,0 +1,44 @@
+"""A silent stream, run by availableNow and run again: what must expire by then, on a session of any kind."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from time import sleep
+
+from pyspark.sql import SparkSession
+
+from spark_purgatory import Completions, Operations, Purgatory, criteria
+from tests.support.streams import Landing
+
+IDLE_AFTER = timedelta(minutes=1)
+IDLE = Purgatory(
+    operations=Operations(id="id", keys="key", created="created", deadline="deadline", idle_after=IDLE_AFTER),
+    completions=Completions(key="key", time="time", idle_after=IDLE_AFTER),
+    criterion=criteria.any_key(),
+    shards=2,
+)
+SILENCE_SECONDS = 2
+
+
+def let_a_silence_pass(spark: SparkSession, folder: Path) -> None:
+    """Two runs of availableNow, the second with nothing to read: time has gone on in both, to a minute ago."""
+    began = datetime.now(UTC) - IDLE_AFTER
+    deadlines = {f"o{second}": began + timedelta(seconds=second) for second in range(-5, 300)}
+    landing, created = Landing(folder), began - timedelta(minutes=1)
+    operations = [
+        {"id": name, "keys": [name], "created": created, "deadline": deadline, "row": name}
+        for name, deadline in deadlines.items()
+    ]
+    landing.add(operations, [{"key": "other", "time": created}])
+    expired: set[str] = set()
+    for run in range(2):
+        starts = datetime.now(UTC)
+        rows = landing.run(spark, IDLE)
+        ends = datetime.now(UTC)
+        before, expired = expired, {row["id"] for row in rows}
+        assert len(rows) == len(expired) and {row["status"] for row in rows} == {"EXPIRED"}
+        assert expired >= {name for name, deadline in deadlines.items() if deadline <= starts - IDLE_AFTER}, run
+        assert expired <= {name for name, deadline in deadlines.items() if deadline <= ends - IDLE_AFTER}, run
+        sleep(SILENCE_SECONDS)
+    assert expired > before, "the second run had nothing to read, and time went on"

@@ -1,0 +1,1 @@
+"""The core, the accumulator and the tools, without Spark."""

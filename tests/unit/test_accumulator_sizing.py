@@ -1,0 +1,175 @@
+"""What staged rows will weigh in a file: the arithmetic of the calibration, its prior and its bounds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_purgatory.accumulator.sizing import (
+    MAX_RATIO,
+    MIN_RATIO,
+    PRIOR_RATIO,
+    PRIOR_ROW_BYTES,
+    DecayedQuotient,
+    PartSizing,
+    SizeCalibration,
+    clamp,
+)
+from spark_purgatory.errors import ConfigError
+from tests.unit.test_accumulator import Part
+
+MIB = 1 << 20
+
+
+def calibration(**settings: float) -> SizeCalibration[str]:
+    """The prior weighs 1 MiB and half is kept, unless a test says otherwise."""
+    return SizeCalibration(**settings)  # type: ignore[arg-type]
+
+
+def test_the_worked_example_holds() -> None:
+    sizes = calibration()
+    sizes.observe_staged("x", 4 * MIB, 32_768)
+    assert sizes.ratio("x") == 1 and sizes.row_bytes("x") == pytest.approx(128, rel=1e-5)
+    sizes.observe_committed("x", 4 * MIB, 2 * MIB)
+    assert sizes.ratio("x") == pytest.approx(5 / 9) and sizes.row_bytes("x") == pytest.approx(71.1, abs=0.05)
+    sizes.observe_committed("x", 8 * MIB, 4 * MIB)
+    assert sizes.ratio("x") == pytest.approx(21 / 41) and sizes.row_bytes("x") == pytest.approx(65.6, abs=0.05)
+    assert sizes.rows_for("x", 16 * MIB) == 255_903
+
+
+def test_before_anything_is_known_the_prior_speaks() -> None:
+    sizes = calibration()
+    assert sizes.ratio("x") == PRIOR_RATIO and sizes.row_bytes("x") == PRIOR_ROW_BYTES
+    assert calibration(prior_ratio=0.25).file_bytes("x", 1000) == 250
+    assert calibration(prior_ratio=0.25).rows_for("x", 1000) == 40
+
+
+def test_one_large_commit_outweighs_the_prior_and_a_small_one_does_not() -> None:
+    large, small = calibration(), calibration()
+    large.observe_committed("x", 16 * MIB, 4 * MIB)
+    small.observe_committed("x", 1024, 256)
+    assert large.ratio("x") == pytest.approx(0.25, abs=0.03)
+    assert small.ratio("x") == pytest.approx(1, abs=0.002)
+
+
+def test_a_change_of_the_data_is_followed_within_a_few_files() -> None:
+    sizes = calibration()
+    for _ in range(50):
+        sizes.observe_committed("x", 16 * MIB, 16 * MIB)
+    ratios = []
+    for _ in range(5):
+        sizes.observe_committed("x", 16 * MIB, 4 * MIB)
+        ratios.append(sizes.ratio("x"))
+    assert ratios == pytest.approx([0.625, 0.4375, 0.34375, 0.296875, 0.2734375])
+
+
+def test_partitions_are_told_apart_and_a_new_one_starts_at_what_the_table_has_shown() -> None:
+    sizes = calibration()
+    for _ in range(10):
+        sizes.observe_committed("narrow", 16 * MIB, 8 * MIB)
+    assert sizes.ratio("new") == pytest.approx(0.5, abs=0.01)
+    sizes.observe_committed("wide", 1 * MIB, 3 * MIB)
+    assert sizes.ratio("wide") == pytest.approx((0.5 * 0.5 + 3) / 1.5, abs=0.01), "the table's, with the prior's weight"
+    assert sizes.ratio("narrow") == pytest.approx(0.5, abs=0.01)
+
+
+def test_rows_are_counted_a_partition_too() -> None:
+    sizes = calibration()
+    sizes.observe_staged("narrow", 8_000, 1_000)
+    sizes.observe_staged("wide", 8_000_000, 1_000)
+    assert sizes.row_bytes("narrow") == pytest.approx(8, abs=0.1)
+    assert sizes.row_bytes("wide") == pytest.approx(8_000, rel=0.01)
+
+
+def test_one_odd_file_is_taken_at_the_bound() -> None:
+    sizes = calibration(prior_staged_bytes=1)
+    sizes.observe_committed("x", 1000, 10**12)
+    assert sizes.ratio("x") == pytest.approx(MAX_RATIO, rel=0.01)
+    sizes.observe_committed("x", 10**9, 0)
+    assert sizes.ratio("x") == pytest.approx(MIN_RATIO, rel=0.01)
+
+
+def test_what_weighs_nothing_teaches_nothing() -> None:
+    sizes = calibration()
+    sizes.observe_staged("x", 0, 0)
+    sizes.observe_committed("x", 0, 500)
+    assert sizes.ratio("x") == PRIOR_RATIO and sizes.row_bytes("x") == PRIOR_ROW_BYTES
+
+
+def test_rows_without_bytes_do_not_make_endless_files() -> None:
+    sizes = calibration()
+    for _ in range(200):
+        sizes.observe_staged("x", 0, 10)
+    assert sizes.rows_for("x", 16 * MIB) == 64 * 16 * MIB
+    assert sizes.rows_for("x", 0) == 1
+
+
+def test_file_bytes_are_rounded_up() -> None:
+    assert calibration(prior_ratio=0.3).file_bytes("x", 11) == 4
+
+
+def test_only_the_partitions_used_last_are_remembered() -> None:
+    sizes = calibration(max_partitions=2, prior_staged_bytes=1)
+    sizes.observe_committed("a", 100, 400)
+    sizes.observe_committed("b", 100, 200)
+    sizes.observe_committed("a", 100, 400)
+    sizes.observe_committed("c", 100, 100)
+    table = sizes.ratio("never seen")
+    assert sizes.ratio("a") > 3.9 and sizes.ratio("c") < 1.1
+    assert sizes.ratio("b") == table, "forgotten, so it starts at the table's again"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("prior_ratio", 0.0, "prior_ratio must be from 0.015625 to 64.0, got 0.0"),
+        ("prior_ratio", 65.0, "got 65.0"),
+        ("prior_ratio", float("nan"), "got nan"),
+        ("keep", 0.0, "keep must be between 0 and 1, both excluded, got 0.0"),
+        ("keep", 1.0, "got 1.0"),
+        ("prior_staged_bytes", 0, "prior_staged_bytes must be at least 1, got 0"),
+        ("max_partitions", 0, "max_partitions must be at least 1, got 0"),
+    ],
+)
+def test_settings_out_of_bounds_are_refused_by_name(setting: str, value: float, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        calibration(**{setting: value})
+
+
+def test_negative_observations_are_refused() -> None:
+    with pytest.raises(ConfigError, match="rows must not be negative, got -1"):
+        calibration().observe_staged("x", 1, -1)
+    with pytest.raises(ConfigError, match="file_bytes must not be negative, got -1"):
+        calibration().observe_committed("x", 1, -1)
+
+
+def test_a_decayed_quotient_weighs_what_is_new_and_what_is_large() -> None:
+    quotient = DecayedQuotient(1.0, 1.0)
+    quotient.observe(8, 4, keep=0.5)
+    assert quotient.value == 8.5 / 4.5
+    again = quotient.restarted(1.0)
+    again.observe(0, 1, keep=0.5)
+    assert again.value == pytest.approx(quotient.value * 0.5 / 1.5) and quotient.value == 8.5 / 4.5
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 10**13), st.integers(0, 10**13)), max_size=30),
+    st.floats(MIN_RATIO, MAX_RATIO),
+)
+def test_no_file_moves_an_estimate_out_of_bounds(commits: list[tuple[str, int, int]], prior_ratio: float) -> None:
+    sizes = calibration(prior_ratio=prior_ratio)
+    for partition, staged_bytes, file_bytes in commits:
+        before = sizes.ratio(partition)
+        sizes.observe_committed(partition, staged_bytes, file_bytes)
+        after = sizes.ratio(partition)
+        assert MIN_RATIO <= after <= MAX_RATIO
+        if staged_bytes:
+            seen = clamp(file_bytes / staged_bytes, MIN_RATIO, MAX_RATIO)
+            assert min(before, seen) * (1 - 1e-9) <= after <= max(before, seen) * (1 + 1e-9), "a mean lies between"
+
+
+def test_a_parts_size_is_its_own() -> None:
+    sizing = PartSizing()
+    part = Part("a", 7)
+    assert (sizing.header_bytes, sizing.record_bytes(part, [part]), sizing.upper_bound_bytes(part)) == (0, 7, 7)

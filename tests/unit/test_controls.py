@@ -1,0 +1,301 @@
+"""Control events by hand, one sentence a test. Operations are called o, wait for a, and live from 10 ms to 20 ms."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.events import cross_key_redelivery as echoes
+from spark_purgatory.core.events.redelivery import Redeliveries
+from spark_purgatory.core.spec import criteria
+from spark_purgatory.core.spec.arrivals import read_events, read_operations
+from spark_purgatory.core.spec.criteria import Criterion
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.errors import LimitError
+from spark_purgatory.testing.oracle import KINDS, decide
+from spark_purgatory.testing.worlds import random_world, splits
+from tests.support.engine_driver import END_MS, Shards, events_table, final, microseconds, multiset, operations_table
+from tests.unit.test_engine import ev, many_operations, op, play
+
+ANY = EngineSpec(criteria.any_key(), operation_ids=True, event_ids=True)
+HELD = final(ANY)
+Row = dict[str, Any]
+both = pytest.mark.parametrize("spec", [ANY, HELD], ids=["early", "final"])
+
+
+def told(words: str) -> list[Row]:
+    """`complete:a:12 extend:b:13:0.005 cancel:a:14@o`: kind, key, ms, value, and the operation it names."""
+    events = []
+    for word in words.split():
+        word, _, name = word.partition("@")
+        kind, key, ms, *value = word.split(":")
+        number = float(value[0]) if value else None
+        events.append(ev(key, int(ms) * 1000, kind=kind, value=number, operation_id=name or None))
+    return events
+
+
+def fate(spec: EngineSpec, events: list[Row], keys: str = "a") -> tuple[Any, ...]:
+    """(status, resolved_at in ms, matched, missing_keys) once everything is decided."""
+    (outcome,) = Shards(spec, several=True).run([([op(keys=keys)], events, 0), ([], [], END_MS)])
+    missing = None if outcome["missing_keys"] is None else "".join(sorted(outcome["missing_keys"]))
+    return outcome["status"], microseconds(outcome["resolved_at"]) / 1000, outcome["matched"], missing
+
+
+QUORUM = criteria.quorum(2)
+FATES = [
+    # fail
+    (criteria.any_key(), "a", "fail:a:12", ("FAILED", 12, 0, "a")),
+    (criteria.any_key(), "ab", "fail:a:12 complete:a:13", ("EXPIRED", 20, 0, "ab")),
+    (criteria.any_key(), "ab", "fail:a:12 fail:b:13", ("FAILED", 13, 0, "ab")),
+    (criteria.all_keys(), "ab", "complete:b:11 fail:a:12", ("FAILED", 12, 1, "a")),
+    (criteria.all_keys(), "ab", "complete:a:11 fail:a:12 complete:b:13", ("COMPLETED", 13, 2, "")),
+    (QUORUM, "abc", "fail:a:12 complete:b:13 complete:c:14", ("COMPLETED", 14, 2, "a")),
+    (QUORUM, "abc", "fail:a:12 fail:b:13 complete:c:14", ("FAILED", 13, 0, "abc")),
+    (criteria.quorum(3), "ab", "complete:a:11 fail:a:12", ("FAILED", 12, 1, "b")),
+    (criteria.count(2), "ab", "complete:a:11 fail:a:12 complete:a:13 complete:b:14", ("COMPLETED", 14, 2, None)),
+    (criteria.count(3), "ab", "complete:a:11 fail:a:12 fail:b:13", ("FAILED", 13, 1, None)),
+    (criteria.sum_at_least(2), "ab", "complete:a:11:1 fail:a:12 complete:a:13:9", ("EXPIRED", 20, 1, None)),
+    (criteria.level(2), "ab", "complete:a:1:2 fail:a:12 complete:b:13:2", ("COMPLETED", 13, 1, "")),
+    (criteria.level(2), "ab", "fail:a:12 complete:a:13:2 complete:b:13:2", ("FAILED", 12, 0, "ab")),
+    # ties: COMPLETED, then FAILED, then CANCELLED
+    (criteria.any_key(), "a", "fail:a:12 complete:a:12", ("COMPLETED", 12, 1, "")),
+    (criteria.any_key(), "a", "cancel:a:12 complete:a:12", ("COMPLETED", 12, 1, "")),
+    (criteria.any_key(), "a", "cancel:a:12 force:a:12", ("COMPLETED", 12, 0, "a")),
+    (criteria.any_key(), "a", "cancel:a:12 fail:a:12", ("FAILED", 12, 0, "a")),
+    (criteria.any_key(), "a", "cancel:a:12 extend:a:12:1", ("CANCELLED", 12, 0, "a")),
+    # cancel and force
+    (criteria.all_keys(), "ab", "complete:a:11 cancel:b:12", ("CANCELLED", 12, 1, "b")),
+    (criteria.all_keys(), "ab", "complete:a:11 force:a:12", ("COMPLETED", 12, 1, "b")),
+    (criteria.any_key(), "a", "cancel:a:9 cancel:a:21 cancel:b:12", ("EXPIRED", 20, 0, "a")),
+    (criteria.any_key(), "a", "cancel:a:20", ("CANCELLED", 20, 0, "a")),
+    # extend
+    (criteria.any_key(), "a", "extend:a:12:0.013 complete:a:24", ("COMPLETED", 24, 1, "")),
+    (criteria.any_key(), "a", "extend:a:12:0.003", ("EXPIRED", 20, 0, "a")),
+    (criteria.any_key(), "a", "extend:a:20:0.001 extend:a:21:0.001", ("EXPIRED", 22, 0, "a")),
+    (criteria.any_key(), "a", "extend:a:21:9", ("EXPIRED", 20, 0, "a")),
+    (criteria.any_key(), "ab", "extend:b:25:0.005 extend:a:15:0.010", ("EXPIRED", 30, 0, "ab")),
+    (criteria.any_key(), "a", "extend:a:12:nan extend:a:13:-5 extend:a:14", ("EXPIRED", 20, 0, "a")),
+    # by operation
+    (criteria.any_key(), "a", "cancel:a:12@p cancel:a:13@o", ("CANCELLED", 13, 0, "a")),
+    (criteria.any_key(), "a", "cancel:b:12@o", ("EXPIRED", 20, 0, "a")),
+    (criteria.count(2), "a", "complete:a:12@p complete:a:13@o complete:a:14", ("COMPLETED", 14, 2, None)),
+]
+
+
+@both
+@pytest.mark.parametrize(("criterion", "keys", "events", "expected"), FATES)
+def test_control_events_settle_an_operation_at_their_time(
+    spec: EngineSpec, criterion: Criterion, keys: str, events: str, expected: tuple[Any, ...]
+) -> None:
+    assert fate(replace(spec, criterion=criterion), told(events), keys) == expected
+
+
+def test_a_failure_that_comes_later_undoes_what_was_held_and_an_extension_moves_its_timer() -> None:
+    play(
+        HELD,
+        (0, [op(), *told("complete:a:18")], ""),
+        (5, told("fail:a:15 extend:a:16:1"), ""),
+        (15, [], "o FAILED 15000"),
+    )
+    play(
+        replace(HELD, criterion=criteria.all_keys()),
+        (0, [op(keys="ab"), *told("complete:a:12")], ""),
+        (15, told("extend:b:19:0.011"), ""),
+        (29, told("complete:b:30"), ""),
+        (30, [], "o COMPLETED 30000"),
+        several=True,
+    )
+
+
+@both
+def test_a_control_event_that_finds_no_operation_pending_is_an_orphan(spec: EngineSpec) -> None:
+    told_of = told("cancel:a:9 extend:a:13@p fail:a:19 cancel:a:20")
+    outcomes = Shards(replace(spec, orphans=True)).run([([op()], told_of, 0), ([], [], 19), ([], [], 20)])
+    orphans = [outcome for outcome in outcomes if outcome["status"] == "ORPHAN"]
+    assert sorted(outcome["reason"] for outcome in orphans) == [
+        "cancel on key a found no operation pending",
+        "cancel on key a found no operation pending",
+        "extend on key a for operation p found no operation pending",
+    ]
+    assert {outcome["wait_ms"] for outcome in orphans} == {None}
+
+
+# --- events by id ---------------------------------------------------------------------------------
+
+
+def test_an_event_delivered_again_counts_once_from_where_an_operation_begins_to_count() -> None:
+    again = [ev(time=t * 1000, event_id=name, value=1.0) for t, name in ((5, "x"), (12, "x"), (14, "x"), (15, "y"))]
+    for criterion in (criteria.count(2), criteria.sum_at_least(2)):
+        assert fate(replace(HELD, criterion=criterion), again) == ("COMPLETED", 15, 2, None)
+        assert fate(replace(HELD, criterion=criterion), again[:3]) == ("EXPIRED", 20, 1, None)
+
+
+def named_events(words: str) -> list[Row]:
+    """`x:a:12:2 y:b:13@o`: event id, key, ms, value (1), and the operation it names."""
+    events = []
+    for word in words.split():
+        word, _, name = word.partition("@")
+        event_id, key, ms, *value = word.split(":")
+        number = float(value[0]) if value else 1.0
+        events.append(ev(key, int(ms) * 1000, event_id=event_id, value=number, operation_id=name or None))
+    return events
+
+
+TABLE = "x:a:12 y:a:13 x:a:15 x:b:14 z:b:16"
+COUNT, SUM = criteria.count(3), criteria.sum_at_least(3)
+HEARD = [
+    (COUNT, "ab", TABLE, ("COMPLETED", 16, 3, None)),
+    (SUM, "ab", TABLE, ("COMPLETED", 16, 3, None)),
+    (COUNT, "a", TABLE, ("EXPIRED", 20, 2, None)),
+    (criteria.all_keys(), "ab", "x:a:12 x:b:14", ("COMPLETED", 14, 1, "")),
+    (criteria.any_key(), "ab", "x:a:12 x:b:12", ("COMPLETED", 12, 1, "")),
+    (SUM, "ab", "x:a:12:1 x:b:12:2 y:b:13:2", ("COMPLETED", 13, 2, None)),
+    (SUM, "ab", "x:a:12:1 x:b:12:2 y:b:13:1", ("EXPIRED", 20, 2, None)),
+    (COUNT, "a", "x:a:12@o x:a:13 x:a:14@o y:a:15@o y:a:16@o", ("EXPIRED", 20, 2, None)),
+    (COUNT, "a", "x:a:12@o x:a:13 y:a:15@o z:a:16@o z:a:17", ("COMPLETED", 16, 3, None)),
+]
+
+
+@pytest.mark.parametrize(("criterion", "keys", "words", "expected"), HEARD)
+def test_an_event_counts_once_whichever_keys_it_comes_on_and_whomever_it_names(
+    criterion: Criterion, keys: str, words: str, expected: tuple[Any, ...]
+) -> None:
+    spec, events = replace(HELD, criterion=criterion), named_events(words)
+    assert fate(spec, events, keys) == expected
+    # The same, one event a micro-batch: what names the operation is not merged then.
+    batches = [([op(keys=keys)], events[:1], 0), *(([], [event], 0) for event in events[1:]), ([], [], END_MS)]
+    (outcome,) = Shards(spec, several=True).run(batches)
+    assert (outcome["status"], outcome["matched"]) == (expected[0], expected[2])
+
+
+def test_too_many_deliveries_to_tell_apart_are_an_error_that_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(echoes, "MAX_DELIVERIES", 3)
+    with pytest.raises(LimitError, match=r"4 deliveries .* 2 keys of operations, at most 3: use more shards"):
+        fate(replace(HELD, criterion=COUNT), named_events("x:a:12 x:b:13 y:a:14 y:b:15"), "ab")
+
+
+def test_repeats_by_hand_are_those_of_the_table() -> None:
+    repeats = Redeliveries.of(np.zeros(5, np.int64), pa.array(["x", "y", "x", "z", "x"]), None)
+    assert repeats is not None
+    assert repeats.total(np.array([0, 1, 3]), np.array([5, 5, 5]))[0].tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_repeats_in_any_range_are_counted_and_summed_as_by_hand(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 200))
+    group = np.sort(rng.integers(0, 3, n))
+    ids, values = rng.integers(0, 8, n), rng.integers(0, 9, n).astype(np.float64)
+    named = [None if i == 7 else str(i) for i in ids]
+    repeats = Redeliveries.of(group, pa.array(named), values)
+    low = rng.integers(0, n, 50)
+    high = low + (rng.random(50) * (n - low + 1)).astype(np.int64)
+    expected = []
+    for start, end in zip(low, high, strict=True):
+        seen, count, total = set(), 0, 0.0
+        for i in range(start, end):
+            event = (group[i], named[i])
+            count, total = (count + 1, total + values[i]) if event in seen else (count, total)
+            seen |= {event} if named[i] is not None else set()
+        expected.append((count, total))
+    assert repeats is not None
+    got = repeats.total(low, high)
+    assert got[0].tolist() == [count for count, _ in expected]
+    assert got[2].tolist() == [int(total) for _, total in expected], "the limb of whole numbers below 2**32"
+
+
+# --- boundary values, hostile hashes, hot keys ----------------------------------------------------
+
+LAST = 2**63 - 1
+TIMES = (None, 0, 1, -1, LAST, -LAST, -(2**63), 253_402_300_799_999_999, -12_219_292_800_000_000, 86_400_000_000)
+NUMBERS = (None, 0.0, -0.0, -1.0, 0.5, 5e-324, 1.7e308, float("inf"), float("-inf"), float("nan"), 2.0**62, 1e-13)
+TEXTS = (None, "", "a", "\0", "ä", "\u2028", "🙂", "x" * (1 << 20), "null", "a:1", "0:")
+BOUNDARIES: list[tuple[str, str, Any]] = [
+    *[("operation", field, value) for field in ("created", "deadline") for value in TIMES],
+    *[("operation", "id", value) for value in TEXTS],
+    *[
+        ("operation", "keys", value)
+        for value in (None, [], [None], ["a", None], ["a", "a"], *([text] for text in TEXTS))
+    ],
+    *[("operation", "need", value) for value in NUMBERS],
+    *[("operation", "rule", value) for value in (*criteria.RULES, None, "", "Any_Key")],
+    *[("operation", "level", value) for value in (None, {}, {"a": None}, *NUMBERS)],
+    *[("event", "time", value) for value in TIMES],
+    *[("event", "key", value) for value in TEXTS],
+    *[("event", "value", value) for value in NUMBERS],
+    *[("event", "kind", value) for value in (*KINDS, None, "", "Cancel")],
+    *[("event", "operation_id", value) for value in TEXTS],
+    *[("event", "event_id", value) for value in TEXTS],
+]
+
+
+def test_no_boundary_value_raises_or_drops_a_row_silently(capsys: pytest.CaptureFixture[str]) -> None:
+    spec = EngineSpec(criteria.by_row("rule", "need", "levels"), final=True, operation_ids=True, event_ids=True)
+    cases = 0
+    for side, field, value in BOUNDARIES:
+        for rule in criteria.RULES:
+            row: Row = op(rule=rule, need=1.0, level=None)
+            event: Row = ev(value=1.0, kind=None, operation_id=None, event_id="x")
+            (row if side == "operation" else event)[field] = value
+            engine = EventTimePurgatory(spec)
+            arrivals = read_operations(
+                operations_table([row, op("p", "zz", rule=rule, need=1.0, level=None)], True, 64, True), spec
+            )
+            batches = engine.step(arrivals, read_events(events_table([event, ev()], 64, spec), spec.criterion), 0)
+            batches += engine.step(None, None, END_MS)
+            assert sum(map(len, batches)) == 2, (side, field, value, rule)
+            assert (engine.outcomes.tally.events_received, engine.pending) == (2, 0)
+            cases += 1
+    with capsys.disabled():
+        print(f"\nR9: {len(BOUNDARIES)} boundary values, {cases} runs: 0 exceptions, 0 drops")
+
+
+def test_one_event_of_the_year_9999_among_ten_thousand_is_rejected_and_expires_nobody() -> None:
+    shards = Shards(ANY)
+    rows = [op(f"o{i}", f"{i}", deadline=30_000 + i) for i in range(100)]
+    events = [ev("none", 10_000 + i) for i in range(10_000)]
+    far = ev("1", 253_402_300_799_999_999, ahead=True)
+    assert shards.step(rows, [*events[:5000], far, *events[5000:]], 0) == []
+    assert shards.step([], [], 29) == []
+    assert [outcome["id"] for outcome in shards.step([], [], 30)] == ["o0"]
+
+
+@pytest.mark.parametrize("bits", [0, 1, 4])
+def test_forged_hashes_of_keys_ids_and_operations_change_no_outcome(bits: int) -> None:
+    rng = random.Random(bits)
+    world = random_world(rng, n_operations=40, n_events=120, n_keys=8, max_keys=1)
+    expected = multiset(decide(*world), "row", "id", "status", "resolved_at", "matched")
+    spec = EngineSpec(criteria.by_row("rule", "need", "levels"), final=True, operation_ids=True, event_ids=True)
+    outcomes = Shards(spec, 3, hash_bits=bits).run(splits(rng, *world, 4))
+    assert multiset(outcomes, "row", "id", "status", "resolved_at", "matched") == expected
+
+
+def many_controls(kind: Callable[[int], str], n: int) -> list[Row]:
+    return [ev("hot", 20_000 + i, kind=kind(i), value=0.001, event_id=f"e{i % (n // 2)}") for i in range(n)]
+
+
+def test_a_hot_key_with_control_events_costs_its_operations_and_its_events_not_their_product(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    spec, n = replace(ANY, criterion=criteria.count(1_000_000)), 200_000
+    engine = EventTimePurgatory(spec)
+    engine.step(read_operations(many_operations(0, n).append_column("x", pa.nulls(n)), spec), None, 0)
+    began = perf_counter()
+    events = many_controls(lambda i: "extend" if i % 2 else "complete", 4_000)
+    assert engine.step(None, read_events(events_table(events, 64, spec), spec.criterion), 0) == []
+    decided = engine.step(
+        None, read_events(events_table([ev("hot", 25_000, kind="cancel")], 64, spec), spec.criterion), 0
+    )
+    seconds = perf_counter() - began
+    assert (sum(map(len, decided)), engine.pending) == (n, 0)
+    assert set(decided[0]["matched"].to_pylist()) == {1000} and seconds < 20
+    with capsys.disabled():
+        print(f"\n{n:,} operations on one key, 2,000 extensions and completions, a cancel: {seconds:.1f} s")

@@ -1,0 +1,188 @@
+"""Columns and tables of the state: packed into few bytes and back, exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_purgatory.core.state.encodings import (
+    DELTA,
+    DISTINCT,
+    FRAME_OF_REFERENCE,
+    PLAIN,
+    PLANES_FLOOR,
+    SAMPLE,
+    WIDEST,
+    lay_out,
+    pack,
+    picked_up,
+    planes_of,
+    unpack,
+)
+from spark_purgatory.core.state.table_encoding import Arrays, put_together, take_apart
+
+LOW, HIGH = -(1 << 63), (1 << 63) - 1
+
+
+@pytest.mark.parametrize(
+    ("values", "recipe", "stored"),
+    [
+        ([7, 9, 9, 300], ("<i8", "<u2", 7, DELTA), [2, 0, 291]),
+        ([1000, 990, 1010], ("<i8", "|u1", 990, FRAME_OF_REFERENCE), [10, 0, 20]),
+        ([5], ("<i8", "|u1", 5, DELTA), []),
+        ([], ("<i8", "<i8", 0, PLAIN), []),
+        ([LOW, 0, HIGH], ("<i8", "<i8", 0, PLAIN), [LOW, 0, HIGH]),
+        ([0, 1 << 40, 5], ("<i8", "<i8", 0, FRAME_OF_REFERENCE), [0, 1 << 40, 5]),
+    ],
+)
+def test_the_worked_example_and_the_ends_of_int64(values: list[int], recipe: object, stored: list[int]) -> None:
+    found = pack(np.array(values, np.int64))
+    assert (found[0], found[1].tolist()) == (recipe, stored)
+    assert unpack(found[0], found[1].tobytes()).tolist() == values
+
+
+NEAR = st.integers(-300, 300) | st.integers(-(1 << 33), 1 << 33) | st.integers(LOW, HIGH)
+
+
+@settings(deadline=None)
+@given(st.lists(NEAR, max_size=40), st.booleans())
+def test_every_column_comes_back(values: list[int], ascending: bool) -> None:
+    column = np.array(sorted(values) if ascending else values, np.int64)
+    recipe, stored = pack(column)
+    again = unpack(recipe, stored.tobytes())
+    assert again.dtype == column.dtype and again.tolist() == column.tolist()
+    assert stored.nbytes <= column.nbytes
+
+
+def test_other_types_are_stored_as_they_are() -> None:
+    for column in (np.array([1.5, np.nan, -0.0]), np.array([True, False]), np.array([3], np.int32)):
+        recipe, stored = pack(column)
+        assert unpack(recipe, stored.tobytes()).tobytes() == column.tobytes() and recipe[3] == PLAIN
+
+
+def laid_out(values: Any) -> bytes:
+    into, planes = np.empty(values.nbytes, np.uint8), planes_of(values)
+    lay_out(values, planes, into)
+    assert bytes(picked_up(into.tobytes(), planes)) == values.tobytes(), values.dtype
+    return into.tobytes()
+
+
+def test_many_values_lie_in_planes_and_few_as_they_are() -> None:
+    many = np.arange(PLANES_FLOOR, dtype="<u2")
+    halves = PLANES_FLOOR // 256
+    assert laid_out(many) == bytes(range(256)) * halves + b"".join(bytes([high]) * 256 for high in range(halves))
+    few = many[: PLANES_FLOOR - 1]
+    assert laid_out(few) == few.tobytes()
+
+
+def test_what_repeats_as_a_whole_stays_whole() -> None:
+    codes = np.array([b"EUR", b"USD", b"CHF"] * 1000).view("V3")
+    assert planes_of(codes) == planes_of(np.full(5000, 7777, "<u2")) == planes_of(np.full(5000, 2.5)) == 1
+    for distinct, planes in ((DISTINCT - 1, 1), (DISTINCT, 4)):
+        assert planes_of(np.minimum(np.arange(SAMPLE * 100) // 100, distinct - 1).astype("<u4")) == planes
+
+
+@pytest.mark.parametrize("kind", ["<i8", "<i4", "<u4", "<u2", "|u1", "|b1", "<f8", "|V3", "|V13", "|V64", "|V65"])
+@pytest.mark.parametrize("count", [0, 1, PLANES_FLOOR - 1, PLANES_FLOOR, 1 << 13, (1 << 13) + 1, 20_001])
+def test_values_of_every_type_come_back_from_their_planes(kind: str, count: int) -> None:
+    wanted = np.dtype(kind)
+    values = np.random.default_rng(count).integers(0, 256, count * wanted.itemsize, np.uint8).view(wanted)
+    whole = laid_out(values)
+    split = 1 < wanted.itemsize <= WIDEST and wanted.kind != "f" and count >= PLANES_FLOOR
+    assert (planes_of(values) > 1) == split == (whole != values.tobytes())
+    if split:
+        planes = np.frombuffer(whole, np.uint8).reshape(wanted.itemsize, count)
+        assert all(planes[:, row].tobytes() == values[row].tobytes() for row in (0, 1, count // 2, count - 1))
+
+
+N = PLANES_FLOOR
+
+
+@pytest.mark.parametrize(
+    ("texts", "widths"),
+    [
+        (["abc"] * N, [3]),
+        (["abc"] * (N - 1), [0]),
+        ([""] * N, [0]),
+        (["order-999"] * N + ["order-1000"] * 3, [9, 10]),
+        (["a", "", "bc", "bd", "", "e"] + ["f"] * N, [1, 0, 2, 0, 1]),
+        (["a"] * N + ["bc", "d"] * 3 + ["ef"], [1, 2] * 4),
+        (["a"] * N + ["bc", "d"] * 4, [0]),
+        (["ä", "ab", None, None] + ["cd"] * N, [2, 0, 2]),
+        ([None] * N, [0]),
+        ([], [0]),
+    ],
+    ids=range(10),
+)
+def test_many_texts_of_one_length_lie_as_values_and_a_few_stretches_of_them_too(
+    texts: list[str | None], widths: list[int]
+) -> None:
+    """Width 0: letters as they are."""
+    batch = pa.record_batch({"text": pa.array(["before", *texts, "after"], pa.string()).slice(1, len(texts))})
+    arrays: Arrays = {}
+    assert take_apart("t", [batch], arrays) == []
+    letters = [array.dtype for name, array in arrays.items() if "/letters" in name]
+    assert letters == [np.dtype(f"V{width}") if width else np.dtype(np.uint8) for width in widths]
+    (again,) = put_together("t", [], arrays)
+    assert again.column(0).to_pylist() == texts and not arrays
+    again.validate(full=True)
+
+
+TEXTS = st.text(max_size=5)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.tuples(st.none() | TEXTS, TEXTS), max_size=9), min_size=1, max_size=3))
+def test_every_table_comes_back(chunks: list[list[tuple[str | None, str]]]) -> None:
+    schema = pa.schema(
+        [
+            pa.field("maybe", pa.string()),
+            pa.field("text", pa.string(), nullable=False, metadata={"kept": "yes"}),
+            ("bytes", pa.binary()),
+            ("time", pa.timestamp("us", "UTC")),
+            ("number", pa.float64()),
+            ("maybe_number", pa.int64()),
+            ("list", pa.list_(pa.string())),
+            ("nothing", pa.null()),
+        ]
+    )
+    batches = []
+    for chunk in chunks:
+        columns = {
+            "maybe": [maybe for maybe, _ in chunk],
+            "text": [text for _, text in chunk],
+            "bytes": [str(text).encode() for _, text in chunk],
+            "time": list(range(len(chunk))),
+            "number": [float("nan")] * len(chunk),
+            "maybe_number": [None if maybe is None else len(maybe) for maybe, _ in chunk],
+            "list": [[text] for _, text in chunk],
+            "nothing": [None] * len(chunk),
+        }
+        whole = pa.RecordBatch.from_arrays(
+            [pa.array(columns[field.name], field.type) for field in schema], schema=schema
+        )
+        batches += [whole, whole.slice(len(chunk) // 2)]
+    arrays: Arrays = {"another": np.zeros(1)}
+    rest = take_apart("t", batches, arrays)
+    has_null = any(batch.column("maybe_number").null_count for batch in batches)
+    assert rest[0].schema.names == [*["maybe_number"] * has_null, "list", "nothing"]
+    again = put_together("t", rest, arrays)
+    for batch, other in zip(again, batches, strict=True):
+        assert batch.schema.equals(other.schema, check_metadata=True)
+        # NaN is not equal to itself.
+        assert batch.drop_columns("number").equals(other.drop_columns("number"))
+        assert np.isnan(batch.column("number").to_numpy()).all() and len(batch) == len(other)
+        batch.validate(full=True)
+    assert list(arrays) == ["another"], "what is left"
+
+
+def test_a_table_without_columns_keeps_its_rows() -> None:
+    batch = pa.RecordBatch.from_struct_array(pa.array([{}] * 3, pa.struct([])))
+    arrays: Arrays = {}
+    assert take_apart("t", [batch], arrays) == []
+    assert [len(chunk) for chunk in put_together("t", [], arrays)] == [3]

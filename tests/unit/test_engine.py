@@ -1,0 +1,1042 @@
+"""The event-time engine, worked by hand, one sentence a test.
+
+A stream is a list of micro-batches: the watermark in ms that it sees, its rows, and what must leave in it. Times of
+rows are microseconds. Unless they say otherwise, operations are called o, wait for a, and live from 10 ms to 20 ms. An
+outcome is written `o COMPLETED 15000`: id, status, resolved_at; `-` where it has none.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import signal
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import permutations
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from spark_purgatory.core.arrays.value_column import hash_keys
+from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.engine.outcomes import STATUSES
+from spark_purgatory.core.spec import criteria
+from spark_purgatory.core.spec.arrivals import EVENT_REJECTIONS, REJECTIONS, read_events, read_operations
+from spark_purgatory.core.spec.criteria import Criterion
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.state.engine_snapshot import restore, save
+from spark_purgatory.errors import BugError, LimitError
+from spark_purgatory.testing.worlds import random_world, splits
+from tests.support.engine_driver import END_MS, Shards, events_table, final, microseconds, operations_table
+
+Row = dict[str, Any]
+Batch = tuple[int, list[Row], str]
+"""Watermark in ms, rows, what leaves (separated by commas)."""
+
+ANY = EngineSpec(criteria.any_key())
+HELD = final(ANY)
+
+
+def op(id: str | None = "o", keys: Sequence[str | None] | None = "a", **others: Any) -> Row:
+    return {"id": id, "keys": None if keys is None else list(keys), "created": 10_000, "deadline": 20_000, **others}
+
+
+def ev(key: str | None = "a", time: int | None = 15_000, **others: Any) -> Row:
+    return {"key": key, "time": time, **others}
+
+
+def written(outcome: Row) -> str:
+    resolved_at = outcome["resolved_at"]
+    return f"{outcome['id']} {outcome['status']} {'-' if resolved_at is None else microseconds(resolved_at)}"
+
+
+def send(shards: Shards, batch: Batch) -> list[Row]:
+    watermark_ms, rows, _ = batch
+    sides = [[row for row in rows if ("id" in row) == is_operation] for is_operation in (True, False)]
+    return shards.step(sides[0], sides[1], watermark_ms)
+
+
+def play(spec: EngineSpec, *batches: Batch, several: bool = False) -> list[Row]:
+    """Send micro-batches, restarting between them; an arrow shows the one in which something else leaves."""
+    shards, outcomes = Shards(spec, several=several), list[Row]()
+    for i, batch in enumerate(batches):
+        left = send(shards, batch)
+        got, expected = sorted(map(written, left)), sorted(filter(None, batch[2].split(", ")))
+        if got != expected:
+            shown = "\n".join(f"  {'->' if j == i else '  '} {each}" for j, each in enumerate(batches))
+            raise AssertionError(f"\n{shown}\n  expected {expected}\n  got      {got}")
+        outcomes += left
+    return outcomes
+
+
+def the_outcome(spec: EngineSpec, operation: Row, events: Sequence[Row], several: bool = True) -> tuple[Any, ...]:
+    """(status, resolved_at, matched, missing_keys) once everything is decided."""
+    (outcome,) = Shards(spec, several=several).run([([operation], events, 0), ([], [], END_MS)])
+    missing = None if outcome["missing_keys"] is None else "".join(sorted(outcome["missing_keys"]))
+    return outcome["status"], microseconds(outcome["resolved_at"]), outcome["matched"], missing
+
+
+def engine_of(shards: Shards) -> EventTimePurgatory:
+    """The first shard's, as its state has it; new where no row has come."""
+    blob = shards.blobs[0]
+    return EventTimePurgatory(shards.spec) if blob is None else restore(shards.spec, blob, shards.shards)
+
+
+both = pytest.mark.parametrize("spec", [ANY, HELD], ids=["early", "final"])
+
+
+# --- a whole row ----------------------------------------------------------------------------------
+
+
+def test_an_outcome_carries_the_payload_and_every_column() -> None:
+    (outcome,) = play(
+        ANY, (0, [op(keys="ab", row=7, deadline=9_000_000), ev("b", 2_513_999)], "o COMPLETED 2513999"), several=True
+    )
+    assert microseconds(outcome.pop("resolved_at")) == 2_513_999
+    assert outcome == {
+        "id": "o",
+        "row": "7",
+        "status": "COMPLETED",
+        "wait_ms": 2_503,
+        "matched": 1,
+        "missing_keys": ["a"],
+        "late": False,
+        "reason": None,
+    }
+
+
+# --- which events count ---------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize(
+    ("time", "counts"),
+    [(9_999, False), (10_000, True), (10_001, True), (19_999, True), (20_000, True), (20_001, False)],
+)
+def test_from_its_creation_to_its_deadline_counts_and_one_microsecond_beside_does_not(
+    spec: EngineSpec, time: int, counts: bool
+) -> None:
+    expected = ("COMPLETED", time, 1, "") if counts else ("EXPIRED", 20_000, 0, "a")
+    assert the_outcome(spec, op(), [ev(time=time)]) == expected
+
+
+@both
+@pytest.mark.parametrize(("time", "counts"), [(6_999, False), (7_000, True), (9_999, True), (20_001, False)])
+def test_a_lookback_reaches_that_far_behind_the_creation(spec: EngineSpec, time: int, counts: bool) -> None:
+    expected = ("COMPLETED", time, 1, "") if counts else ("EXPIRED", 20_000, 0, "a")
+    assert the_outcome(replace(spec, lookback_us=3_000), op(), [ev(time=time)]) == expected
+
+
+@both
+def test_an_operation_of_no_time_at_all_completes_at_that_very_microsecond(spec: EngineSpec) -> None:
+    assert the_outcome(spec, op(deadline=10_000), [ev(time=10_000)]) == ("COMPLETED", 10_000, 1, "")
+    assert the_outcome(spec, op(deadline=10_000), [ev(time=10_001)]) == ("EXPIRED", 10_000, 0, "a")
+
+
+@both
+def test_events_on_other_keys_do_not_count(spec: EngineSpec) -> None:
+    assert the_outcome(spec, op(), [ev("b"), ev("A"), ev("")]) == ("EXPIRED", 20_000, 0, "a")
+
+
+@both
+def test_an_event_that_came_before_its_operation_completes_it(spec: EngineSpec) -> None:
+    leaves = "o COMPLETED 15000"
+    play(
+        spec,
+        (0, [ev()], ""),
+        (5, [], ""),
+        (5, [op()], "" if spec.final else leaves),
+        (15, [], leaves if spec.final else ""),
+    )
+
+
+# --- criteria by hand -----------------------------------------------------------------------------
+
+
+def events_of(words: str) -> list[Row]:
+    """`a12 b13=0.5`: a's event at 12 ms, b's of value 0.5 at 13 ms."""
+    events = []
+    for word in words.split():
+        place, _, value = word.partition("=")
+        events.append(ev(place[0], int(place[1:]) * 1000, value=float(value) if value else None))
+    return events
+
+
+@both
+@pytest.mark.parametrize(
+    ("criterion", "keys", "events", "expected"),
+    [
+        (criteria.any_key(), "ab", "", ("EXPIRED", 20_000, 0, "ab")),
+        (criteria.any_key(), "ab", "b15 a13 a13", ("COMPLETED", 13_000, 2, "b")),
+        (criteria.all_keys(), "ab", "a13 a14 b15 a16", ("COMPLETED", 15_000, 3, "")),
+        (criteria.all_keys(), "ab", "a13 a14", ("EXPIRED", 20_000, 2, "b")),
+        (criteria.all_keys(), "aab", "a13 b14", ("COMPLETED", 14_000, 2, "")),
+        (criteria.quorum(2), "abc", "a13 a14 c15 b16", ("COMPLETED", 15_000, 3, "b")),
+        (criteria.quorum(3), "ab", "a13 b14", ("EXPIRED", 20_000, 2, "")),
+        (criteria.quorum(0), "ab", "a10 a9 b11", ("COMPLETED", 10_000, 1, "b")),
+        (criteria.count(3), "ab", "a13 a14 b15 b16", ("COMPLETED", 15_000, 3, None)),
+        (criteria.count(2), "a", "a13 a13", ("COMPLETED", 13_000, 2, None)),
+        (criteria.count(2), "aa", "a13", ("EXPIRED", 20_000, 1, None)),
+        (criteria.count(0), "a", "", ("COMPLETED", 10_000, 0, None)),
+        (criteria.sum_at_least(1), "ab", "a13=0.5 b14=0.25 a15=0.25 a16=9", ("COMPLETED", 15_000, 3, None)),
+        (criteria.sum_at_least(1), "ab", "a13 b14=0.75", ("EXPIRED", 20_000, 2, None)),
+        (criteria.level(2), "ab", "a12=2 b14=1 b16=3 a17=0", ("COMPLETED", 16_000, 3, "")),
+        (criteria.level(2), "ab", "a1=5 b16=2", ("COMPLETED", 16_000, 1, "")),
+        (criteria.level(2), "ab", "a1=5 b2=2", ("COMPLETED", 10_000, 0, "")),
+        (criteria.level(2), "ab", "a12=1 a13=1.5 b13=9", ("EXPIRED", 20_000, 3, "a")),
+        (criteria.level(-1), "a", "a12=-2 a13=-1", ("COMPLETED", 13_000, 2, "")),
+        (criteria.level(1), "a", "a21=1", ("EXPIRED", 20_000, 0, "a")),
+    ],
+)
+def test_each_criterion_holds_at_the_first_time_it_can(
+    spec: EngineSpec, criterion: Criterion, keys: str, events: str, expected: tuple[Any, ...]
+) -> None:
+    assert the_outcome(replace(spec, criterion=criterion), op(keys=keys), events_of(events)) == expected
+
+
+# --- expiry ---------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize(
+    ("deadline", "expires_ms"),
+    [(19_001, 20), (19_999, 20), (20_000, 20), (20_001, 21), (20_500, 21), (20_999, 21), (21_000, 21)],
+)
+def test_it_expires_with_the_first_watermark_that_reaches_its_deadline(
+    spec: EngineSpec, deadline: int, expires_ms: int
+) -> None:
+    play(
+        spec,
+        (0, [op(deadline=deadline)], ""),
+        (expires_ms - 1, [ev("b")], ""),
+        (expires_ms, [], f"o EXPIRED {deadline}"),
+        (expires_ms + 1, [], ""),
+    )
+
+
+@both
+def test_the_next_call_is_asked_for_when_the_next_operation_expires(spec: EngineSpec) -> None:
+    shards = Shards(spec)
+    shards.step([op("p", deadline=30_001), op("q", deadline=25_000), op("r", deadline=2**61)], [], 5)
+    assert shards.due_ms == [25]
+    for watermark_ms, leaves, due_ms in ((24, 0, 25), (25, 1, 31), (30, 0, 31), (31, 1, -(-(2**61) // 1000))):
+        assert (len(shards.step([], [], watermark_ms)), shards.due_ms) == (leaves, [due_ms])
+
+
+@both
+@pytest.mark.parametrize("deadline", [10_000, 999_999, 1_000_000, 1_000_001, 1_500_000, 1_999_001, 2_000_000])
+def test_a_coarse_tick_never_expires_early_and_at_most_a_tick_late(spec: EngineSpec, deadline: int) -> None:
+    shards = Shards(replace(spec, tick_ms=1000))
+    shards.step([op(deadline=deadline)], [], 0)
+    due_ms, tick_end_ms = -(-deadline // 1000), -(-deadline // 1_000_000) * 1000
+    offered = sorted({due_ms - 1, due_ms, due_ms + 1, tick_end_ms - 1, tick_end_ms, tick_end_ms + 1})
+    left = {ms: shards.step([], [ev("b", ms * 1000)], ms) for ms in offered}
+    (expired_ms,) = [ms for ms, outcomes in left.items() if outcomes]
+    assert due_ms <= expired_ms <= tick_end_ms
+    assert written(left[expired_ms][0]) == f"o EXPIRED {deadline}"
+
+
+@both
+def test_with_a_coarse_tick_the_watermark_is_the_last_tick_it_has_passed(spec: EngineSpec) -> None:
+    (outcome,) = play(
+        replace(spec, tick_ms=1000),
+        (1999, [op(created=1_500_000, deadline=1_600_000)], ""),
+        (2000, [], "o EXPIRED 1600000"),
+    )
+    assert outcome["late"] is False
+    play(replace(spec, tick_ms=1000), (1700, [op(deadline=500_000)], "o EXPIRED 500000"), (2000, [], ""))
+
+
+@both
+@pytest.mark.parametrize("tick_ms", [1, 7, 1000])
+def test_with_any_tick_everything_has_passed_at_the_end_of_time(spec: EngineSpec, tick_ms: int) -> None:
+    outcome = decided_at_the_end(replace(spec, tick_ms=tick_ms), op(deadline=LAST), [])
+    assert outcome["status"].to_pylist() == ["EXPIRED"]
+
+
+@both
+def test_with_a_coarse_tick_too_an_id_seen_again_while_it_waits_is_a_duplicate(spec: EngineSpec) -> None:
+    again = op(created=400_000, deadline=600_000)
+    play(
+        replace(spec, tick_ms=1000),
+        (0, [op(deadline=500_000)], ""),
+        (550, [again], "" if spec.final else "o DUPLICATE 400000"),
+        (1000, [], "o EXPIRED 500000" + (", o DUPLICATE 400000" if spec.final else "")),
+    )
+
+
+def test_with_a_coarse_tick_too_what_is_held_does_not_lose_its_event() -> None:
+    play(
+        replace(HELD, tick_ms=1000),
+        (0, [op(deadline=5_000_000), ev(time=500_000)], ""),
+        (600, [op("q", "b", created=601_000, deadline=2_000_000)], ""),
+        (1000, [], "o COMPLETED 500000"),
+        (2000, [], "q EXPIRED 2000000"),
+    )
+
+
+def test_with_a_coarse_tick_too_a_level_is_reached_when_it_was_whatever_else_is_forgotten() -> None:
+    others = [ev("z", 701_000 + i, value=0.0) for i in range(1500)]
+    play(
+        replace(HELD, criterion=criteria.level(2), tick_ms=1000),
+        (0, [op(created=100_000, deadline=5_000_000), ev(time=50_000, value=2.0)], ""),
+        (50, [ev(time=600_000, value=3.0)], ""),
+        (650, others, ""),
+        (700, [ev("z", 703_000, value=0.0)], ""),
+        (1000, [], "o COMPLETED 100000"),
+    )
+
+
+@pytest.mark.parametrize("time", [10_000, 400_000, 999_999])
+def test_a_coarse_tick_holds_an_outcome_no_shorter_than_final_asks(time: int) -> None:
+    spec = replace(HELD, tick_ms=1000)
+    shards = Shards(spec)
+    shards.step([op(deadline=5_000_000)], [ev(time=time)], 0)
+    assert shards.step([], [], time // 1000 - 1) == []
+    assert [written(outcome) for outcome in shards.step([], [], 1000)] == [f"o COMPLETED {time}"]
+
+
+@both
+def test_a_watermark_that_goes_back_is_not_heard(spec: EngineSpec) -> None:
+    play(
+        spec,
+        (19, [op()], ""),
+        (3, [op("p", created=19_001, deadline=19_500)], ""),
+        (20, [], "o EXPIRED 20000, p EXPIRED 19500"),
+    )
+
+
+@both
+def test_without_a_watermark_nothing_is_late_and_nothing_expires(spec: EngineSpec) -> None:
+    outcomes = play(
+        spec,
+        (0, [op(created=0, deadline=1)], ""),
+        (0, [op("p", created=1, deadline=1)], ""),
+        (1, [], "o EXPIRED 1, p EXPIRED 1"),
+    )
+    assert [outcome["late"] for outcome in outcomes] == [False, False]
+
+
+@both
+def test_without_a_watermark_nothing_from_before_1970_expires_either(spec: EngineSpec) -> None:
+    long_ago = op(created=-5_000_000, deadline=-4_000_000)
+    leaves = "o COMPLETED -4500000"
+    event = ev(time=-4_500_000)
+    play(spec, (0, [long_ago], ""), (0, [event], "" if spec.final else leaves), (1, [], leaves if spec.final else ""))
+
+
+# --- what is late ---------------------------------------------------------------------------------
+
+
+@both
+def test_an_operation_past_its_deadline_is_decided_at_once(spec: EngineSpec) -> None:
+    outcomes = play(spec, (20, [op()], "o EXPIRED 20000"), (30, [op("p", deadline=29_001)], "p EXPIRED 29001"))
+    assert [outcome["late"] for outcome in outcomes] == [True, True]
+
+
+@both
+def test_an_operation_past_its_deadline_is_decided_on_the_events_still_held(spec: EngineSpec) -> None:
+    spec = replace(spec, lookback_us=6_000)  # at 20 ms, events after 14 ms are held
+    play(spec, (5, [ev(time=14_001)], ""), (20, [op()], "o COMPLETED 14001"), (30, [], ""))
+    play(spec, (5, [ev(time=14_000)], ""), (20, [op()], "o EXPIRED 20000"), (30, [], ""))
+
+
+@both
+def test_a_late_operation_whose_deadline_lies_ahead_waits_for_what_is_still_to_come(spec: EngineSpec) -> None:
+    outcomes = play(
+        spec,
+        (12, [op(), op("p", "b")], ""),
+        (13, [ev("a", 14_000)], "" if spec.final else "o COMPLETED 14000"),
+        (14, [], "o COMPLETED 14000" if spec.final else ""),
+        (20, [], "p EXPIRED 20000"),
+    )
+    assert [outcome["late"] for outcome in outcomes] == [True, True]
+
+
+@both
+@pytest.mark.parametrize(("created", "late"), [(12_000, True), (12_001, False)])
+def test_an_operation_created_at_the_watermark_is_late_and_one_microsecond_after_it_is_not(
+    spec: EngineSpec, created: int, late: bool
+) -> None:
+    (outcome,) = play(spec, (12, [op(created=created)], ""), (20, [], "o EXPIRED 20000"))
+    assert outcome["late"] is late
+
+
+@both
+def test_a_late_event_still_completes_what_waits_for_it(spec: EngineSpec) -> None:
+    play(spec, (0, [op()], ""), (19, [ev(time=12_000)], "o COMPLETED 12000"))
+
+
+@both
+def test_a_late_event_comes_too_late_for_what_has_expired(spec: EngineSpec) -> None:
+    play(spec, (0, [op()], ""), (20, [ev(time=12_000)], "o EXPIRED 20000"), (21, [], ""))
+
+
+@both
+@pytest.mark.parametrize("others", [0, 3000], ids=["the log as it came", "the log compacted"])
+@pytest.mark.parametrize("deadline", [11_000, 17_500, 90_000])
+def test_a_late_operation_reads_the_same_level_however_much_of_the_log_was_compacted(
+    spec: EngineSpec, deadline: int, others: int
+) -> None:
+    spec = replace(spec, criterion=criteria.level(2))
+    summits = [ev(time=12_000, value=2.0), ev(time=17_000, value=3.0)]
+    noise = [ev("z", 13_000 + i, value=0.0) for i in range(others)]
+    play(
+        spec,
+        (0, summits + noise, ""),
+        (20, [ev("z", 20_001, value=0.0)], ""),
+        (20, [op(created=10_000, deadline=deadline)], "o COMPLETED 10000"),
+    )
+
+
+@both
+def test_late_events_are_counted(spec: EngineSpec) -> None:
+    shards = Shards(spec)
+    shards.step([op(deadline=90_000)], [ev("b", 1)], 0)
+    shards.step([], [ev("b", 30_000), ev("b", 30_001), ev("b", 5), ev(None), ev("b", None)], 30)
+    tally = engine_of(shards).outcomes.tally
+    assert (tally.events_received, tally.events_rejected, tally.events_late) == (6, 2, 2)
+
+
+# --- REJECTED -------------------------------------------------------------------------------------
+
+REJECTED = [
+    (op(None), "the id is null"),
+    (op(keys=[]), "the operation has no watch keys"),
+    (op(keys=None), "the operation has no watch keys"),
+    (op(keys=["a", None]), "a watch key is null"),
+    (op(created=None), "the created time is null"),
+    (op(deadline=None), "the deadline or time-out is null"),
+    (
+        op(created=-(2**63)),
+        "the created time is the first microsecond that a timestamp can hold, which stands for no time",
+    ),
+    (op(deadline=9_999), "the deadline is before the created time"),
+    (op(ahead=True), "the created time is too far ahead of processing time (max_future)"),
+    (op(None, [], created=None, deadline=None, ahead=True), "the id is null"),
+    (op(created=None, deadline=None), "the created time is null"),
+    (op(deadline=None, ahead=True), "the deadline or time-out is null"),
+]
+
+
+@both
+@pytest.mark.parametrize(("operation", "reason"), REJECTED)
+def test_an_operation_is_rejected_with_its_reason(spec: EngineSpec, operation: Row, reason: str) -> None:
+    name = operation["id"]
+    (outcome,) = play(spec, (0, [{**operation, "row": 9}, ev()], f"{name} REJECTED -"), (END_MS, [], ""), several=True)
+    assert outcome == {
+        "id": name,
+        "row": "9",
+        "status": "REJECTED",
+        "resolved_at": None,
+        "wait_ms": None,
+        "matched": 0,
+        "missing_keys": None,
+        "late": False,
+        "reason": reason,
+    }
+
+
+UNKNOWN = "the rule is none of any_key, all_keys, quorum, count, sum_at_least, level"
+NO_NUMBER = "the number that the rule needs is missing, not a number, or out of the range of sums"
+NAN = float("nan")
+REJECTED_RULES = [
+    (None, None, None, UNKNOWN),
+    ("most_keys", 1.0, None, UNKNOWN),
+    ("ANY_KEY", 1.0, None, UNKNOWN),
+    ("quorum", None, None, NO_NUMBER),
+    ("count", NAN, None, NO_NUMBER),
+    ("sum_at_least", -0.25, None, NO_NUMBER),
+    ("sum_at_least", 1e300, None, NO_NUMBER),
+    ("level", None, None, NO_NUMBER),
+    ("level", 1.0, {}, NO_NUMBER),
+    ("level", 1.0, {"a": NAN}, NO_NUMBER),
+]
+
+
+@both
+@pytest.mark.parametrize(("rule", "need", "level", "reason"), REJECTED_RULES)
+def test_a_rule_that_cannot_be_is_rejected_with_its_reason(
+    spec: EngineSpec, rule: str | None, need: float | None, level: Any, reason: str
+) -> None:
+    spec = replace(spec, criterion=criteria.by_row("rule", "need", "levels"))
+    row = op(rule=rule, need=need, level=level)
+    for several in (True, False):
+        (outcome,) = play(spec, (0, [row, ev()], "o REJECTED -"), (END_MS, [], ""), several=several)
+        assert outcome["reason"] == reason
+
+
+PAST_THE_END = "the deadline is past the end of time: created + time-out does not fit in 64 bits of microseconds"
+
+
+@both
+def test_the_last_microsecond_as_a_sum_is_past_the_end_of_time_and_as_a_deadline_waits(spec: EngineSpec) -> None:
+    last = op(deadline=2**63 - 1)
+    summed = replace(spec, deadline_is_sum=True)
+    (outcome,) = play(summed, (0, [last, ev()], "o REJECTED -"), (END_MS, [], ""))
+    assert outcome["reason"] == PAST_THE_END
+    play(spec, (0, [last], ""), (END_MS - 1, [], ""))
+    fits = op(deadline=2**63 - 2)
+    play(summed, (0, [fits], ""), (END_MS - 1, [], ""))
+
+
+def test_every_reason_of_rejection_is_tested() -> None:
+    by_rule = {reason for *_, reason in REJECTED_RULES}
+    assert {reason for _, reason in REJECTED} | by_rule | {PAST_THE_END} == set(REJECTIONS[1:])
+
+
+@both
+def test_of_a_single_key_null_is_rejected_as_a_null_key(spec: EngineSpec) -> None:
+    (outcome,) = play(spec, (0, [op(keys=[None])], "o REJECTED -"))
+    assert outcome["reason"] == "a watch key is null"
+
+
+@both
+def test_a_rejected_operation_keeps_nobody_from_its_id(spec: EngineSpec) -> None:
+    play(
+        spec,
+        (0, [op(deadline=5)], "o REJECTED -"),
+        (0, [op(), op(created=None)], "o REJECTED -"),
+        (20, [], "o EXPIRED 20000"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("criterion", "event", "code"),
+    [
+        (criteria.any_key(), ev(None), 1),
+        (criteria.any_key(), ev(None, None), 1),
+        (criteria.any_key(), ev(time=None), 2),
+        (criteria.any_key(), ev(time=-(2**63)), 6),
+        (criteria.any_key(), ev(value=float("nan")), 0),
+        (criteria.any_key(), ev(ahead=True), 4),
+        (criteria.sum_at_least(0.5), ev(value=float("nan")), 3),
+        (criteria.sum_at_least(0.5), ev(value=-1.0), 3),
+        (criteria.sum_at_least(0.5), ev(value=-5e-324), 3),
+        (criteria.sum_at_least(0.5), ev(value=float("-inf")), 3),
+        (criteria.sum_at_least(0.5), ev(value=float("inf")), 0),
+        (criteria.level(-5), ev(value=-1.0), 0),
+        (criteria.any_key(), ev(kind="complete"), 0),
+        (criteria.any_key(), ev(kind="Complete"), 5),
+        (criteria.any_key(), ev(None, kind="finish"), 1),
+        (criteria.sum_at_least(0.5), ev(kind="complete", value=-1.0), 3),
+    ],
+)
+def test_an_event_that_is_rejected_completes_nothing_and_is_counted(
+    criterion: Criterion, event: Row, code: int
+) -> None:
+    spec = EngineSpec(criterion)
+    assert read_events(events_table([event]), criterion).rejection.tolist() == [code]
+    shards = Shards(spec)
+    left = shards.step([op()], [event, ev("b", 15_000, value=1.0)], 0)
+    assert len(left) == (code == 0)
+    assert engine_of(shards).outcomes.tally.events_rejected == (code > 0)
+
+
+def test_every_reason_of_an_events_rejection_has_a_number() -> None:
+    assert len(EVENT_REJECTIONS) == 7 and all(EVENT_REJECTIONS[1:])
+
+
+def test_an_event_without_a_value_adds_nothing_reaches_no_level_and_is_matched() -> None:
+    for criterion in (criteria.sum_at_least(1), criteria.level(-(10.0**300))):
+        events = [ev(time=12_000, value=None), ev(time=13_000, value=1.0)]
+        assert the_outcome(EngineSpec(criterion), op(), events)[:3] == ("COMPLETED", 13_000, 2)
+        assert the_outcome(EngineSpec(criterion), op(), events[:1])[:3] == ("EXPIRED", 20_000, 1)
+
+
+# --- DUPLICATE ------------------------------------------------------------------------------------
+
+
+@both
+def test_an_id_seen_again_while_it_waits_is_a_duplicate_and_the_first_stands(spec: EngineSpec) -> None:
+    outcomes = play(
+        spec,
+        (0, [op(row=1)], ""),
+        (11, [op(row=2, created=12_000, deadline=99_000)], "" if spec.final else "o DUPLICATE 12000"),
+        (12, [], "o DUPLICATE 12000" if spec.final else ""),
+        (20, [], "o EXPIRED 20000"),
+        (99, [], ""),
+    )
+    assert [outcome["row"] for outcome in outcomes] == ["2", "1"]
+    assert outcomes[0]["reason"] == "the id was seen before and its deadline has not passed"
+    assert (outcomes[0]["wait_ms"], outcomes[0]["matched"], outcomes[0]["missing_keys"]) == (0, 0, None)
+
+
+@both
+def test_an_id_seen_again_after_it_completed_is_a_duplicate_until_its_deadline(spec: EngineSpec) -> None:
+    play(
+        spec,
+        (0, [op(), ev(time=11_000)], "" if spec.final else "o COMPLETED 11000"),
+        (
+            19,
+            [op(created=20_000, deadline=30_000)],
+            "o COMPLETED 11000" if spec.final else "o DUPLICATE 20000",
+        ),
+        (20, [op(created=20_001, deadline=30_000)], "o DUPLICATE 20000" if spec.final else ""),
+        (30, [], "o EXPIRED 30000"),
+    )
+
+
+@both
+def test_an_id_may_be_used_again_once_its_deadline_has_passed(spec: EngineSpec) -> None:
+    play(
+        spec,
+        (0, [op()], ""),
+        (20, [op(created=21_000, deadline=30_000)], "o EXPIRED 20000"),
+        (30, [], "o EXPIRED 30000"),
+    )
+
+
+@both
+def test_a_row_that_comes_three_times_at_once_counts_once(spec: EngineSpec) -> None:
+    repeated = "o DUPLICATE 10000, o DUPLICATE 10000"
+    play(
+        spec,
+        (0, [op(), op(), op()], "" if spec.final else repeated),
+        (10, [], repeated if spec.final else ""),
+        (20, [], "o EXPIRED 20000"),
+    )
+
+
+@both
+@pytest.mark.parametrize("at_once", [True, False])
+def test_rows_past_their_deadline_make_no_duplicate_of_each_other_at_once_or_apart(
+    spec: EngineSpec, at_once: bool
+) -> None:
+    rows, leaves = [op(), op(created=15_000, deadline=19_000)], ["o EXPIRED 20000", "o EXPIRED 19000"]
+    apart: list[Batch] = [(30, [row], left) for row, left in zip(rows, leaves, strict=True)]
+    play(spec, *([(30, rows, ", ".join(leaves))] if at_once else apart))
+
+
+@both
+def test_of_rows_at_once_the_first_created_stands_and_measures_the_others(spec: EngineSpec) -> None:
+    rows = [
+        op(row=n, created=created, deadline=deadline)
+        for n, created, deadline in ((3, 22_000, 30_000), (2, 15_000, 25_000), (1, 10_000, 20_000))
+    ]
+    repeated = "o DUPLICATE 15000"
+    outcomes = play(
+        spec,
+        (0, rows, "" if spec.final else repeated),
+        (15, [], repeated if spec.final else ""),
+        (20, [], "o EXPIRED 20000"),
+        (30, [], "o EXPIRED 30000"),
+    )
+    assert [outcome["row"] for outcome in outcomes] == ["2", "1", "3"]
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+@pytest.mark.parametrize("several", [False, True])
+def test_under_final_it_is_the_same_row_of_an_id_that_stands_whichever_comes_first(
+    order: tuple[int, ...], several: bool
+) -> None:
+    rows = [
+        op(row=n, created=n * 1000, deadline=deadline) for n, deadline in ((10, 20_000), (15, 40_000), (25, 30_000))
+    ]
+    arrivals: list[Batch] = [(6 + i, [rows[at], ev("b", 21_000)], "") for i, at in enumerate(order)]
+    outcomes = play(
+        HELD,
+        *arrivals,
+        (10, [], ""),
+        (15, [ev(time=26_000)], "o DUPLICATE 15000"),
+        (20, [], "o EXPIRED 20000"),
+        (26, [], "o COMPLETED 26000"),
+        (40, [], ""),
+        several=several,
+    )
+    assert [outcome["row"] for outcome in outcomes] == ["15", "10", "25"]
+
+
+def test_under_final_a_row_that_fell_leaves_no_trace_and_one_held_back_leaves_in_its_time() -> None:
+    play(
+        replace(HELD, lookback_us=5_000),
+        (0, [op(created=15_000), ev(time=12_000)], ""),
+        (5, [op(created=14_000, deadline=14_500), op("p", "b")], ""),
+        (14, [], "o COMPLETED 12000"),
+        (15, [], "o COMPLETED 12000"),
+        (20, [], "p EXPIRED 20000"),
+    )
+
+
+@both
+def test_with_several_keys_the_id_alone_tells_a_duplicate_and_with_one_the_key_as_well(spec: EngineSpec) -> None:
+    rows = [op(keys="ab"), op(keys="cd", created=10_001)]
+    repeated = "o DUPLICATE 10001"
+    play(
+        spec,
+        (0, rows, "" if spec.final else repeated),
+        (11, [], repeated if spec.final else ""),
+        (20, [], "o EXPIRED 20000"),
+        several=True,
+    )
+    play(spec, (0, rows, ""), (20, [], "o EXPIRED 20000, o EXPIRED 20000"))
+
+
+@both
+def test_an_id_that_is_its_own_key_is_told_from_one_that_is_not(spec: EngineSpec) -> None:
+    play(
+        spec,
+        (0, [op("a", "a"), op("a", "b")], ""),
+        (5, [op("a", "a"), op("a", "b")], "" if spec.final else "a DUPLICATE 10000, a DUPLICATE 10000"),
+        (10, [], "a DUPLICATE 10000, a DUPLICATE 10000" if spec.final else ""),
+    )
+
+
+# --- early and final ------------------------------------------------------------------------------
+
+
+def test_early_an_outcome_leaves_in_the_batch_that_completes_it() -> None:
+    play(ANY, (0, [op()], ""), (3, [ev(time=19_000)], "o COMPLETED 19000"), (12, [ev(time=13_000)], ""), (30, [], ""))
+
+
+@pytest.mark.parametrize(("time", "leaves_ms"), [(14_001, 15), (15_000, 15), (15_001, 16), (20_000, 20)])
+def test_under_final_it_is_held_until_the_watermark_reaches_its_resolution(time: int, leaves_ms: int) -> None:
+    play(
+        HELD,
+        (0, [op(), ev(time=time)], ""),
+        (leaves_ms - 1, [], ""),
+        (leaves_ms, [], f"o COMPLETED {time}"),
+        (20, [], ""),
+    )
+
+
+def test_under_final_an_earlier_event_that_comes_later_moves_it_forward() -> None:
+    outcomes = play(
+        HELD,
+        (0, [op(), ev(time=18_000)], ""),
+        (9, [ev(time=16_000), ev(time=17_000)], ""),
+        (11, [ev(time=12_500), ev(time=12_500)], ""),
+        (12, [], ""),
+        (13, [], "o COMPLETED 12500"),
+        (18, [], ""),
+    )
+    assert outcomes[0]["matched"] == 2
+
+
+def test_early_and_final_tell_the_same_status_and_may_differ_in_time_and_count() -> None:
+    batches = [([op()], [ev(time=18_000)], 0), ([], [ev(time=12_000)], 5), ([], [], 30)]
+    early, held = (
+        Shards(spec).run(batches)[0]
+        for spec in (replace(ANY, criterion=criteria.count(1)), replace(HELD, criterion=criteria.count(1)))
+    )
+    assert [(o["status"], microseconds(o["resolved_at"])) for o in (early, held)] == [
+        ("COMPLETED", 18_000),
+        ("COMPLETED", 12_000),
+    ]
+
+
+def test_under_final_an_event_behind_the_watermark_lets_it_go_at_once() -> None:
+    play(HELD, (0, [op(), ev(time=18_000)], ""), (15, [ev(time=12_000)], "o COMPLETED 12000"), (18, [], ""))
+
+
+def test_under_final_what_holds_from_before_its_creation_waits_for_its_creation() -> None:
+    spec = replace(HELD, lookback_us=9_000)
+    outcomes = play(spec, (0, [ev(time=4_000)], ""), (6, [op()], ""), (9, [], ""), (10, [], "o COMPLETED 4000"))
+    assert outcomes[0]["wait_ms"] == -6
+
+
+def test_under_final_a_need_of_nothing_is_held_until_the_creation() -> None:
+    play(replace(HELD, criterion=criteria.count(0)), (5, [op()], ""), (9, [], ""), (10, [], "o COMPLETED 10000"))
+
+
+def test_under_final_one_held_back_and_one_overtaken_leave_each_in_its_time() -> None:
+    spec = replace(HELD, criterion=criteria.all_keys())
+    play(
+        spec,
+        (0, [op("p", "ab"), op("q", "bc", deadline=40_000), ev("a", 12_000), ev("b", 19_000)], ""),
+        (10, [ev("c", 30_000)], ""),
+        (13, [ev("b", 14_000)], ""),
+        (14, [], "p COMPLETED 14000"),
+        (29, [ev("c", 29_001)], ""),
+        (30, [], "q COMPLETED 29001"),
+        several=True,
+    )
+
+
+# --- what is remembered and what is forgotten -----------------------------------------------------
+
+
+@both
+def test_an_event_is_kept_for_operations_to_come_until_the_watermark_reaches_it_and_the_lookback(
+    spec: EngineSpec,
+) -> None:
+    spec = replace(spec, lookback_us=5_000)
+    for watermark_ms, kept in ((14, True), (15, False)):
+        shards = Shards(spec)
+        shards.step([], [ev(time=10_000)], 0)
+        shards.step([op(keys="b", created=1, deadline=5)], [], watermark_ms)
+        assert (len(engine_of(shards).events.log) > 0) is kept
+
+
+def test_the_level_of_a_key_outlives_the_events_that_are_forgotten() -> None:
+    shards = Shards(EngineSpec(criteria.level(7)))
+    for turn in range(8):
+        events = [ev("a", turn * 10_000 + i, value=7.0 if (turn, i) == (2, 100) else i / 1000) for i in range(600)]
+        shards.step([], events, turn * 10)
+    assert len(engine_of(shards).events.log) < 8 * 600 / 2
+    left = shards.step([op(created=200_000, deadline=300_000)], [], 90)
+    assert [written(outcome) for outcome in left] == ["o COMPLETED 200000"]
+
+
+@both
+@pytest.mark.parametrize("criterion", [criteria.any_key(), criteria.count(2)], ids=["any_key", "count"])
+def test_state_stays_as_large_as_what_waits_while_operations_come_and_go(
+    spec: EngineSpec, criterion: Criterion
+) -> None:
+    shards, sizes, decided = Shards(replace(spec, criterion=criterion)), list[int](), 0
+    for turn in range(30):
+        now = turn * 10_000
+        rows = [op(f"o{turn}-{i}", f"{i % 7}", created=now + 10_000, deadline=now + 25_000) for i in range(300)]
+        decided += len(shards.step(rows, [ev(str(i % 5), now + 10_000 + i) for i in range(300)], turn * 10))
+        blob = shards.blobs[0]
+        assert blob is not None
+        sizes.append(len(blob))
+    assert decided > 27 * 300
+    assert max(sizes[15:]) <= 1.2 * max(sizes[:15]), sizes
+
+
+# --- conservation ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_row_received_is_decided_once_or_still_pending(seed: int) -> None:
+    rng = random.Random(seed)
+    world = random_world(
+        rng, n_operations=30, n_events=50, n_keys=4, rules=["any_key"], kinds=["complete"], spoiled=True
+    )
+    rows = [{**row, "row": f"{number}"} for number, row in enumerate(world.operations)]
+    criterion = rng.choice([criteria.any_key(), criteria.quorum(2), criteria.count(3), criteria.sum_at_least(2)])
+    shards = Shards(EngineSpec(criterion, final=seed % 2 == 0, lookback_us=rng.choice((0, 700_000))), several=True)
+    received: set[str] = set()
+    decided: Counter[str] = Counter()
+    for operations, events, watermark_ms in splits(rng, rows, world.events, 5):
+        received |= {row["row"] for row in operations}
+        decided.update(outcome["row"] for outcome in shards.step(operations, events, watermark_ms))
+        engine = engine_of(shards)
+        tally = engine.outcomes.tally
+        assert tally.received == len(received) == sum(decided.values()) + engine.pending, f"seed {seed}"
+        assert tally.decided() == sum(decided.values())
+        assert set(decided) <= received and max(decided.values(), default=1) == 1
+    assert set(decided) == received == {row["row"] for row in rows}
+
+
+def test_the_tally_tells_every_status_apart() -> None:
+    shards = Shards(ANY)
+    rows = [op("p"), op("q", "b"), op("r", "c", deadline=90_000), op("q", "b"), op("s", deadline=1)]
+    shards.step(rows, [ev()], 0)
+    shards.step([], [], 20)
+    engine = engine_of(shards)
+    named = dict(zip(STATUSES, engine.outcomes.tally.by_status, strict=True))
+    assert {name: n for name, n in named.items() if n} == {"COMPLETED": 1, "EXPIRED": 1, "DUPLICATE": 1, "REJECTED": 1}
+    assert (engine.outcomes.tally.received, engine.pending) == (5, 1)
+
+
+@pytest.mark.parametrize("by", [-1, 1])
+def test_a_row_lost_or_won_is_our_bug_and_says_so_with_the_numbers(by: int) -> None:
+    shards = Shards(ANY)
+    shards.step([op(), op("p"), op("p")], [], 0)
+    engine = engine_of(shards)
+    engine.outcomes.tally.received += by
+    with pytest.raises(BugError, match=rf"^bug: conservation: {3 + by} operations received, 1 decided, 2 pending"):
+        engine.step(None, None, 1)
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize(("waiting", "over"), [(4, False), (5, False), (6, True)], ids=["limit-1", "limit", "limit+1"])
+@pytest.mark.parametrize("first", [0, 2])
+def test_more_pending_operations_than_the_limit_are_refused_and_the_state_before_still_works(
+    spec: EngineSpec, first: int, waiting: int, over: bool
+) -> None:
+    rows = [op(f"o{i}") for i in range(waiting)]
+    shards = Shards(replace(spec, max_pending=5))
+    shards.step([*rows[:first], op("gone", deadline=1), op("o0", created=None)], [], 0)
+    before = shards.blobs[0]
+    if over:
+        with pytest.raises(
+            LimitError, match=r"^max_pending_per_shard is 5 and 6 operations would wait in one shard: use"
+        ):
+            shards.step(rows[first:], [], 0)
+        assert shards.blobs[0] == before
+        shards.step(rows[first:5], [], 0)
+    else:
+        shards.step(rows[first:], [], 0)
+    assert engine_of(shards).pending == min(waiting, 5)
+    assert len(shards.step([], [], 20)) == min(waiting, 5)
+
+
+def test_operations_that_complete_as_they_arrive_do_not_count_against_the_limit() -> None:
+    shards = Shards(replace(ANY, max_pending=1))
+    assert len(shards.step([op("p"), op("q")], [ev()], 0)) == 2
+
+
+def test_duplicates_and_rejected_rows_do_not_count_against_the_limit() -> None:
+    play(replace(ANY, max_pending=1), (0, [op(), op(), op("p", deadline=1)], "o DUPLICATE 10000, p REJECTED -"))
+
+
+@pytest.mark.parametrize(("beside", "over"), [(-1, True), (0, False), (1, False)], ids=["limit-1", "limit", "limit+1"])
+def test_more_bytes_of_state_than_the_limit_are_refused_and_the_state_before_still_works(
+    beside: int, over: bool
+) -> None:
+    rows = [op(f"o{i}") for i in range(50)]
+    measured = Shards(ANY)
+    measured.step(rows[:1], [], 0)
+    small = measured.blobs[0]
+    measured.step(rows[1:], [ev("b")], 0)
+    large = measured.blobs[0]
+    assert small is not None and large is not None and len(small) + 100 < len(large)
+    limit = len(large) + beside
+    shards = Shards(replace(ANY, max_state_bytes=limit))
+    shards.blobs[0] = small
+    if over:
+        named = (
+            f"^max_state_bytes_per_shard is {limit:,} and .* of 50 pending operations and 1 events has {len(large):,}:"
+        )
+        with pytest.raises(LimitError, match=named):
+            shards.step(rows[1:], [ev("b")], 0)
+        assert shards.blobs[0] == small
+        assert [written(outcome) for outcome in shards.step([], [], 20)] == ["o0 EXPIRED 20000"]
+    else:
+        shards.step(rows[1:], [ev("b")], 0)
+        assert shards.blobs[0] == large
+
+
+# --- the ends of int64 ----------------------------------------------------------------------------
+
+LAST = 2**63 - 1
+
+
+def decided_at_the_end(spec: EngineSpec, operation: Row, events: Sequence[Row]) -> pa.Table:
+    """Columns of the one outcome, not turned into datetimes, which end with the year 9999."""
+    engine = EventTimePurgatory(spec)
+    arrivals = read_operations(operations_table([operation], several=True), spec)
+    batches = engine.step(arrivals, read_events(events_table(events), spec.criterion) if events else None, 0)
+    batches += engine.step(None, None, END_MS)
+    return pa.Table.from_batches(batches)
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Break off what has not ended by then."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError(f"not done after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+TIMES = {"year 9999": 253_402_300_799_999_999, "year 1582": -12_219_292_800_000_000, "the end": LAST - 10**6}
+
+
+@both
+@pytest.mark.parametrize("deadline", TIMES.values(), ids=TIMES)
+def test_a_deadline_far_away_expires_nobody_else_and_stands_as_given(spec: EngineSpec, deadline: int) -> None:
+    created = min(10_000, deadline)
+    outcome = decided_at_the_end(spec, op(created=created, deadline=deadline), [])
+    assert outcome["status"].to_pylist() == ["EXPIRED"]
+    assert outcome["resolved_at"].cast(pa.int64()).to_pylist() == [deadline]
+    assert outcome["wait_ms"].to_pylist() == [(deadline - created) // 1000]
+
+
+def test_one_year_9999_deadline_among_ten_thousand_expires_nobody_early() -> None:
+    rows = [op(f"o{i}", str(i), deadline=20_000 + i) for i in range(10_000)]
+    shards = Shards(ANY)
+    shards.step([*rows[:5000], op("far", deadline=TIMES["year 9999"]), *rows[5000:]], [], 0)
+    for watermark_ms in (19, 21, 25, 29, 30):
+        left = shards.step([], [], watermark_ms)
+        assert all(microseconds(outcome["resolved_at"]) in range(20_000, watermark_ms * 1000 + 1) for outcome in left)
+    assert engine_of(shards).pending == 1
+
+
+@both
+def test_sums_of_times_beyond_int64_stay_within_it(spec: EngineSpec) -> None:
+    spec = replace(spec, lookback_us=LAST)
+    outcome = decided_at_the_end(spec, op(created=-5, deadline=20_000), [ev(time=-LAST)])
+    assert outcome["status"].to_pylist() == ["COMPLETED"]
+
+
+@pytest.mark.parametrize(
+    "criterion", [criteria.count(2), criteria.sum_at_least(2)], ids=lambda criterion: criterion.rule
+)
+def test_events_at_both_ends_of_time_are_counted(criterion: Criterion) -> None:
+    events = [ev(time=-LAST + 5, value=1.0), ev(time=8 * 10**18, value=1.0)]
+    with at_most(0.3):
+        outcome = decided_at_the_end(EngineSpec(criterion), op(created=-LAST, deadline=LAST), events)
+    assert outcome["resolved_at"].cast(pa.int64()).to_pylist() == [8 * 10**18]
+
+
+def test_a_wait_longer_than_int64_is_not_negative() -> None:
+    outcome = decided_at_the_end(ANY, op(created=-LAST, deadline=LAST - 10**6), [ev(time=8 * 10**18)])
+    assert outcome["wait_ms"].to_pylist()[0] > 0
+
+
+def test_at_the_end_of_time_even_the_last_microsecond_has_passed() -> None:
+    engine = EventTimePurgatory(ANY)
+    engine.step(read_operations(operations_table([op(deadline=LAST)], several=True), ANY), None, 0)
+    engine.step(None, None, END_MS)
+    assert engine.pending == 0
+
+
+# --- a million on one key -------------------------------------------------------------------------
+
+
+def many_operations(first: int, end: int) -> pa.Table:
+    """Operations ``first`` to ``end`` of key `hot`, as the exchange delivers them."""
+    n = end - first
+    ids = pa.array(np.arange(first, end)).cast(pa.string())
+    hot = pa.array(["hot"])
+    return pa.table(
+        {
+            "id": ids,
+            "id_hash": hash_keys(pa.array(np.arange(first, end))),
+            "keys": pa.repeat(hot[0], n),
+            "key_hashes": np.repeat(hash_keys(hot), n),
+            "created_us": np.full(n, 10_000),
+            "deadline_us": np.full(n, 90_000) + np.arange(n) % 1000,
+            "ahead": pa.array(np.zeros(n, bool)),
+            "p0": ids,
+            "p1": ids,
+        }
+    )
+
+
+def test_a_million_operations_on_one_key_complete_in_bounded_time(capsys: pytest.CaptureFixture[str]) -> None:
+    criterion = criteria.count(3)  # three times all are looked at
+    spec, million, parts = EngineSpec(criterion), 1_000_000, 4
+    engine, blob, largest, left = EventTimePurgatory(spec), b"", 0, 0
+    started = perf_counter()
+    for part in range(parts):
+        table = many_operations(part * million // parts, (part + 1) * million // parts)
+        events = read_events(events_table([ev("cold", 11_000)]), criterion)
+        left += sum(map(len, engine.step(read_operations(table, spec), events, part)))
+        blob = save(engine, 1)
+        engine, largest = restore(spec, blob, 1), max(largest, len(blob))
+    assert (left, engine.pending) == (0, million)
+    needed = [ev("hot", 11_000 + i) for i in range(int(criterion.need))]
+    for event in needed:
+        assert left == 0
+        left += sum(map(len, engine.step(None, read_events(events_table([event]), criterion), parts)))
+    blob = save(engine, 1)
+    seconds = perf_counter() - started
+    assert (left, engine.pending) == (million, 0)
+    engine.purgatory.validate()
+    assert seconds < 20
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    with capsys.disabled():
+        print(
+            f"\n1,000,000 operations on one key, {criterion.rule}: {seconds:.1f} s, peak memory {peak_mb} MB, "
+            f"state {largest:,} bytes, afterwards {len(blob):,}"
+        )

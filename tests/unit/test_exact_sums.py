@@ -1,0 +1,189 @@
+"""Exact sums of doubles, against fractions."""
+
+from __future__ import annotations
+
+import random
+import struct
+from fractions import Fraction
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_purgatory.core.arrays.exact_sums import LARGEST, LIMB_BITS, LIMBS, ExactSums
+from spark_purgatory.core.spec import criteria
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.errors import ConfigError
+from tests.support.engine_driver import Shards
+
+SMALLEST = 2.0**-96
+"""What lies below is cut off."""
+TINIEST = 5e-324
+
+
+def reaches(values: list[float], need: float) -> bool:
+    """Whether the sum of all values reaches ``need``."""
+    prefix, total = ExactSums.prefixes(np.array(values, float)), ExactSums.zeros(1)
+    total.add_at(np.array([0]), prefix, np.array([0]), np.array([len(values)]))
+    return bool(total.at_least(np.array([need]))[0])
+
+
+def cut(value: float) -> Fraction:
+    """A value as the sums take it: cut at 2**-96, at most 2**62."""
+    fraction = min(Fraction(value), Fraction(LARGEST))
+    return Fraction(int(fraction / Fraction(SMALLEST))) * Fraction(SMALLEST)
+
+
+def next_up(value: float) -> float:
+    return float(np.nextafter(value, np.inf))
+
+
+def next_down(value: float) -> float:
+    return float(np.nextafter(value, -np.inf))
+
+
+# --- by hand --------------------------------------------------------------------------------------
+
+
+def test_ten_times_a_tenth_reaches_one() -> None:
+    assert sum([0.1] * 10) < 1.0, "float addition falls short, which is why there are exact sums"
+    assert reaches([0.1] * 10, 1.0)
+    assert not reaches([0.1] * 9, 1.0)
+    # 0.1 lies 5.5e-18 above a tenth, so that ten of them stay below the next double after 1.
+    assert not reaches([0.1] * 10, next_up(1.0))
+
+
+@pytest.mark.parametrize(
+    "values", [[0.1, 0.2, 0.3, 0.4], [1e16, 1.0, 1.0, 0.5], [2.0**61, SMALLEST, 0.1, 3.0]], ids=str
+)
+def test_the_order_changes_nothing_not_even_by_the_last_digit(values: list[float]) -> None:
+    exact = sum(map(Fraction, values))
+    near = float(exact)
+    for need in (next_down(near), near, next_up(near)):
+        answers = {reaches(list(order), need) for order in permutations(values)}
+        assert answers == {exact >= Fraction(need)}, need
+
+
+def test_nothing_adds_up_to_nothing_and_nothing_needs_nothing() -> None:
+    assert reaches([], 0.0) and reaches([], -5.0) and reaches([0.0], 0.0)
+    assert not reaches([], SMALLEST) and not reaches([0.0, -0.0], SMALLEST)
+
+
+def test_the_smallest_part_still_counts_beside_the_largest_whole() -> None:
+    assert reaches([2.0**61, SMALLEST], 2.0**61)
+    assert not reaches([next_down(2.0**61), SMALLEST], 2.0**61)
+    assert reaches([SMALLEST / 2 + SMALLEST] * 4, 4 * SMALLEST)
+    assert not reaches([SMALLEST] * 3, 4 * SMALLEST)
+
+
+def test_what_is_smaller_than_the_last_digit_counts_as_nothing() -> None:
+    for value in (TINIEST, 2.2250738585072014e-308, SMALLEST / 2, next_down(SMALLEST)):
+        assert not reaches([value] * 1000, SMALLEST), value
+
+
+@pytest.mark.parametrize("value", [1e19, 2.0**63, 1e308, float(np.finfo(float).max), np.inf])
+def test_values_from_two_to_the_62_on_count_as_that(value: float) -> None:
+    limbs = [ExactSums.prefixes(np.array([each, 0.5])).limbs.tolist() for each in (value, LARGEST)]
+    assert limbs[0] == limbs[1]
+    assert reaches([value], LARGEST)
+    assert not reaches([next_down(LARGEST)], value)
+
+
+def test_a_million_addends_carry_as_they_should() -> None:
+    for value in (0.1, 1 - 2.0**-53, 2.0**-43 * (1 - 2.0**-53), 2.0**31 - 0.5, 4_294_967_295.999):
+        n = 1_000_000
+        total = float(n * Fraction(value))
+        expected = [n * Fraction(value) >= Fraction(need) for need in (next_down(total), total, next_up(total))]
+        answers = ExactSums.prefixes(np.full(n, value))
+        sums = ExactSums.zeros(3)
+        sums.add_at(np.arange(3), answers, np.zeros(3, np.int64), np.full(3, n))
+        got = sums.at_least(np.array([next_down(total), total, next_up(total)]))
+        assert got.tolist() == expected, value
+
+
+def test_sums_of_parts_add_up_wherever_they_are_added() -> None:
+    prefix, sums = ExactSums.prefixes(np.array([1.0, 2.0, 4.0, 8.0])), ExactSums.zeros(3)
+    at, low, high = np.array([2, 0, 2, 2]), np.array([0, 1, 3, 2]), np.array([1, 3, 4, 2])
+    sums.add_at(at, prefix, low, high)
+    for need, expected in [(6, [True, False, True]), (7, [False, False, True]), (9, [False, False, True])]:
+        assert sums.at_least(np.full(3, float(need))).tolist() == expected
+    assert sums.at_least(np.array([6.5, 0.0, 9.5])).tolist() == [False, True, False]
+
+
+def test_asking_does_not_change_a_sum() -> None:
+    sums = ExactSums.zeros(1)
+    sums.add_at(np.array([0]), ExactSums.prefixes(np.array([0.75] * 4)), np.array([0]), np.array([4]))
+    for _ in range(3):
+        assert [sums.at_least(np.array([need])).tolist() for need in (3.0, 3.25)] == [[True], [False]]
+
+
+def test_the_limbs_have_room_for_every_event_of_a_shard() -> None:
+    # 2**28 rows of one shard, each with every bit of a limb set, stay below 2**63.
+    assert (1 << 28) * ((1 << LIMB_BITS) - 1) < 1 << 63
+    assert LIMBS * LIMB_BITS == 96 + 64
+
+
+# --- against fractions ----------------------------------------------------------------------------
+
+ANY_VALUE = st.integers(0, 0x7FEF_FFFF_FFFF_FFFF).map(
+    lambda bits: float(struct.unpack("<d", struct.pack("<q", bits))[0])
+)
+VALUES = st.one_of(
+    st.floats(0, 10),
+    st.sampled_from([0.1, 0.2, 0.3, 1e-9, 1 / 3, SMALLEST, TINIEST, 1e308, LARGEST, 2.0**32, 2.0**-32, 2.0**-64]),
+    st.floats(0, 2.0**62),
+    ANY_VALUE,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(VALUES, max_size=12), st.one_of(VALUES, st.none()), st.integers(-2, 2))
+def test_a_sum_reaches_what_fractions_say_it_reaches(values: list[float], need: float | None, beside: int) -> None:
+    exact = sum(map(cut, values))
+    if need is None:  # as close as a double comes to the sum itself
+        need = float(exact)
+        for _ in range(abs(beside)):
+            need = max(next_up(need) if beside > 0 else next_down(need), 0.0)
+    assert reaches(values, need) == (exact >= cut(need))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(VALUES, min_size=2, max_size=20), st.randoms(use_true_random=False))
+def test_no_order_changes_a_digit_of_the_sum(values: list[float], rng: random.Random) -> None:
+    shuffled = values[:]
+    rng.shuffle(shuffled)
+    limbs = [ExactSums.prefixes(np.array(order)).limbs[:, -1].tolist() for order in (values, shuffled)]
+    assert limbs[0] == limbs[1]
+
+
+# --- through the engine ---------------------------------------------------------------------------
+
+
+def outcome_of(need: float, values: list[float], order: list[int]) -> tuple[str, int]:
+    """Status and matched of an operation that waits for ``need``; values arrive one by one, each at its own time."""
+    shards = Shards(EngineSpec(criteria.sum_at_least(need), final=True))
+    operation = {"id": "o", "keys": ["a"], "created": 1_000, "deadline": 9_000_000}
+    events = [{"key": "a", "time": 2_000 + i, "value": value} for i, value in enumerate(values)]
+    batches = [([operation], [], 0), *(([], [events[i]], 0) for i in order), ([], [], 9_000)]
+    (outcome,) = shards.run(batches)
+    return outcome["status"], outcome["matched"]
+
+
+def test_ten_events_of_a_tenth_complete_a_need_of_one_in_any_order_of_arrival() -> None:
+    rng = random.Random(6)
+    for _ in range(4):
+        order = rng.sample(range(10), 10)
+        assert outcome_of(1.0, [0.1] * 10, order) == ("COMPLETED", 10), order
+        assert outcome_of(1.0, [0.3, 0.1, 0.2, 0.1, 0.1, 0.1, 0.05, 0.05, 7.0, 9.0], order) == ("COMPLETED", 8), order
+
+
+def test_nine_events_of_a_tenth_do_not() -> None:
+    assert outcome_of(1.0, [0.1] * 9, list(range(9))) == ("EXPIRED", 9)
+
+
+@pytest.mark.parametrize("need", [1e300, 2.0**63, TINIEST, 1e-300, SMALLEST / 2])
+def test_a_need_beyond_what_is_counted_exactly_is_refused_at_the_door(need: float) -> None:
+    with pytest.raises(ConfigError, match=r"criterion sum_at_least needs 0 or a number between .* got"):
+        criteria.sum_at_least(need)

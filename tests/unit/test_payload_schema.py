@@ -1,0 +1,493 @@
+"""Columns of the payload: one type under all settings of a session, matched by name against a checkpoint."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_purgatory.core.arrays.value_column import hash_keys
+from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.spec import criteria
+from spark_purgatory.core.spec.arrivals import read_events, read_operations
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.state.engine_snapshot import restore, save
+from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform, matched, plain, restored, sent, type_text
+from spark_purgatory.errors import StateMismatchError
+
+KOLKATA = pa.timestamp("us", "Asia/Kolkata")
+ZONED = pa.timestamp("us", "UTC")
+NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
+
+# --- types ----------------------------------------------------------------------------------------
+
+SESSIONS_TYPE = pa.struct(
+    [
+        pa.field("at", KOLKATA, nullable=False),
+        pa.field(
+            "lines",
+            pa.large_list(pa.field("element", pa.struct([("text", pa.large_string()), ("at", KOLKATA)]))),
+        ),
+        pa.field("map", pa.map_(pa.large_string(), pa.field("value", KOLKATA, nullable=False))),
+        pa.field("empty", pa.struct([])),
+        pa.field("voids", pa.list_(pa.field("element", pa.null()))),
+        pa.field("bytes", pa.large_binary()),
+    ]
+)
+LINE = pa.struct([("at", ZONED), ("text", pa.string())])
+QUERYS_TYPE = pa.struct(
+    [
+        pa.field("voids", pa.list_(pa.field("element", pa.null()))),
+        pa.field("MAP", pa.map_(pa.string(), ZONED)),
+        pa.field("lines", pa.list_(pa.field("element", LINE, nullable=False))),
+        pa.field("bytes", pa.binary()),
+        pa.field("empty", pa.struct([])),
+        pa.field("at", ZONED),
+    ]
+)
+"""The same fields in another order, at two depths, one of them in capitals."""
+
+
+def some_rows(count: int, seed: int = 1) -> list[dict[str, Any] | None]:
+    rng = random.Random(seed)
+
+    def line() -> dict[str, Any] | None:
+        return {"text": rng.choice([None, "", "ä" * 3]), "at": rng.choice([None, NOON])}
+
+    def row() -> dict[str, Any] | None:
+        return {
+            "at": NOON + timedelta(seconds=rng.randrange(1000)),
+            "lines": rng.choice([None, [line() for _ in range(rng.randrange(4))]]),
+            "map": rng.choice([None, [(str(i), NOON) for i in range(rng.randrange(3))]]),
+            "empty": rng.choice([None, {}]),
+            "voids": [None] * rng.randrange(3),
+            "bytes": rng.choice([None, b"", b"\x00\xff"]),
+        }
+
+    return [row() if rng.random() > 0.2 else None for _ in range(count)]
+
+
+def in_order(value: Any) -> Any:
+    """A value in which the order and the case of a struct's fields do not show."""
+    if isinstance(value, dict):
+        return {name.lower(): in_order(value[name]) for name in sorted(value, key=str.lower)}
+    return [in_order(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(("start", "count"), [(0, 60), (3, 40), (8, 17), (59, 1), (5, 0)])
+def test_a_column_conforms_to_another_type_of_the_same_values(start: int, count: int) -> None:
+    column = pa.array(some_rows(60), SESSIONS_TYPE).slice(start, count)
+    conformed = conform(column, QUERYS_TYPE)
+    conformed.validate(full=True)
+    assert conformed.type.equals(QUERYS_TYPE, check_metadata=True)
+    assert in_order(conformed.to_pylist()) == in_order(column.to_pylist())
+    assert conform(conformed, QUERYS_TYPE) is conformed
+
+
+def test_what_is_not_large_is_not_copied() -> None:
+    rows = [(NOON, [{"x": "a", "y": NOON}], 1.5)] * 9
+    kind = pa.struct(
+        [("t", KOLKATA), ("l", pa.list_(pa.struct([("x", pa.string()), ("y", KOLKATA)]))), ("d", pa.float64())]
+    )
+    wanted = pa.struct(
+        [("d", pa.float64()), ("l", pa.list_(pa.struct([("y", ZONED), ("x", pa.string())]))), ("t", ZONED)]
+    )
+    column = pa.array([dict(zip("tld", row, strict=True)) for row in rows], kind)
+    given = {buffer.address for buffer in column.buffers() if buffer is not None}
+    assert {buffer.address for buffer in conform(column, wanted).buffers() if buffer is not None} <= given
+
+
+def test_a_plain_type_has_no_session_zone_and_no_large_offsets() -> None:
+    assert plain(SESSIONS_TYPE) == pa.struct(
+        [
+            pa.field("at", ZONED, nullable=False),
+            pa.field("lines", pa.list_(pa.field("element", pa.struct([("text", pa.string()), ("at", ZONED)])))),
+            pa.field("map", pa.map_(pa.string(), pa.field("value", ZONED, nullable=False))),
+            pa.field("empty", pa.struct([])),
+            pa.field("voids", pa.list_(pa.field("element", pa.null()))),
+            pa.field("bytes", pa.binary()),
+        ]
+    )
+    assert plain(pa.timestamp("us")) == pa.timestamp("us"), "timestamp_ntz has no zone to lose"
+
+
+def test_types_are_told_in_sparks_words() -> None:
+    told = type_text(pa.field("x", SESSIONS_TYPE))
+    assert told == (
+        "struct<at:timestamp,lines:array<struct<text:string,at:timestamp>>,map:map<string,timestamp>,"
+        "empty:struct<>,voids:array<void>,bytes:binary>"
+    )
+    noted = pa.field("x", pa.time64("ns"), metadata={SPARK_TYPE: b"time(0)"})
+    variant = pa.struct([("value", pa.binary()), pa.field("metadata", pa.binary(), metadata={b"variant": b"true"})])
+    assert [type_text(field) for field in (noted, pa.field("v", variant), pa.field("n", pa.timestamp("us")))] == [
+        "time(0)",
+        "variant",
+        "timestamp_ntz",
+    ]
+
+
+# --- names ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("held", "wanted", "case_sensitive", "order", "gone"),
+    [
+        ("a b c", "a b c", False, [0, 1, 2], []),
+        ("a b c", "c a b", False, [2, 0, 1], []),
+        ("a b", "b c", False, [1, -1], [0]),
+        ("Amount b", "b amount", False, [1, 0], []),
+        ("Amount b", "b amount", True, [1, -1], [0]),
+        ("a A", "A a", False, [1, 0], []),
+        ("a A", "A a", True, [1, 0], []),
+        ("a A", "a", False, [0], [1]),
+        # Which of the two is meant, nobody can tell.
+        ("a", "aA AA", False, [-1, -1], [0]),
+        ("aA AA", "aa", False, [-1], [0, 1]),
+        ("aa", "aA AA", False, [-1, -1], [0]),
+    ],
+)
+def test_names_are_matched_exactly_and_then_but_for_their_case_where_no_other_can_be_meant(
+    held: str, wanted: str, case_sensitive: bool, order: list[int], gone: list[int]
+) -> None:
+    assert matched(held.split(), wanted.split(), case_sensitive) == (order, gone)
+
+
+AMOUNT = pa.field("amount", pa.decimal128(10, 2))
+CITY = pa.field("city", pa.string())
+TOWN = pa.field("town", pa.string())
+
+
+def held(*fields: pa.Field, rows: int = 2) -> list[pa.RecordBatch]:
+    """A chunk of nulls as a checkpoint holds it: columns without names."""
+    named = [field.with_name(f"p{i}").with_nullable(True) for i, field in enumerate(fields)]
+    return [pa.RecordBatch.from_arrays([pa.nulls(rows, field.type) for field in fields], schema=pa.schema(named))]
+
+
+def take_up(then: list[pa.Field], now: list[pa.Field], named: bool = True, case_sensitive: bool = False) -> list[int]:
+    """Where each of the query's columns was."""
+    names = [field.name for field in then] if named else None
+    batches, order = restored(held(*then), names, pa.schema(now), case_sensitive)
+    assert all(batch.schema.equals(pa.schema(sent(pa.schema(now)))) for batch in batches)
+    return order
+
+
+def test_the_worked_example_of_the_columns_module() -> None:
+    assert take_up([CITY, AMOUNT], [AMOUNT, CITY]) == [1, 0]
+    with pytest.raises(StateMismatchError) as refused:
+        take_up([CITY, AMOUNT], [pa.field("amount", pa.float64()), TOWN])
+    assert str(refused.value) == (
+        "operations: column 'amount' is decimal(10,2) in the checkpoint and double in the query; "
+        "column 'city' is in the checkpoint and not in the query; "
+        "column 'town' is in the query and not in the checkpoint: "
+        "select the columns of the checkpoint under their names, in any order, and cast them to their types, "
+        "or start a new checkpoint"
+    )
+
+
+def within(path: str, *fields: pa.Field) -> pa.Field:
+    """A column ``c`` in which a struct of the fields lies at ``path``."""
+    kind = pa.struct(fields)
+    shapes = {
+        "": kind,
+        ".element": pa.list_(pa.field("element", kind)),
+        ".key": pa.map_(kind, pa.string()),
+        ".value": pa.map_(pa.string(), kind),
+        ".s.element": pa.struct([("s", pa.list_(pa.field("element", kind)))]),
+    }
+    return pa.field("c", shapes[path])
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["names known", "an earlier release's"])
+@pytest.mark.parametrize("path", ["", ".element", ".key", ".value", ".s.element"])
+def test_nested_fields_are_matched_by_name_too(path: str, named: bool) -> None:
+    assert take_up([within(path, CITY, AMOUNT)], [within(path, AMOUNT, CITY)], named) == [0]
+    for now, said in (
+        ([CITY, TOWN, AMOUNT], [f"column 'c{path}.town' is in the query and not in the checkpoint"]),
+        ([AMOUNT], [f"column 'c{path}.city' is in the checkpoint and not in the query"]),
+        ([AMOUNT, TOWN], [f"'c{path}.city' is in the checkpoint", f"'c{path}.town' is in the query"]),
+        (
+            [CITY, AMOUNT.with_type(pa.int64())],
+            [f"column 'c{path}.amount' is decimal(10,2) in the checkpoint and bigint"],
+        ),
+    ):
+        with pytest.raises(StateMismatchError) as refused:
+            take_up([within(path, CITY, AMOUNT)], [within(path, *now)], named)
+        assert all(text in str(refused.value) for text in said)
+
+
+def test_names_that_differ_in_case_alone_are_one_name_unless_the_session_says_otherwise() -> None:
+    capital = AMOUNT.with_name("Amount")
+    assert take_up([CITY, AMOUNT], [capital, CITY]) == [1, 0]
+    assert take_up([CITY, AMOUNT, capital], [capital, CITY, AMOUNT], case_sensitive=True) == [2, 0, 1]
+    with pytest.raises(StateMismatchError, match=r"'Amount' is in the query .*has 'amount'.*caseSensitive is true"):
+        take_up([CITY, AMOUNT], [capital, CITY], case_sensitive=True)
+
+
+def test_a_checkpoint_without_names_is_taken_by_position_and_type() -> None:
+    assert take_up([CITY, AMOUNT], [TOWN, AMOUNT], named=False) == [0, 1]
+    with pytest.raises(StateMismatchError, match="column 'amount' is string in the checkpoint and decimal"):
+        take_up([CITY, AMOUNT], [AMOUNT, CITY], named=False)
+    with pytest.raises(
+        StateMismatchError, match=r"has 2 columns of types string, decimal\(10,2\), and the query has 1"
+    ):
+        take_up([CITY, AMOUNT], [CITY], named=False)
+
+
+def test_what_arrow_does_not_tell_apart_is_told_apart_where_both_sides_noted_it() -> None:
+    def time(precision: int) -> pa.Field:
+        return pa.field("t", pa.time64("ns"), metadata={SPARK_TYPE: f"time({precision})".encode()})
+
+    def geometry(srid: int) -> pa.Field:
+        mark = {b"geometry": b"true", b"srid": str(srid).encode()}
+        return pa.field("t", pa.struct([("srid", pa.int32()), pa.field("wkb", pa.binary(), metadata=mark)]))
+
+    assert take_up([time(6)], [time(6)]) == take_up([geometry(4326)], [geometry(4326)]) == [0]
+    assert take_up([time(6).remove_metadata()], [time(0)]) == [0], "an earlier release noted nothing"
+    for then, now, said in (
+        (time(6), time(0), "'t' is time(6) in the checkpoint and time(0) in the query"),
+        (geometry(0), geometry(4326), "'t' is geometry(0) in the checkpoint and geometry(4326) in the query"),
+        (geometry(0), pa.field("t", pa.struct([("srid", pa.int32()), ("wkb", pa.binary())])), "and struct<srid:int,"),
+    ):
+        with pytest.raises(StateMismatchError) as refused:
+            take_up([then], [now])
+        assert said in str(refused.value)
+
+
+def test_a_null_in_what_the_query_says_is_never_null_is_refused_by_name() -> None:
+    never = AMOUNT.with_nullable(False)
+    chunk = pa.RecordBatch.from_arrays([pa.array([Decimal("1.25"), None])], schema=pa.schema([AMOUNT.with_name("p0")]))
+    assert restored([chunk.slice(0, 1)], ["amount"], pa.schema([never]), False)[1] == [0]
+    with pytest.raises(StateMismatchError, match="'amount' is null in operations of the checkpoint and never null in"):
+        restored([chunk], ["amount"], pa.schema([never]), False)
+    for path, value in ((".element", [{"n": None}]), (".value", [("k", {"n": None})]), ("", {"n": None})):
+        then, now = (within(path, pa.field("n", pa.int32(), nullable)) for nullable in (True, False))
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array([None, value], then.type)], schema=pa.schema([then.with_name("p0")])
+        )
+        assert restored([batch.slice(0, 1)], ["c"], pa.schema([now]), False)[1] == [0], "a null struct has no fields"
+        with pytest.raises(StateMismatchError, match=f"'c{path}.n' is null in operations of the checkpoint"):
+            restored([batch], ["c"], pa.schema([now]), False)
+
+
+# --- an engine's state ----------------------------------------------------------------------------
+
+SPEC = EngineSpec(criteria.count(2), identity_width=2)
+WAITING = [{"id": f"o{i}", "key": f"k{i}", "city": f"city {i}", "town": f"town {i}", "n": i} for i in range(5)]
+NAMED = pa.schema([(name, pa.string()) for name in ("id", "key", "city", "town")] + [("n", pa.int64())])
+
+
+def spec_of(columns: pa.Schema, *played: tuple[str, str], **others: Any) -> EngineSpec:
+    """A spec for these columns, of which some play roles."""
+    roles = tuple((role, columns.names.index(name)) for role, name in played)
+    return replace(SPEC, columns=columns, roles=roles, **others)
+
+
+def arrivals(rows: list[dict[str, Any]], spec: EngineSpec) -> Any:
+    """Operations as the exchange delivers them."""
+    ids, keys = (pa.array([row[name] for row in rows]) for name in ("id", "key"))
+    n = len(rows)
+    engine = {
+        "id": ids,
+        "id_hash": pa.array(hash_keys(ids)),
+        "keys": keys,
+        "key_hashes": pa.array(hash_keys(keys)),
+        "created_us": pa.array([10_000] * n),
+        "deadline_us": pa.array([20_000] * n),
+        "ahead": pa.array([False] * n),
+    }
+    assert spec.columns is not None
+    table = pa.table({name: column for name, column in engine.items() if spec.role(name) is None})
+    for field, named in zip(sent(spec.columns), spec.columns.names, strict=True):
+        values = pa.array([row[named] for row in rows], field.type)
+        table = table.append_column(field, values)
+    return read_operations(table, spec)
+
+
+def saved(spec: EngineSpec, rows: list[dict[str, Any]] = WAITING) -> bytes:
+    engine = EventTimePurgatory(spec)
+    assert engine.step(arrivals(rows, spec) if rows else None, None, 0) == []
+    return save(engine, 1)
+
+
+def expired(engine: EventTimePurgatory) -> list[dict[str, Any]]:
+    """The payload of all that waits, under the query's names, by id."""
+    assert engine.spec.columns is not None
+    names = engine.spec.columns.names
+    outcomes = engine.step(None, None, 30)
+    rows = [row for batch in outcomes for row in batch.select(range(len(names))).rename_columns(names).to_pylist()]
+    return sorted(rows, key=lambda row: row["id"])
+
+
+PLAYED = [(), (("id", "id"),), (("id", "id"), ("keys", "key"))]
+
+
+@pytest.mark.parametrize("played", PLAYED, ids=["no roles", "the id", "id and key"])
+def test_columns_in_another_order_come_out_with_their_own_values(played: tuple[tuple[str, str], ...]) -> None:
+    blob = saved(spec_of(NAMED, *played))
+    for seed in range(6):
+        order = random.Random(seed).sample(range(len(NAMED)), len(NAMED))
+        swapped = spec_of(pa.schema([NAMED.field(at) for at in order]), *played)
+        engine = restore(swapped, blob, 1)
+        more = [{**row, "id": f"{row['id']} again", "key": "k"} for row in WAITING]
+        assert engine.step(arrivals(more, swapped), None, 0) == []
+        engine = restore(spec_of(NAMED, *played), save(engine, 1), 1)
+        engine.purgatory.validate()
+        assert expired(engine) == sorted(WAITING + more, key=lambda row: row["id"])
+
+
+@pytest.mark.parametrize("played", PLAYED, ids=["no roles", "the id", "id and key"])
+def test_a_renamed_column_is_refused_by_name(played: tuple[tuple[str, str], ...]) -> None:
+    blob = saved(spec_of(NAMED, *played))
+    renamed = NAMED.set(2, NAMED.field(2).with_name("stadt"))
+    both = r"column 'city' is in the checkpoint and .* column 'stadt' is in the query"
+    with pytest.raises(StateMismatchError, match=both):
+        restore(spec_of(renamed, *played), blob, 1)
+
+
+def test_a_role_that_another_column_plays_is_refused_by_name() -> None:
+    blob = saved(spec_of(NAMED, ("id", "id"), ("keys", "key")))
+    for played, said in (
+        (
+            [("id", "id"), ("keys", "city")],
+            "operations.keys: the checkpoint takes it from column 'key', the query from column 'city'",
+        ),
+        ([("id", "id")], "operations.keys: the checkpoint takes it from column 'key', the query from an expression"),
+    ):
+        with pytest.raises(StateMismatchError, match=f"^{said}"):
+            restore(spec_of(NAMED, *played), blob, 1)
+    capitals = pa.schema([field.with_name(field.name.upper()) for field in NAMED])
+    assert restore(spec_of(capitals, ("keys", "KEY"), ("id", "ID")), blob, 1).pending == 5
+
+
+def test_a_shard_in_which_nothing_waits_takes_other_columns() -> None:
+    blob = saved(spec_of(NAMED, ("id", "id")), rows=[])
+    columns = pa.schema([("name", pa.binary()), ("id", pa.string())])
+    spec = spec_of(columns, ("id", "id"))
+    engine = restore(spec, blob, 1)
+    assert engine.step(arrivals([{"id": "o", "key": "k", "name": b"n"}], spec), None, 0) == []
+    assert expired(restore(spec, save(engine, 1), 1)) == [{"name": b"n", "id": "o"}]
+
+
+def test_a_state_without_names_has_them_from_then_on() -> None:
+    nameless = saved(spec_of(NAMED, ("id", "id")))
+    nameless = save(restore(replace(spec_of(NAMED, ("id", "id")), columns=None), nameless, 1), 1)
+    towns = NAMED.set(2, NAMED.field(2).with_name("stadt"))
+    engine = restore(spec_of(towns, ("id", "id")), nameless, 1)
+    with pytest.raises(StateMismatchError, match="'stadt' is in the checkpoint and not in the query"):
+        restore(spec_of(NAMED, ("id", "id")), save(engine, 1), 1)
+
+
+# --- a state of an earlier release, under another zone and with large types -----------------------
+
+OLD_STATE = Path(__file__).resolve().parents[1] / "data" / "state_v2_zone_and_large_types.bin"
+OLD_SHARDS = 3
+OLD_SPEC = EngineSpec(
+    criteria.count(2),
+    identity_width=2,
+    operation_ids=True,
+    event_ids=True,
+    roles=(("id", 0), ("keys", 1), ("created_us", 2)),
+)
+OLD_NAMES = ["id", "key", "created", "amount", "nested", "map", "number"]
+OLD_TYPES: list[pa.DataType] = [
+    pa.large_string(),
+    pa.large_string(),
+    KOLKATA,
+    pa.decimal128(10, 2),
+    pa.struct([pa.field("at", KOLKATA, nullable=False), pa.field("notes", pa.list_(pa.large_string()))]),
+    pa.map_(pa.large_string(), KOLKATA),
+    pa.int32(),
+]
+OLD_ROWS = [
+    {
+        "id": f"o{i}",
+        "key": f"k{i % 3}",
+        "created": NOON + timedelta(seconds=i),
+        "amount": Decimal(i) if i else None,
+        "nested": {"at": NOON, "notes": ["ä", None][: i % 3]} if i != 2 else None,
+        "map": [("a", NOON), ("b", None)][: i % 3],
+        "number": i,
+    }
+    for i in range(7)
+]
+
+
+def old_operations() -> pa.Table:
+    """Operations as an earlier release's exchange delivered them: `OLD_STATE` was written by it, from these."""
+    columns = [pa.array([row[name] for row in OLD_ROWS], kind) for name, kind in zip(OLD_NAMES, OLD_TYPES, strict=True)]
+    n = len(OLD_ROWS)
+    engine = {
+        "id_hash": hash_keys(columns[0]),
+        "key_hashes": hash_keys(columns[1]),
+        "deadline_us": columns[2].cast(pa.timestamp("us")).cast(pa.int64()).to_numpy() + 1_800_000_000,
+        "ahead": [False] * n,
+    }
+    table = pa.table({name: pa.array(values) for name, values in engine.items()})
+    for i, column in enumerate(columns):
+        table = table.append_column(pa.field(f"p{i}", column.type, nullable=OLD_NAMES[i] != "number"), column)
+    return table
+
+
+def old_events() -> pa.Table:
+    """Events likewise: one on each key, one cancel for one operation that comes too early to find it."""
+    keys = pa.array(["k0", "k1", "k2", "k1"], pa.large_string())
+    ids = pa.array([None, None, None, "none such"], pa.large_string())
+    noon_us = int(NOON.timestamp()) * 1_000_000
+    return pa.table(
+        {
+            "key": keys,
+            "key_hash": pa.array(hash_keys(keys)),
+            "time_us": pa.array([noon_us + 10_000_000] * 4),
+            "kind": pa.array([None, None, None, "cancel"], pa.large_string()),
+            "operation_id": ids,
+            "operation_hash": pa.array(hash_keys(ids.fill_null("null"))),
+            "event_id": pa.array(["e0", "e1", "e2", "e3"], pa.large_string()),
+            "ahead": pa.array([False] * 4),
+        }
+    )
+
+
+def today(table: pa.Table, columns: pa.Schema | None = None) -> pa.Table:
+    """The rows as today's exchange delivers them."""
+    fields = {field.name: field for field in (sent(columns) if columns is not None else [])}
+    kinds = [fields.get(name) or pa.field(name, plain(table.schema.field(name).type)) for name in table.column_names]
+    arrays = [conform(table[field.name].combine_chunks(), field.type) for field in kinds]
+    return pa.table(arrays, schema=pa.schema(kinds))
+
+
+@pytest.mark.parametrize("as_it_was", [True, False], ids=["as it was", "saved by today's and permuted"])
+def test_a_state_of_an_earlier_release_with_a_zone_and_large_types_is_read(as_it_was: bool) -> None:
+    columns = pa.schema(
+        [
+            pa.field(name, plain(kind), nullable=name != "number")
+            for name, kind in zip(OLD_NAMES, OLD_TYPES, strict=True)
+        ]
+    )
+    spec = replace(OLD_SPEC, columns=columns)
+    engine = restore(spec, OLD_STATE.read_bytes(), OLD_SHARDS)
+    if not as_it_was:
+        blob = save(engine, OLD_SHARDS)
+        columns = pa.schema([columns.field(at) for at in (6, 5, 4, 3, 2, 1, 0)])
+        spec = replace(OLD_SPEC, columns=columns, roles=(("id", 6), ("keys", 5), ("created_us", 4)))
+        engine = restore(spec, blob, OLD_SHARDS)
+    engine.purgatory.validate()
+    table = today(old_operations())
+    payload = {name: table[f"p{i}"] for i, name in enumerate(OLD_NAMES)}
+    table = table.drop_columns([f"p{i}" for i in range(len(OLD_NAMES))])
+    for field, name in zip(sent(columns), columns.names, strict=True):
+        table = table.append_column(field, payload[name].cast(field.type))
+    # The same ids again, and other deliveries of the same events: state and rows meet in every index.
+    outcomes = engine.step(read_operations(table, spec), read_events(today(old_events()), spec.criterion), 0)
+    assert [batch["status"].to_pylist() for batch in outcomes] == [["DUPLICATE"] * 7]
+    second = old_events().set_column(6, "event_id", pa.array([f"f{i}" for i in range(4)], pa.large_string()))
+    outcomes = engine.step(None, read_events(today(second), spec.criterion), 0)
+    assert {status for batch in outcomes for status in batch["status"].to_pylist()} == {"COMPLETED"}
+    names = columns.names
+    rows = [row for batch in outcomes for row in batch.select(range(len(names))).rename_columns(names).to_pylist()]
+    assert sorted(rows, key=lambda row: row["id"]) == [{name: row[name] for name in names} for row in OLD_ROWS]

@@ -1,0 +1,388 @@
+"""Sorted runs and growing columns, against plain lists.
+
+An entry is written ``prefix|row``, a run as its entries in brackets.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_purgatory.core.arrays import sorted_runs as runs_module
+from spark_purgatory.core.arrays.sorted_runs import (
+    EMPTY,
+    MAX_ROWS,
+    RADIX_FLOOR,
+    ROW_BITS,
+    ROW_MASK,
+    GrowableArray,
+    Int64s,
+    SortedRuns,
+    by_first,
+    each_once,
+    expand,
+    first_of_each,
+    hash_order,
+    leading_bits,
+    ordered,
+)
+
+LOWEST, HIGHEST = -(1 << 35), (1 << 35) - 1
+"""The ends of the 36 bits of a prefix."""
+
+Entry = tuple[int, int]
+"""(prefix, row)"""
+
+
+def packed(entries: list[Entry]) -> Int64s:
+    """A sorted batch of entries."""
+    return np.array(sorted((prefix << ROW_BITS) | row for prefix, row in entries), np.int64)
+
+
+def unpacked(entries: Int64s) -> list[Entry]:
+    return [(entry >> ROW_BITS, entry & ROW_MASK) for entry in entries.tolist()]
+
+
+def parsed(text: str) -> list[Entry]:
+    """`3|0 5|1` -> [(3, 0), (5, 1)]"""
+    return [(int(prefix), int(row)) for prefix, row in (word.split("|") for word in text.split())]
+
+
+def written(entries: Int64s) -> str:
+    return "[" + " ".join(f"{prefix}|{row}" for prefix, row in unpacked(entries)) + "]"
+
+
+def shown(runs: SortedRuns) -> str:
+    return " ".join(written(run) for run in runs.runs)
+
+
+def needles_of(prefixes: list[int]) -> Int64s:
+    return np.array([prefix << ROW_BITS for prefix in sorted(prefixes)], np.int64)
+
+
+def all_sorted(runs: SortedRuns) -> bool:
+    """Every run ascends (a difference of two entries may not fit 64 bits), and none is empty."""
+    return all(len(run) and (run[1:] >= run[:-1]).all() for run in runs.runs)
+
+
+def found_in(model: list[Entry], prefixes: list[int]) -> list[Entry]:
+    """(which needle, row), in order, of needles in ascending order."""
+    return sorted((i, row) for i, prefix in enumerate(sorted(prefixes)) for p, row in model if p == prefix)
+
+
+# --- the example of the module's docstring --------------------------------------------------------
+
+
+def test_the_worked_example_is_what_happens_and_what_the_docstring_says() -> None:
+    table = " ".join((runs_module.__doc__ or "").split())
+    runs = SortedRuns()
+    for batch, after in [
+        ("3|0 5|1 5|2 9|3", "[3|0 5|1 5|2 9|3]"),
+        ("5|4", "[3|0 5|1 5|2 9|3] [5|4]"),
+        ("7|5", "[3|0 5|1 5|2 5|4 7|5 9|3]"),
+    ]:
+        if batch == "7|5":
+            found, rows = by_first(*runs.find(needles_of([5, 7])))
+            assert (found.tolist(), rows.tolist()) == ([0, 0, 0], [1, 2, 4])
+            assert "find prefixes [5, 7] needle 0 -> rows 1, 2, 4; needle 1 -> none" in table
+        runs.add(packed(parsed(batch)))
+        assert shown(runs) == after
+        assert f"add [{batch}] runs {after}" in table
+    popped = runs.pop_until(5)
+    assert (written(popped), shown(runs)) == ("[3|0 5|1 5|2 5|4]", "[7|5 9|3]")
+    assert f"pop_until(5) returns {written(popped)}; runs {shown(runs)}" in table
+
+
+# --- against a list -------------------------------------------------------------------------------
+
+PREFIXES = st.one_of(
+    st.integers(-3, 3),
+    st.sampled_from([LOWEST, LOWEST + 1, -1, 0, HIGHEST - 1, HIGHEST]),
+    st.integers(LOWEST, HIGHEST),
+)
+ROWS = st.one_of(st.integers(0, 5), st.just(ROW_MASK))
+ENTRIES = st.lists(st.tuples(PREFIXES, ROWS), max_size=12)
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), ENTRIES),
+        st.tuples(st.just("find"), st.lists(PREFIXES, max_size=8)),
+        st.tuples(st.just("pop"), PREFIXES.filter(lambda prefix: prefix < HIGHEST)),
+        st.tuples(st.just("between"), st.tuples(PREFIXES, PREFIXES)),
+    ),
+    max_size=15,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(ACTIONS)
+def test_runs_answer_as_one_list_would(actions: list[tuple[str, Any]]) -> None:
+    check_against_a_list(actions)
+
+
+@settings(max_examples=400, deadline=None)
+@given(ACTIONS)
+def test_runs_with_a_table_of_starts_answer_as_one_list_would(actions: list[tuple[str, Any]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("DIRECTORY_FLOOR", 0), ("NEEDLES_PAY", 1 << 40), ("WIDE", 2)):
+            patch.setattr(runs_module, name, value)
+        check_against_a_list(actions)
+
+
+def test_a_table_of_starts_is_made_once_many_needles_were_sought() -> None:
+    rng = np.random.default_rng(5)
+    entries = np.sort(rng.integers(-(1 << 63), 1 << 63, 100_000))
+    runs = SortedRuns([entries])
+    needles = np.sort(entries[rng.integers(0, len(entries), 1000)])
+    expected = by_first(*runs.find(needles))
+    assert [directory.has_table for directory in runs.directories] == [False]
+    for _ in range(len(entries) // runs_module.NEEDLES_PAY // len(needles)):
+        assert [column.tolist() for column in by_first(*runs.find(needles))] == [c.tolist() for c in expected]
+    assert [directory.has_table for directory in runs.directories] == [True]
+    runs.pop_until(0)
+    assert len(runs.find(needles[:100])[0]) == 0
+    assert [directory.has_table for directory in runs.directories] == [False], "another run, another table"
+
+
+def check_against_a_list(actions: list[tuple[str, Any]]) -> None:
+    runs, model = SortedRuns(), list[Entry]()
+    for action, given_ in actions:
+        if action == "add":
+            runs.add(packed(given_))
+            model += given_
+        elif action == "find":
+            found, rows = runs.find(needles_of(given_))
+            expected = found_in(model, given_)
+            assert Counter(zip(found.tolist(), rows.tolist(), strict=True)) == Counter(expected)
+            pairs = by_first(found, rows)
+            assert list(zip(*(column.tolist() for column in pairs), strict=True)) == expected
+        elif action == "pop":
+            popped = unpacked(runs.pop_until(given_))
+            assert Counter(popped) == Counter(entry for entry in model if entry[0] <= given_)
+            model = [entry for entry in model if entry[0] > given_]
+        else:
+            low, high = given_
+            inside = unpacked(runs.between(low, high))
+            assert Counter(inside) == Counter(entry for entry in model if low <= entry[0] < high)
+        assert len(runs) == len(model)
+        assert Counter(entry for run in runs.runs for entry in unpacked(run)) == Counter(model)
+        assert all_sorted(runs)
+
+
+def test_pop_until_the_highest_prefix_pops_everything() -> None:
+    runs = SortedRuns([packed([(HIGHEST, 0), (HIGHEST, ROW_MASK)])])
+    assert len(runs.pop_until(HIGHEST)) == 2
+
+
+def test_every_needle_that_comes_again_finds_the_same_rows_again() -> None:
+    runs = SortedRuns([packed([(4, 7), (4, 8), (6, 9)]), packed([(4, 1)])])
+    found, rows = by_first(*runs.find(needles_of([4, 4, 5, 6, 6])))
+    assert found.tolist() == [0, 0, 0, 1, 1, 1, 3, 4]
+    assert rows.tolist() == [1, 7, 8, 1, 7, 8, 9, 9]
+
+
+def test_only_the_upper_bits_of_a_needle_count() -> None:
+    runs = SortedRuns([packed([(-2, 0), (-2, ROW_MASK), (-1, 3)])])
+    for low_bits in (0, 1, ROW_MASK):
+        _, rows = runs.find(np.array([(-2 << ROW_BITS) | low_bits], np.int64))
+        assert rows.tolist() == [0, ROW_MASK]
+
+
+def test_find_keeps_the_order_of_rows_within_a_run() -> None:
+    runs = SortedRuns([packed([(1, row) for row in (5, 3, 9)])])
+    _, rows = runs.find(needles_of([1]))
+    assert rows.tolist() == [3, 5, 9]
+
+
+def test_pairs_come_in_the_order_of_the_first_and_then_of_the_second_up_to_the_ends() -> None:
+    pairs = [(0, ROW_MASK), (0, 0), (HIGHEST, 1), (7, ROW_MASK), (7, 2), (HIGHEST, 0)]
+    random.Random(5).shuffle(pairs)
+    found, rows = by_first(*(np.array(column, np.int64) for column in zip(*pairs, strict=True)))
+    assert list(zip(found.tolist(), rows.tolist(), strict=True)) == sorted(pairs)
+
+
+def test_nothing_is_found_popped_or_between_in_nothing() -> None:
+    runs = SortedRuns()
+    runs.add(EMPTY)
+    assert (len(runs), runs.runs) == (0, [])
+    assert [len(column) for column in runs.find(needles_of([1, 2]))] == [0, 0]
+    assert len(runs.pop_until(HIGHEST - 1)) == len(runs.between(LOWEST, HIGHEST)) == 0
+
+
+# --- renumbering ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.lists(st.tuples(PREFIXES, st.integers(0, 19)), max_size=15), max_size=6),
+    st.lists(st.booleans(), min_size=20, max_size=20),
+)
+def test_renumbering_drops_rows_and_moves_the_rest(batches: list[list[Entry]], kept: list[bool]) -> None:
+    runs, new_row = SortedRuns(), np.where(kept, np.cumsum(kept) - 1, -1)
+    for batch in batches:
+        runs.add(packed(batch))
+    runs.renumber(new_row)
+    left = [(prefix, int(new_row[row])) for batch in batches for prefix, row in batch if kept[row]]
+    assert Counter(entry for run in runs.runs for entry in unpacked(run)) == Counter(left)
+    assert all_sorted(runs)
+    found = by_first(*runs.find(needles_of([prefix for prefix, _ in left])))
+    expected = found_in(left, [prefix for prefix, _ in left])
+    assert list(zip(*(column.tolist() for column in found), strict=True)) == expected
+
+
+# --- how many runs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_adding_leaves_at_most_log2_n_plus_2_runs(seed: int) -> None:
+    rng, runs, most = random.Random(seed), SortedRuns(), 0
+    for _ in range(400):
+        size = rng.choice((1, 1, 2, 3, 10, rng.randint(1, 200)))
+        runs.add(packed([(rng.randint(LOWEST, HIGHEST), rng.randrange(MAX_ROWS)) for _ in range(size)]))
+        assert len(runs.runs) <= math.log2(len(runs)) + 2, f"seed {seed}: {[len(run) for run in runs.runs]}"
+        assert all(len(a) > 2 * len(b) for a, b in pairwise(runs.runs))
+        most = max(most, len(runs.runs))
+    assert most > 1, "nothing was ever left apart: the bound was met in name only"
+
+
+def test_popping_and_adding_in_turn_leaves_at_most_log2_of_the_most_there_ever_was() -> None:
+    rng, runs, most = random.Random(11), SortedRuns(), 1
+    for now in range(2000):
+        runs.add(packed([(now + rng.randint(1, 500), rng.randrange(MAX_ROWS)) for _ in range(rng.randint(1, 9))]))
+        most = max(most, len(runs))
+        runs.pop_until(now)
+        assert len(runs.runs) <= math.log2(most) + 2
+
+
+def test_an_entry_is_moved_log_n_times_in_its_life() -> None:
+    runs, moved, n = SortedRuns(), 0, 4096
+    for i in range(n):
+        before = runs.runs[:]
+        runs.add(packed([(i, i)]))
+        moved += sum(len(run) for run in runs.runs if not any(run is old for old in before))
+    assert moved <= n * (math.log2(n) + 2), f"{moved / n:.1f} moves an entry"
+
+
+# --- expand ---------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 4)), max_size=10))
+def test_ranges_are_laid_out_one_after_the_other(ranges: list[tuple[int, int]]) -> None:
+    starts, counts = (np.array([pair[i] for pair in ranges], np.int64) for i in (0, 1))
+    positions, owner = expand(starts, counts)
+    expected = [(start + k, i) for i, (start, count) in enumerate(ranges) for k in range(count)]
+    assert list(zip(positions.tolist(), owner.tolist(), strict=True)) == expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(st.integers(0, 5), st.sampled_from([MAX_ROWS - 1, HIGHEST])), max_size=20))
+def test_distinct_values_come_ascending_with_the_first_place_of_each(values: list[int]) -> None:
+    given_ = np.array(values, np.int64)
+    ascending = np.sort(given_)
+    assert each_once(ascending).tolist() == sorted(set(values))
+    assert first_of_each(ascending).tolist() == [sorted(values).index(v) for v in sorted(set(values))]
+    assert given_.tolist() == values
+
+
+SPREADS = {
+    "all of int64": (np.iinfo(np.int64).min, np.iinfo(np.int64).max),
+    "few bits": (-3, 60_000),
+    "all the same": (7, 7),
+    "high and close together": (2**62, 2**62 + 2**20),
+    "one bit more than are counted": (0, 2**17),
+}
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("count", [0, 1, RADIX_FLOOR - 1, RADIX_FLOOR, 5000])
+def test_values_are_put_in_order_however_many_and_however_spread(count: int, spread: str) -> None:
+    low, high = SPREADS[spread]
+    for at_the_ends in (0, count // 9, count * 4 // 9):
+        values = np.random.default_rng(1).integers(low, high, count, np.int64, endpoint=True)
+        values[:at_the_ends] = low
+        values[count - at_the_ends :] = high
+        before = values.tolist()
+        assert ordered(values).tolist() == sorted(before)
+        assert values.tolist() == before
+    assert ordered(np.sort(values)).tolist() == sorted(before)
+
+
+def test_values_in_order_already_come_as_a_copy() -> None:
+    values = np.arange(2 * RADIX_FLOOR)
+    ordered(values)[0] = 7
+    assert values[0] == 0
+
+
+def test_leading_bits_tell_most_values_apart_wherever_they_lie() -> None:
+    for low, high in (SPREADS["all of int64"], SPREADS["high and close together"], SPREADS["few bits"]):
+        values = np.random.default_rng(3).integers(low, high, 5000, np.int64, endpoint=True)
+        leading = leading_bits(values)
+        assert len(set(leading.tolist())) > 4000
+        assert (leading[np.argsort(values)][1:] >= leading[np.argsort(values)][:-1]).all()
+
+
+@pytest.mark.parametrize("count", [0, 10, 5000])
+def test_hashes_are_put_in_order_by_their_upper_bits_and_equal_ones_stay_as_they_are(count: int) -> None:
+    hashes = np.random.default_rng(2).integers(-50, 50, count) << ROW_BITS | np.arange(count)[::-1]
+    assert hash_order(hashes).tolist() == sorted(range(count), key=lambda i: int(hashes[i]) >> ROW_BITS)
+
+
+# --- columns --------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(0, 100), max_size=8),
+    st.booleans(),
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("append"), st.lists(st.integers(0, 100), max_size=70)),
+            st.tuples(st.just("write"), st.tuples(st.integers(0, 200), st.integers(0, 100))),
+        ),
+        max_size=12,
+    ),
+)
+def test_a_column_is_a_list_that_grows(first: list[int], restored: bool, actions: list[tuple[str, Any]]) -> None:
+    data = np.array(first, np.int32)
+    # A restored column is a view of the state's bytes, which nobody may write into.
+    column: GrowableArray[Any] = GrowableArray(np.frombuffer(data.tobytes(), np.int32) if restored else data.copy())
+    model = list(first)
+    for action, given_ in actions:
+        if action == "append":
+            column.append(np.array(given_, np.int32))
+            model += given_
+        elif model:
+            place, value = given_[0] % len(model), given_[1]
+            column.writable[place] = value
+            model[place] = value
+        assert column.values.tolist() == model
+        assert column.values.dtype == np.int32
+        assert len(column) == len(model)
+
+
+def test_writing_into_a_restored_column_leaves_the_state_as_it_was() -> None:
+    state = np.arange(5).tobytes()
+    view = np.frombuffer(state, np.int64)
+    column: GrowableArray[Any] = GrowableArray(view)
+    column.writable[2] = 99
+    column.append(np.array([7]))
+    assert column.values.tolist() == [0, 1, 99, 3, 4, 7]
+    assert view.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_ten_thousand_appends_copy_a_column_a_few_dozen_times() -> None:
+    column: GrowableArray[Any] = GrowableArray(EMPTY)
+    places = set()
+    for i in range(10_000):
+        column.append(np.array([i]))
+        places.add((column.values.ctypes.data, len(column.values.base)))
+    assert column.values.tolist() == list(range(10_000))
+    assert len(places) <= math.log(10_000 / 64, 1.25) + 3, f"{len(places)} copies"
