@@ -1,0 +1,102 @@
+"""Every reference leads somewhere: codes of facts about Kafka, sections, links between documents, paths of modules."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FACTS = set(re.findall(r"^- \*\*([A-Z]\d+)\*\*", (ROOT / "docs" / "kafka_facts.md").read_text(), re.MULTILINE))
+SEMANTICS = (ROOT / "docs" / "semantics.md").read_text()
+CODE = re.compile(r"\b([AWPB]\d{1,2})\b")
+SECTION = re.compile(r"\b[Ss]emantics (\d)(?:\.(\d+))?")
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+MODULE = re.compile(r"`(spark_purgatory(?:\.\w+)+|benchmarks(?:\.\w+)+)`")
+PLACES_FOR_FACTS = ("spark_purgatory/core/kafka/", "spark_purgatory/accumulator/", "tests/unit/test_accumulator")
+
+
+def listed(*endings: str) -> list[Path]:
+    """Files of the repository with one of these endings."""
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    return [ROOT / name for name in names if name.endswith(endings) and (ROOT / name).is_file()]
+
+
+def sections() -> set[str]:
+    """``3`` and ``3.4`` for every heading and numbered paragraph of docs/semantics.md."""
+    found, heading = set(), ""
+    for line in SEMANTICS.splitlines():
+        if match := re.match(r"## (\d+)\. ", line):
+            heading = match[1]
+            found.add(heading)
+        elif match := re.match(r"(\d+)\. ", line):
+            found.add(f"{heading}.{match[1]}")
+    return found
+
+
+def wrong_references(text: str, path: str, folder: Path) -> list[str]:
+    """The references of one file that lead nowhere."""
+    wrong = []
+    if path.startswith(PLACES_FOR_FACTS):
+        wrong += [
+            f"{path}: fact {code} is not in docs/kafka_facts.md" for code in CODE.findall(text) if code not in FACTS
+        ]
+    for section, paragraph in SECTION.findall(text):
+        number = f"{section}.{paragraph}" if paragraph else section
+        if number not in sections():
+            wrong.append(f"{path}: semantics {number} is not in docs/semantics.md")
+    if path.endswith(".md"):
+        for link in LINK.findall(text):
+            if not link.startswith(("http:", "https:", "mailto:")) and not (folder / link).exists():
+                wrong.append(f"{path}: link to {link}, which is not there")
+    for name in MODULE.findall(text):
+        if not is_there(name):
+            wrong.append(f"{path}: `{name}` is not there")
+    return wrong
+
+
+def is_there(name: str) -> bool:
+    """Whether a dotted name is a module, or a name that a module defines."""
+    parts = name.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            spec = find_spec(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        if spec is not None and spec.origin is not None:
+            rest = parts[end:]
+            return not rest or re.search(rf"\b{rest[0]}\b", Path(spec.origin).read_text()) is not None
+    return False
+
+
+def test_every_reference_leads_somewhere() -> None:
+    wrong = []
+    for file in listed(".py", ".md", ".yaml"):
+        path = file.relative_to(ROOT).as_posix()
+        if path != "tests/house/test_references.py":
+            wrong += wrong_references(file.read_text(encoding="utf-8"), path, file.parent)
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "finding"),
+    [
+        ("spark_purgatory/accumulator/made_up.py", "as A99 says", "fact A99"),
+        ("spark_purgatory/config.py", "Semantics 3.99", "semantics 3.99"),
+        ("docs/made_up.md", "see [there](nowhere.md)", "nowhere.md"),
+        ("docs/made_up.md", "see `spark_purgatory.core.nothing`", "core.nothing"),
+        ("docs/made_up.md", "see `spark_purgatory.schema.NOTHING_OF_THE_KIND`", "NOTHING_OF_THE_KIND"),
+    ],
+)
+def test_a_reference_that_leads_nowhere_is_found(path: str, text: str, finding: str) -> None:
+    wrong = wrong_references(text, path, ROOT / "docs")
+    assert len(wrong) == 1
+    assert finding in wrong[0]
+
+
+def test_references_that_are_right_pass() -> None:
+    text = "A7, semantics 3.4, semantics 5, [terms](glossary.md), `spark_purgatory.schema.COUNTERS`, `benchmarks.sinks`"
+    assert wrong_references(text, "spark_purgatory/accumulator/made_up.md", ROOT / "docs") == []
