@@ -20,12 +20,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test lint demo bench bench-full bench-kafka bench-growth bench-keys crash conformance clean java
+.PHONY: help test test-only coverage release-check lint demo bench bench-full bench-kafka bench-growth bench-keys crash conformance clean java
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-test: java lint $(CLASSES) ## Lint, types and every test but the long ones
+test: lint test-only ## Lint, types and every test but the long ones
+
+test-only: java $(STAMP) $(CLASSES) ## The tests of `make test`, without lint
 	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy
@@ -55,6 +57,17 @@ bench-keys: java $(STAMP) ## Operations with 1 to 8 keys: events broadcast, part
 
 crash: java $(STAMP) ## The long tests: kills, restarts, many seeds
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+coverage: $(STAMP) ## Lines and branches that the tests without Spark reach
+	$(BIN)/python -m pytest -m "not slow and not spark" --numprocesses 2 --dist loadfile \
+	  --cov=spark_purgatory --cov-branch --cov-report=term:skip-covered $(PYTEST_ARGS)
+
+release-check: java $(STAMP) ## Build wheel and sdist, check them, install the wheel elsewhere and run it: five minutes
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m tests.support.installed_wheel dist
+	@echo "Ready: $(BIN)/python -m twine upload dist/*"
 
 conformance: $(STAMP) ## Replay traces recorded from Kafka: make conformance TRACES=dir
 	@$(BIN)/python -m tests.conformance $(TRACES)

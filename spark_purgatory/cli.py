@@ -18,7 +18,25 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from spark_purgatory import __version__
+
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"spark-purgatory {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
 
 JAVA_MIN, PYTHON_MIN = 17, (3, 11)
 PYSPARK, DELTA_SPARK = "4.2.0", "4.4.0"

@@ -16,6 +16,7 @@ CODE = re.compile(r"\b([AWPB]\d{1,2})\b")
 SECTION = re.compile(r"\b[Ss]emantics (\d)(?:\.(\d+))?")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 MODULE = re.compile(r"`(spark_purgatory(?:\.\w+)+|benchmarks(?:\.\w+)+)`")
+FILE = re.compile(r"`((?:tests|docs|conf|jobs|benchmarks|spark_purgatory)/[\w./-]+\.\w+)`")
 PLACES_FOR_FACTS = ("spark_purgatory/core/kafka/", "spark_purgatory/accumulator/", "tests/unit/test_accumulator")
 
 
@@ -52,6 +53,7 @@ def wrong_references(text: str, path: str, folder: Path) -> list[str]:
         for link in LINK.findall(text):
             if not link.startswith(("http:", "https:", "mailto:")) and not (folder / link).exists():
                 wrong.append(f"{path}: link to {link}, which is not there")
+    wrong += [f"{path}: `{name}` is not there" for name in FILE.findall(text) if not (ROOT / name).exists()]
     for name in MODULE.findall(text):
         if not is_there(name):
             wrong.append(f"{path}: `{name}` is not there")
@@ -87,6 +89,7 @@ def test_every_reference_leads_somewhere() -> None:
         ("spark_purgatory/accumulator/made_up.py", "as A99 says", "fact A99"),
         ("spark_purgatory/config.py", "Semantics 3.99", "semantics 3.99"),
         ("docs/made_up.md", "see [there](nowhere.md)", "nowhere.md"),
+        ("docs/made_up.md", "see `tests/nothing.py`", "tests/nothing.py"),
         ("docs/made_up.md", "see `spark_purgatory.core.nothing`", "core.nothing"),
         ("docs/made_up.md", "see `spark_purgatory.schema.NOTHING_OF_THE_KIND`", "NOTHING_OF_THE_KIND"),
     ],

@@ -1,6 +1,6 @@
 """Which columns a Delta table can hold, and which it takes into columns that it has: what Delta 4.4 really does.
 
-`tests/test_column_rules.py` asks Delta the same questions.
+`tests/spark/test_column_rules.py` asks Delta the same questions.
 """
 
 from __future__ import annotations
