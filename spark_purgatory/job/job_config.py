@@ -1,19 +1,32 @@
 """What may stand in the job's YAML file.
 
 The models are frozen and forbid unknown fields, so that a misspelt name is an error, never a silent default.
-Options and Spark settings may hold passwords: their values appear in no repr. Better still, keep them out
-of the
-file: ``${KAFKA_PASSWORD}`` is replaced from the environment (`spark_purgatory.job.config_file`).
+The options of `Operations`, `Completions`, `Purgatory`, `RecordAccumulator` are declared in `spark_purgatory.config`.
+The models here are made from them, so that the file has every option that Python has.
+
+Options and Spark settings may hold passwords: their values appear in no repr. Better still, keep them out of the file:
+``${KAFKA_PASSWORD}`` is replaced from the environment (`spark_purgatory.job.config_file`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+import dataclasses
+from collections.abc import Container, Iterator
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
-from spark_purgatory.config import SinkOptions, not_a_duration, parse_size
+from spark_purgatory.config import (
+    Completions,
+    Operations,
+    PurgatoryOptions,
+    SinkOptions,
+    not_a_duration,
+    parse_size,
+)
+from spark_purgatory.config.reference import options_of
+from spark_purgatory.core.spec import criteria
 
 FREE_FORM = ("options", "spark")
 """Mappings whose keys hold dots and whose values may be secret."""
@@ -113,96 +126,182 @@ class KafkaSource(Model):
 Source = Annotated[FolderSource | DeltaSource | KafkaSource, Field(discriminator="format")]
 
 
-class Side(Model):
-    """What both sides have: where rows come from and how they are shaped before they are used."""
+class Input(Model):
+    """What both inputs have: where rows come from and how they are shaped before they are used."""
 
     source: Source
     select: Texts = ["*"]
     where: Text | None = None
-    watermark: Duration = "0 seconds"
+
+    def options(self) -> dict[str, Any]:
+        """The arguments of `Operations` or `Completions` that the file gives."""
+        return _given(self, but=Input.model_fields)
 
 
-class OperationsSide(Side):
-    """Rows that wait; a field means what the argument of `spark_purgatory.Operations` of that name means."""
+def _given(model: Model, but: Container[str] = ()) -> dict[str, Any]:
+    return {name: getattr(model, name) for name in model.model_fields_set if name not in but}
 
-    id: Text
-    keys: Texts
-    created: Text
-    timeout: Text | None = None
-    timeout_ms: Text | Annotated[int, Field(ge=0)] | None = None
-    deadline: Text | None = None
 
+_COLUMN, _MS = Text, Annotated[int, Field(ge=0)]
+TYPES: dict[str, Any] = {
+    "column": _COLUMN,
+    "columns": Texts,
+    "column or duration": _COLUMN,
+    "column or ms": _COLUMN | _MS,
+    "duration": Duration,
+    "ms": _MS,
+    "size": Size,
+    "bytes": Annotated[int, Field(ge=1)],
+    "name": Text,
+    "names": Texts,
+    "text": str,
+    "flag": bool,
+    "count": Annotated[int, Field(ge=1)],
+}
+"""The YAML type of each kind of `Option`."""
+
+
+def mirror(options: type, but: Container[str] = ()) -> dict[str, Any]:
+    """Fields for a model, one for each option that a class of `spark_purgatory.config` declares."""
+    fields: dict[str, Any] = {}
+    for name, (option, default) in options_of(options).items():
+        if name in but:
+            continue
+        kind: Any = Literal[option.choices] if option.kind == "choice" else TYPES[option.kind]
+        if default is dataclasses.MISSING:
+            fields[name] = (kind, Field(description=option.text))
+            continue
+        default = list(default) if option.kind == "names" else default
+        optional = kind | None if default is None or name == "shards" else kind
+        fields[name] = (optional, Field(default=default, description=option.text))
+    return fields
+
+
+class _OperationsInput(Input):
     @model_validator(mode="after")
-    def _one_end(self) -> OperationsSide:
+    def _one_end(self) -> _OperationsInput:
         _exactly_one(self, "timeout", "timeout_ms", "deadline")
+        Operations(**self.options())
         return self
 
 
-class CompletionsSide(Side):
-    """Events that complete them; a field means what the argument of `spark_purgatory.Completions` means."""
+class _CompletionsInput(Input):
+    @model_validator(mode="after")
+    def _checked(self) -> _CompletionsInput:
+        Completions(**self.options())
+        return self
 
-    key: Text
-    time: Text
-    value: Text | None = None
+
+if TYPE_CHECKING:
+    OperationsInput = _OperationsInput
+    CompletionsInput = _CompletionsInput
+else:
+    OperationsInput = create_model("OperationsInput", __base__=_OperationsInput, **mirror(Operations))
+    CompletionsInput = create_model("CompletionsInput", __base__=_CompletionsInput, **mirror(Completions))
+OperationsInput.__doc__ = "Rows that wait; a field means what the argument of `Operations` of that name means."
+CompletionsInput.__doc__ = "Events; a field means what the argument of `Completions` of that name means."
+
+
+class ByRow(Model):
+    """Names of the columns from which each operation's own rule is read."""
+
+    rule: Text = "rule"
+    need: Text | None = None
+    levels: Text | None = None
 
 
 class Criterion(Model):
-    """A rule and the number that it needs, if it needs one."""
+    """A rule and the number that it needs, if it needs one; or ``by_row``, with the columns of each row's own rule."""
 
-    rule: Literal["any_key", "all_keys", "quorum", "count", "sum_at_least", "level"]
-    need: int | float | None = None
+    rule: Literal["any_key", "all_keys", "quorum", "count", "sum_at_least", "level", "by_row"]
+    need: int | float | str | None = None
+    by_row: ByRow | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _short_form(cls, given: object) -> object:
         """``any_key`` and ``{quorum: 2}``, the forms that people write."""
+        if given == "by_row":
+            return {"rule": "by_row", "by_row": {}}
         if isinstance(given, str):
             return {"rule": given}
         if isinstance(given, dict) and len(given) == 1 and "rule" not in given:
             [(rule, need)] = given.items()
+            if rule == "by_row":
+                return {"rule": "by_row", "by_row": need}
             return {"rule": rule, "need": need}
         return given
 
     @model_validator(mode="after")
     def _need_where_needed(self) -> Criterion:
-        if self.rule in ("any_key", "all_keys"):
+        if self.rule == "by_row":
+            if self.by_row is None:
+                raise ValueError("by_row needs the names of its columns: {by_row: {rule: rule, need: need}}")
+        elif self.rule in ("any_key", "all_keys"):
             if self.need is not None:
                 raise ValueError(f"{self.rule} takes no number")
         elif self.need is None:
             raise ValueError(f"{self.rule} needs a number: {{{self.rule}: 2}}")
+        self.made()
         return self
 
+    def made(self) -> criteria.Criterion | criteria.ByRow:
+        """The library's own: ``any_key()``, ``quorum(2)``; a need in quotes is an exact decimal."""
+        if self.by_row is not None:
+            return criteria.by_row(**self.by_row.model_dump())
+        if self.need is None:
+            return criteria.Criterion(self.rule)
+        need = self.need if not isinstance(self.need, str) else _decimal(self.need)
+        return criteria.Criterion(self.rule, need)
 
-class Rules(Model):
-    """How operations are decided; a field means what the argument of `spark_purgatory.Purgatory` means."""
 
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise ValueError(f"need={text!r} is not a number") from None
+
+
+class _Rules(Model):
     criterion: Criterion = Criterion(rule="any_key")
-    emit: Literal["early", "final"] = "early"
-    shards: Annotated[int, Field(ge=1)] | None = 8
-    lookback: Duration = "0 seconds"
-    max_future: Duration = "1 day"
-    outcome_prefix: str = ""
+    # As the mirrored options have them; named here for the code that reads them.
+    shards: int | None = PurgatoryOptions.shards
+    outcome_prefix: str = PurgatoryOptions.outcome_prefix
+    name: str = PurgatoryOptions.name
+
+    def options(self) -> dict[str, Any]:
+        """The arguments of `Purgatory` that the file gives, but for its inputs and its criterion."""
+        return _given(self, but=("criterion",))
 
 
-class Output(Model):
-    """The Delta table of outcomes; a field means what the argument of `RecordAccumulator` of that name means."""
+if TYPE_CHECKING:
+    Rules = _Rules
+else:
+    inputs = ("operations", "completions", "criterion")
+    Rules = create_model("Rules", __base__=_Rules, **mirror(PurgatoryOptions, but=inputs))
+Rules.__doc__ = "How operations are decided; a field means what the argument of `Purgatory` of that name means."
 
-    path: Text | None = None
-    table: Text | None = None
-    partition_by: Texts = []
-    batch_size: Size = "128 MiB"
-    linger: Duration = "5 minutes"
-    buffer_memory: Size = "16 GiB"
-    max_block: Duration = "1 minute"
-    retry_backoff: Duration = "1 second"
-    delivery_timeout: Duration = "30 minutes"
-    max_request_size: Size = "4 GiB"
+
+class _Output(Model):
+    # As the mirrored option has it; named here for the code that reads it.
+    path: str | None = None
 
     @model_validator(mode="after")
-    def _one_place(self) -> Output:
+    def _one_place(self) -> _Output:
         _exactly_one(self, "path", "table")
-        SinkOptions(**self.model_dump())
+        SinkOptions(**self.options())
         return self
+
+    def options(self) -> dict[str, Any]:
+        """The arguments of `RecordAccumulator` that the file gives."""
+        return _given(self)
+
+
+if TYPE_CHECKING:
+    Output = _Output
+else:
+    Output = create_model("Output", __base__=_Output, **mirror(SinkOptions))
+Output.__doc__ = "The Delta table of outcomes; a field means what the argument of `RecordAccumulator` means."
 
 
 class Trigger(Model):
@@ -221,8 +320,8 @@ class JobConfig(Model):
     """The whole file."""
 
     name: Text = "await_completion"
-    operations: OperationsSide
-    completions: CompletionsSide
+    operations: OperationsInput
+    completions: CompletionsInput
     purgatory: Rules = Rules()
     output: Output
     checkpoint: Text

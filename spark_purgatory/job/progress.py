@@ -17,11 +17,11 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from spark_purgatory.job.sources import COUNTERS_NAME
+from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.spark.sink.record_accumulator import AccumulatorQuery
 
 STATUSES = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED")
-"""Fates of an operation, as the purgatory's counters name them."""
+"""Statuses of operations, as the counters name them."""
 SHOWN_BATCHES = 8
 """Rows of the live table: what fits a small terminal under a command line."""
 
@@ -83,7 +83,8 @@ class BatchLine:
 class Progress:
     """Follows a query and shows each of its batches once."""
 
-    def __init__(self, console: Console, pending: int = 0) -> None:
+    def __init__(self, console: Console, pending: int = 0, counters: str = PurgatoryOptions.name) -> None:
+        self._counters = counters
         self.console = console
         self.totals = Totals(pending=pending)
         self._last_batch = -1
@@ -121,7 +122,7 @@ class Progress:
     def _take(self, report: Any) -> BatchLine | None:
         """The batch's line; None for one that only passed the time."""
         self._last_batch = report["batchId"]
-        observed = report["observedMetrics"].get(COUNTERS_NAME)
+        observed = report["observedMetrics"].get(self._counters)
         rows_in = sum(source["numInputRows"] or 0 for source in report["sources"] if not _is_heartbeat(source))
         before = self.totals.pending
         self.totals.add(rows_in, observed.asDict() if observed else {})

@@ -53,7 +53,7 @@ class StopRequest:
 
 def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequest) -> Summary | None:
     """Run the query until it ends or is asked to stop; its summary, if the file wants one."""
-    sink = RecordAccumulator(**config.output.model_dump(exclude_none=True))
+    sink = RecordAccumulator(**config.output.options())
     outcomes = outcomes_of(spark, config)
     before = state_tally(spark, config.checkpoint, config.purgatory.shards)
     if before is None and sink.exists(spark):
@@ -63,7 +63,8 @@ def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequ
             soft_wrap=True,
         )
     trigger = config.trigger.model_dump(exclude_none=True)
-    with Progress(console, pending=before.pending if before else 0) as progress:
+    pending = before.pending if before else 0
+    with Progress(console, pending, config.purgatory.name) as progress:
         query = sink.write_stream(outcomes, checkpoint=config.checkpoint, trigger=trigger, query_name=config.name)
         _follow(query, progress, stop)
     if stop.signal is not None:

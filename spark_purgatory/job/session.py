@@ -114,8 +114,8 @@ def _session_with(settings: Mapping[str, str], packages: list[str] | None = None
 
 
 def _packages(config: JobConfig) -> list[str]:
-    """Jars beside Delta's: the file's, and Kafka's if a side reads it."""
-    reads_kafka = any(isinstance(side.source, KafkaSource) for side in (config.operations, config.completions))
+    """Jars beside Delta's: the file's, and Kafka's if an input reads it."""
+    reads_kafka = any(isinstance(each.source, KafkaSource) for each in (config.operations, config.completions))
     kafka = f"{KAFKA_PACKAGE}:{version('pyspark')}"
     named = any(package.startswith(KAFKA_PACKAGE) for package in config.packages)
     return [*config.packages, *([kafka] if reads_kafka and not named else [])]

@@ -1,4 +1,4 @@
-"""The two sides as streaming DataFrames, and the stream of outcomes over them."""
+"""The two inputs as streaming DataFrames, and the stream of outcomes over them."""
 
 from __future__ import annotations
 
@@ -9,76 +9,40 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory import Completions, Operations, Purgatory, criteria
+from spark_purgatory import Completions, Operations, Purgatory
 from spark_purgatory.job.config_file import JobConfigError, Problem
-from spark_purgatory.job.job_config import (
-    CompletionsSide,
-    DeltaSource,
-    FolderSource,
-    JobConfig,
-    KafkaSource,
-    OperationsSide,
-    Side,
-)
-
-COUNTERS_NAME = "spark_purgatory"
-"""Under this name the counters of each batch stand in the query's ``observedMetrics``."""
+from spark_purgatory.job.job_config import DeltaSource, FolderSource, Input, JobConfig, KafkaSource
 
 
 def outcomes_of(spark: SparkSession, config: JobConfig) -> DataFrame:
     """The stream of outcomes that the file describes; `JobConfigError` names the field that Spark refuses."""
-    operations = read_side(spark, config.operations, "operations")
-    completions = read_side(spark, config.completions, "completions")
+    operations = read_input(spark, config.operations, "operations")
+    completions = read_input(spark, config.completions, "completions")
     return purgatory_of(config).resolve(operations, completions)
 
 
 def purgatory_of(config: JobConfig) -> Purgatory:
     """The library's own configuration, field by field."""
-    rules = config.purgatory
+    operations = config.operations.options()
+    if len(operations["keys"]) == 1:
+        [operations["keys"]] = operations["keys"]
     return Purgatory(
-        operations=_operations(config.operations),
-        completions=_completions(config.completions),
-        criterion=criterion_of(config),
-        emit=rules.emit,
-        shards=rules.shards,
-        lookback=rules.lookback,
-        max_future=rules.max_future,
-        outcome_prefix=rules.outcome_prefix,
-        name=COUNTERS_NAME,
+        operations=Operations(**operations),
+        completions=Completions(**config.completions.options()),
+        criterion=config.purgatory.criterion.made(),
+        **config.purgatory.options(),
     )
 
 
-def criterion_of(config: JobConfig) -> criteria.Criterion:
-    """The criterion: ``any_key()``, ``quorum(2)``."""
-    rule, need = config.purgatory.criterion.rule, config.purgatory.criterion.need
-    return criteria.Criterion(rule) if need is None else criteria.Criterion(rule, need)
-
-
-def _operations(side: OperationsSide) -> Operations:
-    return Operations(
-        id=side.id,
-        keys=side.keys[0] if len(side.keys) == 1 else side.keys,
-        created=side.created,
-        timeout=side.timeout,
-        timeout_ms=side.timeout_ms,
-        deadline=side.deadline,
-        watermark=side.watermark,
-    )
-
-
-def _completions(side: CompletionsSide) -> Completions:
-    return Completions(key=side.key, time=side.time, value=side.value, watermark=side.watermark)
-
-
-def read_side(spark: SparkSession, side: Side, name: str) -> DataFrame:
-    """One side's rows: read, then ``where`` on the source's columns, then ``select``."""
+def read_input(spark: SparkSession, given: Input, name: str) -> DataFrame:
+    """One input's rows: read, then ``where`` on the source's columns, then ``select``."""
     with _blamed_on(f"{name}.source"):
-        rows = _read(spark, side.source)
-    if side.where is not None:
+        rows = _read(spark, given.source)
+    if given.where is not None:
         with _blamed_on(f"{name}.where"):
-            rows = rows.where(side.where)
+            rows = rows.where(given.where)
     with _blamed_on(f"{name}.select"):
-        return rows.selectExpr(*side.select)
+        return rows.selectExpr(*given.select)
 
 
 def _read(spark: SparkSession, source: FolderSource | DeltaSource | KafkaSource) -> DataFrame:

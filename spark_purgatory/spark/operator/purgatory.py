@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
-from types import UnionType
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from spark_purgatory.config import ColumnLike, Completions, Duration, Operations, duration_us, require_column
+from spark_purgatory.config import ColumnLike, PurgatoryOptions, duration_us
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
@@ -49,41 +49,24 @@ OUTCOME_TYPES = (
     T.StringType(),
 )
 """Types of `OUTCOME_COLUMNS`."""
-MAX_SHARDS = 1 << 15
-"""Shards are scanned for due time-outs in every micro-batch; and 16 bits name one in the exchange."""
 
 
-def check_need(criterion: Criterion | ByRow) -> None:
-    """Raise ConfigError for a number of keys or events that is reached before anything happens."""
-    if isinstance(criterion, Criterion) and criterion.rule in ("quorum", "count") and criterion.need < 1:
-        raise ConfigError(
-            f"criterion {criterion.rule}({int(criterion.need)}) holds before any event: every operation would be "
-            "COMPLETED when it is created; give at least 1. Where single operations need nothing, criteria.by_row "
-            "reads the number from a column"
-        )
-
-
-def check_quorum(criterion: Criterion | ByRow, keys: ColumnLike, several: bool) -> None:
+def check_quorum(criterion: Criterion | ByRow, keys: ColumnLike | Sequence[ColumnLike], several: bool) -> None:
     """Raise ConfigError for a quorum of more keys than there are columns; an array's length is each row's own."""
     if not isinstance(criterion, Criterion) or criterion.rule != "quorum":
         return
     columns = list(keys) if isinstance(keys, (list, tuple)) else [keys]
-    if all(isinstance(column, str) for column in columns):
-        columns = sorted(set(columns))
-    if len(columns) < criterion.need and not (several and len(columns) == 1):
+    names = {column for column in columns if isinstance(column, str)}
+    count = len(names) if all(isinstance(column, str) for column in columns) else len(columns)
+    if count < criterion.need and not (several and count == 1):
         raise ConfigError(
-            f"criterion quorum({int(criterion.need)}) can never hold: operations.keys has {len(columns)} key(s) for "
-            f"each operation; give at most {len(columns)}, or more columns in keys"
+            f"criterion quorum({int(criterion.need)}) can never hold: operations.keys has {count} key(s) for "
+            f"each operation; give at most {count}, or more columns in keys"
         )
 
 
-def _whole(value: object) -> int:
-    """An int as it is; 0, which no limit allows, for everything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
-
-
 @dataclass(frozen=True, kw_only=True)
-class Purgatory:
+class Purgatory(PurgatoryOptions):
     """Operations that wait for completion events (Kafka: ``DelayedOperationPurgatory``), on Spark.
 
     ``emit``: "early" lets an outcome leave in the micro-batch in which its criterion is first seen to hold; "final"
@@ -99,57 +82,6 @@ class Purgatory:
     micro-batch (`schema.COUNTERS`: what it changed) appear in the query's ``observedMetrics``; `gauges` gives how much
     waits in all.
     """
-
-    operations: Operations
-    completions: Completions
-    criterion: Criterion | ByRow
-    emit: str = "early"
-    shards: int | None = 8
-    lookback: Duration = "0 seconds"
-    lookback_ms: int | None = None
-    max_future: Duration = "1 day"
-    max_future_ms: int | None = None
-    tick: Duration = "1 millisecond"
-    tick_ms: int | None = None
-    outcome_prefix: str = ""
-    partition_by: ColumnLike | None = None
-    orphans: bool = False
-    max_pending_per_shard: int = EngineSpec.max_pending
-    max_state_bytes_per_shard: int = EngineSpec.max_state_bytes
-    max_broadcast_bytes: int = 128 << 20
-    name: str = "spark_purgatory"
-
-    def __post_init__(self) -> None:
-        expected: dict[str, type | UnionType] = {
-            "operations": Operations,
-            "completions": Completions,
-            "criterion": Criterion | ByRow,
-        }
-        for field, kind in expected.items():
-            if not isinstance(getattr(self, field), kind):
-                made = (
-                    f"{kind.__name__}(...)" if isinstance(kind, type) else "criteria.any_key() or another of criteria"
-                )
-                raise ConfigError(f"{field}={getattr(self, field)!r} must be made with {made}")
-        if self.emit not in ("early", "final"):
-            raise ConfigError(f"emit={self.emit!r} must be 'early' or 'final'")
-        if self.shards is not None and not 1 <= _whole(self.shards) <= MAX_SHARDS:
-            raise ConfigError(f"shards={self.shards!r} must be None or between 1 and {MAX_SHARDS}")
-        if self.partition_by is not None:
-            require_column(self.partition_by, "partition_by")
-        for field in ("lookback", "max_future", "tick"):
-            duration_us(self, field)
-        if duration_us(self, "tick") < 1000:
-            field, tick = ("tick", self.tick) if self.tick_ms is None else ("tick_ms", self.tick_ms)
-            raise ConfigError(f"{field}={tick!r} must be at least 1 millisecond, the watermark's own resolution")
-        for field in ("max_pending_per_shard", "max_state_bytes_per_shard", "max_broadcast_bytes"):
-            if _whole(getattr(self, field)) < 1:
-                raise ConfigError(f"{field}={getattr(self, field)!r} must be an int of at least 1")
-        if not (isinstance(self.name, str) and self.name):
-            raise ConfigError(f"name={self.name!r} must be a name for the counters in observedMetrics")
-        if not isinstance(self.outcome_prefix, str):
-            raise ConfigError(f"outcome_prefix={self.outcome_prefix!r} must be a string")
-        check_need(self.criterion)
 
     def resolve(
         self,

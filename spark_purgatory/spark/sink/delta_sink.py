@@ -185,7 +185,7 @@ class DeltaSink(StagedSide):
         self._checked = facts
         return intent
 
-    def commit(self, spark: SparkSession, intent: Intent, load: Load, partition_by: tuple[str, ...]) -> Commit:
+    def commit(self, spark: SparkSession, intent: Intent, load: Load, partition_by: Sequence[str]) -> Commit:
         """Steps 4 and 5; also to be called again for the same intent, in this run or a later one."""
         facts, self._checked = self._checked, None
         facts = facts or self._check_table(spark, self.table_id or intent.table_id, intent.schema)

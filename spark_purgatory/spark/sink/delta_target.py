@@ -114,7 +114,7 @@ class DeltaTarget:
         return facts
 
     def append(self, rows: DataFrame, app_id: str, number: int, metadata: Mapping[str, object],
-               max_file_rows: int = 0, partition_by: tuple[str, ...] = ()) -> None:  # fmt: skip
+               max_file_rows: int = 0, partition_by: Sequence[str] = ()) -> None:  # fmt: skip
         """Write rows in one transaction of the table, marked with app id and number."""
         writer = (
             rows.write.format("delta")

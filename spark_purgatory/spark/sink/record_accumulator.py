@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyspark.errors import AnalysisException
@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_purgatory.accumulator.futures import Callback, RecordFuture
-from spark_purgatory.config import SinkOptions, is_duration, parse_duration, require_name
+from spark_purgatory.config import Duration, SinkOptions, is_duration, parse_duration, require_name
 from spark_purgatory.errors import ConfigError, StorageError
 from spark_purgatory.spark.sink.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.policy_side import Delivery
@@ -40,23 +40,62 @@ STOP_MS = 500
 
 
 class RecordAccumulator:
-    """Accumulates the rows of a stream per partition of a Delta table (Kafka: ``RecordAccumulator``).
+    """Writes a stream into a Delta table in files of a good size, each row exactly once (Kafka: ``RecordAccumulator``).
 
-    The arguments are those of `spark_purgatory.config.SinkOptions`: ``path`` or ``table``, ``partition_by``,
-    ``batch_size``, ``linger``, ``buffer_memory``, ``max_block``, ``retry_backoff``, ``delivery_timeout``,
-    ``max_request_size``; sizes and durations as text, or as ints in ``batch_size_bytes``, ``linger_ms`` and so on.
+    Args:
+        path: Folder of the table; give this or ``table``. The first drain creates the table if it is not there.
+        table: Name of the table; give this or ``path``.
+        partition_by: Columns that partition the table. Of a table that is there they need not be given. If the table
+            computes a partition column itself (GENERATED ALWAYS AS) and the stream lacks it, rows of several of its
+            values wait together; a drain then writes a file for each value, and each is smaller than ``batch_size``.
+        batch_size: Size of file wanted for each table partition (``batch.size``).
+        linger: How long a row may wait for its file (``linger.ms``).
+        buffer_memory: The most bytes that may be staged (``buffer.memory``).
+        max_block: How long a micro-batch waits for room, or a flush for a failing table (``max.block.ms``).
+        retry_backoff: The first wait after a failed drain. It doubles with each failure, up to ten times the first
+            (``retry.backoff.ms``).
+        delivery_timeout: How long rows may wait for a failing table before the query stops. They stay staged
+            (``delivery.timeout.ms``).
+        max_request_size: The most bytes in one transaction, but for a single file (``max.request.size``).
+        on_delivery: Called with (delivery, None) when rows have reached the table, and with (None, error) when their
+            query gave up.
 
-    ``on_delivery(delivery, error)`` is called when rows have reached the table, or their query gave up.
+    Durations and sizes may also be ints, in ``linger_ms``, ``batch_size_bytes`` and so on.
+
+    Raises:
+        ConfigError: An option has a wrong value; the message names it and the remedy.
+
+    Example::
+
+        accumulator = RecordAccumulator(path="/lake/outcomes", batch_size="128 MiB", linger="5 minutes")
+        query = accumulator.write_stream(outcomes, checkpoint="/lake/_checkpoints/outcomes")
+        query.awaitTermination()
     """
 
-    def __init__(self, *, on_delivery: Callback[Delivery] | None = None, **options: Any) -> None:
-        known = SinkOptions.__dataclass_fields__
-        for name in options:
-            if name not in known:
-                raise ConfigError(f"RecordAccumulator takes no {name}; it takes {', '.join(known)}")
-        if isinstance(options.get("partition_by"), str):
-            options["partition_by"] = (options["partition_by"],)
-        self.options = SinkOptions(**options)
+    def __init__(
+        self,
+        *,
+        path: str | None = None,
+        table: str | None = None,
+        partition_by: str | Sequence[str] = (),
+        batch_size: str = "128 MiB",
+        batch_size_bytes: int | None = None,
+        linger: Duration = "5 minutes",
+        linger_ms: int | None = None,
+        buffer_memory: str = "16 GiB",
+        buffer_memory_bytes: int | None = None,
+        max_block: Duration = "1 minute",
+        max_block_ms: int | None = None,
+        retry_backoff: Duration = "1 second",
+        retry_backoff_ms: int | None = None,
+        delivery_timeout: Duration = "30 minutes",
+        delivery_timeout_ms: int | None = None,
+        max_request_size: str = "4 GiB",
+        max_request_size_bytes: int | None = None,
+        on_delivery: Callback[Delivery] | None = None,
+    ) -> None:
+        given = dict(locals())
+        self.options = SinkOptions(**{name: given[name] for name in SinkOptions.__dataclass_fields__})
         self.on_delivery = on_delivery
         self.target = DeltaTarget(self.options)
         self._query: AccumulatorQuery | None = None

@@ -1,135 +1,51 @@
-"""What users write, validated once at the door: frozen, with errors that name field, value and remedy.
+"""What users write, declared once: each option has a name, a type, a default and a description.
 
-Durations take "30 minutes", "1 hour 30 minutes", a ``timedelta``, or an int in the argument that ends in ``_ms``; sizes
-take "128 MiB" or an int in the argument that ends in ``_bytes``. Columns take a name or a ``pyspark.sql.Column``.
+`Purgatory`, `RecordAccumulator`, the job's YAML file and docs/configuration.md are views of these classes. Durations
+take "30 minutes", a ``timedelta``, or an int in the argument that ends in ``_ms``. Sizes take "128 MiB", or an int in
+the argument that ends in ``_bytes``. Columns take a name or a ``pyspark.sql.Column``.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from decimal import Decimal
-from typing import Any
+from typing import Annotated, Any, Literal, Protocol
 
+from spark_purgatory.config.units import Duration, parse_duration, parse_ms, parse_size
 from spark_purgatory.errors import ConfigError
 
-US_OF_UNIT = {
-    "microsecond": 1,
-    "us": 1,
-    "millisecond": 1_000,
-    "ms": 1_000,
-    "second": 1_000_000,
-    "sec": 1_000_000,
-    "s": 1_000_000,
-    "minute": 60_000_000,
-    "min": 60_000_000,
-    "m": 60_000_000,
-    "hour": 3_600_000_000,
-    "h": 3_600_000_000,
-    "day": 86_400_000_000,
-    "d": 86_400_000_000,
-    "week": 604_800_000_000,
-}
-BYTES_OF_UNIT = {
-    "b": 1,
-    "byte": 1,
-    "bytes": 1,
-    **{f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)},
-    **{f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)},
-}
-MAX_DURATION_US = 1000 * 366 * US_OF_UNIT["day"]
-"""A thousand years: past any wait, and far from where int64 microseconds end."""
 
-WITHOUT_LENGTH = ("month", "quarter", "year")
-DURATIONS = (
-    "A duration is one or more numbers, each with a unit: microseconds (us), milliseconds (ms), seconds (s), "
-    'minutes (m), hours (h), days (d) or weeks; such as "30 minutes" or "1 hour 30 minutes"'
-)
-SIZES = "B, KB, MB, GB, TB, KiB, MiB, GiB and TiB"
+@dataclass(frozen=True)
+class Option:
+    """What an option is, beside its Python type."""
 
-_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
-
-Duration = str | timedelta
-ColumnLike = Any
-"""A column's name, or a ``pyspark.sql.Column``; pyspark is not imported here."""
+    kind: Literal[
+        "column", "columns", "column or duration", "column or ms", "duration", "ms", "size", "bytes", "name", "names",
+        "text", "choice", "flag", "count", "criterion", "part",
+    ]  # fmt: skip
+    text: str
+    """One sentence for the reference."""
+    choices: tuple[str, ...] = ()
 
 
-def parse_duration(value: object, field: str) -> int:
-    """A duration in microseconds. Raises ConfigError naming ``field``."""
-    if isinstance(value, timedelta):
-        us = value // timedelta(microseconds=1)
-    elif isinstance(value, str):
-        wrong = not_a_duration(value)
-        if wrong is not None:
-            raise ConfigError(f"{field}={value!r} is not a duration: {wrong}")
-        us = round(sum(Decimal(n) * US_OF_UNIT[_unit(u)] for n, u in _PART.findall(value)))
-    else:
-        hint = f"; for a bare number use {field}_ms=" if isinstance(value, (int, float)) else ""
-        raise ConfigError(f'{field}={value!r} is not a duration: write "30 minutes" or a timedelta{hint}')
-    return _checked_us(us, value, field)
+class ColumnExpression(Protocol):
+    """A ``pyspark.sql.Column``, of classic Spark or Spark Connect; pyspark is not imported here."""
+
+    def alias(self, *alias: str, **kwargs: Any) -> Any:
+        """The column under another name."""
+
+    def cast(self, dataType: Any) -> Any:
+        """The column as another type."""
 
 
-def parse_ms(value: object, field: str) -> int:
-    """An int of milliseconds, given for ``field``, whose name ends in ``_ms``, in microseconds."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{field}={value!r} must be an int of milliseconds")
-    return _checked_us(value * US_OF_UNIT["ms"], value, field)
+ColumnLike = str | ColumnExpression
+"""A column's name, or a ``pyspark.sql.Column``."""
 
-
-def _checked_us(us: int, value: object, field: str) -> int:
-    if us < 0:
-        raise ConfigError(f"{field}={value!r} is negative: a duration is 0 or longer")
-    if us > MAX_DURATION_US:
-        raise ConfigError(f"{field}={value!r} is longer than 1000 years, the longest duration allowed")
-    return us
-
-
-def is_duration(text: str) -> bool:
-    """Whether ``text`` reads as a duration, such as "1 hour 30 minutes"."""
-    return not_a_duration(text) is None
-
-
-def not_a_duration(text: str) -> str | None:
-    """Why ``text`` does not read as a duration, and what does; None if it does."""
-    rest = _PART.sub("", text).strip()
-    units = [unit for _, unit in _PART.findall(text)]
-    unknown = [unit for unit in units if _unit(unit) not in US_OF_UNIT]
-    if re.match(r"\s*[-\u2212]\s*\d", text):
-        return "it is negative; a duration is 0 or longer"
-    if unknown and _unit(unknown[0]) in WITHOUT_LENGTH:
-        wrong = f"{unknown[0]!r} has no fixed length; say it in days"
-    elif unknown:
-        wrong = f"{unknown[0]!r} is not a unit of time"
-    elif rest and re.fullmatch(r"\d+(\.\d+)?", rest):
-        wrong = f"{rest} has no unit"
-    elif rest or not units:
-        wrong = f"{rest!r} was not understood" if rest else "it is empty"
-    else:
-        return None
-    return f"{wrong}. {DURATIONS}"
-
-
-def reads_like_a_duration(text: str) -> bool:
-    """Whether whoever wrote ``text`` may have meant a duration: it begins with a number."""
-    return re.match(r"\s*[-+\u2212]?\s*\.?\d", text) is not None
-
-
-def _unit(word: str) -> str:
-    word = word.lower()
-    return word if word in US_OF_UNIT else word.removesuffix("s")
-
-
-def parse_size(value: object, field: str) -> int:
-    """A size in bytes. Raises ConfigError naming ``field``."""
-    match = _PART.fullmatch(value) if isinstance(value, str) else None
-    factor = BYTES_OF_UNIT.get(match[2].lower()) if match else None
-    if match is None or factor is None:
-        hint = f"; for a bare number use {field}_bytes=" if isinstance(value, (int, float)) else ""
-        raise ConfigError(
-            f'{field}={value!r} is not a size: write a number and one of {SIZES}, such as "128 MiB"{hint}'
-        )
-    return round(Decimal(match[1]) * factor)
+WATERMARK = "How far rows may arrive out of order."
+IDLE_AFTER = "After a silence this long the watermark advances without this input."
+IN_MS = "The same in milliseconds."
+IN_BYTES = "The same in bytes."
 
 
 def duration_us(owner: object, field: str) -> int:
@@ -168,16 +84,25 @@ class Operations:
     without it (see `Purgatory.resolve`).
     """
 
-    id: ColumnLike
-    keys: ColumnLike
-    created: ColumnLike
-    timeout: ColumnLike | Duration | None = None
-    timeout_ms: ColumnLike | int | None = None
-    deadline: ColumnLike | None = None
-    watermark: Duration = "0 seconds"
-    watermark_ms: int | None = None
-    idle_after: Duration | None = None
-    idle_after_ms: int | None = None
+    id: Annotated[ColumnLike, Option("column", "The operation's id.")]
+    keys: Annotated[
+        ColumnLike | Sequence[ColumnLike], Option("columns", "Watch keys: a column, several, or an array column.")
+    ]
+    created: Annotated[ColumnLike, Option("column", "The time from which the operation waits: a timestamp.")]
+    timeout: Annotated[
+        ColumnLike | Duration | None,
+        Option("column or duration", "How long it waits: a duration, or a column of day-time intervals."),
+    ] = None
+    timeout_ms: Annotated[
+        ColumnLike | int | None, Option("column or ms", "The same in milliseconds: an int, or a column of them.")
+    ] = None
+    deadline: Annotated[
+        ColumnLike | None, Option("column", "Until when it waits: a timestamp, in place of a time-out.")
+    ] = None
+    watermark: Annotated[Duration, Option("duration", WATERMARK)] = "0 seconds"
+    watermark_ms: Annotated[int | None, Option("ms", IN_MS)] = None
+    idle_after: Annotated[Duration | None, Option("duration", IDLE_AFTER)] = None
+    idle_after_ms: Annotated[int | None, Option("ms", IN_MS)] = None
 
     def __post_init__(self) -> None:
         idle_after_us(self)
@@ -232,16 +157,22 @@ class Completions:
     as in `Operations`.
     """
 
-    key: ColumnLike
-    time: ColumnLike
-    value: ColumnLike | None = None
-    kind: ColumnLike | None = None
-    operation_id: ColumnLike | None = None
-    event_id: ColumnLike | None = None
-    watermark: Duration = "0 seconds"
-    watermark_ms: int | None = None
-    idle_after: Duration | None = None
-    idle_after_ms: int | None = None
+    key: Annotated[ColumnLike, Option("column", "The key on which the event completes operations.")]
+    time: Annotated[ColumnLike, Option("column", "The event time: a timestamp.")]
+    value: Annotated[
+        ColumnLike | None, Option("column", "The number that sums and levels read; of an extend event, seconds.")
+    ] = None
+    kind: Annotated[ColumnLike | None, Option("column", "complete (or null), fail, cancel, force or extend.")] = None
+    operation_id: Annotated[
+        ColumnLike | None, Option("column", "The one operation that the event applies to; null: all on its key.")
+    ] = None
+    event_id: Annotated[ColumnLike | None, Option("column", "An id: an event that is delivered again counts once.")] = (
+        None
+    )
+    watermark: Annotated[Duration, Option("duration", WATERMARK)] = "0 seconds"
+    watermark_ms: Annotated[int | None, Option("ms", IN_MS)] = None
+    idle_after: Annotated[Duration | None, Option("duration", IDLE_AFTER)] = None
+    idle_after_ms: Annotated[int | None, Option("ms", IN_MS)] = None
 
     def __post_init__(self) -> None:
         idle_after_us(self)
@@ -273,23 +204,35 @@ class SinkOptions:
     single file (``max.request.size``).
     """
 
-    path: str | None = None
-    table: str | None = None
-    partition_by: tuple[str, ...] = ()
-    batch_size: str = "128 MiB"
-    batch_size_bytes: int | None = None
-    linger: Duration = "5 minutes"
-    linger_ms: int | None = None
-    buffer_memory: str = "16 GiB"
-    buffer_memory_bytes: int | None = None
-    max_block: Duration = "1 minute"
-    max_block_ms: int | None = None
-    retry_backoff: Duration = "1 second"
-    retry_backoff_ms: int | None = None
-    delivery_timeout: Duration = "30 minutes"
-    delivery_timeout_ms: int | None = None
-    max_request_size: str = "4 GiB"
-    max_request_size_bytes: int | None = None
+    path: Annotated[str | None, Option("name", "Folder of the Delta table; give this or table.")] = None
+    table: Annotated[str | None, Option("name", "Name of the Delta table; give this or path.")] = None
+    partition_by: Annotated[
+        str | Sequence[str], Option("names", "Columns that partition the table, if the first drain creates it.")
+    ] = ()
+    batch_size: Annotated[str, Option("size", "Size of file wanted for each table partition (Kafka: batch.size).")] = (
+        "128 MiB"
+    )
+    batch_size_bytes: Annotated[int | None, Option("bytes", IN_BYTES)] = None
+    linger: Annotated[Duration, Option("duration", "How long a row may wait for its file (linger.ms).")] = "5 minutes"
+    linger_ms: Annotated[int | None, Option("ms", IN_MS)] = None
+    buffer_memory: Annotated[str, Option("size", "The most bytes that may be staged (buffer.memory).")] = "16 GiB"
+    buffer_memory_bytes: Annotated[int | None, Option("bytes", IN_BYTES)] = None
+    max_block: Annotated[
+        Duration, Option("duration", "How long a micro-batch waits for room, or a flush for a failing table.")
+    ] = "1 minute"
+    max_block_ms: Annotated[int | None, Option("ms", IN_MS)] = None
+    retry_backoff: Annotated[
+        Duration, Option("duration", "The first wait after a failed drain; doubled up to ten times it.")
+    ] = "1 second"
+    retry_backoff_ms: Annotated[int | None, Option("ms", IN_MS)] = None
+    delivery_timeout: Annotated[
+        Duration, Option("duration", "How long rows wait for a failing table before the query stops.")
+    ] = "30 minutes"
+    delivery_timeout_ms: Annotated[int | None, Option("ms", IN_MS)] = None
+    max_request_size: Annotated[
+        str, Option("size", "The most bytes in one transaction, but for a single file (max.request.size).")
+    ] = "4 GiB"
+    max_request_size_bytes: Annotated[int | None, Option("bytes", IN_BYTES)] = None
 
     def __post_init__(self) -> None:
         place = {"path": self.path, "table": self.table}

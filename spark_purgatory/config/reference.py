@@ -1,0 +1,64 @@
+"""`python -m spark_purgatory.config.reference`: docs/configuration.md, made from the declared options."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, get_type_hints
+
+from spark_purgatory.config.options import Completions, Operations, Option, SinkOptions
+from spark_purgatory.config.purgatory_options import PurgatoryOptions
+
+HEAD = """# Configuration
+
+Made by `python -m spark_purgatory.config.reference` from the options that the code declares; a test compares.
+
+The same option has the same name in Python and in the job's YAML file. Columns are names; in Python also `Column`
+expressions. A duration is text such as "30 minutes", or in Python a `timedelta`. A size is text such as "128 MiB".
+An option that ends in `_ms` or `_bytes` is the same as a whole number, and takes precedence.
+
+In YAML the criterion is `any_key`, `{quorum: 2}`, `{sum_at_least: "100.00"}` (in quotes: an exact decimal), or
+`{by_row: {rule: rule, need: need, levels: levels}}` with names of columns.
+"""
+PARTS = (
+    ("Operations", "operations", Operations),
+    ("Completions", "completions", Completions),
+    ("Purgatory", "purgatory", PurgatoryOptions),
+    ("RecordAccumulator", "output", SinkOptions),
+)
+
+
+def options_of(declared: type) -> dict[str, tuple[Option, Any]]:
+    """Every option of a class by name, with its default; ``dataclasses.MISSING`` where it must be given."""
+    hints = get_type_hints(declared, include_extras=True)
+    return {
+        field.name: (
+            next(extra for extra in hints[field.name].__metadata__ if isinstance(extra, Option)),
+            field.default,
+        )
+        for field in dataclasses.fields(declared)
+    }
+
+
+def reference() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for name, section, declared in PARTS:
+        parts.append(
+            f"\n## {name} (YAML: `{section}`)\n\n| Option | Takes | Default | Meaning |\n| --- | --- | --- | --- |\n"
+        )
+        for option_name, (option, default) in options_of(declared).items():
+            takes = " or ".join(f'"{choice}"' for choice in option.choices) or option.kind
+            parts.append(f"| `{option_name}` | {takes} | {_default(default)} | {option.text} |\n")
+    return "".join(parts)
+
+
+def _default(value: object) -> str:
+    if value is dataclasses.MISSING:
+        return "must be given"
+    if value is None or value == () or value == "":
+        return "none"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

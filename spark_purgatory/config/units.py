@@ -1,0 +1,124 @@
+"""Durations and sizes as people write them: "30 minutes", "1 hour 30 minutes", "128 MiB"."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from decimal import Decimal
+
+from spark_purgatory.errors import ConfigError
+
+US_OF_UNIT = {
+    "microsecond": 1,
+    "us": 1,
+    "millisecond": 1_000,
+    "ms": 1_000,
+    "second": 1_000_000,
+    "sec": 1_000_000,
+    "s": 1_000_000,
+    "minute": 60_000_000,
+    "min": 60_000_000,
+    "m": 60_000_000,
+    "hour": 3_600_000_000,
+    "h": 3_600_000_000,
+    "day": 86_400_000_000,
+    "d": 86_400_000_000,
+    "week": 604_800_000_000,
+}
+BYTES_OF_UNIT = {
+    "b": 1,
+    "byte": 1,
+    "bytes": 1,
+    **{f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)},
+    **{f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)},
+}
+MAX_DURATION_US = 1000 * 366 * US_OF_UNIT["day"]
+"""A thousand years: past any wait, and far from where int64 microseconds end."""
+
+WITHOUT_LENGTH = ("month", "quarter", "year")
+DURATIONS = (
+    "A duration is one or more numbers, each with a unit: microseconds (us), milliseconds (ms), seconds (s), "
+    'minutes (m), hours (h), days (d) or weeks; such as "30 minutes" or "1 hour 30 minutes"'
+)
+SIZES = "B, KB, MB, GB, TB, KiB, MiB, GiB and TiB"
+
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
+
+Duration = str | timedelta
+
+
+def parse_duration(value: object, field: str) -> int:
+    """A duration in microseconds. Raises ConfigError naming ``field``."""
+    if isinstance(value, timedelta):
+        us = value // timedelta(microseconds=1)
+    elif isinstance(value, str):
+        wrong = not_a_duration(value)
+        if wrong is not None:
+            raise ConfigError(f"{field}={value!r} is not a duration: {wrong}")
+        us = round(sum(Decimal(n) * US_OF_UNIT[_unit(u)] for n, u in _PART.findall(value)))
+    else:
+        hint = f"; for a bare number use {field}_ms=" if isinstance(value, (int, float)) else ""
+        raise ConfigError(f'{field}={value!r} is not a duration: write "30 minutes" or a timedelta{hint}')
+    return _checked_us(us, value, field)
+
+
+def parse_ms(value: object, field: str) -> int:
+    """An int of milliseconds, given for ``field``, whose name ends in ``_ms``, in microseconds."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{field}={value!r} must be an int of milliseconds")
+    return _checked_us(value * US_OF_UNIT["ms"], value, field)
+
+
+def _checked_us(us: int, value: object, field: str) -> int:
+    if us < 0:
+        raise ConfigError(f"{field}={value!r} is negative: a duration is 0 or longer")
+    if us > MAX_DURATION_US:
+        raise ConfigError(f"{field}={value!r} is longer than 1000 years, the longest duration allowed")
+    return us
+
+
+def is_duration(text: str) -> bool:
+    """Whether ``text`` reads as a duration, such as "1 hour 30 minutes"."""
+    return not_a_duration(text) is None
+
+
+def not_a_duration(text: str) -> str | None:
+    """Why ``text`` does not read as a duration, and what does; None if it does."""
+    rest = _PART.sub("", text).strip()
+    units = [unit for _, unit in _PART.findall(text)]
+    unknown = [unit for unit in units if _unit(unit) not in US_OF_UNIT]
+    if re.match(r"\s*[-\u2212]\s*\d", text):
+        return "it is negative; a duration is 0 or longer"
+    if unknown and _unit(unknown[0]) in WITHOUT_LENGTH:
+        wrong = f"{unknown[0]!r} has no fixed length; say it in days"
+    elif unknown:
+        wrong = f"{unknown[0]!r} is not a unit of time"
+    elif rest and re.fullmatch(r"\d+(\.\d+)?", rest):
+        wrong = f"{rest} has no unit"
+    elif rest or not units:
+        wrong = f"{rest!r} was not understood" if rest else "it is empty"
+    else:
+        return None
+    return f"{wrong}. {DURATIONS}"
+
+
+def reads_like_a_duration(text: str) -> bool:
+    """Whether whoever wrote ``text`` may have meant a duration: it begins with a number."""
+    return re.match(r"\s*[-+\u2212]?\s*\.?\d", text) is not None
+
+
+def _unit(word: str) -> str:
+    word = word.lower()
+    return word if word in US_OF_UNIT else word.removesuffix("s")
+
+
+def parse_size(value: object, field: str) -> int:
+    """A size in bytes. Raises ConfigError naming ``field``."""
+    match = _PART.fullmatch(value) if isinstance(value, str) else None
+    factor = BYTES_OF_UNIT.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        hint = f"; for a bare number use {field}_bytes=" if isinstance(value, (int, float)) else ""
+        raise ConfigError(
+            f'{field}={value!r} is not a size: write a number and one of {SIZES}, such as "128 MiB"{hint}'
+        )
+    return round(Decimal(match[1]) * factor)
