@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from spark_purgatory.accumulator.appends import AccumulatorSettings, Appended, AppendTicket
+from spark_purgatory.accumulator.appends import Appended, AppendTicket
 from spark_purgatory.accumulator.batch import Batch
+from spark_purgatory.accumulator.batches import AccumulatorSettings
 from spark_purgatory.accumulator.incomplete import Flush
 from spark_purgatory.accumulator.policy import AccumulatorPolicy
 from spark_purgatory.errors import PurgatoryError

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from spark_purgatory.accumulator.appends import AccumulatorSettings, Appended
+from spark_purgatory.accumulator.appends import Appended
 from spark_purgatory.accumulator.backoff import ExponentialBackoff
 from spark_purgatory.accumulator.batch import Batch, BatchState
+from spark_purgatory.accumulator.batches import AccumulatorSettings
 from spark_purgatory.accumulator.policy import AccumulatorPolicy
 from spark_purgatory.accumulator.sizing import PartSizing
 from spark_purgatory.errors import (

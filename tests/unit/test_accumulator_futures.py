@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from spark_purgatory.accumulator.appends import AccumulatorSettings
 from spark_purgatory.accumulator.batch import BatchState
+from spark_purgatory.accumulator.batches import AccumulatorSettings
 from spark_purgatory.errors import BatchStateError, BugError, ConfigError
 from tests.unit.test_accumulator import available, policy, put, take
 
@@ -146,7 +146,7 @@ def spoil_place(accumulator: Any) -> None:
 
 def spoil_wait(accumulator: Any) -> None:
     accumulator.append_or_wait("y", put(policy(), 1).batch.records[0], 0)
-    accumulator._waiting[0].error = KeyError()
+    accumulator._appender.waiting[0].error = KeyError()
 
 
 @pytest.mark.parametrize(

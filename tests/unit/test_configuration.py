@@ -1,4 +1,4 @@
-"""Options are declared once: Python, the YAML file and the reference page have the same ones, with the same defaults."""
+"""Options are declared once: Python, the YAML file and the reference page have the same ones."""
 
 from __future__ import annotations
 

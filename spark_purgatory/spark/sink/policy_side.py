@@ -14,9 +14,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spark_purgatory.accumulator.appends import AccumulatorSettings
 from spark_purgatory.accumulator.backoff import ExponentialBackoff
 from spark_purgatory.accumulator.batch import Batch
+from spark_purgatory.accumulator.batches import AccumulatorSettings
 from spark_purgatory.accumulator.futures import Callback, RecordFuture
 from spark_purgatory.accumulator.policy import AccumulatorPolicy
 from spark_purgatory.accumulator.sizing import PartSizing, SizeCalibration
