@@ -5,18 +5,21 @@ Importing the package imports no Spark; `Purgatory`, `RecordAccumulator` and `ga
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from spark_purgatory.config import Completions, Operations
 from spark_purgatory.core.spec import criteria
+from spark_purgatory.version import __version__
 
 if TYPE_CHECKING:
     from spark_purgatory.spark.checkpoint.gauges import gauges
     from spark_purgatory.spark.operator.purgatory import Purgatory
     from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 
-__version__ = "0.1.0"
-__all__ = ["Completions", "Operations", "Purgatory", "RecordAccumulator", "criteria", "gauges"]
+logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+__all__ = ["Completions", "Operations", "Purgatory", "RecordAccumulator", "__version__", "criteria", "gauges"]
 
 
 def __getattr__(name: str) -> object:

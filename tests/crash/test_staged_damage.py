@@ -64,14 +64,14 @@ class Staged:
         )
         try:
             sink.recover(self.spark)
-            sink.adopt(self.spark, next_batch(self.spark, checkpoint))
-            pieces = list(sink.ledger.pieces.values())
-            sink.check_pieces(self.spark, pieces)
+            sink.stager.adopt(self.spark, next_batch(self.spark, checkpoint))
+            pieces = list(sink.stager.ledger.pieces.values())
+            sink.stager.check_pieces(self.spark, pieces)
             by_partition: dict[str, list[Piece]] = {}
             for piece in pieces:
                 by_partition.setdefault(piece.partition, []).append(piece)
-            schema = T.StructType.fromJson(json.loads(sink.ledger.schema or ""))
-            rows = read_files(self.spark, sink.folder, schema, list(by_partition.values()), ["part"])
+            schema = T.StructType.fromJson(json.loads(sink.stager.ledger.schema or ""))
+            rows = read_files(self.spark, sink.stager.folder, schema, list(by_partition.values()), ["part"])
             return Counter(str(row) for row in rows.collect())
         except StagingError:
             return "StagingError"

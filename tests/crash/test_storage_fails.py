@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,6 +70,21 @@ def test_a_full_disk_at_every_write_is_named_and_the_rows_arrive_once_it_has_roo
     stream.run(stream.rows())
     assert stream.numbers() == every(len(FULL_AT))
     assert staged_files(stream) == []
+
+
+def test_a_drain_that_fails_is_logged_with_its_cause_and_the_next_attempt_and_so_is_the_recovery(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    accumulator(stream, max_block="1 second", retry_backoff="100 milliseconds")
+    caplog.set_level(logging.INFO, "spark_purgatory")
+    stream.add(1)
+    with full_disk_at("before drain commit"), pytest.raises((PySparkException, PurgatoryError)):
+        stream.run(stream.rows())
+    retries = [line for line in caplog.messages if "next attempt in" in line]
+    assert re.match(r"drain of \d files to table .* failed \(attempt 1\), next attempt in \d+ ms: .*", retries[0])
+    caplog.clear()
+    assert stream.run(stream.rows()).numbers() == every(1)
+    assert any("drain 0 was not committed" in line and "(case D)" in line for line in caplog.messages)
 
 
 def test_a_staging_folder_that_cannot_be_made_is_named(stream: Stream) -> None:

@@ -25,12 +25,13 @@ PACKAGE = "spark_purgatory"
 ANYTHING = frozenset({"*"})
 OWN_IMPORTS: dict[str, frozenset[str]] = {
     "errors": frozenset(),
+    "version": frozenset(),
     "core": frozenset({"core", "errors"}),
     "accumulator": frozenset({"accumulator", "errors"}),
     "schema": frozenset({"schema", "errors"}),
     "config": frozenset({"config", "core", "accumulator", "schema", "errors"}),
     "metrics": frozenset({"metrics", "config", "schema", "errors"}),
-    "spark": frozenset({"spark", "core", "accumulator", "config", "schema", "metrics", "errors"}),
+    "spark": frozenset({"spark", "core", "accumulator", "config", "schema", "metrics", "errors", "version"}),
     "testing": ANYTHING,
     "job": ANYTHING,
     "demo": ANYTHING,

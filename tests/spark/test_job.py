@@ -174,7 +174,7 @@ def test_no_java_is_one_sentence_and_an_exit_code(tmp_path: Path) -> None:
 
 
 def job_command(conf: Path, arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "spark_purgatory.job.runner", str(conf.relative_to(ROOT)), *arguments]
+    return [sys.executable, "-m", "jobs.await_completion", str(conf.relative_to(ROOT)), *arguments]
 
 
 def settings_for(folder: Path, trigger: str) -> list[str]:

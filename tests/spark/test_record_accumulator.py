@@ -228,11 +228,15 @@ def test_two_runs_on_one_staging_folder_are_seen() -> None:
         replay(entries, "/staging")
 
 
+def test_an_option_that_does_not_exist_is_an_error_of_the_call() -> None:
+    with pytest.raises(TypeError, match="batch_sise"):
+        RecordAccumulator(path="/t", batch_sise="1 MB")  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"path": "/t", "batch_size": "big"}, "batch_size='big' is not a size"),
-        ({"path": "/t", "batch_sise": "1 MB"}, "takes no batch_sise"),
         ({"path": "/t\n"}, "control character"),
         ({"path": "/lake/../etc"}, "goes up by"),
         ({"table": "t" * 5000}, "at most 1,024"),

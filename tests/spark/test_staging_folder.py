@@ -142,28 +142,30 @@ def test_a_checkpoint_that_only_spark_reaches_takes_and_delivers_rows_over_resta
 def drains(spark: SparkSession, sink: DeltaSink, numbers: range, rows: Path) -> None:
     """What drains leave in the staging folder, each with a staged file of its own; the table is left out."""
     for number in numbers:
-        path = sink.ledger.run.batch_path(sink.ledger.next_drain, number)
+        path = sink.stager.ledger.run.batch_path(sink.stager.ledger.next_drain, number)
         (rows / path).mkdir(parents=True)
         (rows / path / "part-0.parquet").write_bytes(b"rows")
         piece = Piece("", f"{path}/part-0.parquet", 1, 4, number, number, 0)
-        sink.ledger.add(number, number, [piece])
-        epochs = tuple(sorted(sink.ledger.epochs))
+        sink.stager.ledger.add(number, number, [piece])
+        epochs = tuple(sorted(sink.stager.ledger.epochs))
         intent = Intent(number, str(number), None, "", number, False, (piece,), (), epochs, 0)
-        sink.place.write_entry(spark, number, f"intent={number}", intent_body(intent))
-        sink.ledger.take(intent)
+        sink.stager.place.write_entry(spark, number, f"intent={number}", intent_body(intent))
+        sink.stager.ledger.take(intent)
         sink.clean_up(spark)
 
 
 def test_ten_thousand_drains_leave_as_many_files_and_folders_as_ten(spark: SparkSession, tmp_path: Path) -> None:
     sink = DeltaSink(DeltaTarget(accumulator(Stream(spark, tmp_path)).options), str(tmp_path / "checkpoint"), lambda: 0)
-    sink.place.local = tmp_path / "checkpoint" / "staging"
-    drains(spark, sink, range(10), sink.place.local)
-    after_ten = len(list(sink.place.local.rglob("*")))
-    drains(spark, sink, range(10, 10_000), sink.place.local)
-    left = sorted(path.relative_to(sink.place.local) for path in sink.place.local.rglob("*") if path.is_file())
+    sink.stager.place.local = tmp_path / "checkpoint" / "staging"
+    drains(spark, sink, range(10), sink.stager.place.local)
+    after_ten = len(list(sink.stager.place.local.rglob("*")))
+    drains(spark, sink, range(10, 10_000), sink.stager.place.local)
+    left = sorted(
+        path.relative_to(sink.stager.place.local) for path in sink.stager.place.local.rglob("*") if path.is_file()
+    )
     assert [path.parts[-1].split("-")[0] for path in left] == ["done=9999", "intent=9999"]
-    assert len(list(sink.place.local.rglob("*"))) <= after_ten + 2 * GENERATIONS
-    assert replay(sink.place.read_entries(spark), "").next_drain == 10_000
+    assert len(list(sink.stager.place.local.rglob("*"))) <= after_ten + 2 * GENERATIONS
+    assert replay(sink.stager.place.read_entries(spark), "").next_drain == 10_000
 
 
 @pytest.mark.slow
@@ -180,7 +182,7 @@ def test_drains_on_storage_that_cannot_remove_folders_leave_a_bounded_number(
     print(f"files and folders after {cycle}, {2 * cycle} and {3 * cycle} drains: {counts}")
     assert counts[1] == counts[2]
     assert counts[0] <= counts[1] <= 2 * cycle + 20
-    assert replay(sink.place.read_entries(spark), "").next_drain == 3 * cycle
+    assert replay(sink.stager.place.read_entries(spark), "").next_drain == 3 * cycle
 
 
 # --- earlier versions ---------------------------------------------------------------------------------------------

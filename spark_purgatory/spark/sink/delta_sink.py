@@ -58,6 +58,7 @@ never leaves a micro-batch unevaluated: Spark would fail with STATE_STORE_COMMIT
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
@@ -73,10 +74,11 @@ from spark_purgatory.spark.sink.ledger import NO_BATCH, Intent, Piece
 from spark_purgatory.spark.sink.ledger_format import intent_body, replay
 from spark_purgatory.spark.sink.spark_access import literal, settings
 from spark_purgatory.spark.sink.staged_files import read_files, reading
-from spark_purgatory.spark.sink.stager import StagedSide
+from spark_purgatory.spark.sink.stager import Stager
 from spark_purgatory.spark.sink.staging_folder import StagingFolder, local_folder
 from spark_purgatory.spark.sink.storage_errors import writing
 
+LOG = logging.getLogger(__name__)
 USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 DRAIN_QUERY = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
@@ -97,11 +99,12 @@ class Load:
     """Cut files at so many rows; 0 for one file each."""
 
 
-class DeltaSink(StagedSide):
+class DeltaSink:
     """The durable half of a query's sink: ledger, log and table move by the steps above."""
 
     def __init__(self, target: DeltaTarget, checkpoint: str, now_ms: Callable[[], int]) -> None:
-        super().__init__(checkpoint)
+        self.checkpoint = checkpoint
+        self.stager = Stager(checkpoint)
         self.target = target
         self.now_ms = now_ms
         self.app_id = ""
@@ -117,20 +120,28 @@ class DeltaSink(StagedSide):
     def recover(self, spark: SparkSession) -> Commit | None:
         """Read the log and compare it with the table; cases A to I. The commit of the last intent, if it is there."""
         self.app_id = app_id_of(spark, self.checkpoint, self.target)
-        self.place = StagingFolder(self.checkpoint, local_folder(spark, self.checkpoint))
-        entries = self.place.read_entries(spark)
-        self.ledger = replay(entries, self.folder)
+        self.stager.place = StagingFolder(self.checkpoint, local_folder(spark, self.checkpoint))
+        entries = self.stager.place.read_entries(spark)
+        self.stager.ledger = replay(entries, self.stager.folder)
         self._legacy_log = any(body["format"] == 1 for _, body in entries)
         facts = self.target.facts(spark)
-        last = last_txn_version(spark, facts.location, self.app_id, self.anchor) if facts else NO_BATCH
-        intent = self.ledger.intent
+        last = last_txn_version(spark, facts.location, self.app_id, self.stager.anchor) if facts else NO_BATCH
+        intent = self.stager.ledger.intent
         number = intent.number if intent else NO_BATCH
         self._compare(last, number, facts)
         self._check_restore(spark, facts)
         self.table_id = facts.id if facts else None
-        if intent is None or facts is None or self.ledger.is_done or last < number:
+        if intent is None:
+            LOG.info("start: table %s, checkpoint %s: no drain so far", self.target, self.checkpoint)
             return None
-        commit = find_commit(spark, facts.location, self.app_id, number, anchor=self.anchor)
+        if self.stager.ledger.is_done:
+            LOG.info("start: drain %d of table %s is complete (case A, B, C or F)", number, self.target)
+            return None
+        if facts is None or last < number:
+            LOG.warning("recovery: drain %d was not committed to table %s; again (case D)", number, self.target)
+            return None
+        LOG.warning("recovery: drain %d was committed to table %s; its clean-up follows (case E)", number, self.target)
+        commit = find_commit(spark, facts.location, self.app_id, number, anchor=self.stager.anchor)
         if commit is None:
             return Commit(-1, intent.uuid, ())
         if commit.intent_uuid is not None and commit.intent_uuid != intent.uuid:
@@ -140,10 +151,10 @@ class DeltaSink(StagedSide):
         return commit
 
     def _compare(self, last: int, number: int, facts: TableFacts | None) -> None:
-        known = self.ledger.intent.table_id if self.ledger.intent else None
+        known = self.stager.ledger.intent.table_id if self.stager.ledger.intent else None
         if known is not None and (facts is None or facts.id != known):
             raise self._lost(last, "it was dropped or replaced")
-        if last < (number if self.ledger.is_done else number - 1):
+        if last < (number if self.stager.ledger.is_done else number - 1):
             raise self._lost(last, "it was dropped, replaced or restored, is another table, or forgot the query")
         if last > number:
             raise self._foreign(last, number)
@@ -154,7 +165,7 @@ class DeltaSink(StagedSide):
         self, spark: SparkSession, taken: Sequence[Piece], batch_id: int | None = None, schema: str | None = None
     ) -> Intent:
         """Step 3; with ``batch_id`` for a micro-batch that does not count yet: its attempt, or its rows direct."""
-        ledger = self.ledger
+        ledger = self.stager.ledger
         if ledger.uncounted:
             raise BugError(
                 f"{len(ledger.uncounted)} micro-batches are staged of which intent {ledger.next_drain} tells nothing"
@@ -177,9 +188,9 @@ class DeltaSink(StagedSide):
         )
         reach("before intent")
         # A second try would look like a second writer.
-        with writing(f"intent {intent.number}", self.folder):
-            self.place.write_entry(spark, intent.number, f"intent={intent.number}", intent_body(intent))
-            check_alone(spark, self.place, intent)
+        with writing(f"intent {intent.number}", self.stager.folder):
+            self.stager.place.write_entry(spark, intent.number, f"intent={intent.number}", intent_body(intent))
+            check_alone(spark, self.stager.place, intent)
         reach("after intent")
         ledger.take(intent)
         self._checked = facts
@@ -192,15 +203,15 @@ class DeltaSink(StagedSide):
         metadata = {"intent": intent.uuid, "drain": intent.number, "last_batch": intent.last_batch}
         started_ms = self.now_ms()
         if load.direct is None:
-            self.check_pieces(spark, intent.taken)
+            self.stager.check_pieces(spark, intent.taken)
         reach("before drain commit")
         # Said twice: the write that makes a table by name takes it from the session alone.
         with settings(spark, {**DRAIN_QUERY, USER_METADATA: json.dumps(metadata)}):
             rows = load.direct
             if rows is None:
                 schema = T.StructType.fromJson(json.loads(intent.schema))
-                rows = read_files(spark, self.folder, schema, load.files, partition_by)
-            with reading(f"the staged files of drain {intent.number}", self.folder):
+                rows = read_files(spark, self.stager.folder, schema, load.files, partition_by)
+            with reading(f"the staged files of drain {intent.number}", self.stager.folder):
                 self.target.append(rows, self.app_id, intent.number, metadata, load.max_file_rows, partition_by)
         reach("after drain commit")
         reach("before read-back")
@@ -213,10 +224,10 @@ class DeltaSink(StagedSide):
         """Step 5. SkippedWriteError, ForeignWriterError, TableLostError."""
         if facts is None:
             raise self._lost(NO_BATCH, "it is gone after a commit to it")
-        commit = find_commit(spark, facts.location, self.app_id, intent.number, since_ms, self.anchor)
-        commit = commit or find_commit(spark, facts.location, self.app_id, intent.number, anchor=self.anchor)
+        commit = find_commit(spark, facts.location, self.app_id, intent.number, since_ms, self.stager.anchor)
+        commit = commit or find_commit(spark, facts.location, self.app_id, intent.number, anchor=self.stager.anchor)
         if commit is None:
-            last = last_txn_version(spark, facts.location, self.app_id, self.anchor)
+            last = last_txn_version(spark, facts.location, self.app_id, self.stager.anchor)
             if last > intent.number:
                 raise self._foreign(last, intent.number)
             raise SkippedWriteError(
@@ -232,7 +243,9 @@ class DeltaSink(StagedSide):
     def was_committed(self, spark: SparkSession, intent: Intent) -> Commit | None:
         """After a commit that raised: did it arrive all the same?"""
         facts = self.target.facts(spark)
-        commit = find_commit(spark, facts.location, self.app_id, intent.number, anchor=self.anchor) if facts else None
+        commit = (
+            find_commit(spark, facts.location, self.app_id, intent.number, anchor=self.stager.anchor) if facts else None
+        )
         if commit is not None:
             if commit.intent_uuid != intent.uuid:
                 raise self._foreign(intent.number, intent.number)
@@ -241,31 +254,31 @@ class DeltaSink(StagedSide):
 
     def clean_up(self, spark: SparkSession) -> None:
         """Step 6, of the last intent."""
-        intent = self.ledger.intent
+        intent = self.stager.ledger.intent
         if intent is None:
             return
         reach("before clean-up")
-        number, ledger = intent.number, self.ledger
-        with writing(f"the clean-up after drain {number}", self.folder):
+        number, ledger = intent.number, self.stager.ledger
+        with writing(f"the clean-up after drain {number}", self.stager.folder):
             if not ledger.is_done:
                 done = {"number": number, "table_version": ledger.table_version, "committed_ms": ledger.committed_ms}
-                self.place.write_entry(spark, number, f"done={number}", done)
+                self.stager.place.write_entry(spark, number, f"done={number}", done)
                 ledger.is_done = True
             for path in self._idle_folders():
-                self.place.remove(spark, path)
+                self.stager.place.remove(spark, path)
         ledger.epochs -= ledger.idle_epochs()
         self._legacy_log = False
         reach("after clean-up")
 
     def _idle_folders(self) -> list[str]:
         """Folders that nothing that counts needs, the last intent being done."""
-        ledger, number = self.ledger, self.ledger.next_drain - 1
-        paths = [self.place.log_path(number - 1)] if number > 0 else []
+        ledger, number = self.stager.ledger, self.stager.ledger.next_drain - 1
+        paths = [self.stager.place.log_path(number - 1)] if number > 0 else []
         legacy = {piece.epoch for piece in (ledger.intent.taken if ledger.intent else ()) if piece.is_legacy}
         if self._legacy_log and number > 0:
             paths += [f"log/epoch={number - 1}"]
         for epoch in sorted(ledger.idle_epochs()):
-            paths.append(self.place.epoch_path(epoch))
+            paths.append(self.stager.place.epoch_path(epoch))
             if not ledger.has_records or epoch in legacy:
                 paths.append(f"epoch={epoch}")
         generation = ledger.idle_generation()
@@ -282,10 +295,10 @@ class DeltaSink(StagedSide):
 
     def _check_restore(self, spark: SparkSession, facts: TableFacts | None) -> None:
         """Raise TableLostError if the table was restored to a version before the last drain's."""
-        version = self.ledger.table_version
+        version = self.stager.ledger.table_version
         if facts is None or version is None or version < 0:
             return
-        restored = find_restore(spark, facts.location, version, self.ledger.committed_ms, self.anchor)
+        restored = find_restore(spark, facts.location, version, self.stager.ledger.committed_ms, self.stager.anchor)
         if restored is not None:
             raise TableLostError(
                 f"table {self.target} was restored to {restored}, before version {version} with the last drain of this "
@@ -302,12 +315,12 @@ class DeltaSink(StagedSide):
                 f"{commit.version}, and its staged files held {intent.taken_rows:,}: they were damaged while they were "
                 "read. Nothing was removed, the staged files wait. Compare them with the table before you start again"
             )
-        self.ledger.table_version, self.ledger.committed_ms = commit.version, committed_ms
+        self.stager.ledger.table_version, self.stager.ledger.committed_ms = commit.version, committed_ms
 
     # --- errors --------------------------------------------------------------------------------------------------
 
     def _lost(self, last: int, why: str) -> TableLostError:
-        known = self.ledger.intent.number if self.ledger.intent else NO_BATCH
+        known = self.stager.ledger.intent.number if self.stager.ledger.intent else NO_BATCH
         return TableLostError(
             f"checkpoint {self.checkpoint} has made {known + 1} drains, but table {self.target} holds them only up to "
             f"{last} (-1: none): {why} (delta.setTransactionRetentionDuration). Nothing was written, staged rows "

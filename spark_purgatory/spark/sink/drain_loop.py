@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -11,14 +12,13 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from spark_purgatory.accumulator.batch_results import RetryOutcome
-from spark_purgatory.accumulator.futures import Callback, RecordFuture
+from spark_purgatory.accumulator.futures import RecordFuture
 from spark_purgatory.accumulator.sizing import SizeCalibration
-from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import BufferExhaustedError, DeliveryTimeoutError, StorageError
 from spark_purgatory.spark.sink.delta_log import Commit
-from spark_purgatory.spark.sink.delta_sink import Load
+from spark_purgatory.spark.sink.delta_sink import DeltaSink, Load
 from spark_purgatory.spark.sink.ledger import Intent, Piece
-from spark_purgatory.spark.sink.policy_side import NODE, Delivery, FileBatch, PolicySide, StagedRecord
+from spark_purgatory.spark.sink.policy_adapter import NODE, Delivery, FileBatch, PolicyAdapter, StagedRecord
 from spark_purgatory.spark.sink.storage_errors import (
     SPARK_FAULTS,
     is_interruption,
@@ -28,6 +28,9 @@ from spark_purgatory.spark.sink.storage_errors import (
     storage_fault,
 )
 
+LOG = logging.getLogger(__name__)
+WARN_AT = 0.8
+"""A warning is logged once so much of buffer_memory is staged."""
 MAX_FULL = 1.25
 """A file may be so much larger than wanted before it is cut."""
 
@@ -40,11 +43,13 @@ class _Open:
     batches: tuple[FileBatch, ...]
 
 
-class DrainLoop(PolicySide):
-    """The half of a query's sink that drains."""
+class DrainLoop:
+    """Counts staged pieces, gives them to the policy, and drains what is ready."""
 
-    def __init__(self, options: SinkOptions, checkpoint: str, on_delivery: Callback[Delivery] | None = None) -> None:
-        super().__init__(options, checkpoint, on_delivery)
+    def __init__(self, adapter: PolicyAdapter, sink: DeltaSink) -> None:
+        self._adapter = adapter
+        self._sink = sink
+        self._options = adapter.options
         self._open: _Open | None = None
 
     def make_room(self, spark: SparkSession, wanted_bytes: int) -> bool:
@@ -53,65 +58,74 @@ class DrainLoop(PolicySide):
         BufferExhaustedError if the table does not take what is staged for ``max_block``.
         """
         self.count(spark)
-        limit = self.options.bytes_of("buffer_memory")
+        limit = self._options.bytes_of("buffer_memory")
         room = max(0, limit - wanted_bytes)
-        if self.sink.ledger.staged_bytes > room:
-            flush = self.policy.begin_flush()
-            self._send_until(spark, lambda: self.sink.ledger.staged_bytes <= room or flush.is_done)
+        if self._sink.stager.ledger.staged_bytes > room:
+            flush = self._adapter.policy.begin_flush()
+            self._send_until(spark, lambda: self._sink.stager.ledger.staged_bytes <= room or flush.is_done)
         return wanted_bytes <= limit
 
     def append(self, spark: SparkSession, piece: Piece, now_ms: int) -> RecordFuture[Delivery]:
-        """Tell the policy of a piece that counts; drain early if the policy has no memory for its batch."""
+        """Give a piece to the policy; drain early if the policy has no memory for its batch."""
         file_bytes = min(
-            self.sizes.file_bytes(piece.partition, piece.staged_bytes), self.options.bytes_of("buffer_memory")
+            self._adapter.sizes.file_bytes(piece.partition, piece.staged_bytes), self._options.bytes_of("buffer_memory")
         )
-        ticket = self.policy.append_or_wait(piece.partition, StagedRecord(piece, file_bytes), now_ms)
+        ticket = self._adapter.policy.append_or_wait(piece.partition, StagedRecord(piece, file_bytes), now_ms)
         if not ticket.is_done:
             self._send_until(spark, lambda: ticket.is_done)
         assert ticket.appended is not None
         return ticket.appended.future
 
     def count(self, spark: SparkSession) -> None:
-        """Count all that is staged, and tell the policy."""
-        ledger = self.sink.ledger
+        """Count all that is staged, and give it to the policy as records."""
+        ledger = self._sink.stager.ledger
         if not ledger.uncounted:
             return
-        by_batch = self.sink.count(spark, list(ledger.uncounted.values()))
+        by_batch = self._sink.stager.count(spark, list(ledger.uncounted.values()))
         counted = [piece for pieces in by_batch.values() for piece in pieces]
-        self.backlog.learn(ledger.uncounted.values(), counted)
+        self._adapter.backlog.learn(ledger.uncounted.values(), counted)
         ledger.pieces.update((piece.key, piece) for piece in counted)
         ledger.uncounted = {}
         for batch_id, pieces in by_batch.items():
-            self.note_sizes(pieces)
-            self.remember(batch_id, [self.append(spark, piece, piece.staged_ms) for piece in pieces])
+            self._adapter.note_sizes(pieces)
+            self._adapter.remember(batch_id, [self.append(spark, piece, piece.staged_ms) for piece in pieces])
+        limit = self._options.bytes_of("buffer_memory")
+        if ledger.staged_bytes >= limit * WARN_AT:
+            LOG.warning(
+                "%d bytes are staged for table %s, %d %% of buffer_memory (%d bytes)",
+                ledger.staged_bytes,
+                self._sink.target,
+                100 * ledger.staged_bytes // limit,
+                limit,
+            )
 
     def flush(self, spark: SparkSession) -> None:
         """Drain everything; StorageError if the table does not take it for ``max_block``."""
         self.count(spark)
-        flush = self.policy.begin_flush()
+        flush = self._adapter.policy.begin_flush()
         self._send_until(spark, lambda: flush.is_done)
 
     def _send_until(self, spark: SparkSession, is_done: Callable[[], bool]) -> None:
-        deadline_ms = self.now() + self.options.ms_of("max_block")
+        deadline_ms = self._adapter.now() + self._options.ms_of("max_block")
         while not is_done():
             self.send_ready(spark)
             if is_done():
                 return
-            left_ms = deadline_ms - self.now()
+            left_ms = deadline_ms - self._adapter.now()
             if left_ms <= 0:
-                staged, limit = self.sink.ledger.staged_bytes, self.options.bytes_of("buffer_memory")
+                staged, limit = self._sink.stager.ledger.staged_bytes, self._options.bytes_of("buffer_memory")
                 raise BufferExhaustedError(
-                    f"table {self.target} took nothing for max_block, {self.options.ms_of('max_block'):,} ms, with "
-                    f"{staged:,} of {limit:,} bytes of buffer_memory staged: {self.said()}. Staged rows wait; mend "
-                    "the table, raise buffer_memory, or wait longer (max_block)"
+                    f"table {self._sink.target} took nothing for max_block, {self._options.ms_of('max_block'):,} ms, "
+                    f"with {staged:,} of {limit:,} bytes of buffer_memory staged: {self._adapter.why_failed()}. Staged "
+                    "rows wait; mend the table, raise buffer_memory, or wait longer (max_block)"
                 ) from None
-            time.sleep(min(left_ms, self.options.ms_of("retry_backoff"), 1000) / 1000)
+            time.sleep(min(left_ms, self._options.ms_of("retry_backoff"), 1000) / 1000)
 
     def send_ready(self, spark: SparkSession) -> None:
         """Drain until nothing is ready, or a drain fails."""
-        if self.must_count(self.now() + self.drain_ms):
+        if self._adapter.must_count(self._sink.stager.ledger.uncounted, self._adapter.now() + self._adapter.drain_ms):
             self.count(spark)
-        while batches := self._take(self.now()):
+        while batches := self._take(self._adapter.now()):
             if not self._deliver(spark, batches):
                 return
 
@@ -123,32 +137,32 @@ class DrainLoop(PolicySide):
                 return []
             max_bytes = 1 << 62
         else:
-            wanted = self.choose(now_ms + self.drain_ms)
-            max_bytes = self.options.bytes_of("max_request_size")
+            wanted = self._adapter.choose(now_ms + self._adapter.drain_ms)
+            max_bytes = self._options.bytes_of("max_request_size")
         chosen = {batch.partition for batch in wanted}
         if not chosen:
             return []
-        others = [queue.partition for queue in self.policy.queues if queue.partition not in chosen]
+        others = [queue.partition for queue in self._adapter.policy.queues if queue.partition not in chosen]
         for partition in others:
-            self.policy.mute(partition)
-        drained = self.policy.drain([NODE], max_bytes, now_ms)[NODE]
+            self._adapter.policy.mute(partition)
+        drained = self._adapter.policy.drain([NODE], max_bytes, now_ms)[NODE]
         for partition in others:
-            self.policy.unmute(partition)
+            self._adapter.policy.unmute(partition)
         return drained
 
     def _deliver(self, spark: SparkSession, batches: Sequence[FileBatch]) -> bool:
         """Steps 3 to 6 for batches; False if the table did not take them, and they are queued again."""
-        started_ms = self.now()
+        started_ms = self._adapter.now()
         commit: Commit | None = None
         try:
             opened = self._open = self._open or self._intend(spark, batches)
             files = [tuple(record.piece for record in batch.records) for batch in opened.batches]
-            load = load_of(files, self.sizes, self.options.bytes_of("batch_size"))
-            commit = self.sink.commit(spark, opened.intent, load, self.partition_by)
+            load = load_of(files, self._adapter.sizes, self._options.bytes_of("batch_size"))
+            commit = self._sink.commit(spark, opened.intent, load, self._options.partition_by)
         except AnalysisException as error:
             raise StorageError(
-                f"table {self.target} refused a drain; its rows stay staged. Mend the table and start again. Spark "
-                f"says: {said(error)}"
+                f"table {self._sink.target} refused a drain; its rows stay staged. Mend the table and start again. "
+                f"Spark says: {said(error)}"
             ) from None
         except SPARK_FAULTS as error:
             if is_interruption(error):
@@ -157,69 +171,88 @@ class DrainLoop(PolicySide):
                 commit = self._arrived(spark, self._open.intent, error)
             if commit is None and is_lasting(error):
                 raise StorageError(
-                    f"table {self.target} cannot be written in this session, however often it is tried; its rows stay "
-                    f"staged. Mend the session and start again. Spark says: {said(error)}"
+                    f"table {self._sink.target} cannot be written in this session, however often it is tried; its "
+                    f"rows stay staged. Mend the session and start again. Spark says: {said(error)}"
                 ) from None
             if commit is None:
                 self._retry(batches, error)
                 return False
         self._open = None
-        self.sink.clean_up(spark)
-        self.drain_ms = self.now() - started_ms
+        self._sink.clean_up(spark)
+        self._adapter.drain_ms = self._adapter.now() - started_ms
+        LOG.info(
+            "drain %d to table %s: %d rows in %d files, %d bytes, %d ms, version %d",
+            opened.intent.number,
+            self._sink.target,
+            sum(file.rows or 0 for file in commit.files),
+            len(commit.files),
+            sum(file.bytes for file in commit.files),
+            self._adapter.drain_ms,
+            commit.version,
+        )
         self._settle(opened.batches, commit)
         return True
 
     def commit_once(self, spark: SparkSession, intent: Intent, load: Load) -> Commit:
         """Steps 4 to 6, where only a restart can try again; StorageError if the table does not take it."""
         try:
-            commit = self.sink.commit(spark, intent, load, self.partition_by)
+            commit = self._sink.commit(spark, intent, load, self._options.partition_by)
         except SPARK_FAULTS as error:
             unmendable = state_fault(error) is not None or (load.direct is not None and storage_fault(error) is None)
             if is_interruption(error) or unmendable:
                 raise
             raise StorageError(
-                f"table {self.target} did not take drain {intent.number}: {said(error)}. Nothing was lost. Mend the "
-                "table and start again"
+                f"table {self._sink.target} did not take drain {intent.number}: {said(error)}. Nothing was lost. Mend "
+                "the table and start again"
             ) from None
-        self.sink.clean_up(spark)
+        self._sink.clean_up(spark)
         return commit
 
     def _arrived(self, spark: SparkSession, intent: Intent, error: Exception) -> Commit | None:
         """The commit of a drain that raised, if it arrived all the same."""
         try:
-            return self.sink.was_committed(spark, intent)
+            return self._sink.was_committed(spark, intent)
         except SPARK_FAULTS as unreadable:
             raise StorageError(
-                f"drain {intent.number} to table {self.target} failed ({said(error)}), and whether it arrived cannot "
-                f"be read: {said(unreadable)}. Nothing was lost. Mend the table and start again"
+                f"drain {intent.number} to table {self._sink.target} failed ({said(error)}), and whether it arrived "
+                f"cannot be read: {said(unreadable)}. Nothing was lost. Mend the table and start again"
             ) from None
 
     def _intend(self, spark: SparkSession, batches: Sequence[FileBatch]) -> _Open:
         pieces = [record.piece for batch in batches for record in batch.records]
-        return _Open(self.sink.intend(spark, pieces), tuple(batches))
+        return _Open(self._sink.intend(spark, pieces), tuple(batches))
 
     def _retry(self, batches: Sequence[FileBatch], error: Exception) -> None:
-        self.last_error = error
-        outcomes = [self.policy.retry(batch, self.now(), error) for batch in reversed(batches)]
+        self._adapter.last_error = error
+        outcomes = [self._adapter.policy.retry(batch, self._adapter.now(), error) for batch in reversed(batches)]
         if RetryOutcome.DELIVERY_TIMEOUT in outcomes:
             timeout = DeliveryTimeoutError(
-                f"table {self.target} did not take {len(batches)} files for delivery_timeout, "
-                f"{self.options.ms_of('delivery_timeout'):,} ms: {self.said()}. Their rows stay staged and go out "
-                "after a restart"
+                f"table {self._sink.target} did not take {len(batches)} files for delivery_timeout, "
+                f"{self._options.ms_of('delivery_timeout'):,} ms: {self._adapter.why_failed()}. Their rows stay "
+                "staged and go out after a restart"
             )
-            self.tell(None, timeout)
+            self._adapter.notify(None, timeout)
             raise timeout from None
+        wait_ms = max(batch.backoff_ms for batch in batches)
+        LOG.warning(
+            "drain of %d files to table %s failed (attempt %d), next attempt in %d ms: %s",
+            len(batches),
+            self._sink.target,
+            max(batch.attempts for batch in batches),
+            wait_ms,
+            self._adapter.why_failed(),
+        )
 
     def _settle(self, batches: Sequence[FileBatch], commit: Commit) -> None:
-        """Futures and callbacks, and what the files tell about sizes; file n is of batch n."""
+        """Futures and callbacks, and corrected estimates of sizes; file n is of batch n."""
         for number, batch in enumerate(batches):
             mine = [file for file in commit.files if file.path.rsplit("/", 1)[-1].startswith(f"part-{number:05d}-")]
             if mine:
                 staged_bytes = sum(record.piece.staged_bytes for record in batch.records)
-                self.sizes.observe_committed(batch.partition, staged_bytes, sum(file.bytes for file in mine))
-            delivery = self.delivery_of(commit, mine or commit.files, batch.created_ms)
-            self.policy.complete(batch, delivery, self.now())
-            self.tell(delivery, None)
+                self._adapter.sizes.observe_committed(batch.partition, staged_bytes, sum(file.bytes for file in mine))
+            delivery = self._adapter.delivery_of(str(self._sink.target), commit, mine or commit.files, batch.created_ms)
+            self._adapter.policy.complete(batch, delivery, self._adapter.now())
+            self._adapter.notify(delivery, None)
 
 
 def load_of(files: Sequence[tuple[Piece, ...]], sizes: SizeCalibration[str], batch_bytes: int) -> Load:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,14 @@ from spark_purgatory.accumulator.futures import Callback, RecordFuture
 from spark_purgatory.config import Duration, SinkOptions, is_duration, parse_duration, require_name
 from spark_purgatory.errors import ConfigError, StorageError
 from spark_purgatory.spark.sink.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.policy_side import Delivery
+from spark_purgatory.spark.sink.policy_adapter import Delivery
 from spark_purgatory.spark.sink.sender import Sender
 from spark_purgatory.spark.sink.staged_view import staged_view
 from spark_purgatory.spark.sink.start_checks import checked
 from spark_purgatory.spark.sink.storage_access import look_anew
+from spark_purgatory.version import __version__
 
+LOG = logging.getLogger(__name__)
 DEFAULT_TRIGGER_MS = 10_000
 FLUSH_POLL_SECONDS = 0.05
 STOP_POLLS = 1200
@@ -37,6 +40,13 @@ PAUSE_POLLS = 200
 """Ten seconds for a query to pause between two micro-batches."""
 STOP_MS = 500
 """Within which a query that pauses has been told to stop."""
+
+
+def settings_text(options: SinkOptions) -> str:
+    """Sizes and durations of a sink, for a log line."""
+    sizes = [f"{name} {options.bytes_of(name):,} bytes" for name in ("batch_size", "buffer_memory", "max_request_size")]
+    names = ("linger", "max_block", "retry_backoff", "delivery_timeout")
+    return ", ".join([*sizes, *(f"{name} {options.ms_of(name):,} ms" for name in names)])
 
 
 class RecordAccumulator:
@@ -137,6 +147,17 @@ class RecordAccumulator:
         if query_name:
             writer = writer.queryName(query_name)
         self._query = AccumulatorQuery(_start(writer), sender, df.sparkSession, chosen)
+        LOG.info(
+            "query %s started: table %s, checkpoint %s, trigger %s, %s; spark_purgatory %s, Spark %s, application %s",
+            query_name or self._query.id,
+            self.target,
+            checkpoint,
+            chosen,
+            settings_text(self.options),
+            __version__,
+            df.sparkSession.version,
+            df.sparkSession.conf.get("spark.app.id", "unknown"),
+        )
         return self._query
 
     def flush(self) -> None:
@@ -248,7 +269,7 @@ class AccumulatorQuery:
         Connect.
         """
         _refuse_remote("futures(): the sink runs in the server. Give RecordAccumulator on_delivery=, called there")
-        return self._sender.futures.get(batch_id, ())
+        return self._sender.adapter.futures.get(batch_id, ())
 
     def flush(self) -> None:
         """Bring everything staged to the table."""

@@ -14,21 +14,27 @@ from spark_purgatory.accumulator.futures import Callback, RecordFuture
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import BufferExhaustedError
 from spark_purgatory.spark.sink.backlog import most_bytes
-from spark_purgatory.spark.sink.delta_sink import Load
+from spark_purgatory.spark.sink.delta_sink import DeltaSink, Load
+from spark_purgatory.spark.sink.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.drain_loop import DrainLoop, load_of
 from spark_purgatory.spark.sink.failpoints import reach
 from spark_purgatory.spark.sink.ledger import Intent, Piece, StagedBatch
-from spark_purgatory.spark.sink.policy_side import Delivery
+from spark_purgatory.spark.sink.policy_adapter import Delivery, PolicyAdapter
 from spark_purgatory.spark.sink.staged_files import PIECES_PER_FILE, WRITE_SETTINGS, Rules, quoted, rules_of, stage
 from spark_purgatory.spark.sink.stager import next_batch
 from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS, state_fault, writing
 
 
-class Sender(DrainLoop):
-    """One run of a query's sink. Called by Spark with each micro-batch, by `flush` without one."""
+class Sender:
+    """One query run's sink. Called by Spark with each micro-batch, by `flush` without one."""
 
     def __init__(self, options: SinkOptions, checkpoint: str, on_delivery: Callback[Delivery] | None = None) -> None:
-        super().__init__(options, checkpoint, on_delivery)
+        self.options = options
+        self.checkpoint = checkpoint
+        self.on_delivery = on_delivery
+        self.adapter = PolicyAdapter(options, on_delivery)
+        self.sink = DeltaSink(DeltaTarget(options), checkpoint, self.adapter.now)
+        self.drains = DrainLoop(self.adapter, self.sink)
         self.flush_requested = False
         self.is_busy = False
         self.has_failed = False
@@ -60,22 +66,22 @@ class Sender(DrainLoop):
             for name, value in WRITE_SETTINGS.items():
                 spark.conf.set(name, value)
         self.start(spark, batch_id)
-        if self.sink.is_replay(batch_id):
+        if self.sink.stager.is_replay(batch_id):
             batch.write.format("noop").mode("overwrite").save()
         else:
-            awaited = self.sink.ledger.intent if self.sink.ledger.awaits_direct else None
-            if schema != self.sink.ledger.schema:
-                self.flush(spark)
-            if awaited is None and self.fills_files:
-                self.flush(spark)
-            if awaited is not None or self.fills_files:
+            awaited = self.sink.stager.ledger.intent if self.sink.stager.ledger.awaits_direct else None
+            if schema != self.sink.stager.ledger.schema:
+                self.drains.flush(spark)
+            if awaited is None and self.adapter.fills_files:
+                self.drains.flush(spark)
+            if awaited is not None or self.adapter.fills_files:
                 self._write_direct(spark, batch, batch_id, awaited)
             else:
                 self._stage(spark, batch, batch_id, schema)
         if self.flush_requested:
-            self.flush(spark)
+            self.drains.flush(spark)
             self.flush_requested = False
-        self.send_ready(spark)
+        self.drains.send_ready(spark)
         reach("before return")
 
     # --- start -------------------------------------------------------------------------------------------------
@@ -86,67 +92,67 @@ class Sender(DrainLoop):
             return
         sink = self.sink
         commit = sink.recover(spark)
-        sink.adopt(spark, batch_id)
-        intent = sink.ledger.intent
-        if intent is not None and not sink.ledger.is_done and not (intent.direct and commit is None):
+        sink.stager.adopt(spark, batch_id)
+        intent = sink.stager.ledger.intent
+        if intent is not None and not sink.stager.ledger.is_done and not (intent.direct and commit is None):
             if commit is None:
-                load = load_of(_by_partition(intent.taken), self.sizes, self.options.bytes_of("batch_size"))
-                self.commit_once(spark, intent, load)
+                load = load_of(_by_partition(intent.taken), self.adapter.sizes, self.options.bytes_of("batch_size"))
+                self.drains.commit_once(spark, intent, load)
             else:
                 sink.clean_up(spark)
         self._started = True
         # Lingering goes on from when they were staged; the delivery time-out begins anew, or they could never leave.
-        since_ms = self.now() - self.options.ms_of("linger")
-        for piece in list(sink.ledger.pieces.values()):
-            self.append(spark, piece, max(piece.staged_ms, since_ms))
+        since_ms = self.adapter.now() - self.options.ms_of("linger")
+        for piece in list(sink.stager.ledger.pieces.values()):
+            self.drains.append(spark, piece, max(piece.staged_ms, since_ms))
 
     def drain(self, spark: SparkSession) -> None:
         """Bring everything staged to the table, without a micro-batch."""
         self.has_failed = True
         if not self._started:
             self.start(spark, next_batch(spark, self.checkpoint))
-        self.flush(spark)
+        self.drains.flush(spark)
         self.has_failed = False
 
     # --- a micro-batch -------------------------------------------------------------------------------------------
 
     def _stage(self, spark: SparkSession, batch: DataFrame, batch_id: int, schema: str) -> None:
         """Step 2."""
-        sink, ledger = self.sink, self.sink.ledger
-        sink.note_schema(spark, batch_id, schema)
+        stager, ledger = self.sink.stager, self.sink.stager.ledger
+        stager.note_schema(spark, batch_id, schema)
         epoch = ledger.writing_epoch = ledger.next_drain
         ledger.epochs.add(epoch)
         if schema not in self._rules:
-            self._rules[schema] = rules_of(batch.schema, self.options, self.partition_by)
-        max_rows = max(1, self.sizes.rows_for("", self.options.bytes_of("batch_size")) // PIECES_PER_FILE)
+            self._rules[schema] = rules_of(batch.schema, self.options, self.options.partition_by)
+        max_rows = max(1, self.adapter.sizes.rows_for("", self.options.bytes_of("batch_size")) // PIECES_PER_FILE)
         reach("before parts")
         path = ledger.run.batch_path(epoch, batch_id)
-        rows, plain_bytes = stage(batch, f"{sink.folder}/{path}", self._rules[schema], max_rows)
-        staged = StagedBatch(batch_id, epoch, self.now(), path, rows, plain_bytes)
+        rows, plain_bytes = stage(batch, f"{stager.folder}/{path}", self._rules[schema], max_rows)
+        staged = StagedBatch(batch_id, epoch, self.adapter.now(), path, rows, plain_bytes)
         if rows:
-            sink.record(spark, staged)
+            stager.record(spark, staged)
         reach("after parts")
         if not rows:
-            sink.note_empty(spark, batch_id)
+            stager.note_empty(spark, batch_id)
         elif self._surely_fits(spark, staged) or self._make_room_for(spark, staged, schema):
             ledger.add_uncounted(staged)
         ledger.writing_epoch = None
 
     def _surely_fits(self, spark: SparkSession, staged: StagedBatch) -> bool:
         """Whether a micro-batch fits into buffer_memory whatever its files weigh; count the others to know."""
-        ledger, limit = self.sink.ledger, self.options.bytes_of("buffer_memory")
+        ledger, limit = self.sink.stager.ledger, self.options.bytes_of("buffer_memory")
         if ledger.staged_bytes + most_bytes([*ledger.uncounted.values(), staged]) > limit:
-            self.count(spark)
+            self.drains.count(spark)
         return ledger.staged_bytes + most_bytes([staged]) <= limit
 
     def _make_room_for(self, spark: SparkSession, staged: StagedBatch, schema: str) -> bool:
         """Whether the micro-batch fits after drains, if need be; if it never could, it is drained."""
-        pieces = self.sink.count(spark, [staged])[staged.batch_id]
+        pieces = self.sink.stager.count(spark, [staged])[staged.batch_id]
         try:
-            fits = self.make_room(spark, sum(piece.staged_bytes for piece in pieces))
+            fits = self.drains.make_room(spark, sum(piece.staged_bytes for piece in pieces))
         except BufferExhaustedError:
-            with writing(f"the removal of {staged.path}", self.sink.folder):
-                self.sink.place.remove(spark, staged.path)
+            with writing(f"the removal of {staged.path}", self.sink.stager.folder):
+                self.sink.stager.place.remove(spark, staged.path)
             raise
         if not fits:
             self._drain_whole(spark, staged.batch_id, schema, pieces)
@@ -154,32 +160,36 @@ class Sender(DrainLoop):
 
     def _drain_whole(self, spark: SparkSession, batch_id: int, schema: str, pieces: Sequence[Piece]) -> None:
         """A micro-batch larger than buffer_memory: it counts with its intent, which takes all of it."""
-        self.note_sizes(pieces)
+        self.adapter.note_sizes(pieces)
         intent = self.sink.intend(spark, pieces, batch_id, schema)
-        started_ms = self.now()
-        load = load_of(_by_partition(pieces), self.sizes, self.options.bytes_of("batch_size"))
-        commit = self.commit_once(spark, intent, load)
-        self.remember(batch_id, [self._settled(self.delivery_of(commit, commit.files, started_ms))])
+        started_ms = self.adapter.now()
+        load = load_of(_by_partition(pieces), self.adapter.sizes, self.options.bytes_of("batch_size"))
+        commit = self.drains.commit_once(spark, intent, load)
+        self.adapter.remember(
+            batch_id, [self._settled(self.adapter.delivery_of(str(self.sink.target), commit, commit.files, started_ms))]
+        )
 
     def _write_direct(self, spark: SparkSession, batch: DataFrame, batch_id: int, awaited: Intent | None) -> None:
         """A micro-batch of which the last one's size says that it fills files by itself."""
-        started_ms = self.now()
+        started_ms = self.adapter.now()
         schema = batch.schema.json()
         intent = awaited or self.sink.intend(spark, (), batch_id, schema)
-        rows = batch.repartition(*map(quoted, self.partition_by)) if self.partition_by else batch
-        max_rows = self.sizes.rows_for("", self.options.bytes_of("batch_size"))
-        commit = self.commit_once(spark, intent, Load(direct=rows, max_file_rows=max_rows))
+        rows = batch.repartition(*map(quoted, self.options.partition_by)) if self.options.partition_by else batch
+        max_rows = self.adapter.sizes.rows_for("", self.options.bytes_of("batch_size"))
+        commit = self.drains.commit_once(spark, intent, Load(direct=rows, max_file_rows=max_rows))
         sizes: dict[object, int] = {}
         for file in commit.files:
             sizes[file.partition_values] = sizes.get(file.partition_values, 0) + file.bytes
-        self.fills_files = bool(sizes) and min(sizes.values()) >= self.options.bytes_of("batch_size")
-        self.remember(batch_id, [self._settled(self.delivery_of(commit, commit.files, started_ms))])
+        self.adapter.fills_files = bool(sizes) and min(sizes.values()) >= self.options.bytes_of("batch_size")
+        self.adapter.remember(
+            batch_id, [self._settled(self.adapter.delivery_of(str(self.sink.target), commit, commit.files, started_ms))]
+        )
 
     def _settled(self, delivery: Delivery) -> RecordFuture[Delivery]:
         """A future that has its value already."""
         future: RecordFuture[Delivery] = RecordFuture()
         future.settle(delivery, None)
-        self.tell(delivery, None)
+        self.adapter.notify(delivery, None)
         return future
 
 

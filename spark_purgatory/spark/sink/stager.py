@@ -1,4 +1,6 @@
-"""The half of the sink that stages: what counts, and the notes and jobs that tell (`delta_sink`, steps 1 and 2)."""
+"""Staging: which staged micro-batches count, and the log records and jobs that establish it (`delta_sink`, steps 1,
+2).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ COUNTING = {name: value for name, value in SMALL_QUERY.items() if name != "spark
 """The same query for ever, of as many rows as a drain has: it is compiled once."""
 
 
-class StagedSide:
+class Stager:
     """The staging folder of a checkpoint, and the ledger of what counts in it."""
 
     def __init__(self, checkpoint: str) -> None:
@@ -62,7 +64,7 @@ class StagedSide:
             self.ledger.schema = schema
 
     def note_empty(self, spark: SparkSession, batch_id: int) -> None:
-        """Step 2, of a micro-batch without rows. Two notes in turn tell of all those in a row: one always stands."""
+        """Step 2, of a micro-batch without rows. Two log records, written in turn, cover all those in a row."""
         first, last = run = self.ledger.empty_run(batch_id)
         self._write(spark, f"empty={first}-{last % 2}", {"first": first, "last": last}, 0)
         self.ledger.add_empty(run)

@@ -1,8 +1,8 @@
-"""What the policy is told of staged pieces, and what it says; nothing here asks Spark.
+"""Staged pieces as records of the accumulator's policy: which files are due for a drain. Nothing here uses Spark.
 
-The policy (`spark_purgatory.accumulator`) is told of staged pieces as records, with the bytes that they are expected to
-take in a file; its batches are the files to be, its one node is the table. Pieces are counted when it may need them
-(`backlog`).
+A staged piece is a record of the policy (`spark_purgatory.accumulator`), with the bytes that it is expected to take in
+a file. The policy's batches are the files to be; its one node is the table. Pieces are counted when the policy may need
+them (`backlog`).
 
 A drain is not made for each file that is ready: a commit costs the same for one as for many, so files that are nearly
 full, or have nearly lingered, go along (``RIDES_FULL``, ``RIDES_LINGERED``).
@@ -11,7 +11,7 @@ full, or have nearly lingered, go along (``RIDES_FULL``, ``RIDES_LINGERED``).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_purgatory.accumulator.backoff import ExponentialBackoff
@@ -23,9 +23,7 @@ from spark_purgatory.accumulator.sizing import PartSizing, SizeCalibration
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.spark.sink.backlog import Backlog
 from spark_purgatory.spark.sink.delta_log import Commit
-from spark_purgatory.spark.sink.delta_sink import DeltaSink
-from spark_purgatory.spark.sink.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.ledger import Piece
+from spark_purgatory.spark.sink.ledger import Piece, StagedBatch
 from spark_purgatory.spark.sink.storage_errors import said
 
 NODE = "table"
@@ -33,7 +31,7 @@ RIDES_FULL = 0.9
 RIDES_LINGERED = 0.5
 MAX_BACKOFF_FACTOR = 10
 FIRST_DRAIN_MS = 8000
-"""A guess at what a run's first drain takes, before any was seen; at most half of linger."""
+"""An estimate of the time of a query run's first drain; at most half of linger."""
 MAX_FILES_PER_DRAIN = 64
 """Each is a branch of the query that writes them; planning takes about 10 ms a branch."""
 KEPT_FUTURES = 100
@@ -66,16 +64,12 @@ class StagedRecord:
 FileBatch = Batch[str, StagedRecord, Delivery]
 
 
-class PolicySide:
-    """The half of a query's sink that decides."""
+class PolicyAdapter:
+    """The policy of one query's sink, with its estimates of sizes and its futures."""
 
-    def __init__(self, options: SinkOptions, checkpoint: str, on_delivery: Callback[Delivery] | None = None) -> None:
+    def __init__(self, options: SinkOptions, on_delivery: Callback[Delivery] | None = None) -> None:
         self.options = options
-        self.checkpoint = checkpoint
         self.on_delivery = on_delivery
-        self.target = DeltaTarget(options)
-        self.partition_by = options.partition_by
-        self.sink = DeltaSink(self.target, checkpoint, self.now)
         self.sizes: SizeCalibration[str] = SizeCalibration()
         self.backlog = Backlog()
         self.policy = self._new_policy()
@@ -105,9 +99,9 @@ class PolicySide:
         self._last_now_ms = max(self._last_now_ms, time.time_ns() // 1_000_000)
         return self._last_now_ms
 
-    def must_count(self, now_ms: int) -> bool:
-        """Whether what is not counted could change what the policy says."""
-        batches = self.sink.ledger.uncounted.values()
+    def must_count(self, uncounted: Mapping[int, StagedBatch], now_ms: int) -> bool:
+        """Whether micro-batches that are not counted yet could change what is ready."""
+        batches = uncounted.values()
         if not batches:
             return False
         oldest_ms = min(staged.staged_ms for staged in batches)
@@ -152,15 +146,15 @@ class PolicySide:
         for number in done[:-KEPT_FUTURES]:
             del self.futures[number]
 
-    def said(self) -> str:
-        """What the table said."""
-        return said(self.last_error) if self.last_error is not None else "it was not asked"
+    def why_failed(self) -> str:
+        """Why the last drain failed."""
+        return said(self.last_error) if self.last_error is not None else "no drain was tried"
 
-    def delivery_of(self, commit: Commit, files: Sequence[object], since_ms: int) -> Delivery:
-        """What a commit did with some of its files."""
+    def delivery_of(self, table: str, commit: Commit, files: Sequence[object], since_ms: int) -> Delivery:
+        """The delivery of some of a commit's files."""
         mine = [file for file in commit.files if file in files]
         return Delivery(
-            table=str(self.target),
+            table=table,
             version=commit.version,
             files=tuple(file.path for file in mine),
             rows=sum(file.rows or 0 for file in mine),
@@ -168,7 +162,7 @@ class PolicySide:
             queued_ms=self.now() - since_ms,
         )
 
-    def tell(self, delivery: Delivery | None, error: BaseException | None) -> None:
+    def notify(self, delivery: Delivery | None, error: BaseException | None) -> None:
         """Call the user's callback, if there is one."""
         if self.on_delivery is not None:
             self.on_delivery(delivery, error)
