@@ -189,11 +189,11 @@ class PlainIds:
     """Ids in a dictionary: the deadlines of the rows that stand."""
 
     def __init__(self) -> None:
-        self.standing: dict[Any, list[int]] = {}
+        self.deduplication: dict[Any, list[int]] = {}
 
     def duplicates(self, rows: list[Row], watermark_us: int) -> list[bool]:
         repeated = [
-            any(deadline > watermark_us and created <= deadline for deadline in self.standing.get(name, []))
+            any(deadline > watermark_us and created <= deadline for deadline in self.deduplication.get(name, []))
             for name, created, _ in rows
         ]
         latest: dict[Any, int] = {}
@@ -206,7 +206,7 @@ class PlainIds:
                 latest[name] = deadline
         for (name, _, deadline), again in zip(rows, repeated, strict=True):
             if not again:
-                self.standing.setdefault(name, []).append(deadline)
+                self.deduplication.setdefault(name, []).append(deadline)
         return repeated
 
 

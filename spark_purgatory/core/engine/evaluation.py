@@ -51,110 +51,110 @@ class EvaluationResult:
 
 @dataclass(frozen=True)
 class RelevantEvents:
-    """The relevant events of all cases."""
+    """The relevant events of all inputs."""
 
     spans: list[Spans]
     cross_key: list[CrossKeyRedeliveries]
     """What of them is counted already on another key."""
 
 
-def evaluate(cases: EvaluationInput, spans: list[Spans], history: list[Spans]) -> EvaluationResult:
-    """Evaluate all cases. ``spans``: relevant events by entry; ``history``: for level entries, events from whenever.
+def evaluate(inputs: EvaluationInput, spans: list[Spans], history: list[Spans]) -> EvaluationResult:
+    """Evaluate all inputs. ``spans``: relevant events by entry; ``history``: for level entries, events from whenever.
 
     Neither holds what lies behind the first failure of the entry's key.
     """
-    n, m = len(cases.rule), len(cases.owner)
+    n, m = len(inputs.rule), len(inputs.owner)
     satisfied_us = np.full(m, MAX_TIME_US)
     for span in spans:
         np.minimum.at(satisfied_us, span.owner, span.segment.time_us[span.low])
-    levels = np.flatnonzero(cases.rule == LEVEL)
+    levels = np.flatnonzero(inputs.rule == LEVEL)
     if len(levels):
-        _reach_levels(cases, history, satisfied_us)
-    heard = RelevantEvents(spans, _echoes(cases, spans))
+        _reach_levels(inputs, history, satisfied_us)
+    relevant = RelevantEvents(spans, _echoes(inputs, spans))
     resolved_us = np.full(n, MAX_TIME_US)
     for rule, resolve in _RESOLVERS.items():
-        chosen = np.flatnonzero(cases.rule == rule)
+        chosen = np.flatnonzero(inputs.rule == rule)
         if len(chosen):
-            resolved_us[chosen] = resolve(cases, chosen, heard, satisfied_us)
-    numbered = np.isin(cases.rule, NUMBERED)
-    resolved_us = np.where(numbered & (cases.need <= 0), cases.created_us, resolved_us)
+            resolved_us[chosen] = resolve(inputs, chosen, relevant, satisfied_us)
+    numbered = np.isin(inputs.rule, NUMBERED)
+    resolved_us = np.where(numbered & (inputs.need <= 0), inputs.created_us, resolved_us)
     status = None
-    if cases.effects is not None:
-        resolved_us, status = _settle(cases, cases.effects, satisfied_us, resolved_us)
+    if inputs.effects is not None:
+        resolved_us, status = _with_controls(inputs, inputs.effects, satisfied_us, resolved_us)
     matched = np.zeros(n, np.int64)
-    end_us = np.minimum(resolved_us, cases.deadline_us)
+    end_us = np.minimum(resolved_us, inputs.deadline_us)
     for span in spans:
-        owner = cases.owner[span.owner]
+        owner = inputs.owner[span.owner]
         matched += np.bincount(owner, span.counted(span.until(end_us[owner])), minlength=n).astype(np.int64)
-    for cross_key in heard.cross_key:
+    for cross_key in relevant.cross_key:
         matched -= cross_key.total(np.arange(n), end_us)[0]
-    return EvaluationResult(resolved_us, matched, satisfied_us <= end_us[cases.owner], status)
+    return EvaluationResult(resolved_us, matched, satisfied_us <= end_us[inputs.owner], status)
 
 
-def _echoes(cases: EvaluationInput, spans: list[Spans]) -> list[CrossKeyRedeliveries]:
+def _echoes(inputs: EvaluationInput, spans: list[Spans]) -> list[CrossKeyRedeliveries]:
     """Sums and the other rules may hear the same events in different segments: each on their own."""
     by_sum: dict[bool, list[tuple[Int64s, Spans]]] = {}
     for span in spans:
         if len(span.owner):
-            operations = cases.owner[span.owner]
-            by_sum.setdefault(bool(cases.rule[operations[0]] == SUM_AT_LEAST), []).append((operations, span))
-    found = (CrossKeyRedeliveries.of(len(cases.rule), heard) for heard in by_sum.values())
+            operations = inputs.owner[span.owner]
+            by_sum.setdefault(bool(inputs.rule[operations[0]] == SUM_AT_LEAST), []).append((operations, span))
+    found = (CrossKeyRedeliveries.of(len(inputs.rule), relevant) for relevant in by_sum.values())
     return [cross_key for cross_key in found if cross_key is not None]
 
 
-def _settle(
-    cases: EvaluationInput, effects: ControlEffects, satisfied_us: Int64s, completed_us: Int64s
+def _with_controls(
+    inputs: EvaluationInput, effects: ControlEffects, satisfied_us: Int64s, completed_us: Int64s
 ) -> tuple[Int64s, Int64s]:
     """(resolved_us, status) with control events: the earliest settles, at a tie COMPLETED, FAILED, CANCELLED."""
     completed_us = np.minimum(completed_us, effects.force_us)
-    failed_us = _hopeless(cases, effects.fail_us, satisfied_us)
+    failed_us = _failed_us(inputs, effects.fail_us, satisfied_us)
     resolved_us = np.minimum(np.minimum(completed_us, failed_us), effects.cancel_us)
     status = np.where(resolved_us == failed_us, FAILED, CANCELLED)
     return resolved_us, np.where(resolved_us == completed_us, COMPLETED, status)
 
 
-def _hopeless(cases: EvaluationInput, fail_us: Int64s, satisfied_us: Int64s) -> Int64s:
+def _failed_us(inputs: EvaluationInput, fail_us: Int64s, satisfied_us: Int64s) -> Int64s:
     """The failure at which each criterion can no longer be met, (n,) int64; MAX_TIME_US where it still can."""
     lost_us = np.where(satisfied_us == MAX_TIME_US, fail_us, MAX_TIME_US)
-    first, counts = cases.first_entry, np.bincount(cases.owner, minlength=len(cases.rule))
+    first, counts = inputs.first_entry, np.bincount(inputs.owner, minlength=len(inputs.rule))
     all_failed = np.maximum.reduceat(fail_us, first)
     # A quorum survives as long as enough keys are left; one of more keys than there are fails with the first.
-    spare = counts - np.ceil(np.fmin(cases.need, counts + 1.0)).astype(np.int64)
+    spare = counts - np.ceil(np.fmin(inputs.need, counts + 1.0)).astype(np.int64)
     quorum = np.where(spare < 0, np.minimum.reduceat(fail_us, first), _nth(lost_us, first, counts, spare + 1))
     by_rule = {
         ANY_KEY: np.maximum.reduceat(lost_us, first),
         ALL_KEYS: np.minimum.reduceat(lost_us, first),
         LEVEL: np.minimum.reduceat(lost_us, first),
-        QUORUM: np.where(cases.need > 0, quorum, MAX_TIME_US),
-        COUNT: np.where(cases.need > 0, all_failed, MAX_TIME_US),
-        SUM_AT_LEAST: np.where(cases.need > 0, all_failed, MAX_TIME_US),
+        QUORUM: np.where(inputs.need > 0, quorum, MAX_TIME_US),
+        COUNT: np.where(inputs.need > 0, all_failed, MAX_TIME_US),
+        SUM_AT_LEAST: np.where(inputs.need > 0, all_failed, MAX_TIME_US),
     }
-    return np.choose(cases.rule, [by_rule[rule] for rule in range(len(by_rule))])
+    return np.choose(inputs.rule, [by_rule[rule] for rule in range(len(by_rule))])
 
 
-def _entries(cases: EvaluationInput, chosen: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
+def _entries(inputs: EvaluationInput, chosen: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
     """Values of the chosen operations' entries, and where each operation's begin."""
-    if len(chosen) == len(cases.rule):
-        return values, cases.first_entry
-    mask = np.zeros(len(cases.rule), bool)
+    if len(chosen) == len(inputs.rule):
+        return values, inputs.first_entry
+    mask = np.zeros(len(inputs.rule), bool)
     mask[chosen] = True
-    inside = mask[cases.owner]
-    counts = np.bincount(cases.owner[inside], minlength=len(mask))[chosen]
+    inside = mask[inputs.owner]
+    counts = np.bincount(inputs.owner[inside], minlength=len(mask))[chosen]
     return values[inside], np.cumsum(counts) - counts
 
 
-def _first_key(cases: EvaluationInput, chosen: Int64s, heard: RelevantEvents, satisfied_us: Int64s) -> Int64s:
-    return np.minimum.reduceat(*_entries(cases, chosen, satisfied_us))
+def _first_key(inputs: EvaluationInput, chosen: Int64s, relevant: RelevantEvents, satisfied_us: Int64s) -> Int64s:
+    return np.minimum.reduceat(*_entries(inputs, chosen, satisfied_us))
 
 
-def _last_key(cases: EvaluationInput, chosen: Int64s, heard: RelevantEvents, satisfied_us: Int64s) -> Int64s:
-    return np.maximum.reduceat(*_entries(cases, chosen, satisfied_us))
+def _last_key(inputs: EvaluationInput, chosen: Int64s, relevant: RelevantEvents, satisfied_us: Int64s) -> Int64s:
+    return np.maximum.reduceat(*_entries(inputs, chosen, satisfied_us))
 
 
-def _nth_key(cases: EvaluationInput, chosen: Int64s, heard: RelevantEvents, satisfied_us: Int64s) -> Int64s:
-    values, first = _entries(cases, chosen, satisfied_us)
+def _nth_key(inputs: EvaluationInput, chosen: Int64s, relevant: RelevantEvents, satisfied_us: Int64s) -> Int64s:
+    values, first = _entries(inputs, chosen, satisfied_us)
     counts = np.diff(np.append(first, len(values)))
-    nth = np.ceil(np.clip(cases.need[chosen], 1, counts + 1.0)).astype(np.int64)
+    nth = np.ceil(np.clip(inputs.need[chosen], 1, counts + 1.0)).astype(np.int64)
     return _nth(values, first, counts, nth)
 
 
@@ -165,24 +165,24 @@ def _nth(values: Int64s, first: Int64s, counts: Int64s, nth: Int64s) -> Int64s:
     return np.where(within, ordered[first + np.where(within, nth, 1) - 1], MAX_TIME_US)
 
 
-def _last_level(cases: EvaluationInput, chosen: Int64s, heard: RelevantEvents, satisfied_us: Int64s) -> Int64s:
+def _last_level(inputs: EvaluationInput, chosen: Int64s, relevant: RelevantEvents, satisfied_us: Int64s) -> Int64s:
     """Levels count from whenever, and are first asked for at the creation."""
-    return np.maximum(_last_key(cases, chosen, heard, satisfied_us), cases.created_us[chosen])
+    return np.maximum(_last_key(inputs, chosen, relevant, satisfied_us), inputs.created_us[chosen])
 
 
-def _nth_event(cases: EvaluationInput, chosen: Int64s, heard: RelevantEvents, satisfied_us: Int64s) -> Int64s:
+def _nth_event(inputs: EvaluationInput, chosen: Int64s, relevant: RelevantEvents, satisfied_us: Int64s) -> Int64s:
     def enough(mine: list[Spans], position: list[Int64s], asked: Int64s, until_us: Int64s) -> Bools:
         total = np.zeros(len(asked), np.int64)
         for span, at in zip(mine, position, strict=True):
             total += np.bincount(at, span.counted(span.until(until_us[at])), minlength=len(asked)).astype(np.int64)
-        for cross_key in heard.cross_key:
+        for cross_key in relevant.cross_key:
             total -= cross_key.total(asked, until_us)[0]
-        return total >= cases.need[asked]
+        return total >= inputs.need[asked]
 
-    return _bisect_time(cases, chosen, heard.spans, enough)
+    return _bisect_time(inputs, chosen, relevant.spans, enough)
 
 
-def _enough_value(cases: EvaluationInput, chosen: Int64s, heard: RelevantEvents, satisfied_us: Int64s) -> Int64s:
+def _enough_value(inputs: EvaluationInput, chosen: Int64s, relevant: RelevantEvents, satisfied_us: Int64s) -> Int64s:
     sums: dict[int, ExactSums] = {}
 
     def enough(mine: list[Spans], position: list[Int64s], asked: Int64s, until_us: Int64s) -> Bools:
@@ -195,11 +195,11 @@ def _enough_value(cases: EvaluationInput, chosen: Int64s, heard: RelevantEvents,
             total.add_at(at, prefix, span.low, until)
             if (redeliveries := span.segment.redeliveries) is not None:
                 total.subtract_at(at, redeliveries.total(span.low, until)[1:])
-        for cross_key in heard.cross_key:
+        for cross_key in relevant.cross_key:
             total.subtract_at(np.arange(len(asked)), cross_key.total(asked, until_us)[1:])
-        return total.at_least(cases.sum_need[asked])
+        return total.at_least(inputs.sum_need[asked])
 
-    return _bisect_time(cases, chosen, heard.spans, enough)
+    return _bisect_time(inputs, chosen, relevant.spans, enough)
 
 
 def _values(segment: EventSegment) -> Numbers:
@@ -208,7 +208,7 @@ def _values(segment: EventSegment) -> Numbers:
 
 
 def _bisect_time(
-    cases: EvaluationInput,
+    inputs: EvaluationInput,
     chosen: Int64s,
     spans: list[Spans],
     enough: Callable[[list[Spans], list[Int64s], Int64s, Int64s], Bools],
@@ -217,20 +217,20 @@ def _bisect_time(
 
     It is asked about operations and a time for each, with their spans and where in the question each span's is.
     """
-    place = np.full(len(cases.rule), -1)
+    place = np.full(len(inputs.rule), -1)
     place[chosen] = np.arange(len(chosen))
     first = np.full(len(chosen), MAX_TIME_US)
     last = np.full(len(chosen), -MAX_TIME_US)
-    mine, position = _spans_of(cases, spans, place)
+    mine, position = _spans_of(inputs, spans, place)
     for span, at in zip(mine, position, strict=True):
         np.minimum.at(first, at, span.segment.time_us[span.low])
         np.maximum.at(last, at, span.segment.time_us[span.high - 1])
     holds = (first <= last) & enough(mine, position, chosen, last)
     resolved = np.full(len(chosen), MAX_TIME_US)
     live = np.flatnonzero(holds)
-    place = np.full(len(cases.rule), -1)
+    place = np.full(len(inputs.rule), -1)
     place[chosen[live]] = np.arange(len(live))
-    mine, position = _spans_of(cases, spans, place)
+    mine, position = _spans_of(inputs, spans, place)
     low, high, asked = first[live], last[live], chosen[live]
     while bool((low < high).any()):
         middle = (low >> 1) + (high >> 1) + (low & high & 1)  # low and high may lie 2**64 apart
@@ -241,11 +241,11 @@ def _bisect_time(
     return resolved
 
 
-def _spans_of(cases: EvaluationInput, spans: list[Spans], place: Int64s) -> tuple[list[Spans], list[Int64s]]:
+def _spans_of(inputs: EvaluationInput, spans: list[Spans], place: Int64s) -> tuple[list[Spans], list[Int64s]]:
     """The spans of operations with a place, and that place."""
     mine, position = [], []
     for span in spans:
-        at = place[cases.owner[span.owner]]
+        at = place[inputs.owner[span.owner]]
         kept = np.flatnonzero(at >= 0)
         if not len(kept):
             continue
@@ -254,21 +254,21 @@ def _spans_of(cases: EvaluationInput, spans: list[Spans], place: Int64s) -> tupl
     return mine, position
 
 
-def _reach_levels(cases: EvaluationInput, history: list[Spans], satisfied_us: Int64s) -> None:
+def _reach_levels(inputs: EvaluationInput, history: list[Spans], satisfied_us: Int64s) -> None:
     """Write into ``satisfied_us`` when each level entry's key reached its level.
 
     What was reached before ``from_us`` was so always: of such events the log may hold the last summit alone.
     """
-    level_entry = cases.rule[cases.owner] == LEVEL
+    level_entry = inputs.rule[inputs.owner] == LEVEL
     satisfied_us[level_entry] = MAX_TIME_US
     for span in history:
         running = span.segment.running_max
-        needs, beyond = comparable(cases.level_need[span.owner], running)
+        needs, beyond = comparable(inputs.level_need[span.owner], running)
         at = bisect_within(running, span.group_start, span.high, needs, after=False)
         reached = np.flatnonzero(at < span.high if beyond is None else (at < span.high) & ~beyond)
         owner = span.owner[reached]
         time_us = span.segment.time_us[at[reached]]
-        time_us = np.where(time_us < cases.from_us[cases.owner[owner]], MIN_TIME_US, time_us)
+        time_us = np.where(time_us < inputs.from_us[inputs.owner[owner]], MIN_TIME_US, time_us)
         np.minimum.at(satisfied_us, owner, time_us)
 
 

@@ -1,27 +1,26 @@
-"""The event-time engine of one shard: a `DelayedOperationPurgatory` over an `EventLog`.
+"""The event-time engine of one shard: operations, events and a watermark in, outcomes out.
 
-One door: `step(operations, events, watermark)` -> outcomes. The clock is the watermark; nothing else tells the time.
-A step has a fixed order, which decides every tie between arrival and watermark:
+`EventTimePurgatory.step` is the only entry. The watermark is the only clock. A step is a line of stages, always in this
+order; the order decides every tie between an arrival and the watermark (semantics 3):
 
-1. The clock moves to the watermark; what is due leaves (EXPIRED; under ``final`` also outcomes held until now). Events
-   that nobody waiting, or to come on time, may need are forgotten.
-2. Events join the log; operations already waiting on their keys are checked.
-3. Operations are checked for rejection and duplication, tried, and otherwise watched.
-4. The clock is moved again to the same time, for operations that arrived already due.
-5. SeenIds whose deadline has passed are forgotten; ended rows are compacted away.
+1. **Decide ids**: rows whose id was undecided and whose created time has passed are accepted, or leave as DUPLICATE.
+2. **Expire**: the clock moves to the watermark. Operations whose deadline has passed leave as EXPIRED; under
+   ``emit="final"`` held outcomes leave whose time has come.
+3. **Forget events** that no operation needs, neither one that waits nor one that will come on time.
+4. **Complete**: events join the logs; the operations that wait on their keys are tried.
+5. **Admit**: operations are rejected, found to be duplicates, or accepted; those accepted are tried, and watched if
+they
+   are not complete.
+6. **Expire** again at the same watermark: operations may have arrived after their deadline.
+7. **Clean up**: ids whose deadline has passed and events that found no operation leave; resolved rows are removed.
 
-Built on Kafka's parts; where event time asks for more, it is said here:
+The engine is built on Kafka's parts (`spark_purgatory.core.kafka`). Kafka's timer may fire up to a tick early (W3, W4).
+Here deadlines are rounded *up* to the tick before they reach the timer, and the watermark *down*, so that nothing fires
+early. The other differences are in `completion`.
 
-* Kafka's timer may fire up to a tick early. Here deadlines are rounded *up* to the tick before they reach it, and the
-  watermark *down* to the tick at the door: one clock for the timer, ids and the log, which never runs ahead.
-* Kafka completes an operation when it is first seen to be complete (``emit="early"``). Under ``final`` a criterion that
-  holds from an event time ahead of the watermark on moves the operation's timer there (`rearm`), so that every outcome
-  leaves through the timer, once no earlier event can come.
-* Kafka's operation that times out is not tried again. Here the log tells what the outcome is (`_fired`).
-
-The law follows: what is decided depends on operations, events and watermark, not on steps. Relevant events are those of
-``from_us <= time <= deadline``, with from_us = created - lookback, or, for an operation that arrives behind the
-watermark, no earlier than what the log still promises to hold.
+The law follows: outcomes depend on operations, events and watermark, and not on how they are split into steps. Relevant
+events are those of ``from_us <= time <= deadline``. ``from_us`` is created - lookback; for an operation that arrives
+behind the watermark it is no earlier than what the log still holds for certain.
 """
 
 from __future__ import annotations
@@ -31,17 +30,24 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s
-from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US, US_PER_MS, clock_ms, saturating_add, tick_up_ms
+from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
+from spark_purgatory.core.arrays.times import (
+    MAX_TIME_US,
+    MIN_TIME_US,
+    US_PER_MS,
+    clock_ms,
+    saturating_add,
+    tick_up_ms,
+)
+from spark_purgatory.core.engine.completion import Completion
 from spark_purgatory.core.engine.deduplication import Deduplication
 from spark_purgatory.core.engine.operation_table import OperationTable
-from spark_purgatory.core.engine.outcomes import DUPLICATE, EXPIRED, REJECTED, MissingKeys, OutcomeBatch, Outcomes
-from spark_purgatory.core.engine.resolver import Resolutions, Resolver
+from spark_purgatory.core.engine.outcomes import DUPLICATE, REJECTED, MissingKeys, OutcomeBatch, Outcomes
+from spark_purgatory.core.engine.resolver import Resolver
 from spark_purgatory.core.engine.seen_ids import SeenIds
 from spark_purgatory.core.engine.shard_events import ShardEvents
 from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory
-from spark_purgatory.core.kafka.timing_wheel import SystemTimer
 from spark_purgatory.core.spec.arrivals import REJECTIONS, EventArrivals, OperationArrivals
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import LimitError
@@ -50,15 +56,15 @@ DUPLICATE_REASON = "the id was seen before and its deadline has not passed"
 
 
 def duplicates_of(table: OperationTable, rows: Int64s, key_type: pa.DataType) -> OutcomeBatch:
-    """The outcomes of rows, (n,), that turned out to be DUPLICATEs: settled as they were created."""
+    """The outcomes of rows, (n,), that turned out to be DUPLICATEs: resolved at their created time."""
     created_us, zeros = table.created_us[rows], np.zeros(len(rows), np.int64)
     none, reasons = MissingKeys.none(len(rows), key_type), pa.repeat(DUPLICATE_REASON, len(rows))
     payload, late = table.payload.take(rows), table.late[rows]
     return OutcomeBatch(payload, DUPLICATE, created_us, created_us, zeros, none, late, reasons)
 
 
-def sound(operations: OperationArrivals, outcomes: Outcomes) -> OperationArrivals:
-    """The operations but for those that are REJECTED, whose outcomes are given."""
+def without_rejected(operations: OperationArrivals, outcomes: Outcomes) -> OperationArrivals:
+    """The operations that can wait; those that cannot become REJECTED outcomes."""
     bad = np.flatnonzero(operations.rejection)
     if not len(bad):
         return operations
@@ -98,191 +104,57 @@ class EventTimePurgatory:
         self.rows = OperationTable(spec)
         self.outcomes = Outcomes()
         self.watermark_ms = 0
-        """Rounded down to the tick. 0 means: no watermark yet, as in Spark. Nothing is late and nothing is due."""
-        timer = SystemTimer(spec.tick_ms, spec.wheel_size, start_ms=MIN_TIME_US // US_PER_MS)
-        self.purgatory = DelayedOperationPurgatory(
-            timer, try_complete=self._try, on_expiration=self._fired, purge_interval=0
-        )
-        self.standing = Deduplication(spec, self.ids, self.rows, self.purgatory)
-        self._held: tuple[Int64s, Int64s] = (EMPTY, EMPTY)
-        """Rows last tried that their timer must look at, at another time than their deadline, and that time."""
-
-    @property
-    def pending(self) -> int:
-        """Operations waiting."""
-        return self.purgatory.next_row - self.purgatory.ended
-
-    @property
-    def watermark_us(self) -> int:
-        """The watermark in microseconds; MIN_TIME_US while there is none."""
-        return min(self.watermark_ms * US_PER_MS, MAX_TIME_US) if self.watermark_ms > 0 else MIN_TIME_US
+        """Rounded down to the tick. 0: there is no watermark yet, as in Spark; nothing is late and nothing is due."""
+        self.completion = Completion(spec, self.rows, self.events, self.outcomes)
+        self.deduplication = Deduplication(spec, self.ids, self.rows, self.purgatory)
+        self.completion.deduplication = self.deduplication
 
     def step(
         self, operations: OperationArrivals | None, events: EventArrivals | None, watermark_ms: int
     ) -> list[pa.RecordBatch]:
-        """Take what arrived, decide what can be decided at this watermark; returns outcomes."""
-        self.watermark_ms = max(self.watermark_ms, clock_ms(watermark_ms, self.spec.tick_ms))
-        if len(self.standing.contested):
-            self._settle()
-        self._advance()
+        """Take what arrived and resolve what can be resolved at this watermark.
+
+        Args:
+            operations: n operations, or None.
+            events: Events, or None.
+            watermark_ms: The watermark; one below the last step's counts as the last step's. 0: none yet.
+
+        Returns:
+            Outcomes, as rows of the outcome table.
+
+        Raises:
+            LimitError: More operations would wait than ``max_pending``. Nothing is lost: the step counts as not made.
+        """
+        self._move_watermark(watermark_ms)
+        self._decide_ids()
+        self.completion.expire(self.watermark_ms)
         self._forget_events()
         if events is not None and len(events):
-            self._take_events(events)
+            self._complete(self._count_events(events))
         if operations is not None and len(operations):
-            self._take_operations(operations)
-            self._advance()
-        self.standing.forget(self.watermark_us)
-        self._release_orphans()
-        if self.purgatory.is_worth_compacting:
-            waiting = self.purgatory.waiting()
-            self.rows.keep(waiting, self.purgatory.watchers.entries_of(waiting)[0])
-            self.standing.renumber(self.purgatory.compact())
+            self._admit(operations)
+            self.completion.expire(self.watermark_ms)
+        self._clean_up()
         self.outcomes.tally.conserve(self.pending)
         return self.outcomes.take()
 
-    def next_due_ms(self) -> int | None:
-        """The watermark at which this shard must be called again; None while nothing waits."""
-        due_ms = self.purgatory.timer.next_due_ms()
-        unheard_us = self.events.orphans.earliest_us()
-        if unheard_us is None:
-            return due_ms
-        orphan_us = saturating_add(np.array([unheard_us]), self.spec.lookback_us)
-        return min(MAX_TIME_US if due_ms is None else due_ms, int(tick_up_ms(orphan_us, self.spec.tick_ms)[0]))
+    # --- the stages, in order --------------------------------------------------------------------------
 
-    def _advance(self) -> None:
-        if self.watermark_ms > 0:
-            self.purgatory.advance_clock(self.watermark_ms)
+    def _move_watermark(self, watermark_ms: int) -> None:
+        self.watermark_ms = max(self.watermark_ms, clock_ms(watermark_ms, self.spec.tick_ms))
+        self.completion.watermark_us = self.watermark_us
 
-    def _take_events(self, events: EventArrivals) -> None:
-        tally = self.outcomes.tally
-        tally.events_received += len(events)
-        fine = events.take(np.flatnonzero(events.rejection == 0))
-        tally.events_rejected += len(events) - len(fine)
-        tally.events_late += int(np.count_nonzero(fine.time_us <= self.watermark_us))
-        if not len(fine):
+    def _decide_ids(self) -> None:
+        """Undecided rows whose created time has passed: DUPLICATEs leave, accepted rows wait for their own time."""
+        if not len(self.deduplication.undecided):
             return
-        touched = self.events.take(fine)
-        if self.pending:
-            self._held = (EMPTY, EMPTY)
-            self.purgatory.check_and_complete(touched.group_keys, touched.group_hash)
-            self._arm(*self._held)
-
-    def _settle(self) -> None:
-        """Contested rows whose creation has passed: DUPLICATEs leave, those that stand wait for their own time."""
-        extend = (lambda rows: self.judge.judge(rows).deadline_us) if self.events.controls.extends else None
-        fallen, standing = self.standing.settle(self.watermark_us, extend)
-        self.purgatory.force_complete(fallen)
-        if len(fallen):
-            self.outcomes.add(duplicates_of(self.rows, fallen, self.purgatory.watchers.keys.chunks[0].type))
-        if len(standing):
-            self._arm(standing, self._due_us(self.judge.judge(standing)))
-
-    def _arm(self, rows: Int64s, due_us: Int64s) -> None:
-        """Move rows whose timer stands at another time."""
-        due_ms = self._ticks_ms(rows, due_us)
-        moved = due_ms != self.purgatory.timer.armed_tick.values[rows] * self.spec.tick_ms
-        if moved.any():
-            self.purgatory.rearm(rows[moved], due_ms[moved])
-
-    def _take_operations(self, operations: OperationArrivals) -> None:
-        self.outcomes.tally.received += len(operations)
-        operations = sound(operations, self.outcomes)
-        while len(operations):
-            operations = self._take_sound(operations)
-
-    def _take_sound(self, operations: OperationArrivals) -> OperationArrivals:
-        """Take all but those, returned, that an earlier row of their id may or may not outlast."""
-        repeated, waiting = self.standing.fallen(operations, self.watermark_us, self.events.controls.extends)
-        if repeated.any():
-            rows = operations.take(np.flatnonzero(repeated))
-            late = rows.created_us <= self.watermark_us
-            self.outcomes.unwatched(DUPLICATE, rows, pa.repeat(DUPLICATE_REASON, len(rows)), late)
-        left = operations.take(np.flatnonzero(~repeated & ~waiting))
-        if len(left):
-            self._register(left)
-        return operations.take(np.flatnonzero(waiting))
-
-    def _register(self, operations: OperationArrivals) -> None:
-        drawn_in, id_slot = self.standing.register(operations, self.watermark_us)
-        self._arm(drawn_in, self.rows.created_us[drawn_in])
-        from_us, late = counts_from(operations.created_us, self.watermark_us, self.spec.lookback_us)
-        self.rows.append(operations, from_us, late, id_slot)
-        self._held = (EMPTY, EMPTY)
-        self.purgatory.try_complete_else_watch(operations.keys, operations.offsets, self._due_ms, operations.key_hash)
-        if self.pending > self.spec.max_pending:
-            raise LimitError(
-                f"max_pending_per_shard is {self.spec.max_pending:,} and {self.pending:,} operations would wait in one "
-                "shard: use more shards (a new checkpoint), or raise the limit; nothing was lost"
-            )
-
-    def _due_ms(self, rows: Int64s) -> Int64s:
-        """When the timer must look at rows just tried: at the deadline or, under final, when the outcome may leave."""
-        due_us = self.rows.deadline_us[rows]
-        held, leaves_us = self._held
-        due_us[rows.searchsorted(held)] = leaves_us
-        return self._ticks_ms(rows, due_us)
-
-    def _ticks_ms(self, rows: Int64s, due_us: Int64s) -> Int64s:
-        """Ticks of due times; a contested row is due at its creation, whatever may be known of its end."""
-        if len(self.standing.contested):
-            due_us = np.where(np.isin(rows, self.standing.contested), self.rows.created_us[rows], due_us)
-        return tick_up_ms(due_us, self.spec.tick_ms)
-
-    @property
-    def judge(self) -> Resolver:
-        """What evaluates rows over the logs as they are now."""
-        return Resolver(self.spec, self.rows, self.purgatory.watchers, self.events.log, self.events.controls)
-
-    def _try(self, rows: Int64s) -> Bools:
-        """Judge waiting rows; those decided leave now, those decided ahead of the watermark are noted to be held."""
-        resolutions = self.judge.judge(rows)
-        decided = resolutions.holds
-        if self.events.controls:
-            self.standing.extend(rows, resolutions.deadline_us)
-        if self.spec.final or self.events.controls:
-            due_us = self._due_us(resolutions)
-            if self.spec.final:
-                decided = decided & (due_us <= self.watermark_us)
-            # Control events may have moved the deadline, or undone what was held.
-            held = np.flatnonzero(~decided & (resolutions.holds | bool(self.events.controls)))
-            self._held = (rows[held], due_us[held])
-        self._emit_settled(resolutions, decided)
-        return decided
-
-    def _due_us(self, resolutions: Resolutions) -> Int64s:
-        """When outcomes may leave under final, or else expire, (n,) int64.
-
-        Not before the creation (lookback): until then the id may be contested.
-        """
-        leaves_us = np.maximum(resolutions.resolved_us, resolutions.created_us)
-        return np.where(resolutions.holds, leaves_us, resolutions.deadline_us)
-
-    def _fired(self, rows: Int64s) -> None:
-        """The timer fired: the deadline has passed, or an outcome held need not wait any longer."""
-        resolutions = self.judge.judge(rows)
-        self._emit_settled(resolutions, resolutions.holds)
-        self._emit(EXPIRED, resolutions, ~resolutions.holds)
-
-    def _emit_settled(self, resolutions: Resolutions, chosen: Bools) -> None:
-        for status, rows in resolutions.settled_as(chosen):
-            self._emit(status, resolutions, rows)
-
-    def _emit(self, status: int, resolutions: Resolutions, chosen: Bools) -> None:
-        if chosen.any():
-            self.outcomes.add(self.judge.outcomes_of(status, resolutions, chosen))
-            self.events.orphans.leave(self.judge, resolutions, chosen)
-
-    def _release_orphans(self) -> None:
-        if not self.spec.orphans:
-            return
-        waiting = self.purgatory.state.values == WAITING
-        for batch in self.events.orphans.release(self.judge, waiting, self._floor_us):
-            self.outcomes.add(batch)
-
-    @property
-    def _floor_us(self) -> int:
-        """Events up to here are heard by no operation that comes on time."""
-        return int(saturating_add(np.array([self.watermark_us]), -self.spec.lookback_us)[0])
+        extended = (lambda rows: self.resolver.resolve(rows).deadline_us) if self.events.controls.extends else None
+        duplicates, accepted = self.deduplication.decide(self.watermark_us, extended)
+        self.purgatory.force_complete(duplicates)
+        if len(duplicates):
+            self.outcomes.add(duplicates_of(self.rows, duplicates, self.completion.key_type()))
+        if len(accepted):
+            self.completion.move_timers(accepted, self.completion.due_us(self.resolver.resolve(accepted)))
 
     def _forget_events(self) -> None:
         purgatory, from_us = self.purgatory, self.rows.from_us
@@ -290,3 +162,96 @@ class EventTimePurgatory:
         self.events.forget(
             self._floor_us, needed_from, lambda: int(from_us[purgatory.waiting()].min(initial=MAX_TIME_US))
         )
+
+    def _count_events(self, events: EventArrivals) -> EventArrivals:
+        """Count events, and return those that are not rejected."""
+        tally = self.outcomes.tally
+        accepted = events.take(np.flatnonzero(events.rejection == 0))
+        tally.events_received += len(events)
+        tally.events_rejected += len(events) - len(accepted)
+        tally.events_late += int(np.count_nonzero(accepted.time_us <= self.watermark_us))
+        return accepted
+
+    def _complete(self, events: EventArrivals) -> None:
+        if len(events):
+            arrived = self.events.take(events)
+            if self.pending:
+                self.completion.check(arrived)
+
+    def _admit(self, operations: OperationArrivals) -> None:
+        self.outcomes.tally.received += len(operations)
+        left = without_rejected(operations, self.outcomes)
+        while len(left):
+            accepted, left = self._without_duplicates(left)
+            if len(accepted):
+                self._register(accepted)
+        if self.pending > self.spec.max_pending:
+            raise LimitError(
+                f"max_pending_per_shard is {self.spec.max_pending:,} and {self.pending:,} operations would wait in one "
+                "shard: use more shards (a new checkpoint), or raise the limit; nothing was lost"
+            )
+
+    def _without_duplicates(self, operations: OperationArrivals) -> tuple[OperationArrivals, OperationArrivals]:
+        """(operations that are no DUPLICATE, operations to look at again once an earlier row of their id is in)."""
+        duplicate, again = self.deduplication.find_duplicates(
+            operations, self.watermark_us, self.events.controls.extends
+        )
+        if duplicate.any():
+            rows = operations.take(np.flatnonzero(duplicate))
+            late = rows.created_us <= self.watermark_us
+            self.outcomes.unwatched(DUPLICATE, rows, pa.repeat(DUPLICATE_REASON, len(rows)), late)
+        return operations.take(np.flatnonzero(~duplicate & ~again)), operations.take(np.flatnonzero(again))
+
+    def _register(self, operations: OperationArrivals) -> None:
+        now_undecided, id_slot = self.deduplication.register(operations, self.watermark_us)
+        self.completion.move_timers(now_undecided, self.rows.created_us[now_undecided])
+        from_us, late = counts_from(operations.created_us, self.watermark_us, self.spec.lookback_us)
+        self.rows.append(operations, from_us, late, id_slot)
+        self.completion.register(operations)
+
+    def _clean_up(self) -> None:
+        self.deduplication.forget(self.watermark_us)
+        if self.spec.orphans:
+            waiting = self.purgatory.state.values == WAITING
+            for batch in self.events.orphans.release(self.resolver, waiting, self._floor_us):
+                self.outcomes.add(batch)
+        if self.purgatory.is_worth_compacting:
+            rows = self.purgatory.waiting()
+            self.rows.keep(rows, self.purgatory.watchers.entries_of(rows)[0])
+            self.deduplication.renumber(self.purgatory.compact())
+
+    # --- what others read ------------------------------------------------------------------------------
+
+    @property
+    def purgatory(self) -> DelayedOperationPurgatory:
+        """Watch lists and timer."""
+        return self.completion.purgatory
+
+    @property
+    def resolver(self) -> Resolver:
+        """Resolves rows over the logs as they are now."""
+        return self.completion.resolver
+
+    @property
+    def pending(self) -> int:
+        """Operations that wait."""
+        return self.purgatory.next_row - self.purgatory.ended
+
+    @property
+    def watermark_us(self) -> int:
+        """The watermark in microseconds; MIN_TIME_US while there is none."""
+        return min(self.watermark_ms * US_PER_MS, MAX_TIME_US) if self.watermark_ms > 0 else MIN_TIME_US
+
+    @property
+    def _floor_us(self) -> int:
+        """Events up to this time count for no operation that comes on time."""
+        return int(saturating_add(np.array([self.watermark_us]), -self.spec.lookback_us)[0])
+
+    def next_due_ms(self) -> int | None:
+        """The watermark at which this shard must be called again; None while nothing waits."""
+        due_ms = self.purgatory.timer.next_due_ms()
+        unmatched_us = self.events.orphans.earliest_us()
+        if unmatched_us is None:
+            return due_ms
+        orphan_us = saturating_add(np.array([unmatched_us]), self.spec.lookback_us)
+        return min(MAX_TIME_US if due_ms is None else due_ms, int(tick_up_ms(orphan_us, self.spec.tick_ms)[0]))

@@ -23,70 +23,70 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 
 class OrphanEvents:
-    """Control events unheard so far."""
+    """Control events unmatched so far."""
 
     def __init__(self) -> None:
-        self.unheard = ControlLog()
+        self.unmatched = ControlLog()
 
     def earliest_us(self) -> int | None:
         """The time of the first of them, None without any."""
-        segments = [segment for log in self.unheard.logs.values() for segment in log.segments]
+        segments = [segment for log in self.unmatched.logs.values() for segment in log.segments]
         return min((int(segment.time_us.min()) for segment in segments), default=None)
 
-    def leave(self, judge: Resolver, resolutions: Resolutions, chosen: Bools, until_us: int = MAX_TIME_US) -> None:
+    def leave(self, resolver: Resolver, resolutions: Resolutions, chosen: Bools, until_us: int = MAX_TIME_US) -> None:
         """Operations, (n,) bool of those judged, leave: what they heard, up to ``until_us``, is no orphan."""
-        if self.unheard:
+        if self.unmatched:
             rows = resolutions.rows[chosen]
-            entries, owner = judge.watchers.entries_of(rows)
+            entries, owner = resolver.watchers.entries_of(rows)
             end_us = np.minimum(np.minimum(resolutions.resolved_us, resolutions.deadline_us)[chosen], until_us)
-            self._mark(judge.targets(rows, entries, owner), judge.rows.from_us[rows], end_us)
+            self._mark(resolver.targets(rows, entries, owner), resolver.rows.from_us[rows], end_us)
 
-    def release(self, judge: Resolver, waiting: Bools, floor_us: int) -> list[OutcomeBatch]:
+    def release(self, resolver: Resolver, waiting: Bools, floor_us: int) -> list[OutcomeBatch]:
         """The orphans up to ``floor_us``; ``waiting``, (rows,) bool, may have heard some of what is left."""
         earliest_us = self.earliest_us()
         if earliest_us is None or earliest_us > floor_us:
             return []
-        rows = np.flatnonzero(waiting & self._may_hear(judge, floor_us))
+        rows = np.flatnonzero(waiting & self._may_match(resolver, floor_us))
         if len(rows):
             # Of later events what is known now may change: an earlier completion may come, or an earlier row of the id.
-            self.leave(judge, judge.judge(rows), np.ones(len(rows), bool), floor_us)
+            self.leave(resolver, resolver.resolve(rows), np.ones(len(rows), bool), floor_us)
         found = []
-        for name, log in self.unheard.logs.items():
+        for name, log in self.unmatched.logs.items():
             for segment in log.merged():
                 over = segment.time_us <= floor_us
                 if over.any():
-                    found.append(_rows_of(name, segment.where(over), judge.spec))
+                    found.append(_rows_of(name, segment.where(over), resolver.spec))
                     log.segments = [left for left in [segment.where(~over)] if len(left)]
-        self.unheard.drop_empty()
+        self.unmatched.drop_empty()
         return found
 
-    def _may_hear(self, judge: Resolver, floor_us: int) -> Bools:
+    def _may_match(self, resolver: Resolver, floor_us: int) -> Bools:
         """Rows with the keys or the ids of what is due, (rows,) bool."""
-        may_hear = np.zeros(judge.watchers.rows, bool)
-        for name, log in self.unheard.logs.items():
+        may_match = np.zeros(resolver.watchers.rows, bool)
+        for name, log in self.unmatched.logs.items():
             for segment in log.segments:
                 due = segment.where(segment.time_us <= floor_us)
                 if not name.startswith("named."):
-                    _, entries = judge.watchers.find(due.group_keys, due.group_hash)
-                    may_hear[judge.watchers.rows_of(entries)] = True
-                elif len(due) and judge.rows.ids.chunks:
+                    _, entries = resolver.watchers.find(due.group_keys, due.group_hash)
+                    may_match[resolver.watchers.rows_of(entries)] = True
+                elif len(due) and resolver.rows.ids.chunks:
                     ids = pa.array([split_pair(pair)[0] for pair in due.group_keys.to_pylist()], pa.binary())
-                    ids = ids.cast(judge.rows.ids.chunks[0].type)
-                    named = [as_bools(pc.is_in(chunk, value_set=ids)) for chunk in judge.rows.ids.chunks]
-                    may_hear |= np.concatenate(named)
-        return may_hear
+                    ids = ids.cast(resolver.rows.ids.chunks[0].type)
+                    named = [as_bools(pc.is_in(chunk, value_set=ids)) for chunk in resolver.rows.ids.chunks]
+                    may_match |= np.concatenate(named)
+        return may_match
 
     def _mark(self, targets: Targets, from_us: Int64s, end_us: Int64s) -> None:
         """Take out events that found an operation pending between two times, (n,) each."""
         for kind in (FAIL, CANCEL, FORCE, EXTEND):
             changes: dict[int, Int64s] = {}
-            for span in self.unheard.spans(kind, targets, from_us[targets.owner], end_us[targets.owner]):
+            for span in self.unmatched.spans(kind, targets, from_us[targets.owner], end_us[targets.owner]):
                 change = changes.setdefault(id(span.segment), np.zeros(len(span.segment) + 1, np.int64))
                 np.add.at(change, span.low, 1)
                 np.add.at(change, span.high, -1)
-            for log in self.unheard.logs_of(kind):
+            for log in self.unmatched.logs_of(kind):
                 _drop(log, changes)
-        self.unheard.drop_empty()
+        self.unmatched.drop_empty()
 
 
 def _drop(log: EventLog, changes: dict[int, Int64s]) -> None:

@@ -45,11 +45,11 @@ class Resolutions:
         return self.result.resolved_us
 
     @property
-    def holds(self) -> Bools:
+    def is_resolved(self) -> Bools:
         """(n,) bool: settled at some time, perhaps ahead of the watermark."""
         return self.result.resolved_us != MAX_TIME_US
 
-    def settled_as(self, chosen: Bools) -> list[tuple[int, Bools]]:
+    def by_status(self, chosen: Bools) -> list[tuple[int, Bools]]:
         """Rows chosen, (n,) bool, by the status in which they are settled."""
         status = self.result.status
         if status is None:
@@ -67,7 +67,7 @@ class Resolver:
     log: EventLog
     controls: ControlLog
 
-    def judge(self, rows: Int64s) -> Resolutions:
+    def resolve(self, rows: Int64s) -> Resolutions:
         """Evaluate the criterion of ``rows``, (n,) int64."""
         entries, owner = self.watchers.entries_of(rows)
         counts = np.bincount(owner, minlength=len(rows))
@@ -77,7 +77,7 @@ class Resolver:
             effects = self.controls.read(self.targets(rows, entries, owner), from_us, deadline_us)
             deadline_us = effects.deadline_us
         rule, need, sum_need, level_need = self._criteria(rows, entries)
-        cases = EvaluationInput(
+        inputs = EvaluationInput(
             rule=rule,
             need=need,
             sum_need=sum_need,
@@ -89,10 +89,10 @@ class Resolver:
             level_need=level_need,
             effects=effects,
         )
-        result = evaluate(cases, self._relevant(cases, rows, entries), self._history(cases, rows, entries))
+        result = evaluate(inputs, self._relevant(inputs, rows, entries), self._history(inputs, rows, entries))
         if effects is not None:
             deadline_us = effects.left_us(result.resolved_us)
-        return Resolutions(rows, entries, owner, rule, cases.created_us, deadline_us, result)
+        return Resolutions(rows, entries, owner, rule, inputs.created_us, deadline_us, result)
 
     def targets(self, rows: Int64s, entries: Int64s, owner: Int64s) -> Targets:
         """Rows and their entries, as control events find them."""
@@ -133,25 +133,25 @@ class Resolver:
         units = units_up(criterion.need, scale)
         return rule, np.full(len(rows), float(units)), constant(units, len(rows)), constant(units, len(entries))
 
-    def _relevant(self, cases: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
+    def _relevant(self, inputs: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
         """The completions that count for each entry."""
-        from_us, until_us = cases.from_us[cases.owner], _until(cases, cases.deadline_us)
+        from_us, until_us = inputs.from_us[inputs.owner], _until(inputs, inputs.deadline_us)
         hashes = self.watchers.hashes.values[entries]
-        sums = cases.rule[cases.owner] == SUM_AT_LEAST
+        sums = inputs.rule[inputs.owner] == SUM_AT_LEAST
         if not (self.spec.by_row and sums.any()):
             spans = self.log.spans(self.watchers.keys, entries, hashes, from_us, until_us)
-            return spans + self._named(cases, rows, entries, from_us, until_us)
+            return spans + self._named(inputs, rows, entries, from_us, until_us)
         # What no sum can take counts for the other rules.
         spans = self._spans(self.log, ~sums, entries, hashes, from_us, until_us)
         spans += self._spans(self.log.summable(), sums, entries, hashes, from_us, until_us)
-        found = self._named(cases, rows, entries, from_us, until_us)
+        found = self._named(inputs, rows, entries, from_us, until_us)
         spans += [_only(span, ~sums) for span in found]
-        found = self._named(cases, rows, entries, from_us, until_us, summable=True)
+        found = self._named(inputs, rows, entries, from_us, until_us, summable=True)
         return spans + [_only(span, sums) for span in found]
 
     def _named(
         self,
-        cases: EvaluationInput,
+        inputs: EvaluationInput,
         rows: Int64s,
         entries: Int64s,
         from_us: Int64s,
@@ -159,22 +159,22 @@ class Resolver:
         summable: bool = False,
     ) -> list[Spans]:
         """Completions that name the operation, by entry."""
-        if cases.effects is None:
+        if inputs.effects is None:
             return []
         controls = self.controls.summable() if summable else self.controls
-        return controls.spans(COMPLETE, self.targets(rows, entries, cases.owner), from_us, until_us)
+        return controls.spans(COMPLETE, self.targets(rows, entries, inputs.owner), from_us, until_us)
 
-    def _history(self, cases: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
+    def _history(self, inputs: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
         """For entries under level, the completions from whenever."""
         if not self.spec.may_have(RULES.index("level")):
             return []
         always = np.full(len(entries), MIN_TIME_US)
         # An operation that came after its deadline reads the base that the log had by then.
-        until_us = _until(cases, np.maximum(cases.deadline_us, saturating_add(cases.from_us, -1)))
+        until_us = _until(inputs, np.maximum(inputs.deadline_us, saturating_add(inputs.from_us, -1)))
         hashes = self.watchers.hashes.values[entries]
-        levels = cases.rule[cases.owner] == LEVEL
+        levels = inputs.rule[inputs.owner] == LEVEL
         spans = self._spans(self.log, levels, entries, hashes, always, until_us)
-        return spans + [_only(span, levels) for span in self._named(cases, rows, entries, always, until_us)]
+        return spans + [_only(span, levels) for span in self._named(inputs, rows, entries, always, until_us)]
 
     def _spans(
         self, log: EventLog, chosen: Bools, entries: Int64s, hashes: Int64s, from_us: Int64s, until_us: Int64s
@@ -185,10 +185,10 @@ class Resolver:
         return [replace(span, owner=at[span.owner]) for span in found]
 
 
-def _until(cases: EvaluationInput, until_us: Int64s) -> Int64s:
+def _until(inputs: EvaluationInput, until_us: Int64s) -> Int64s:
     """The last time that counts for each entry, (m,): what comes behind a failure of its key does not."""
-    last_us = until_us[cases.owner]
-    return last_us if cases.effects is None else np.minimum(last_us, cases.effects.fail_us)
+    last_us = until_us[inputs.owner]
+    return last_us if inputs.effects is None else np.minimum(last_us, inputs.effects.fail_us)
 
 
 def _only(span: Spans, chosen: Bools) -> Spans:

@@ -39,7 +39,7 @@ class ShardEvents:
         controls = events.take(np.flatnonzero(control))
         self.controls.append(controls)
         if self.spec.orphans and controls.kind is not None:
-            self.orphans.unheard.append(controls.take(np.flatnonzero(controls.kind != COMPLETE)))
+            self.orphans.unmatched.append(controls.take(np.flatnonzero(controls.kind != COMPLETE)))
         return EventSegment.build(events.keys, events.key_hash, events.time_us)
 
     def _take_completions(self, events: EventArrivals) -> EventSegment:

@@ -100,15 +100,15 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     for name, (count, kept) in cast("dict[str, list[int]]", facts.get("logs", {})).items():
         prefix, _, log_name = name.partition(".")
         segments = [_restore_segment(f"{name}.{i}", arrays, tables) for i in range(count)]
-        control_log = engine.events.controls if prefix == "control" else engine.events.orphans.unheard
+        control_log = engine.events.controls if prefix == "control" else engine.events.orphans.unmatched
         if log_name.endswith(KINDS[EXTEND]):
             segments = [_in_microseconds(segment) for segment in segments]
         control_log.logs[log_name] = EventLog(segments, kept)
     if spec.control_events and "rows.id_slot" not in arrays:
-        engine.standing.find_slots()
+        engine.deduplication.find_slots()
         if engine.events.controls.extends:
             waiting = engine.purgatory.waiting()
-            engine.standing.extend(waiting, engine.judge.judge(waiting).deadline_us)
+            engine.deduplication.extend(waiting, engine.resolver.resolve(waiting).deadline_us)
     return engine
 
 
@@ -156,7 +156,7 @@ def _check_fingerprint(then: dict[str, object], spec: EngineSpec, by_name: bool)
 
 
 def _control_logs(engine: EventTimePurgatory) -> dict[str, EventLog]:
-    by_prefix = {"control": engine.events.controls, "unheard": engine.events.orphans.unheard}
+    by_prefix = {"control": engine.events.controls, "unheard": engine.events.orphans.unmatched}
     return {f"{prefix}.{name}": log for prefix, logs in by_prefix.items() for name, log in logs.logs.items()}
 
 
@@ -189,10 +189,10 @@ def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> No
     for name, number in rows.numbers.items():
         arrays[f"rows.{name}"] = numbers.stored(number.values)
     arrays["rows.late"], arrays["rows.state"] = rows.late, engine.purgatory.state.values
-    if len(engine.standing.contested):
+    if len(engine.deduplication.undecided):
         arrays["rows.contested"], arrays["rows.contested_hash"] = (
-            engine.standing.contested,
-            engine.standing.contested_hash,
+            engine.deduplication.undecided,
+            engine.deduplication.undecided_hash,
         )
     save_keys("rows.ids", rows.own_ids, tables)
     rows.payload.merge()
@@ -218,8 +218,8 @@ def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) ->
         rows.numbers[name] = GrowableArray(numbers.restored(arrays[f"rows.{name}"]))
     rows.late_column = GrowableArray(arrays["rows.late"])
     from_us = arrays.get("rows.from_us")
-    engine.standing.contested = arrays.get("rows.contested", EMPTY)
-    engine.standing.contested_hash = arrays.get("rows.contested_hash", EMPTY)
+    engine.deduplication.undecided = arrays.get("rows.contested", EMPTY)
+    engine.deduplication.undecided_hash = arrays.get("rows.contested_hash", EMPTY)
     if engine.spec.keeps_ids:
         # Earlier states have none: such rows are met by no other row of their id.
         unnamed = [pa.nulls(len(batch), pa.string()) for batch in tables.get(PAYLOAD, [])]
