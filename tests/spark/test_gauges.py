@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_purgatory import gauges
-from spark_purgatory.core.state.blob import read_blob, read_facts
+from spark_purgatory.core.state.blob import read_blob, read_metadata
 from spark_purgatory.errors import ConfigError, StateCorruptError
 from spark_purgatory.schema import COUNTERS
 from tests.spark.test_connect import land, run_child
@@ -92,11 +92,11 @@ def test_gauges_are_read_through_spark_connect(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", list(GOLDEN))
 def test_facts_are_read_of_every_format_and_damage_is_refused(version: int) -> None:
     blob = GOLDEN[version].read_bytes()
-    assert read_facts(blob) == read_blob(blob, GOLDEN_SHARDS)[0]
+    assert read_metadata(blob) == read_blob(blob, GOLDEN_SHARDS)[0]
     for at in range(0, len(blob), 97):
         flipped = bytearray(blob)
         flipped[at] ^= 1
         with pytest.raises(StateCorruptError):
-            read_facts(bytes(flipped))
+            read_metadata(bytes(flipped))
     with pytest.raises(StateCorruptError):
-        read_facts(blob[:-1])
+        read_metadata(blob[:-1])

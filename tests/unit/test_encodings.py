@@ -15,16 +15,16 @@ from spark_purgatory.core.state.encodings import (
     DISTINCT,
     FRAME_OF_REFERENCE,
     PLAIN,
-    PLANES_FLOOR,
     SAMPLE,
+    SPLIT_FLOOR,
     WIDEST,
-    lay_out,
+    join_bytes,
     pack,
-    picked_up,
-    planes_of,
+    split_bytes,
+    streams_of,
     unpack,
 )
-from spark_purgatory.core.state.table_encoding import Arrays, put_together, take_apart
+from spark_purgatory.core.state.table_encoding import Arrays, join_table, split_table
 
 LOW, HIGH = -(1 << 63), (1 << 63) - 1
 
@@ -66,41 +66,41 @@ def test_other_types_are_stored_as_they_are() -> None:
 
 
 def laid_out(values: Any) -> bytes:
-    into, planes = np.empty(values.nbytes, np.uint8), planes_of(values)
-    lay_out(values, planes, into)
-    assert bytes(picked_up(into.tobytes(), planes)) == values.tobytes(), values.dtype
+    into, planes = np.empty(values.nbytes, np.uint8), streams_of(values)
+    split_bytes(values, planes, into)
+    assert bytes(join_bytes(into.tobytes(), planes)) == values.tobytes(), values.dtype
     return into.tobytes()
 
 
 def test_many_values_lie_in_planes_and_few_as_they_are() -> None:
-    many = np.arange(PLANES_FLOOR, dtype="<u2")
-    halves = PLANES_FLOOR // 256
+    many = np.arange(SPLIT_FLOOR, dtype="<u2")
+    halves = SPLIT_FLOOR // 256
     assert laid_out(many) == bytes(range(256)) * halves + b"".join(bytes([high]) * 256 for high in range(halves))
-    few = many[: PLANES_FLOOR - 1]
+    few = many[: SPLIT_FLOOR - 1]
     assert laid_out(few) == few.tobytes()
 
 
 def test_what_repeats_as_a_whole_stays_whole() -> None:
     codes = np.array([b"EUR", b"USD", b"CHF"] * 1000).view("V3")
-    assert planes_of(codes) == planes_of(np.full(5000, 7777, "<u2")) == planes_of(np.full(5000, 2.5)) == 1
+    assert streams_of(codes) == streams_of(np.full(5000, 7777, "<u2")) == streams_of(np.full(5000, 2.5)) == 1
     for distinct, planes in ((DISTINCT - 1, 1), (DISTINCT, 4)):
-        assert planes_of(np.minimum(np.arange(SAMPLE * 100) // 100, distinct - 1).astype("<u4")) == planes
+        assert streams_of(np.minimum(np.arange(SAMPLE * 100) // 100, distinct - 1).astype("<u4")) == planes
 
 
 @pytest.mark.parametrize("kind", ["<i8", "<i4", "<u4", "<u2", "|u1", "|b1", "<f8", "|V3", "|V13", "|V64", "|V65"])
-@pytest.mark.parametrize("count", [0, 1, PLANES_FLOOR - 1, PLANES_FLOOR, 1 << 13, (1 << 13) + 1, 20_001])
+@pytest.mark.parametrize("count", [0, 1, SPLIT_FLOOR - 1, SPLIT_FLOOR, 1 << 13, (1 << 13) + 1, 20_001])
 def test_values_of_every_type_come_back_from_their_planes(kind: str, count: int) -> None:
     wanted = np.dtype(kind)
     values = np.random.default_rng(count).integers(0, 256, count * wanted.itemsize, np.uint8).view(wanted)
     whole = laid_out(values)
-    split = 1 < wanted.itemsize <= WIDEST and wanted.kind != "f" and count >= PLANES_FLOOR
-    assert (planes_of(values) > 1) == split == (whole != values.tobytes())
+    split = 1 < wanted.itemsize <= WIDEST and wanted.kind != "f" and count >= SPLIT_FLOOR
+    assert (streams_of(values) > 1) == split == (whole != values.tobytes())
     if split:
         planes = np.frombuffer(whole, np.uint8).reshape(wanted.itemsize, count)
         assert all(planes[:, row].tobytes() == values[row].tobytes() for row in (0, 1, count // 2, count - 1))
 
 
-N = PLANES_FLOOR
+N = SPLIT_FLOOR
 
 
 @pytest.mark.parametrize(
@@ -125,10 +125,10 @@ def test_many_texts_of_one_length_lie_as_values_and_a_few_stretches_of_them_too(
     """Width 0: letters as they are."""
     batch = pa.record_batch({"text": pa.array(["before", *texts, "after"], pa.string()).slice(1, len(texts))})
     arrays: Arrays = {}
-    assert take_apart("t", [batch], arrays) == []
+    assert split_table("t", [batch], arrays) == []
     letters = [array.dtype for name, array in arrays.items() if "/letters" in name]
     assert letters == [np.dtype(f"V{width}") if width else np.dtype(np.uint8) for width in widths]
-    (again,) = put_together("t", [], arrays)
+    (again,) = join_table("t", [], arrays)
     assert again.column(0).to_pylist() == texts and not arrays
     again.validate(full=True)
 
@@ -168,10 +168,10 @@ def test_every_table_comes_back(chunks: list[list[tuple[str | None, str]]]) -> N
         )
         batches += [whole, whole.slice(len(chunk) // 2)]
     arrays: Arrays = {"another": np.zeros(1)}
-    rest = take_apart("t", batches, arrays)
+    rest = split_table("t", batches, arrays)
     has_null = any(batch.column("maybe_number").null_count for batch in batches)
     assert rest[0].schema.names == [*["maybe_number"] * has_null, "list", "nothing"]
-    again = put_together("t", rest, arrays)
+    again = join_table("t", rest, arrays)
     for batch, other in zip(again, batches, strict=True):
         assert batch.schema.equals(other.schema, check_metadata=True)
         # NaN is not equal to itself.
@@ -184,5 +184,5 @@ def test_every_table_comes_back(chunks: list[list[tuple[str | None, str]]]) -> N
 def test_a_table_without_columns_keeps_its_rows() -> None:
     batch = pa.RecordBatch.from_struct_array(pa.array([{}] * 3, pa.struct([])))
     arrays: Arrays = {}
-    assert take_apart("t", [batch], arrays) == []
-    assert [len(chunk) for chunk in put_together("t", [], arrays)] == [3]
+    assert split_table("t", [batch], arrays) == []
+    assert [len(chunk) for chunk in join_table("t", [], arrays)] == [3]

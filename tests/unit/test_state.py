@@ -461,17 +461,17 @@ def test_only_the_second_versions_golden_state_has_planes_and_of_texts_too(
 ) -> None:
     planes = set()
 
-    def picked_up(stored: memoryview, count: int = 1) -> bytes | memoryview:
+    def join_bytes(stored: memoryview, count: int = 1) -> bytes | memoryview:
         planes.add(count)
-        return packing.picked_up(stored, count)
+        return packing.join_bytes(stored, count)
 
-    monkeypatch.setattr(state, "picked_up", picked_up)
+    monkeypatch.setattr(state, "join_bytes", join_bytes)
     restore(GOLDEN_SPEC, GOLDEN[version].read_bytes(), GOLDEN_SHARDS)
     # Of numbers, and of the letters of order-1000 and those after it.
     assert planes == {1} if version == 1 else {1, 2, 4, 10} <= planes
 
 
-@pytest.mark.parametrize("changed", [("PLANES_FLOOR", 1 << 20), ("WIDEST", 1), ("DISTINCT", 65)], ids=str)
+@pytest.mark.parametrize("changed", [("SPLIT_FLOOR", 1 << 20), ("WIDEST", 1), ("DISTINCT", 65)], ids=str)
 def test_planes_are_read_as_they_were_written_whatever_is_laid_out_so_today(
     monkeypatch: pytest.MonkeyPatch, changed: tuple[str, int]
 ) -> None:

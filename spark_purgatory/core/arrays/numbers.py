@@ -2,12 +2,12 @@ r"""Numbers of events and needs, compared and added up exactly in their own type
 
 A query has one *number type*, which its checkpoint remembers. Under ``double`` a column is float64, and NaN is none.
 Under a decimal type, ``decimal(18,2)`` or ``bigint``, it counts *units*, 10**-scale each; 0.70 is 70 units of scale 2.
-A need with more digits than the values have is rounded up to units, which changes no answer: sums and maxima of values
-are whole units.
+A need with more digits than the values have is rounded up to units. This changes no comparison: sums and maxima of
+values are whole units.
 
 A column of units is int64 where all of it fits, and the lowest int64 is none. Else a number is 16 bytes, big-endian,
 plus 2**127: bytes then order as the numbers do, and the lowest is none. Which of the two is decided batch by batch, so
-that decimals of 38 digits cost what their values ask for. By hand, of 16 bytes the first two and the last::
+that decimals of 38 digits cost only what their values need. The first two and the last of 16 bytes::
 
     none    00 00 .. 00
     -1      7f ff .. ff
@@ -128,7 +128,7 @@ def read_needs(up: pa.Array, raw: Floats) -> Numbers:
 
 
 def _words(column: pa.Array, n_words: int) -> Int64s:
-    """The words of fixed-width integers, (n, n_words) int64, the lowest first; what lies under a null is anything."""
+    """The words of fixed-width integers, (n, n_words) int64, the lowest first; under a null they are undefined."""
     words = np.frombuffer(column.buffers()[1], np.int64).reshape(-1, n_words)
     return words[column.offset : column.offset + len(column)]
 
@@ -176,7 +176,7 @@ def larger(left: Numbers, right: Numbers) -> Numbers:
 
 
 def lowest(values: Numbers) -> Any:
-    """What lies below every number of the column's type."""
+    """A value below every number of the column's type."""
     return -np.inf if is_double(values) else NO_WIDE if is_wide(values) else NO_UNITS
 
 

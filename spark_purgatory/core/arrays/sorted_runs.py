@@ -204,7 +204,7 @@ def ordered(values: Int64s) -> Int64s:
     order = np.argsort(leading, kind="stable")
     quarter = len(values) // 4
     if leading[order[quarter]] == leading[order[-quarter]]:
-        # Most share them: a few of the values lie far from the rest.
+        # Most values share their leading bits: a few values are far from all others.
         return np.sort(values)
     ascending = values[order]
     ascending.sort(kind="stable")
@@ -232,7 +232,7 @@ def each_once(ascending: npt.NDArray[Kind]) -> npt.NDArray[Kind]:
 
 
 def first_of_each(ascending: npt.NDArray[Kind]) -> Int64s:
-    """Where each distinct value of an ascending array first stands, (d,)."""
+    """Position of the first of each distinct value of an ascending array, (d,)."""
     if not len(ascending):
         return EMPTY
     is_first = np.empty(len(ascending), bool)

@@ -1,7 +1,8 @@
-"""An order of rows by what is in them, whatever Arrow types they have.
+"""An order of rows by their content, for every Arrow type.
 
-Rows that nothing else tells apart are put in an order that follows from them alone: column by column, null first, then
-by the bits of the value; lists element by element. It means nothing, but it is the same whoever came first.
+Rows that are equal in everything that matters still need an order that does not depend on their arrival. They are
+ordered by content: column by column, null first, then by the bits of the value; lists element by element. The order has
+no meaning, but it is always the same.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _validity(column: pa.Array) -> Int64s:
 
 
 def _bits(column: pa.Array) -> Int64s:
-    """Of values of a fixed width; what lies under a null is passed over."""
+    """Of values of a fixed width; bits under a null are ignored."""
     n_bytes = column.type.bit_width // 8
     word = np.dtype(f"i{min(n_bytes, 8)}")
     n_words = n_bytes // word.itemsize

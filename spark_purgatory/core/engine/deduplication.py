@@ -1,23 +1,24 @@
-"""Which row of an id stands, and which rows are its DUPLICATEs.
+"""Which row of an id is accepted, and which rows are its DUPLICATEs (semantics 2.4).
 
-Under ``early`` the first to arrive stands. Under ``final`` it is the first by (created, deadline) and, where rows are
-equal in both, by what is in them (`content`), whatever the order of arrival. So rows of one id that meet before their
-creation has passed are *undecided*: all are registered and wait, their timers at their creation, and are settled once
-the watermark reaches it, for no earlier row can come then. A row that meets none of its id is not undecided, and its id
-is remembered at once. By hand, an id's rows by [created, deadline]::
+Under ``early`` the first row of an id to arrive is accepted. Under ``final`` the arrival order must not matter: the
+first row by (created, deadline) is accepted, and of rows that are equal in both, the first by content (`value_ranks`).
+So rows of one id that meet before their created time has passed are *undecided*. All of them are registered and wait,
+with their timers at their created time. Once the watermark reaches that time no earlier row can come, and the row is
+decided. A row that meets no other row of its id is accepted at once. Worked example, rows of one id as [created,
+deadline]::
 
-    watermark 5    [15, 40] comes     it stands, for all we know
-    watermark 6    [25, 30] comes     both are undecided
-    watermark 7    [10, 20] comes     all three are
-    watermark 10   [10, 20] settled   it stands
-    watermark 15   [15, 40] settled   DUPLICATE of [10, 20]
-    watermark 25   [25, 30] settled   it stands: [10, 20] is over, [15, 40] never stood
+    watermark 5    [15, 40] arrives    accepted: there is no other row
+    watermark 6    [25, 30] arrives    both are undecided
+    watermark 7    [10, 20] arrives    all three are undecided
+    watermark 10   [10, 20] decided    accepted
+    watermark 15   [15, 40] decided    DUPLICATE of [10, 20]
+    watermark 25   [25, 30] decided    accepted: [10, 20] is over, and [15, 40] was not accepted
 
-A row that arrives late is looked_at at once by the rows that stand, as under ``early``.
+A row that arrives late is compared with the accepted rows at once, as under ``early``.
 
-The deadline of a row that stands is the one after the ``extend`` events that the operation received while it was
-pending. Whether it lies before another row's creation is known once the watermark has reached that creation: an
-extension from later on counts only where the deadline lay beyond it already.
+The deadline of an accepted row includes the ``extend`` events that the operation received while it was pending. Whether
+that deadline is before another row's created time is certain once the watermark has reached that time: a later
+extension counts only where the deadline was already beyond it.
 """
 
 from __future__ import annotations
@@ -39,47 +40,47 @@ from spark_purgatory.core.spec.arrivals import OperationArrivals
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 Extend = Callable[[Int64s], Int64s]
-"""Deadlines of rows, (n,), as they stand after extensions."""
+"""A function: rows, (n,), to their deadlines after extensions, (n,) int64."""
 
 
 class Deduplication:
-    """Ids that stand, and rows whose standing is undecided."""
+    """Ids of accepted rows, and the undecided rows."""
 
     def __init__(
         self, spec: EngineSpec, ids: SeenIds, rows: OperationTable, purgatory: DelayedOperationPurgatory
     ) -> None:
         self.ids = ids
         self.undecided = EMPTY
-        """Rows to be settled, (c,) int64."""
+        """Rows that are not decided yet, (u,) int64."""
         self.undecided_hash = EMPTY
-        """Hashes of their ids, (c,) int64."""
+        """Hashes of their ids, (u,) int64."""
         self._final, self._width, self._has_slots = spec.final, spec.identity_width, spec.control_events
         self._rows, self._purgatory = rows, purgatory
 
     def find_duplicates(self, operations: OperationArrivals, watermark_us: int, extended: bool) -> tuple[Bools, Bools]:
         """Which operations are DUPLICATEs at once, and which must wait for an earlier row of their id; (n,) bool.
 
-        They do where deadlines may be ``extended``: how long the earlier row stands shows when it is looked_at.
+        They wait where deadlines may be ``extended``: the earlier row's deadline is known once that row is resolved.
         """
-        looked_at = np.arange(len(operations))
+        compared = np.arange(len(operations))
         if self._final:
-            looked_at = np.flatnonzero(operations.created_us <= watermark_us)
+            compared = np.flatnonzero(operations.created_us <= watermark_us)
         duplicate, waiting = np.zeros(len(operations), bool), np.zeros(len(operations), bool)
-        if len(looked_at):
-            late = operations.take(looked_at)
+        if len(compared):
+            late = operations.take(compared)
             identity, times = self.identity(late.ids, late.keys), (late.created_us, late.deadline_us)
             if extended:
-                duplicate[looked_at], waiting[looked_at] = self.ids.duplicates_and_later(
+                duplicate[compared], waiting[compared] = self.ids.duplicates_and_later(
                     identity, late.id_hash, *times, watermark_us
                 )
             else:
-                duplicate[looked_at] = self.ids.duplicates(identity, late.id_hash, *times, watermark_us)
+                duplicate[compared] = self.ids.duplicates(identity, late.id_hash, *times, watermark_us)
         return duplicate, waiting
 
     def register(self, operations: OperationArrivals, watermark_us: int) -> tuple[Int64s, Int64s]:
-        """Operations become the next rows: remember ids or contest them.
+        """Operations become the next rows: their ids are accepted, or they become undecided.
 
-        Returns older rows now undecided, and the slot of each operation's entry, (n,), -1 of those undecided.
+        Returns the older rows that become undecided too, and the slot of each operation's id, (n,), -1 if undecided.
         """
         identity = self.identity(operations.ids, operations.keys)
         undecided = np.zeros(len(operations), bool)
@@ -100,7 +101,7 @@ class Deduplication:
         return now_undecided, slots
 
     def decide(self, watermark_us: int, extend: Extend | None) -> tuple[Int64s, Int64s]:
-        """Settle undecided rows whose creation has passed; returns the rows that fell and those that stand."""
+        """Decide the undecided rows whose created time has passed; returns (duplicates, accepted rows)."""
         due = self._rows.created_us[self.undecided] <= watermark_us
         rows, hashes = self.undecided[due], self.undecided_hash[due]
         if not len(rows):
@@ -109,7 +110,7 @@ class Deduplication:
         order = self._by_content(rows, hashes)
         rows, hashes = rows[order], hashes[order]
         identity, deadline_us = self._identity_of(rows), self._rows.deadline_us[rows]
-        # Rows equal in both times stand in the order in which they are given.
+        # Of rows that are equal in both times the first given is accepted: they are sorted by content above.
         until_us = deadline_us if extend is None else extend(rows)
         duplicate = self.ids.duplicates(
             identity, hashes, self._rows.created_us[rows], deadline_us, MIN_TIME_US, until_us
@@ -121,7 +122,7 @@ class Deduplication:
         return rows[duplicate], rows[stand]
 
     def extend(self, rows: Int64s, deadline_us: Int64s) -> None:
-        """Remember the ids of rows that stand, (n,) distinct, until their deadlines as control events left them."""
+        """Keep the ids of accepted rows, (n,) distinct, until their deadlines, (n,), with extensions."""
         if self._has_slots:
             self.ids.move(self._rows.id_slot[rows], deadline_us)
 
@@ -141,7 +142,7 @@ class Deduplication:
         self._rows.columns["id_slot"] = GrowableArray(slots)
 
     def _by_content(self, rows: Int64s, hashes: Int64s) -> Int64s:
-        """An order in which rows of one id that are equal in both times stand by content, (n,) positions."""
+        """Positions, (n,), that put rows of one id that are equal in both times in the order of their content."""
         times = self._rows.created_us[rows], self._rows.deadline_us[rows]
         order = np.lexsort((*times, hashes))
         same = np.ones(len(rows) - 1, bool)
@@ -154,10 +155,10 @@ class Deduplication:
         return np.argsort(content, kind="stable")
 
     def identity(self, ids: pa.Array, keys: pa.Array) -> list[pa.Array]:
-        """What tells operations apart, column by column."""
+        """The columns that identify an operation: its id, or its id and its watch key."""
         if self._width == 1:
             return [ids]
-        # Where the key is the id, as it often is, null says so in no bytes.
+        # A key that equals the id, as it often does, is stored as null, which takes no bytes.
         return [ids, pc.if_else(pc.equal(ids, keys), None, keys) if ids.type == keys.type else keys]
 
     def renumber(self, new_row: Rows) -> None:
@@ -184,7 +185,7 @@ class Deduplication:
         return (np.bincount(codes)[codes] > 1)[: len(hashes)]
 
     def _defer_waiting(self, known: OperationArrivals, watermark_us: int) -> Int64s:
-        """Contest the waiting rows, not settled yet, that have the identity of operations just come."""
+        """Make the waiting rows undecided that have the identity of operations that just arrived; returns them."""
         named = [as_bools(pc.is_in(chunk, value_set=known.ids)) for chunk in self._rows.ids.chunks]
         open_rows = (self._purgatory.state.values == WAITING) & (self._rows.created_us > watermark_us)
         open_rows &= np.concatenate([*named, np.zeros(0, bool)])

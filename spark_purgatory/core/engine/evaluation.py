@@ -36,14 +36,14 @@ class EvaluationInput:
     first_entry: Int64s  # (n,)
     owner: Int64s  # (m,) operation of each entry, ascending
     level_need: Numbers  # (m,) level that each entry's key must reach
-    effects: ControlEffects | None = None  # None: no control event speaks to any of them
+    effects: ControlEffects | None = None  # None: no control event applies to any of them
 
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What evaluation says of n operations with m entries."""
+    """The result of evaluating n operations with m watch entries."""
 
-    resolved_us: Int64s  # (n,) MAX_TIME_US where neither the criterion nor a control event settles it
+    resolved_us: Int64s  # (n,) MAX_TIME_US where neither the criterion nor a control event resolves it
     matched: Int64s  # (n,) relevant events up to resolved_us, or all where it is MAX_TIME_US
     satisfied: Bools  # (m,) whether the entry's key is satisfied by then
     status: Int64s | None = None  # (n,) COMPLETED, FAILED or CANCELLED where resolved; None: all COMPLETED
@@ -55,13 +55,13 @@ class RelevantEvents:
 
     spans: list[Spans]
     cross_key: list[CrossKeyRedeliveries]
-    """What of them is counted already on another key."""
+    """Those of them that are counted on another key already."""
 
 
 def evaluate(inputs: EvaluationInput, spans: list[Spans], history: list[Spans]) -> EvaluationResult:
     """Evaluate all inputs. ``spans``: relevant events by entry; ``history``: for level entries, events from whenever.
 
-    Neither holds what lies behind the first failure of the entry's key.
+    Neither has events later than the first failure of the entry's key.
     """
     n, m = len(inputs.rule), len(inputs.owner)
     satisfied_us = np.full(m, MAX_TIME_US)
@@ -92,7 +92,7 @@ def evaluate(inputs: EvaluationInput, spans: list[Spans], history: list[Spans]) 
 
 
 def _echoes(inputs: EvaluationInput, spans: list[Spans]) -> list[CrossKeyRedeliveries]:
-    """Sums and the other rules may hear the same events in different segments: each on their own."""
+    """Redeliveries on other keys. Sums and the other rules may read the same events from different segments."""
     by_sum: dict[bool, list[tuple[Int64s, Spans]]] = {}
     for span in spans:
         if len(span.owner):
@@ -105,7 +105,7 @@ def _echoes(inputs: EvaluationInput, spans: list[Spans]) -> list[CrossKeyRedeliv
 def _with_controls(
     inputs: EvaluationInput, effects: ControlEffects, satisfied_us: Int64s, completed_us: Int64s
 ) -> tuple[Int64s, Int64s]:
-    """(resolved_us, status) with control events: the earliest settles, at a tie COMPLETED, FAILED, CANCELLED."""
+    """(resolved_us, status) with control events: the earliest resolves, at a tie COMPLETED, FAILED, CANCELLED."""
     completed_us = np.minimum(completed_us, effects.force_us)
     failed_us = _failed_us(inputs, effects.fail_us, satisfied_us)
     resolved_us = np.minimum(np.minimum(completed_us, failed_us), effects.cancel_us)
@@ -166,7 +166,7 @@ def _nth(values: Int64s, first: Int64s, counts: Int64s, nth: Int64s) -> Int64s:
 
 
 def _last_level(inputs: EvaluationInput, chosen: Int64s, relevant: RelevantEvents, satisfied_us: Int64s) -> Int64s:
-    """Levels count from whenever, and are first asked for at the creation."""
+    """A level counts events from any time, and can hold from the created time on."""
     return np.maximum(_last_key(inputs, chosen, relevant, satisfied_us), inputs.created_us[chosen])
 
 
@@ -215,7 +215,7 @@ def _bisect_time(
 ) -> Int64s:
     """Smallest event time at which ``enough`` holds for each chosen operation, MAX_TIME_US where it does not.
 
-    It is asked about operations and a time for each, with their spans and where in the question each span's is.
+    ``enough`` gets operations and a time for each, their spans, and the position of each span's operation.
     """
     place = np.full(len(inputs.rule), -1)
     place[chosen] = np.arange(len(chosen))
@@ -257,7 +257,8 @@ def _spans_of(inputs: EvaluationInput, spans: list[Spans], place: Int64s) -> tup
 def _reach_levels(inputs: EvaluationInput, history: list[Spans], satisfied_us: Int64s) -> None:
     """Write into ``satisfied_us`` when each level entry's key reached its level.
 
-    What was reached before ``from_us`` was so always: of such events the log may hold the last summit alone.
+    A level that was reached before ``from_us`` counts as reached from the beginning: of such events the log may hold
+    only the last maximum.
     """
     level_entry = inputs.rule[inputs.owner] == LEVEL
     satisfied_us[level_entry] = MAX_TIME_US

@@ -1,4 +1,4 @@
-"""Operations by row: their times and their payload, beside the purgatory that numbers them."""
+"""Operations by row: their times, needs and payload. The purgatory gives the row numbers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OperationTable:
         self.late_column = GrowableArray(np.empty(0, bool))
         self.payload = ValueColumn()
         self.own_ids = ValueColumn()
-        """Ids by row, where the spec asks for them and no payload column has them."""
+        """Ids by row, where the spec needs them and no payload column has them."""
 
     @property
     def ids(self) -> ValueColumn:

@@ -1,8 +1,8 @@
-"""Control events that find nothing: kept apart until nobody can hear them any more, then ORPHAN rows.
+"""Control events that match no pending operation: kept until none can match any more, then ORPHAN rows.
 
-An event is *heard* by every operation that counts its time and was pending at it. Who leaves marks what it heard; once
-no operation to come on time can count the event (the watermark has passed its time and the lookback), those that still
-wait are asked, and what is left is an orphan.
+A control event *matches* an operation that counts its time and was pending at that time. An operation that leaves marks
+the events that it matched. Once no operation that comes on time can count the event (the watermark has passed its time
+and the lookback), the operations that still wait are compared with it. An event that is left is an orphan.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 
 class OrphanEvents:
-    """Control events unmatched so far."""
+    """Control events that matched no operation so far."""
 
     def __init__(self) -> None:
         self.unmatched = ControlLog()
@@ -34,7 +34,9 @@ class OrphanEvents:
         return min((int(segment.time_us.min()) for segment in segments), default=None)
 
     def leave(self, resolver: Resolver, resolutions: Resolutions, chosen: Bools, until_us: int = MAX_TIME_US) -> None:
-        """Operations, (n,) bool of those judged, leave: what they heard, up to ``until_us``, is no orphan."""
+        """Operations leave, (n,) bool of those resolved: the events up to ``until_us`` that they match are no
+        orphans.
+        """
         if self.unmatched:
             rows = resolutions.rows[chosen]
             entries, owner = resolver.watchers.entries_of(rows)
@@ -42,13 +44,13 @@ class OrphanEvents:
             self._mark(resolver.targets(rows, entries, owner), resolver.rows.from_us[rows], end_us)
 
     def release(self, resolver: Resolver, waiting: Bools, floor_us: int) -> list[OutcomeBatch]:
-        """The orphans up to ``floor_us``; ``waiting``, (rows,) bool, may have heard some of what is left."""
+        """The orphans up to ``floor_us``; ``waiting``, (rows,) bool, may match some of the events left."""
         earliest_us = self.earliest_us()
         if earliest_us is None or earliest_us > floor_us:
             return []
         rows = np.flatnonzero(waiting & self._may_match(resolver, floor_us))
         if len(rows):
-            # Of later events what is known now may change: an earlier completion may come, or an earlier row of the id.
+            # Later events may still change: an earlier completion may come, or an earlier row of the id.
             self.leave(resolver, resolver.resolve(rows), np.ones(len(rows), bool), floor_us)
         found = []
         for name, log in self.unmatched.logs.items():
@@ -61,7 +63,7 @@ class OrphanEvents:
         return found
 
     def _may_match(self, resolver: Resolver, floor_us: int) -> Bools:
-        """Rows with the keys or the ids of what is due, (rows,) bool."""
+        """Rows that have the key or the id of an event up to the floor, (rows,) bool."""
         may_match = np.zeros(resolver.watchers.rows, bool)
         for name, log in self.unmatched.logs.items():
             for segment in log.segments:
@@ -77,7 +79,7 @@ class OrphanEvents:
         return may_match
 
     def _mark(self, targets: Targets, from_us: Int64s, end_us: Int64s) -> None:
-        """Take out events that found an operation pending between two times, (n,) each."""
+        """Remove the events that match operations pending between two times, (n,) each."""
         for kind in (FAIL, CANCEL, FORCE, EXTEND):
             changes: dict[int, Int64s] = {}
             for span in self.unmatched.spans(kind, targets, from_us[targets.owner], end_us[targets.owner]):
@@ -101,7 +103,7 @@ def _rows_of(name: str, segment: EventSegment, spec: EngineSpec) -> OutcomeBatch
     texts = []
     for key in segment.group_keys.to_pylist():
         operation_id, at_key = split_pair(key) if kind != name else (None, key)
-        # Before keys and ids stands what scopes them by their partition.
+        # Keys and ids begin with the value of their partition.
         named = "" if operation_id is None else f" for operation {_text(operation_id[spec.id_prefix :])}"
         texts.append(f"{kind} on key {_text(at_key[spec.key_prefix :])}{named} found no operation pending")
     group = np.repeat(np.arange(len(texts)), np.diff(segment.start))

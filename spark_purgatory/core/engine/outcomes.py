@@ -39,7 +39,7 @@ class MissingKeys:
     counts: Int64s  # (n,)
     applies: Bools  # (n,)
     prefix: int = 0
-    """Characters, or bytes, in front of the key that users know."""
+    """Characters, or bytes, of the partition value in front of the user's key."""
 
     @staticmethod
     def none(n: int, key_type: pa.DataType) -> MissingKeys:

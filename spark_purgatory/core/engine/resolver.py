@@ -1,4 +1,4 @@
-"""Judging rows: an operation's spans of the log, its criterion, what control events do to it, its verdict."""
+"""Resolving rows: an operation's spans of the logs, its criterion, the effects of control events, its resolution."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Resolutions:
-    """Verdicts on n rows with m watch entries."""
+    """Resolutions of n rows with m watch entries."""
 
     rows: Int64s  # (n,)
     entries: Int64s  # (m,)
     owner: Int64s  # (m,) position in rows
     rule: Int64s  # (n,)
     created_us: Int64s  # (n,)
-    deadline_us: Int64s  # (n,) as it stands after the extensions received while pending
+    deadline_us: Int64s  # (n,) with the extensions received while pending
     result: EvaluationResult
 
     @property
     def resolved_us(self) -> Int64s:
-        """(n,) int64; MAX_TIME_US where nothing has settled it."""
+        """(n,) int64; MAX_TIME_US where it is not resolved."""
         return self.result.resolved_us
 
     @property
     def is_resolved(self) -> Bools:
-        """(n,) bool: settled at some time, perhaps ahead of the watermark."""
+        """(n,) bool: resolved at some time, perhaps ahead of the watermark."""
         return self.result.resolved_us != MAX_TIME_US
 
     def by_status(self, chosen: Bools) -> list[tuple[int, Bools]]:
-        """Rows chosen, (n,) bool, by the status in which they are settled."""
+        """Rows chosen, (n,) bool, by the status with which they are resolved."""
         status = self.result.status
         if status is None:
             return [(COMPLETED, chosen)]
@@ -95,7 +95,7 @@ class Resolver:
         return Resolutions(rows, entries, owner, rule, inputs.created_us, deadline_us, result)
 
     def targets(self, rows: Int64s, entries: Int64s, owner: Int64s) -> Targets:
-        """Rows and their entries, as control events find them."""
+        """Rows and their watch entries, as control logs look them up."""
         ids = self.rows.ids.take(rows) if self.spec.operation_ids else None
         id_hash = self.rows.id_hash[rows] if self.spec.operation_ids else rows
         return Targets(self.watchers.keys, entries, self.watchers.hashes.values[entries], owner, ids, id_hash)
@@ -141,7 +141,7 @@ class Resolver:
         if not (self.spec.by_row and sums.any()):
             spans = self.log.spans(self.watchers.keys, entries, hashes, from_us, until_us)
             return spans + self._named(inputs, rows, entries, from_us, until_us)
-        # What no sum can take counts for the other rules.
+        # Values that no sum can take count for the other rules.
         spans = self._spans(self.log, ~sums, entries, hashes, from_us, until_us)
         spans += self._spans(self.log.summable(), sums, entries, hashes, from_us, until_us)
         found = self._named(inputs, rows, entries, from_us, until_us)
@@ -165,7 +165,7 @@ class Resolver:
         return controls.spans(COMPLETE, self.targets(rows, entries, inputs.owner), from_us, until_us)
 
     def _history(self, inputs: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
-        """For entries under level, the completions from whenever."""
+        """For watch entries under level, the completions from any time."""
         if not self.spec.may_have(RULES.index("level")):
             return []
         always = np.full(len(entries), MIN_TIME_US)
@@ -186,7 +186,7 @@ class Resolver:
 
 
 def _until(inputs: EvaluationInput, until_us: Int64s) -> Int64s:
-    """The last time that counts for each entry, (m,): what comes behind a failure of its key does not."""
+    """The last time that counts for each entry, (m,): events after a failure of its key do not."""
     last_us = until_us[inputs.owner]
     return last_us if inputs.effects is None else np.minimum(last_us, inputs.effects.fail_us)
 

@@ -1,14 +1,14 @@
-"""Ids seen, until their deadline: what makes a second row of an id a DUPLICATE.
+"""Ids of accepted rows, kept until their deadline: a second row of such an id is a DUPLICATE (semantics 2.4).
 
-An id is live while its deadline lies ahead of the watermark, whether its operation is still pending or has ended: a
-pending operation's deadline always does. So an entry is not touched by the operation's end, only by ``extend`` events
-that the operation receives while it is pending (`move`). By hand, an id's rows by [created, deadline]::
+An id is live while its deadline is ahead of the watermark, whether its operation is pending or resolved. So the end of
+an operation does not change its entry here. Only ``extend`` events that it receives while it is pending do (`move`).
+Worked example, rows of one id as [created, deadline]::
 
-    [10, 20] comes            the entry stands until 20
+    [10, 20] arrives          the id is live until 20
     extend at 15 by 50        until 65
-    complete at 30            the operation has ended, the entry stands until 65
-    [40, 45] comes            DUPLICATE
-    extend at 50 by 50        finds nothing pending, the entry stands until 65
+    complete at 30            the operation is resolved, the id stays live until 65
+    [40, 45] arrives          DUPLICATE
+    extend at 50 by 50        finds no pending operation: the id stays live until 65
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class SeenIds:
         watermark_us: int,
         until_us: Int64s | None = None,
     ) -> Bools:
-        """Which rows of a batch repeat an id that is live, or one that stands earlier in the batch; (n,) bool.
+        """Which rows of a batch repeat a live id, or the id of an accepted row of the same batch; (n,) bool.
 
-        Within a batch rows stand in the order of (created, deadline), then as they are given; a later row is a
-        duplicate if created no later than the deadline of the one that stands, and that is live. ``until_us``: the
-        deadlines with their extensions, where they have any.
+        Rows of a batch are taken in the order of (created, deadline), then as they are given. A later row is a
+        duplicate if its created time is at or before the deadline of the accepted row, and that deadline is ahead of
+        the watermark. ``until_us``: the deadlines with their extensions, where they have any.
         """
         order = hash_order(hashes)
         repeated = self._live_before(identity, hashes, order, created_us, watermark_us)
@@ -71,8 +71,8 @@ class SeenIds:
     ) -> tuple[Bools, Bools]:
         """Which rows of a batch repeat an id that is live, and which of the others another one precedes; (n,) bool.
 
-        For rows whose deadlines are not known yet as they stand after extensions: the first of each id comes first, and
-        the later ones are asked about again when its deadline is known.
+        For rows whose deadlines may still be extended: the first row of each id is taken, and the later ones are
+        compared again once its deadline is known.
         """
         order = hash_order(hashes)
         repeated = self._live_before(identity, hashes, order, created_us, watermark_us)
@@ -128,7 +128,7 @@ class SeenIds:
         codes = identity_codes(identity)
         left, first = _in_order(codes, created_us, deadline_us, np.flatnonzero(~repeated))
         while len(left):
-            # One round settles, for every id, the first row left and all rows within its wait.
+            # One round decides, for every id, the first row left and all rows created before its deadline.
             standing = left[first][np.cumsum(first) - 1]
             within = ~first & (created_us[left] <= until_us[standing]) & (until_us[standing] > watermark_us)
             repeated[left[within]] = True
@@ -145,7 +145,7 @@ class SeenIds:
         return slots
 
     def move(self, slots: Int64s, deadline_us: Int64s) -> None:
-        """The entries in these slots, (n,) distinct, stand until other deadlines; -1 names none."""
+        """Set the deadlines of the ids in these slots, (n,) distinct; a slot of -1 is passed over."""
         known = slots >= 0
         slots, deadline_us = slots[known], deadline_us[known]
         if not np.array_equal(self.deadline_us.values[slots], deadline_us):
@@ -186,7 +186,7 @@ class SeenIds:
 
 
 def _in_order(codes: Int64s, created_us: Int64s, deadline_us: Int64s, left: Int64s) -> tuple[Int64s, Bools]:
-    """The rows left, (m,), in the order in which rows of an id stand, and which are the first of theirs."""
+    """The rows left, (m,), by id, created time and deadline, and which are the first of their id."""
     left = left[np.lexsort((deadline_us[left], created_us[left], codes[left]))]
     return left, _firsts(codes[left])
 

@@ -1,4 +1,4 @@
-"""All events of a shard: completions by key, control events apart, and those that found no operation so far."""
+"""All events of a shard: completions, control events, and control events that matched no operation so far."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ShardEvents:
         self.orphans = OrphanEvents()
 
     def take(self, events: EventArrivals) -> EventSegment:
-        """Keep a batch's events; returns a segment with a group for every key they speak of."""
+        """Keep a batch's events; returns a segment with a group for every key of theirs."""
         if events.value is not None and is_double(events.value) != (self.spec.scale is None):
             raise BugError(f"the query's number type is {self.spec.number}, and events bring {events.value.dtype}")
         if events.kind is None and events.operation_ids is None:
@@ -48,7 +48,7 @@ class ShardEvents:
         segment = EventSegment.build(events.keys, events.key_hash, events.time_us, value, event_ids)
         self.log.append(segment)
         if event_ids is not None:
-            self.log.merged()  # what was delivered again stands beside what it repeats
+            self.log.merged()  # a redelivery must be in one segment with the first delivery
         return segment
 
     def forget(

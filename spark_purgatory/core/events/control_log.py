@@ -1,14 +1,14 @@
 """Control events: fail, cancel, force, extend, and completions that name one operation.
 
-They are few compared to completions and have logs of their own: by key for those that speak to every operation on it,
-by (operation, key) for those that name one; a query without any has no log and pays nothing. What they do to an
-operation is read from them anew whenever it is judged, over the same ranges of time as completions, so that their
-order of arrival decides nothing:
+There are few of them compared to completions, and they have logs of their own: by key for events that apply to every
+operation on it, by (operation, key) for events that name one operation. A query without control events has no such log
+and no cost. Their effects are read from the logs each time an operation is resolved, over the same ranges of time as
+completions, so that their order of arrival does not matter:
 
-fail     settles the key: completions later than the first failure do not count on it
+fail     the key has failed: completions later than the first failure do not count on it
 cancel, force   end the operation at the first of each
 extend   moves the deadline to the event's time + value seconds, where that is later, if the event's time is not past
-         the deadline as it then stands. One extension makes the next one count, so an extension *reaches* as far as
+         the deadline at that time. One extension makes the next one count, so an extension *reaches* as far as
          the last of the chain it starts. By hand, deadline 10::
 
              extensions      8 + 4 s   11 + 9 s   25 + 9 s
@@ -34,7 +34,7 @@ from spark_purgatory.core.spec.arrivals import CANCEL, COMPLETE, EXTEND, FAIL, F
 
 @dataclass(frozen=True)
 class Targets:
-    """m watch entries of n operations, as control events find them."""
+    """m watch entries of n operations, as control logs look them up."""
 
     keys: ValueColumn
     entries: Int64s  # (m,) positions in keys
@@ -51,7 +51,7 @@ class Targets:
 
 @dataclass(frozen=True)
 class ControlEffects:
-    """What control events do to n operations with m entries."""
+    """Effects of control events on n operations with m watch entries."""
 
     deadline_us: Int64s  # (n,) after all extensions
     fail_us: Int64s  # (m,) first failure of the entry's key, MAX_TIME_US without one
@@ -61,8 +61,8 @@ class ControlEffects:
     extensions: list[Spans]  # owned by operations
 
     def left_us(self, resolved_us: Int64s) -> Int64s:
-        """Deadlines as they stand when operations resolved, (n,): an extension counts for one that is pending, and at
-        the very time of its resolution an operation still is.
+        """Deadlines at the time of resolution, (n,): an extension counts while an operation is pending, and at exactly
+        its resolution time it still is.
         """
         deadline_us = self.deadline_us
         early = np.flatnonzero((resolved_us < deadline_us) & (deadline_us > self.given_us))
@@ -103,7 +103,7 @@ class ControlLog:
                     self.logs.setdefault(name, EventLog()).append(_segment(events.take(rows), int(kind), is_named))
 
     def spans(self, kind: int, targets: Targets, from_us: Int64s, to_us: Int64s) -> list[Spans]:
-        """Events of a kind between two times, (m,) each, that speak to each entry."""
+        """Events of a kind between two times, (m,) each, that apply to each watch entry."""
         found = []
         if (log := self.logs.get(KINDS[kind])) is not None:
             found += log.spans(targets.keys, targets.entries, targets.hashes, from_us, to_us)
@@ -158,7 +158,7 @@ class ControlLog:
 
 
 def pair_of(ids: pa.Array, keys: pa.Array) -> pa.Array:
-    """(operation, key) as one binary value, (n,): the id's length tells them apart."""
+    """(operation, key) as one binary value, (n,): the id's length separates them."""
     ids, keys = _as_binary(ids), _as_binary(keys)
     lengths = pc.binary_length(ids).cast(pa.string()).cast(pa.binary())
     return pc.binary_join_element_wise(lengths, pc.binary_join_element_wise(ids, keys, b""), b":")
@@ -224,7 +224,7 @@ def _reach(segment: EventSegment) -> Int64s:
 
 
 def _moved_to(segment: EventSegment) -> Int64s:
-    """The deadline that each extension asks for by itself, (E,) int64."""
+    """The deadline that each extension gives by itself, (E,) int64."""
     return segment.time_us if segment.value is None else saturating_add(segment.time_us, segment.value)
 
 

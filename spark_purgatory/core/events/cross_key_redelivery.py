@@ -1,14 +1,14 @@
-"""Events delivered again on another of an operation's keys, or once by key and once by operation.
+"""Events delivered again on another of an operation's keys, or once by key and once by operation id.
 
-An event is told by its id: whichever of its keys an operation hears it on, it counts once, where it stands first.
-`Redeliveries` sees to what comes again on one key, for any number of operations at once; here are the *echoes* that are
-left, the first deliveries on each further key. By hand, of an operation on keys a and b::
+An event is identified by its event id. An operation counts it once, at its first delivery, on whichever of its keys.
+`redelivery` handles deliveries on the same key, for any number of operations at once. This module handles the first
+deliveries on each further key. Worked example, an operation on keys a and b::
 
-    a    x at 12   y at 13   x at 15       x at 15 is a repeat
-    b    x at 14   z at 16                 x at 14 is an echo: 3 events count, x from 12 on
+    a    x at 12   y at 13   x at 15       x at 15 is a redelivery on the same key
+    b    x at 14   z at 16                 x at 14 is a redelivery on another key: 3 events count, x at 12
 
-They are laid out one by one, operation by operation. An event can be one only if its id stands on two keys, so a
-stream whose ids belong to one key each has none, and pays one pass over its ids.
+They are laid out one by one for each operation. An event can be one only if its id is on two keys, so a stream whose
+ids belong to one key each has none, and costs one pass over its ids.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from spark_purgatory.core.events.redelivery import shared_ids
 from spark_purgatory.errors import LimitError
 
 MAX_DELIVERIES = 1 << 25
-"""Deliveries of ids that stand on several keys, over all operations looked at together: 2 GB of columns."""
+"""Deliveries of ids that are on several keys, over all operations of one call: 2 GB of columns."""
 
 
 @dataclass(frozen=True)
 class CrossKeyRedeliveries:
-    """Echoes of n operations, sorted by operation and time."""
+    """Redeliveries on other keys, of n operations, sorted by operation and time."""
 
     start: Int64s  # (n + 1,)
     time_us: Int64s  # (e,)
     sums: Int64s  # (1 + LIMBS, e + 1) how many, and the limbs of what they add up to, before each
 
     def total(self, operations: Int64s, until_us: Int64s) -> Int64s:
-        """What each operation's echoes up to ``until_us[i]`` add up to: their number, then limbs of their sum."""
+        """Number and sum of each operation's redeliveries up to ``until_us[i]``: (1 + LIMBS, n), the number first."""
         start, end = self.start[operations], self.start[operations + 1]
         return self.sums[:, bisect_within(self.time_us, start, end, until_us, after=True)] - self.sums[:, start]
 
     @staticmethod
     def of(n: int, heard: list[tuple[Int64s, Spans]]) -> CrossKeyRedeliveries | None:
-        """Of n operations, by their spans, each with its operation; None where nothing is heard twice."""
+        """Those of n operations, from their spans; None where there is none."""
         named = [(operation, spans) for operation, spans in heard if spans.segment.event_ids is not None]
         if not named:
             return None
@@ -75,12 +75,12 @@ class CrossKeyRedeliveries:
 
 
 def _shared(segments: list[EventSegment]) -> list[tuple[Int64s, Int64s]]:
-    """Of each segment the events whose id stands in two groups of all: where, ascending, and a code of the id."""
+    """For each segment, the events whose id is in two groups of all segments: positions, ascending, and id codes."""
     if len(segments) == 1:
         return [segments[0].shared]
     ids, groups, first_group = [], [], 0
     for segment in segments:
-        assert segment.event_ids is not None, "bug: echoes of events without ids"
+        assert segment.event_ids is not None, "bug: redeliveries of events without ids"
         ids.append(segment.event_ids)
         groups.append(segment.group + first_group)
         first_group += len(segment.group_hash)
@@ -101,7 +101,7 @@ def _firsts(
     if (deliveries := int(counts.sum())) > at_most:
         raise LimitError(
             f"{deliveries:,} deliveries or more, of events that come on several keys under one event_id, would have to "
-            f"be told apart for {len(operation):,} keys of operations, at most {MAX_DELIVERIES:,}: use more shards (a "
+            f"be compared for {len(operation):,} keys of operations, at most {MAX_DELIVERIES:,}: use more shards (a "
             "new checkpoint), or give an event an id of its own on each key; nothing was lost"
         )
     which, row = expand(first, counts)

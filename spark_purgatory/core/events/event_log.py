@@ -5,7 +5,7 @@ A batch becomes a segment; segments are merged geometrically like runs. An opera
 then a *span*, a range of a group found by bisection on time: nothing is kept per (operation, event), and a hot key with
 a million operations stores its events once.
 
-Two keys of one hash (chance, or forged) get a group each; whoever looks a hash up compares the keys of all its groups.
+Two keys of one hash (chance, or forged) get a group each; a lookup by hash compares the keys of all its groups.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class EventSegment:
 
     @cached_property
     def summable(self) -> EventSegment:
-        """The events that a sum can take: none of a negative value, which stands for NaN too."""
+        """The events that a sum can take: without negative values, which also represent NaN."""
         fine = np.ones(len(self), bool) if self.value is None else ~numbers.is_negative(self.value)
         return self if fine.all() else self.where(fine)
 
@@ -111,7 +111,7 @@ class EventSegment:
 
     @cached_property
     def shared(self) -> tuple[Int64s, Int64s]:
-        """Its events whose id stands on several keys: where, ascending, and a number for each id."""
+        """Its events whose id is on several keys: positions, ascending, and a number for each id."""
         return (EMPTY, EMPTY) if self.event_ids is None else shared_ids(self.group, self.event_ids)
 
     @staticmethod
@@ -188,7 +188,7 @@ class Spans:
 
     segment: EventSegment
     owner: Int64s
-    """Which of the entries asked for the span belongs to."""
+    """The watch entry, by position in the request, that the span belongs to."""
     group_start: Int64s
     low: Int64s
     high: Int64s
@@ -234,8 +234,9 @@ class EventLog:
 
         With ``levels`` the first event of every key to reach its maximum up to the floor stays, the base of its level,
         and likewise up to what is needed.
-        A segment is looked at only when half of it is behind the floor, or, where events behind it may be needed, when
-        the log has doubled since the last pass; so it may still lie here, and readers bring their own ``from_us``.
+        A segment is rewritten only when half of it is behind the floor or, where events behind it may be needed, when
+        the log has doubled since the last pass. So forgotten events may still be here, and readers bring their
+        ``from_us``.
         """
         if needed_from is None and not levels:
             self.segments = [kept for s in self.segments if len(kept := s.after(floor_us))]

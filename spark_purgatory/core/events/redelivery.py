@@ -1,16 +1,16 @@
-"""Events delivered again: how many, and what they add up to, in any range of a segment.
+"""Events delivered again on the same key: their number and their sum, in any range of a segment.
 
-Here an event is told by its key and its id; what comes again on another key is for `echoes`. In a range an event counts
-where it stands first; position i is a *repeat* of the range if an equal event stands between the range's start and i,
-that is if ``previous[i] >= start``. Ranges start where operations do, so the question is one of two dimensions; a
-wavelet matrix over ``previous`` answers it for any number of ranges in one pass a bit, whatever lies in them. By hand,
-x delivered three times::
+Here an event is identified by its key and its event id; deliveries on another key are in `cross_key_redelivery`. In a
+range an event counts at its first position. Position i is a *redelivery* in a range if an equal event is between the
+range's start and i, that is if ``previous[i] >= start``. Ranges start where operations do, so the query has two
+dimensions. A wavelet matrix over ``previous`` computes it for any number of ranges, in one pass for each bit. Worked
+example, x delivered three times::
 
     position       0  1  2  3  4
-    event          x  y  x  z  x       repeats at 2 and 4; previous: 0 and 2
-    range 0 .. 4   2 of 5 are repeats  (0 >= 0, 2 >= 0)
-    range 1 .. 4   1 of 4 is           (0 <  1, 2 >= 1)
-    range 3 .. 4   none                (2 <  3)
+    event          x  y  x  z  x       redeliveries at 2 and 4; previous: 0 and 2
+    range 0 .. 4   2 of 5 are redeliveries    (0 >= 0, 2 >= 0)
+    range 1 .. 4   1 of 4 is                  (0 <  1, 2 >= 1)
+    range 3 .. 4   none                       (2 <  3)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 
 
 class Redeliveries:
-    """The r positions whose event stands before them in their group, and the nearest such place."""
+    """The r positions of events that were delivered before in their group, and the position of the delivery before."""
 
     def __init__(self, at: Int64s, previous: Int64s, weights: Int64s) -> None:
         self.at, self.previous = at, previous  # (r,) ascending; (r,)
@@ -71,7 +71,7 @@ class Redeliveries:
 
 
 def shared_ids(group: Int64s, event_ids: pa.Array) -> tuple[Int64s, Int64s]:
-    """The events whose id stands in more than one group: where, ascending, and a number for each id."""
+    """The events whose id is in more than one group: positions, ascending, and a number for each id."""
     named, codes, group = _by_id(group, event_ids)
     new_id = np.concatenate(([True], codes[1:] != codes[:-1]))[: len(named)]
     new_pair = new_id | np.concatenate(([True], group[1:] != group[:-1]))[: len(named)]

@@ -1,8 +1,8 @@
 """Kafka's DelayedOperationPurgatory, for arrays of operations.
 
 Every operation completes exactly once: by a criterion that holds when it is tried (`try_complete_else_watch`,
-`check_and_complete`), by `force_complete`, or by its time-out in `advance_clock`; whoever comes first wins. What a
-criterion is, is the caller's business: ``try_complete(rows) -> (n,) bool``. Nothing completes by itself when its
+`check_and_complete`), by `force_complete`, or by its time-out in `advance_clock`; the first of these wins. The caller
+defines the criterion: ``try_complete(rows) -> (n,) bool``. Nothing completes by itself when its
 criterion comes true: only a check of one of its watch keys looks.
 
 Operations are *rows*, numbered in the order of registration. Their state is a byte, and a transition is an entry of
@@ -120,10 +120,10 @@ class DelayedOperationPurgatory:
     ) -> tuple[Int64s, Bools]:
         """Register operations; those whose criterion holds already complete and are watched nowhere.
 
-        Operation i watches ``keys[offsets[i]:offsets[i + 1]]`` (a key may come twice) until ``deadlines_ms[i]``;
-        a function there is asked for the deadlines of the rows left, after they were tried. Returns rows (n,) int64
-        and (n,) bool, True where trying completed it. One that the timer runs at once is completed and expired, but
-        answered with False, as in Kafka. Raises EmptyWatchKeysError, with nothing changed.
+        Operation i watches ``keys[offsets[i]:offsets[i + 1]]`` (a key may come twice) until ``deadlines_ms[i]``; a
+        function there is called with the rows left after they were tried, and returns their deadlines. Returns rows
+        (n,) int64 and (n,) bool, True where trying completed it. One that the timer runs at once is completed and
+        expired, but answered with False, as in Kafka. Raises EmptyWatchKeysError, with nothing changed.
         """
         empty = offsets[1:] == offsets[:-1]
         if empty.any():
@@ -152,7 +152,7 @@ class DelayedOperationPurgatory:
         waiting = self.state.values[rows] == WAITING
         candidates = each_once(rows.compress(waiting))
         completed = candidates[self._try_complete(candidates)] if len(candidates) else candidates
-        # Their state tells which of the entries found, often several of a row, are theirs; `_end` does the rest.
+        # The state marks which of the entries found, often several of a row, are theirs; `_end` does the other steps.
         self.state.writable[completed] = ENDED
         gone = (self.state.values[rows] != WAITING).nonzero()[0]
         self.watchers.drop(each_once(entries[gone]))

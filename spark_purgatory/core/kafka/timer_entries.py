@@ -1,10 +1,10 @@
 """Entries of armed tasks, ``tick << 28 | row`` in sorted runs, and the few whose tick does not fit beside them.
 
-A prefix of 36 bits names ticks within 2**34 of a base, 198 days either side at 1 ms. The rest, deadlines of the year
-9999 among deadlines of today, are *outliers* in two plain arrays; when they are the majority a new base is chosen.
+A prefix of 36 bits names ticks within 2**34 of a base, 198 days before and after at 1 ms. The others, deadlines of the
+year 9999 among deadlines of today, are *outliers* in two plain arrays; when they are the majority a new base is chosen.
 
 Entries of tasks that were cancelled or moved stay until they come due or are dropped together; whether one is live is
-asked of the caller: ``live(ticks, rows) -> (n,) bool``, or None where every entry is.
+given by the caller: ``live(ticks, rows) -> (n,) bool``, or None where every entry is.
 """
 
 from __future__ import annotations

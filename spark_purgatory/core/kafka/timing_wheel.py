@@ -238,7 +238,7 @@ class SystemTimer:
         """Rows that run at ``now_ms``, by deadline tick and row, (m,) int64 (Kafka: ``SystemTimer.advanceClock``)."""
         to = now_ms // self.tick_ms
         latest, straddling = self.wheel.poll(to)
-        # Cancelled and moved tasks leave entries; while there are as many as tasks, nobody has to be asked.
+        # Cancelled and moved tasks leave entries. While there are as many entries as tasks, all are live.
         live = None if len(self.entries) == self.size else self._live
         ticks, rows = self.entries.pop_until(to, live)
         if len(rows):

@@ -110,7 +110,7 @@ class Watchers:
         """Listed entries of each key: (which key, entry), both (m,), by entry and then by key."""
         order = hash_order(hashes)
         found, entries = self.index.find(hashes[order])
-        # Columns are read from their beginning to their end, and a row's entries stand together.
+        # Columns are read from start to end, and a row's entries are adjacent.
         entries, needle = by_first(entries, order[found])
         here = (self.listed.values[entries] & self.keys.equal(entries, keys, needle)).nonzero()[0]
         return needle[here], entries[here]

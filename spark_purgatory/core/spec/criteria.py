@@ -22,7 +22,7 @@ VALUED = (SUM_AT_LEAST, LEVEL)
 NUMBERED = (QUORUM, COUNT, SUM_AT_LEAST)
 """Rules that read a need, and hold from the creation on where it is nothing."""
 SMALLEST_SUM, LARGEST_SUM = 2.0**-43, 2.0**62
-"""What a sum can be asked to reach: within these every digit of a double is counted (`exact_sum`)."""
+"""Bounds of the need of a sum of doubles: within them every digit counts (`exact_sums`)."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class ByRow:
 
     @property
     def reads_values(self) -> bool:
-        """Whether events must bring a value: those of rules that are asked for may."""
+        """Whether events must bring a value: some of its rules read one."""
         return True
 
 

@@ -12,7 +12,7 @@ from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError
 
 ROLES = ("id", "keys", "created_us", "deadline_us")
-"""Engine columns that a payload column may stand for."""
+"""Engine columns that may be payload columns, and then are not stored twice."""
 LATER_FIELDS: dict[str, str | float | int | bool] = {
     "identity_width": 1,
     "operation_ids": False,
@@ -35,16 +35,16 @@ class EngineSpec:
     tick_ms: int = 1
     wheel_size: int = 20
     identity_width: int = 1
-    """Columns that tell operations apart: 1, the id; 2, the id and its watch key, where rows are routed by key."""
+    """Columns that identify an operation: 1, the id; 2, the id and its watch key, where rows are routed by key."""
     operation_ids: bool = False
-    """Events may speak to one operation, by its id."""
+    """Events may apply to one operation, by its id."""
     event_ids: bool = False
     """Events bring ids: an event counts once for an operation, however often it is delivered."""
     orphans: bool = False
     """Control events that find no operation become ORPHAN rows."""
     control_events: bool = True
-    """Events may be of other kinds than complete. Without, no deadline moves, and rows need not know their id's entry.
-    Not of the fingerprint: it may change at any restart."""
+    """Events may be of other kinds than complete. If not, no deadline moves, and rows need no slot of their id.
+    Not part of the fingerprint: it may change at any restart."""
     key_prefix: int = 0
     """Characters (bytes, if binary) before the key itself in every key and id: where they are scoped by a partition."""
     number: str = DOUBLE
@@ -54,7 +54,7 @@ class EngineSpec:
     utc_fields: str = ""
     """Names of the keys and ids that are timestamps: their texts are in UTC, once they were in the session's zone."""
     deadline_is_sum: bool = False
-    """Deadlines are sums, created + time-out: MAX_TIME_US stands for one that int64 does not hold."""
+    """Deadlines are sums, created + time-out: MAX_TIME_US represents one that does not fit into int64."""
     roles: tuple[tuple[str, int], ...] = ()
     """Engine columns that are payload columns already, by the payload's position: `ROLES`, stored and sent once."""
     columns: pa.Schema | None = field(default=None, hash=False)
@@ -64,7 +64,7 @@ class EngineSpec:
     max_pending: int = 10_000_000
     """Operations waiting in one shard: at 100 bytes each 1 GB of state, past what a state store can write."""
     max_state_bytes: int = 1 << 30
-    """Bytes of one shard's state: a JVM array ends at 2 GiB, and two versions stand on the heap."""
+    """Bytes of one shard's state: a JVM array ends at 2 GiB, and two versions are on the heap."""
 
     def __post_init__(self) -> None:
         scale = self.scale
@@ -139,7 +139,7 @@ class EngineSpec:
 
 
 def difference(name: str, then: object, now: object) -> str:
-    """What is to be said where a checkpoint was written with another value of a spec's field, and the remedy."""
+    """The error message for a checkpoint that was written with another value of a field, with the remedy."""
     if name == "utc_fields":
         return (
             f"timestamps as keys or ids: the checkpoint keeps them as text in UTC of {then or 'no field'}, the query "

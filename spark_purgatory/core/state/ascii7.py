@@ -2,11 +2,11 @@
 
 Why: PySpark hands binary state from the JVM to Python as a pickled Latin-1 string, encoded to UTF-8 byte by byte. Bytes
 below 128 take a fast path on both sides and stay one byte; the others cost three times as much, measured in a
-whole query. Seven bytes are read as one 56-bit number, whose halves are moved apart three times:
+whole query. Seven bytes are read as one 56-bit number, which is split into two halves three times:
 
     56 bits -> 2 x 28 in 32 -> 4 x 14 in 16 -> 8 x 7 in 8
 
-Blocks that fit a core's cache go through all of it one after the other.
+The code works on blocks that fit a core's cache, one after the other.
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ Layout, little endian::
     16  8  length of the body before it is coded
     24  4  CRC-32 of the coded body
     28  4  CRC-32 of bytes 0 .. 27
-    32  .. body, coded in seven bits a byte (`seven_bits`): Arrow IPC streams, each after its length (8 bytes)
+    32  .. body, coded in seven bits a byte (`ascii7`): Arrow IPC streams, each after its length (8 bytes)
 
-The first stream is one row: JSON that says what there is, and all arrays in few bytes (`packing`), one after the other.
-Tables (payload chunks, keys) are mostly arrays too; what is left of one (`state_tables`) is a stream of its own.
+The first stream is one row: JSON metadata, and all arrays (`encodings`), one after the other. Tables (payload chunks,
+keys) are mostly stored as arrays too (`table_encoding`); columns that cannot be are a stream of their own.
 Arrow alone does not notice damage: 70 % of single-bit flips decode silently. CRC-32 finds every flip and every
-truncation. It finds accidents, not attackers: whoever can write the checkpoint is trusted.
+truncation. It finds accidents, not attacks: whoever can write the checkpoint is trusted.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.state.ascii7 import coded_size, decode, encode
-from spark_purgatory.core.state.encodings import Recipe, Values, lay_out, pack, picked_up, planes_of, unpack
-from spark_purgatory.core.state.table_encoding import Arrays, put_together, take_apart
+from spark_purgatory.core.state.encodings import Encoding, Values, join_bytes, pack, split_bytes, streams_of, unpack
+from spark_purgatory.core.state.table_encoding import Arrays, join_table, split_table
 from spark_purgatory.errors import StateCorruptError, StateMismatchError, StateVersionError
 
 MAGIC = b"SPKPURG\0"
 VERSION = 2
 READABLE = (1, 2)
-"""In the first, all arrays lie value by value; since then it is said of each in how many planes it does (`packing`)."""
+"""In version 1 all arrays are stored value by value; in version 2 each array has its number of byte streams."""
 HEADER = struct.Struct("<8sIIQI")
 HEADER_BYTES = HEADER.size + 4
 ALIGNMENT = 8
@@ -51,22 +51,27 @@ UNTHREADED = pa.ipc.IpcReadOptions(use_threads=False)
 Tables = dict[str, list[pa.RecordBatch]]
 
 
-def write_blob(facts: Mapping[str, object], arrays: Arrays, tables: Tables, shards: int) -> bytes:
-    """Facts (JSON), named arrays and named tables as one blob of a query with ``shards`` shards."""
+def write_blob(metadata: Mapping[str, object], arrays: Arrays, tables: Tables, shards: int) -> bytes:
+    """Metadata (JSON), named arrays and named tables as one blob of a query with ``shards`` shards."""
     arrays = dict(arrays)
-    rests = {name: rest for name, batches in tables.items() if (rest := take_apart(name, batches, arrays))}
+    remainders = {
+        name: remainder for name, batches in tables.items() if (remainder := split_table(name, batches, arrays))
+    }
     packed = {name: pack(array) for name, array in arrays.items()}
-    planes = [planes_of(stored) for _, stored in packed.values()]
+    stream_counts = [streams_of(stored) for _, stored in packed.values()]
     layout = [
-        (name, *recipe, stored.nbytes, count)
-        for (name, (recipe, stored)), count in zip(packed.items(), planes, strict=True)
+        (name, *encoding, stored.nbytes, count)
+        for (name, (encoding, stored)), count in zip(packed.items(), stream_counts, strict=True)
     ]
-    meta = {"facts": facts, "arrays": layout, "tables": list(tables), "rests": list(rests)}
-    columns = [_binary(np.frombuffer(json.dumps(meta).encode(), np.uint8)), _binary(_laid_out(packed.values(), planes))]
+    meta = {"facts": metadata, "arrays": layout, "tables": list(tables), "rests": list(remainders)}
+    columns = [
+        _binary(np.frombuffer(json.dumps(meta).encode(), np.uint8)),
+        _binary(_joined(packed.values(), stream_counts)),
+    ]
     del arrays, packed
     first = pa.RecordBatch.from_arrays(columns, names=["meta", "arrays"])
     del columns
-    streams = [_stream(batches) for batches in ([first], *rests.values())]
+    streams = [_stream(batches) for batches in ([first], *remainders.values())]
     del first
     body = np.concatenate([np.frombuffer(part, np.uint8) for stream in streams for part in _measured(stream)])
     del streams
@@ -93,17 +98,17 @@ def read_blob(blob: bytes, shards: int) -> tuple[dict[str, object], Arrays, Tabl
     stored = memoryview(first.column(1)[0].as_buffer())
     arrays: Arrays = {}
     position = 0
-    for name, kind, narrow, base, how, size, *planes in meta["arrays"]:
+    for name, kind, narrow, base, how, size, *stream_counts in meta["arrays"]:
         part = stored[position : position + size]
-        arrays[name] = unpack((kind, narrow, base, how), picked_up(part, *planes))
+        arrays[name] = unpack((kind, narrow, base, how), join_bytes(part, *stream_counts))
         position += size + -size % ALIGNMENT
-    rests = dict(zip(meta["rests"], map(_read_stream, streams), strict=True))
-    tables = {name: put_together(name, rests.get(name, []), arrays) for name in meta["tables"]}
+    remainders = dict(zip(meta["rests"], map(_read_stream, streams), strict=True))
+    tables = {name: join_table(name, remainders.get(name, []), arrays) for name in meta["tables"]}
     return meta["facts"], arrays, tables
 
 
-def read_facts(blob: bytes) -> dict[str, object]:
-    """The facts alone, of a query with however many shards: only the first stream is decoded, and of it one column.
+def read_metadata(blob: bytes) -> dict[str, object]:
+    """The metadata alone, for any number of shards: only one column of the first stream is decoded.
 
     Raises StateCorruptError or StateVersionError.
     """
@@ -113,8 +118,8 @@ def read_facts(blob: bytes) -> dict[str, object]:
     stream = decode(coded[: coded_size(end)], end)[LENGTH.size :]
     only_meta = pa.ipc.IpcReadOptions(included_fields=[0], use_threads=False)
     with pa.ipc.open_stream(pa.py_buffer(stream), options=only_meta) as reader:
-        facts: dict[str, object] = json.loads(reader.read_next_batch().column(0)[0].as_py())["facts"]
-    return facts
+        metadata: dict[str, object] = json.loads(reader.read_next_batch().column(0)[0].as_py())["facts"]
+    return metadata
 
 
 def _checked(blob: bytes, shards: int | None) -> tuple[Values, int]:
@@ -150,15 +155,15 @@ def _checked(blob: bytes, shards: int | None) -> tuple[Values, int]:
     return coded, length
 
 
-def _laid_out(packed: Iterable[tuple[Recipe, Values]], planes: Iterable[int]) -> Values:
+def _joined(packed: Iterable[tuple[Encoding, Values]], stream_counts: Iterable[int]) -> Values:
     """Stored values one after the other, (n,) uint8, each at a place that is a multiple of `ALIGNMENT`."""
     parts = [stored for _, stored in packed]
     sizes = [part.nbytes + -part.nbytes % ALIGNMENT for part in parts]
-    laid_out = np.zeros(sum(sizes), np.uint8)
-    for part, size, end, count in zip(parts, sizes, accumulate(sizes), planes, strict=True):
+    joined = np.zeros(sum(sizes), np.uint8)
+    for part, size, end, count in zip(parts, sizes, accumulate(sizes), stream_counts, strict=True):
         start = end - size
-        lay_out(part, count, laid_out[start : start + part.nbytes])
-    return laid_out
+        split_bytes(part, count, joined[start : start + part.nbytes])
+    return joined
 
 
 def _binary(data: Values) -> pa.Array:

@@ -1,17 +1,17 @@
-"""Columns in as few bytes as their values need, and back exactly.
+"""Encodings of arrays for the state: as few bytes as the values need, decoded exactly.
 
-What compression sees of a shard's state is mostly noise: hashes, times, positions. Said before it is compressed: an
-ascending column is its differences, another its distances from the smallest value, each in the narrowest type that
-holds them. Worked example (a test asserts it)::
+Most arrays of a shard's state look like noise to a compressor: hashes, times, positions. So they are encoded first. An
+ascending array is *delta* encoded; another one uses a *frame of reference*, the distance from its smallest value. Each
+uses the narrowest integer type that fits. Worked example (a test asserts it)::
 
-    [7, 9, 9, 300]        ascending: 7, then 2, 0, 291 in two bytes each
-    [1000, 990, 1010]     from 990 on: 10, 0, 20 in one byte each
+    [7, 9, 9, 300]        delta: 7, then 2, 0, 291 in two bytes each
+    [1000, 990, 1010]     frame of reference 990: 10, 0, 20 in one byte each
 
-Many values of several bytes each are laid out as *planes*: the first bytes of all, then the second bytes of all. The
-upper bytes of numbers that are far from filling their type, and the leading letters of ids that count up, are then long
-stretches of nearly the same; the lower ones are noise, which compression passes over. What repeats as a whole stays
-whole: values of which a sample shows few (codes, currencies), and floating-point numbers, which people write (cents).
-Worked example, were three values many::
+Arrays of many values with several bytes each use *byte-stream split*, as Parquet's encoding of that name: the first
+bytes of all values, then the second bytes of all values. Upper bytes of small numbers, and leading characters of ids
+that count up, then form long runs of nearly equal bytes, which compress well. Arrays with few distinct values in a
+sample (codes, currencies), and floating-point numbers, which often repeat (prices), are stored value by value. Worked
+example, as if three values were many::
 
     0x0102 0x0103 0x0104  ->  02 03 04, 01 01 01
 """
@@ -24,18 +24,18 @@ import numpy as np
 import numpy.typing as npt
 
 Values = npt.NDArray[Any]
-Recipe = tuple[str, str, int, str]
-"""dtype; dtype as stored; first or smallest value; DELTA, FRAME_OF_REFERENCE or PLAIN."""
+Encoding = tuple[str, str, int, str]
+"""(dtype, dtype as stored, first or smallest value, one of DELTA, FRAME_OF_REFERENCE and PLAIN)."""
 
 PLAIN, DELTA, FRAME_OF_REFERENCE = "", "differences", "distances"
-PLANES_FLOOR = 512
-"""Values below which handling planes one by one takes longer than the rest of a save."""
+SPLIT_FLOOR = 512
+"""Values below which splitting takes longer than it saves."""
 WIDEST = 64
-"""Bytes of a value beyond which it is laid out as it is: texts longer than a hash in hexadecimal."""
+"""Bytes of a value beyond which it is not split: texts longer than a hash in hexadecimal."""
 SAMPLE, DISTINCT = 64, 56
-"""Values looked at, spread over the column, and how many of them must differ for planes."""
+"""Values in the sample, spread over the array, and how many of them must differ for a split."""
 BLOCK = 1 << 13
-"""Values whose planes are handled at a time, so that they stay in a core's cache."""
+"""Values that are split at a time, so that they stay in a core's cache."""
 NARROW = tuple(np.dtype(kind) for kind in ("u1", "<u2", "<u4"))
 SPAN_LIMIT = 1 << 62
 """Values further apart than this could not be subtracted."""
@@ -46,10 +46,10 @@ def narrowest(most: int) -> np.dtype[Any]:
     return next((kind for kind in NARROW if most <= np.iinfo(kind).max), np.dtype(np.int64))
 
 
-def pack(values: Values) -> tuple[Recipe, Values]:
-    """How a column, (n,), is stored, and what is stored."""
+def pack(values: Values) -> tuple[Encoding, Values]:
+    """(encoding, stored values) of an array, (n,)."""
     kind = values.dtype.str
-    plain: tuple[Recipe, Values] = (kind, kind, 0, PLAIN), np.ascontiguousarray(values)
+    plain: tuple[Encoding, Values] = (kind, kind, 0, PLAIN), np.ascontiguousarray(values)
     if values.dtype != np.int64 or not len(values):
         return plain
     smallest, largest = int(values.min()), int(values.max())
@@ -64,44 +64,44 @@ def pack(values: Values) -> tuple[Recipe, Values]:
     return (kind, narrow.str, smallest, FRAME_OF_REFERENCE), (values - smallest).astype(narrow)
 
 
-def planes_of(values: Values) -> int:
-    """In how many planes values, (n,), are to be laid out: one for each of their bytes; or 1, as they are."""
+def streams_of(values: Values) -> int:
+    """The number of byte streams for values, (n,): one for each of their bytes, or 1 for no split."""
     kind = values.dtype
-    if kind.kind not in "iuV" or not 1 < kind.itemsize <= WIDEST or len(values) < PLANES_FLOOR:
+    if kind.kind not in "iuV" or not 1 < kind.itemsize <= WIDEST or len(values) < SPLIT_FLOOR:
         return 1
     sample = values[:: len(values) // SAMPLE][:SAMPLE]
     return kind.itemsize if len(set(sample.tolist())) >= DISTINCT else 1
 
 
-def lay_out(values: Values, planes: int, into: Values) -> None:
-    """Write (n,) values' bytes to ``into``, (n * itemsize,) uint8."""
-    if planes == 1:
+def split_bytes(values: Values, streams: int, into: Values) -> None:
+    """Write the bytes of (n,) values to ``into``, (n * itemsize,) uint8, in so many streams."""
+    if streams == 1:
         into[:] = values.view(np.uint8)
         return
-    wide = values.view(np.uint8).reshape(-1, planes)
+    wide = values.view(np.uint8).reshape(-1, streams)
     _move(wide, into.reshape(wide.shape[::-1]).T)
 
 
-def picked_up(stored: bytes | memoryview, planes: int = 1) -> bytes | memoryview:
-    """The bytes of the values that `lay_out` wrote."""
-    if planes == 1:
+def join_bytes(stored: bytes | memoryview, streams: int = 1) -> bytes | memoryview:
+    """The bytes of the values that `split_bytes` got."""
+    if streams == 1:
         return stored
-    wide = np.empty((len(stored) // planes, planes), np.uint8)
+    wide = np.empty((len(stored) // streams, streams), np.uint8)
     _move(np.frombuffer(stored, np.uint8).reshape(wide.shape[::-1]).T, wide)
     return wide.data.cast("B")
 
 
 def _move(source: Values, target: Values) -> None:
-    """Copy (n, width) bytes, of which one side lies row by row and the other column by column."""
+    """Copy (n, width) bytes between an array in row order and one in column order."""
     for start in range(0, len(source), BLOCK):
         rows = slice(start, start + BLOCK)
-        for plane in range(source.shape[1]):
-            target[rows, plane] = source[rows, plane]
+        for stream in range(source.shape[1]):
+            target[rows, stream] = source[rows, stream]
 
 
-def unpack(recipe: Recipe, stored: bytes | memoryview) -> Values:
-    """The column that `pack` was given, from the bytes of what was stored."""
-    kind, narrow, base, how = recipe
+def unpack(encoding: Encoding, stored: bytes | memoryview) -> Values:
+    """The array that `pack` got, from the bytes of its stored values."""
+    kind, narrow, base, how = encoding
     values = np.frombuffer(stored, narrow)
     if how == FRAME_OF_REFERENCE:
         moved = values.astype(kind)

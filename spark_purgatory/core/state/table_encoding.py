@@ -1,9 +1,9 @@
-"""Tables of a shard's state taken apart for writing: columns that `packing` makes smaller become arrays.
+"""Tables of a shard's state as arrays: the columns that `encodings` makes smaller are stored as arrays.
 
-Of a text column these are its lengths, its letters and, if it has any, its nulls; of numbers and times without nulls
-the values. Columns of other types stay together as a table, the *rest*. Many texts of one length, as ids and keys often
-are, lie as values of that many bytes, so that ids that count up are in planes (`packing`); where few lengths follow
-each other (order-999, order-1000) each stretch by itself.
+A text column becomes its lengths, its characters and, if it has any, its nulls. Numbers and times without nulls become
+their values. Columns of other types stay a table, the *remainder*. Many texts of one length, as ids and keys often are,
+are stored as values of that many bytes, so that byte-stream split applies to ids that count up. Where lengths change a
+few times (order-999, order-1000), each stretch of one length is stored by itself.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_purgatory.core.state.encodings import PLANES_FLOOR, narrowest
+from spark_purgatory.core.state.encodings import SPLIT_FLOOR, narrowest
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 MOST_STRETCHES = 8
-"""Stretches of texts of one length beyond which a column's letters are one array."""
+"""Stretches of texts of one length beyond which a column's characters are one array."""
 
 
-def take_apart(table: str, batches: list[pa.RecordBatch], arrays: Arrays) -> list[pa.RecordBatch]:
-    """What is left of the chunks of a table, often nothing; the others go into ``arrays`` under the table's name."""
+def split_table(table: str, batches: list[pa.RecordBatch], arrays: Arrays) -> list[pa.RecordBatch]:
+    """The remainder of a table's chunks, often nothing; the other columns go into ``arrays`` under the table's name."""
     schema = batches[0].schema
     arrays[f"{table}/schema"] = np.frombuffer(schema.serialize(), np.uint8)
     arrays[f"{table}/rows"] = np.array([len(batch) for batch in batches])
@@ -42,8 +42,8 @@ def take_apart(table: str, batches: list[pa.RecordBatch], arrays: Arrays) -> lis
     return [batch.select(rest) for batch in batches] if rest else []
 
 
-def put_together(table: str, rest: list[pa.RecordBatch], arrays: Arrays) -> list[pa.RecordBatch]:
-    """The chunks that `take_apart` was given; takes its part of ``arrays``."""
+def join_table(table: str, rest: list[pa.RecordBatch], arrays: Arrays) -> list[pa.RecordBatch]:
+    """The chunks that `split_table` got; takes its part of ``arrays``."""
     schema = pa.ipc.read_schema(pa.py_buffer(arrays.pop(f"{table}/schema")))
     whole = []
     for chunk, rows in enumerate(arrays.pop(f"{table}/rows").tolist()):
@@ -73,23 +73,23 @@ def _take_text(part: str, text: pa.Array, arrays: Arrays) -> None:
     if buffers[1] is not None and buffers[1].size:
         offsets = np.frombuffer(buffers[1], np.int32)[text.offset : text.offset + len(text) + 1]
     lengths = np.diff(offsets)
-    letters = np.frombuffer(b"" if buffers[2] is None else buffers[2], np.uint8)[offsets[0] : offsets[-1]]
+    characters = np.frombuffer(b"" if buffers[2] is None else buffers[2], np.uint8)[offsets[0] : offsets[-1]]
     arrays[f"{part}/lengths"] = lengths.astype(narrowest(int(lengths.max(initial=0))))
-    for i, stretch in enumerate(_stretches(lengths, letters)):
+    for i, stretch in enumerate(_stretches(lengths, characters)):
         arrays[f"{part}/letters/{i}" if i else f"{part}/letters"] = stretch
     if text.null_count:
         arrays[f"{part}/valid"] = np.packbits(text.is_valid().to_numpy(zero_copy_only=False), bitorder="little")
 
 
-def _stretches(lengths: npt.NDArray[np.int32], letters: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
-    """Letters, (n,) uint8; or, where rows next to each other have texts of one length, values of that many bytes."""
-    if len(lengths) < PLANES_FLOOR or not len(letters):
-        return [letters]
+def _stretches(lengths: npt.NDArray[np.int32], characters: npt.NDArray[np.uint8]) -> list[npt.NDArray[Any]]:
+    """Characters, (n,) uint8; or, where adjacent rows have texts of one length, values of that many bytes."""
+    if len(lengths) < SPLIT_FLOOR or not len(characters):
+        return [characters]
     starts = np.concatenate(([0], np.flatnonzero(np.diff(lengths)) + 1))
     if len(starts) > MOST_STRETCHES:
-        return [letters]
+        return [characters]
     cuts = np.add.reduceat(lengths, starts).cumsum()[:-1]
-    parts = zip(np.split(letters, cuts), lengths[starts].tolist(), strict=True)
+    parts = zip(np.split(characters, cuts), lengths[starts].tolist(), strict=True)
     return [part.view(f"V{length}") if length else part for part, length in parts]
 
 
@@ -97,10 +97,12 @@ def _text(part: str, kind: pa.DataType, arrays: Arrays) -> pa.Array:
     lengths, valid = arrays.pop(f"{part}/lengths"), arrays.pop(f"{part}/valid", None)
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    letters = [arrays.pop(f"{part}/letters")]
-    while f"{part}/letters/{len(letters)}" in arrays:
-        letters.append(arrays.pop(f"{part}/letters/{len(letters)}"))
-    whole = letters[0] if len(letters) == 1 else np.concatenate([stretch.view(np.uint8) for stretch in letters])
+    characters = [arrays.pop(f"{part}/letters")]
+    while f"{part}/letters/{len(characters)}" in arrays:
+        characters.append(arrays.pop(f"{part}/letters/{len(characters)}"))
+    whole = (
+        characters[0] if len(characters) == 1 else np.concatenate([stretch.view(np.uint8) for stretch in characters])
+    )
     buffers = [None if valid is None else pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(whole)]
     return pa.Array.from_buffers(kind, len(lengths), buffers)
 
@@ -110,5 +112,5 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    """Of 64 bits, a time too."""
+    """Whether a type is an integer or a time of 64 bits."""
     return kind in (pa.int64(), pa.float64()) or pa.types.is_timestamp(kind)

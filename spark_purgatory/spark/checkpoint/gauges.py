@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.core.engine.outcomes import Tally
-from spark_purgatory.core.state.blob import read_facts
+from spark_purgatory.core.state.blob import read_metadata
 from spark_purgatory.errors import ConfigError
 
 OPERATOR = "applyInPandasWithState"
@@ -72,7 +72,7 @@ def _counts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         counts: dict[str, list[int]] = {name: [] for name in GAUGES}
         for value in batch.column(0):
             blob = value.as_py()
-            tally = Tally(**cast("dict[str, Any]", read_facts(blob)["tally"]))
+            tally = Tally(**cast("dict[str, Any]", read_metadata(blob)["tally"]))
             for name, count in zip(GAUGES, (tally.received - tally.decided(), len(blob), 1), strict=True):
                 counts[name].append(count)
         yield pa.RecordBatch.from_arrays([pa.array(column, pa.int64()) for column in counts.values()], names=GAUGES)
