@@ -67,7 +67,7 @@ class AccumulatorClosedError(ConfigError):
 
 
 class BatchStateError(ConfigError):
-    """A batch was asked for something that its state does not allow; names the batch, its state and the event."""
+    """A batch got an event that its state does not allow; names the batch, its state and the event."""
 
 
 class DeliveryTimeoutError(StorageError):

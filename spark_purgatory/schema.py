@@ -23,5 +23,5 @@ COUNTERS = (
 
 The first seven count operations, received and decided. ``pending_change`` is received - decided: below 0 where more
 were decided than came. ``state_bytes_written``: bytes of the shards that the micro-batch touched, and so wrote anew.
-`spark_purgatory.gauges` tells how many operations wait in all, and in how many bytes.
+`spark_purgatory.gauges` gives how many operations wait in all, and in how many bytes.
 """

@@ -100,7 +100,7 @@ class Appender(Generic[P, R, V]):
         return [ticket for ticket in waiting if ticket.error is not None]
 
     def _needed_bytes(self, record: R) -> int:
-        """What a new batch asks the pool for: an upper bound, so it may be more than the record takes (A2)."""
+        """The memory that a new batch requests: an upper bound, so it may be more than the record needs (A2)."""
         return max(self._batches.settings.batch_bytes, self._batches.sizing.upper_bound_bytes(record))
 
     def _try_append(
@@ -149,7 +149,7 @@ class Appender(Generic[P, R, V]):
         if capacity_bytes is None:
             ticket.error = ticket.allocation.error
             return
-        # Meanwhile someone else may have opened a batch that has room: then the memory goes back, perhaps to the next.
+        # Meanwhile another append may have opened a batch that has room. Then the memory is returned for the next.
         queue, ticket.appended = self._try_append(ticket.partition, ticket.record, now_ms)
         if ticket.appended is None:
             ticket.appended = self._append_with_memory(queue, ticket.record, capacity_bytes, now_ms)

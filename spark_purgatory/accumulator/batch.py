@@ -21,12 +21,12 @@ V = TypeVar("V")
 
 
 class BatchState(Enum):
-    """Where a batch is; the first three are not settled."""
+    """The state of a batch; in the first three it has no result."""
 
     OPEN = "queued, takes records"
     CLOSED = "queued, takes no more records"
     IN_FLIGHT = "drained, its answer is awaited"
-    ABANDONED = "aborted in flight, its answer and its memory are awaited"
+    ABANDONED = "aborted in flight, its result and its memory are outstanding"
     SUCCEEDED = "completed"
     FAILED = "failed, or out of time"
     ABORTED = "aborted, nothing is awaited"
@@ -61,7 +61,7 @@ TRANSITIONS: dict[tuple[BatchState, BatchEvent], BatchState] = {
     (_STATE.IN_FLIGHT, _EVENT.REENQUEUE): _STATE.CLOSED,
     (_STATE.IN_FLIGHT, _EVENT.SPLIT): _STATE.SPLIT,
     (_STATE.IN_FLIGHT, _EVENT.ABORT): _STATE.ABANDONED,
-    # An abandoned batch has ended; whatever the answer is, it only brings the memory back.
+    # An abandoned batch has ended: its result only returns the memory.
     (_STATE.ABANDONED, _EVENT.COMPLETE): _STATE.ABORTED,
     (_STATE.ABANDONED, _EVENT.FAIL): _STATE.ABORTED,
     (_STATE.ABANDONED, _EVENT.REENQUEUE): _STATE.ABORTED,
@@ -71,7 +71,7 @@ TRANSITIONS: dict[tuple[BatchState, BatchEvent], BatchState] = {
 
 QUEUED = frozenset({BatchState.OPEN, BatchState.CLOSED})
 SETTLED = frozenset(set(BatchState) - QUEUED - {BatchState.IN_FLIGHT})
-"""The fate of the batch is known."""
+"""The batch has its result."""
 ENDED = SETTLED - {BatchState.ABANDONED}
 """Nothing can happen any more, and the memory has come back."""
 
@@ -119,7 +119,7 @@ class Batch(Generic[P, R, V]):
 
     @property
     def is_settled(self) -> bool:
-        """Its fate is known (Kafka: ``isDone``)."""
+        """The batch has its result (Kafka: ``isDone``)."""
         return self.state in SETTLED
 
     @property

@@ -1,13 +1,14 @@
 """A bounded amount of memory, handed out in buffers (Kafka: ``BufferPool``).
 
-Terms. *Memory* is a number of bytes; a buffer here is its capacity, since nobody but its owner looks inside. Buffers of
+Terms. *Memory* is a number of bytes; a buffer here is its capacity, since only its owner uses the content. Buffers of
 the *poolable size* are kept when they come back (*pooled*) and handed out again as they are; all other free memory is
 *unallocated*. A request that cannot be served becomes a *waiter* and *gathers*: each time it is woken it takes what is
 free towards what it lacks, and keeps it.
 
-Kafka blocks a thread; here a waiter is an `AllocationTicket` in a queue, and whoever returns memory serves it. Only the
-first waiter is ever woken, so waiters are served in their order. Newcomers are not in that queue: they are served from
-what is available even if others have waited longer, and only what waiters have gathered is out of their reach.
+Kafka blocks a thread; here a waiter is an `AllocationTicket` in a queue, and the call that returns memory serves it.
+Only the first waiter is ever woken, so waiters are served in their order. Newcomers are not in that queue: they are
+served from what is available even if others have waited longer, and only what waiters have gathered is out of their
+reach.
 
 Invariant, after every step: unallocated + pooled * poolable size + held + gathered = memory.
 
@@ -162,18 +163,16 @@ class BufferPool:
         if any(ticket.is_done or ticket.gathered_bytes >= ticket.size_bytes for ticket in self._waiters):
             raise BugError(f"one of {self.queued} waiters waits for nothing")
 
-    # --- below: straight lines ---------------------------------------------------------------------------------------
-
     def _refuse(self, size_bytes: int) -> None:
         if size_bytes < 0:
             raise ConfigError(f"size_bytes must not be negative, got {size_bytes}")
         if size_bytes > self.memory_bytes:
             raise RecordTooLargeError(
-                f"{size_bytes:,} bytes were asked for and the whole buffer memory is {self.memory_bytes:,} bytes: "
+                f"{size_bytes:,} bytes were requested and the whole buffer memory is {self.memory_bytes:,} bytes: "
                 "raise buffer_memory"
             )
         if self.is_closed:
-            raise AccumulatorClosedError(f"{size_bytes:,} bytes were asked for after the accumulator was closed")
+            raise AccumulatorClosedError(f"{size_bytes:,} bytes were requested after the accumulator was closed")
 
     def _take_at_once(self, size_bytes: int) -> int | None:
         if size_bytes == self.poolable_bytes and self.pooled:
@@ -227,6 +226,6 @@ class BufferPool:
 
     def _exhausted(self, size_bytes: int) -> BufferExhaustedError:
         return BufferExhaustedError(
-            f"{size_bytes:,} bytes were asked for and {self.available_bytes:,} of {self.memory_bytes:,} are free, "
+            f"{size_bytes:,} bytes were requested and {self.available_bytes:,} of {self.memory_bytes:,} are free, "
             f"{self.queued} requests waiting: drain, raise buffer_memory, or wait longer (max_block)"
         )

@@ -23,7 +23,7 @@ class Drainer(Generic[P, R, V]):
     def drain_node(self, node: Hashable, max_bytes: int, now_ms: int) -> list[Batch[P, R, V]]:
         """At most one batch a partition, together at most ``max_bytes`` unless it is only one (A17 to A21).
 
-        Whether a batch is ready is not asked; muted partitions and batches backing off are passed over. The next round
+        Readiness is not checked; muted partitions and batches backing off are passed over. The next round
         begins at the position looked at last, which is one that gave nothing if the round stopped for size.
         """
         queues = self._queues.of_node(node)

@@ -1,4 +1,4 @@
-"""The handle that an append gives, settled when the record's batch ends (Kafka: ``FutureRecordMetadata``)."""
+"""The handle that an append returns, completed when the record's batch ends (Kafka: ``FutureRecordMetadata``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Callback = Callable[[V | None, BaseException | None], None]
 class RecordFuture(Generic[V]):
     """What will become of one record (Kafka: ``FutureRecordMetadata`` and its ``Callback``).
 
-    It never blocks: there are no threads, so whoever asks too early is told so. When a batch is split, the future goes
+    It never blocks: there are no threads, so asking too early is an error. When a batch is split, the future goes
     with its record.
     """
 

@@ -34,7 +34,7 @@ class Flush(Generic[P, R, V]):
 
 
 class IncompleteBatches(Generic[P, R, V]):
-    """Batches not settled, in order of creation, and the flushes under way."""
+    """Batches without a result, in the order of creation, and the flushes under way."""
 
     def __init__(self) -> None:
         self.callbacks = CallbackQueue()
@@ -61,7 +61,7 @@ class IncompleteBatches(Generic[P, R, V]):
         self._batches[batch] = None
 
     def settle(self, batch: Batch[P, R, V], value: V | None, error: BaseException | None) -> None:
-        """The batch has ended: tell its records and the flushes; callbacks are queued, not called."""
+        """The batch has ended: complete its records and flushes; callbacks are queued, not called."""
         for future in batch.futures:
             self.callbacks.add(future.settle(value, error))
         self._remove(batch, [])

@@ -1,8 +1,8 @@
 """When what has accumulated goes: Kafka's producer accumulation as a policy (Kafka: ``RecordAccumulator``).
 
 Terms. A *record* joins the last *batch* of its *partition*; a batch that has no room for one is closed and a new one
-is opened, if the pool has memory for it. A *node* takes the batches of the partitions that it *leads*. Whoever sends
-(Kafka: ``Sender``) asks which nodes are *ready*, *drains* their batches, and gives each a result: `complete`, `fail`,
+is opened, if the pool has memory for it. A *node* takes the batches of the partitions that it *leads*. The sender
+(Kafka: ``Sender``) checks which nodes are *ready*, *drains* their batches, and gives each a result: `complete`, `fail`,
 `retry` or `split`. Until then a batch is *in flight* and its memory is taken. For a table: the partitions are
 the table's, the node is the table, a record is a staged part, a batch is a file to be.
 
@@ -125,7 +125,7 @@ class AccumulatorPolicy(Generic[P, R, V]):
         self.queues.of(partition).is_muted = False
 
     def ready(self, now_ms: int) -> ReadyCheck[P]:
-        """Nodes that have something to be sent, and when to ask again (A11 to A15; Kafka: ``ready``)."""
+        """Nodes that have something to be sent, and when to check again (A11 to A15; Kafka: ``ready``)."""
         is_urgent = self.pool.queued > 0 or self.is_closed or self.is_flushing
         return check_ready(self.queues, now_ms, self._batches.settings.linger_ms, is_urgent)
 
@@ -155,7 +155,7 @@ class AccumulatorPolicy(Generic[P, R, V]):
     def abort_incomplete(self, now_ms: int) -> list[Batch[P, R, V]]:
         """End every batch with AccumulatorClosedError (A31; Kafka: ``abortIncompleteBatches``); returns them.
 
-        Memory of queued batches comes back now, that of batches in flight with their answers. An append that gets
+        Memory of queued batches comes back now, that of batches in flight with their results. An append that gets
         memory by this is aborted too.
         """
         aborted: list[Batch[P, R, V]] = []

@@ -1,4 +1,4 @@
-"""How many bytes things take: the sizes that the policy asks for, and what staged rows will weigh in a committed file.
+"""Sizes in bytes: of records, as the policy needs them, and of staged rows in a committed file, as an estimate.
 
 **For the policy** a record is whatever its `Sizing` can measure. Kafka's own sizes depend on the records before it
 (varints of offsets and times); a staged part simply has a number of bytes (`PartSizing`).
@@ -60,7 +60,7 @@ MAX_PARTITIONS = 10_000
 
 
 class Sizing(Protocol[R_contra]):
-    """What the policy must know of a record (Kafka: ``AbstractRecords``, ``DefaultRecord``)."""
+    """Sizes of a record that the policy needs (Kafka: ``AbstractRecords``, ``DefaultRecord``)."""
 
     @property
     def header_bytes(self) -> int:
@@ -70,13 +70,13 @@ class Sizing(Protocol[R_contra]):
         """Bytes that ``record`` adds to a batch that holds the records ``batch`` (Kafka: ``sizeInBytes``)."""
 
     def upper_bound_bytes(self, record: R_contra) -> int:
-        """Bytes, header included, that a new batch of this record alone cannot exceed; what its buffer is asked for if
+        """Bytes, header included, that a new batch of this record alone cannot exceed; the size of its buffer if
         that is more than ``batch_bytes`` (Kafka: ``estimateSizeInBytesUpperBound``).
         """
 
 
 class HasBytes(Protocol):
-    """A record that knows its size, such as a staged part."""
+    """A record with a size of its own, such as a staged piece."""
 
     @property
     def bytes(self) -> int:

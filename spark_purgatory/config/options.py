@@ -150,8 +150,8 @@ class Completions:
 
     ``value``: for sums and levels, which are exact in its own type, double, whole numbers or decimal; of an ``extend``,
     seconds. ``kind``: a column of ``complete`` (as null is),
-    ``fail`` (settles the key as failed), ``cancel``, ``force`` (completes) and ``extend`` (moves the deadline to the
-    event's time + value); without it all events are ``complete``. ``operation_id``: where not null, the event speaks
+    ``fail`` (the key has failed), ``cancel``, ``force`` (completes) and ``extend`` (moves the deadline to the
+    event's time + value); without it all events are ``complete``. ``operation_id``: where not null, the event applies
     to that operation alone, on its key. ``event_id``: an event of one id counts once for an operation, however often it
     is delivered and on whichever of its keys; a key is satisfied by any delivery on it. ``watermark``, ``idle_after``:
     as in `Operations`.

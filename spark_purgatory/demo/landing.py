@@ -2,7 +2,7 @@
 
 An order has to be paid by ``pay_by``; how long that is depends on the method. What happens to it is drawn:
 
-| fate | share | what lands | becomes |
+| outcome | share | what lands | becomes |
 | --- | --- | --- | --- |
 | paid in time | 80 % | a payment, up to 8 minutes out of order | COMPLETED |
 | paid too late | 6 % | a payment made after ``pay_by`` | EXPIRED |
@@ -15,7 +15,7 @@ ahead (both REJECTED).
 
 Landing is what makes the files: file i of a folder holds what landed in the i-th 15 minutes, in order of
 landing, and bears the time at which it was closed. So the watermark, 10 minutes behind, never passes an
-order or a payment of the first two fates before they land, and has passed ``pay_by`` by half an hour when a
+order or a payment of the first two kinds before they land, and has passed ``pay_by`` by half an hour when a
 delayed payment lands. `spark_purgatory.demo.recount` leans on both.
 """
 

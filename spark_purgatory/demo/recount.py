@@ -16,13 +16,13 @@ orders AS (
   SELECT order_id, min(ordered_at) AS ordered_at, min(pay_by) AS pay_by, count(*) AS copies
   FROM received WHERE NOT broken GROUP BY order_id
 ),
--- Where time stands when everything was read: the slower side's latest time, less its 10 minutes.
+-- The watermark when everything was read: the latest time of the slower input, less its 10 minutes.
 clock AS (
   SELECT least((SELECT max(ordered_at) FROM received WHERE NOT broken),
                (SELECT max(paid_at) FROM landed_payments)) - INTERVAL 10 MINUTES AS watermark
 ),
--- Delayed payments land an hour after pay_by, all others within 10 minutes: half an hour tells them apart.
-judged AS (
+-- Delayed payments land an hour after pay_by, all others within 10 minutes: half an hour separates them.
+decided AS (
   SELECT o.order_id, o.pay_by, o.copies,
          bool_or(p.paid_at BETWEEN o.ordered_at AND o.pay_by AND p.landed_at < o.pay_by + INTERVAL 30 MINUTES) AS paid
   FROM orders o LEFT JOIN landed_payments p ON p.order_id = o.order_id
@@ -31,7 +31,7 @@ judged AS (
 decided AS (
   SELECT order_id, copies,
          CASE WHEN paid THEN 'COMPLETED' WHEN pay_by <= watermark THEN 'EXPIRED' ELSE 'PENDING' END AS status
-  FROM judged CROSS JOIN clock
+  FROM decided CROSS JOIN clock
 )
 SELECT order_id, explode(concat(array(status), array_repeat('DUPLICATE', cast(copies - 1 AS int)))) AS status
 FROM decided

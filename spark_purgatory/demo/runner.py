@@ -32,7 +32,7 @@ CLASS_ARCHIVE = ROOT / ".venv" / "spark.jsa"
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a JVM that lives for minutes: half of them would go into compiling well what runs a few times."""
 if CLASS_ARCHIVE.exists() and " " not in str(CLASS_ARCHIVE):
-    # Of another Java it is passed over; the JVM would say so, on its output, where nobody asked.
+    # Of another Java it is passed over; the JVM would report it on its output.
     QUICK_JAVA += f" -XX:SharedArchiveFile={CLASS_ARCHIVE} -Xlog:disable"
 QUICK_SETTINGS = {"spark.driver.extraJavaOptions": QUICK_JAVA, **LOCAL_CHECKPOINT}
 OURS = ("landing", "outcomes", "checkpoint", "spark.log", MARKER)

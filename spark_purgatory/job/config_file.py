@@ -1,4 +1,4 @@
-"""Reading a job's YAML file, and what is said when something in it cannot be.
+"""Reading a job's YAML file, with errors that name the field, the value and what is allowed.
 
 Four steps, and the first that fails ends it: YAML -> ``--set`` -> ``${VARIABLE}`` -> `spark_purgatory.job.job_config`'s
 models. Whatever is wrong is collected into one `JobConfigError`, a list of (field, what was given, what is

@@ -1,4 +1,4 @@
-"""What may stand in the job's YAML file.
+"""The fields of the job's YAML file.
 
 The models are frozen and forbid unknown fields, so that a misspelt name is an error, never a silent default.
 The options of `Operations`, `Completions`, `Purgatory`, `RecordAccumulator` are declared in `spark_purgatory.config`.

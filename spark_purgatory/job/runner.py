@@ -27,7 +27,7 @@ from spark_purgatory.job.summary import Summary, Tally, print_summary, state_tal
 from spark_purgatory.spark.sink.record_accumulator import AccumulatorQuery, RecordAccumulator
 
 POLL_SECONDS = 0.25
-"""How often the query is asked for news, and how long a signal waits at most."""
+"""How often progress is read, and how long a signal waits at most."""
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 OUR_ERROR = re.compile(r"spark_purgatory\.errors\.\w+: (.*)")
 # The last line of a Python traceback; the JVM's own lines bear a package with dots in front.

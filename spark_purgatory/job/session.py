@@ -72,7 +72,7 @@ def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None) -
     # So that workers find the package when it was not installed but lies in a checkout.
     pythonpath = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
     settings = {**defaults, "spark.executorEnv.PYTHONPATH": pythonpath, **(submitted or {}), **config.spark}
-    # Of other machines nobody knows here which folder they have.
+    # Folders of other machines are not known here.
     if settings["spark.master"].startswith("local") and _keeps_workers_busy(config.trigger):
         settings = {**unix_sockets(tempfile.gettempdir()), **settings}
     return settings

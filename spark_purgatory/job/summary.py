@@ -47,7 +47,7 @@ class Summary:
 
     @property
     def outcomes(self) -> int:
-        """Rows of the table that are an operation's fate."""
+        """Rows of the table that are the outcome of an operation."""
         return sum(count for status, count in self.by_status.items() if status != "ORPHAN")
 
     @property

@@ -91,7 +91,7 @@ def stream_outcomes(
         events_delay_us=delays_us["time"],
         lookback_us=duration_us(purgatory, "lookback"),
     )[:-3]
-    # Spark's watermark stands still after a restart until both sides have brought rows again.
+    # After a restart Spark's watermark does not move until both inputs have rows again.
     rests = [(number, plan[number:]) for number in range(1, len(plan))]
     heard = [n for n, rest in rests if any(batch.operations for batch in rest) and any(batch.events for batch in rest)]
     stops = {*rng.sample(heard, min(restarts, len(heard))), len(plan)}
@@ -110,7 +110,7 @@ def stream_outcomes(
 def assert_outcomes_equal(
     left: DataFrame, right: DataFrame, where: str = "", ignore: tuple[str, ...] = ("late",)
 ) -> None:
-    """Raise AssertionError unless both hold the same rows, as multisets; ``late`` tells of arrival and is left out."""
+    """Raise AssertionError unless both have the same rows, as multisets; ``late`` is left out."""
     counts = [Counter(str(row) for row in comparable(frame, ignore).collect()) for frame in (left, right)]
     only = [list((mine - theirs).elements()) for mine, theirs in (counts, counts[::-1])]
     if only[0] or only[1]:
@@ -119,7 +119,7 @@ def assert_outcomes_equal(
 
 
 def comparable(outcomes: DataFrame, ignore: tuple[str, ...] = ("late",)) -> DataFrame:
-    """Outcomes without what tells of arrival, missing keys in order, for a comparison that knows no order of rows."""
+    """Outcomes without `late`, missing keys sorted, for a comparison without an order of rows."""
     kept = [name for name in outcomes.columns if name not in ignore]
     return outcomes.select(*(_in_order(name) for name in kept))
 
@@ -143,7 +143,7 @@ def assert_exactly_once(
     if wrong:
         kinds = Counter("lost" if r.told < r.given else "duplicated" if r.given else "unexpected" for r in wrong)
         shown = ", ".join(f"{tuple(row)}" for row in wrong[:SHOWN])
-        raise AssertionError(f"{dict(kinds)} of {both.count()} ids; ({', '.join(names)}, given, told): {shown}")
+        raise AssertionError(f"{dict(kinds)} of {both.count()} ids; ({', '.join(names)}, expected, found): {shown}")
 
 
 def _times_us(frame: DataFrame, time: Column) -> list[int | None]:

@@ -194,7 +194,7 @@ def test_staged_micro_batches_are_counted_together_and_missed_after_a_restart(
 
     [lost] = (stream.checkpoint / "staging").glob(f"rows/generation=0/epoch=0/batch={2:020d}-*")
     lost.rename(stream.folder / "aside")
-    with pytest.raises(PySparkException, match=r"StagingError: .* knows them only up to 1 "):
+    with pytest.raises(PySparkException, match=r"StagingError: .* has them only up to 1 "):
         stream.run(stream.rows())
     (stream.folder / "aside").rename(lost)
     file = next(lost.rglob("*.parquet"))

@@ -1,8 +1,8 @@
 """How much waits now, read from a checkpoint's latest state.
 
-The counters of a micro-batch tell what it changed; they cannot tell how much there is, because a micro-batch calls
-only the shards that it touches. The state of all of them is in the checkpoint. Spark's reader of state stores hands it
-to workers, which read the header of each shard's state, its checksum, and the facts at its beginning.
+The counters of a micro-batch give what it changed. They cannot give the total, because a micro-batch calls only the
+shards that it touches. The state of all of them is in the checkpoint. Spark's reader of state stores hands it
+to workers, which read the header of each shard's state, its checksum, and the metadata at its beginning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def gauges(spark: SparkSession, checkpoint: str) -> dict[str, int]:
 
     ``pending``: operations that wait. ``state_bytes``: bytes of all shards' states, as the state store keeps them.
     ``shards``: how many have a state. All are 0 before the first micro-batch is committed. It is a Spark job that reads
-    the whole state: ask it every few minutes, not in every micro-batch, where ``observedMetrics`` tells what changed
+    the whole state: call it every few minutes, not in every micro-batch; ``observedMetrics`` gives what changed
     (`spark_purgatory.schema.COUNTERS`). The same through Spark Connect.
     """
     # The reader needs the driver's coordinator of state stores, which is made when streams are first asked for: in a

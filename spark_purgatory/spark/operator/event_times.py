@@ -22,7 +22,7 @@ PLACED: dict[type[T.DataType], tuple[str, str]] = {
     T.DateType: ("date'-290307-01-01'", "date'+294246-12-31'"),
     T.TimestampNTZType: ("timestamp_ntz'-290307-01-01 00:00:00'", "timestamp_ntz'+294246-12-31 00:00:00'"),
 }
-"""What the session's zone places on the time line is held within these: each lies a day and more inside of int64."""
+"""Local times are clamped to these bounds, which are more than a day inside int64."""
 US_PER_SECOND = 1_000_000
 
 

@@ -54,7 +54,7 @@ def unix_sockets(folder: str) -> dict[str, str]:
 def packer(
     side: int, shards: int | None, broadcast: bool, columns: pa.Schema | None = None
 ) -> Callable[[Batches], Batches]:
-    """The function for ``mapInArrow``: rows of a `Side`, of ``guarded`` only whether it is null, as ``ahead``.
+    """The function for ``mapInArrow``: rows of a `Input`, of ``guarded`` only whether it is null, as ``ahead``.
 
     ``shards`` None: every hash is a group. ``broadcast``: every shard gets everything. ``columns``: the payload's, of
     operations. What leaves has the types of `plain`, whatever the session's settings are.
@@ -112,7 +112,7 @@ def _split(batches: list[pa.RecordBatch], side: int, labels: np.ndarray | None, 
 
 
 def _route_index(schema: pa.Schema) -> int:
-    """Position of the column whose hash says where a row goes."""
+    """Position of the column whose hash chooses the shard."""
     return next(at for at in map(schema.get_field_index, ROUTES) if at >= 0)
 
 

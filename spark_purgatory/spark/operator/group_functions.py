@@ -44,7 +44,7 @@ class Broadcast:
             raise LimitError(
                 f"max_broadcast_bytes is {self.max_bytes:,} and the events of one micro-batch have {size:,} or more, "
                 f"sent to each of {self.shards:,} shards because operations have several keys: name a column that both "
-                "sides have in partition_by=, use fewer shards (either is a new checkpoint), or make micro-batches "
+                "inputs have in partition_by=, use fewer shards (either is a new checkpoint), or make micro-batches "
                 "smaller (maxFilesPerTrigger, maxBytesPerTrigger, maxOffsetsPerTrigger); nothing was lost"
             )
         return size
@@ -93,14 +93,14 @@ def batch_function(
 
 
 def _tables(frames: Iterator[pd.DataFrame], broadcast: Broadcast | None) -> tuple[pa.Table | None, pa.Table | None]:
-    sides: dict[int, list[pa.Table]] = {OPERATIONS: [], EVENTS: []}
+    inputs: dict[int, list[pa.Table]] = {OPERATIONS: [], EVENTS: []}
     size = 0
     for frame in frames:
         if broadcast is not None:
             size = broadcast.check(frame, size)
         for side, blob in zip(frame["side"], frame["blob"], strict=True):
-            sides[int(side)].append(from_blob(blob))
-    operations, events = (pa.concat_tables(tables) if tables else None for tables in sides.values())
+            inputs[int(side)].append(from_blob(blob))
+    operations, events = (pa.concat_tables(tables) if tables else None for tables in inputs.values())
     return operations, events
 
 

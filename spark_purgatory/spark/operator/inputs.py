@@ -1,6 +1,6 @@
-"""The two input sides as DataFrames of engine columns: names resolved, types checked, hashes made in the JVM.
+"""The two inputs as DataFrames of engine columns: names resolved, types checked, hashes made in the JVM.
 
-Rows are copied once between the scan and the exchange, in one projection: what is asked of a side for each row, its
+Rows are copied once between the scan and the exchange, in one projection: what an input needs for each row, its
 watermark included, is one ``select``.
 """
 
@@ -46,7 +46,7 @@ WATERMARK_METADATA = "spark.watermarkDelayMs"
 
 
 @dataclass(frozen=True)
-class Side:
+class Input:
     """One input ready for packing: columns of the engine, with the guarded time, which is watermarked.
 
     A row goes by its column ``route``, or by the hash of its one key where there is none.
@@ -58,7 +58,7 @@ class Side:
     keyed_by_id: bool = False
     roles: tuple[tuple[str, int], ...] = ()
     types: FieldTypes = field(default_factory=dict)
-    """Types of what is compared with the other side, by the name of the field."""
+    """Types of what is compared with the other input, by the name of the field."""
     number: str = DOUBLE
 
 
@@ -79,13 +79,13 @@ def column_type(frame: DataFrame, column: Column) -> T.DataType:
     return frame.select(column.alias("c")).schema[0].dataType
 
 
-def check_no_watermark(frame: DataFrame, side: str) -> None:
+def check_no_watermark(frame: DataFrame, given: str) -> None:
     """Raise ConfigError if the frame already carries a watermark."""
     for column in frame.schema.fields:
         if WATERMARK_METADATA in (column.metadata or {}):
             raise ConfigError(
-                f"{side}: column {column.name!r} already has a watermark: remove withWatermark there, "
-                f"{side}.watermark= sets it"
+                f"{given}: column {column.name!r} already has a watermark: remove withWatermark there, "
+                f"{given}.watermark= sets it"
             )
 
 
@@ -103,7 +103,7 @@ def timestamp_column(frame: DataFrame, value: Any, field: str) -> Column:
 
 @dataclass(frozen=True)
 class Reading:
-    """What both sides are read with, besides their own configuration."""
+    """What both inputs are read with, besides their own configuration."""
 
     criterion: Criterion | ByRow
     max_future_us: int
@@ -111,14 +111,14 @@ class Reading:
     heartbeats: bool = True
     number: str = DOUBLE
 
-    def scope(self, frame: DataFrame, side: str, types: dict[str, T.DataType]) -> Column | None:
+    def scope(self, frame: DataFrame, given: str, types: dict[str, T.DataType]) -> Column | None:
         """The column that scopes keys and ids by their partition, 32 hexadecimal digits; None without partitions.
 
         Its type is added to ``types``.
         """
         if self.partition_by is None:
             return None
-        column, name = field_column(frame, self.partition_by, "partition_by"), f"partition_by ({side})"
+        column, name = field_column(frame, self.partition_by, "partition_by"), f"partition_by ({given})"
         types[name] = column_type(frame, column)
         value = key_text(column, types[name], name).cast("string")
         return F.md5(F.coalesce(F.concat(F.lit("="), value), F.lit("null")).cast("binary"))
@@ -144,7 +144,7 @@ def key_prefix(kind: T.DataType) -> int:
     return 16 if isinstance(kind, T.BinaryType) else 32
 
 
-def operations_side(frame: DataFrame, config: Operations, reading: Reading) -> Side:
+def operations_input(frame: DataFrame, config: Operations, reading: Reading) -> Input:
     """Operations: id, keys, times, payload; routed by partition, by key, or by id where there are several keys."""
     check_no_watermark(frame, "operations")
     created = timestamp_column(frame, config.created, "operations.created")
@@ -174,11 +174,11 @@ def operations_side(frame: DataFrame, config: Operations, reading: Reading) -> S
     columns += [field_column(frame, name, "operations").alias(f"p{i}") for i, name in enumerate(frame.columns)]
     packed = _watermarked(frame, [*columns, *_routed(route)], created, config, reading)
     same = isinstance(config.id, str) and isinstance(config.keys, str) and config.id == config.keys
-    return Side(packed, key_type, several, several or same, tuple(roles.items()), types, reading.number)
+    return Input(packed, key_type, several, several or same, tuple(roles.items()), types, reading.number)
 
 
 def payload_roles(frame: DataFrame, config: Operations) -> dict[str, int]:
-    """Engine columns that are columns of the payload as they stand: role -> position; these are sent and kept once."""
+    """Engine columns that are payload columns unchanged, role -> position; they are sent and stored once."""
     named = {"id": config.id, "keys": config.keys, "created_us": config.created, "deadline_us": config.deadline}
     kinds = {"id": T.StringType(), "keys": T.StringType(), "created_us": T.TimestampType()}
     roles = {}
@@ -190,7 +190,7 @@ def payload_roles(frame: DataFrame, config: Operations) -> dict[str, int]:
     return roles
 
 
-def events_side(frame: DataFrame, config: Completions, reading: Reading) -> Side:
+def events_input(frame: DataFrame, config: Completions, reading: Reading) -> Input:
     """Completion events: key, time, and what the criterion or control events read besides."""
     check_no_watermark(frame, "completions")
     time = timestamp_column(frame, config.time, "completions.time")
@@ -222,7 +222,7 @@ def events_side(frame: DataFrame, config: Completions, reading: Reading) -> Side
         kind = types["completions.event_id"] = column_type(frame, event_id)
         engine.append(key_text(event_id, kind, "completions.event_id").alias("event_id"))
     engine += _routed(None if scope is None else F.xxhash64(scope))
-    return Side(_watermarked(frame, engine, time, config, reading), key_type, types=types)
+    return Input(_watermarked(frame, engine, time, config, reading), key_type, types=types)
 
 
 def _routed(route: Column | None) -> list[Column]:
@@ -362,13 +362,13 @@ def _watermarked(
     return selected
 
 
-def _heartbeats(frame: DataFrame, side: DataFrame, idle_us: int, speaking: bool) -> DataFrame:
+def _heartbeats(frame: DataFrame, given: DataFrame, idle_us: int, speaking: bool) -> DataFrame:
     """One row a micro-batch that says how late it is, ``idle_us`` ago; muted, the same row without a time.
 
     It has no hash, by which the exchange knows it: a filter here would be pushed below the watermark by Catalyst.
     """
     beat = F.expr(f"current_timestamp() - interval {idle_us} microseconds") if speaking else F.lit(None)
     source = frame.sparkSession.readStream.format("rate-micro-batch").option("rowsPerBatch", 1)
-    nothing = {field.name: F.lit(None).cast(field.dataType) for field in side.schema.fields}
+    nothing = {field.name: F.lit(None).cast(field.dataType) for field in given.schema.fields}
     columns = {**nothing, "guarded": beat.cast(T.TimestampType())}
     return source.option("numPartitions", 1).load().select(*(c.alias(name) for name, c in columns.items()))

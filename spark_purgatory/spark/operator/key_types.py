@@ -169,7 +169,7 @@ def _rank(kind: T.DataType) -> tuple[int, int]:
     return next(i for i, each in enumerate(CASTS) if isinstance(kind, each)), scale
 
 
-def timestamp_fields(*sides: FieldTypes) -> str:
+def timestamp_fields(*inputs: FieldTypes) -> str:
     """Names of the fields whose timestamps are kept as text in UTC, for the checkpoint to remember."""
-    names = {name for side in sides for name, kind in side.items() if isinstance(kind, T.TimestampType)}
+    names = {name for side in inputs for name, kind in side.items() if isinstance(kind, T.TimestampType)}
     return ", ".join(field for field in KEPT if names & {field, f"{field} (operations)"})

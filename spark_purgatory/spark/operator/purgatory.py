@@ -29,12 +29,12 @@ from spark_purgatory.spark.operator.group_functions import (
 )
 from spark_purgatory.spark.operator.inputs import (
     WATERMARK_METADATA,
+    Input,
     Reading,
-    Side,
-    events_side,
+    events_input,
     key_prefix,
     number_of,
-    operations_side,
+    operations_input,
 )
 from spark_purgatory.spark.operator.key_types import check_compared, timestamp_fields
 from spark_purgatory.spark.operator.payload import arrow_schema, columns_of, with_nullable_voids
@@ -75,7 +75,7 @@ class Purgatory(PurgatoryOptions):
     by the checkpoint; None gives every key a group of its own, for few and busy keys. ``lookback``: how long before its
     operation's creation an event still counts. ``max_future``: a time further ahead of processing time is rejected and
     does not move the watermark. ``tick``: resolution of deadlines, rounded up. ``outcome_prefix`` is put before the
-    names of the outcome's columns. ``partition_by``: a column that both sides have, of a type that keys have; keys and
+    names of the outcome's columns. ``partition_by``: a column that both inputs have, of a type that keys have; keys and
     ids are then those of its value, and rows are routed by it: operations with several keys meet their events in one
     shard, where otherwise every shard is sent every event, at most ``max_broadcast_bytes`` of them a micro-batch.
     ``orphans``: control events that find no operation become ORPHAN rows. ``name``: under which the counters of each
@@ -103,10 +103,10 @@ class Purgatory(PurgatoryOptions):
         applyInPandasWithStates are not supported": write the outcomes of each with a query of its own, into one table
         if you like, and read that table where they are the input of another.
 
-        With ``idle_after`` a heartbeat says in every micro-batch how late it is. Where a backlog is read in several
-        micro-batches, after hours of standstill, what lies unread would come too late then: first run the same query
-        with ``heartbeats`` False (and ``availableNow``) on the same checkpoint, until the backlog is read. A job that
-        is started now and then does both each time: a run of ``availableNow`` without heartbeats reads what has landed,
+        With ``idle_after`` each micro-batch has a heartbeat row with the current time. Where a backlog is read in
+        several micro-batches, after hours of downtime, unread rows would then be late. So first run the same query with
+        ``heartbeats`` False (and ``availableNow``) on the same checkpoint, until the backlog is read. A job that is
+        started now and then does both each time: a run of ``availableNow`` without heartbeats reads what has landed,
         and one with them lets the time of the silence pass. It is the same through Spark Connect.
         """
         if operations.isStreaming != completions.isStreaming:
@@ -115,14 +115,14 @@ class Purgatory(PurgatoryOptions):
                 f"operations are {kinds[0]} and completions {kinds[1]}: give two streams, or two batch DataFrames"
             )
         if as_of is not None and operations.isStreaming:
-            raise ConfigError("as_of is for batch DataFrames: a stream's watermark tells the time")
+            raise ConfigError("as_of is for batch DataFrames: a stream has a watermark")
         case_sensitive = operations.sparkSession.conf.get("spark.sql.caseSensitive") in ("true", "TRUE")
         columns = columns_of(operations.schema, case_sensitive)
         schema = self._outcome_schema(operations)
         number = number_of(operations, completions, self.completions, self.criterion)
         reading = Reading(self.criterion, duration_us(self, "max_future"), self.partition_by, heartbeats, number)
-        left = operations_side(operations, self.operations, reading)
-        right = events_side(completions, self.completions, reading)
+        left = operations_input(operations, self.operations, reading)
+        right = events_input(completions, self.completions, reading)
         check_compared(left.types, right.types)
         check_quorum(self.criterion, self.operations.keys, left.several_keys)
         broadcast = left.several_keys and self.shards != 1 and self.partition_by is None
@@ -133,8 +133,8 @@ class Purgatory(PurgatoryOptions):
             )
         if broadcast and self.orphans:
             raise ConfigError(
-                "orphans=True, and these operations have several keys: each shard sees all events, and none can tell "
-                "that no other has the operation; give partition_by= or shards=1"
+                "orphans=True, and these operations have several keys: each shard gets all events, and none can find "
+                "out that no other has the operation; give partition_by= or shards=1"
             )
         sent = Broadcast(self.shards or 1, self.max_broadcast_bytes) if broadcast else None
         packed = self._pack(left, OPERATIONS, columns).unionByName(self._pack(right, EVENTS, broadcast=broadcast))
@@ -147,7 +147,7 @@ class Purgatory(PurgatoryOptions):
             results = packed.groupBy("shard").applyInPandas(decided, RESULT_DDL)
         return results.mapInArrow(unpacker(arrow_schema(schema)), schema)
 
-    def _spec(self, operations: Side, completions: Side) -> EngineSpec:
+    def _spec(self, operations: Input, completions: Input) -> EngineSpec:
         return EngineSpec(
             criterion=self.criterion,
             final=self.emit == "final",
@@ -183,7 +183,7 @@ class Purgatory(PurgatoryOptions):
             fields = [T.StructField(field.name, field.dataType, True, field.metadata) for field in fields]
         return with_nullable_voids(T.StructType([*fields, *renamed]))
 
-    def _pack(self, side: Side, number: int, columns: pa.Schema | None = None, broadcast: bool = False) -> DataFrame:
+    def _pack(self, side: Input, number: int, columns: pa.Schema | None = None, broadcast: bool = False) -> DataFrame:
         ddl = EXCHANGE_DDL.format(shard_type="bigint" if self.shards is None else "int")
         return side.frame.mapInArrow(packer(number, self.shards, broadcast, columns), ddl)
 

@@ -1,6 +1,6 @@
 """When staged files have to be counted: as late as the policy can do without, for it is a job.
 
-The policy wants bytes by table partition, which only the files' footers tell. But a file is not full while what its
+The policy wants bytes by table partition, which only the files' footers have. But a file is not full while what its
 partition has, and its share of what was not counted, is less than ``batch_size``; memory is not out while the most that
 the uncounted rows can weigh fits; and for linger the time of the oldest is enough. So the files of many micro-batches
 are counted together, in about two jobs a drain.

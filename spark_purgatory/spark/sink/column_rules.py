@@ -1,6 +1,6 @@
 """Which columns a Delta table can hold, and which it takes into columns that it has: what Delta 4.4 really does.
 
-`tests/spark/test_column_rules.py` asks Delta the same questions.
+`tests/spark/test_column_rules.py` checks the same cases against Delta.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def unfit(
 ) -> Iterator[str]:
     """What keeps a table from holding such rows, a sentence each, with the remedy.
 
-    ``is_mapped``: the table maps names to others in its files. ``collations``: Delta was told to take them.
+    ``is_mapped``: the table maps names to others in its files. ``collations``: the session allows Delta to take them.
     """
     yield from _names(schema, "", is_mapped)
     for field in schema.fields:

@@ -100,7 +100,7 @@ def find_restore(
 
     A RESTORE keeps the table's id and Delta's record of transactions, so that neither shows it. A later RESTORE may
     have brought the version back: the versions that the table is made of are followed from the last RESTORE on. Where
-    one names a time, nobody can tell to which version that led: then the version counts as gone.
+    one names a time, the version that it led to is unknown: then the version counts as gone.
     """
     log, reader = _commits_since(spark, location, since_ms, anchor)
     with settings(spark, SMALL_QUERY):

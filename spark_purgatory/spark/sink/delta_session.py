@@ -24,11 +24,11 @@ KNOWN_FEATURES = frozenset(
     "typeWidening typeWidening-preview v2Checkpoint vacuumProtocolCheck variantShredding variantShredding-preview "
     "variantType variantType-preview".split()
 )
-"""Features of a table that Delta 4.4 writes. Of others the session's Delta is asked."""
+"""Features of a table that Delta 4.4 writes. For others a statement to Delta finds out."""
 
 
 def is_without_delta(error: BaseException) -> bool:
-    """Whether a statement of Delta's failed because the session does not know it."""
+    """Whether a statement of Delta's failed because the session does not have it."""
     return isinstance(error, AnalysisException) and error.getCondition() in WITHOUT_DELTA
 
 
@@ -60,14 +60,14 @@ def check_features(spark: SparkSession, name: str, place: str, features: Iterabl
     if not unknown:
         return
     try:
-        # Asks for what an append asks for, and commits nothing.
+        # Needs the same permissions and features as an append, and commits nothing.
         spark.sql(
             f"MERGE INTO {place} AS old USING (SELECT * FROM {place} WHERE false) AS new ON false "
             "WHEN NOT MATCHED THEN INSERT *"
         ).collect()
     except SPARK_FAULTS as error:
         if "DELTA_UNSUPPORTED_FEATURES_FOR_WRITE" not in str(error):
-            return  # Not allowed to merge: the first drain will tell.
+            return  # Not allowed to merge: the first drain will show.
         raise StorageError(
             f"table {name} has the table features {', '.join(unknown)}, which this session's Delta cannot write. "
             "Nothing was started. Take a later version of Delta, or ALTER TABLE ... DROP FEATURE"

@@ -3,7 +3,7 @@
 Terms. A *query* is a checkpoint: Spark gives it an id when it is made and keeps the id over restarts. A *micro-batch* b
 of it is run again after a crash, with the same rows and number. Its rows are *staged* in *pieces* (`ledger`), and
 *drain* N brings some pieces to the table in one Delta transaction: ``txnAppId`` the query and table, ``txnVersion`` N.
-The *log* is the folder of entries beside the pieces (`entries`).
+The *staging log* is the folder of log records beside the pieces (`staging_folder`).
 
 What counts. Spark runs micro-batch b only once every one before it was committed in the checkpoint, that is, once the
 sink had returned from it. So the checkpoint itself says that what was staged before b is whole, and nothing needs to be
@@ -16,17 +16,17 @@ Protocol. A micro-batch b, in a run's first call after the settling of what the 
    without; if one is not, what the query staged is lost. Stop.
 2. *parts*: write the rows to a folder of this run's own, ``<epoch>/batch=<b>-<run>``, evaluating the DataFrame once,
    and then a record of how many they are. Runs are numbered; of a micro-batch that several staged the last folder
-   counts that holds all the rows of its record: not what a crash left half, nor what an old run that lives on still
-   writes. No rows: a note says so. A new schema: a note says so first.
+   counts that holds all the rows of its record: not what a crash left half, nor what an old query run that is still
+   alive writes. Without rows: a log record says so. With a new schema: a log record comes first.
 
 A drain, whenever the policy says so; several in one micro-batch, or none. The files staged since the last one are
 counted, many micro-batches in one job, and no earlier than the policy could need it (`backlog`). Then:
 
-3. *intent*: an entry names N, the pieces taken, all that is left, and b: everything before it is superseded.
+3. *intent*: a log record names N, the pieces taken, all that is left, and b: everything before it is superseded.
 4. *drain commit*: the rows of the pieces taken are counted once more; then they go to the table, each row compared
    with its hash, marked with N and, in userMetadata, with the intent's uuid.
 5. *read-back*: find N in the table's own log, and the uuid with it; compare the rows committed with the pieces'.
-6. *clean-up*: an entry "done N"; then the entries before intent N, then pieces that nothing names, are removed.
+6. *clean-up*: a log record "done N"; then the records before intent N, then pieces that nothing names, are removed.
 
 A micro-batch that will fill files by itself goes direct: 3 with b in the place of pieces, 4 with its rows, 5, 6.
 
@@ -47,11 +47,12 @@ last intent was settled. Nothing is removed before the commit that took it was r
 | H. and another run commits as this one | intent N | another uuid, or more than N | stop: ForeignWriterError |
 | I. and the checkpoint was deleted | nothing | N | a new query id: all rows of the source again, none skipped |
 | J. and staged folders, or the log, were removed | a gap before b | | stop: StagingError |
-| K. but lives on, and stages b beside the next run | | | nothing: one folder counts, whoever ended first |
+| K. but lives on, and stages b beside the next run | | | nothing: one folder counts, whichever run ended first |
 | L. but lives on, and both began at once | | | stop: ForeignWriterError |
 | M. and a staged file was removed, emptied or damaged | its record | | stop: StagingError |
 
-Why 5 asks the log rather than trust 4: Delta skips a write *silently* whose txnVersion is not above the last. Why 1
+Step 5 reads the log and does not rely on step 4, because Delta *silently* skips a write whose txnVersion is not above
+the last. Why 1
 never leaves a micro-batch unevaluated: Spark would fail with STATE_STORE_COMMIT_VALIDATION_FAILED at every restart.
 """
 
@@ -100,7 +101,7 @@ class Load:
 
 
 class DeltaSink:
-    """The durable half of a query's sink: ledger, log and table move by the steps above."""
+    """The durable part of a query's sink: ledger, log and table change by the steps above."""
 
     def __init__(self, target: DeltaTarget, checkpoint: str, now_ms: Callable[[], int]) -> None:
         self.checkpoint = checkpoint
@@ -168,7 +169,7 @@ class DeltaSink:
         ledger = self.stager.ledger
         if ledger.uncounted:
             raise BugError(
-                f"{len(ledger.uncounted)} micro-batches are staged of which intent {ledger.next_drain} tells nothing"
+                f"{len(ledger.uncounted)} micro-batches are staged that intent {ledger.next_drain} does not name"
             )
         wanted = schema or ledger.schema or ""
         facts = self._check_table(spark, self.table_id, wanted)
@@ -205,7 +206,7 @@ class DeltaSink:
         if load.direct is None:
             self.stager.check_pieces(spark, intent.taken)
         reach("before drain commit")
-        # Said twice: the write that makes a table by name takes it from the session alone.
+        # Given twice: the write that creates a table by name reads it from the session only.
         with settings(spark, {**DRAIN_QUERY, USER_METADATA: json.dumps(metadata)}):
             rows = load.direct
             if rows is None:

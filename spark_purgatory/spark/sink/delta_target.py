@@ -37,7 +37,7 @@ class TableFacts:
     partition_by: tuple[str, ...]
     """As the table names them."""
     features: tuple[str, ...] = ()
-    """That its writers must know."""
+    """Table features that a writer must support."""
     is_mapped: bool = False
     """Columns have other names in its files, and so may have any."""
 
@@ -61,7 +61,7 @@ class DeltaTarget:
         return self._detail(spark) is not None
 
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
-        """The table, as it stands or stood."""
+        """The table, as it is now or was when it was read."""
         reader = spark.read.format("delta")
         if version is not None:
             reader = reader.option("versionAsOf", version)
@@ -135,7 +135,7 @@ class DeltaTarget:
             writer.save(str(self.path))
 
     def _detail(self, spark: SparkSession) -> Row | None:
-        """Delta's own words, in SQL: its Python class asks the JVM, and Spark Connect for a plugin of the server."""
+        """A SQL statement of Delta: its Python class needs the JVM, or under Spark Connect a plugin."""
         name = self._known_name(spark) if self.table else sql_text(str(self.path))
         try:
             row = None if name is None else described(spark, name)

@@ -1,4 +1,4 @@
-"""The drains that the policy asks for (Kafka: ``Sender.sendProducerData``)."""
+"""Drains of the files that are ready (Kafka: ``Sender.sendProducerData``)."""
 
 from __future__ import annotations
 

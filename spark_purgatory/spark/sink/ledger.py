@@ -96,7 +96,7 @@ class Intent:
     """Delta's id of the table; None if it is to be made."""
     schema: str
     last_batch: int
-    """The last micro-batch of which ``taken`` and ``left`` tell; with ``direct`` the one that this drain brings."""
+    """The last micro-batch in ``taken`` or ``left``; with ``direct``, the one that this drain commits."""
     direct: bool
     """The rows of ``last_batch`` go to the table unstaged."""
     taken: tuple[Piece, ...]

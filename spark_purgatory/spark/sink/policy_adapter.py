@@ -140,7 +140,7 @@ class PolicyAdapter:
         self.fills_files = bool(sizes) and min(sizes.values()) >= self.options.bytes_of("batch_size")
 
     def remember(self, batch_id: int, futures: Sequence[RecordFuture[Delivery]]) -> None:
-        """Keep futures for whoever asks."""
+        """Keep futures, so that `AccumulatorQuery.futures` finds them."""
         self.futures[batch_id] = tuple(futures)
         done = [number for number, batch in self.futures.items() if all(future.is_done for future in batch)]
         for number in done[:-KEPT_FUTURES]:

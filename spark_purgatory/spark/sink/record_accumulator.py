@@ -39,7 +39,7 @@ OTHER_MODES = re.compile(r"STREAMING_OUTPUT_MODE|with Append output mode")
 PAUSE_POLLS = 200
 """Ten seconds for a query to pause between two micro-batches."""
 STOP_MS = 500
-"""Within which a query that pauses has been told to stop."""
+"""The time for a pausing query to stop."""
 
 
 def settings_text(options: SinkOptions) -> str:

@@ -1,4 +1,4 @@
-"""The Sender's loop, run by each micro-batch (Kafka: ``Sender.runOnce``): stage, ask the policy what is ready, drain.
+"""The Sender's loop, run by each micro-batch (Kafka: ``Sender.runOnce``): stage, check what is ready, drain.
 
 The protocol is `delta_sink`'s, the drains are `drain_loop`'s. Everything here can be rebuilt from the log, and is, when
 a run starts.
@@ -87,7 +87,7 @@ class Sender:
     # --- start -------------------------------------------------------------------------------------------------
 
     def start(self, spark: SparkSession, batch_id: int) -> None:
-        """Once a run, before micro-batch ``batch_id``: see what is there, settle the open intent, tell the policy."""
+        """Once in a query run, before micro-batch ``batch_id``: read the log, finish the open drain."""
         if self._started:
             return
         sink = self.sink
@@ -139,7 +139,7 @@ class Sender:
         ledger.writing_epoch = None
 
     def _surely_fits(self, spark: SparkSession, staged: StagedBatch) -> bool:
-        """Whether a micro-batch fits into buffer_memory whatever its files weigh; count the others to know."""
+        """Whether a micro-batch fits into buffer_memory whatever its files weigh; the others are counted first."""
         ledger, limit = self.sink.stager.ledger, self.options.bytes_of("buffer_memory")
         if ledger.staged_bytes + most_bytes([*ledger.uncounted.values(), staged]) > limit:
             self.drains.count(spark)

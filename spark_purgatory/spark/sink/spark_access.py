@@ -1,4 +1,4 @@
-"""How the sink asks Spark for small things: settings for a while, paths without wildcards, reads that skip nothing."""
+"""Small requests to Spark: settings for a short time, paths without wildcards, reads that skip nothing."""
 
 from __future__ import annotations
 

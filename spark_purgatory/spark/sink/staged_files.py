@@ -259,7 +259,7 @@ def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collec
             .options(**READ_OPTIONS)
             .parquet(*(literal(f"{folder}/{path}") for path in paths))
         )
-        _ = rows.schema  # Spark Connect looks for the files when it is asked, not before.
+        _ = rows.schema  # Spark Connect lists the files when the query runs, not before.
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise

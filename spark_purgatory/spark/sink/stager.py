@@ -149,7 +149,7 @@ def hash_column(ledger: Ledger) -> str:
 def missing(checkpoint: str, folder: str, first: int, batch_id: int) -> StagingError:
     """What a query staged is lost, from micro-batch ``first`` on."""
     return StagingError(
-        f"checkpoint {checkpoint} is at micro-batch {batch_id}, but {folder} knows them only up to {first - 1} (-1: "
+        f"checkpoint {checkpoint} is at micro-batch {batch_id}, but {folder} has them only up to {first - 1} (-1: "
         "none): the folder was removed, or the checkpoint was made by another sink. Nothing was written. Bring the "
         "folder back, or start with a new checkpoint, which reads the sources again"
     )

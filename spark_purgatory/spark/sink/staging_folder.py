@@ -5,9 +5,9 @@ Layout, below ``<checkpoint>/staging``::
     rows/generation=<g>/epoch=<e>/batch=<id>-<run>/part-*.parquet     staged rows, written by Spark
     log/generation=<g>/epoch=<e>/<name>-<unique>                      entries of the log
 
-An *entry* is one line of JSON with a format version and a checksum. A unique suffix lets a second try stand beside what
-a crash left of the first, and makes two writers of one name visible. A *note* has a number in place of the suffix and
-replaces the entry of that number.
+A *log record* is one line of JSON with a format version and a checksum. A unique suffix keeps a second try apart from
+what a crash left of the first, and makes two writers of one name visible. A *note* has a number in place of the suffix
+and replaces the entry of that number.
 
 An *epoch* e is what is written after drain e - 1 was decided and before drain e was. `EPOCHS_A_GENERATION` epochs make
 a *generation*, and `GENERATIONS` generations are used in turn. Storage that is reached through DataFrames alone cannot
@@ -237,5 +237,5 @@ def _parse(path: str, line: str, folder: str) -> Entry:
         pass
     raise StagingError(
         f"{path}, an entry of {len(line)} characters in {folder}/log, is damaged: its checksum does not fit. Nothing "
-        "was written. Restore the file from a copy; the staged rows themselves lie beside it in plain Parquet"
+        "was written. Restore the file from a copy; the staged rows are beside it in plain Parquet"
     )

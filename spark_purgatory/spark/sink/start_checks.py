@@ -1,7 +1,7 @@
 """What `write_stream` looks at before it starts the query, the first time and at every restart.
 
 A query that starts reads its sources, changes its state and stages rows; an error of the first drain comes when all
-that has happened, and cannot always be mended then. So what can be known before is asked before:
+that has happened, and cannot always be mended then. So what can be checked before is checked before:
 
 1. Delta is in the session.
 2. The checkpoint is this table's (`claims`).
@@ -80,8 +80,8 @@ def _facts(spark: SparkSession, target: DeltaTarget) -> TableFacts | None:
         if is_without_delta(error):
             raise ConfigError(what_lacks(spark)) from None
         raise StorageError(
-            f"table {target} cannot be looked at: {said(error)}. Nothing was started. Give the session what its "
-            "storage or catalog asks for (jars, credentials), or another place"
+            f"table {target} cannot be read: {said(error)}. Nothing was started. Give the session what its "
+            "storage or catalog needs (jars, credentials), or another place"
         ) from error
 
 
@@ -196,7 +196,7 @@ def _check_place(spark: SparkSession, target: DeltaTarget) -> None:
     except SPARK_FAULTS as error:
         raise StorageError(
             f"table {target} cannot be made in {place}: {said(error)}. Nothing was started. Give the session what its "
-            "storage asks for (jars, credentials, permission), or another place"
+            "storage needs (jars, credentials, permission), or another place"
         ) from error
 
 

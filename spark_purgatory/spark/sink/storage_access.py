@@ -1,4 +1,4 @@
-"""What is there: a table, a folder, a place that takes files; asked without an error in the log where it is not."""
+"""Whether a table, a folder or a writable place exists, without an error in the log if it does not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def look_anew(spark: SparkSession) -> None:
     """Have Spark Connect look at files each time that they are read.
 
     Its server keeps the files that it listed for a read, by the read's number and words, and every process of a session
-    counts its reads from 0: the worker of a restarted query says what the last run's said, and would be shown the
+    counts its reads from 0: the worker of a restarted query counts as the last run's did, and would get the
     checkpoint and the table's log as they were then.
     """
     spark.conf.set(PLAN_CACHE, "false")

@@ -1,7 +1,7 @@
 """What Spark raises, and what of it is the storage's fault.
 
-Of a failed drain one line is told, and not what caused it: Delta's further lines hold the values of a row that its
-table does not take.
+Of a failed drain only one line is reported, without its further causes: Delta's further lines hold the values of a row
+that its table does not take.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STATE = re.compile(r"CANNOT_LOAD_STATE_STORE|\bStateStoreId\b|FAILED_TO_READ_(?
 
 
 def is_interruption(error: BaseException) -> bool:
-    """Whether the query was stopped, which Spark must be told as it was said."""
+    """Whether the query was stopped; Spark must get that error unchanged."""
     return _INTERRUPTION.search(str(error)) is not None
 
 
@@ -46,13 +46,13 @@ def is_lasting(error: BaseException) -> bool:
 
 
 def storage_fault(error: BaseException) -> str | None:
-    """What a file system said, the innermost cause; None if it did not fail."""
+    """The message of a failed file system, the innermost cause; None if none failed."""
     found = [] if is_interruption(error) else _STORAGE.findall(str(error))
     return found[-1][:MAX_SAID] if found else None
 
 
 def said(error: BaseException) -> str:
-    """In one line what went wrong, the innermost cause; what stands in quotes may be of a row."""
+    """One line: the innermost cause, without quoted text, which may be a value of a row."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     # The first line of this one says which method was called.

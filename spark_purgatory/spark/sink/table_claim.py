@@ -1,4 +1,4 @@
-"""Whose a checkpoint is: a small file in its staging folder names the table that its rows are staged for.
+"""The table of a checkpoint: a small file in its staging folder names the table that its rows are staged for.
 
 Without it rows that were staged for one table, and not drained yet, would go to whichever table the query is started
 with. It is written before a query's first start, which shows that the checkpoint's storage takes files, and binds once

@@ -1,4 +1,4 @@
-"""What a Delta table's own log says of its columns, and readers of the table are not told."""
+"""Properties of columns that are only in a Delta table's own log: generated, identity, default."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SpecialColumns:
 
 
 def special_columns(spark: SparkSession, location: str, anchor: str) -> SpecialColumns:
-    """The special columns of the table as it stands; ``anchor`` as in `paths`."""
+    """The special columns of the table as it is now; ``anchor`` as in `paths`."""
     paths = delta_log(literal(location), literal(anchor))
     reader = spark.read.schema(METADATA_SCHEMA)
     commits = reader.option("pathGlobFilter", "*.json").json(paths)
