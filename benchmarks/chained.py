@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.streaming import StatefulProcessor
 from pyspark.sql.streaming.state import GroupStateTimeout
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from spark_purgatory import Completions, Operations, criteria
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
@@ -41,7 +41,7 @@ from spark_purgatory.spark.operator.exchange import (
     unpacker,
 )
 from spark_purgatory.spark.operator.group_functions import RESULT_DDL, STATE_DDL, stream_function
-from spark_purgatory.spark.operator.inputs import WATERMARK_METADATA, Reading, events_side, operations_side
+from spark_purgatory.spark.operator.inputs import WATERMARK_METADATA, Reading, events_input, operations_input
 from spark_purgatory.spark.operator.payload import arrow_schema
 from spark_purgatory.spark.operator.purgatory import OUTCOME_TYPES
 from spark_purgatory.spark.operator.worker import prepare_worker
@@ -79,8 +79,8 @@ def by_shard(operations: DataFrame, events: DataFrame) -> DataFrame:
     """Outcomes, with a group for every shard of keys."""
     single = operations.select("op", F.explode("keys").alias("key"), "created", "deadline")
     config = Operations(id="op", keys="key", created="created", deadline="deadline")
-    left = operations_side(single, config, READING)
-    right = events_side(events.select("key", "time"), Completions(key="key", time="time"), READING)
+    left = operations_input(single, config, READING)
+    right = events_input(events.select("key", "time"), Completions(key="key", time="time"), READING)
     packed = left.frame.mapInArrow(packer(OPERATIONS, SHARDS, broadcast=False), DDL).unionByName(
         right.frame.mapInArrow(packer(EVENTS, SHARDS, broadcast=False), DDL)
     )
@@ -101,7 +101,7 @@ def _marker() -> Any:
 def _resolved(operations: DataFrame, notices: DataFrame) -> DataFrame:
     """Operations by the shard of their id, and the notices that are for them."""
     config = Operations(id="op", keys="keys", created="created", deadline="deadline")
-    left = operations_side(operations, config, READING)
+    left = operations_input(operations, config, READING)
     right = notices.select(
         "key",
         F.xxhash64("key").alias("key_hash"),
@@ -137,7 +137,9 @@ class WatchersOfKey(StatefulProcessor):
         self.handle = handle
         self.watched = handle.getValueState("watched", WATCHED_DDL)
 
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+    def handleInputRows(  # type: ignore[override]  # rows are what the query asked for, pandas
+        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
+    ) -> Iterator[pd.DataFrame]:
         """What came for a key."""
         frame = pd.concat(list(rows), ignore_index=True)
         ops, created_us, deadline_us, time_us = self._kept()
@@ -157,7 +159,8 @@ class WatchersOfKey(StatefulProcessor):
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
         """What nobody needs any more goes."""
-        self._keep(*self._kept(), timerValues.getCurrentWatermarkInMs())
+        ops, created_us, deadline_us, time_us = self._kept()
+        self._keep(ops, created_us, deadline_us, time_us, timerValues.getCurrentWatermarkInMs())
         return iter([])
 
     def _kept(self) -> list[np.ndarray]:
@@ -194,13 +197,16 @@ class WatchersOfShard(StatefulProcessor):
         self.handle = handle
         self.blob = handle.getValueState("engine", "blob binary")
 
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+    def handleInputRows(  # type: ignore[override]  # rows are what the query asked for, pandas
+        self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
+    ) -> Iterator[pd.DataFrame]:
         """What came for a shard."""
         sides: dict[int, list[pa.Table]] = {OPERATIONS: [], EVENTS: []}
         for frame in rows:
             for side, blob in zip(frame["side"], frame["blob"], strict=True):
                 sides[int(side)].append(from_blob(blob))
-        return self._step(*(pa.concat_tables(t) if t else None for t in sides.values()), timerValues, None)
+        operations, events = (pa.concat_tables(tables) if tables else None for tables in sides.values())
+        return self._step(operations, events, timerValues, None)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
         """A watcher's deadline has passed."""

@@ -201,7 +201,7 @@ class Driver:
     def _payload(self, count: int) -> pa.Array:
         size = self.point.payload_bytes
         letters = self.rng.integers(97, 123, count * size, np.uint8)
-        offsets = np.arange(0, (count + 1) * size, size, np.int32)
+        offsets = np.arange(0, (count + 1) * size, size, dtype=np.int32)
         return pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(letters)])
 
 
@@ -221,7 +221,10 @@ def measure(point: Point) -> Measured:
         restored_steps.append(driver.finish())
     save_s, restore_s, state_bytes = (median(column) for column in zip(*saves[1:], strict=True))
     times = (median(times[1:] or times) * 1000 for times in (steps, restored_steps, [0.0, restore_s], [0.0, save_s]))
-    return Measured(*times, int(state_bytes), None if finishes else driver.worker_bytes())
+    step_ms, restored_step_ms, restore_ms, save_ms = times
+    return Measured(
+        step_ms, restored_step_ms, restore_ms, save_ms, int(state_bytes), None if finishes else driver.worker_bytes()
+    )
 
 
 def work_once(folder: Path) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from spark_purgatory import errors
 from spark_purgatory.config import Completions, Operations
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.version import __version__
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-__all__ = ["Completions", "Operations", "Purgatory", "RecordAccumulator", "__version__", "criteria", "gauges"]
+__all__ = ["Completions", "Operations", "Purgatory", "RecordAccumulator", "__version__", "criteria", "errors", "gauges"]
 
 
 def __getattr__(name: str) -> object:

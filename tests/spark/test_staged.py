@@ -13,10 +13,10 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.errors import ForeignWriterError, StagingError
 from spark_purgatory.spark.sink.backlog import MAX_FILES_AHEAD, Backlog
-from spark_purgatory.spark.sink.delta_sink import DeltaSink
 from spark_purgatory.spark.sink.ledger import NO_BATCH, Intent, Ledger, Piece, Run, StagedBatch
 from spark_purgatory.spark.sink.ledger_format import intent_body, record_body, replay
 from spark_purgatory.spark.sink.staged_files import check_one_writer, file_at, hash_names, read_files, row_hash
+from spark_purgatory.spark.sink.stager import Stager
 from spark_purgatory.spark.sink.staging_folder import FORMAT, StagingFolder
 from tests.crash.test_crash import halve
 from tests.spark.test_delta_sink import Stream, every
@@ -179,9 +179,9 @@ def test_staged_micro_batches_are_counted_together_and_missed_after_a_restart(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
-    count = DeltaSink.count
+    count = Stager.count
     monkeypatch.setattr(
-        DeltaSink, "count", lambda sink, spark, batches: (counted.append(len(batches)), count(sink, spark, batches))[1]
+        Stager, "count", lambda sink, spark, batches: (counted.append(len(batches)), count(sink, spark, batches))[1]
     )
     stream = Stream(spark, tmp_path).add(4)
     sink = accumulator(stream, **HOUR)

@@ -54,7 +54,7 @@ def write_through_sink(spark: SparkSession, folder: Path) -> None:
         spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(path)
         for schema, path in (("id bigint, at timestamp", operations), ("key bigint, at timestamp", completions))
     ]
-    outcomes = PURGATORY.resolve(*streams)
+    outcomes = PURGATORY.resolve(streams[0], streams[1])
     place, checkpoint = folder / "it's `the` table", folder / "checkpoint"
     sink = RecordAccumulator(path=str(place), partition_by=["status"], linger="1 hour", delivery_timeout="1 hour")
     query = sink.write_stream(outcomes, checkpoint=str(checkpoint), trigger={"processingTime": "2 seconds"})
@@ -78,7 +78,9 @@ def read_gauges(spark: SparkSession, folder: Path) -> None:
         spark.readStream.schema(schema).parquet(str(folder / name))
         for schema, name in (("id bigint, at timestamp", "operations"), ("key bigint, at timestamp", "completions"))
     ]
-    query = PURGATORY.resolve(*streams).writeStream.format("noop").option("checkpointLocation", checkpoint)
+    query = (
+        PURGATORY.resolve(streams[0], streams[1]).writeStream.format("noop").option("checkpointLocation", checkpoint)
+    )
     query.trigger(availableNow=True).start().awaitTermination()
     seen["after"] = gauges(spark, checkpoint)
     (folder / "seen.json").write_text(json.dumps(seen), encoding="utf-8")

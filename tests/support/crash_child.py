@@ -15,11 +15,11 @@ from typing import Any
 from pyspark.sql import DataFrameWriter, SparkSession
 
 from spark_purgatory.demo.runner import QUICK_SETTINGS
-from spark_purgatory.spark.sink import delta_sink, failpoints
-from spark_purgatory.spark.sink import stager as staged_side
+from spark_purgatory.spark.sink import delta_sink, failpoints, stager
 from spark_purgatory.spark.sink.delta_sink import DeltaSink
 from spark_purgatory.spark.sink.ledger import Ledger, Run
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
+from spark_purgatory.spark.sink.stager import Stager
 from spark_purgatory.spark.sink.staging_folder import StagingFolder
 
 BATCH_BYTES = 16 << 10
@@ -51,7 +51,7 @@ def session(folder: Path) -> SparkSession:
     """A session in a process of its own, which logs all that a log may hold."""
     builder = builder_with(SparkSession.builder.master("local[2]"), folder)
     spark = builder.config("spark.log.level", "INFO").getOrCreate()
-    (folder / "jars.txt").write_text(spark.conf.get("spark.jars"), encoding="utf-8")
+    (folder / "jars.txt").write_text(str(spark.conf.get("spark.jars")), encoding="utf-8")
     return spark
 
 
@@ -93,7 +93,7 @@ def kill_at(name: str) -> Callable[[str], None]:
 
 def _no_replay(patch: Callable[[Any, str, Any], None]) -> None:
     """A micro-batch that an intent told of is staged again."""
-    patch(DeltaSink, "is_replay", lambda self, batch_id: False)
+    patch(Stager, "is_replay", lambda self, batch_id: False)
 
 
 def _folders_grow(patch: Callable[[Any, str, Any], None]) -> None:
@@ -107,29 +107,29 @@ def _folders_grow(patch: Callable[[Any, str, Any], None]) -> None:
     patch(Run, "batch_name", lambda self, batch_id: f"batch={batch_id:020d}-0-0")
     # Its record would tell: rows are added to those that it counts.
     patch(Ledger, "_complete", lambda self, folders: next(iter(folders.values())))
-    patch(staged_side, "check_one_writer", lambda pieces, folder: None)
+    patch(stager, "check_one_writer", lambda pieces, folder: None)
 
 
 def _folders_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
     """What was staged since the last intent counts in memory alone."""
 
-    def adopt(self: DeltaSink, spark: SparkSession, before: int) -> None:
+    def adopt(self: Stager, spark: SparkSession, before: int) -> None:
         self.ledger.last_batch = max(self.ledger.last_batch, before - 1)
 
-    patch(DeltaSink, "adopt", adopt)
+    patch(Stager, "adopt", adopt)
 
 
 def _no_overwrite_of_half(patch: Callable[[Any, str, Any], None]) -> None:
     """A micro-batch that has a folder counts, though Spark has not committed it."""
-    adopt = DeltaSink.adopt
+    adopt = Stager.adopt
 
-    def trusting(self: DeltaSink, spark: SparkSession, before: int) -> None:
+    def trusting(self: Stager, spark: SparkSession, before: int) -> None:
         assert self.place.local is not None
         has_folder = any(self.place.local.glob(f"rows/*/*/batch={before:020d}-*"))
         adopt(self, spark, before + has_folder)
 
-    patch(DeltaSink, "adopt", trusting)
-    patch(DeltaSink, "record", lambda self, spark, staged: None)
+    patch(Stager, "adopt", trusting)
+    patch(Stager, "record", lambda self, spark, staged: None)
     patch(Ledger, "has_records", property(lambda self: False, lambda self, value: None))
 
 
@@ -163,7 +163,7 @@ def _no_open_intent(patch: Callable[[Any, str, Any], None]) -> None:
 
     def trusting(self: DeltaSink, spark: SparkSession) -> Any:
         commit = recover(self, spark)
-        self.ledger.is_done = True
+        self.stager.ledger.is_done = True
         return commit
 
     patch(DeltaSink, "recover", trusting)
@@ -175,7 +175,7 @@ def _always_redo(patch: Callable[[Any, str, Any], None]) -> None:
 
     def doubting(self: DeltaSink, spark: SparkSession) -> Any:
         recover(self, spark)
-        ledger = self.ledger
+        ledger = self.stager.ledger
         if ledger.intent is not None and not ledger.is_done:
             ledger.pieces = {piece.key: piece for piece in (*ledger.intent.taken, *ledger.pieces.values())}
             ledger.is_done = True

@@ -56,10 +56,10 @@ def bare(spark: SparkSession, folder: Path) -> None:
     """What a query is told by path and by name."""
     land(folder, 0)
     seen = []
-    for place in ({"path": str(folder / "table")}, {"table": "outcomes"}):
+    for sink in (RecordAccumulator(path=str(folder / "table")), RecordAccumulator(table="outcomes")):
         began_s = time.monotonic()
         try:
-            RecordAccumulator(**place).write_stream(rows(spark, folder), checkpoint=str(folder / "checkpoint"))
+            sink.write_stream(rows(spark, folder), checkpoint=str(folder / "checkpoint"))
         except ConfigError as error:
             seen.append({"said": str(error), "seconds": time.monotonic() - began_s})
     (folder / "seen.json").write_text(json.dumps(seen), encoding="utf-8")
@@ -83,8 +83,9 @@ def quiet(spark: SparkSession, folder: Path) -> None:
             time.sleep(0.1)
 
     def accumulator() -> RecordAccumulator:
-        hour = {"linger": "1 hour", "delivery_timeout": "1 hour"}
-        return RecordAccumulator(path=str(folder / "table"), partition_by=["part"], **hour)
+        return RecordAccumulator(
+            path=str(folder / "table"), partition_by=["part"], linger="1 hour", delivery_timeout="1 hour"
+        )
 
     land(folder, 0)
     step("first start")

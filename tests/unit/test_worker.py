@@ -41,6 +41,11 @@ def test_a_prepared_worker_keeps_its_memory_and_does_not_collect_modules() -> No
         assert prepared[1] < plain[1] / 5
 
 
+def test_the_switch_leaves_a_worker_as_it_is() -> None:
+    frozen, _ = run("import os; os.environ['SPARK_PURGATORY_TUNE_WORKERS'] = '0'; prepare_worker()")
+    assert frozen == "False"
+
+
 @pytest.mark.parametrize(
     ("most_taken", "asked"),
     [

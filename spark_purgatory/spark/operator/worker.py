@@ -1,4 +1,8 @@
-"""A Python worker made fit for large blobs and many short tasks."""
+"""Settings of a Python worker for large blobs and many short tasks.
+
+``SPARK_PURGATORY_TUNE_WORKERS=0`` in the environment of the executors switches them off
+(``spark.executorEnv.SPARK_PURGATORY_TUNE_WORKERS``), for workers that share their process with other code.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from functools import cache
 
 import pyarrow as pa
 
+SWITCH = "SPARK_PURGATORY_TUNE_WORKERS"
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Of ``malloc.h``."""
 KEPT_BYTES = 256 << 20
@@ -19,23 +24,24 @@ MOST_OLD_GLIBC_TAKES = 32 << 20
 
 
 def prepare_worker() -> None:
-    """At the start of each of our functions, which one ever runs in the process; costs next to nothing when repeated.
+    """Call it at the start of each function that Spark runs in a worker; a repeated call costs almost nothing.
 
-    PySpark has a worker collect its garbage after every task: 30 ms and more to walk the objects of all modules, eight
-    times a micro-batch. What was imported so far is taken out of the collector's sight, and again when more was: a
-    worker that packs first meets pandas only when it is given a state function.
+    PySpark collects garbage in a worker after every task: 30 ms and more to walk the objects of all modules, eight
+    times in a micro-batch. So the objects of all imported modules are frozen, and again when more modules are imported.
 
-    Blobs of some megabytes would be given back to the system each time they are freed, and every page of the next one
-    be faulted in anew: 0.7 ns a byte, ten times what writing it costs. glibc alone has this switch, so pyarrow's memory
-    comes from there too, unless ARROW_DEFAULT_MEMORY_POOL says from where: its own allocator gives pages back.
+    Blobs of some megabytes would be returned to the system each time they are freed, and each page of the next blob
+    would be a page fault: 0.7 ns a byte, ten times the cost of writing it. Only glibc has a setting against this, so
+    pyarrow takes its memory from glibc too, unless ARROW_DEFAULT_MEMORY_POOL names another pool.
     """
+    if os.environ.get(SWITCH) == "0":
+        return
     _freeze(len(sys.modules))
     _keep_freed_memory()
 
 
 @cache
 def _freeze(modules: int) -> None:
-    """Once for each number of modules there are."""
+    """Once for each number of imported modules."""
     gc.freeze()
 
 

@@ -1,0 +1,44 @@
+"""A user's file: mypy --strict accepts it, and refuses the wrong uses in `test_typing`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from decimal import Decimal
+from random import Random
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria, errors, gauges
+from spark_purgatory.testing import World, decide, random_world
+
+
+def outcomes_of(orders: DataFrame, payments: DataFrame) -> DataFrame:
+    operations = Operations(
+        id="order_id", keys=["order_id", F.col("cart_id")], created=F.col("at"), timeout=timedelta(minutes=30)
+    )
+    completions = Completions(key=F.lower("key"), time="paid_at", value="amount", event_id="delivery", watermark_ms=5)
+    purgatory = Purgatory(
+        operations=operations, completions=completions, criterion=criteria.sum_at_least(Decimal("1.50")), emit="final"
+    )
+    return purgatory.resolve(orders, payments)
+
+
+def write(spark: SparkSession, outcomes: DataFrame) -> int:
+    accumulator = RecordAccumulator(path="/lake/outcomes", batch_size="128 MiB", linger=timedelta(minutes=5))
+    query = accumulator.write_stream(outcomes, checkpoint="/lake/checkpoint", trigger={"availableNow": True})
+    try:
+        query.awaitTermination()
+    except errors.StorageError as error:
+        print(error)
+    return gauges(spark, "/lake/checkpoint")["pending"]
+
+
+def rule() -> criteria.Criterion | criteria.ByRow:
+    return criteria.by_row(rule="rule", need="need")
+
+
+def world() -> World:
+    made: World = random_world(Random(7))
+    print(decide)
+    return made
