@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria
 from spark_purgatory.errors import ConfigError
-from tests.spark.test_delta_sink import Stream
+from tests.support.sink_streams import Stream
 
 pytestmark = pytest.mark.spark
 

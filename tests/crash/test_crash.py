@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.spark.sink.failpoints import FAILPOINTS
 from tests.support.crash_child import BUGS, numbers, run
+from tests.support.damage import halve
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS = 4
@@ -58,13 +59,6 @@ def child(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     assert CANARY not in ended.stdout + ended.stderr
     assert not list(folder.rglob(f"*{CANARY}*"))
     return ended
-
-
-def halve(path: Path) -> None:
-    """Leave half the rows of a staged file."""
-    rows = pq.ParquetFile(path).read()
-    path.with_name(f".{path.name}.crc").unlink()
-    pq.write_table(rows.slice(0, rows.num_rows // 2), path)
 
 
 def kill(folder: Path, failpoint: str, *arguments: str) -> str:

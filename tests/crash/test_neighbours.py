@@ -24,8 +24,8 @@ from spark_purgatory.errors import (
 )
 from spark_purgatory.spark.sink import failpoints
 from spark_purgatory.spark.sink.sender import Sender
-from tests.spark.test_delta_sink import Stream, every
-from tests.spark.test_record_accumulator import HOUR, accumulator, staged_files, start, wait_until
+from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
+from tests.support.sink_streams import Stream, every
 
 pytestmark = pytest.mark.spark
 

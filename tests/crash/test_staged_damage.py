@@ -24,8 +24,8 @@ from spark_purgatory.spark.sink.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.ledger import Piece
 from spark_purgatory.spark.sink.staged_files import read_files
 from spark_purgatory.spark.sink.stager import next_batch
-from tests.spark.test_delta_sink import Stream, every
-from tests.spark.test_record_accumulator import HOUR, accumulator, staged_files, start, wait_until
+from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
+from tests.support.sink_streams import Stream, every
 
 pytestmark = pytest.mark.spark
 

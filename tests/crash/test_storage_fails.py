@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.errors import PurgatoryError, StorageError
 from spark_purgatory.spark.sink import failpoints
-from tests.spark.test_delta_sink import Stream, every
-from tests.spark.test_record_accumulator import accumulator, staged_files
+from tests.support.sink_queries import accumulator, staged_files
+from tests.support.sink_streams import Stream, every
 
 pytestmark = [
     pytest.mark.spark,

@@ -263,6 +263,16 @@ def test_every_file_keeps_the_rules() -> None:
     assert not findings, "\n" + "\n".join(findings)
 
 
+def test_no_test_module_imports_from_another() -> None:
+    shared = ("tests.support", "tests.conformance", "tests.conftest")
+    wrong = []
+    for path, source in sources("tests").items():
+        for line, name in imported_modules(ast.parse(source), path):
+            if name.startswith("tests.") and not name.startswith(shared) and not path.startswith("tests/conformance"):
+                wrong.append(f"{path}:{line}: imports {name}: move what several modules use to tests/support")
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
 def test_the_package_is_typed() -> None:
     assert (ROOT / PACKAGE / "py.typed").is_file()
 

@@ -14,18 +14,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark_purgatory.core.spec.criteria import RULES, ByRow, Criterion
+from spark_purgatory.core.spec.criteria import RULES, ByRow
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.testing.oracle import KINDS, decide
-from spark_purgatory.testing.worlds import NUMBERS, STEP_US, Batch, World, needs_of, random_world, splits
-from tests.support.engine_driver import END_MS, Shards, microseconds, multiset
+from spark_purgatory.testing.worlds import STEP_US, Batch, World, splits
+from tests.support.engine_driver import END_MS, Shards, multiset
+from tests.support.law_worlds import COLUMNS, COMPLETE_ONLY, draw, renamed, spec_of, split_orphans
 
-COLUMNS = ("row", "id", "status", "resolved_at", "wait_ms", "matched", "missing_keys")
 SEEDS = st.integers(0, 1 << 32)
 WORLDS = st.sampled_from((1, 8, 24))
 SHARDS = st.sampled_from((1, 3, 16))
-COMPLETE_ONLY = ("complete",)
-NAMED = ("id", "row", "key", "event_id", "operation_id")
 SEQUENCES: Counter[str] = Counter()
 """Worlds compared, by the test that did."""
 
@@ -40,76 +38,6 @@ def told(request: pytest.FixtureRequest) -> Iterator[None]:
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         print(f"\nR5: {n:,} sequences, {dict(SEQUENCES)}, in {perf_counter() - began:.0f} s{bound}")
-
-
-def draw(
-    seed: int,
-    rule: str,
-    several: bool,
-    duplicates: bool = True,
-    kinds: tuple[str, ...] = COMPLETE_ONLY,
-    worlds: int = 1,
-    spoiled: bool = True,
-    numbers: str = "double",
-) -> tuple[random.Random, World, dict[str, Any]]:
-    """Worlds of one rule that share a stream and nothing else, and that rule as the oracle takes it.
-
-    "mixed" lets every operation bring its own.
-    """
-    rng = random.Random(seed)
-    mixed = rule == "mixed"
-    drawn = World([], [])
-    for number in range(worlds):
-        size = rng.choice((1, 4, 12))
-        world = random_world(
-            rng,
-            n_operations=size,
-            n_events=3 * size,
-            n_keys=rng.choice((1, 2, 4)),
-            max_keys=3 if several else 1,
-            rules=RULES if mixed else (rule,),
-            kinds=kinds,
-            duplicates=duplicates,
-            spoiled=spoiled and mixed and several and rng.random() < 0.5,
-            numbers=numbers,
-        )
-        for mine, rows in zip(drawn, world, strict=True):
-            mine += [renamed(row, f"{number}/") for row in rows]
-    if mixed:
-        return rng, drawn, {}
-    need = rng.choice(needs_of(rule, NUMBERS[numbers]))
-    need = 1.0 if need is None else need  # a criterion has one, also where its rule reads none
-    for operation in drawn.operations:
-        operation.update(need=need, level=None)
-    return rng, drawn, {"rule": rule, "need": need}
-
-
-def renamed(row: dict[str, Any], prefix: str) -> dict[str, Any]:
-    """The row with its names in a world of their own."""
-    names = {name: prefix + row[name] for name in NAMED if row.get(name) is not None}
-    if row.get("keys") is not None:
-        names["keys"] = [None if key is None else prefix + key for key in row["keys"]]
-    if isinstance(row.get("level"), dict):
-        names["level"] = {prefix + key: need for key, need in row["level"].items()}
-    return {**row, **names}
-
-
-def spec_of(criterion: dict[str, Any], **others: Any) -> EngineSpec:
-    """An engine that reads all there is."""
-    rule = Criterion(criterion["rule"], criterion["need"]) if criterion else ByRow("rule", "need", "levels")
-    return EngineSpec(rule, operation_ids=True, event_ids=True, **others)
-
-
-def split_orphans(outcomes: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Counter[tuple[int, str]]]:
-    """Outcomes of operations, and ORPHANs as (time, reason)."""
-    orphans: Counter[tuple[int, str]] = Counter()
-    for outcome in (outcome for outcome in outcomes if outcome["status"] == "ORPHAN"):
-        event, at, reason = outcome.get("row"), outcome["resolved_at"], outcome.get("reason")
-        if isinstance(event, dict):
-            named = "" if event["operation_id"] is None else f" for operation {event['operation_id']}"
-            reason = f"{event['kind']} on key {event['key']}{named} found no operation pending"
-        orphans[at if isinstance(at, int) else microseconds(at), str(reason)] += 1
-    return [outcome for outcome in outcomes if outcome["status"] != "ORPHAN"], orphans
 
 
 def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, controlled: bool, worlds: int) -> None:

@@ -18,8 +18,8 @@ import pytest
 from spark_purgatory.core.spec.criteria import RULES
 from spark_purgatory.testing.oracle import KINDS, decide
 from spark_purgatory.testing.worlds import STEP_US, World, splits
-from tests.law.test_law import COLUMNS, draw, spec_of, split_orphans
 from tests.support.engine_driver import Shards, multiset
+from tests.support.law_worlds import COLUMNS, draw, spec_of, split_orphans
 
 WORLDS = 40
 """In one stream."""

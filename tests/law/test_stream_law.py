@@ -14,8 +14,8 @@ from spark_purgatory.core.spec.criteria import RULES, Criterion
 from spark_purgatory.testing.kit import stream_outcomes
 from spark_purgatory.testing.oracle import decide
 from spark_purgatory.testing.worlds import STEP_US
-from tests.law.test_law import draw
 from tests.support.engine_driver import multiset
+from tests.support.law_worlds import draw
 from tests.support.streams import Landing
 
 pytestmark = pytest.mark.spark

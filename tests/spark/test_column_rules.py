@@ -12,11 +12,8 @@ from pyspark.sql import types as T
 
 from spark_purgatory.spark.sink.column_rules import FORBIDDEN_CHARACTERS, changed, unfit
 from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
+from tests.support.column_types import TAKEN, listed
 
-TAKEN = """null; 1Y; 1S; 1; 1L; 1F; 1D; cast(1 as decimal(38,9)); 'a'; cast('a' as varchar(3)); X'00'; true;
-    date'2026-01-01'; timestamp'2026-01-01 00:00:00'; timestamp_ntz'2026-01-01 00:00:00'; array(1); map(1, 1);
-    map(named_struct('a', 1), 1); named_struct('a', null, 'b', 1); parse_json('1'); named_struct('v', parse_json('1'));
-    array(parse_json('1')); named_struct('a.b', 1, 'a`b', 2)"""
 NOT_TAKEN = """interval '1' day; interval '1' month; make_interval(1, 2); time'12:00:00'; array(time'12:00:00');
     array(interval '1' day); map(interval '1' day, 1); named_struct('i', interval '1' month); array(); map();
     array(null); map(1, null); named_struct('a', null); named_struct(); array(named_struct('a', null, 'b', 1));
@@ -37,10 +34,6 @@ CHANGED = """1 s; date'2026-01-01' s; 1L i; '1' i; 1D i; true i; cast(1 as decim
     'a' bi; named_struct('a', 1L) st; named_struct('a', 1, 'c', 1) st; array('1') ar; array(1L) ar; map(1, 1) m;
     map('a', 1L) m; array(named_struct('z', 1)) an; 1 st; 1 ar"""
 CHANGED_BY_NAME = """date'2026-01-01' i; named_struct('a', 1, 'c', 1) st; array(named_struct('a', 1, 'z', 1)) an"""
-
-
-def listed(text: str) -> list[str]:
-    return [" ".join(part.split()) for part in text.split(";")]
 
 
 def refusal(rows: DataFrame, place: Path | str, partition_by: Sequence[str] = ()) -> str:

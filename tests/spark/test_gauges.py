@@ -15,10 +15,10 @@ from spark_purgatory import gauges
 from spark_purgatory.core.state.blob import read_blob, read_metadata
 from spark_purgatory.errors import ConfigError, StateCorruptError
 from spark_purgatory.schema import COUNTERS
-from tests.spark.test_connect import land, run_child
-from tests.spark.test_stream import event, operation, purgatory
+from tests.support.connect_runs import land, run_child
+from tests.support.golden_states import GOLDEN, GOLDEN_SHARDS
+from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
-from tests.unit.test_state import GOLDEN, GOLDEN_SHARDS
 
 STATUSES = ("completed", "expired", "failed", "cancelled", "duplicate", "rejected")
 

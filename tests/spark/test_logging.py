@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.test_delta_sink import ROWS_A_FILE, Stream, every
+from tests.support.sink_streams import ROWS_A_FILE, Stream, every
 
 pytestmark = pytest.mark.spark
 

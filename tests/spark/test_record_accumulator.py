@@ -6,13 +6,10 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
@@ -20,44 +17,13 @@ from spark_purgatory.spark.sink.delta_sink import app_id_of
 from spark_purgatory.spark.sink.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.ledger_format import replay
 from spark_purgatory.spark.sink.sender import Sender
-from tests.spark.test_delta_sink import Stream, every
+from tests.support.sink_queries import HOUR, LINGER_S, TRIGGER_S, accumulator, staged_files, start, wait_until
+from tests.support.sink_streams import Stream, every
 
 pytestmark = pytest.mark.spark
 
-LINGER_S, TRIGGER_S = 4, 1
 FIRST_COMMIT_S = 20
 """The first drain of a table takes seconds on a busy machine; later ones begin as much earlier as the last one took."""
-HOUR = {"linger": "1 hour", "delivery_timeout": "1 hour"}
-
-
-def accumulator(stream: Stream, **options: Any) -> RecordAccumulator:
-    stream.sink = RecordAccumulator(path=str(stream.folder / "table"), partition_by=["part"], **options)
-    return stream.sink
-
-
-def start(stream: Stream, sink: RecordAccumulator, rows: DataFrame | None = None) -> Any:
-    trigger = {"processingTime": f"{TRIGGER_S} seconds"}
-    return sink.write_stream(
-        stream.rows() if rows is None else rows, checkpoint=str(stream.checkpoint), trigger=trigger
-    )
-
-
-def wait_until(condition: Callable[[], bool], query: Any, seconds: float = 90) -> float:
-    start_s = time.monotonic()
-    while not condition():
-        assert query.exception() is None, query.exception()
-        assert time.monotonic() - start_s < seconds, "not reached"
-        time.sleep(0.05)
-    return time.monotonic() - start_s
-
-
-def staged_files(stream: Stream) -> list[Path]:
-    return list((stream.checkpoint / "staging").glob("rows/*/epoch=*/batch=*/**/*.parquet"))
-
-
-@pytest.fixture
-def stream(spark: SparkSession, tmp_path: Path) -> Stream:
-    return Stream(spark, tmp_path)
 
 
 def test_rows_linger_are_seen_in_the_staged_view_and_leave_a_stream_that_has_gone_quiet(stream: Stream) -> None:

@@ -18,9 +18,9 @@ from spark_purgatory.spark.sink.ledger_format import intent_body, record_body, r
 from spark_purgatory.spark.sink.staged_files import check_one_writer, file_at, hash_names, read_files, row_hash
 from spark_purgatory.spark.sink.stager import Stager
 from spark_purgatory.spark.sink.staging_folder import FORMAT, StagingFolder
-from tests.crash.test_crash import halve
-from tests.spark.test_delta_sink import Stream, every
-from tests.spark.test_record_accumulator import HOUR, accumulator, staged_files, start, wait_until
+from tests.support.damage import halve
+from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
+from tests.support.sink_streams import Stream, every
 
 WRITER = "5f0c6a4e-9f5f-4d5e-8f0a-3b1d6f1f9b5a"
 FIRST_RUN, NEXT_RUN, TWIN = Run(0, "aaaaaaaa"), Run(1, "bbbbbbbb"), Run(1, "cccccccc")

@@ -22,9 +22,9 @@ from spark_purgatory.errors import (
     StorageError,
     TableForgetsError,
 )
-from tests.spark.test_column_rules import TAKEN, listed
-from tests.spark.test_delta_sink import Stream, every
-from tests.spark.test_record_accumulator import HOUR, accumulator, staged_files, start, wait_until
+from tests.support.column_types import TAKEN, listed
+from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
+from tests.support.sink_streams import Stream, every
 
 pytestmark = pytest.mark.spark
 

@@ -19,34 +19,10 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.exchange import EXCHANGE_SETTINGS, unix_sockets
 from spark_purgatory.spark.sink.spark_access import settings
 from tests.conftest import COMPILED
+from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
 
 pytestmark = pytest.mark.spark
-
-NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
-
-
-def at(minutes: float) -> datetime:
-    """Minutes after noon."""
-    return NOON + timedelta(minutes=minutes)
-
-
-def operation(name: str, created: float = 0, deadline: float = 30, **more: Any) -> dict[str, Any]:
-    return {"id": name, "keys": [name], "created": at(created), "deadline": at(deadline), "row": name, **more}
-
-
-def event(key: str, time: float, value: float = 1.0) -> dict[str, Any]:
-    return {"key": key, "time": at(time), "value": value}
-
-
-def purgatory(**changes: Any) -> Purgatory:
-    made = Purgatory(
-        operations=Operations(id="id", keys="key", created="created", deadline="deadline"),
-        completions=Completions(key="key", time="time", value="value"),
-        criterion=criteria.any_key(),
-        shards=3,
-    )
-    return replace(made, **changes)
 
 
 def statuses(outcomes: list[dict[str, Any]]) -> dict[str, str]:

@@ -14,8 +14,8 @@ from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.testing.oracle import KINDS, decide
 from spark_purgatory.testing.worlds import World, splits
-from tests.law.test_law import COLUMNS, draw, split_orphans
 from tests.support.engine_driver import multiset
+from tests.support.law_worlds import COLUMNS, draw, split_orphans
 from tests.support.silence import IDLE, let_a_silence_pass
 from tests.support.streams import Landing
 

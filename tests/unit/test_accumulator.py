@@ -7,15 +7,11 @@ is led by ``node`` unless a test says otherwise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from spark_purgatory.accumulator.appends import Appended
-from spark_purgatory.accumulator.backoff import ExponentialBackoff
 from spark_purgatory.accumulator.batch import Batch, BatchState
-from spark_purgatory.accumulator.batches import AccumulatorSettings
 from spark_purgatory.accumulator.policy import AccumulatorPolicy
 from spark_purgatory.accumulator.sizing import PartSizing
 from spark_purgatory.errors import (
@@ -24,61 +20,7 @@ from spark_purgatory.errors import (
     RecordTooLargeError,
 )
 from tests.conformance.accumulator import KafkaRecord, KafkaSizing, varint_bytes
-
-NODE = "node"
-AMPLE = 10**9
-
-
-@dataclass(frozen=True)
-class Part:
-    """A record."""
-
-    name: str
-    bytes: int
-
-
-def policy(
-    batch: int = 100,
-    memory: int = 1000,
-    linger: int = 10,
-    timeout: int = 1000,
-    leader: str | None = NODE,
-    backoff: Any = None,
-    sizing: Any = None,
-) -> AccumulatorPolicy[Any, Any, Any]:
-    """An empty accumulator."""
-    settings = AccumulatorSettings(batch, memory, linger, timeout)
-    return AccumulatorPolicy(settings, sizing or PartSizing(), backoff or ExponentialBackoff(5, 40), leader)
-
-
-def put(
-    accumulator: AccumulatorPolicy[Any, Any, Any], size: int, partition: str = "x", at: int = 0, name: str = ""
-) -> Appended[Any, Any, Any]:
-    """Append a record of ``size`` bytes."""
-    return accumulator.append(partition, Part(name or f"{size} bytes", size), at)
-
-
-def take(
-    accumulator: AccumulatorPolicy[Any, Any, Any], at: int = 0, node: str = NODE, size: int = AMPLE
-) -> list[Batch[Any, Any, Any]]:
-    """Drain one node."""
-    accumulator.validate()
-    return accumulator.drain([node], size, at)[node]
-
-
-def numbers(batches: Any) -> list[int]:
-    return [batch.number for batch in batches]
-
-
-def queued(accumulator: AccumulatorPolicy[Any, Any, Any], partition: str = "x") -> list[int]:
-    """Numbers of the batches that wait for a partition."""
-    accumulator.validate()
-    return numbers(accumulator.queues.of(partition).batches)
-
-
-def available(accumulator: AccumulatorPolicy[Any, Any, Any]) -> int:
-    accumulator.validate()
-    return accumulator.pool.available_bytes
+from tests.support.accumulators import AMPLE, NODE, Part, available, numbers, policy, put, queued, take
 
 
 def test_the_worked_example_holds() -> None:

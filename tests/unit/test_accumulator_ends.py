@@ -17,7 +17,7 @@ from spark_purgatory.errors import (
     DeliveryTimeoutError,
 )
 from tests.conformance.accumulator import KafkaRecord, KafkaSizing
-from tests.unit.test_accumulator import AMPLE, NODE, Part, available, numbers, policy, put, queued, take
+from tests.support.accumulators import AMPLE, NODE, Part, available, numbers, policy, put, queued, take
 
 Accumulator = AccumulatorPolicy[Any, Any, Any]
 REFUSED = RuntimeError("refused")

@@ -9,7 +9,7 @@ import pytest
 from spark_purgatory.accumulator.batch import BatchState
 from spark_purgatory.accumulator.batches import AccumulatorSettings
 from spark_purgatory.errors import BatchStateError, BugError, ConfigError
-from tests.unit.test_accumulator import available, policy, put, take
+from tests.support.accumulators import available, policy, put, take
 
 REFUSED = RuntimeError("refused")
 

@@ -17,7 +17,7 @@ from spark_purgatory.accumulator.appends import Appended, AppendTicket
 from spark_purgatory.accumulator.batch import Batch, BatchState
 from spark_purgatory.accumulator.incomplete import Flush
 from spark_purgatory.errors import AccumulatorClosedError, BufferExhaustedError, RecordTooLargeError
-from tests.unit.test_accumulator import AMPLE, NODE, Part, policy
+from tests.support.accumulators import AMPLE, NODE, Part, policy
 
 PARTITIONS = "xyz"
 OTHER = "other"

@@ -10,7 +10,7 @@ from spark_purgatory.accumulator.backoff import ExponentialBackoff
 from spark_purgatory.accumulator.partitions import MAX_PARTITIONS, PartitionQueues
 from spark_purgatory.accumulator.policy import AccumulatorPolicy
 from spark_purgatory.errors import ConfigError, LimitError
-from tests.unit.test_accumulator import NODE, Part, policy, put, take
+from tests.support.accumulators import NODE, Part, policy, put, take
 
 Accumulator = AccumulatorPolicy[Any, Any, Any]
 

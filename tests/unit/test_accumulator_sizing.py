@@ -17,7 +17,7 @@ from spark_purgatory.accumulator.sizing import (
     clamp,
 )
 from spark_purgatory.errors import ConfigError
-from tests.unit.test_accumulator import Part
+from tests.support.accumulators import Part
 
 MIB = 1 << 20
 

@@ -22,24 +22,13 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import LimitError
 from spark_purgatory.testing.oracle import KINDS, decide
 from spark_purgatory.testing.worlds import random_world, splits
+from tests.support.control_events import Row, told
 from tests.support.engine_driver import END_MS, Shards, events_table, final, microseconds, multiset, operations_table
-from tests.unit.test_engine import ev, many_operations, op, play
+from tests.support.operations import ev, many_operations, op, play
 
 ANY = EngineSpec(criteria.any_key(), operation_ids=True, event_ids=True)
 HELD = final(ANY)
-Row = dict[str, Any]
 both = pytest.mark.parametrize("spec", [ANY, HELD], ids=["early", "final"])
-
-
-def told(words: str) -> list[Row]:
-    """`complete:a:12 extend:b:13:0.005 cancel:a:14@o`: kind, key, ms, value, and the operation it names."""
-    events = []
-    for word in words.split():
-        word, _, name = word.partition("@")
-        kind, key, ms, *value = word.split(":")
-        number = float(value[0]) if value else None
-        events.append(ev(key, int(ms) * 1000, kind=kind, value=number, operation_id=name or None))
-    return events
 
 
 def fate(spec: EngineSpec, events: list[Row], keys: str = "a") -> tuple[Any, ...]:

@@ -19,9 +19,9 @@ from spark_purgatory.core.state.blob import read_blob, write_blob
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.testing.oracle import KINDS, decide, why_operation_rejected
 from spark_purgatory.testing.worlds import STEP_US, World, random_world, splits
+from tests.support.control_events import told
 from tests.support.engine_driver import END_MS, Shards, final, multiset
-from tests.unit.test_controls import told
-from tests.unit.test_engine import Row, op, play
+from tests.support.operations import Row, op, play
 
 ANY = EngineSpec(criteria.any_key(), operation_ids=True, event_ids=True)
 HELD = final(ANY)

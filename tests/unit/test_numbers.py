@@ -49,7 +49,7 @@ from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.errors import BugError, ConfigError, StateMismatchError
 from spark_purgatory.job.job_config import Criterion as JobCriterion
 from tests.support.engine_driver import END_MS, Shards, events_table, final, multiset, operations_table
-from tests.unit.test_engine import Row, ev, op, the_outcome
+from tests.support.operations import Row, ev, op, the_outcome
 
 D = Decimal
 ONES = 10**38 - 1

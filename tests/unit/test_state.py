@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,6 +38,7 @@ from spark_purgatory.errors import (
 )
 from spark_purgatory.testing.worlds import random_world, splits
 from tests.support.engine_driver import NAMES, Rows, Shards, events_table, microseconds, multiset, operations_table
+from tests.support.golden_states import GOLDEN, GOLDEN_SHARDS
 
 CANARY = "canary"
 Batch = tuple[Rows, Rows, int]
@@ -363,11 +363,7 @@ def test_writing_into_what_was_read_leaves_the_blob_as_it_was() -> None:
 
 # --- format versions ------------------------------------------------------------------------------
 
-GOLDEN = {
-    version: Path(__file__).resolve().parents[1] / "data" / f"state_v{version}.bin" for version in range(1, VERSION + 1)
-}
 GOLDEN_SPEC = EngineSpec(criteria.sum_at_least(1), final=True, lookback_us=2_000)
-GOLDEN_SHARDS = 3
 GOLDEN_BEFORE: list[Batch] = [
     (
         [
