@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
 
-from spark_purgatory.core.engine.outcomes import ORPHAN
+from spark_purgatory.core.spec.codes import Status
 from spark_purgatory.core.state.blob import read_blob
 
 WAIT_PERCENTILES = (0.5, 0.95, 0.99)
@@ -95,7 +95,7 @@ def _tally_of(blob: bytes, shards: int) -> Tally:
     tally = cast("dict[str, Any]", facts["tally"])
     return Tally(
         received=tally["received"],
-        decided=sum(tally["by_status"][:ORPHAN]),
+        decided=sum(tally["by_status"][: Status.ORPHAN]),
         pending=int(np.count_nonzero(arrays["rows.state"] == WAITING)),
     )
 

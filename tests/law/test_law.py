@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark_purgatory.core.spec.criteria import RULES, ByRow
+from spark_purgatory.core.spec.codes import RULES
+from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.testing.oracle import KINDS, decide
 from spark_purgatory.testing.worlds import STEP_US, Batch, World, splits

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from spark_purgatory.core.spec.criteria import RULES
+from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.testing.oracle import KINDS, decide
 from spark_purgatory.testing.worlds import STEP_US, World, splits
 from tests.support.engine_driver import Shards, multiset

@@ -10,7 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_purgatory import Completions, Operations, Purgatory
-from spark_purgatory.core.spec.criteria import RULES, Criterion
+from spark_purgatory.core.spec.codes import RULES
+from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.testing.kit import stream_outcomes
 from spark_purgatory.testing.oracle import decide
 from spark_purgatory.testing.worlds import STEP_US

@@ -6,7 +6,8 @@ import random
 from collections import Counter
 from typing import Any
 
-from spark_purgatory.core.spec.criteria import RULES, ByRow, Criterion
+from spark_purgatory.core.spec.codes import RULES
+from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.testing.worlds import NUMBERS, World, needs_of, random_world
 from tests.support.engine_driver import microseconds

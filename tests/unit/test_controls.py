@@ -17,6 +17,7 @@ from spark_purgatory.core.events import cross_key_redelivery as echoes
 from spark_purgatory.core.events.redelivery import Redeliveries
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
+from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import LimitError
@@ -215,7 +216,7 @@ BOUNDARIES: list[tuple[str, str, Any]] = [
         for value in (None, [], [None], ["a", None], ["a", "a"], *([text] for text in TEXTS))
     ],
     *[("operation", "need", value) for value in NUMBERS],
-    *[("operation", "rule", value) for value in (*criteria.RULES, None, "", "Any_Key")],
+    *[("operation", "rule", value) for value in (*RULES, None, "", "Any_Key")],
     *[("operation", "level", value) for value in (None, {}, {"a": None}, *NUMBERS)],
     *[("event", "time", value) for value in TIMES],
     *[("event", "key", value) for value in TEXTS],
@@ -230,7 +231,7 @@ def test_no_boundary_value_raises_or_drops_a_row_silently(capsys: pytest.Capture
     spec = EngineSpec(criteria.by_row("rule", "need", "levels"), final=True, operation_ids=True, event_ids=True)
     cases = 0
     for side, field, value in BOUNDARIES:
-        for rule in criteria.RULES:
+        for rule in RULES:
             row: Row = op(rule=rule, need=1.0, level=None)
             event: Row = ev(value=1.0, kind=None, operation_id=None, event_id="x")
             (row if side == "operation" else event)[field] = value

@@ -21,13 +21,14 @@ from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s
 from spark_purgatory.core.arrays.times import MIN_TIME_US, tick_up_ms
 from spark_purgatory.core.engine.deduplication import Deduplication
 from spark_purgatory.core.engine.operation_table import OperationTable
-from spark_purgatory.core.engine.outcomes import EXPIRED, Outcomes
+from spark_purgatory.core.engine.outcomes import Outcomes
 from spark_purgatory.core.engine.resolver import Resolutions, Resolver
 from spark_purgatory.core.engine.shard_events import ShardEvents
 from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.kafka.purgatory import DelayedOperationPurgatory
 from spark_purgatory.core.kafka.timing_wheel import SystemTimer
 from spark_purgatory.core.spec.arrivals import OperationArrivals
+from spark_purgatory.core.spec.codes import Status
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 
@@ -116,7 +117,7 @@ class Completion:
         """The timer fired: the deadline has passed, or a held outcome may leave."""
         resolutions = self.resolver.resolve(rows)
         self._emit_resolved(resolutions, resolutions.is_resolved)
-        self._emit(EXPIRED, resolutions, ~resolutions.is_resolved)
+        self._emit(Status.EXPIRED, resolutions, ~resolutions.is_resolved)
 
     def _first_due_ms(self, rows: Int64s) -> Int64s:
         """The timers of rows that were just tried: at the deadline or, for a held outcome, when it may leave."""
@@ -138,7 +139,7 @@ class Completion:
         for status, rows in resolutions.by_status(chosen):
             self._emit(status, resolutions, rows)
 
-    def _emit(self, status: int, resolutions: Resolutions, chosen: Bools) -> None:
+    def _emit(self, status: Status, resolutions: Resolutions, chosen: Bools) -> None:
         if chosen.any():
             self._outcomes.add(self.resolver.outcomes_of(status, resolutions, chosen))
             self._events.orphans.leave(self.resolver, resolutions, chosen)

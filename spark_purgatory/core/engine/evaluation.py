@@ -16,18 +16,18 @@ from spark_purgatory.core.arrays.exact_sums import ExactSums
 from spark_purgatory.core.arrays.numbers import Floats, Numbers, comparable
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US
-from spark_purgatory.core.engine.outcomes import CANCELLED, COMPLETED, FAILED
 from spark_purgatory.core.events.control_log import ControlEffects
 from spark_purgatory.core.events.cross_key_redelivery import CrossKeyRedeliveries
 from spark_purgatory.core.events.event_log import EventSegment, Spans, bisect_within
-from spark_purgatory.core.spec.criteria import ALL_KEYS, ANY_KEY, COUNT, LEVEL, NUMBERED, QUORUM, SUM_AT_LEAST
+from spark_purgatory.core.spec.codes import Rule, Status
+from spark_purgatory.core.spec.criteria import NUMBERED
 
 
 @dataclass(frozen=True)
 class EvaluationInput:
     """Operations to evaluate: n of them, with m entries in all, entries of one operation adjacent and in order."""
 
-    rule: Int64s  # (n,) codes of criteria.RULES
+    rule: Int64s  # (n,) codes of Rule
     need: Floats  # (n,)
     sum_need: Numbers  # (n,) what values must add up to
     created_us: Int64s  # (n,)
@@ -67,7 +67,7 @@ def evaluate(inputs: EvaluationInput, spans: list[Spans], history: list[Spans]) 
     satisfied_us = np.full(m, MAX_TIME_US)
     for span in spans:
         np.minimum.at(satisfied_us, span.owner, span.segment.time_us[span.low])
-    levels = np.flatnonzero(inputs.rule == LEVEL)
+    levels = np.flatnonzero(inputs.rule == Rule.LEVEL)
     if len(levels):
         _reach_levels(inputs, history, satisfied_us)
     relevant = RelevantEvents(spans, _echoes(inputs, spans))
@@ -97,7 +97,7 @@ def _echoes(inputs: EvaluationInput, spans: list[Spans]) -> list[CrossKeyRedeliv
     for span in spans:
         if len(span.owner):
             operations = inputs.owner[span.owner]
-            by_sum.setdefault(bool(inputs.rule[operations[0]] == SUM_AT_LEAST), []).append((operations, span))
+            by_sum.setdefault(bool(inputs.rule[operations[0]] == Rule.SUM_AT_LEAST), []).append((operations, span))
     found = (CrossKeyRedeliveries.of(len(inputs.rule), relevant) for relevant in by_sum.values())
     return [cross_key for cross_key in found if cross_key is not None]
 
@@ -109,8 +109,8 @@ def _with_controls(
     completed_us = np.minimum(completed_us, effects.force_us)
     failed_us = _failed_us(inputs, effects.fail_us, satisfied_us)
     resolved_us = np.minimum(np.minimum(completed_us, failed_us), effects.cancel_us)
-    status = np.where(resolved_us == failed_us, FAILED, CANCELLED)
-    return resolved_us, np.where(resolved_us == completed_us, COMPLETED, status)
+    status = np.where(resolved_us == failed_us, Status.FAILED, Status.CANCELLED)
+    return resolved_us, np.where(resolved_us == completed_us, Status.COMPLETED, status)
 
 
 def _failed_us(inputs: EvaluationInput, fail_us: Int64s, satisfied_us: Int64s) -> Int64s:
@@ -122,14 +122,14 @@ def _failed_us(inputs: EvaluationInput, fail_us: Int64s, satisfied_us: Int64s) -
     spare = counts - np.ceil(np.fmin(inputs.need, counts + 1.0)).astype(np.int64)
     quorum = np.where(spare < 0, np.minimum.reduceat(fail_us, first), _nth(lost_us, first, counts, spare + 1))
     by_rule = {
-        ANY_KEY: np.maximum.reduceat(lost_us, first),
-        ALL_KEYS: np.minimum.reduceat(lost_us, first),
-        LEVEL: np.minimum.reduceat(lost_us, first),
-        QUORUM: np.where(inputs.need > 0, quorum, MAX_TIME_US),
-        COUNT: np.where(inputs.need > 0, all_failed, MAX_TIME_US),
-        SUM_AT_LEAST: np.where(inputs.need > 0, all_failed, MAX_TIME_US),
+        Rule.ANY_KEY: np.maximum.reduceat(lost_us, first),
+        Rule.ALL_KEYS: np.minimum.reduceat(lost_us, first),
+        Rule.LEVEL: np.minimum.reduceat(lost_us, first),
+        Rule.QUORUM: np.where(inputs.need > 0, quorum, MAX_TIME_US),
+        Rule.COUNT: np.where(inputs.need > 0, all_failed, MAX_TIME_US),
+        Rule.SUM_AT_LEAST: np.where(inputs.need > 0, all_failed, MAX_TIME_US),
     }
-    return np.choose(inputs.rule, [by_rule[rule] for rule in range(len(by_rule))])
+    return np.choose(inputs.rule, [by_rule[rule] for rule in Rule])
 
 
 def _entries(inputs: EvaluationInput, chosen: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
@@ -260,7 +260,7 @@ def _reach_levels(inputs: EvaluationInput, history: list[Spans], satisfied_us: I
     A level that was reached before ``from_us`` counts as reached from the beginning: of such events the log may hold
     only the last maximum.
     """
-    level_entry = inputs.rule[inputs.owner] == LEVEL
+    level_entry = inputs.rule[inputs.owner] == Rule.LEVEL
     satisfied_us[level_entry] = MAX_TIME_US
     for span in history:
         running = span.segment.running_max
@@ -274,10 +274,10 @@ def _reach_levels(inputs: EvaluationInput, history: list[Spans], satisfied_us: I
 
 
 _RESOLVERS = {
-    ANY_KEY: _first_key,
-    ALL_KEYS: _last_key,
-    QUORUM: _nth_key,
-    COUNT: _nth_event,
-    SUM_AT_LEAST: _enough_value,
-    LEVEL: _last_level,
+    Rule.ANY_KEY: _first_key,
+    Rule.ALL_KEYS: _last_key,
+    Rule.QUORUM: _nth_key,
+    Rule.COUNT: _nth_event,
+    Rule.SUM_AT_LEAST: _enough_value,
+    Rule.LEVEL: _last_level,
 }

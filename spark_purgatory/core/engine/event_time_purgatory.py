@@ -42,13 +42,14 @@ from spark_purgatory.core.arrays.times import (
 from spark_purgatory.core.engine.completion import Completion
 from spark_purgatory.core.engine.deduplication import Deduplication
 from spark_purgatory.core.engine.operation_table import OperationTable
-from spark_purgatory.core.engine.outcomes import DUPLICATE, REJECTED, MissingKeys, OutcomeBatch, Outcomes
+from spark_purgatory.core.engine.outcomes import MissingKeys, OutcomeBatch, Outcomes
 from spark_purgatory.core.engine.resolver import Resolver
 from spark_purgatory.core.engine.seen_ids import SeenIds
 from spark_purgatory.core.engine.shard_events import ShardEvents
 from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory
-from spark_purgatory.core.spec.arrivals import REJECTIONS, EventArrivals, OperationArrivals
+from spark_purgatory.core.spec.arrivals import EventArrivals, OperationArrivals
+from spark_purgatory.core.spec.codes import OperationRejection, Status
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import LimitError
 
@@ -60,7 +61,7 @@ def duplicates_of(table: OperationTable, rows: Int64s, key_type: pa.DataType) ->
     created_us, zeros = table.created_us[rows], np.zeros(len(rows), np.int64)
     none, reasons = MissingKeys.none(len(rows), key_type), pa.repeat(DUPLICATE_REASON, len(rows))
     payload, late = table.payload.take(rows), table.late[rows]
-    return OutcomeBatch(payload, DUPLICATE, created_us, created_us, zeros, none, late, reasons)
+    return OutcomeBatch(payload, Status.DUPLICATE, created_us, created_us, zeros, none, late, reasons)
 
 
 def without_rejected(operations: OperationArrivals, outcomes: Outcomes) -> OperationArrivals:
@@ -69,8 +70,8 @@ def without_rejected(operations: OperationArrivals, outcomes: Outcomes) -> Opera
     if not len(bad):
         return operations
     rows, none = operations.take(bad), np.zeros(len(bad), bool)
-    reasons = pa.array(REJECTIONS).take(pa.array(rows.rejection))
-    outcomes.unwatched(REJECTED, rows, reasons, late=none, dated=none)
+    reasons = pa.array([rejection.reason for rejection in OperationRejection]).take(pa.array(rows.rejection))
+    outcomes.unwatched(Status.REJECTED, rows, reasons, late=none, dated=none)
     return operations.take(np.flatnonzero(operations.rejection == 0))
 
 
@@ -199,7 +200,7 @@ class EventTimePurgatory:
         if duplicate.any():
             rows = operations.take(np.flatnonzero(duplicate))
             late = rows.created_us <= self.watermark_us
-            self.outcomes.unwatched(DUPLICATE, rows, pa.repeat(DUPLICATE_REASON, len(rows)), late)
+            self.outcomes.unwatched(Status.DUPLICATE, rows, pa.repeat(DUPLICATE_REASON, len(rows)), late)
         return operations.take(np.flatnonzero(~duplicate & ~again)), operations.take(np.flatnonzero(again))
 
     def _register(self, operations: OperationArrivals) -> None:

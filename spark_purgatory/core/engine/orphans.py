@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US
 from spark_purgatory.core.arrays.value_column import as_bools
-from spark_purgatory.core.engine.outcomes import ORPHAN, MissingKeys, OutcomeBatch
+from spark_purgatory.core.engine.outcomes import MissingKeys, OutcomeBatch
 from spark_purgatory.core.engine.resolver import Resolutions, Resolver
 from spark_purgatory.core.events.control_log import ControlLog, Targets, split_pair
 from spark_purgatory.core.events.event_log import EventLog, EventSegment
-from spark_purgatory.core.spec.arrivals import CANCEL, EXTEND, FAIL, FORCE, KINDS
+from spark_purgatory.core.spec.codes import KINDS, EventKind, Status
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 
@@ -80,7 +80,7 @@ class OrphanEvents:
 
     def _mark(self, targets: Targets, from_us: Int64s, end_us: Int64s) -> None:
         """Remove the events that match operations pending between two times, (n,) each."""
-        for kind in (FAIL, CANCEL, FORCE, EXTEND):
+        for kind in (EventKind.FAIL, EventKind.CANCEL, EventKind.FORCE, EventKind.EXTEND):
             changes: dict[int, Int64s] = {}
             for span in self.unmatched.spans(kind, targets, from_us[targets.owner], end_us[targets.owner]):
                 change = changes.setdefault(id(span.segment), np.zeros(len(span.segment) + 1, np.int64))
@@ -109,7 +109,7 @@ def _rows_of(name: str, segment: EventSegment, spec: EngineSpec) -> OutcomeBatch
     group = np.repeat(np.arange(len(texts)), np.diff(segment.start))
     return OutcomeBatch(
         payload=None,
-        status=ORPHAN,
+        status=Status.ORPHAN,
         created_us=None,
         resolved_us=segment.time_us,
         matched=np.zeros(n, np.int64),

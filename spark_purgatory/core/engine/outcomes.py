@@ -14,11 +14,8 @@ import pyarrow.compute as pc
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import floor_ms, saturating_subtract
 from spark_purgatory.core.spec.arrivals import OperationArrivals
+from spark_purgatory.core.spec.codes import STATUSES, Status
 from spark_purgatory.errors import BugError
-
-COMPLETED, EXPIRED, FAILED, CANCELLED, DUPLICATE, REJECTED, ORPHAN = range(7)
-STATUSES = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED", "ORPHAN")
-"""Names of the statuses; a status's code is its position."""
 
 OUTCOME_FIELDS = (
     pa.field("status", pa.string()),
@@ -70,7 +67,7 @@ class OutcomeBatch:
 
     payload: pa.StructArray | None
     """None for ORPHANs: no operation is there; the payload's columns are left out."""
-    status: int
+    status: Status
     created_us: Int64s | None
     resolved_us: Int64s
     matched: Int64s
@@ -116,7 +113,7 @@ class Tally:
 
     def decided(self) -> int:
         """Operations that have their outcome."""
-        return sum(self.by_status[:ORPHAN])
+        return sum(self.by_status[: Status.ORPHAN])
 
     def conserve(self, pending: int) -> None:
         """Raise BugError unless every operation received has its outcome or is pending."""
@@ -139,7 +136,7 @@ class Outcomes:
         self.batches.append(batch)
 
     def unwatched(
-        self, status: int, rows: OperationArrivals, reasons: pa.Array, late: Bools, dated: Bools | None = None
+        self, status: Status, rows: OperationArrivals, reasons: pa.Array, late: Bools, dated: Bools | None = None
     ) -> None:
         """Operations that never waited: REJECTED and DUPLICATE; resolved when created, where that is known."""
         n = len(rows)

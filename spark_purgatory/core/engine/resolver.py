@@ -12,17 +12,17 @@ from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US, saturating_add
 from spark_purgatory.core.engine.evaluation import EvaluationInput, EvaluationResult, evaluate
 from spark_purgatory.core.engine.operation_table import OperationTable
-from spark_purgatory.core.engine.outcomes import CANCELLED, COMPLETED, EXPIRED, FAILED, MissingKeys, OutcomeBatch
+from spark_purgatory.core.engine.outcomes import MissingKeys, OutcomeBatch
 from spark_purgatory.core.events.control_log import ControlEffects, ControlLog, Targets
 from spark_purgatory.core.events.event_log import EventLog, Spans
 from spark_purgatory.core.kafka.watchers import Watchers
-from spark_purgatory.core.spec.arrivals import COMPLETE
-from spark_purgatory.core.spec.criteria import KEYED, LEVEL, RULES, SUM_AT_LEAST, Criterion
+from spark_purgatory.core.spec.codes import EventKind, Rule, Status
+from spark_purgatory.core.spec.criteria import KEYED, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 REASONS = {
-    FAILED: "keys failed and the criterion can no longer be met",
-    CANCELLED: "an event cancelled the operation",
+    Status.FAILED: "keys failed and the criterion can no longer be met",
+    Status.CANCELLED: "an event cancelled the operation",
 }
 """Reason of an outcome by status."""
 
@@ -49,12 +49,12 @@ class Resolutions:
         """(n,) bool: resolved at some time, perhaps ahead of the watermark."""
         return self.result.resolved_us != MAX_TIME_US
 
-    def by_status(self, chosen: Bools) -> list[tuple[int, Bools]]:
+    def by_status(self, chosen: Bools) -> list[tuple[Status, Bools]]:
         """Rows chosen, (n,) bool, by the status with which they are resolved."""
         status = self.result.status
         if status is None:
-            return [(COMPLETED, chosen)]
-        return [(each, chosen & (status == each)) for each in (COMPLETED, FAILED, CANCELLED)]
+            return [(Status.COMPLETED, chosen)]
+        return [(each, chosen & (status == each)) for each in (Status.COMPLETED, Status.FAILED, Status.CANCELLED)]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Resolver:
         id_hash = self.rows.id_hash[rows] if self.spec.operation_ids else rows
         return Targets(self.watchers.keys, entries, self.watchers.hashes.values[entries], owner, ids, id_hash)
 
-    def outcomes_of(self, status: int, resolutions: Resolutions, chosen: Bools) -> OutcomeBatch:
+    def outcomes_of(self, status: Status, resolutions: Resolutions, chosen: Bools) -> OutcomeBatch:
         """The outcome of every chosen row, (n,) bool; EXPIRED ones are resolved at their deadline."""
         rows = resolutions.rows[chosen]
         keyed = np.isin(resolutions.rule, KEYED)
@@ -114,7 +114,7 @@ class Resolver:
             payload=self.rows.payload.take(rows),
             status=status,
             created_us=resolutions.created_us[chosen],
-            resolved_us=(resolutions.deadline_us if status == EXPIRED else resolutions.resolved_us)[chosen],
+            resolved_us=(resolutions.deadline_us if status == Status.EXPIRED else resolutions.resolved_us)[chosen],
             matched=resolutions.result.matched[chosen],
             missing=missing,
             late=self.rows.late[rows],
@@ -137,7 +137,7 @@ class Resolver:
         """The completions that count for each entry."""
         from_us, until_us = inputs.from_us[inputs.owner], _until(inputs, inputs.deadline_us)
         hashes = self.watchers.hashes.values[entries]
-        sums = inputs.rule[inputs.owner] == SUM_AT_LEAST
+        sums = inputs.rule[inputs.owner] == Rule.SUM_AT_LEAST
         if not (self.spec.by_row and sums.any()):
             spans = self.log.spans(self.watchers.keys, entries, hashes, from_us, until_us)
             return spans + self._named(inputs, rows, entries, from_us, until_us)
@@ -162,17 +162,17 @@ class Resolver:
         if inputs.effects is None:
             return []
         controls = self.controls.summable() if summable else self.controls
-        return controls.spans(COMPLETE, self.targets(rows, entries, inputs.owner), from_us, until_us)
+        return controls.spans(EventKind.COMPLETE, self.targets(rows, entries, inputs.owner), from_us, until_us)
 
     def _history(self, inputs: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
         """For watch entries under level, the completions from any time."""
-        if not self.spec.may_have(RULES.index("level")):
+        if not self.spec.may_have(Rule.LEVEL):
             return []
         always = np.full(len(entries), MIN_TIME_US)
         # An operation that came after its deadline reads the base that the log had by then.
         until_us = _until(inputs, np.maximum(inputs.deadline_us, saturating_add(inputs.from_us, -1)))
         hashes = self.watchers.hashes.values[entries]
-        levels = inputs.rule[inputs.owner] == LEVEL
+        levels = inputs.rule[inputs.owner] == Rule.LEVEL
         spans = self._spans(self.log, levels, entries, hashes, always, until_us)
         return spans + [_only(span, levels) for span in self._named(inputs, rows, entries, always, until_us)]
 

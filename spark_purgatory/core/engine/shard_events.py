@@ -11,8 +11,9 @@ from spark_purgatory.core.arrays.sorted_runs import Int64s
 from spark_purgatory.core.engine.orphans import OrphanEvents
 from spark_purgatory.core.events.control_log import ControlLog
 from spark_purgatory.core.events.event_log import EventLog, EventSegment
-from spark_purgatory.core.spec.arrivals import COMPLETE, EventArrivals
-from spark_purgatory.core.spec.criteria import LEVEL, any_key
+from spark_purgatory.core.spec.arrivals import EventArrivals
+from spark_purgatory.core.spec.codes import EventKind, Rule
+from spark_purgatory.core.spec.criteria import any_key
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import BugError
 
@@ -39,7 +40,7 @@ class ShardEvents:
         controls = events.take(np.flatnonzero(control))
         self.controls.append(controls)
         if self.spec.orphans and controls.kind is not None:
-            self.orphans.unmatched.append(controls.take(np.flatnonzero(controls.kind != COMPLETE)))
+            self.orphans.unmatched.append(controls.take(np.flatnonzero(controls.kind != EventKind.COMPLETE)))
         return EventSegment.build(events.keys, events.key_hash, events.time_us)
 
     def _take_completions(self, events: EventArrivals) -> EventSegment:
@@ -59,6 +60,6 @@ class ShardEvents:
             # A waiting operation has no event that counts, or (final) only events ahead of the watermark.
             self.log.forget(floor_us)
         else:
-            self.log.forget(floor_us, needed_from, levels=self.spec.may_have(LEVEL))
+            self.log.forget(floor_us, needed_from, levels=self.spec.may_have(Rule.LEVEL))
         if self.controls:
             self.controls.forget(floor_us, needed_from, earliest_us())

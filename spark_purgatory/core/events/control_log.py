@@ -29,7 +29,8 @@ from spark_purgatory.core.arrays.sorted_runs import EMPTY, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, saturating_add
 from spark_purgatory.core.arrays.value_column import ValueColumn
 from spark_purgatory.core.events.event_log import EventLog, EventSegment, Spans, bisect_within
-from spark_purgatory.core.spec.arrivals import CANCEL, COMPLETE, EXTEND, FAIL, FORCE, KINDS, EventArrivals
+from spark_purgatory.core.spec.arrivals import EventArrivals
+from spark_purgatory.core.spec.codes import KINDS, EventKind
 
 
 @dataclass(frozen=True)
@@ -122,13 +123,13 @@ class ControlLog:
         """What they do to operations that count events between two times, (n,) each."""
         owner = targets.owner
         from_entry = from_us[owner]
-        extensions = _owned(self.spans(EXTEND, targets, from_entry, np.full(len(owner), MAX_TIME_US)), owner)
+        extensions = _owned(self.spans(EventKind.EXTEND, targets, from_entry, np.full(len(owner), MAX_TIME_US)), owner)
         given_us, deadline_us = deadline_us, _extended(extensions, deadline_us)
         until = deadline_us[owner]
-        fail_us = _first_us(self.spans(FAIL, targets, from_entry, until), len(owner))
+        fail_us = _first_us(self.spans(EventKind.FAIL, targets, from_entry, until), len(owner))
         force_us, cancel_us = (
             _first_us(_owned(self.spans(kind, targets, from_entry, until), owner), len(deadline_us))
-            for kind in (FORCE, CANCEL)
+            for kind in (EventKind.FORCE, EventKind.CANCEL)
         )
         return ControlEffects(deadline_us, fail_us, force_us, cancel_us, given_us, extensions)
 
@@ -150,7 +151,7 @@ class ControlLog:
     @property
     def extends(self) -> bool:
         """Whether any event here may move a deadline."""
-        return bool(self.logs_of(EXTEND))
+        return bool(self.logs_of(EventKind.EXTEND))
 
     def logs_of(self, kind: int) -> list[EventLog]:
         """The logs of a kind that there are."""
@@ -176,7 +177,7 @@ def _as_binary(values: pa.Array) -> pa.Array:
 
 def _segment(events: EventArrivals, kind: int, named: bool) -> EventSegment:
     """Events of one kind; their value is a number that may be added up or, of extensions, how long they grant."""
-    value = events.value if kind == COMPLETE else events.granted_us if kind == EXTEND else None
+    value = events.value if kind == EventKind.COMPLETE else events.granted_us if kind == EventKind.EXTEND else None
     if not named:
         return EventSegment.build(events.keys, events.key_hash, events.time_us, value, events.event_ids)
     assert events.operation_ids is not None and events.operation_hash is not None, "bug: named without a name"

@@ -35,49 +35,12 @@ from spark_purgatory.core.arrays.numbers import (
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US
 from spark_purgatory.core.arrays.value_column import as_bools
-from spark_purgatory.core.spec.criteria import (
-    LARGEST_SUM,
-    LEVEL,
-    NUMBERED,
-    RULES,
-    SMALLEST_SUM,
-    SUM_AT_LEAST,
-    ByRow,
-    Criterion,
-)
+from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind, EventRejection, OperationRejection, Rule
+from spark_purgatory.core.spec.criteria import LARGEST_SUM, NUMBERED, SMALLEST_SUM, ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import ROLES, EngineSpec
 
 OPERATION_COLUMNS = ("id", "id_hash", "keys", "key_hashes", "created_us", "deadline_us", "ahead")
 RULE_COLUMNS = ("rule", "need", "levels", "need_up", "levels_up")
-
-REJECTIONS = (
-    "",
-    "the id is null",
-    "the operation has no watch keys",
-    "a watch key is null",
-    "the created time is null",
-    "the deadline or time-out is null",
-    "the deadline is before the created time",
-    "the created time is too far ahead of processing time (max_future)",
-    f"the rule is none of {', '.join(RULES)}",
-    "the number that the rule needs is missing, not a number, or out of the range of sums",
-    "the deadline is past the end of time: created + time-out does not fit in 64 bits of microseconds",
-    "the created time is the first microsecond that a timestamp can hold, which stands for no time",
-)
-"""Reason of a REJECTED operation by code; 0 is no reason."""
-EVENT_REJECTIONS = (
-    "",
-    "the key is null",
-    "the time is null",
-    "the value is not a number, or negative, where values add up",
-    "the time is too far ahead of processing time (max_future)",
-    "the kind is none of complete, fail, cancel, force, extend",
-    "the time is the first microsecond that a timestamp can hold, which stands for no time",
-)
-"""Reason of a rejected event by code."""
-COMPLETE, FAIL, CANCEL, FORCE, EXTEND = range(5)
-KINDS = ("complete", "fail", "cancel", "force", "extend")
-"""Names of the kinds of events; a kind's code is its position."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +54,9 @@ class OperationArrivals:
     offsets: Int64s  # (n + 1,)
     created_us: Int64s
     deadline_us: Int64s
-    rejection: Int64s  # (n,) codes of REJECTIONS
+    rejection: Int64s  # (n,) codes of OperationRejection
     payload: pa.StructArray
-    rule: Int64s | None = None  # (n,) codes of criteria.RULES; None: the query's criterion
+    rule: Int64s | None = None  # (n,) codes of Rule; None: the query's criterion
     need: Floats | None = None  # (n,)
     level_need: Numbers | None = None  # (m,) in the query's number type
     sum_need: Numbers | None = None  # (n,) likewise; None: the need itself
@@ -135,8 +98,8 @@ class EventArrivals:
     key_hash: Int64s
     time_us: Int64s
     value: Numbers | None
-    rejection: Int64s  # (n,) codes of EVENT_REJECTIONS
-    kind: Int64s | None = None  # (n,) codes of KINDS; None: all are complete
+    rejection: Int64s  # (n,) codes of EventRejection
+    kind: Int64s | None = None  # (n,) codes of EventKind; None: all are complete
     operation_ids: pa.Array | None = None  # (n,) null: every operation on the key
     operation_hash: Int64s | None = None
     event_ids: pa.Array | None = None  # (n,)
@@ -153,7 +116,7 @@ class EventArrivals:
 
     def is_control(self) -> Bools:
         """Which events are not plain completions: of another kind, or for one operation; (n,) bool."""
-        control = np.zeros(len(self), bool) if self.kind is None else self.kind != COMPLETE
+        control = np.zeros(len(self), bool) if self.kind is None else self.kind != EventKind.COMPLETE
         return control if self.operation_ids is None else control | ~_nulls(self.operation_ids)
 
 
@@ -165,23 +128,25 @@ def read_operations(table: pa.Table, spec: EngineSpec) -> OperationArrivals:
     )
     hashes = _whole(table, "key_hashes")
     created_us, deadline_us = _int64(created), _int64(deadline)
-    rejection = np.where(created_us == MIN_TIME_US, 11, 0)  # MIN_TIME_US is the watermark of a stream that has none yet
+    # MIN_TIME_US is the watermark of a stream that has none yet.
+    at_no_time = created_us == MIN_TIME_US
+    rejection = np.where(at_no_time, OperationRejection.CREATED_AT_NO_TIME, OperationRejection.NONE)
     if bool(pc.any(table["ahead"]).as_py()):
-        rejection[as_bools(_whole(table, "ahead"))] = 7
-    rejection[deadline_us < created_us] = 6
+        rejection[as_bools(_whole(table, "ahead"))] = OperationRejection.CREATED_AHEAD
+    rejection[deadline_us < created_us] = OperationRejection.DEADLINE_BEFORE_CREATED
     if spec.deadline_is_sum:
-        rejection[deadline_us == MAX_TIME_US] = 10
-    _mark_nulls(rejection, deadline, 5)
-    _mark_nulls(rejection, created, 4)
+        rejection[deadline_us == MAX_TIME_US] = OperationRejection.DEADLINE_OVERFLOWS
+    _mark_nulls(rejection, deadline, OperationRejection.NULL_DEADLINE)
+    _mark_nulls(rejection, created, OperationRejection.NULL_CREATED)
     if pa.types.is_list(keys.type):
         keys, key_hash, offsets, owner, kept = _flatten(keys, hashes)
         if keys.null_count:
-            rejection[owner[_nulls(keys)]] = 3
-        rejection[np.diff(offsets) == 0] = 2
+            rejection[owner[_nulls(keys)]] = OperationRejection.NULL_KEY
+        rejection[np.diff(offsets) == 0] = OperationRejection.NO_KEYS
     else:
         offsets, key_hash, kept = np.arange(len(table) + 1), _int64(hashes), slice(None)
-        _mark_nulls(rejection, keys, 3)
-    _mark_nulls(rejection, ids, 1)
+        _mark_nulls(rejection, keys, OperationRejection.NULL_KEY)
+    _mark_nulls(rejection, ids, OperationRejection.NULL_ID)
     id_hash = _int64(_whole(table, "id_hash"))
     arrivals = OperationArrivals(ids, id_hash, keys, key_hash, offsets, created_us, deadline_us, rejection, payload)
     return _with_rules(arrivals, table, kept, spec.scale is None) if spec.by_row else arrivals
@@ -193,12 +158,12 @@ def _with_rules(arrivals: OperationArrivals, table: pa.Table, kept: Int64s | sli
     need, level_need = _floats(_whole(table, "need")), _floats(_flat(_whole(table, "levels")))[kept]
     bad = np.isin(rule, NUMBERED) & np.isnan(need)
     within = (need >= SMALLEST_SUM) & (need <= LARGEST_SUM) if doubles else need > 0
-    bad |= (rule == SUM_AT_LEAST) & (need != 0) & ~within
+    bad |= (rule == Rule.SUM_AT_LEAST) & (need != 0) & ~within
     owner = np.repeat(np.arange(len(rule)), np.diff(arrivals.offsets))
-    bad[owner[np.isnan(level_need) & (rule[owner] == LEVEL)]] = True
-    sound = arrivals.rejection == 0
-    arrivals.rejection[sound & bad] = 9
-    arrivals.rejection[sound & (rule < 0)] = 8
+    bad[owner[np.isnan(level_need) & (rule[owner] == Rule.LEVEL)]] = True
+    sound = arrivals.rejection == OperationRejection.NONE
+    arrivals.rejection[sound & bad] = OperationRejection.NO_NEED
+    arrivals.rejection[sound & (rule < 0)] = OperationRejection.UNKNOWN_RULE
     if doubles:
         return replace(arrivals, rule=rule, need=need, level_need=level_need)
     units = read_needs(_whole(table, "need_up"), need)
@@ -247,31 +212,31 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow) -> EventArrivals:
     """Read and check a table of events."""
     keys, times = _whole(table, "key"), _whole(table, "time_us")
     time_us = _int64(times)
-    rejection = np.where(time_us == MIN_TIME_US, 6, 0)
+    rejection = np.where(time_us == MIN_TIME_US, EventRejection.AT_NO_TIME, EventRejection.NONE)
     value: Numbers | None = None
     granted_us: Int64s | None = None
     if bool(pc.any(table["ahead"]).as_py()):
-        rejection[as_bools(_whole(table, "ahead"))] = 4
+        rejection[as_bools(_whole(table, "ahead"))] = EventRejection.TIME_AHEAD
     kind = _codes(_whole(table, "kind").fill_null("complete"), KINDS) if "kind" in table.column_names else None
     if "value" in table.column_names:
         column = _whole(table, "value")
         if kind is not None:
             granted_us = np.zeros(len(table), np.int64)
-            extensions = np.flatnonzero(kind == EXTEND)
+            extensions = np.flatnonzero(kind == EventKind.EXTEND)
             granted_us[extensions] = seconds_us(column.take(pa.array(extensions)))
         if criterion.reads_values:
             value, bad = _values(column)
-            bad &= True if kind is None else kind == COMPLETE
+            bad &= True if kind is None else kind == EventKind.COMPLETE
             if isinstance(criterion, ByRow):
                 value = np.where(bad & np.isnan(value), -np.inf, value) if is_double(value) else value
-            elif criterion.code == SUM_AT_LEAST:
-                rejection[bad] = 3
+            elif criterion.code == Rule.SUM_AT_LEAST:
+                rejection[bad] = EventRejection.BAD_VALUE
     elif isinstance(criterion, ByRow):
         value = np.full(len(table), np.nan)
     if kind is not None:
-        rejection[kind < 0] = 5
-    _mark_nulls(rejection, times, 2)
-    _mark_nulls(rejection, keys, 1)
+        rejection[kind < 0] = EventRejection.UNKNOWN_KIND
+    _mark_nulls(rejection, times, EventRejection.NULL_TIME)
+    _mark_nulls(rejection, keys, EventRejection.NULL_KEY)
     addressed, named = (name in table.column_names for name in ("operation_id", "event_id"))
     return EventArrivals(
         keys,

@@ -10,16 +10,14 @@ import math
 from dataclasses import dataclass
 from decimal import Decimal
 
+from spark_purgatory.core.spec.codes import RULES, Rule
 from spark_purgatory.errors import ConfigError
 
-ANY_KEY, ALL_KEYS, QUORUM, COUNT, SUM_AT_LEAST, LEVEL = range(6)
-RULES = ("any_key", "all_keys", "quorum", "count", "sum_at_least", "level")
-"""Names of the rules; a rule's code is its position."""
-KEYED = (ANY_KEY, ALL_KEYS, QUORUM, LEVEL)
+KEYED = (Rule.ANY_KEY, Rule.ALL_KEYS, Rule.QUORUM, Rule.LEVEL)
 """Rules that are satisfied key by key: these have missing keys."""
-VALUED = (SUM_AT_LEAST, LEVEL)
+VALUED = (Rule.SUM_AT_LEAST, Rule.LEVEL)
 """Rules that read the events' values."""
-NUMBERED = (QUORUM, COUNT, SUM_AT_LEAST)
+NUMBERED = (Rule.QUORUM, Rule.COUNT, Rule.SUM_AT_LEAST)
 """Rules that read a need, and hold from the creation on where it is nothing."""
 SMALLEST_SUM, LARGEST_SUM = 2.0**-43, 2.0**62
 """Bounds of the need of a sum of doubles: within them every digit counts (`exact_sums`)."""
@@ -37,11 +35,11 @@ class Criterion:
             raise ConfigError(f"criterion rule {self.rule!r} is unknown: use one of {', '.join(RULES)}")
         if not _is_finite(self.need):
             raise ConfigError(f"criterion {self.rule} needs a finite number, got {self.need!r}")
-        if self.need < 0 and self.code != LEVEL:
+        if self.need < 0 and self.code != Rule.LEVEL:
             raise ConfigError(f"criterion {self.rule} needs a number of at least 0, got {self.need!r}")
         if isinstance(self.need, float):
             self.check_double()
-        if self.code in (QUORUM, COUNT) and self.need != int(self.need):
+        if self.code in (Rule.QUORUM, Rule.COUNT) and self.need != int(self.need):
             raise ConfigError(f"criterion {self.rule} needs a whole number, got {self.need!r}")
 
     @property
@@ -51,7 +49,7 @@ class Criterion:
 
     def check_double(self) -> None:
         """Raise ConfigError where sums of doubles are not exact up to the need."""
-        if self.code == SUM_AT_LEAST and self.need and not SMALLEST_SUM <= self.need <= LARGEST_SUM:
+        if self.code == Rule.SUM_AT_LEAST and self.need and not SMALLEST_SUM <= self.need <= LARGEST_SUM:
             raise ConfigError(
                 f"criterion sum_at_least needs 0 or a number between {SMALLEST_SUM} and {LARGEST_SUM}, "
                 f"got {self.need!r}: sums of doubles are exact within these; beside values that are decimal or bigint "

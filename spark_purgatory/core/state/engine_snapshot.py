@@ -22,7 +22,8 @@ from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.events.event_log import EventLog, EventSegment
 from spark_purgatory.core.kafka.purgatory import WAITING
 from spark_purgatory.core.kafka.timing_wheel import UNARMED
-from spark_purgatory.core.spec.arrivals import EXTEND, KINDS, payload_role
+from spark_purgatory.core.spec.arrivals import payload_role
+from spark_purgatory.core.spec.codes import KINDS, EventKind
 from spark_purgatory.core.spec.engine_spec import LATER_FIELDS, ROLES, EngineSpec, difference
 from spark_purgatory.core.state.blob import Tables, read_blob, write_blob
 from spark_purgatory.core.state.payload_schema import plain_batch, restored
@@ -101,7 +102,7 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
         prefix, _, log_name = name.partition(".")
         segments = [_restore_segment(f"{name}.{i}", arrays, tables) for i in range(count)]
         control_log = engine.events.controls if prefix == "control" else engine.events.orphans.unmatched
-        if log_name.endswith(KINDS[EXTEND]):
+        if log_name.endswith(KINDS[EventKind.EXTEND]):
             segments = [_in_microseconds(segment) for segment in segments]
         control_log.logs[log_name] = EventLog(segments, kept)
     if spec.control_events and "rows.id_slot" not in arrays:

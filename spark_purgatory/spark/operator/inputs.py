@@ -27,8 +27,8 @@ from spark_purgatory.config import (
     reads_like_a_duration,
 )
 from spark_purgatory.core.arrays.numbers import DOUBLE
-from spark_purgatory.core.spec.arrivals import KINDS
-from spark_purgatory.core.spec.criteria import RULES, ByRow, Criterion
+from spark_purgatory.core.spec.codes import KINDS, RULES
+from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.event_times import deadline_after, interval_us, placed
 from spark_purgatory.spark.operator.key_types import (

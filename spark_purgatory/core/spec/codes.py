@@ -1,0 +1,120 @@
+"""What rules, kinds of events, statuses and rejections are called, and the code of each in arrays and in the state.
+
+Codes are stored in checkpoints: add at the end, never renumber.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Rule(IntEnum):
+    """When an operation is complete."""
+
+    ANY_KEY = 0
+    ALL_KEYS = 1
+    QUORUM = 2
+    COUNT = 3
+    SUM_AT_LEAST = 4
+    LEVEL = 5
+
+
+class EventKind(IntEnum):
+    """What an event does to the operations on its key."""
+
+    COMPLETE = 0
+    FAIL = 1
+    CANCEL = 2
+    FORCE = 3
+    EXTEND = 4
+
+
+class Status(IntEnum):
+    """How an operation ended; ORPHAN is a control event that found none."""
+
+    COMPLETED = 0
+    EXPIRED = 1
+    FAILED = 2
+    CANCELLED = 3
+    DUPLICATE = 4
+    REJECTED = 5
+    ORPHAN = 6
+
+
+class OperationRejection(IntEnum):
+    """Why an operation is REJECTED; `reason` is the text of its outcome. Where several hold, the last set stands."""
+
+    NONE = 0
+    NULL_ID = 1
+    NO_KEYS = 2
+    NULL_KEY = 3
+    NULL_CREATED = 4
+    NULL_DEADLINE = 5
+    DEADLINE_BEFORE_CREATED = 6
+    CREATED_AHEAD = 7
+    UNKNOWN_RULE = 8
+    NO_NEED = 9
+    DEADLINE_OVERFLOWS = 10
+    CREATED_AT_NO_TIME = 11
+
+    @property
+    def reason(self) -> str:
+        """The text of the outcome's ``reason``, empty for `NONE`."""
+        return _OPERATION_REASONS[self]
+
+
+class EventRejection(IntEnum):
+    """Why an event is rejected and counted."""
+
+    NONE = 0
+    NULL_KEY = 1
+    NULL_TIME = 2
+    BAD_VALUE = 3
+    TIME_AHEAD = 4
+    UNKNOWN_KIND = 5
+    AT_NO_TIME = 6
+
+    @property
+    def reason(self) -> str:
+        """The reason as a text, empty for `NONE`."""
+        return _EVENT_REASONS[self]
+
+
+RULES = tuple(rule.name.lower() for rule in Rule)
+"""Names of the rules, by code."""
+KINDS = tuple(kind.name.lower() for kind in EventKind)
+"""Names of the kinds of events, by code."""
+STATUSES = tuple(status.name for status in Status)
+"""Names of the statuses, by code."""
+
+_OPERATION_REASONS = {
+    OperationRejection.NONE: "",
+    OperationRejection.NULL_ID: "the id is null",
+    OperationRejection.NO_KEYS: "the operation has no watch keys",
+    OperationRejection.NULL_KEY: "a watch key is null",
+    OperationRejection.NULL_CREATED: "the created time is null",
+    OperationRejection.NULL_DEADLINE: "the deadline or time-out is null",
+    OperationRejection.DEADLINE_BEFORE_CREATED: "the deadline is before the created time",
+    OperationRejection.CREATED_AHEAD: "the created time is too far ahead of processing time (max_future)",
+    OperationRejection.UNKNOWN_RULE: f"the rule is none of {', '.join(RULES)}",
+    OperationRejection.NO_NEED: (
+        "the number that the rule needs is missing, not a number, or out of the range of sums"
+    ),
+    OperationRejection.DEADLINE_OVERFLOWS: (
+        "the deadline is past the end of time: created + time-out does not fit in 64 bits of microseconds"
+    ),
+    OperationRejection.CREATED_AT_NO_TIME: (
+        "the created time is the first microsecond that a timestamp can hold, which stands for no time"
+    ),
+}
+_EVENT_REASONS = {
+    EventRejection.NONE: "",
+    EventRejection.NULL_KEY: "the key is null",
+    EventRejection.NULL_TIME: "the time is null",
+    EventRejection.BAD_VALUE: "the value is not a number, or negative, where values add up",
+    EventRejection.TIME_AHEAD: "the time is too far ahead of processing time (max_future)",
+    EventRejection.UNKNOWN_KIND: f"the kind is none of {', '.join(KINDS)}",
+    EventRejection.AT_NO_TIME: (
+        "the time is the first microsecond that a timestamp can hold, which stands for no time"
+    ),
+}
