@@ -75,13 +75,30 @@ def idle_after_us(side: Operations | Completions) -> int | None:
 class Operations:
     """The stream of operations: what waits, for what, since when and for how long.
 
-    ``id``: one column. ``keys``: one column, a list of columns, or an array column. Keys and ids are strings (of the
-    collation UTF8_BINARY), whole numbers, decimals, booleans, dates, timestamps or binary; what is compared with them
-    has their type. A timestamp is compared by its instant, and shown in UTC, "2026-10-25 00:30:00.5Z". ``created``: a
-    timestamp column. Exactly one of ``timeout`` (a duration, or a day-time interval column; a day is 24 hours),
-    ``timeout_ms`` (an int, or an integer column) and ``deadline`` (a timestamp column). ``watermark``: how far
-    operations may arrive out of order. ``idle_after``: once the stream has been silent for that long, time goes on
-    without it (see `Purgatory.resolve`).
+    Args:
+        id: The column that identifies an operation.
+        keys: The keys that it waits for: one column, a list of columns, or an array column.
+        created: The timestamp column from which it waits.
+        timeout: How long it waits: a duration, or a column of day-time intervals (a day is 24 hours). Give exactly one
+            of ``timeout``, ``timeout_ms`` and ``deadline``.
+        timeout_ms: The same in milliseconds: an int, or an integer column.
+        deadline: The timestamp column until which it waits.
+        watermark: How far operations may arrive out of order.
+        watermark_ms: The same in milliseconds.
+        idle_after: After a silence this long, the watermark advances without this input (see `Purgatory.resolve`).
+        idle_after_ms: The same in milliseconds.
+
+    Ids and keys are strings (of the collation UTF8_BINARY), whole numbers, decimals, booleans, dates, timestamps or
+    binary. What is compared with them has the same type. A timestamp is compared by its instant and shown in UTC:
+    "2026-10-25 00:30:00.5Z".
+
+    Raises:
+        ConfigError: A field has a wrong value, or not exactly one of ``timeout``, ``timeout_ms`` and ``deadline`` is
+            given.
+
+    Example:
+        >>> orders = Operations(id="order_id", keys="order_id", created="ordered_at", timeout="30 minutes")
+        >>> parcels = Operations(id="parcel", keys=["depot", "customs"], created="sent_at", deadline="due_at")
     """
 
     id: Annotated[ColumnLike, Option("column", "The operation's id.")]
@@ -148,13 +165,28 @@ class Operations:
 class Completions:
     """The stream of completion events: on which key, when, and with what value.
 
-    ``value``: for sums and levels, which are exact in its own type, double, whole numbers or decimal; of an ``extend``,
-    seconds. ``kind``: a column of ``complete`` (as null is),
-    ``fail`` (the key has failed), ``cancel``, ``force`` (completes) and ``extend`` (moves the deadline to the
-    event's time + value); without it all events are ``complete``. ``operation_id``: where not null, the event applies
-    to that operation alone, on its key. ``event_id``: an event of one id counts once for an operation, however often it
-    is delivered and on whichever of its keys; a key is satisfied by any delivery on it. ``watermark``, ``idle_after``:
-    as in `Operations`.
+    Args:
+        key: The column of the key on which the event completes operations.
+        time: The timestamp column of the event's time.
+        value: The column of the number that sums and levels read, exact in its own type: double, whole number or
+            decimal. Of an ``extend`` event it is seconds.
+        kind: A column of ``complete`` (null means the same), ``fail`` (the key has failed), ``cancel``, ``force``
+            (completes) and ``extend`` (moves the deadline to the event's time + value). Without it all are
+            ``complete``.
+        operation_id: Where not null, the event applies to that operation alone, on its key.
+        event_id: An event of one id counts once for an operation, however often it is delivered and on whichever of its
+            keys. A key is satisfied by any delivery on it.
+        watermark: How far events may arrive out of order.
+        watermark_ms: The same in milliseconds.
+        idle_after: After a silence this long, the watermark advances without this input (see `Purgatory.resolve`).
+        idle_after_ms: The same in milliseconds.
+
+    Raises:
+        ConfigError: A field has a wrong value; the message names it and the remedy.
+
+    Example:
+        >>> payments = Completions(key="order_id", time="paid_at", watermark="10 minutes")
+        >>> scans = Completions(key="depot", time="scanned_at", kind="what", event_id="scan_id")
     """
 
     key: Annotated[ColumnLike, Option("column", "The key on which the event completes operations.")]
@@ -192,16 +224,10 @@ MAX_NAME_BYTES = 1024
 class SinkOptions:
     """How rows accumulate into files of a Delta table (Kafka: the producer's configuration).
 
-    ``path`` or ``table``: the table; made by the first drain if need be. ``partition_by``: columns that partition it;
-    of a table that is there they need not be given. Rows wait together whose values differ only in a column that the
-    table computes (GENERATED ALWAYS AS) and the stream lacks: then a drain writes a file for each of its values, and
-    each is smaller than ``batch_size``. ``batch_size``: the size of file wanted, for each partition (``batch.size``).
-    ``linger``: how long a row may wait for its file (``linger.ms``). ``buffer_memory``: the most bytes that may be
-    staged (``buffer.memory``). ``max_block``: how long a micro-batch waits for room, or a flush for a failing table
-    (``max.block.ms``). ``retry_backoff``: the first wait after a failed drain, doubled each time up to ten times it
-    (``retry.backoff.ms``). ``delivery_timeout``: how long rows may wait for a failing table before the query stops;
-    they stay staged (``delivery.timeout.ms``). ``max_request_size``: the most bytes in one transaction, but for a
-    single file (``max.request.size``).
+    `spark_purgatory.RecordAccumulator` takes the same arguments and says what each does.
+
+    Raises:
+        ConfigError: A field has a wrong value; the message names it and the remedy.
     """
 
     path: Annotated[str | None, Option("name", "Folder of the Delta table; give this or table.")] = None

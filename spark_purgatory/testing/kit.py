@@ -42,9 +42,29 @@ def assert_stream_equals_batch(
     batches: int = 4,
     restarts: int = 1,
 ) -> DataFrame:
-    """Stream both DataFrames in random micro-batches and compare with a batch query; returns the stream's outcomes.
+    """Stream both DataFrames in random micro-batches and compare the outcomes with those of a batch query.
 
-    Every row is on time. What the last watermark leaves pending is so in both. Times must lie after 1970.
+    Every row is on time. What the last watermark leaves pending is pending in both. Times must lie after 1970.
+
+    Args:
+        purgatory: The configuration under test, with ``emit="final"``.
+        operations: A batch DataFrame of operations.
+        completions: A batch DataFrame of events.
+        folder: An empty folder for the streams' files and the checkpoint.
+        seed: Another seed is another order of arrival and another split.
+        batches: Micro-batches.
+        restarts: Restarts on the same checkpoint, at most.
+
+    Returns:
+        The outcomes of the stream.
+
+    Raises:
+        AssertionError: The outcomes differ; the message shows rows of both.
+        ConfigError: ``emit`` is not "final".
+
+    Example::
+
+        assert_stream_equals_batch(purgatory, orders, payments, tmp_path, seed=1)
     """
     if purgatory.emit != "final":
         raise ConfigError(f"emit={purgatory.emit!r}: outcomes are a function of the rows under emit='final' alone")
@@ -66,9 +86,16 @@ def stream_outcomes(
     batches: int = 4,
     restarts: int = 1,
 ) -> tuple[DataFrame, int]:
-    """(outcomes, the watermark after all in microseconds) of both DataFrames streamed in random micro-batches.
+    """Outcomes of both DataFrames, streamed in random micro-batches; arguments as in `assert_stream_equals_batch`.
 
-    ``restarts`` are at most so many: none is made after which a side would bring no row.
+    Fewer restarts are made where one would be followed by no row of either input.
+
+    Returns:
+        The outcomes, and the last watermark in microseconds since 1970.
+
+    Example::
+
+        outcomes, watermark_us = stream_outcomes(purgatory, orders, payments, tmp_path)
     """
     rng, folder = random.Random(seed), Path(folder)
     sides = {"created": operations, "time": completions}
@@ -110,7 +137,18 @@ def stream_outcomes(
 def assert_outcomes_equal(
     left: DataFrame, right: DataFrame, where: str = "", ignore: tuple[str, ...] = ("late",)
 ) -> None:
-    """Raise AssertionError unless both have the same rows, as multisets; ``late`` is left out."""
+    """Raise AssertionError unless both DataFrames have the same rows, in any order.
+
+    Args:
+        left: Outcomes.
+        right: Outcomes.
+        where: Text for the message.
+        ignore: Columns that may differ; ``late`` depends on the order of arrival.
+
+    Example::
+
+        assert_outcomes_equal(outcomes, expected)
+    """
     counts = [Counter(str(row) for row in comparable(frame, ignore).collect()) for frame in (left, right)]
     only = [list((mine - theirs).elements()) for mine, theirs in (counts, counts[::-1])]
     if only[0] or only[1]:
@@ -119,7 +157,12 @@ def assert_outcomes_equal(
 
 
 def comparable(outcomes: DataFrame, ignore: tuple[str, ...] = ("late",)) -> DataFrame:
-    """Outcomes without `late`, missing keys sorted, for a comparison without an order of rows."""
+    """Outcomes without ``ignore`` and with sorted missing keys, for a comparison without an order of rows.
+
+    Example::
+
+        chispa.assert_df_equality(comparable(outcomes), comparable(expected), ignore_row_order=True)
+    """
     kept = [name for name in outcomes.columns if name not in ignore]
     return outcomes.select(*(_in_order(name) for name in kept))
 
@@ -127,21 +170,35 @@ def comparable(outcomes: DataFrame, ignore: tuple[str, ...] = ("late",)) -> Data
 def assert_exactly_once(
     operations: DataFrame, outcomes: DataFrame, id: str | list[str], may_be_pending: bool = False
 ) -> None:
-    """Raise AssertionError unless every operation has one outcome for each of its rows, and nothing else has any."""
+    """Raise AssertionError unless every operation has one outcome for each of its rows, and nothing else has one.
+
+    Args:
+        operations: What was given.
+        outcomes: What came out; ORPHAN rows are left out.
+        id: The column, or columns, that both have and that identify an operation.
+        may_be_pending: Whether operations may still wait.
+
+    Raises:
+        AssertionError: Ids are lost, duplicated or unexpected; the message counts them and names some.
+
+    Example::
+
+        assert_exactly_once(orders, outcomes, id="order_id")
+    """
     names = [id] if isinstance(id, str) else id
-    given = operations.groupBy(*names).count().withColumnRenamed("count", "given")
-    told = outcomes.where("status <> 'ORPHAN'").groupBy(*names).count().withColumnRenamed("count", "told")
+    expected = operations.groupBy(*names).count().withColumnRenamed("count", "expected")
+    found = outcomes.where("status <> 'ORPHAN'").groupBy(*names).count().withColumnRenamed("count", "found")
     same = F.lit(True)
     for name in names:
-        same = same & given[name].eqNullSafe(told[name])
-    both = given.join(told, same, "full_outer").select(
-        *(F.coalesce(given[name], told[name]).alias(name) for name in names),
-        F.coalesce("given", F.lit(0)).alias("given"),
-        F.coalesce("told", F.lit(0)).alias("told"),
+        same = same & expected[name].eqNullSafe(found[name])
+    both = expected.join(found, same, "full_outer").select(
+        *(F.coalesce(expected[name], found[name]).alias(name) for name in names),
+        F.coalesce("expected", F.lit(0)).alias("expected"),
+        F.coalesce("found", F.lit(0)).alias("found"),
     )
-    wrong = both.where("told > given" if may_be_pending else "told <> given").collect()
+    wrong = both.where("found > expected" if may_be_pending else "found <> expected").collect()
     if wrong:
-        kinds = Counter("lost" if r.told < r.given else "duplicated" if r.given else "unexpected" for r in wrong)
+        kinds = Counter("lost" if r.found < r.expected else "duplicated" if r.expected else "unexpected" for r in wrong)
         shown = ", ".join(f"{tuple(row)}" for row in wrong[:SHOWN])
         raise AssertionError(f"{dict(kinds)} of {both.count()} ids; ({', '.join(names)}, expected, found): {shown}")
 

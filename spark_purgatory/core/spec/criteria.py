@@ -43,9 +43,9 @@ class Criterion:
             raise ConfigError(f"criterion {self.rule} needs a whole number, got {self.need!r}")
 
     @property
-    def code(self) -> int:
-        """The rule's position in `RULES`."""
-        return RULES.index(self.rule)
+    def code(self) -> Rule:
+        """The rule as a code."""
+        return Rule[self.rule.upper()]
 
     def check_double(self) -> None:
         """Raise ConfigError where sums of doubles are not exact up to the need."""
@@ -92,44 +92,84 @@ class ByRow:
 
 
 def by_row(rule: str = "rule", need: str | None = None, levels: str | None = None) -> ByRow:
-    """Read each operation's own criterion from columns: ``rule``, the name of one of the six; ``need``, its number;
-    ``levels``, a map from key to the level that a ``level`` operation needs there (without it, ``need`` at every key).
+    """Read each operation's own criterion from columns.
 
-    A column that no row needs may be left out. An unknown rule, or a number missing, is REJECTED.
+    Args:
+        rule: The column of the rule's name: any_key, all_keys, quorum, count, sum_at_least or level.
+        need: The column of its number. It may be left out where no row needs one.
+        levels: A column of maps from key to the level that a ``level`` operation needs there; without it, ``need`` at
+            every key.
+
+    An unknown rule, or a number that is missing, makes the operation REJECTED.
+
+    Example:
+        >>> criterion = by_row(rule="rule", need="acks")
     """
     return ByRow(rule, need, levels)
 
 
 def any_key() -> Criterion:
-    """Complete at the first event on any of the operation's keys."""
+    """Complete at the first event on any of the operation's keys.
+
+    Example:
+        >>> any_key()
+        Criterion(rule='any_key', need=1)
+    """
     return Criterion("any_key")
 
 
 def all_keys() -> Criterion:
-    """Complete when every one of the operation's keys has had an event."""
+    """Complete when every one of the operation's keys has had an event.
+
+    Example:
+        >>> all_keys().rule
+        'all_keys'
+    """
     return Criterion("all_keys")
 
 
 def quorum(n: int) -> Criterion:
     """Complete when ``n`` distinct keys have had an event (Kafka: members of a DelayedJoin).
 
-    An operation whose array of keys has fewer than ``n`` distinct ones cannot complete: it waits until its deadline and
-    is EXPIRED. More than there are columns in a list of keys is refused.
+    Args:
+        n: How many keys. An operation whose array of keys has fewer cannot complete: it waits until its deadline and is
+            EXPIRED. More than there are columns in a list of keys is refused.
+
+    Example:
+        >>> quorum(2).need
+        2
     """
     return Criterion("quorum", n)
 
 
 def count(n: int) -> Criterion:
-    """Complete at the ``n``-th event on the operation's keys, whichever they are."""
+    """Complete at the ``n``-th event on the operation's keys, whichever they are.
+
+    Args:
+        n: How many events, at least 1.
+
+    Example:
+        >>> count(3).need
+        3
+    """
     return Criterion("count", n)
 
 
 def sum_at_least(x: float | Decimal) -> Criterion:
     """Complete when the values of the events add up to ``x`` (Kafka: minimum bytes of a DelayedFetch).
 
-    Sums are exact, so that neither order nor batching changes them: ten events of 0.1 reach 1.0. Values are added up
-    and compared in their own type: beside values that are decimal or bigint an int or a ``Decimal`` means itself, and a
-    float the decimal that it is written as, 0.8 exactly eight tenths.
+    Sums are exact, so that neither order nor batching changes them: ten events of 0.1 reach 1.0.
+
+    Args:
+        x: The sum, compared in the values' own type. Beside values that are decimal or bigint an int or a ``Decimal``
+            means itself, and a float the decimal that it is written as: 0.8 is exactly eight tenths.
+
+    Raises:
+        ConfigError: ``x`` is negative, not a number, or too large or small for exact sums of doubles.
+
+    Example:
+        >>> sum_at_least(Decimal("0.80")).rule
+        'sum_at_least'
     """
     return Criterion("sum_at_least", x)
 
@@ -138,7 +178,12 @@ def level(need: float | Decimal) -> Criterion:
     """Complete when every key's running maximum of values has reached ``need`` (Kafka: DelayedProduce's high
     watermark).
 
-    The maximum counts events from whenever, also from before the operation was created. Types compare as under
-    `sum_at_least`.
+    Args:
+        need: The level, compared as by `sum_at_least`. The maximum counts all events on the key, also those from
+            before the operation was created.
+
+    Example:
+        >>> level(100).need
+        100
     """
     return Criterion("level", need)

@@ -26,12 +26,26 @@ NOTHING_COMMITTED = "STDS_COMMITTED_BATCH_UNAVAILABLE"
 
 
 def gauges(spark: SparkSession, checkpoint: str) -> dict[str, int]:
-    """What the latest committed micro-batch of a query left in its checkpoint, running or stopped.
+    """What the latest committed micro-batch of a query left in its checkpoint, while it runs or after.
 
-    ``pending``: operations that wait. ``state_bytes``: bytes of all shards' states, as the state store keeps them.
-    ``shards``: how many have a state. All are 0 before the first micro-batch is committed. It is a Spark job that reads
-    the whole state: call it every few minutes, not in every micro-batch; ``observedMetrics`` gives what changed
-    (`spark_purgatory.schema.COUNTERS`). The same through Spark Connect.
+    It is a Spark job that reads the whole state: call it every few minutes, not in every micro-batch;
+    ``observedMetrics`` gives what a micro-batch changed (`spark_purgatory.schema.COUNTERS`). It works through Spark
+    Connect.
+
+    Args:
+        spark: The session; it need not be the one that runs the query.
+        checkpoint: The query's ``checkpointLocation``.
+
+    Returns:
+        ``pending``: operations that wait. ``state_bytes``: bytes of all shards' states, as the state store keeps them.
+        ``shards``: how many have a state. All are 0 before the first micro-batch is committed.
+
+    Raises:
+        ConfigError: The checkpoint is that of a query without a purgatory.
+
+    Example::
+
+        waiting = gauges(spark, "/lake/_checkpoints/outcomes")["pending"]
     """
     # The reader needs the driver's coordinator of state stores, which is made when streams are first asked for: in a
     # session that has not streamed yet it fails with RpcEndpointNotFoundException.

@@ -69,18 +69,42 @@ def check_quorum(criterion: Criterion | ByRow, keys: ColumnLike | Sequence[Colum
 class Purgatory(PurgatoryOptions):
     """Operations that wait for completion events (Kafka: ``DelayedOperationPurgatory``), on Spark.
 
-    ``emit``: "early" lets an outcome leave in the micro-batch in which its criterion is first seen to hold; "final"
-    holds it until no earlier event can come, so that the table does not depend on the order of arrival. ``shards``:
-    groups that the operations are spread over by key; choose it so that a shard's state stays around 1 to 5 MB; fixed
-    by the checkpoint; None gives every key a group of its own, for few and busy keys. ``lookback``: how long before its
-    operation's creation an event still counts. ``max_future``: a time further ahead of processing time is rejected and
-    does not move the watermark. ``tick``: resolution of deadlines, rounded up. ``outcome_prefix`` is put before the
-    names of the outcome's columns. ``partition_by``: a column that both inputs have, of a type that keys have; keys and
-    ids are then those of its value, and rows are routed by it: operations with several keys meet their events in one
-    shard, where otherwise every shard is sent every event, at most ``max_broadcast_bytes`` of them a micro-batch.
-    ``orphans``: control events that find no operation become ORPHAN rows. ``name``: under which the counters of each
-    micro-batch (`schema.COUNTERS`: what it changed) appear in the query's ``observedMetrics``; `gauges` gives how much
-    waits in all.
+    Args:
+        operations: What waits.
+        completions: What completes it.
+        criterion: When an operation is complete: one of `spark_purgatory.criteria`.
+        emit: "early" lets an outcome leave in the micro-batch in which its criterion is first seen to hold. "final"
+            holds it until no earlier event can come, so that the table does not depend on the order of arrival.
+        shards: Groups that operations are spread over by key. Choose it so that the state of a shard stays around 1 to
+            5 MB; the checkpoint fixes it. None gives every key a group of its own, for few and busy keys.
+        lookback: How long before its operation's created time an event still counts.
+        lookback_ms: The same in milliseconds.
+        max_future: A time further ahead of processing time is rejected and does not move the watermark.
+        max_future_ms: The same in milliseconds.
+        tick: Resolution of deadlines, which are rounded up to it; at least 1 millisecond.
+        tick_ms: The same in milliseconds.
+        outcome_prefix: Put before the names of the outcome's columns.
+        partition_by: A column that both inputs have, of a type that keys have. Keys and ids are then those of its
+            value, and rows are routed by it. So operations with several keys meet their events in one shard; otherwise
+            every shard is sent every event.
+        orphans: Whether control events that find no operation become ORPHAN rows.
+        max_pending_per_shard: Operations that may wait in one shard; more stop the query.
+        max_state_bytes_per_shard: Bytes of one shard's state; more stop the query.
+        max_broadcast_bytes: Bytes of packed events in a micro-batch that is sent to all shards; more stop the query.
+        name: Name under which the counters of each micro-batch (`schema.COUNTERS`: what it changed) appear in the
+            query's ``observedMetrics``. `gauges` gives how much waits in all.
+
+    Raises:
+        ConfigError: A field has a wrong value; the message names it and the remedy.
+
+    Example::
+
+        purgatory = Purgatory(
+            operations=Operations(id="order_id", keys="order_id", created="ordered_at", timeout="30 minutes"),
+            completions=Completions(key="order_id", time="paid_at", watermark="10 minutes"),
+            criterion=criteria.any_key(),
+        )
+        outcomes = purgatory.resolve(orders, payments)
     """
 
     def resolve(
@@ -92,22 +116,31 @@ class Purgatory(PurgatoryOptions):
     ) -> DataFrame:
         """Outcomes of ``operations``: all their columns unchanged, then `schema.OUTCOME_COLUMNS`.
 
-        Two streams give a stream, two batch DataFrames a batch DataFrame. ``as_of``, batch only: decide as the stream
-        would have with its watermark there, operations still pending left out; without it everything is decided. A
-        datetime with a time zone is that instant; a text, a date and a datetime without a time zone are wall-clock time
-        in the session's time zone (``spark.sql.session.timeZone``), whatever the zone of the Python process is:
-        "2026-10-27" and datetime(2026, 10, 27) are the same. The watermark has milliseconds: it is rounded down.
+        Args:
+            operations: A stream or a batch DataFrame with the columns that `Operations` names.
+            completions: The same with the columns that `Completions` names; a stream if ``operations`` is one.
+            as_of: Batch only: decide as the stream would have with its watermark there, and leave out what is still
+                pending. Without it everything is decided. A datetime with a time zone is that instant. A text, a date
+                and a datetime without a time zone are wall-clock time in the session's time zone
+                (``spark.sql.session.timeZone``), whatever the zone of the Python process is. The watermark has
+                milliseconds: it is rounded down.
+            heartbeats: With ``idle_after``, whether each micro-batch has a heartbeat row with the current time. Where
+                a backlog is read in several micro-batches, after hours of downtime, unread rows would then be late. So
+                first run the query with False (and ``availableNow``) on the same checkpoint until the backlog is read.
+                A job that is started now and then does both each time.
 
-        A streaming query holds one purgatory: Spark takes no second operator of this kind in it. Two whose outcomes are
-        united or chained fail with DUPLICATED_METRICS_NAME, or, with names of their own, with "Multiple
-        applyInPandasWithStates are not supported": write the outcomes of each with a query of its own, into one table
-        if you like, and read that table where they are the input of another.
+        Returns:
+            A stream if both inputs are streams, else a batch DataFrame. A streaming query holds one purgatory, because
+            Spark takes no second operator of this kind in it: write the outcomes of each with a query of its own, and
+            read that table where they are the input of another.
 
-        With ``idle_after`` each micro-batch has a heartbeat row with the current time. Where a backlog is read in
-        several micro-batches, after hours of downtime, unread rows would then be late. So first run the same query with
-        ``heartbeats`` False (and ``availableNow``) on the same checkpoint, until the backlog is read. A job that is
-        started now and then does both each time: a run of ``availableNow`` without heartbeats reads what has landed,
-        and one with them lets the time of the silence pass. It is the same through Spark Connect.
+        Raises:
+            ConfigError: A column is missing or has a type that cannot be used, the inputs are a stream and a batch
+                DataFrame, or the outcome's columns have names that ``operations`` already has.
+
+        Example::
+
+            late = purgatory.resolve(orders, payments, as_of="2026-11-01 12:00:00").where("status = 'EXPIRED'")
         """
         if operations.isStreaming != completions.isStreaming:
             kinds = ["a stream" if frame.isStreaming else "a batch DataFrame" for frame in (operations, completions)]

@@ -79,7 +79,6 @@ class RecordAccumulator:
 
         accumulator = RecordAccumulator(path="/lake/outcomes", batch_size="128 MiB", linger="5 minutes")
         query = accumulator.write_stream(outcomes, checkpoint="/lake/_checkpoints/outcomes")
-        query.awaitTermination()
     """
 
     def __init__(
@@ -133,6 +132,20 @@ class RecordAccumulator:
             query_name: Name shown by Spark.
             output_mode: "append". In Spark's other modes a row comes again as its result changes, and the table would
                 hold every version of it.
+
+        Returns:
+            The running query: a `StreamingQuery` that drains what is staged when it ends by itself.
+
+        Raises:
+            ConfigError: The table, the checkpoint, the columns or the output mode cannot work; nothing was started.
+            TableLostError: The table that the checkpoint belongs to was replaced, restored or removed.
+
+        Example::
+
+            query = accumulator.write_stream(
+                outcomes, checkpoint="/lake/_checkpoints/backfill", trigger={"availableNow": True}
+            )
+            query.awaitTermination()
         """
         self._refuse(df, checkpoint, output_mode)
         if is_remote():
@@ -161,27 +174,63 @@ class RecordAccumulator:
         return self._query
 
     def flush(self) -> None:
-        """Bring everything staged to the table; returns when it is there (Kafka: ``flush``).
+        """Bring everything staged to the table, and return when it is there (Kafka: ``flush``).
 
         While the query runs, its next micro-batch does it.
+
+        Raises:
+            ConfigError: No query was started, or the query runs under Spark Connect.
+            StorageError: The query ended before its rows were in the table.
+
+        Example::
+
+            accumulator.flush()
         """
         self._started("flush").flush()
 
     def close(self) -> None:
-        """Stop the query and bring everything staged to the table (Kafka: ``close``)."""
+        """Stop the query and bring everything staged to the table (Kafka: ``close``).
+
+        Raises:
+            ConfigError: No query was started.
+            StorageError: The table cannot be written; the rows stay staged.
+
+        Example::
+
+            accumulator.close()
+        """
         query = self._started("close")
         query.stop()
         query.drain()
 
     def exists(self, spark: SparkSession) -> bool:
-        """Whether the table is there."""
+        """Whether the table is there.
+
+        Args:
+            spark: The session.
+
+        Example::
+
+            if accumulator.exists(spark):
+                accumulator.read(spark).show()
+        """
         return self.target.exists(spark)
 
     def read(self, spark: SparkSession, *, staged: bool = False, checkpoint: str | None = None) -> DataFrame:
         """The table; with ``staged`` also the rows that still wait for their file, each row once.
 
-        ``checkpoint`` says whose staged rows; without it those of the query that this object started. Evaluate the
-        DataFrame soon: a drain that ends meanwhile removes the staged files, and Spark says that they are missing.
+        Args:
+            spark: The session.
+            staged: Whether to add the rows that wait. Evaluate that DataFrame soon: a drain that ends meanwhile
+                removes the staged files, and Spark says that they are missing.
+            checkpoint: Whose staged rows; without it those of the query that this object started.
+
+        Raises:
+            ConfigError: ``staged`` without a checkpoint and without a query.
+
+        Example::
+
+            accumulator.read(spark, staged=True).groupBy("status").count().show()
         """
         if not staged:
             return self.target.read(spark)
