@@ -6,12 +6,15 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.support.sink_streams import Stream
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 pytest.register_assert_rewrite("tests.support")
@@ -57,3 +60,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = configure_spark_with_delta_pip(builder).getOrCreate()
     yield session
     session.stop()
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> Stream:
+    """Files of rows that a test adds, and the table that they are written to."""
+    from tests.support.sink_streams import Stream
+
+    return Stream(spark, tmp_path)

@@ -6,12 +6,10 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import psutil
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
 from spark_purgatory.errors import PurgatoryError, StorageError
 from spark_purgatory.spark.sink import failpoints
@@ -31,11 +29,6 @@ FULL_AT = {
     "before return": "File too large",
 }
 """By failpoint, from which on nothing can be written: what is said. The last is Spark's own note of the micro-batch."""
-
-
-@pytest.fixture
-def stream(spark: SparkSession, tmp_path: Path) -> Stream:
-    return Stream(spark, tmp_path)
 
 
 @contextmanager

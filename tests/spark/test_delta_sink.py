@@ -18,11 +18,6 @@ from tests.support.sink_streams import Stream, every
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture
-def stream(spark: SparkSession, tmp_path: Path) -> Stream:
-    return Stream(spark, tmp_path)
-
-
 def test_a_table_and_its_checkpoint_through_replay_loss_and_replacement(stream: Stream) -> None:
     """Rows are written once and computed once; what a table has lost is missed by name."""
     stream.add(2).run()

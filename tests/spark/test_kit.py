@@ -48,7 +48,7 @@ def test_a_pair_of_frames_comes_out_alike_however_it_arrives_and_every_loss_is_n
     assert_exactly_once(orders, decided, id="order_id")
     assert_exactly_once(orders, outcomes, id="order_id", may_be_pending=True)
     assert_df_equality(comparable(decided), comparable(decided.orderBy(F.rand())), ignore_row_order=True)
-    with pytest.raises(AssertionError, match=r"\{'lost': 1\} of 40 ids; \(order_id, given, told\): \(7, 1, 0\)"):
+    with pytest.raises(AssertionError, match=r"\{'lost': 1\} of 40 ids; \(order_id, expected, found\): \(7, 1, 0\)"):
         assert_exactly_once(orders, decided.where("order_id <> 7"), id="order_id")
     with pytest.raises(AssertionError, match="'duplicated': 40"):
         assert_exactly_once(orders, decided.union(decided), id="order_id", may_be_pending=True)

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
 from spark_purgatory import RecordAccumulator
 from tests.support.sink_streams import Stream
@@ -42,8 +41,3 @@ def wait_until(condition: Callable[[], bool], query: Any, seconds: float = 90) -
 
 def staged_files(stream: Stream) -> list[Path]:
     return list((stream.checkpoint / "staging").glob("rows/*/epoch=*/batch=*/**/*.parquet"))
-
-
-@pytest.fixture
-def stream(spark: SparkSession, tmp_path: Path) -> Stream:
-    return Stream(spark, tmp_path)

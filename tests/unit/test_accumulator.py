@@ -159,7 +159,7 @@ def test_a9_closed_comes_before_anything_else() -> None:
 def test_a9_a_record_larger_than_all_memory_is_refused_at_once() -> None:
     accumulator = policy(memory=200)
     for ask in (accumulator.append, accumulator.append_or_wait):
-        with pytest.raises(RecordTooLargeError, match="201 bytes were asked for and the whole buffer memory is 200"):
+        with pytest.raises(RecordTooLargeError, match="201 bytes were requested and the whole buffer memory is 200"):
             ask("x", Part("large", 201), 0)
     with pytest.raises(RecordTooLargeError):
         put(policy(batch=300, memory=200), 1)
@@ -169,7 +169,7 @@ def test_a9_a_record_larger_than_all_memory_is_refused_at_once() -> None:
 def test_a9_without_memory_an_append_fails_at_once_and_the_record_is_nowhere() -> None:
     accumulator = policy(memory=150)
     put(accumulator, 10)
-    with pytest.raises(BufferExhaustedError, match="100 bytes were asked for and 50 of 150 are free"):
+    with pytest.raises(BufferExhaustedError, match="100 bytes were requested and 50 of 150 are free"):
         put(accumulator, 10, "y")
     assert queued(accumulator, "y") == [] and available(accumulator) == 50
 

@@ -58,7 +58,7 @@ def test_b1_more_than_the_whole_memory_is_refused_before_anything_else_even_afte
     if closed:
         pool.close()
     for ask in (pool.allocate, pool.allocate_or_wait):
-        with pytest.raises(RecordTooLargeError, match="101 bytes were asked for and the whole buffer memory is 100"):
+        with pytest.raises(RecordTooLargeError, match="101 bytes were requested and the whole buffer memory is 100"):
             ask(101)
     assert pool.queued == 0
 
@@ -104,7 +104,7 @@ def test_b4_a_request_of_another_size_never_reuses_a_pooled_buffer_while_there_i
 def test_b5_a_request_that_times_out_dissolves_nothing() -> None:
     pool = full_pool(40, 10, 10, 10, 15)
     give_back(pool, 10)
-    with pytest.raises(BufferExhaustedError, match="16 bytes were asked for and 15 of 40 are free"):
+    with pytest.raises(BufferExhaustedError, match="16 bytes were requested and 15 of 40 are free"):
         pool.allocate(16)
     assert parts(pool) == (5, 1, 25, 0)
 
