@@ -22,7 +22,7 @@ clock AS (
                (SELECT max(paid_at) FROM landed_payments)) - INTERVAL 10 MINUTES AS watermark
 ),
 -- Delayed payments land an hour after pay_by, all others within 10 minutes: half an hour separates them.
-decided AS (
+matched AS (
   SELECT o.order_id, o.pay_by, o.copies,
          bool_or(p.paid_at BETWEEN o.ordered_at AND o.pay_by AND p.landed_at < o.pay_by + INTERVAL 30 MINUTES) AS paid
   FROM orders o LEFT JOIN landed_payments p ON p.order_id = o.order_id
@@ -31,7 +31,7 @@ decided AS (
 decided AS (
   SELECT order_id, copies,
          CASE WHEN paid THEN 'COMPLETED' WHEN pay_by <= watermark THEN 'EXPIRED' ELSE 'PENDING' END AS status
-  FROM decided CROSS JOIN clock
+  FROM matched CROSS JOIN clock
 )
 SELECT order_id, explode(concat(array(status), array_repeat('DUPLICATE', cast(copies - 1 AS int)))) AS status
 FROM decided
