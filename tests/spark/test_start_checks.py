@@ -152,8 +152,8 @@ def test_a_place_where_no_table_can_be_made_is_named(stream: Stream) -> None:
     assert not (plain / "_delta_log").exists()
     refused(stream, ConfigError, r"there are 1 files and no Delta table", path=str(file))
     refused(stream, StorageError, r"cannot be made in .*/file/below: .*", path=str(file / "below"))
-    refused(stream, StorageError, r"cannot be looked at: .*No FileSystem for scheme", path="nowhere://lake/table")
-    refused(stream, StorageError, r"cannot be looked at: .*S3AFileSystem", path="s3a://lake/table")
+    refused(stream, StorageError, r"cannot be read: .*No FileSystem for scheme", path="nowhere://lake/table")
+    refused(stream, StorageError, r"cannot be read: .*S3AFileSystem", path="s3a://lake/table")
 
 
 def test_a_name_under_which_no_table_can_be_made_is_named(stream: Stream) -> None:
