@@ -192,7 +192,10 @@ class Completions:
     key: Annotated[ColumnLike, Option("column", "The key on which the event completes operations.")]
     time: Annotated[ColumnLike, Option("column", "The event time: a timestamp.")]
     value: Annotated[
-        ColumnLike | None, Option("column", "The number that sums and levels read; of an extend event, seconds.")
+        ColumnLike | None,
+        Option(
+            "column", "The number that `sum_at_least` and `level` read. In an extend event it is a number of seconds."
+        ),
     ] = None
     kind: Annotated[ColumnLike | None, Option("column", "complete (or null), fail, cancel, force or extend.")] = None
     operation_id: Annotated[
@@ -244,11 +247,21 @@ class SinkOptions:
     buffer_memory: Annotated[str, Option("size", "The most bytes that may be staged (buffer.memory).")] = "16 GiB"
     buffer_memory_bytes: Annotated[int | None, Option("bytes", IN_BYTES)] = None
     max_block: Annotated[
-        Duration, Option("duration", "How long a micro-batch waits for room, or a flush for a failing table.")
+        Duration,
+        Option(
+            "duration",
+            "How long a micro-batch waits for room in `buffer_memory`, or how long a flush "
+            "waits for a table that cannot be written.",
+        ),
     ] = "1 minute"
     max_block_ms: Annotated[int | None, Option("ms", IN_MS)] = None
     retry_backoff: Annotated[
-        Duration, Option("duration", "The first wait after a failed drain; doubled up to ten times it.")
+        Duration,
+        Option(
+            "duration",
+            "The first wait after a failed drain. Each further failure doubles the wait, up "
+            "to ten times the first wait.",
+        ),
     ] = "1 second"
     retry_backoff_ms: Annotated[int | None, Option("ms", IN_MS)] = None
     delivery_timeout: Annotated[
@@ -256,7 +269,10 @@ class SinkOptions:
     ] = "30 minutes"
     delivery_timeout_ms: Annotated[int | None, Option("ms", IN_MS)] = None
     max_request_size: Annotated[
-        str, Option("size", "The most bytes in one transaction, but for a single file (max.request.size).")
+        str,
+        Option(
+            "size", "The most bytes in one transaction, except that a single file may be larger (max.request.size)."
+        ),
     ] = "4 GiB"
     max_request_size_bytes: Annotated[int | None, Option("bytes", IN_BYTES)] = None
 

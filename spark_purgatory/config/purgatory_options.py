@@ -79,7 +79,12 @@ class PurgatoryOptions:
         EngineSpec.max_state_bytes
     )
     max_broadcast_bytes: Annotated[
-        int, Option("count", "Bytes of packed events in a micro-batch that is broadcast to all shards.")
+        int,
+        Option(
+            "count",
+            "The most bytes of packed events in one micro-batch, if events are broadcast to "
+            "all shards; more stop the query.",
+        ),
     ] = 128 << 20
     name: Annotated[str, Option("name", "Name of the counters in the query's observedMetrics.")] = "spark_purgatory"
 

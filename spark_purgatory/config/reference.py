@@ -10,11 +10,13 @@ from spark_purgatory.config.purgatory_options import PurgatoryOptions
 
 HEAD = """# Configuration
 
-Made by `python -m spark_purgatory.config.reference` from the options that the code declares; a test compares.
+`python -m spark_purgatory.config.reference` generates this page from the options that the code declares. A test checks
+that the page and the code agree.
 
-The same option has the same name in Python and in the job's YAML file. Columns are names; in Python also `Column`
-expressions. A duration is text such as "30 minutes", or in Python a `timedelta`. A size is text such as "128 MiB".
-An option that ends in `_ms` or `_bytes` is the same as a whole number, and takes precedence.
+The same option has the same name in Python and in the job's YAML file. A column is given by its name or, in Python
+only, also as a `Column` expression. A duration is text such as "30 minutes", or in Python a `timedelta`. A size is text
+such as "128 MiB". An option whose name ends in `_ms` or `_bytes` gives the same duration or size as a whole number.
+Give one of the two.
 
 In YAML the criterion is `any_key`, `{quorum: 2}`, `{sum_at_least: "100.00"}` (in quotes: an exact decimal), or
 `{by_row: {rule: rule, need: need, levels: levels}}` with names of columns.
