@@ -1,6 +1,7 @@
 """Delayed completion on Spark: operations wait in a purgatory until events complete them or their deadline passes.
 
-Importing the package imports no Spark; `Purgatory`, `RecordAccumulator` and `gauges` do when they are first used.
+Importing the package imports no Spark; `Purgatory`, `RecordAccumulator`, `gauges` and `pending` do when they are first
+used.
 """
 
 from __future__ import annotations
@@ -15,12 +16,23 @@ from spark_purgatory.version import __version__
 
 if TYPE_CHECKING:
     from spark_purgatory.spark.checkpoint.gauges import gauges
+    from spark_purgatory.spark.checkpoint.pending import pending
     from spark_purgatory.spark.operator.purgatory import Purgatory
     from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
-__all__ = ["Completions", "Operations", "Purgatory", "RecordAccumulator", "__version__", "criteria", "errors", "gauges"]
+__all__ = [
+    "Completions",
+    "Operations",
+    "Purgatory",
+    "RecordAccumulator",
+    "__version__",
+    "criteria",
+    "errors",
+    "gauges",
+    "pending",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -36,4 +48,8 @@ def __getattr__(name: str) -> object:
         from spark_purgatory.spark.checkpoint.gauges import gauges
 
         return gauges
+    if name == "pending":
+        from spark_purgatory.spark.checkpoint.pending import pending
+
+        return pending
     raise AttributeError(f"module 'spark_purgatory' has no attribute {name!r}; it has {', '.join(__all__)}")

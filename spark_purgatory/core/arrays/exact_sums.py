@@ -80,6 +80,11 @@ class ExactSums:
         for mine, theirs in zip(self.limbs, limbs, strict=True):
             np.subtract.at(mine, at, theirs)
 
+    def rounded(self) -> Floats:
+        """The sums as doubles, (n,); the point is behind the second limb."""
+        scales = 2.0 ** (LIMB_BITS * (1.0 - np.arange(LIMBS)))
+        return np.asarray((self.limbs[::-1] * scales[::-1, None]).sum(axis=0))
+
     def at_least(self, need: Numbers) -> Bools:
         """Whether each sum reaches ``need``, (n,) bool."""
         difference = self.limbs - limbs_of(np.maximum(need, 0) if is_double(need) else addends(need))

@@ -202,6 +202,15 @@ def addends(values: Numbers) -> Numbers:
     return np.maximum(or_zero(values), 0)
 
 
+def as_doubles(values: Numbers) -> Floats:
+    """The column rounded to doubles, (n,): for people to read, not to compare."""
+    if not is_wide(values):
+        return np.asarray(values.astype(np.float64))
+    words = np.ascontiguousarray(values).view(">u8").reshape(-1, 2)
+    high = (words[:, 0].astype(np.uint64) ^ np.uint64(1 << 63)).view(np.int64)
+    return np.asarray(high * 2.0**64 + words[:, 1].astype(np.float64))
+
+
 def comparable(needs: Numbers, values: Numbers) -> tuple[Numbers, Bools | None]:
     """Needs in the width of a column of values, and which of them no value of that width reaches; None: no other."""
     if is_wide(needs) == is_wide(values):

@@ -182,24 +182,52 @@ def _nth_event(inputs: EvaluationInput, chosen: Int64s, relevant: RelevantEvents
     return _bisect_time(inputs, chosen, relevant.spans, enough)
 
 
-def _enough_value(inputs: EvaluationInput, chosen: Int64s, relevant: RelevantEvents, satisfied_us: Int64s) -> Int64s:
-    sums: dict[int, ExactSums] = {}
+class _Sums:
+    """What the values of relevant events add up to; the running sums of each segment are made once."""
 
-    def enough(mine: list[Spans], position: list[Int64s], asked: Int64s, until_us: Int64s) -> Bools:
+    def __init__(self, relevant: RelevantEvents) -> None:
+        self._relevant = relevant
+        self._prefixes: dict[int, ExactSums] = {}
+
+    def up_to(self, mine: list[Spans], position: list[Int64s], asked: Int64s, until_us: Int64s) -> ExactSums:
+        """The sum of each operation asked for, over its events up to a time of its own, (k,)."""
         total = ExactSums.zeros(len(asked))
         for span, at in zip(mine, position, strict=True):
-            prefix = sums.get(id(span.segment))
+            prefix = self._prefixes.get(id(span.segment))
             if prefix is None:
-                prefix = sums[id(span.segment)] = ExactSums.prefixes(_values(span.segment))
+                prefix = self._prefixes[id(span.segment)] = ExactSums.prefixes(_values(span.segment))
             until = span.until(until_us[at])
             total.add_at(at, prefix, span.low, until)
             if (redeliveries := span.segment.redeliveries) is not None:
                 total.subtract_at(at, redeliveries.total(span.low, until)[1:])
-        for cross_key in relevant.cross_key:
+        for cross_key in self._relevant.cross_key:
             total.subtract_at(np.arange(len(asked)), cross_key.total(asked, until_us)[1:])
-        return total.at_least(inputs.sum_need[asked])
+        return total
+
+
+def _enough_value(inputs: EvaluationInput, chosen: Int64s, relevant: RelevantEvents, satisfied_us: Int64s) -> Int64s:
+    sums = _Sums(relevant)
+
+    def enough(mine: list[Spans], position: list[Int64s], asked: Int64s, until_us: Int64s) -> Bools:
+        return sums.up_to(mine, position, asked, until_us).at_least(inputs.sum_need[asked])
 
     return _bisect_time(inputs, chosen, relevant.spans, enough)
+
+
+def totals(inputs: EvaluationInput, spans: list[Spans], resolved_us: Int64s) -> Floats:
+    """What the values of each operation's events up to ``resolved_us`` or its deadline add up to, (n,) float64.
+
+    In units where values are; 0 under rules that are no sums. For people to read: it is rounded to a double.
+    """
+    total = np.zeros(len(inputs.rule))
+    chosen = np.flatnonzero(inputs.rule == Rule.SUM_AT_LEAST)
+    if len(chosen):
+        place = np.full(len(inputs.rule), -1)
+        place[chosen] = np.arange(len(chosen))
+        relevant = RelevantEvents(spans, _echoes(inputs, spans))
+        end_us = np.minimum(resolved_us, inputs.deadline_us)[chosen]
+        total[chosen] = _Sums(relevant).up_to(*_spans_of(inputs, spans, place), chosen, end_us).rounded()
+    return total
 
 
 def _values(segment: EventSegment) -> Numbers:

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.arrays.numbers import Floats, Numbers, constant, units_up
+from spark_purgatory.core.arrays.numbers import Floats, Numbers, as_doubles, constant, units_up
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US, saturating_add
-from spark_purgatory.core.engine.evaluation import EvaluationInput, EvaluationResult, evaluate
+from spark_purgatory.core.engine.evaluation import EvaluationInput, EvaluationResult, evaluate, totals
 from spark_purgatory.core.engine.operation_table import OperationTable
 from spark_purgatory.core.engine.outcomes import MissingKeys, OutcomeBatch
 from spark_purgatory.core.events.control_log import ControlEffects, ControlLog, Targets
@@ -69,6 +69,31 @@ class Resolver:
 
     def resolve(self, rows: Int64s) -> Resolutions:
         """Evaluate the criterion of ``rows``, (n,) int64."""
+        inputs, entries = self._inputs(rows)
+        result = evaluate(inputs, self._relevant(inputs, rows, entries), self._history(inputs, rows, entries))
+        deadline_us = inputs.deadline_us
+        if inputs.effects is not None:
+            deadline_us = inputs.effects.left_us(result.resolved_us)
+        return Resolutions(rows, entries, inputs.owner, inputs.rule, inputs.created_us, deadline_us, result)
+
+    def progress(self, resolutions: Resolutions) -> tuple[Floats, Floats]:
+        """(how far each row has come, how far it has to come), (n,) float64 each: keys, events, or a sum of values."""
+        inputs, entries = self._inputs(resolutions.rows)
+        n, owner = len(inputs.rule), inputs.owner
+        satisfied = np.bincount(owner[resolutions.result.satisfied], minlength=n)
+        keys = np.bincount(owner, minlength=n)
+        sums = totals(inputs, self._relevant(inputs, resolutions.rows, entries), resolutions.resolved_us)
+        units = 1.0 if self.spec.scale is None else 10.0**self.spec.scale
+        need, sum_need = inputs.need, as_doubles(inputs.sum_need) / units
+        reached = {Rule.COUNT: resolutions.result.matched, Rule.SUM_AT_LEAST: sums / units}
+        needed = {Rule.ANY_KEY: np.ones(n), Rule.QUORUM: need, Rule.COUNT: need, Rule.SUM_AT_LEAST: sum_need}
+        return (
+            np.choose(inputs.rule, [reached.get(rule, satisfied).astype(float) for rule in Rule]),
+            np.choose(inputs.rule, [needed.get(rule, keys).astype(float) for rule in Rule]),
+        )
+
+    def _inputs(self, rows: Int64s) -> tuple[EvaluationInput, Int64s]:
+        """What to evaluate of ``rows``, (n,), and their watch entries, (m,)."""
         entries, owner = self.watchers.entries_of(rows)
         counts = np.bincount(owner, minlength=len(rows))
         from_us, deadline_us = self.rows.from_us[rows], self.rows.deadline_us[rows]
@@ -89,10 +114,7 @@ class Resolver:
             level_need=level_need,
             effects=effects,
         )
-        result = evaluate(inputs, self._relevant(inputs, rows, entries), self._history(inputs, rows, entries))
-        if effects is not None:
-            deadline_us = effects.left_us(result.resolved_us)
-        return Resolutions(rows, entries, owner, rule, inputs.created_us, deadline_us, result)
+        return inputs, entries
 
     def targets(self, rows: Int64s, entries: Int64s, owner: Int64s) -> Targets:
         """Rows and their watch entries, as control logs look them up."""

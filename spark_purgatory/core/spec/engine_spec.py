@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, localcontext
+from typing import Any
 
 import pyarrow as pa
 
@@ -136,6 +139,29 @@ class EngineSpec:
     def role(self, name: str) -> int | None:
         """The payload column that plays ``name``, None where the engine has a column of its own."""
         return dict(self.roles).get(name)
+
+
+def spec_of(fingerprint: Mapping[str, Any]) -> EngineSpec:
+    """A spec with this fingerprint; what a fingerprint leaves out has its default."""
+    known = {**LATER_FIELDS, **fingerprint}
+    number = str(known["number"])
+    if match := re.fullmatch(r"decimal of scale (\d+)", number):
+        number = f"decimal({LARGEST_SCALE},{match[1]})"
+    criterion: Criterion | ByRow = ByRow("rule")
+    if known["criterion"] != "by_row":
+        need = known["need"]
+        criterion = Criterion(known["criterion"], Decimal(need) if isinstance(need, str) else need)
+    roles = re.findall(r"(\w+) is payload column (\d+)", known["roles"])
+    return EngineSpec(
+        criterion=criterion,
+        final=known["emit"] == "final",
+        lookback_us=known["lookback_us"],
+        tick_ms=known["tick_ms"],
+        wheel_size=known["wheel_size"],
+        roles=tuple((name, int(at)) for name, at in roles),
+        **{name: known[name] for name in LATER_FIELDS if name != "number"},
+        number="bigint" if number == "whole numbers" else number,
+    )
 
 
 def difference(name: str, then: object, now: object) -> str:

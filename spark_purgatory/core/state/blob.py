@@ -81,8 +81,11 @@ def write_blob(metadata: Mapping[str, object], arrays: Arrays, tables: Tables, s
     return b"".join((head, struct.pack("<I", zlib.crc32(head)), coded.data))
 
 
-def read_blob(blob: bytes, shards: int) -> tuple[dict[str, object], Arrays, Tables]:
-    """What `write_blob` was given. Raises StateCorruptError, StateVersionError or StateMismatchError."""
+def read_blob(blob: bytes, shards: int | None) -> tuple[dict[str, object], Arrays, Tables]:
+    """What `write_blob` was given; ``shards`` None: of a query of any number of shards.
+
+    Raises StateCorruptError, StateVersionError or StateMismatchError.
+    """
     coded, size = _checked(blob, shards)
     body = pa.py_buffer(decode(coded, size))
     del coded

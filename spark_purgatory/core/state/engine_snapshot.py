@@ -7,7 +7,7 @@ entry belongs to which row, which are listed, the timer's ticks where no outcome
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,7 +24,7 @@ from spark_purgatory.core.kafka.purgatory import WAITING
 from spark_purgatory.core.kafka.timing_wheel import UNARMED
 from spark_purgatory.core.spec.arrivals import payload_role
 from spark_purgatory.core.spec.codes import KINDS, EventKind
-from spark_purgatory.core.spec.engine_spec import LATER_FIELDS, ROLES, EngineSpec, difference
+from spark_purgatory.core.spec.engine_spec import LATER_FIELDS, ROLES, EngineSpec, difference, spec_of
 from spark_purgatory.core.state.blob import Tables, read_blob, write_blob
 from spark_purgatory.core.state.payload_schema import plain_batch, restored
 from spark_purgatory.core.state.purgatory_snapshot import (
@@ -78,12 +78,35 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
 
 def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     """The engine that `save` saw. Raises StateError where the blob is damaged or belongs to another query."""
-    facts, arrays, tables = read_blob(blob, shards)
-    tables = {name: batches if name == PAYLOAD else list(map(plain_batch, batches)) for name, batches in tables.items()}
+    facts, arrays, tables = _read(blob, shards)
     by_name = spec.columns is not None and "columns" in facts
     _check_fingerprint({**LATER_FIELDS, **cast("dict[str, object]", facts["spec"])}, spec, by_name)
     if spec.columns is not None:
         _match_columns(spec, facts, tables)
+    return _restored(spec, facts, arrays, tables)
+
+
+def inspect(blob: bytes) -> tuple[EventTimePurgatory, list[str] | None]:
+    """(an engine to look at, names of the payload's columns), of a state of any query.
+
+    What the blob does not say of the query, its limits above all, is as it is by default: the engine is not for going
+    on with. The names are None in states that were written before they were remembered. Raises StateError where the
+    blob is damaged.
+    """
+    facts, arrays, tables = _read(blob, None)
+    spec = replace(spec_of(cast("dict[str, Any]", facts["spec"])), control_events="rows.id_slot" in arrays)
+    return _restored(spec, facts, arrays, tables), cast("list[str] | None", facts.get("columns"))
+
+
+def _read(blob: bytes, shards: int | None) -> tuple[dict[str, object], Arrays, Tables]:
+    """A blob's metadata, arrays and tables; of the payload the types as they were written."""
+    facts, arrays, tables = read_blob(blob, shards)
+    tables = {name: batches if name == PAYLOAD else list(map(plain_batch, batches)) for name, batches in tables.items()}
+    return facts, arrays, tables
+
+
+def _restored(spec: EngineSpec, facts: dict[str, object], arrays: Arrays, tables: Tables) -> EventTimePurgatory:
+    """The engine of a state that was found to belong to the query."""
     counts = cast("dict[str, int]", facts["numbers"])
     engine = EventTimePurgatory(spec)
     engine.watermark_ms = counts["watermark_ms"]

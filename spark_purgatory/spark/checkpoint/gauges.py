@@ -11,18 +11,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.state.blob import read_metadata
-from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.checkpoint.shard_states import shard_states
 
-OPERATOR = "applyInPandasWithState"
-"""What Spark calls the operator that holds our state; it runs one of them in a query."""
 GAUGES = ("pending", "state_bytes", "shards")
-NOTHING_COMMITTED = "STDS_COMMITTED_BATCH_UNAVAILABLE"
 
 
 def gauges(spark: SparkSession, checkpoint: str) -> dict[str, int]:
@@ -41,42 +37,22 @@ def gauges(spark: SparkSession, checkpoint: str) -> dict[str, int]:
         ``shards``: how many have a state. All are 0 before the first micro-batch is committed.
 
     Raises:
-        ConfigError: The checkpoint is that of a query without a purgatory.
+        ConfigError: There is no checkpoint, or it is that of a query without a purgatory.
 
     Example::
 
         waiting = gauges(spark, "/lake/_checkpoints/outcomes")["pending"]
     """
-    # The reader needs the driver's coordinator of state stores, which is made when streams are first asked for: in a
-    # session that has not streamed yet it fails with RpcEndpointNotFoundException.
-    _ = spark.streams.active
-    number = _operator_id(spark, checkpoint)
-    try:
-        state = spark.read.format("statestore").option("operatorId", number).load(checkpoint)
-        row = _sums(state).collect()[0]
-    except PySparkException as error:
-        if error.getCondition() == NOTHING_COMMITTED:
-            return dict.fromkeys(GAUGES, 0)
-        raise
+    states = shard_states(spark, checkpoint)
+    if states is None:
+        return dict.fromkeys(GAUGES, 0)
+    row = _sums(states.blobs).collect()[0]
     return {name: int(row[name] or 0) for name in GAUGES}
 
 
-def _operator_id(spark: SparkSession, checkpoint: str) -> int:
-    """The number of our operator: others, such as dropDuplicatesWithinWatermark, may keep state in the same query."""
-    rows = spark.read.format("state-metadata").load(checkpoint).select("operatorId", "operatorName").collect()
-    numbers = [row["operatorId"] for row in rows if row["operatorName"] == OPERATOR]
-    if rows and not numbers:
-        names = ", ".join(row["operatorName"] for row in rows)
-        raise ConfigError(
-            f"checkpoint={checkpoint!r} holds the state of {names} and of no purgatory: name the checkpointLocation of "
-            "the query that writes the purgatory's outcomes"
-        )
-    return numbers[0] if numbers else 0
-
-
-def _sums(state: DataFrame) -> DataFrame:
+def _sums(blobs: DataFrame) -> DataFrame:
     ddl = ", ".join(f"{name} bigint" for name in GAUGES)
-    counted = state.select(F.col("value.groupState.blob").alias("blob")).mapInArrow(_counts, ddl)
+    counted = blobs.mapInArrow(_counts, ddl)
     return counted.agg(*(F.sum(name).alias(name) for name in GAUGES))
 
 

@@ -1,0 +1,123 @@
+"""What waits in a shard, as rows: for people who ask why an operation still waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from spark_purgatory.core.arrays.sorted_runs import Int64s
+from spark_purgatory.core.arrays.times import floor_ms, saturating_subtract
+from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.engine.outcomes import MissingKeys
+from spark_purgatory.core.engine.resolver import Resolutions
+from spark_purgatory.core.spec.codes import RULES
+from spark_purgatory.core.spec.criteria import KEYED
+
+TIMESTAMP = pa.timestamp("us", "UTC")
+WAITING_FIELDS = (
+    pa.field("watch_keys", pa.list_(pa.string())),
+    pa.field("missing_keys", pa.list_(pa.string())),
+    pa.field("matched", pa.int64()),
+    pa.field("rule", pa.string()),
+    pa.field("reached", pa.float64()),
+    pa.field("needed", pa.float64()),
+    pa.field("progress", pa.string()),
+    pa.field("created_at", TIMESTAMP),
+    pa.field("deadline_at", TIMESTAMP),
+    pa.field("held_until", TIMESTAMP),
+    pa.field("age_ms", pa.int64()),
+    pa.field("remaining_ms", pa.int64()),
+)
+"""Columns of a waiting operation, behind its own."""
+
+
+class Waiting:
+    """The operations that wait in one shard, each column made when it is asked for.
+
+    Times are seen from a watermark in microseconds, None while there is none: then ages and remaining times are null.
+    """
+
+    def __init__(self, engine: EventTimePurgatory, watermark_us: int | None) -> None:
+        self._engine = engine
+        self._watermark_us = watermark_us
+        self._rows = engine.purgatory.waiting()
+        self._resolutions: Resolutions | None = None
+        self._counted: tuple[np.ndarray, np.ndarray] | None = None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def payload(self) -> pa.StructArray:
+        """The operations' own columns, by position."""
+        return self._engine.rows.payload.take(self._rows)
+
+    def column(self, name: str) -> pa.Array:
+        """One of `WAITING_FIELDS`, (n,)."""
+        make: Callable[[], pa.Array] = getattr(self, f"_{name}")
+        return make()
+
+    def columns(self, names: Sequence[str]) -> list[pa.Array]:
+        """Several of `WAITING_FIELDS`."""
+        return [self.column(name) for name in names]
+
+    @property
+    def _resolved(self) -> Resolutions:
+        if self._resolutions is None:
+            self._resolutions = self._engine.resolver.resolve(self._rows)
+        return self._resolutions
+
+    def _watch_keys(self) -> pa.Array:
+        return self._keys(np.ones(len(self._resolved.owner), bool), np.ones(len(self), bool))
+
+    def _missing_keys(self) -> pa.Array:
+        return self._keys(~self._resolved.result.satisfied, np.isin(self._resolved.rule, KEYED))
+
+    def _keys(self, chosen: np.ndarray, applies: np.ndarray) -> pa.Array:
+        chosen = chosen & applies[self._resolved.owner]
+        counts = np.bincount(self._resolved.owner[chosen], minlength=len(self))
+        keys: pa.Array = self._engine.purgatory.watchers.keys.take(self._resolved.entries[chosen])
+        return MissingKeys(keys, counts, applies, self._engine.spec.key_prefix).to_arrow()
+
+    def _matched(self) -> pa.Array:
+        return pa.array(self._resolved.result.matched)
+
+    def _rule(self) -> pa.Array:
+        return pa.array(RULES).take(pa.array(self._resolved.rule))
+
+    def _counts(self) -> tuple[np.ndarray, np.ndarray]:
+        if self._counted is None:
+            self._counted = self._engine.resolver.progress(self._resolved)
+        return self._counted
+
+    def _reached(self) -> pa.Array:
+        return pa.array(self._counts()[0])
+
+    def _needed(self) -> pa.Array:
+        return pa.array(self._counts()[1])
+
+    def _progress(self) -> pa.Array:
+        reached, needed = ([f"{value:.12g}" for value in column.tolist()] for column in self._counts())
+        return pa.array([f"{some} of {all_}" for some, all_ in zip(reached, needed, strict=True)], pa.string())
+
+    def _created_at(self) -> pa.Array:
+        return pa.array(self._resolved.created_us).cast(TIMESTAMP)
+
+    def _deadline_at(self) -> pa.Array:
+        return pa.array(self._resolved.deadline_us).cast(TIMESTAMP)
+
+    def _held_until(self) -> pa.Array:
+        held = self._resolved.is_resolved
+        return pa.array(self._resolved.resolved_us, mask=~held).cast(TIMESTAMP)
+
+    def _age_ms(self) -> pa.Array:
+        return self._ms(lambda now_us: saturating_subtract(now_us, self._resolved.created_us))
+
+    def _remaining_ms(self) -> pa.Array:
+        return self._ms(lambda now_us: saturating_subtract(self._resolved.deadline_us, now_us))
+
+    def _ms(self, difference_us: Callable[[Int64s], Int64s]) -> pa.Array:
+        if self._watermark_us is None:
+            return pa.nulls(len(self), pa.int64())
+        return pa.array(floor_ms(difference_us(np.full(len(self), self._watermark_us))))

@@ -1,0 +1,158 @@
+"""What waits, operation by operation, read from a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from spark_purgatory.core.engine.waiting import WAITING_FIELDS, Waiting
+from spark_purgatory.core.state.engine_snapshot import inspect
+from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.checkpoint.shard_states import ShardStates, shard_states
+from spark_purgatory.spark.operator.payload import arrow_schema
+
+ROWS_A_BATCH = 1 << 16
+
+
+def pending(
+    spark: SparkSession,
+    checkpoint: str,
+    *,
+    batch_id: int | None = None,
+    columns: Sequence[str] | None = None,
+    prefix: str = "",
+) -> DataFrame:
+    """The operations that wait: one row each, to be filtered and sorted as any DataFrame.
+
+    It is read from the checkpoint and decoded on the executors, while the query runs or after. It reads the whole state
+    of the query: expect a second for each million of waiting operations and core. It works through Spark Connect.
+
+    Args:
+        spark: The session; it need not be the one that runs the query.
+        checkpoint: The query's ``checkpointLocation``.
+        batch_id: After which micro-batch; by default the latest that is committed. A checkpoint keeps the last 100
+            (``spark.sql.streaming.minBatchesToRetain``).
+        columns: Only these columns, which is faster than to select them afterwards; by default all.
+        prefix: Put before the names below, where the operations have columns of these names.
+
+    Returns:
+        The operations' own columns, and:
+
+        - ``watch_keys`` (array of string): what it waits for; ``missing_keys``: which of them had no event yet, null
+          under ``count`` and ``sum_at_least``.
+        - ``matched`` (bigint): relevant events so far.
+        - ``rule`` (string), ``reached`` and ``needed`` (double): keys, events or a sum of values, by the rule;
+          ``progress`` (string): the same as text, "3 of 5".
+        - ``created_at``, ``deadline_at`` (timestamp): the deadline with the extensions so far.
+        - ``held_until`` (timestamp): where the criterion holds already, and ``emit="final"`` waits for the watermark.
+        - ``age_ms``, ``remaining_ms`` (bigint): since it was created and until its deadline, seen from the watermark of
+          the micro-batch, not from the clock on the wall; null before there is a watermark.
+
+    Raises:
+        ConfigError: There is no such checkpoint, micro-batch or column, or an operation's column has the name of one
+            above: then give ``prefix``.
+        StateCorruptError: A state is damaged. It is raised when the DataFrame is evaluated.
+
+    Example::
+
+        waiting = pending(spark, "/lake/_checkpoints/outcomes")
+        waiting.where("order_id = 7").show(truncate=False)
+        waiting.orderBy("remaining_ms").limit(20).show()
+    """
+    states = shard_states(spark, checkpoint, batch_id)
+    own = T.StructType() if states is None else _own_schema(states)
+    schema = T.StructType([*own.fields, *_prefixed(own, prefix)])
+    chosen = _chosen(schema, columns)
+    if states is None:
+        return spark.createDataFrame([], chosen)
+    added = {prefix + field.name: field.name for field in WAITING_FIELDS}
+    return states.blobs.mapInArrow(_decoder(states.watermark_ms, arrow_schema(chosen), added), chosen)
+
+
+def _prefixed(own: T.StructType, prefix: str) -> list[T.StructField]:
+    added = from_arrow_schema(pa.schema([field.with_name(prefix + field.name) for field in WAITING_FIELDS]))
+    taken = {name.casefold() for name in own.names}
+    if clash := [name for name in added.names if name.casefold() in taken]:
+        raise ConfigError(
+            f"the operations have a column {', '.join(clash)}, which pending() adds: set prefix=, for example 'waits_'"
+        )
+    return added.fields
+
+
+def _chosen(schema: T.StructType, columns: Sequence[str] | None) -> T.StructType:
+    if columns is None:
+        return schema
+    asked = [columns] if isinstance(columns, str) else list(columns)
+    if unknown := [name for name in asked if name not in schema.names]:
+        raise ConfigError(f"columns={unknown!r}: there are {', '.join(schema.names)}")
+    return T.StructType([schema[name] for name in asked])
+
+
+def _own_schema(states: ShardStates) -> T.StructType:
+    """The operations' columns: of any shard in which something waits; without one their types are not known."""
+    found = states.blobs.mapInArrow(_payload_schemas, "schema binary, known boolean")
+    first = found.where("known").head() or found.head()
+    if first is None:
+        return T.StructType()
+    schema = pa.ipc.read_schema(pa.py_buffer(bytes(first["schema"])))
+    spark_types = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    return T.StructType([_typed(field, arrow) for field, arrow in zip(spark_types.fields, schema, strict=True)])
+
+
+def _typed(field: T.StructField, arrow: pa.Field) -> T.StructField:
+    noted = (arrow.metadata or {}).get(SPARK_TYPE)
+    return field if noted is None else T.StructField(field.name, T.DataType.fromDDL(noted.decode()), field.nullable)
+
+
+def _payload_schemas(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For ``mapInArrow``: the payload's Arrow schema of each shard, void columns where nothing waits."""
+    for batch in batches:
+        schemas, known = [], []
+        for blob in batch.column(0):
+            engine, names = inspect(blob.as_py())
+            chunks = engine.rows.payload.chunks
+            fields = list(chunks[0].type) if chunks else [pa.field(name, pa.null()) for name in names or ()]
+            named = (
+                fields if names is None else [field.with_name(name) for field, name in zip(fields, names, strict=True)]
+            )
+            schemas.append(pa.schema(named).serialize().to_pybytes())
+            known.append(bool(chunks))
+        yield pa.RecordBatch.from_arrays([pa.array(schemas, pa.binary()), pa.array(known)], names=["schema", "known"])
+
+
+def _decoder(
+    watermark_ms: int, schema: pa.Schema, added: dict[str, str]
+) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For ``mapInArrow``: the rows of each shard's state. ``added``: our columns by the name that they have here."""
+    watermark_us = watermark_ms * 1000 if watermark_ms > 0 else None
+
+    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for blob in batch.column(0):
+                engine, names = inspect(blob.as_py())
+                if engine.pending:
+                    yield from _in_parts(_rows(Waiting(engine, watermark_us), names, schema, added))
+
+    return decode
+
+
+def _rows(waiting: Waiting, names: list[str] | None, schema: pa.Schema, added: dict[str, str]) -> pa.RecordBatch:
+    payload = waiting.payload()
+    own = names if names is not None else [field.name for field in payload.type]
+    columns = [
+        waiting.column(added[field.name])
+        if field.name in added
+        else conform(payload.field(own.index(field.name)), field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _in_parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    for start in range(0, batch.num_rows, ROWS_A_BATCH):
+        yield batch.slice(start, ROWS_A_BATCH)

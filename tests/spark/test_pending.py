@@ -1,0 +1,168 @@
+"""`pending`: what waits, read from a checkpoint, against a count of the landed rows that shares no code with it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from spark_purgatory import Completions, Operations, Purgatory, criteria, pending
+from spark_purgatory.errors import ConfigError
+from tests.support.stream_rows import at, event, operation, purgatory
+from tests.support.streams import Landing
+
+pytestmark = pytest.mark.spark
+
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+STORE = "spark.sql.streaming.stateStore.providerClass"
+RULES = ("any_key", "all_keys", "quorum", "count", "sum_at_least", "level")
+BY_ROW = Purgatory(
+    operations=Operations(id="id", keys="keys", created="created", deadline="deadline"),
+    completions=Completions(key="key", time="time", value="value"),
+    criterion=criteria.by_row(rule="rule", need="need", levels="levels"),
+    shards=3,
+)
+Row = Mapping[str, Any]
+
+
+@pytest.fixture(params=["on the heap", "rocksdb"])
+def store(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[None]:
+    before = spark.conf.get(STORE)
+    if request.param == "rocksdb":
+        spark.conf.set(STORE, ROCKSDB)
+    yield
+    spark.conf.set(STORE, str(before))
+
+
+def expected_progress(waits: Row, events: list[Row]) -> dict[str, Any]:
+    """One operation's progress, counted from the landed rows."""
+    keys = sorted(set(waits["keys"]))
+    mine = [e for e in events if e["key"] in keys and waits["created"] <= e["time"] <= waits["deadline"]]
+    rule, need = waits["rule"], waits["need"]
+    satisfied = {e["key"] for e in mine}
+    if rule == "level":
+        satisfied = {
+            e["key"] for e in events if e["key"] in keys and e["value"] >= need and e["time"] <= waits["deadline"]
+        }
+    reached = {"count": len(mine), "sum_at_least": sum(e["value"] for e in mine)}.get(rule, len(satisfied))
+    needed = {"any_key": 1, "all_keys": len(keys), "level": len(keys)}.get(rule, need)
+    return {
+        "watch_keys": keys,
+        "missing_keys": None if rule in ("count", "sum_at_least") else sorted(set(keys) - satisfied),
+        "matched": len(mine),
+        "rule": rule,
+        "reached": reached,
+        "needed": needed,
+        "progress": f"{reached:.12g} of {needed:.12g}",
+        "created_at": waits["created"],
+        "deadline_at": waits["deadline"],
+    }
+
+
+def utc(value: Any) -> Any:
+    return value.astimezone(UTC) if isinstance(value, datetime) else sorted(value) if isinstance(value, list) else value
+
+
+@pytest.mark.usefixtures("store")
+def test_what_waits_and_how_far_it_has_come_is_what_a_count_of_the_landed_rows_gives(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rng, landing = random.Random(5), Landing(tmp_path, wide=True)
+    operations: dict[str, Row] = {}
+    events: list[Row] = []
+    for batch in range(3):
+        new = [
+            operation(
+                f"{batch}-{i}",
+                created=batch * 10 + rng.random(),
+                deadline=batch * 10 + rng.choice((4, 200)),
+                keys=rng.sample("abcdefgh", 3),
+                rule=rng.choice(RULES),
+                need=rng.choice((2.0, 3.0, 40.0)),
+            )
+            for i in range(30)
+        ]
+        came = [
+            event(rng.choice("abcdefgh"), batch * 10 + 1 + rng.random(), rng.choice((0.5, 1.0, 2.25))) for _ in range(6)
+        ]
+        landing.add(new, came)
+        operations |= {each["id"]: each for each in new}
+        events += came
+        outcomes = landing.run(spark, BY_ROW)
+        found = {row["id"]: row.asDict() for row in pending(spark, str(landing.checkpoint)).collect()}
+        assert set(found) == set(operations) - {row["id"] for row in outcomes}
+        assert found and outcomes
+        for name, row in found.items():
+            expected = expected_progress(operations[name], events)
+            assert {field: utc(row[field]) for field in expected} == expected, name
+            assert row["row"] == name and row["held_until"] is None
+            if row["remaining_ms"] is not None:
+                assert row["remaining_ms"] > 0
+                whole = timedelta(milliseconds=row["remaining_ms"] + row["age_ms"])
+                span = operations[name]["deadline"] - operations[name]["created"]
+                assert abs(whole - span) <= timedelta(milliseconds=2)
+
+
+def test_past_micro_batches_are_read_and_those_that_are_gone_are_named(spark: SparkSession, tmp_path: Path) -> None:
+    landing = Landing(tmp_path)
+    checkpoint = str(landing.checkpoint)
+    with pytest.raises(ConfigError, match=r"is no checkpoint of a streaming query: name the checkpointLocation"):
+        pending(spark, checkpoint)
+    for n in range(3):
+        landing.add([operation(f"o{n}", deadline=300)], [event("o0" if n == 2 else "x", 1)])
+    landing.run(spark, purgatory())
+    waits = {n: {row["id"] for row in pending(spark, checkpoint, batch_id=n).collect()} for n in range(3)}
+    assert waits == {0: {"o0"}, 1: {"o0", "o1"}, 2: {"o1", "o2"}}
+    with pytest.raises(ConfigError, match=r"batch_id=9: checkpoint .* keeps the micro-batches 0 to \d+; .*minBatches"):
+        pending(spark, checkpoint, batch_id=9)
+
+
+def test_columns_are_chosen_and_names_that_are_taken_get_a_prefix(spark: SparkSession, tmp_path: Path) -> None:
+    landing = Landing(tmp_path).add([operation("a"), operation("b")], [event("b", 5), event("x", 8)])
+    landing.run(spark, purgatory())
+    checkpoint = str(landing.checkpoint)
+    two = pending(spark, checkpoint, columns=["id", "progress"])
+    assert [row.asDict() for row in two.collect()] == [{"id": "a", "progress": "0 of 1"}]
+    with pytest.raises(ConfigError, match=r"columns=\['nothing'\]: there are id, key, keys, .*remaining_ms"):
+        pending(spark, checkpoint, columns=["id", "nothing"])
+    named = pending(spark, checkpoint, prefix="waits_", columns=["waits_matched", "waits_deadline_at"]).collect()
+    assert [(row["waits_matched"], utc(row["waits_deadline_at"])) for row in named] == [(0, at(30))]
+
+    taken = [frame.withColumn("Matched", F.lit(1)) for frame in landing.frames(spark)]
+    query = purgatory().resolve(*taken).writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/taken")
+    query.trigger(availableNow=True).start().awaitTermination()
+    with pytest.raises(ConfigError, match=r"have a column matched, which pending.. adds: set prefix="):
+        pending(spark, f"{tmp_path}/taken")
+    assert pending(spark, f"{tmp_path}/taken", prefix="waits_").count() == 1
+
+
+def test_an_outcome_that_is_held_says_until_when_and_exact_sums_show_as_they_are(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    landing = Landing(tmp_path)
+    landing.add(
+        [operation("held", deadline=60), operation("open", deadline=60)], [event("held", 5), event("open", 6, 0.1)]
+    )
+    final = purgatory(emit="final", criterion=criteria.sum_at_least(Decimal("0.30")))
+    operations, events = landing.frames(spark)
+    cents = events.withColumn("value", F.col("value").cast("decimal(10,2)"))
+    query = final.resolve(operations, cents).writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/held")
+    query.trigger(availableNow=True).start().awaitTermination()
+    rows = {row["id"]: row for row in pending(spark, f"{tmp_path}/held", batch_id=0).collect()}
+    assert {name: row["progress"] for name, row in rows.items()} == {"held": "1 of 0.3", "open": "0.1 of 0.3"}
+    assert (utc(rows["held"]["held_until"]), rows["open"]["held_until"]) == (at(5), None)
+
+
+def test_where_nothing_waits_the_columns_are_there_and_no_row(spark: SparkSession, tmp_path: Path) -> None:
+    landing = Landing(tmp_path).add([operation("a")], [event("a", 1)])
+    landing.run(spark, purgatory())
+    nothing = pending(spark, str(landing.checkpoint))
+    assert nothing.columns[:2] == ["id", "key"] and "remaining_ms" in nothing.columns
+    assert nothing.where("id = 'a'").count() == 0
