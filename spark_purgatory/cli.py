@@ -175,9 +175,9 @@ def doctor() -> None:
     raise typer.Exit(int(any(finding.remedy for finding in all_findings)))
 
 
-def require_spark(what: str) -> None:
+def require_spark(what: str, needs_delta: bool = True) -> None:
     """Exit with a message where what Spark needs is missing; ``what`` is the command that needs it."""
-    for finding in (java_finding(), pyspark_finding(), delta_finding()):
+    for finding in (java_finding(), pyspark_finding(), *([delta_finding()] if needs_delta else [])):
         if finding.remedy:
             sentence = f"{what} runs on Spark, which needs {finding.what} ({finding.found}): {finding.remedy}."
             Console(stderr=True).print(sentence, soft_wrap=True, highlight=False)
@@ -219,3 +219,27 @@ def run(
     from spark_purgatory.job.runner import run_file
 
     raise typer.Exit(run_file(conf, set_ or (), spark_log, traceback))
+
+
+@app.command()
+def pending(
+    checkpoint: Annotated[str, typer.Argument(help="The query's checkpointLocation.", show_default=False)],
+    where: Annotated[str, typer.Option(help='Only these, in SQL: "order_id = 7".')] = "true",
+    order_by: Annotated[str, typer.Option(help="In SQL; by default what ends first comes first.")] = "remaining_ms",
+    columns: Annotated[str | None, typer.Option(help="Columns, with commas between them; by default all.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Rows shown.")] = 20,
+    batch_id: Annotated[int | None, typer.Option(help="After which micro-batch. [default: the latest]")] = None,
+    prefix: Annotated[str, typer.Option(help="Before the names of our columns, where yours have them.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="A JSON object for each row, in place of a table.")] = False,
+    spark: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
+) -> None:
+    """Show what waits in a checkpoint: keys, what is missing, progress, deadline. The query may run.
+
+    Exit code: 0 shown, also if nothing waits, 2 an argument is wrong.
+    """
+    require_spark("This command", needs_delta=False)
+    from spark_purgatory.job.show_pending import PendingRequest, show_pending
+
+    names = None if columns is None else [name.strip() for name in columns.split(",")]
+    request = PendingRequest(checkpoint, where, order_by, names, limit, batch_id, prefix, json, spark or [])
+    raise typer.Exit(show_pending(request, Console()))

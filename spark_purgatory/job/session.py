@@ -33,6 +33,10 @@ from spark_purgatory.spark.sink.delta_target import LEAN_SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+DELTA_SETTINGS = {
+    "spark.sql.extensions": DELTA_EXTENSION,
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
 KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 STATE_STORES = {
     "hdfs": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
@@ -58,8 +62,7 @@ def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None) -
         "spark.app.name": config.name,
         # A worker that dies is tried again only where a number of failures is given.
         "spark.master": "local[*,4]",
-        "spark.sql.extensions": DELTA_EXTENSION,
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        **DELTA_SETTINGS,
         "spark.sql.session.timeZone": "UTC",
         # A shard is a group, and more partitions than groups are empty ones. Fixed by the checkpoint.
         "spark.sql.shuffle.partitions": str(shards),
@@ -101,6 +104,30 @@ def build_session(config: JobConfig, jvm_log: Path | None = None) -> SparkSessio
         _leave_submitted_jvm(settings["spark.master"])
     with _stderr_into(jvm_log):
         return _session_with(settings, packages=_packages(config))
+
+
+def reading_session(settings: Mapping[str, str], jvm_log: Path | None = None, delta: bool = False) -> SparkSession:
+    """A local session that reads what a job has written.
+
+    Args:
+        settings: Spark settings on top of ours.
+        jvm_log: Where the JVM writes what it would print on stderr.
+        delta: Whether it reads Delta tables.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    defaults = {
+        "spark.app.name": "spark-purgatory",
+        "spark.master": "local[*]",
+        "spark.sql.shuffle.partitions": "8",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+    }
+    if delta:
+        defaults |= DELTA_SETTINGS
+    with _stderr_into(jvm_log):
+        return _session_with({**defaults, **settings}, packages=[] if delta else None)
 
 
 def _session_with(settings: Mapping[str, str], packages: list[str] | None = None) -> SparkSession:

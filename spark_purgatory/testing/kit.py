@@ -159,6 +159,10 @@ def assert_outcomes_equal(
 def comparable(outcomes: DataFrame, ignore: tuple[str, ...] = ("late",)) -> DataFrame:
     """Outcomes without ``ignore`` and with sorted missing keys, for a comparison without an order of rows.
 
+    Args:
+        outcomes: Outcomes.
+        ignore: Columns to leave out.
+
     Example::
 
         chispa.assert_df_equality(comparable(outcomes), comparable(expected), ignore_row_order=True)

@@ -34,6 +34,7 @@ PUBLIC: dict[str, Callable[..., Any]] = {
     "RecordAccumulator.flush": RecordAccumulator.flush,
     "RecordAccumulator.close": RecordAccumulator.close,
     "gauges": spark_purgatory.gauges,
+    "pending": spark_purgatory.pending,
     **{
         f"{module.__name__.rpartition('.')[2]}.{name}": function
         for module in (criteria, kit)
@@ -96,6 +97,8 @@ def test_examples_on_spark_run(spark: SparkSession, tmp_path: Path) -> None:
                 names["outcomes"] = names["batch"]
             case "gauges":
                 assert names["waiting"] > 0
+            case "pending":
+                assert names["waiting"].count() > 0
             case "kit.assert_stream_equals_batch":
                 names["tmp_path"] = tmp_path / "second"
             case "kit.stream_outcomes":

@@ -140,7 +140,7 @@ class Purgatory(PurgatoryOptions):
 
         Example::
 
-            late = purgatory.resolve(orders, payments, as_of="2026-11-01 12:00:00").where("status = 'EXPIRED'")
+            late = purgatory.resolve(orders, payments, as_of="2026-11-01 11:35:00").where("status = 'EXPIRED'")
         """
         if operations.isStreaming != completions.isStreaming:
             kinds = ["a stream" if frame.isStreaming else "a batch DataFrame" for frame in (operations, completions)]
