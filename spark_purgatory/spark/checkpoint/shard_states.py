@@ -57,7 +57,7 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
 def _committed(spark: SparkSession, checkpoint: str) -> list[int]:
     """The micro-batches that are committed, ascending."""
     try:
-        files = spark.read.option("wholetext", True).option("ignoreMissingFiles", True).text(f"{checkpoint}/commits")
+        files = spark.read.option("ignoreMissingFiles", True).text(f"{checkpoint}/commits", wholetext=True)
         names = [row["name"] for row in files.select(F.col("_metadata.file_name").alias("name")).collect()]
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
@@ -74,7 +74,7 @@ def _committed(spark: SparkSession, checkpoint: str) -> list[int]:
 
 
 def _watermark_ms(spark: SparkSession, checkpoint: str, batch_id: int) -> int:
-    text = spark.read.option("wholetext", True).text(f"{checkpoint}/offsets/{batch_id}").collect()[0]["value"]
+    text = spark.read.text(f"{checkpoint}/offsets/{batch_id}", wholetext=True).collect()[0]["value"]
     return int(json.loads(text.splitlines()[1])["batchWatermarkMs"])
 
 
