@@ -57,7 +57,7 @@ def expected_progress(waits: Row, events: list[Row]) -> dict[str, Any]:
         "watch_keys": keys,
         "missing_keys": None if rule in ("count", "sum_at_least") else sorted(set(keys) - satisfied),
         "matched": len(mine),
-        "rule": rule,
+        "criterion": rule,
         "reached": reached,
         "needed": needed,
         "progress": f"{reached:.12g} of {needed:.12g}",

@@ -20,7 +20,7 @@ WAITING_FIELDS = (
     pa.field("watch_keys", pa.list_(pa.string())),
     pa.field("missing_keys", pa.list_(pa.string())),
     pa.field("matched", pa.int64()),
-    pa.field("rule", pa.string()),
+    pa.field("criterion", pa.string()),
     pa.field("reached", pa.float64()),
     pa.field("needed", pa.float64()),
     pa.field("progress", pa.string()),
@@ -83,7 +83,7 @@ class Waiting:
     def _matched(self) -> pa.Array:
         return pa.array(self._resolved.result.matched)
 
-    def _rule(self) -> pa.Array:
+    def _criterion(self) -> pa.Array:
         return pa.array(RULES).take(pa.array(self._resolved.rule))
 
     def _counts(self) -> tuple[np.ndarray, np.ndarray]:
