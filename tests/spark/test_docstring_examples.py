@@ -6,6 +6,7 @@ import doctest
 import inspect
 import re
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,10 @@ def test_examples_on_spark_run(spark: SparkSession, tmp_path: Path) -> None:
                            (("orders", orders), ("payments", payments))]  # fmt: skip
                 names["batch"], names["outcomes"] = names["outcomes"], names["purgatory"].resolve(*streams)
             case "RecordAccumulator":
-                names["query"].processAllAvailable()
+                # Its heartbeats never end, so that processAllAvailable would wait for ever.
+                while not (tmp_path / "_checkpoints/outcomes/commits/1").exists():
+                    assert names["query"].isActive, names["query"].exception()
+                    time.sleep(0.1)
                 names["query"].stop()
             case "RecordAccumulator.close":
                 names["outcomes"] = names["batch"]

@@ -135,10 +135,10 @@ def test_columns_are_chosen_and_names_that_are_taken_get_a_prefix(spark: SparkSe
     named = pending(spark, checkpoint, prefix="waits_", columns=["waits_matched", "waits_deadline_at"]).collect()
     assert [(row["waits_matched"], utc(row["waits_deadline_at"])) for row in named] == [(0, at(30))]
 
-    taken = [frame.withColumn("Matched", F.lit(1)) for frame in landing.frames(spark)]
+    taken = [frame.withColumn("Watch_Keys", F.lit(1)) for frame in landing.frames(spark)]
     query = purgatory().resolve(*taken).writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/taken")
     query.trigger(availableNow=True).start().awaitTermination()
-    with pytest.raises(ConfigError, match=r"have a column matched, which pending.. adds: set prefix="):
+    with pytest.raises(ConfigError, match=r"have a column watch_keys, which pending.. adds: set prefix="):
         pending(spark, f"{tmp_path}/taken")
     assert pending(spark, f"{tmp_path}/taken", prefix="waits_").count() == 1
 

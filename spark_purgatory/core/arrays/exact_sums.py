@@ -80,9 +80,9 @@ class ExactSums:
         for mine, theirs in zip(self.limbs, limbs, strict=True):
             np.subtract.at(mine, at, theirs)
 
-    def rounded(self) -> Floats:
-        """The sums as doubles, (n,); the point is behind the second limb."""
-        scales = 2.0 ** (LIMB_BITS * (1.0 - np.arange(LIMBS)))
+    def rounded(self, of_doubles: bool) -> Floats:
+        """The sums as doubles, (n,): of doubles the point is behind the second limb, of units behind the last."""
+        scales = 2.0 ** (LIMB_BITS * ((1.0 if of_doubles else LIMBS - 1.0) - np.arange(LIMBS)))
         return np.asarray((self.limbs[::-1] * scales[::-1, None]).sum(axis=0))
 
     def at_least(self, need: Numbers) -> Bools:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from spark_purgatory.core.arrays.exact_sums import ExactSums
-from spark_purgatory.core.arrays.numbers import Floats, Numbers, comparable
+from spark_purgatory.core.arrays.numbers import Floats, Numbers, comparable, is_double
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US
 from spark_purgatory.core.events.control_log import ControlEffects
@@ -226,7 +226,9 @@ def totals(inputs: EvaluationInput, spans: list[Spans], resolved_us: Int64s) -> 
         place[chosen] = np.arange(len(chosen))
         relevant = RelevantEvents(spans, _echoes(inputs, spans))
         end_us = np.minimum(resolved_us, inputs.deadline_us)[chosen]
-        total[chosen] = _Sums(relevant).up_to(*_spans_of(inputs, spans, place), chosen, end_us).rounded()
+        total[chosen] = (
+            _Sums(relevant).up_to(*_spans_of(inputs, spans, place), chosen, end_us).rounded(is_double(inputs.sum_need))
+        )
     return total
 
 
