@@ -46,7 +46,7 @@ def pending(
         - ``watch_keys`` (array of string): what it waits for; ``missing_keys``: which of them had no event yet, null
           under ``count`` and ``sum_at_least``.
         - ``matched`` (bigint): relevant events so far.
-        - ``criterion`` (string), ``reached`` and ``needed`` (double): keys, events or a sum of values, by the criterion;
+        - ``criterion`` (string), ``reached`` and ``needed`` (double): keys, events or a sum of values;
           ``progress`` (string): the same as text, "3 of 5".
         - ``created_at``, ``deadline_at`` (timestamp): the deadline with the extensions so far.
         - ``held_until`` (timestamp): where the criterion holds already, and ``emit="final"`` waits for the watermark.
