@@ -96,5 +96,5 @@ $(STAMP): pyproject.toml
 	  exit 1; }
 	@echo "Installing into $(VENV) (first time: about 2 minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet -e '.[spark,connect,cli,plot,dev]'
+	@$(BIN)/python -m pip install --quiet -e '.[spark,connect,cli,plot,metrics,otel,dev]'
 	@touch $@

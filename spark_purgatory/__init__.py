@@ -1,7 +1,7 @@
 """Delayed completion on Spark: operations wait in a purgatory until events complete them or their deadline passes.
 
-Importing the package imports no Spark; `Purgatory`, `RecordAccumulator`, `gauges` and `pending` do when they are first
-used.
+Importing the package imports no Spark; `Purgatory`, `RecordAccumulator`, `gauges`, `monitor` and `pending` do when they
+are first used.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from spark_purgatory import errors
+from spark_purgatory import errors, metrics
 from spark_purgatory.config import Completions, Operations
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.version import __version__
@@ -17,6 +17,7 @@ from spark_purgatory.version import __version__
 if TYPE_CHECKING:
     from spark_purgatory.spark.checkpoint.gauges import gauges
     from spark_purgatory.spark.checkpoint.pending import pending
+    from spark_purgatory.spark.monitoring.monitor import monitor
     from spark_purgatory.spark.operator.purgatory import Purgatory
     from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 
@@ -31,6 +32,8 @@ __all__ = [
     "criteria",
     "errors",
     "gauges",
+    "metrics",
+    "monitor",
     "pending",
 ]
 
@@ -52,4 +55,8 @@ def __getattr__(name: str) -> object:
         from spark_purgatory.spark.checkpoint.pending import pending
 
         return pending
+    if name == "monitor":
+        from spark_purgatory.spark.monitoring.monitor import monitor
+
+        return monitor
     raise AttributeError(f"module 'spark_purgatory' has no attribute {name!r}; it has {', '.join(__all__)}")

@@ -243,3 +243,21 @@ def pending(
     names = None if columns is None else [name.strip() for name in columns.split(",")]
     request = PendingRequest(checkpoint, where, order_by, names, limit, batch_id, prefix, json, spark or [])
     raise typer.Exit(show_pending(request, Console()))
+
+
+@app.command()
+def report(
+    checkpoint: Annotated[str, typer.Argument(help="The query's checkpointLocation.", show_default=False)],
+    table: Annotated[str, typer.Argument(help="The outcomes' Delta table: a path, or a name.", show_default=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+    outcome_prefix: Annotated[str, typer.Option(help="The purgatory's outcome_prefix.")] = "",
+    spark: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
+) -> None:
+    """Write one HTML page on a query: outcomes, waits, what is pending, files, state. The query may run.
+
+    Exit code: 0 written, 1 Spark could not read, 2 an argument is wrong.
+    """
+    require_spark("The report")
+    from spark_purgatory.job.show_report import write_report
+
+    raise typer.Exit(write_report(checkpoint, table, output, outcome_prefix, spark or [], Console()))

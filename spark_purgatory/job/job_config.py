@@ -23,6 +23,7 @@ from spark_purgatory.config import (
     PurgatoryOptions,
     SinkOptions,
     not_a_duration,
+    parse_duration,
     parse_size,
 )
 from spark_purgatory.config.reference import options_of
@@ -316,6 +317,26 @@ class Trigger(Model):
         return self
 
 
+class MetricsOutput(Model):
+    """Where the job's metrics go (docs/metrics.md)."""
+
+    prometheus_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Serve them for Prometheus at this port."""
+    json_lines: Text | None = None
+    """Append them to this local file."""
+    opentelemetry: bool = False
+    """Give them to OpenTelemetry's metrics API."""
+    gauges_every: Text = "1 minute"
+    """How often those of the state are read."""
+
+    @model_validator(mode="after")
+    def _goes_somewhere(self) -> MetricsOutput:
+        if not (self.prometheus_port or self.json_lines or self.opentelemetry):
+            raise ValueError("metrics go nowhere: give prometheus_port, json_lines or opentelemetry")
+        parse_duration(self.gauges_every, "metrics.gauges_every")
+        return self
+
+
 class JobConfig(Model):
     """The whole file."""
 
@@ -330,6 +351,7 @@ class JobConfig(Model):
     packages: Texts = []
     spark: dict[Setting, Scalar] = {}
     summary: bool = True
+    metrics: MetricsOutput | None = None
 
     @model_validator(mode="after")
     def _places_differ(self) -> JobConfig:

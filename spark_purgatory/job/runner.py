@@ -17,13 +17,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from rich.console import Console
 
+from spark_purgatory import metrics
 from spark_purgatory.errors import ConfigError, PurgatoryError
 from spark_purgatory.job.config_file import load_config
-from spark_purgatory.job.job_config import JobConfig
+from spark_purgatory.job.job_config import JobConfig, MetricsOutput
 from spark_purgatory.job.progress import Progress
 from spark_purgatory.job.session import build_session
 from spark_purgatory.job.sources import outcomes_of
 from spark_purgatory.job.summary import Summary, Tally, print_summary, state_tally, summarise
+from spark_purgatory.spark.monitoring.monitor import monitor
 from spark_purgatory.spark.sink.record_accumulator import AccumulatorQuery, RecordAccumulator
 
 POLL_SECONDS = 0.25
@@ -66,6 +68,8 @@ def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequ
     pending = before.pending if before else 0
     with Progress(console, pending, config.purgatory.name) as progress:
         query = sink.write_stream(outcomes, checkpoint=config.checkpoint, trigger=trigger, query_name=config.name)
+        if config.metrics is not None:
+            watch(spark, query, config.metrics, config.purgatory.name)
         _follow(query, progress, stop)
     if stop.signal is not None:
         console.print(
@@ -76,6 +80,18 @@ def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequ
     if not config.summary:
         return None
     return _summarise(spark, config, sink, console)
+
+
+def watch(spark: SparkSession, query: AccumulatorQuery, wanted: MetricsOutput, name: str) -> None:
+    """Send the query's metrics where the file says."""
+    reporters: list[metrics.Reporter] = []
+    if wanted.prometheus_port is not None:
+        reporters.append(metrics.prometheus(wanted.prometheus_port))
+    if wanted.json_lines is not None:
+        reporters.append(metrics.json_lines(wanted.json_lines))
+    if wanted.opentelemetry:
+        reporters.append(metrics.opentelemetry())
+    monitor(query, *reporters, gauges_every=wanted.gauges_every, name=name, spark=spark)
 
 
 def _follow(query: AccumulatorQuery, progress: Progress, stop: StopRequest) -> None:

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
@@ -20,6 +19,7 @@ from rich.table import Table
 
 from spark_purgatory.core.spec.codes import Status
 from spark_purgatory.core.state.blob import read_blob
+from spark_purgatory.spark.checkpoint.shard_states import NoCheckpointError, shard_states
 
 WAIT_PERCENTILES = (0.5, 0.95, 0.99)
 WAITING = 0
@@ -57,28 +57,19 @@ class Summary:
         return tally.received == tally.decided + tally.pending and tally.decided == self.outcomes
 
 
-def state_tally(spark: SparkSession, checkpoint: str, shards: int | None) -> Tally | None:
+def state_tally(spark: SparkSession, checkpoint: str, shards: int | None = None) -> Tally | None:
     """What the checkpoint's state holds, read from the state store; None while no batch was committed."""
-    # The reader asks the driver's coordinator of state stores, which is made when streams are first asked for:
-    # without this, in a session that has not streamed yet, it dies with RpcEndpointNotFoundException.
-    _ = spark.streams.active
     try:
-        state = spark.read.format("statestore").load(checkpoint)
-        blobs = state.select(F.col("value.groupState.blob").alias("blob"))
-        row = blobs.mapInArrow(_tallies(shards or 0), TALLY_DDL).groupBy().sum().first()
-    except (AnalysisException, PySparkException) as error:
-        if _no_batch_yet(error):
-            return None
-        raise
+        states = shard_states(spark, checkpoint)
+    except NoCheckpointError:
+        return None
+    if states is None:
+        return None
+    row = states.blobs.mapInArrow(_tallies(shards), TALLY_DDL).groupBy().sum().first()
     return Tally(*(int(value or 0) for value in row)) if row is not None else Tally()
 
 
-def _no_batch_yet(error: PySparkException) -> bool:
-    condition = error.getCondition() or ""
-    return condition.startswith(("STDS_", "PATH_NOT_FOUND")) or "does not exist" in str(error)
-
-
-def _tallies(shards: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _tallies(shards: int | None) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """For ``mapInArrow``: a row of counts for every shard's blob, counted in the workers."""
 
     def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -90,7 +81,7 @@ def _tallies(shards: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.Re
     return count
 
 
-def _tally_of(blob: bytes, shards: int) -> Tally:
+def _tally_of(blob: bytes, shards: int | None) -> Tally:
     facts, arrays, _ = read_blob(blob, shards)
     tally = cast("dict[str, Any]", facts["tally"])
     return Tally(
@@ -128,13 +119,14 @@ def print_summary(console: Console, summary: Summary, target: str) -> None:
     tally = summary.tally
     console.print(
         f"Conservation: {tally.received:,} received = {tally.decided:,} decided + {tally.pending:,} pending; "
-        f"{summary.outcomes:,} in the table: {_verdict(summary)}",
+        f"{summary.outcomes:,} in the table: {verdict(summary)}",
         soft_wrap=True,
         highlight=False,
     )
 
 
-def _verdict(summary: Summary) -> str:
+def verdict(summary: Summary) -> str:
+    """OK, or what does not add up."""
     if summary.conserved:
         return "OK"
     more = summary.outcomes - summary.tally.decided

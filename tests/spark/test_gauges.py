@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
@@ -17,7 +16,7 @@ from spark_purgatory.errors import ConfigError, StateCorruptError
 from spark_purgatory.schema import COUNTERS
 from tests.support.connect_runs import land, run_child
 from tests.support.golden_states import GOLDEN, GOLDEN_SHARDS
-from tests.support.stream_rows import event, operation, purgatory
+from tests.support.stream_rows import at, event, operation, purgatory
 from tests.support.streams import Landing
 
 STATUSES = ("completed", "expired", "failed", "cancelled", "duplicate", "rejected")
@@ -35,7 +34,8 @@ def run(spark: SparkSession, landing: Landing) -> StreamingQuery:
 def test_the_counters_of_all_micro_batches_add_up_to_what_the_gauges_tell(spark: SparkSession, tmp_path: Path) -> None:
     landing = Landing(tmp_path)
     checkpoint = str(landing.checkpoint)
-    assert gauges(spark, checkpoint) == {"pending": 0, "state_bytes": 0, "shards": 0}, "nothing is committed yet"
+    with pytest.raises(ConfigError, match="is no checkpoint"):
+        gauges(spark, checkpoint)
     landing.add([operation(f"o{i}", deadline=300) for i in range(100)], [event("x", 1)])
     landing.add([], [event("o3", 2)])
     landing.add([], [])
@@ -50,6 +50,11 @@ def test_the_counters_of_all_micro_batches_add_up_to_what_the_gauges_tell(spark:
     found = gauges(spark, checkpoint)
     assert found["pending"] == sum(change["pending_change"] for change in changes) == 100
     assert found["shards"] == 3
+    assert found["oldest_created_ms"] == int(at(0).timestamp() * 1000)
+    assert found["next_due_ms"] == int(at(300).timestamp() * 1000)
+    assert 100 / 3 <= found["largest_shard_pending"] < 100
+    assert 100 <= found["watched"] <= 101
+    assert (found["batch_id"], found["watermark_ms"]) == (progress[-1]["batchId"], int(at(2).timestamp() * 1000))
     blobs = spark.read.format("statestore").load(checkpoint).select(F.length("value.groupState.blob").alias("n"))
     assert found["state_bytes"] == sum(row["n"] for row in blobs.collect())
     assert sum(change["state_bytes_written"] for change in changes) > found["state_bytes"]
@@ -75,7 +80,7 @@ def test_gauges_find_the_purgatory_beside_other_state_and_refuse_a_checkpoint_wi
     ):
         gauges(spark, alone)
     stateless = run_to_the_end(operations, "stateless")
-    with pytest.raises(PySparkException):
+    with pytest.raises(ConfigError, match="holds the state of nothing and of no purgatory"):
         gauges(spark, stateless)
 
 
@@ -85,17 +90,18 @@ def test_gauges_are_read_through_spark_connect(tmp_path: Path) -> None:
     land(tmp_path, "completions", 0, "key", range(4))
     run_child("gauges", tmp_path)
     seen = json.loads((tmp_path / "seen.json").read_text(encoding="utf-8"))
-    assert seen["before"] == {"pending": 0, "state_bytes": 0, "shards": 0}
+    assert "is no checkpoint" in seen["before"]
     assert (seen["after"]["pending"], seen["after"]["shards"]) == (6, 1)
+    assert seen["pending"] == {str(n): "0 of 1" for n in range(4, 10)}
 
 
 @pytest.mark.parametrize("version", list(GOLDEN))
 def test_facts_are_read_of_every_format_and_damage_is_refused(version: int) -> None:
     blob = GOLDEN[version].read_bytes()
     assert read_metadata(blob) == read_blob(blob, GOLDEN_SHARDS)[0]
-    for at in range(0, len(blob), 97):
+    for place in range(0, len(blob), 97):
         flipped = bytearray(blob)
-        flipped[at] ^= 1
+        flipped[place] ^= 1
         with pytest.raises(StateCorruptError):
             read_metadata(bytes(flipped))
     with pytest.raises(StateCorruptError):

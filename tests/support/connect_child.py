@@ -14,7 +14,7 @@ from pathlib import Path
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria, gauges
+from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria, gauges, pending
 from spark_purgatory.errors import ConfigError
 from tests.support.crash_child import builder_with
 from tests.support.silence import let_a_silence_pass
@@ -73,7 +73,7 @@ def write_through_sink(spark: SparkSession, folder: Path) -> None:
 def read_gauges(spark: SparkSession, folder: Path) -> None:
     """What waits, before a stream has run and after."""
     checkpoint = str(folder / "checkpoint")
-    seen = {"before": gauges(spark, checkpoint)}
+    seen: dict[str, object] = {"before": refusal(lambda: gauges(spark, checkpoint))}
     streams = [
         spark.readStream.schema(schema).parquet(str(folder / name))
         for schema, name in (("id bigint, at timestamp", "operations"), ("key bigint, at timestamp", "completions"))
@@ -83,6 +83,7 @@ def read_gauges(spark: SparkSession, folder: Path) -> None:
     )
     query.trigger(availableNow=True).start().awaitTermination()
     seen["after"] = gauges(spark, checkpoint)
+    seen["pending"] = {row["id"]: row["progress"] for row in pending(spark, checkpoint).collect()}
     (folder / "seen.json").write_text(json.dumps(seen), encoding="utf-8")
 
 

@@ -70,6 +70,7 @@ def without_rejected(operations: OperationArrivals, outcomes: Outcomes) -> Opera
     if not len(bad):
         return operations
     rows, none = operations.take(bad), np.zeros(len(bad), bool)
+    outcomes.tally.count_rejections(operations=rows.rejection)
     reasons = pa.array([rejection.reason for rejection in OperationRejection]).take(pa.array(rows.rejection))
     outcomes.unwatched(Status.REJECTED, rows, reasons, late=none, dated=none)
     return operations.take(np.flatnonzero(operations.rejection == 0))
@@ -169,7 +170,9 @@ class EventTimePurgatory:
         tally = self.outcomes.tally
         accepted = events.take(np.flatnonzero(events.rejection == 0))
         tally.events_received += len(events)
-        tally.events_rejected += len(events) - len(accepted)
+        if len(accepted) < len(events):
+            tally.events_rejected += len(events) - len(accepted)
+            tally.count_rejections(events=events.rejection[events.rejection != 0])
         tally.events_late += int(np.count_nonzero(accepted.time_us <= self.watermark_us))
         return accepted
 
@@ -247,6 +250,10 @@ class EventTimePurgatory:
     def _floor_us(self) -> int:
         """Events up to this time count for no operation that comes on time."""
         return int(saturating_add(np.array([self.watermark_us]), -self.spec.lookback_us)[0])
+
+    def oldest_us(self) -> int | None:
+        """The first created time of the operations that wait; None while nothing waits."""
+        return int(self.rows.created_us[self.purgatory.waiting()].min()) if self.pending else None
 
     def next_due_ms(self) -> int | None:
         """The watermark at which this shard must be called again; None while nothing waits."""

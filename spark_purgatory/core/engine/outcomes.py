@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import floor_ms, saturating_subtract
 from spark_purgatory.core.spec.arrivals import OperationArrivals
-from spark_purgatory.core.spec.codes import STATUSES, Status
+from spark_purgatory.core.spec.codes import STATUSES, EventRejection, OperationRejection, Status
 from spark_purgatory.errors import BugError
 
 OUTCOME_FIELDS = (
@@ -110,6 +110,16 @@ class Tally:
     events_received: int = 0
     events_rejected: int = 0
     events_late: int = 0
+    rejections: list[int] = field(default_factory=lambda: [0] * len(OperationRejection))
+    """Operations by `OperationRejection`; states that were written before it was counted go on from 0."""
+    event_rejections: list[int] = field(default_factory=lambda: [0] * len(EventRejection))
+    """Events by `EventRejection`."""
+
+    def count_rejections(self, operations: Int64s | None = None, events: Int64s | None = None) -> None:
+        """Count codes of `OperationRejection` and of `EventRejection`, (n,) each."""
+        for counts, codes in ((self.rejections, operations), (self.event_rejections, events)):
+            if codes is not None:
+                counts[:] = (np.array(counts) + np.bincount(codes, minlength=len(counts))).tolist()
 
     def decided(self) -> int:
         """Operations that have their outcome."""

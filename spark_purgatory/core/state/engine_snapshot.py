@@ -191,7 +191,17 @@ def _facts(engine: EventTimePurgatory) -> dict[str, object]:
         "segments": len(engine.events.log.segments),
         "log_kept": engine.events.log.kept,
     }
-    facts = {"spec": engine.spec.fingerprint(), "numbers": counts, "tally": vars(engine.outcomes.tally)}
+    gauges = {
+        "oldest_us": engine.oldest_us(),
+        "next_due_ms": engine.next_due_ms(),
+        "watched": engine.purgatory.watched,
+    }
+    facts = {
+        "spec": engine.spec.fingerprint(),
+        "numbers": counts,
+        "tally": vars(engine.outcomes.tally),
+        "gauges": gauges,
+    }
     logs = {name: [len(log.segments), log.kept] for name, log in _control_logs(engine).items()}
     if engine.spec.columns is not None:
         facts |= {"columns": engine.spec.columns.names, "roles": engine.spec.role_names()}

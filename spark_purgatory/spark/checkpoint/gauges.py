@@ -8,20 +8,48 @@ to workers, which read the header of each shard's state, its checksum, and the m
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.state.blob import read_metadata
 from spark_purgatory.spark.checkpoint.shard_states import shard_states
 
-GAUGES = ("pending", "state_bytes", "shards")
+
+class Gauges(TypedDict):
+    """What `gauges` returns."""
+
+    pending: int
+    watched: int
+    state_bytes: int
+    shards: int
+    largest_shard_pending: int
+    largest_shard_state_bytes: int
+    oldest_created_ms: int | None
+    next_due_ms: int | None
+    watermark_ms: int
+    batch_id: int | None
 
 
-def gauges(spark: SparkSession, checkpoint: str) -> dict[str, int]:
+NOTHING = Gauges(
+    pending=0,
+    watched=0,
+    state_bytes=0,
+    shards=0,
+    largest_shard_pending=0,
+    largest_shard_state_bytes=0,
+    oldest_created_ms=None,
+    next_due_ms=None,
+    watermark_ms=0,
+    batch_id=None,
+)
+OF_SHARDS = "pending bigint, watched bigint, state_bytes bigint, oldest_us bigint, next_due_ms bigint"
+
+
+def gauges(spark: SparkSession, checkpoint: str) -> Gauges:
     """What the latest committed micro-batch of a query left in its checkpoint, while it runs or after.
 
     It is a Spark job that reads the whole state: call it every few minutes, not in every micro-batch;
@@ -33,8 +61,15 @@ def gauges(spark: SparkSession, checkpoint: str) -> dict[str, int]:
         checkpoint: The query's ``checkpointLocation``.
 
     Returns:
-        ``pending``: operations that wait. ``state_bytes``: bytes of all shards' states, as the state store keeps them.
-        ``shards``: how many have a state. All are 0 before the first micro-batch is committed.
+        - ``pending``: operations that wait (Kafka: ``NumDelayedOperations``). ``watched``: entries in the lists of
+          watchers (Kafka: ``PurgatorySize``).
+        - ``state_bytes``: bytes of all shards' states, as the state store keeps them. ``shards``: how many have a
+          state. ``largest_shard_pending`` and ``largest_shard_state_bytes`` show how evenly they are filled.
+        - ``oldest_created_ms``: the first created time of what waits, and ``next_due_ms``: the watermark at which the
+          next outcome is due, both in milliseconds since 1970; None while nothing waits, and where the states were
+          written by an earlier version.
+        - ``watermark_ms``: the watermark of the micro-batch, 0 before there is one. ``batch_id``: its number, None
+          before the first is committed; then all else is 0 or None.
 
     Raises:
         ConfigError: There is no checkpoint, or it is that of a query without a purgatory.
@@ -45,24 +80,36 @@ def gauges(spark: SparkSession, checkpoint: str) -> dict[str, int]:
     """
     states = shard_states(spark, checkpoint)
     if states is None:
-        return dict.fromkeys(GAUGES, 0)
-    row = _sums(states.blobs).collect()[0]
-    return {name: int(row[name] or 0) for name in GAUGES}
+        return NOTHING.copy()
+    row = states.blobs.mapInArrow(_of_shards, OF_SHARDS).agg(
+        *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in ("pending", "watched", "state_bytes")),
+        F.count("*").alias("shards"),
+        F.coalesce(F.max("pending"), F.lit(0)).alias("largest_shard_pending"),
+        F.coalesce(F.max("state_bytes"), F.lit(0)).alias("largest_shard_state_bytes"),
+        F.floor(F.min("oldest_us") / 1000).alias("oldest_created_ms"),
+        F.min("next_due_ms").alias("next_due_ms"),
+    )
+    found = row.collect()[0].asDict()
+    return cast("Gauges", {**found, "watermark_ms": states.watermark_ms, "batch_id": states.batch_id})
 
 
-def _sums(blobs: DataFrame) -> DataFrame:
-    ddl = ", ".join(f"{name} bigint" for name in GAUGES)
-    counted = blobs.mapInArrow(_counts, ddl)
-    return counted.agg(*(F.sum(name).alias(name) for name in GAUGES))
-
-
-def _counts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For ``mapInArrow``: a row for every shard's state."""
+def _of_shards(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For ``mapInArrow``: a row for every shard's state, of which only the metadata is decoded."""
+    names = [part.split()[0] for part in OF_SHARDS.split(", ")]
     for batch in batches:
-        counts: dict[str, list[int]] = {name: [] for name in GAUGES}
-        for value in batch.column(0):
-            blob = value.as_py()
-            tally = Tally(**cast("dict[str, Any]", read_metadata(blob)["tally"]))
-            for name, count in zip(GAUGES, (tally.received - tally.decided(), len(blob), 1), strict=True):
-                counts[name].append(count)
-        yield pa.RecordBatch.from_arrays([pa.array(column, pa.int64()) for column in counts.values()], names=GAUGES)
+        rows = [_of_shard(value.as_py()) for value in batch.column(0)]
+        columns = [pa.array([row[name] for row in rows], pa.int64()) for name in names]
+        yield pa.RecordBatch.from_arrays(columns, names=names)
+
+
+def _of_shard(blob: bytes) -> dict[str, int | None]:
+    metadata = cast("dict[str, dict[str, Any]]", read_metadata(blob))
+    tally = Tally(**metadata["tally"])
+    kept = metadata.get("gauges", {})
+    return {
+        "pending": tally.received - tally.decided(),
+        "watched": kept.get("watched"),
+        "state_bytes": len(blob),
+        "oldest_us": kept.get("oldest_us"),
+        "next_due_ms": kept.get("next_due_ms"),
+    }

@@ -20,6 +20,10 @@ OPERATOR = "applyInPandasWithState"
 """What Spark calls the operator that holds our state; it runs one of them in a query."""
 
 
+class NoCheckpointError(ConfigError):
+    """There is no checkpoint at the place."""
+
+
 @dataclass(frozen=True)
 class ShardStates:
     """One row for each shard, column ``blob``; and when that was."""
@@ -39,7 +43,7 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
     # The reader needs the driver's coordinator of state stores, which is made when streams are first asked for: in a
     # session that has not streamed yet it fails with RpcEndpointNotFoundException.
     _ = spark.streams.active
-    committed = _committed(spark, checkpoint)
+    committed = committed_batches(spark, checkpoint)
     if not committed:
         return None
     chosen = committed[-1] if batch_id is None else batch_id
@@ -54,8 +58,8 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
     return ShardStates(blobs, chosen, _watermark_ms(spark, checkpoint, chosen))
 
 
-def _committed(spark: SparkSession, checkpoint: str) -> list[int]:
-    """The micro-batches that are committed, ascending."""
+def committed_batches(spark: SparkSession, checkpoint: str) -> list[int]:
+    """The micro-batches that are committed and kept, ascending. Raises NoCheckpointError."""
     try:
         files = spark.read.option("ignoreMissingFiles", True).text(f"{checkpoint}/commits", wholetext=True)
         names = [row["name"] for row in files.select(F.col("_metadata.file_name").alias("name")).collect()]
@@ -65,7 +69,7 @@ def _committed(spark: SparkSession, checkpoint: str) -> list[int]:
         try:
             spark.read.text(f"{checkpoint}/metadata").count()
         except AnalysisException:
-            raise ConfigError(
+            raise NoCheckpointError(
                 f"checkpoint={checkpoint!r} is no checkpoint of a streaming query: name the checkpointLocation of the "
                 "query that writes the purgatory's outcomes"
             ) from error

@@ -114,17 +114,19 @@ def _step(
     )
 
 
-def _counts(tally: Tally) -> list[int]:
-    return [tally.received, *tally.by_status[:6], tally.events_received, tally.events_rejected, tally.events_late]
+def _counts(tally: Tally) -> dict[str, int]:
+    """What a shard has counted since its beginning, by counter."""
+    events = (tally.events_received, tally.events_rejected, tally.events_late)
+    reasons = (*tally.rejections[1:], *tally.event_rejections[1:])
+    totals = (tally.received, *tally.by_status[:6], *events, tally.received - tally.decided(), 0, *reasons)
+    return dict(zip(COUNTERS, totals, strict=True))
 
 
 def _result(
-    outcomes: list[pa.RecordBatch], engine: EventTimePurgatory, before: list[int], state_bytes: int
+    outcomes: list[pa.RecordBatch], engine: EventTimePurgatory, before: dict[str, int], state_bytes: int
 ) -> pd.DataFrame:
     # ORPHANs come last and lack the operation's columns, which become null.
     tables = [pa.Table.from_batches([batch]) for batch in outcomes]
     blob = to_blob(pa.concat_tables(tables, promote_options="default")).to_pybytes() if tables else None
-    added = [now - then for now, then in zip(_counts(engine.outcomes.tally), before, strict=True)]
-    pending_change = added[0] - sum(added[1:7])
-    counters = dict(zip(COUNTERS, [*added, pending_change, state_bytes], strict=True))
-    return pd.DataFrame({"blob": [blob], **{name: [value] for name, value in counters.items()}})
+    added = {name: [now - before[name]] for name, now in _counts(engine.outcomes.tally).items()}
+    return pd.DataFrame({"blob": [blob], **added, "state_bytes_written": [state_bytes]})

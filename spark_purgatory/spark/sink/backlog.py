@@ -47,6 +47,11 @@ class Backlog:
         for piece in pieces:
             self._shares[piece.partition] = self._shares.get(piece.partition, 0.0) + piece.staged_bytes / staged_bytes
 
+    def staged_bytes(self, batches: Iterable[StagedBatch]) -> float:
+        """What the files of micro-batches are expected to weigh; their rows' bytes before any was counted."""
+        scale = 1.0 if self._staged_a_plain is None else self._staged_a_plain.value
+        return scale * sum(staged.plain_bytes for staged in batches)
+
     def could_fill(
         self, batches: Iterable[StagedBatch], open_bytes: Mapping[str, int], ratio: float, batch_bytes: int
     ) -> bool:

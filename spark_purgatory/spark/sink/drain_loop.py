@@ -43,6 +43,26 @@ class _Open:
     batches: tuple[FileBatch, ...]
 
 
+@dataclass
+class DrainCounts:
+    """What a run of the query has drained."""
+
+    drains: int = 0
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+    retries: int = 0
+    last_ms: int | None = None
+
+    def add(self, commit: Commit, took_ms: int) -> None:
+        """Count a drain."""
+        self.drains += 1
+        self.rows += sum(file.rows or 0 for file in commit.files)
+        self.files += len(commit.files)
+        self.bytes += sum(file.bytes for file in commit.files)
+        self.last_ms = took_ms
+
+
 class DrainLoop:
     """Counts staged pieces, gives them to the policy, and drains what is ready."""
 
@@ -51,6 +71,7 @@ class DrainLoop:
         self._sink = sink
         self._options = adapter.options
         self._open: _Open | None = None
+        self.counts = DrainCounts()
 
     def make_room(self, spark: SparkSession, wanted_bytes: int) -> bool:
         """Drain until ``wanted_bytes`` more may be staged; False if they are more than the whole buffer_memory.
@@ -180,6 +201,7 @@ class DrainLoop:
         self._open = None
         self._sink.clean_up(spark)
         self._adapter.drain_ms = self._adapter.now() - started_ms
+        self.counts.add(commit, self._adapter.drain_ms)
         LOG.info(
             "drain %d to table %s: %d rows in %d files, %d bytes, %d ms, version %d",
             opened.intent.number,
@@ -195,6 +217,7 @@ class DrainLoop:
 
     def commit_once(self, spark: SparkSession, intent: Intent, load: Load) -> Commit:
         """Steps 4 to 6, where only a restart can try again; StorageError if the table does not take it."""
+        started_ms = self._adapter.now()
         try:
             commit = self._sink.commit(spark, intent, load, self._options.partition_by)
         except SPARK_FAULTS as error:
@@ -206,6 +229,7 @@ class DrainLoop:
                 "the table and start again"
             ) from None
         self._sink.clean_up(spark)
+        self.counts.add(commit, self._adapter.now() - started_ms)
         return commit
 
     def _arrived(self, spark: SparkSession, intent: Intent, error: Exception) -> Commit | None:
@@ -224,6 +248,7 @@ class DrainLoop:
 
     def _retry(self, batches: Sequence[FileBatch], error: Exception) -> None:
         self._adapter.last_error = error
+        self.counts.retries += 1
         outcomes = [self._adapter.policy.retry(batch, self._adapter.now(), error) for batch in reversed(batches)]
         if RetryOutcome.DELIVERY_TIMEOUT in outcomes:
             timeout = DeliveryTimeoutError(

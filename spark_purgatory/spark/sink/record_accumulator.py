@@ -292,6 +292,12 @@ class AccumulatorQuery:
         """Folder of the query's checkpoint."""
         return self._sender.checkpoint
 
+    def measure(self) -> dict[str, float]:
+        """The sink's metrics, by the names of `spark_purgatory.metrics`; none under Spark Connect, where the sink runs
+        in the server.
+        """
+        return {} if is_remote() else self._sender.measure()
+
     @property
     def running(self) -> bool:
         """Whether Spark still runs it."""

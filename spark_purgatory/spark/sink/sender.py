@@ -84,6 +84,28 @@ class Sender:
         self.drains.send_ready(spark)
         reach("before return")
 
+    def measure(self) -> dict[str, float]:
+        """The sink's metrics, by the names of `spark_purgatory.metrics`."""
+        ledger, counts = self.sink.stager.ledger, self.drains.counts
+        pieces, uncounted = list(ledger.pieces.values()), list(ledger.uncounted.values())
+        staged_bytes = ledger.staged_bytes + self.adapter.backlog.staged_bytes(uncounted)
+        times_ms = [piece.staged_ms for piece in pieces] + [staged.staged_ms for staged in uncounted]
+        values: dict[str, float] = {
+            "staged_bytes": staged_bytes,
+            "buffer_available_bytes": max(0, self.options.bytes_of("buffer_memory") - staged_bytes),
+            "staged_age_ms": max(0, self.adapter.now() - min(times_ms)) if times_ms else 0,
+            "drains_total": counts.drains,
+            "drained_rows_total": counts.rows,
+            "drained_files_total": counts.files,
+            "drained_bytes_total": counts.bytes,
+            "drain_retries_total": counts.retries,
+        }
+        if counts.last_ms is not None:
+            values["drain_duration_ms"] = counts.last_ms
+        if counts.files:
+            values["file_bytes_avg"] = counts.bytes / counts.files
+        return values
+
     # --- start -------------------------------------------------------------------------------------------------
 
     def start(self, spark: SparkSession, batch_id: int) -> None:

@@ -1,0 +1,45 @@
+"""What commands share that read what a job has written."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pyspark.errors import AnalysisException, PySparkException
+from rich.console import Console
+
+from spark_purgatory.errors import ConfigError, PurgatoryError
+
+EXIT_FAILED, EXIT_WRONG = 1, 2
+
+
+def settings_from(texts: Sequence[str]) -> dict[str, str]:
+    """Settings of the session, from NAME=VALUE each. Raises ConfigError."""
+    settings = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise ConfigError(f"--spark {text!r} must be NAME=VALUE, for example spark.master=local[4]")
+        settings[name] = value
+    return settings
+
+
+def log_file() -> Path:
+    """Where the JVM writes what it would print on stderr."""
+    return Path(tempfile.mkdtemp(prefix="spark_purgatory_")) / "spark.log"
+
+
+def guarded_reading(place: str, read: Callable[[], None]) -> int:
+    """Call ``read``; the exit code, 0 if it raised nothing, with the error in one line on stderr if it did."""
+    errors = Console(stderr=True)
+    try:
+        read()
+    except (PurgatoryError, AnalysisException) as error:
+        said = str(error) if isinstance(error, PurgatoryError) else error.getMessage() or str(error)
+        errors.print(said.splitlines()[0], soft_wrap=True, highlight=False)
+        return EXIT_WRONG
+    except PySparkException as error:
+        errors.print(f"Spark could not read {place}: {error}", soft_wrap=True, highlight=False)
+        return EXIT_FAILED
+    return 0

@@ -1,0 +1,275 @@
+"""``spark-purgatory report``: one self-contained page on a query: outcomes, what waits, files, state."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
+
+from spark_purgatory.job.summary import Summary, Tally, readable_bytes, readable_ms, state_tally, summarise, verdict
+from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
+from spark_purgatory.spark.checkpoint.pending import pending
+from spark_purgatory.spark.checkpoint.shard_states import committed_batches
+from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
+from spark_purgatory.version import __version__
+
+TRIES = 3
+HOURS_SHOWN = 72
+"""Bars of the picture of outcomes over time, at most."""
+MS = 1000.0
+COLOURS = {
+    "COMPLETED": "#2e7d32",
+    "EXPIRED": "#ef6c00",
+    "FAILED": "#c62828",
+    "CANCELLED": "#6a1b9a",
+    "DUPLICATE": "#546e7a",
+    "REJECTED": "#212121",
+    "ORPHAN": "#9e9d24",
+}
+Bars = list[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the page shows, in numbers."""
+
+    table: str
+    checkpoint: str
+    made_ms: int
+    summary: Summary
+    """Of the table and of what is staged for it."""
+    in_table: int
+    """Rows of the table."""
+    gauges: Gauges
+    by_hour: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Outcomes by status and by hour of ``resolved_at``, in hours since 1970."""
+    waits: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Outcomes by status and by power of two of ``wait_ms``."""
+    ages: dict[int, int] = field(default_factory=dict)
+    """Pending operations by power of two of ``age_ms``."""
+    remaining: dict[int, int] = field(default_factory=dict)
+    """Pending operations by power of two of ``remaining_ms``."""
+    criteria: dict[str, int] = field(default_factory=dict)
+    """Pending operations by criterion."""
+    moved_on: bool = False
+    """The query committed a micro-batch while the numbers were read: they may differ by its rows."""
+
+
+def read_report(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, outcome_prefix: str = "") -> Report:
+    """Read everything that the page shows; again if the query has gone on meanwhile, up to `TRIES` times."""
+    report = _read(spark, checkpoint, sink, outcome_prefix)
+    for _ in range(TRIES - 1):
+        if not report.moved_on:
+            break
+        report = _read(spark, checkpoint, sink, outcome_prefix)
+    return report
+
+
+def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, outcome_prefix: str) -> Report:
+    table = sink.read(spark, staged=True, checkpoint=checkpoint)
+    tally = state_tally(spark, checkpoint)
+    found = gauges(spark, checkpoint)
+    ages, remaining, criteria = _of_pending(spark, checkpoint, found["batch_id"])
+    by_hour: dict[str, dict[int, int]] = {}
+    waits: dict[str, dict[int, int]] = {}
+    hour = F.floor(F.unix_millis(f"{outcome_prefix}resolved_at") / 3_600_000)
+    for column, into in ((hour, by_hour), (_power(F.col(f"{outcome_prefix}wait_ms")), waits)):
+        counted = table.groupBy(F.col(f"{outcome_prefix}status").alias("status"), column.alias("at")).count()
+        for row in counted.where("at IS NOT NULL").collect():
+            into.setdefault(row["status"], {})[int(row["at"])] = row["count"]
+    summary = summarise(table, tally or Tally(), outcome_prefix)
+    files = sink.read(spark).select("_metadata.file_path", "_metadata.file_size").distinct().collect()
+    last = committed_batches(spark, checkpoint)
+    return Report(
+        table=str(sink),
+        checkpoint=checkpoint,
+        made_ms=int(datetime.now(UTC).timestamp() * MS),
+        summary=replace(summary, file_bytes=sorted(row["file_size"] for row in files)),
+        in_table=sink.read(spark).count(),
+        gauges=found,
+        by_hour=by_hour,
+        waits=waits,
+        ages=ages,
+        remaining=remaining,
+        criteria=criteria,
+        moved_on=found["batch_id"] != (last[-1] if last else None),
+    )
+
+
+def _of_pending(
+    spark: SparkSession, checkpoint: str, batch_id: int | None
+) -> tuple[dict[int, int], dict[int, int], dict[str, int]]:
+    asked = ["report_age_ms", "report_remaining_ms", "report_criterion"]
+    waits = pending(spark, checkpoint, batch_id=batch_id, columns=asked, prefix="report_")
+    powers = [_power(F.greatest(F.col(name), F.lit(0))).alias(name) for name in asked[:2]]
+    rows = waits.groupBy(*powers, asked[2]).count().collect()
+    ages: dict[int, int] = {}
+    remaining: dict[int, int] = {}
+    criteria: dict[str, int] = {}
+    for age, left, criterion, count in rows:
+        criteria[criterion] = criteria.get(criterion, 0) + count
+        for at, into in ((age, ages), (left, remaining)):
+            if at is not None:
+                into[at] = into.get(at, 0) + count
+    return ages, remaining, criteria
+
+
+def _power(ms: Column) -> Column:
+    """0 for less than 1 ms, n for 2**(n - 1) ms up to 2**n."""
+    return F.when(ms < 1, 0).otherwise(F.floor(F.log2(ms)) + 1).cast("int")
+
+
+# --- the page -----------------------------------------------------------------------------------------
+
+
+def page(report: Report) -> str:
+    """The report as HTML, which needs no other file."""
+    found, summary = report.gauges, report.summary
+    tally = summary.tally
+    facts = [
+        ("Table", report.table),
+        ("Checkpoint", report.checkpoint),
+        ("Made at", _instant(report.made_ms)),
+        ("Micro-batch", "none yet" if found["batch_id"] is None else f"{found['batch_id']:,}"),
+        ("Watermark", _instant(found["watermark_ms"]) if found["watermark_ms"] else "none yet"),
+        ("Oldest waiting since", _instant(found["oldest_created_ms"])),
+        ("Next outcome due at", _instant(found["next_due_ms"])),
+        ("State", f"{readable_bytes(found['state_bytes'])} in {found['shards']:,} shards"),
+        ("Largest shard", f"{readable_bytes(found['largest_shard_state_bytes'])}, "
+                          f"{found['largest_shard_pending']:,} pending"),
+    ]  # fmt: skip
+    conservation = (
+        f"{tally.received:,} received = {tally.decided:,} decided + {tally.pending:,} pending; "
+        f"{report.in_table:,} in the table and {sum(summary.by_status.values()) - report.in_table:,} staged for it: "
+        + ("read while the query went on, so that these may differ" if report.moved_on else verdict(summary))
+    )
+    waits = {status: [readable_ms(wait) for wait in waits] for status, waits in summary.waits_ms.items()}
+    outcomes = [(status, f"{count:,}", *waits.get(status, ["", "", ""])) for status, count in summary.by_status.items()]
+    parts = [
+        f"<h1>spark_purgatory</h1><p class='sub'>{html.escape(report.table)}</p>",
+        _tiles(report),
+        f"<p><b>Conservation.</b> {html.escape(conservation)}</p>",
+        "<h2>Outcomes</h2>",
+        _table(("status", "operations", "wait p50", "p95", "p99"), outcomes),
+        _svg(_stacked, report.by_hour, "Outcomes by hour of resolved_at (UTC)"),
+        _svg(_waits, report.waits, "How long operations waited"),
+        "<h2>What waits</h2>",
+        _table(("criterion", "pending"), [(name, f"{n:,}") for name, n in sorted(report.criteria.items())]),
+        _svg(_powers, report.ages, "Pending by age"),
+        _svg(_powers, report.remaining, "Pending by time until the deadline"),
+        "<h2>Files of the table</h2>",
+        _svg(_files, summary.file_bytes, "Sizes of files"),
+        "<h2>State</h2>",
+        _table(("", ""), facts),
+        f"<p class='sub'>Ages and remaining times are seen from the watermark. spark_purgatory {__version__}.</p>",
+    ]
+    return HEAD + "\n".join(parts) + "</main></body></html>\n"
+
+
+HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>spark_purgatory report</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>
+body{font:15px/1.5 system-ui,sans-serif;color:#1b1b1b;background:#fafafa;margin:0}
+main{max-width:960px;margin:0 auto;padding:24px}h1{margin:0;font-size:26px}h2{margin:32px 0 8px;font-size:19px}
+.sub{color:#5f6368;margin:4px 0 16px}.tiles{display:flex;flex-wrap:wrap;gap:12px}
+.tile{background:#fff;border:1px solid #e0e0e0;border-radius:8px;padding:12px 16px;min-width:120px}
+.tile b{display:block;font-size:22px}table{border-collapse:collapse;background:#fff;margin:8px 0}
+td,th{border:1px solid #e0e0e0;padding:4px 12px;text-align:right}td:first-child,th:first-child{text-align:left}
+svg{max-width:100%;height:auto;background:#fff;border:1px solid #e0e0e0;border-radius:8px;margin:8px 0}
+</style></head><body><main>
+"""
+
+
+def _tiles(report: Report) -> str:
+    found, by_status = report.gauges, report.summary.by_status
+    shown = [(status.lower(), f"{count:,}") for status, count in by_status.items()]
+    tiles = [("pending", f"{found['pending']:,}"), *shown, ("files", f"{len(report.summary.file_bytes):,}")]
+    cells = "".join(f"<div class='tile'><b>{value}</b>{html.escape(name)}</div>" for name, value in tiles)
+    return f"<div class='tiles'>{cells}</div>"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return "<p>None.</p>"
+    top = "<tr>" + "".join(f"<th>{html.escape(name)}</th>" for name in head) + "</tr>" if any(head) else ""
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table>{top}{body}</table>"
+
+
+def _instant(ms: int | None) -> str:
+    return "-" if ms is None else f"{datetime.fromtimestamp(ms / MS, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+# --- pictures -----------------------------------------------------------------------------------------
+
+
+def _svg(draw: object, data: object, title: str) -> str:
+    if not data:
+        return f"<p>{html.escape(title)}: none.</p>"
+    assert callable(draw)
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "spark_purgatory", "font.size": 9}):
+        figure = Figure(figsize=(9.2, 2.8), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_title(title, loc="left")
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        draw(axes, data)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return text.getvalue()[text.getvalue().index("<svg") :]
+
+
+def _stacked(axes: Axes, data: dict[str, dict[int, int]]) -> None:
+    hours = sorted({at for counts in data.values() for at in counts})
+    step = max(1, -(-(hours[-1] - hours[0] + 1) // HOURS_SHOWN))
+    groups = list(range(hours[0] // step, hours[-1] // step + 1))
+    below = [0] * len(groups)
+    for status, counts in data.items():
+        heights = [0] * len(groups)
+        for at, count in counts.items():
+            heights[at // step - groups[0]] += count
+        axes.bar(range(len(groups)), heights, bottom=below, label=status, color=COLOURS.get(status))
+        below = [low + high for low, high in zip(below, heights, strict=True)]
+    marks = range(0, len(groups), max(1, len(groups) // 8))
+    names = [f"{datetime.fromtimestamp(groups[i] * step * 3600, UTC):%d %b %H:%M}" for i in marks]
+    axes.set_xticks(list(marks), names)
+    axes.set_ylabel("outcomes")
+    axes.legend(frameon=False, ncols=4)
+
+
+def _waits(axes: Axes, data: dict[str, dict[int, int]]) -> None:
+    powers = range(min(min(c) for c in data.values()), max(max(c) for c in data.values()) + 1)
+    below = [0] * len(powers)
+    for status, counts in data.items():
+        heights = [counts.get(power, 0) for power in powers]
+        axes.bar(range(len(powers)), heights, bottom=below, label=status, color=COLOURS.get(status))
+        below = [low + high for low, high in zip(below, heights, strict=True)]
+    _name_powers(axes, powers)
+    axes.set_ylabel("outcomes")
+    axes.legend(frameon=False, ncols=4)
+
+
+def _powers(axes: Axes, data: dict[int, int]) -> None:
+    powers = range(min(data), max(data) + 1)
+    axes.bar(range(len(powers)), [data.get(power, 0) for power in powers], color="#1565c0")
+    _name_powers(axes, powers)
+    axes.set_ylabel("operations")
+
+
+def _name_powers(axes: Axes, powers: range) -> None:
+    axes.set_xticks(range(len(powers)), [f"< {readable_ms(2.0**power)}" for power in powers], rotation=30, ha="right")
+
+
+def _files(axes: Axes, file_bytes: list[int]) -> None:
+    powers = [max(0, (size - 1).bit_length()) for size in file_bytes]
+    shown = range(min(powers), max(powers) + 1)
+    axes.bar(range(len(shown)), [powers.count(power) for power in shown], color="#00838f")
+    axes.set_xticks(range(len(shown)), [f"<= {readable_bytes(2.0**power)}" for power in shown], rotation=30, ha="right")
+    axes.set_ylabel("files")

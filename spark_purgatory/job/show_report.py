@@ -1,0 +1,36 @@
+"""``spark-purgatory report``: reads, draws and writes the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.job.reading import guarded_reading, log_file, settings_from
+from spark_purgatory.job.session import reading_session
+from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
+
+
+def write_report(
+    checkpoint: str, table: str, output: Path, outcome_prefix: str, settings: Sequence[str], console: Console
+) -> int:
+    """Write the page; the exit code."""
+
+    def read() -> None:
+        try:
+            from spark_purgatory.job.report import page, read_report
+        except ImportError as error:
+            raise ConfigError("the report draws with matplotlib: pip install 'spark-purgatory[plot]'") from error
+        with console.status("Starting Spark"):
+            spark = reading_session(settings_from(settings), log_file(), delta=True)
+        is_path = "/" in table or "\\" in table
+        sink = RecordAccumulator(path=table) if is_path else RecordAccumulator(table=table)
+        with console.status("Reading the checkpoint and the table"):
+            text = page(read_report(spark, checkpoint, sink, outcome_prefix))
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text, encoding="utf-8")
+        console.print(f"Written: {output} ({len(text):,} bytes)", soft_wrap=True, highlight=False)
+
+    return guarded_reading(checkpoint, read)

@@ -1,0 +1,153 @@
+"""``python -m spark_purgatory.metrics.dashboard``: the Grafana dashboard and the alerts, made from the catalogue.
+
+It needs grafana-foundation-sdk (in the extra ``dev``), Grafana's own builder, so that the JSON is what Grafana reads.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spark_purgatory.metrics.catalog import BY_NAME, PREFIX
+
+UNITS = {"ms": "ms", "bytes": "bytes", "ratio": "none"}
+PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("Operations that wait", ("pending",)),
+    ("Outcomes a second", ("outcomes_total",)),
+    ("Watermark lag", ("watermark_lag_ms",)),
+    ("Oldest waiting, next deadline (event time)", ("oldest_pending_age_ms", "next_deadline_ms")),
+    ("Events a second: received, late", ("events_received_total", "events_late_total")),
+    ("Rejected a second", ("rejected_total", "events_rejected_total")),
+    ("A micro-batch takes", ("batch_duration_ms",)),
+    ("State", ("state_bytes", "largest_shard_state_bytes")),
+    ("Skew of the shards (1: even)", ("shard_skew",)),
+    ("Staged for the table", ("staged_bytes", "buffer_available_bytes")),
+    ("Age of what is staged, length of a drain", ("staged_age_ms", "drain_duration_ms")),
+    ("Retries of drains", ("drain_retries_total",)),
+)
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One of the five to watch."""
+
+    name: str
+    expression: str
+    minutes: int
+    text: str
+
+
+ALERTS = (
+    Alert(
+        "NoMicroBatch",
+        f"increase({PREFIX}batches_total[15m]) == 0",
+        5,
+        "The query has stopped, or a micro-batch hangs: look at its log and at the drains.",
+    ),
+    Alert(
+        "WatermarkStands",
+        f"{PREFIX}watermark_lag_ms > 3.6e6",
+        10,
+        "The watermark is an hour behind the clock: a source is silent (set idle_after) or the query is too slow. "
+        "Nothing expires meanwhile.",
+    ),
+    Alert(
+        "OperationsExpire",
+        f'sum by (query) (rate({PREFIX}outcomes_total{{status="expired"}}[30m]))'
+        f" > 0.2 * sum by (query) (rate({PREFIX}outcomes_total[30m]))",
+        15,
+        "A fifth of the outcomes are EXPIRED: the events that complete them are missing or late.",
+    ),
+    Alert(
+        "TableTakesNothing",
+        f"{PREFIX}staged_age_ms > 1.2e6 or increase({PREFIX}drain_retries_total[10m]) > 5",
+        0,
+        "Rows wait 20 minutes for their file, or drains fail again and again. After delivery_timeout the query stops.",
+    ),
+    Alert(
+        "StateGrows",
+        f"{PREFIX}largest_shard_state_bytes > 1e8 or {PREFIX}shard_skew > 4",
+        30,
+        "The state of one shard passes 100 MB, or it holds four times the mean: each micro-batch rewrites it. "
+        "Use more shards, with a new checkpoint.",
+    ),
+)
+"""Which five to watch, and at what value; change the values to what is usual with you."""
+
+
+def expression(name: str) -> tuple[str, str]:
+    """(the query of a metric, the legend of its lines)."""
+    metric = BY_NAME[name]
+    labels = " ".join(f"{{{{{label}}}}}" for label in ("query", *(label for label, _ in metric.labels)))
+    series = f'{PREFIX}{name}{{query=~"$query"}}'
+    return (f"rate({series}[$__rate_interval])" if metric.kind == "counter" else series), f"{labels} {name}"
+
+
+def dashboard() -> str:
+    """The dashboard as JSON."""
+    from grafana_foundation_sdk.builders import dashboard as board
+    from grafana_foundation_sdk.builders import prometheus, timeseries
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder
+    from grafana_foundation_sdk.models.dashboard import DataSourceRef
+
+    source = DataSourceRef(type_val="prometheus", uid="${datasource}")
+    built: Any = (
+        board.Dashboard("spark_purgatory")
+        .uid("spark-purgatory")
+        .tags(["generated", "spark"])
+        .refresh("30s")
+        .time("now-6h", "now")
+        .with_variable(board.DatasourceVariable("datasource").type("prometheus"))
+        .with_variable(
+            board.QueryVariable("query")
+            .datasource(source)
+            .query(f"label_values({PREFIX}batches_total, query)")
+            .multi(True)
+            .include_all(True)
+        )
+    )
+    for title, names in PANELS:
+        panel = timeseries.Panel().title(title).datasource(source).span(12).height(8)
+        panel = panel.unit(UNITS.get(BY_NAME[names[0]].unit, "short")).description(
+            " ".join(BY_NAME[name].text for name in names)
+        )
+        for name in names:
+            query, legend = expression(name)
+            panel = panel.with_target(prometheus.Dataquery().expr(query).legend_format(legend))
+        built = built.with_panel(panel)
+    return JSONEncoder(sort_keys=True, indent=2).encode(built.build()) + "\n"
+
+
+def alerts() -> str:
+    """The alerts as rules of Prometheus, in YAML."""
+    lines = [
+        "# Made by `python -m spark_purgatory.metrics.dashboard`.",
+        "groups:",
+        "  - name: spark_purgatory",
+        "    rules:",
+    ]
+    for alert in ALERTS:
+        lines += [
+            f"      - alert: {alert.name}",
+            "        expr: >-",
+            f"          {alert.expression}",
+            f"        for: {alert.minutes}m",
+            "        annotations:",
+            "          summary: >-",
+            f"            {alert.text}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Write both files."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/monitoring")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in (("grafana.json", dashboard()), ("alerts.yml", alerts())):
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

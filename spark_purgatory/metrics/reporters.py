@@ -1,0 +1,152 @@
+"""Where samples go. Each function gives a `Reporter`, for `spark_purgatory.monitor`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.metrics.catalog import METRICS, PREFIX, Metric
+from spark_purgatory.metrics.sample import Reporter, Sample
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric as Family
+
+
+def json_lines(path: str | Path) -> Reporter:
+    """Append each sample to a file, a JSON object a line.
+
+    Args:
+        path: A local file; its folder must be there.
+
+    Raises:
+        ConfigError: The file cannot be written.
+
+    Example::
+
+        query_monitor = monitor(query, json_lines("/var/log/outcomes.jsonl"))
+    """
+    file = Path(path)
+    try:
+        file.open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise ConfigError(f"json_lines({str(path)!r}) cannot be written: {error.strerror}") from error
+
+    def report(sample: Sample) -> None:
+        line = json.dumps({"time_ms": sample.time_ms, "query": sample.query, **sample.flat()})
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(line + "\n")
+
+    return report
+
+
+def prometheus(
+    port: int | None = None, *, addr: str = "0.0.0.0", registry: CollectorRegistry | None = None
+) -> PrometheusReporter:
+    """Keep the last sample of each query for Prometheus; with ``port`` also serve it, at ``/metrics``.
+
+    Args:
+        port: Port to serve on; None where the process serves the registry already. 0 takes a free one.
+        addr: Address to serve on.
+        registry: prometheus-client's registry; by default its own.
+
+    Returns:
+        A reporter. Its attribute ``port`` is the port that is served, None if none is.
+
+    Raises:
+        ConfigError: prometheus-client is not installed, or the port is taken.
+
+    Example::
+
+        query_monitor = monitor(query, prometheus(port=9108))
+    """
+    try:
+        from prometheus_client import REGISTRY, start_http_server
+    except ImportError as error:
+        raise ConfigError("prometheus() needs prometheus-client: pip install 'spark-purgatory[metrics]'") from error
+    into = REGISTRY if registry is None else registry
+    reporter = PrometheusReporter()
+    into.register(reporter)
+    if port is not None:
+        try:
+            server, _ = start_http_server(port, addr, into)
+        except OSError as error:
+            into.unregister(reporter)
+            raise ConfigError(
+                f"prometheus(port={port}) cannot serve there: {error.strerror}; choose another port"
+            ) from error
+        reporter.port = server.server_port
+    return reporter
+
+
+class PrometheusReporter:
+    """The last sample of each query, as prometheus-client collects it."""
+
+    def __init__(self) -> None:
+        self.port: int | None = None
+        """The port that is served, None if none is."""
+        self._last: dict[str, Sample] = {}
+
+    def __call__(self, sample: Sample) -> None:
+        """Keep a query's sample until its next."""
+        self._last[sample.query] = sample
+
+    def describe(self) -> Iterable[Family]:
+        """Nothing ahead of time: what there is depends on the queries."""
+        return []
+
+    def collect(self) -> Iterator[Family]:
+        """Each metric, with what every query last had."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        samples = list(self._last.values())
+        for metric in METRICS:
+            family = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            labels = ["query", *(name for name, _ in metric.labels)]
+            made: Any = family(PREFIX + metric.name.removesuffix("_total"), metric.text, labels=labels)
+            for sample in samples:
+                for values, number in sample.values.get(metric.name, {}).items():
+                    made.add_metric([sample.query, *values], number)
+            yield made
+
+
+def opentelemetry(meter: Any = None) -> Reporter:
+    """Give each sample to OpenTelemetry's metrics API; the process configures where they are exported.
+
+    Args:
+        meter: A ``Meter``; by default that of the global provider.
+
+    Raises:
+        ConfigError: opentelemetry-api is not installed.
+
+    Example::
+
+        query_monitor = monitor(query, opentelemetry())
+    """
+    try:
+        from opentelemetry import metrics as api
+    except ImportError as error:
+        raise ConfigError("opentelemetry() needs opentelemetry-api: pip install 'spark-purgatory[otel]'") from error
+    meter = meter or api.get_meter("spark_purgatory")
+    last: dict[str, Sample] = {}
+
+    def observations(metric: Metric) -> Any:
+        def observe(_: Any) -> Iterator[Any]:
+            names = [name for name, _ in metric.labels]
+            for sample in list(last.values()):
+                for values, number in sample.values.get(metric.name, {}).items():
+                    yield api.Observation(number, {"query": sample.query, **dict(zip(names, values, strict=True))})
+
+        return observe
+
+    for metric in METRICS:
+        make = meter.create_observable_counter if metric.kind == "counter" else meter.create_observable_gauge
+        make(PREFIX + metric.name, callbacks=[observations(metric)], unit=metric.unit, description=metric.text)
+
+    def report(sample: Sample) -> None:
+        last[sample.query] = sample
+
+    return report

@@ -1,0 +1,1 @@
+"""Samples of a running query, for `spark_purgatory.metrics`."""

@@ -1,0 +1,233 @@
+"""`monitor`: samples of a running query, given to reporters.
+
+Spark calls the listener after each micro-batch. What waits in all is not in its report, because a micro-batch calls
+only the shards that it touches: `gauges` reads it from the checkpoint at intervals, in a thread of its own, so that
+neither the query nor the listener waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_purgatory.config import Duration, parse_duration
+from spark_purgatory.errors import ConfigError, PurgatoryError
+from spark_purgatory.metrics import Reporter, Sample
+from spark_purgatory.metrics.catalog import BY_NAME
+from spark_purgatory.metrics.sample import Labels
+from spark_purgatory.schema import EVENT_REJECTIONS, REJECTIONS
+from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
+from spark_purgatory.spark.sink.record_accumulator import AccumulatorQuery
+
+LOG = logging.getLogger(__name__)
+COUNTED: dict[str, tuple[str, Labels]] = {
+    "received": ("operations_received_total", ()),
+    **{status: ("outcomes_total", (status,)) for status in BY_NAME["outcomes_total"].labels[0][1]},
+    **{f"rejected_{reason}": ("rejected_total", (reason,)) for reason in REJECTIONS},
+    "events_received": ("events_received_total", ()),
+    "events_late": ("events_late_total", ()),
+    **{f"events_rejected_{reason}": ("events_rejected_total", (reason,)) for reason in EVENT_REJECTIONS},
+}
+"""Counters of a micro-batch, by the metric that adds them up."""
+
+
+def monitor(
+    query: StreamingQuery | AccumulatorQuery,
+    *reporters: Reporter,
+    checkpoint: str | None = None,
+    gauges_every: Duration = "1 minute",
+    name: str = "spark_purgatory",
+    spark: SparkSession | None = None,
+) -> QueryMonitor:
+    """Give a sample of a running query to each reporter after every micro-batch, until the query ends.
+
+    Args:
+        query: What ``write_stream`` or ``writeStream.start()`` returned.
+        reporters: Functions that take a `Sample`: `metrics.prometheus`, `metrics.opentelemetry`, `metrics.json_lines`,
+            or your own. One that raises is logged, and the query goes on.
+        checkpoint: The query's ``checkpointLocation``, from which the metrics of the state are read. That of a
+            `RecordAccumulator` is known; without one these metrics are left out.
+        gauges_every: How often they are read. It is a Spark job over the whole state.
+        name: The purgatory's ``name``, under which its counters are observed.
+        spark: The session; by default the active one.
+
+    Returns:
+        The monitor: ``last`` is its last sample, and ``stop()`` ends it.
+
+    Raises:
+        ConfigError: There is no active session, or no reporter.
+
+    Example::
+
+        query_monitor = monitor(query, metrics.json_lines("/lake/metrics.jsonl"))
+    """
+    if not reporters:
+        raise ConfigError("monitor(query) has no reporter: give metrics.prometheus(port=9108), or a function")
+    session = spark or SparkSession.getActiveSession()
+    if session is None:
+        raise ConfigError("monitor(query): there is no active Spark session, give spark=")
+    if checkpoint is None and isinstance(query, AccumulatorQuery):
+        checkpoint = query.checkpoint
+    made = QueryMonitor(session, query, reporters, checkpoint, parse_duration(gauges_every, "gauges_every"), name)
+    session.streams.addListener(made.listener)
+    return made
+
+
+class QueryMonitor:
+    """Samples of one query; made by `monitor`."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        query: StreamingQuery | AccumulatorQuery,
+        reporters: tuple[Reporter, ...],
+        checkpoint: str | None,
+        gauges_every_us: int,
+        name: str,
+    ) -> None:
+        self.last: Sample | None = None
+        """The last sample; None before the first micro-batch."""
+        self.listener = _Listener(self)
+        self.run_id = str(query.runId)
+        self._label = query.name or str(query.id)
+        self._spark, self._query, self._reporters, self._checkpoint = spark, query, reporters, checkpoint
+        self._gauges_every_ms = gauges_every_us // 1000
+        self._counters = name
+        self._totals: dict[str, dict[Labels, float]] = {}
+        self._gauges: Gauges | None = None
+        self._gauges_ms = 0
+        self._reading = threading.Lock()
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Give a last sample, and take no more."""
+        if self._stopped:
+            return
+        self._stopped = True
+        # From a thread of its own: Spark waits for its listeners, and one that is called cannot be removed.
+        threading.Thread(target=self._spark.streams.removeListener, args=(self.listener,), daemon=True).start()
+
+    def take(self, progress: Any) -> None:
+        """Take in a progress report of Spark."""
+        if "addBatch" not in progress.durationMs:
+            return
+        now_ms = time.time_ns() // 1_000_000
+        self._add(progress)
+        watermark_ms = _watermark_ms(progress.eventTime.get("watermark"))
+        last: dict[str, float] = {
+            "batch_duration_ms": progress.durationMs["triggerExecution"],
+            "batch_input_rows": sum(max(0, source.numInputRows) for source in progress.sources if _counts(source)),
+        }
+        if watermark_ms is not None:
+            last["watermark_lag_ms"] = now_ms - watermark_ms
+        if isinstance(self._query, AccumulatorQuery):
+            last |= self._query.measure()
+        self._read_gauges(now_ms)
+        if self._gauges is not None:
+            last |= of_gauges(self._gauges)
+        self._report(Sample(self._label, now_ms, {**self._totals, **_unlabelled(last)}))
+
+    def _add(self, progress: Any) -> None:
+        observed = progress.observedMetrics.get(self._counters)
+        counters = {} if observed is None else observed.asDict()
+        for name, added in {**counters, "batches": 1}.items():
+            metric, labels = COUNTED.get(name, ("batches_total", ()) if name == "batches" else ("", ()))
+            if metric:
+                by_labels = self._totals.setdefault(metric, {})
+                by_labels[labels] = by_labels.get(labels, 0) + (added or 0)
+        if counters:
+            self._totals["state_bytes_written"] = {(): counters.get("state_bytes_written") or 0}
+
+    def _report(self, sample: Sample) -> None:
+        self.last = sample
+        for reporter in self._reporters:
+            try:
+                reporter(sample)
+            except Exception:
+                LOG.warning("a reporter of query %s raised; the query goes on", self._label, exc_info=True)
+
+    def _read_gauges(self, now_ms: int) -> None:
+        """Start to read them if it is time; one reading at a time."""
+        if self._checkpoint is None or now_ms - self._gauges_ms < self._gauges_every_ms:
+            return
+        if self._reading.acquire(blocking=False):
+            self._gauges_ms = now_ms
+            threading.Thread(target=self._read, args=(self._checkpoint,), daemon=True).start()
+
+    def _read(self, checkpoint: str) -> None:
+        try:
+            self._gauges = gauges(self._spark, checkpoint)
+            if self.last is not None:
+                values = dict(self.last.values) | _unlabelled(of_gauges(self._gauges))
+                self._report(Sample(self._label, time.time_ns() // 1_000_000, values))
+        except (PurgatoryError, PySparkException) as error:
+            LOG.warning("the state of query %s could not be read for its metrics: %s", self._label, error)
+        finally:
+            self._reading.release()
+
+
+def _unlabelled(values: Mapping[str, float]) -> dict[str, Mapping[Labels, float]]:
+    return {name: {(): value} for name, value in values.items()}
+
+
+def of_gauges(found: Gauges) -> dict[str, float]:
+    """Metrics of the state; ages and times are seen from the watermark."""
+    values: dict[str, float] = {
+        "pending": found["pending"],
+        "watched": found["watched"],
+        "state_bytes": found["state_bytes"],
+        "shards": found["shards"],
+        "largest_shard_state_bytes": found["largest_shard_state_bytes"],
+    }
+    if found["pending"]:
+        values["shard_skew"] = found["largest_shard_pending"] * found["shards"] / found["pending"]
+    if found["watermark_ms"] and found["oldest_created_ms"] is not None:
+        values["oldest_pending_age_ms"] = max(0, found["watermark_ms"] - found["oldest_created_ms"])
+    if found["watermark_ms"] and found["next_due_ms"] is not None:
+        values["next_deadline_ms"] = max(0, found["next_due_ms"] - found["watermark_ms"])
+    return values
+
+
+class _Listener(StreamingQueryListener):
+    def __init__(self, owner: QueryMonitor) -> None:
+        self._owner = owner
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        pass
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        if str(event.progress.runId) == self._owner.run_id:
+            self._owner.take(event.progress)
+
+    def onQueryIdle(self, event: Any) -> None:
+        pass
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        if str(event.runId) == self._owner.run_id:
+            self._owner.stop()
+
+
+def _counts(source: Any) -> bool:
+    """Whether a source is the user's: ours make a row a micro-batch so that time passes."""
+    return not str(source.description).startswith("RatePerMicroBatch")
+
+
+def _watermark_ms(text: str | None) -> int | None:
+    """The watermark of a progress report; None while there is none, which Spark writes as 1970."""
+    if not text or text.startswith("1970-01-01T00:00:00.000"):
+        return None
+    return int(datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() * 1000)

@@ -1,0 +1,139 @@
+"""`monitor`: what reporters get of a real query, against counts of the rows, the table and the checkpoint."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+from pyspark.sql import SparkSession
+
+from spark_purgatory import RecordAccumulator, metrics, monitor
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.metrics.catalog import METRICS
+from tests.support.stream_rows import event, operation, purgatory
+from tests.support.streams import Landing
+
+pytestmark = pytest.mark.spark
+
+HOUR = {"linger": "1 hour", "delivery_timeout": "1 hour"}
+
+
+def until(condition: Callable[[], Any], seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not reached"
+        time.sleep(0.05)
+
+
+def scraped(port: int) -> Iterator[tuple[str, dict[str, str], float]]:
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            yield sample.name, sample.labels, sample.value
+
+
+def land(landing: Landing) -> None:
+    landing.add(
+        [operation(f"o{n}", deadline=30 if n < 4 else 300) for n in range(20)] + [operation("bad", 5, 1), {"id": None}],
+        [event("o7", 2), event("o8", 3), event("nothing", 60), {"key": None, "time": None}],
+    )
+    landing.add([operation("o0", deadline=300), operation("new", 61, 400)], [event("o9", 4), event("nothing", 70)])
+
+
+def test_every_reporter_gets_what_the_rows_the_table_and_the_checkpoint_say(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    landing = Landing(tmp_path)
+    land(landing)
+    registry, reader = CollectorRegistry(), InMemoryMetricReader()
+    samples: list[metrics.Sample] = []
+    served = metrics.prometheus(0, addr="127.0.0.1", registry=registry)
+    meter = MeterProvider([reader]).get_meter("test")
+    outcomes = purgatory(tick="1 second").resolve(*landing.frames(spark))
+    sink = RecordAccumulator(path=str(tmp_path / "table"), **HOUR)
+    query = sink.write_stream(
+        outcomes, checkpoint=str(landing.checkpoint), trigger={"processingTime": "1 second"}, query_name="measured"
+    )
+    reporters = (served, metrics.json_lines(tmp_path / "lines"), metrics.opentelemetry(meter), samples.append)
+    watched = monitor(query, *reporters, gauges_every="1 second")
+    until(lambda: samples and samples[-1].flat().get("pending") == 14 and samples[-1].flat()["staged_bytes"] > 0)
+    staged = samples[-1].flat()
+    query.flush()
+    until(lambda: samples[-1].flat()["drains_total"] >= 1)
+    flat = samples[-1].flat()
+    named = {metric.name for metric in METRICS}
+    seen = {name for sample in samples for name in sample.values}
+    assert named == seen, "each metric of the catalogue was measured, and nothing else"
+
+    table = {row["status"].lower(): row["count"] for row in sink.read(spark).groupBy("status").count().collect()}
+    got = {
+        name.partition(".")[2]: value for name, value in flat.items() if name.startswith("outcomes_total.") and value
+    }
+    assert got == table == {"completed": 3, "expired": 4, "rejected": 2, "duplicate": table["duplicate"]}
+    assert flat["operations_received_total"] == 24 == sum(table.values()) + flat["pending"]
+    assert {n: v for n, v in flat.items() if n.startswith(("rejected_total", "events_rejected_total")) and v} == {
+        "rejected_total.null_id": 1,
+        "rejected_total.deadline_before_created": 1,
+        "events_rejected_total.null_key": 1,
+    }
+    assert (flat["events_received_total"], flat["events_late_total"]) == (6, 1)
+    assert flat["drained_rows_total"] == sum(table.values())
+    files = list((tmp_path / "table").rglob("*.parquet"))
+    assert flat["drained_files_total"] == len(files)
+    assert flat["drained_bytes_total"] == sum(path.stat().st_size for path in files)
+    assert staged["staged_bytes"] + staged["buffer_available_bytes"] == sink.options.bytes_of("buffer_memory")
+    assert flat["staged_bytes"] == flat["staged_age_ms"] == 0 < staged["staged_age_ms"]
+
+    assert served.port is not None
+    page = {(name, *sorted(labels.items())): value for name, labels, value in scraped(served.port)}
+    assert page["spark_purgatory_pending", ("query", "measured")] == 14
+    assert page["spark_purgatory_outcomes_total", ("query", "measured"), ("status", "expired")] == 4
+    data = json.loads(reader.get_metrics_data().to_json())
+    points = {m["name"]: m["data"]["data_points"] for m in data["resource_metrics"][0]["scope_metrics"][0]["metrics"]}
+    assert [point["value"] for point in points["spark_purgatory_pending"]] == [14]
+    lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
+    assert len(lines) == len(samples) and lines[-1]["outcomes_total.completed"] == 3
+    query.close() if hasattr(query, "close") else sink.close()
+    until(lambda: watched._stopped)
+    count = len(samples)
+    time.sleep(1.5)
+    assert len(samples) == count, "no sample after the end"
+
+
+def test_a_reporter_that_raises_does_not_stop_the_query(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    landing = Landing(tmp_path).add([operation("a")], [event("a", 1)])
+    kept: list[metrics.Sample] = []
+
+    def broken(sample: metrics.Sample) -> None:
+        raise RuntimeError("the disk is full")
+
+    writer = purgatory().resolve(*landing.frames(spark)).writeStream.format("noop")
+    query = writer.option("checkpointLocation", str(landing.checkpoint)).trigger(processingTime="1 second").start()
+    monitor(query, broken, kept.append)
+    until(lambda: kept)
+    assert query.isActive and "a reporter of query" in caplog.text
+    landing.add([operation("b")], [event("b", 2)])
+    until(lambda: kept[-1].flat()["operations_received_total"] == 2)
+    query.stop()
+    assert "pending" not in kept[-1].flat(), "without a checkpoint the state is not read"
+
+
+def test_what_cannot_work_is_said_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no reporter: give metrics.prometheus"):
+        monitor(None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"json_lines.*cannot be written: No such file"):
+        metrics.json_lines(tmp_path / "none" / "lines")
+    first = metrics.prometheus(0, addr="127.0.0.1", registry=CollectorRegistry())
+    with pytest.raises(ConfigError, match="cannot serve there: Address already in use; choose another port"):
+        metrics.prometheus(first.port, addr="127.0.0.1", registry=CollectorRegistry())

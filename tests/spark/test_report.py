@@ -1,0 +1,115 @@
+"""``spark-purgatory report`` and ``pending``: the page and the table against counts of the rows themselves."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_purgatory import RecordAccumulator
+from spark_purgatory.job.report import page, read_report
+from tests.support.stream_rows import event, operation, purgatory
+from tests.support.streams import Landing
+
+pytestmark = pytest.mark.spark
+
+HOUR = {"linger": "1 hour", "delivery_timeout": "1 hour"}
+
+
+class Page(HTMLParser):
+    """Text and links of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.outside: list[str] = []
+        self.pictures = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.pictures += tag == "svg"
+        self.outside += [
+            str(v) for name, v in attrs if name in ("src", "href", "xlink:href") and not str(v).startswith("#")
+        ]
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+
+def written(spark: SparkSession, folder: Path) -> tuple[Landing, RecordAccumulator]:
+    landing = Landing(folder)
+    landing.add([operation(f"o{n}", deadline=30 + 10 * (n % 7)) for n in range(40)], [event("o1", 3), event("x", 45)])
+    landing.add([operation("new", 46, 400)], [event("o2", 20), event("o3", 59), event("x", 62)])
+    sink = RecordAccumulator(path=str(folder / "table"), **HOUR)
+    outcomes = purgatory().resolve(*landing.frames(spark))
+    sink.write_stream(outcomes, checkpoint=str(landing.checkpoint), trigger={"availableNow": True}).awaitTermination()
+    return landing, sink
+
+
+def test_the_page_says_what_the_table_the_rows_and_the_checkpoint_say(spark: SparkSession, tmp_path: Path) -> None:
+    landing, sink = written(spark, tmp_path)
+    report = read_report(spark, str(landing.checkpoint), sink)
+    rows = sink.read(spark).collect()
+    counts = Counter(row["status"] for row in rows)
+    assert counts["EXPIRED"] > 0 and report.summary.by_status == dict(counts)
+    waiting = 41 - len(rows)
+    assert waiting > 0
+    assert report.gauges["pending"] == sum(report.ages.values()) == sum(report.remaining.values()) == waiting
+    assert report.criteria == {"any_key": waiting}
+    assert {status: sum(by_hour.values()) for status, by_hour in report.by_hour.items()} == dict(counts)
+    powers = Counter(max(0, int(row["wait_ms"]).bit_length()) for row in rows)
+    drawn = Counter[int]()
+    for by_power in report.waits.values():
+        drawn.update(by_power)
+    assert drawn == powers
+    assert report.summary.file_bytes == sorted(path.stat().st_size for path in (tmp_path / "table").rglob("*.parquet"))
+    shown = Page(page(report))
+    text = " ".join(shown.words)
+    assert f"41 received = {len(rows)} decided + {waiting} pending; {len(rows)} in the table and 0 staged" in text
+    assert "for it: OK" in text
+    assert shown.pictures == 5 and shown.outside == []
+
+
+def test_what_is_staged_counts_and_a_page_on_nothing_is_a_page(spark: SparkSession, tmp_path: Path) -> None:
+    landing = Landing(tmp_path).add([operation("a", deadline=300), operation("b")], [event("a", 3), event("x", 4)])
+    sink = RecordAccumulator(path=str(tmp_path / "table"), **HOUR)
+    outcomes = purgatory().resolve(*landing.frames(spark))
+    query = sink.write_stream(outcomes, checkpoint=str(landing.checkpoint), trigger={"processingTime": "1 second"})
+    while not (landing.checkpoint / "commits" / "1").exists():
+        assert query.isActive
+    query.stop()
+    report = read_report(spark, str(landing.checkpoint), sink)
+    assert (report.in_table, report.summary.by_status, report.gauges["pending"]) == (0, {"COMPLETED": 1}, 1)
+    assert "0 in the table and 1 staged for it: OK" in page(report)
+
+
+def command(*words: str) -> subprocess.CompletedProcess[str]:
+    run = [sys.executable, "-m", "spark_purgatory", *words]
+    return subprocess.run(run, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+
+
+def test_both_commands_answer_and_name_what_is_wrong(spark: SparkSession, tmp_path: Path) -> None:
+    landing, _ = written(spark, tmp_path)
+    out = tmp_path / "pages" / "report.html"
+    made = command("report", str(landing.checkpoint), str(tmp_path / "table"), "-o", str(out))
+    assert made.returncode == 0, made.stderr
+    assert re.search(rf"Written: .*{out.name} \([\d,]+ bytes\)", made.stdout.replace("\n", ""))
+    assert "any_key" in out.read_text(encoding="utf-8")
+    shown = command("pending", str(landing.checkpoint), "--where", "id = 'new'", "--columns", "id,progress", "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert [json.loads(line) for line in shown.stdout.splitlines()] == [{"id": "new", "progress": "0 of 1"}]
+    for words, said in (
+        (["pending", str(tmp_path / "none")], "is no checkpoint of a streaming query"),
+        (["pending", str(landing.checkpoint), "--where", "no_such = 1"], "no_such"),
+        (["pending", str(landing.checkpoint), "--spark", "master"], "--spark 'master' must be NAME=VALUE"),
+    ):
+        failed = command(*words)
+        assert failed.returncode == 2 and said in failed.stderr, failed.stderr
+        assert "Traceback" not in failed.stderr

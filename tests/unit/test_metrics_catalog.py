@@ -1,0 +1,62 @@
+"""The catalogue of metrics, its page, the dashboard and the alerts."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import promql_parser
+import pytest
+import yaml
+
+from spark_purgatory.core.spec.codes import EventRejection, OperationRejection
+from spark_purgatory.metrics.catalog import BY_NAME, METRICS, PREFIX, reference
+from spark_purgatory.metrics.dashboard import ALERTS, PANELS, alerts, dashboard
+from spark_purgatory.schema import EVENT_REJECTIONS, REJECTIONS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_reasons_are_those_of_the_codes() -> None:
+    assert tuple(each.name.lower() for each in OperationRejection if each) == REJECTIONS
+    assert tuple(each.name.lower() for each in EventRejection if each) == EVENT_REJECTIONS
+
+
+def test_names_say_their_kind_and_unit() -> None:
+    assert len(BY_NAME) == len(METRICS)
+    for metric in METRICS:
+        assert metric.name.endswith("_total") == (metric.kind == "counter"), metric
+        if metric.unit in ("ms", "bytes"):
+            assert re.search(rf"_?{metric.unit}(_|$)", metric.name), metric
+
+
+def test_the_page_has_the_table_and_every_metric_is_drawn_or_watched() -> None:
+    assert reference() in (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    drawn = {name for _, names in PANELS for name in names}
+    watched = {name for name in BY_NAME for alert in ALERTS if f"{PREFIX}{name}" in alert.expression}
+    rest = set(BY_NAME) - drawn - watched
+    assert rest == {
+        "operations_received_total", "batch_input_rows", "state_bytes_written", "watched", "shards", "drains_total",
+        "drained_rows_total", "drained_files_total", "drained_bytes_total", "file_bytes_avg",
+    }  # fmt: skip
+
+
+def test_the_dashboard_and_the_alerts_are_those_in_the_repository_and_ask_for_metrics_that_exist() -> None:
+    folder = ROOT / "docs" / "monitoring"
+    assert dashboard() == (folder / "grafana.json").read_text(encoding="utf-8")
+    assert alerts() == (folder / "alerts.yml").read_text(encoding="utf-8")
+    panels = json.loads(dashboard())["panels"]
+    rules = yaml.safe_load(alerts())["groups"][0]["rules"]
+    asked = [target["expr"] for panel in panels for target in panel["targets"]] + [rule["expr"] for rule in rules]
+    assert len(rules) == 5 and len(asked) > 20
+    for expression in asked:
+        plain = expression.replace("$__rate_interval", "5m")
+        promql_parser.parse(plain)
+        names = re.findall(rf"{PREFIX}(\w+)", plain)
+        assert names and set(names) <= set(BY_NAME), expression
+
+
+def test_a_wrong_expression_is_no_promql() -> None:
+    with pytest.raises(ValueError, match="unclosed left parenthesis"):
+        promql_parser.parse("rate(spark_purgatory_pending[5m]")
