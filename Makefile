@@ -9,6 +9,7 @@ CLASSES := $(VENV)/spark.jsa
 # Folders of traces for `make conformance`; extra arguments for pytest and for the benchmarks.
 TRACES ?= tests/conformance/traces
 PYTEST_ARGS ?=
+MARKS ?= not slow and not long
 BENCH_ARGS ?=
 SINK_ARGS ?=
 DEMO_ARGS ?=
@@ -20,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-only coverage release-check lint demo bench bench-full bench-kafka bench-growth bench-keys crash conformance clean java
+.PHONY: help test test-all test-only coverage release-check lint demo bench bench-full bench-kafka bench-growth bench-keys crash conformance clean java
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,7 +29,10 @@ help: ## This list
 test: lint test-only ## Lint, types and every test but the long ones
 
 test-only: java $(STAMP) $(CLASSES) ## The tests of `make test`, without lint
-	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "$(MARKS)" --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
+
+test-all: lint ## The tests of `make test`, and those of more than a minute
+	$(MAKE) test-only MARKS="not slow"
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .

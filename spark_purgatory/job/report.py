@@ -86,14 +86,19 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, outcome
         for row in counted.where("at IS NOT NULL").collect():
             into.setdefault(row["status"], {})[int(row["at"])] = row["count"]
     summary = summarise(table, tally or Tally(), outcome_prefix)
-    files = sink.read(spark).select("_metadata.file_path", "_metadata.file_size").distinct().collect()
+    in_table, file_bytes = 0, list[int]()
+    if sink.exists(spark):
+        written = sink.read(spark)
+        in_table = written.count()
+        files = written.select("_metadata.file_path", "_metadata.file_size").distinct().collect()
+        file_bytes = sorted(row["file_size"] for row in files)
     last = committed_batches(spark, checkpoint)
     return Report(
         table=str(sink),
         checkpoint=checkpoint,
         made_ms=int(datetime.now(UTC).timestamp() * MS),
-        summary=replace(summary, file_bytes=sorted(row["file_size"] for row in files)),
-        in_table=sink.read(spark).count(),
+        summary=replace(summary, file_bytes=file_bytes),
+        in_table=in_table,
         gauges=found,
         by_hour=by_hour,
         waits=waits,

@@ -102,8 +102,9 @@ def test_every_reporter_gets_what_the_rows_the_table_and_the_checkpoint_say(
     assert [point["value"] for point in points["spark_purgatory_pending"]] == [14]
     lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
     assert len(lines) == len(samples) and lines[-1]["outcomes_total.completed"] == 3
-    query.close() if hasattr(query, "close") else sink.close()
+    sink.close()
     until(lambda: watched._stopped)
+    time.sleep(0.5)
     count = len(samples)
     time.sleep(1.5)
     assert len(samples) == count, "no sample after the end"

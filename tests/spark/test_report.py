@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+import time
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
 from spark_purgatory import RecordAccumulator
+from spark_purgatory.cli import app
 from spark_purgatory.job.report import page, read_report
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
@@ -84,26 +86,27 @@ def test_what_is_staged_counts_and_a_page_on_nothing_is_a_page(spark: SparkSessi
     query = sink.write_stream(outcomes, checkpoint=str(landing.checkpoint), trigger={"processingTime": "1 second"})
     while not (landing.checkpoint / "commits" / "1").exists():
         assert query.isActive
+        time.sleep(0.05)
     query.stop()
     report = read_report(spark, str(landing.checkpoint), sink)
     assert (report.in_table, report.summary.by_status, report.gauges["pending"]) == (0, {"COMPLETED": 1}, 1)
     assert "0 in the table and 1 staged for it: OK" in page(report)
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    run = [sys.executable, "-m", "spark_purgatory", *words]
-    return subprocess.run(run, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+def command(*words: str) -> Any:
+    """In this process, whose session it finds."""
+    return CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
 
 
 def test_both_commands_answer_and_name_what_is_wrong(spark: SparkSession, tmp_path: Path) -> None:
     landing, _ = written(spark, tmp_path)
     out = tmp_path / "pages" / "report.html"
     made = command("report", str(landing.checkpoint), str(tmp_path / "table"), "-o", str(out))
-    assert made.returncode == 0, made.stderr
+    assert made.exit_code == 0, made.stderr
     assert re.search(rf"Written: .*{out.name} \([\d,]+ bytes\)", made.stdout.replace("\n", ""))
     assert "any_key" in out.read_text(encoding="utf-8")
     shown = command("pending", str(landing.checkpoint), "--where", "id = 'new'", "--columns", "id,progress", "--json")
-    assert shown.returncode == 0, shown.stderr
+    assert shown.exit_code == 0, shown.stderr
     assert [json.loads(line) for line in shown.stdout.splitlines()] == [{"id": "new", "progress": "0 of 1"}]
     for words, said in (
         (["pending", str(tmp_path / "none")], "is no checkpoint of a streaming query"),
@@ -111,5 +114,5 @@ def test_both_commands_answer_and_name_what_is_wrong(spark: SparkSession, tmp_pa
         (["pending", str(landing.checkpoint), "--spark", "master"], "--spark 'master' must be NAME=VALUE"),
     ):
         failed = command(*words)
-        assert failed.returncode == 2 and said in failed.stderr, failed.stderr
+        assert failed.exit_code == 2 and said in failed.stderr, failed.stderr
         assert "Traceback" not in failed.stderr

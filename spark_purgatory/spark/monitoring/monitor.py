@@ -114,7 +114,7 @@ class QueryMonitor:
         self._stopped = False
 
     def stop(self) -> None:
-        """Give a last sample, and take no more."""
+        """Take no more samples; called when the query ends."""
         if self._stopped:
             return
         self._stopped = True
@@ -153,6 +153,8 @@ class QueryMonitor:
             self._totals["state_bytes_written"] = {(): counters.get("state_bytes_written") or 0}
 
     def _report(self, sample: Sample) -> None:
+        if self._stopped:
+            return
         self.last = sample
         for reporter in self._reporters:
             try:

@@ -1,0 +1,84 @@
+"""At twenty moments of a running stream pending, gauges, metrics and report agree with a count of rows and table."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_purgatory import RecordAccumulator, gauges, metrics, monitor, pending
+from spark_purgatory.job.report import read_report
+from tests.support.stream_rows import event, operation, purgatory
+from tests.support.streams import Landing
+
+pytestmark = [pytest.mark.spark, pytest.mark.long]
+
+MOMENTS = 20
+
+
+def until(condition: Callable[[], Any], seconds: float = 90) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "not reached"
+        time.sleep(0.05)
+
+
+def rows_read(query: Any) -> int:
+    return sum(
+        source["numInputRows"]
+        for report in query.recentProgress
+        for source in report["sources"]
+        if not source["description"].startswith("RatePerMicroBatch")
+    )
+
+
+def test_all_views_agree_with_a_count_at_twenty_moments(spark: SparkSession, tmp_path: Path) -> None:
+    rng, landing = random.Random(16), Landing(tmp_path)
+    landing.add([], [])
+    samples: list[metrics.Sample] = []
+    sink = RecordAccumulator(path=str(tmp_path / "table"), linger="4 seconds", batch_size="1 MiB")
+    outcomes = purgatory(max_future="20 days").resolve(*landing.frames(spark))
+    checkpoint = str(landing.checkpoint)
+    query = sink.write_stream(outcomes, checkpoint=checkpoint, trigger={"processingTime": "300 milliseconds"})
+    monitor(query, samples.append, gauges_every="1 second")
+    landed: dict[str, dict[str, Any]] = {}
+    count = 0
+    try:
+        for moment in range(MOMENTS):
+            minutes = moment * 10.0
+            new = [
+                operation(f"{moment}-{n}", minutes + rng.random(), minutes + rng.choice((3, 15, 500)))
+                for n in range(rng.randrange(1, 30))
+            ]
+            waiting = [name for name in landed if rng.random() < 0.2]
+            came = [event(name, minutes + 1 + rng.random()) for name in waiting]
+            landing.add(new, [*came, event("nothing", minutes + 2)])
+            landed |= {each["id"]: each for each in new}
+            count += len(new) + len(came) + 1
+            # Until all is read, and the micro-batch has run that only the new watermark made.
+            until(lambda count=count: rows_read(query) == count and query.exception() is None)
+            batches = len(list((landing.checkpoint / "commits").glob("[0-9]*")))
+            until(lambda batches=batches: len(list((landing.checkpoint / "commits").glob("[0-9]*"))) >= batches + 2)
+
+            told = {row["id"]: row["status"] for row in sink.read(spark, staged=True).collect()}
+            expected = set(landed) - set(told)
+            assert {row["id"] for row in pending(spark, checkpoint, columns=["id"]).collect()} == expected
+            assert gauges(spark, checkpoint)["pending"] == len(expected)
+            waits = len(expected)
+            until(lambda waits=waits: samples[-1].flat().get("pending") == waits)
+            flat = samples[-1].flat()
+            assert flat["operations_received_total"] == len(landed)
+            by_status = Counter(told.values())
+            assert {s: flat.get(f"outcomes_total.{s.lower()}", 0) for s in by_status} == dict(by_status)
+            report = read_report(spark, checkpoint, sink)
+            assert (report.gauges["pending"], report.summary.by_status) == (len(expected), dict(by_status))
+            assert sum(report.ages.values()) == len(expected)
+    finally:
+        query.stop()
+    assert {"COMPLETED", "EXPIRED"} <= set(by_status)
