@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
@@ -22,6 +23,13 @@ from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.version import __version__
 
 TRIES = 3
+BOUNDS_MS = tuple(
+    1000 * seconds
+    for seconds in (1, 10, 60, 300, 900, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86_400, 3 * 86_400, 7 * 86_400)
+)
+"""Between the bars of pictures of ages and waits."""
+BOUNDS = ("1 s", "10 s", "1 min", "5 min", "15 min", "30 min", "1 h", "3 h", "6 h", "12 h", "1 d", "3 d", "7 d")
+BIN_NAMES = (*(f"< {bound}" for bound in BOUNDS), f">= {BOUNDS[-1]}")
 HOURS_SHOWN = 72
 """Bars of the picture of outcomes over time, at most."""
 MS = 1000.0
@@ -52,11 +60,11 @@ class Report:
     by_hour: dict[str, dict[int, int]] = field(default_factory=dict)
     """Outcomes by status and by hour of ``resolved_at``, in hours since 1970."""
     waits: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Outcomes by status and by power of two of ``wait_ms``."""
+    """Outcomes by status and by bin of ``wait_ms`` (`BOUNDS_MS`)."""
     ages: dict[int, int] = field(default_factory=dict)
-    """Pending operations by power of two of ``age_ms``."""
+    """Pending operations by bin of ``age_ms``."""
     remaining: dict[int, int] = field(default_factory=dict)
-    """Pending operations by power of two of ``remaining_ms``."""
+    """Pending operations by bin of ``remaining_ms``."""
     criteria: dict[str, int] = field(default_factory=dict)
     """Pending operations by criterion."""
     moved_on: bool = False
@@ -81,7 +89,10 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, outcome
     by_hour: dict[str, dict[int, int]] = {}
     waits: dict[str, dict[int, int]] = {}
     hour = F.floor(F.unix_millis(f"{outcome_prefix}resolved_at") / 3_600_000)
-    for column, into in ((hour, by_hour), (_power(F.col(f"{outcome_prefix}wait_ms")), waits)):
+    for column, into in (
+        (hour, by_hour),
+        (F.when(F.col(f"{outcome_prefix}wait_ms").isNotNull(), _bin(F.col(f"{outcome_prefix}wait_ms"))), waits),
+    ):
         counted = table.groupBy(F.col(f"{outcome_prefix}status").alias("status"), column.alias("at")).count()
         for row in counted.where("at IS NOT NULL").collect():
             into.setdefault(row["status"], {})[int(row["at"])] = row["count"]
@@ -114,8 +125,8 @@ def _of_pending(
 ) -> tuple[dict[int, int], dict[int, int], dict[str, int]]:
     asked = ["report_age_ms", "report_remaining_ms", "report_criterion"]
     waits = pending(spark, checkpoint, batch_id=batch_id, columns=asked, prefix="report_")
-    powers = [_power(F.greatest(F.col(name), F.lit(0))).alias(name) for name in asked[:2]]
-    rows = waits.groupBy(*powers, asked[2]).count().collect()
+    bins = [F.when(F.col(name).isNotNull(), _bin(F.col(name))).alias(name) for name in asked[:2]]
+    rows = waits.groupBy(*bins, asked[2]).count().collect()
     ages: dict[int, int] = {}
     remaining: dict[int, int] = {}
     criteria: dict[str, int] = {}
@@ -127,9 +138,9 @@ def _of_pending(
     return ages, remaining, criteria
 
 
-def _power(ms: Column) -> Column:
-    """0 for less than 1 ms, n for 2**(n - 1) ms up to 2**n."""
-    return F.when(ms < 1, 0).otherwise(F.floor(F.log2(ms)) + 1).cast("int")
+def _bin(ms: Column) -> Column:
+    """How many of `BOUNDS_MS` are at or below."""
+    return sum(((ms >= bound).cast("int") for bound in BOUNDS_MS), F.lit(0))
 
 
 # --- the page -----------------------------------------------------------------------------------------
@@ -168,8 +179,8 @@ def page(report: Report) -> str:
         _svg(_waits, report.waits, "How long operations waited"),
         "<h2>What waits</h2>",
         _table(("criterion", "pending"), [(name, f"{n:,}") for name, n in sorted(report.criteria.items())]),
-        _svg(_powers, report.ages, "Pending by age"),
-        _svg(_powers, report.remaining, "Pending by time until the deadline"),
+        _svg(_bins, report.ages, "Pending by age"),
+        _svg(_bins, report.remaining, "Pending by time until the deadline"),
         "<h2>Files of the table</h2>",
         _svg(_files, summary.file_bytes, "Sizes of files"),
         "<h2>State</h2>",
@@ -242,39 +253,37 @@ def _stacked(axes: Axes, data: dict[str, dict[int, int]]) -> None:
             heights[at // step - groups[0]] += count
         axes.bar(range(len(groups)), heights, bottom=below, label=status, color=COLOURS.get(status))
         below = [low + high for low, high in zip(below, heights, strict=True)]
-    marks = range(0, len(groups), max(1, len(groups) // 8))
+    marks = list(range(0, len(groups), -(-len(groups) // 7)))
     names = [f"{datetime.fromtimestamp(groups[i] * step * 3600, UTC):%d %b %H:%M}" for i in marks]
-    axes.set_xticks(list(marks), names)
-    axes.set_ylabel("outcomes")
-    axes.legend(frameon=False, ncols=4)
+    _finish(axes, "outcomes", marks, names)
+    axes.legend(frameon=False, ncols=7, loc="lower right", bbox_to_anchor=(1, 1))
 
 
 def _waits(axes: Axes, data: dict[str, dict[int, int]]) -> None:
-    powers = range(min(min(c) for c in data.values()), max(max(c) for c in data.values()) + 1)
-    below = [0] * len(powers)
+    bins = range(min(min(counts) for counts in data.values()), max(max(counts) for counts in data.values()) + 1)
+    below = [0] * len(bins)
     for status, counts in data.items():
-        heights = [counts.get(power, 0) for power in powers]
-        axes.bar(range(len(powers)), heights, bottom=below, label=status, color=COLOURS.get(status))
+        heights = [counts.get(at, 0) for at in bins]
+        axes.bar(range(len(bins)), heights, bottom=below, label=status, color=COLOURS.get(status))
         below = [low + high for low, high in zip(below, heights, strict=True)]
-    _name_powers(axes, powers)
-    axes.set_ylabel("outcomes")
-    axes.legend(frameon=False, ncols=4)
+    _finish(axes, "outcomes", list(range(len(bins))), [BIN_NAMES[at] for at in bins])
+    axes.legend(frameon=False, ncols=7, loc="lower right", bbox_to_anchor=(1, 1))
 
 
-def _powers(axes: Axes, data: dict[int, int]) -> None:
-    powers = range(min(data), max(data) + 1)
-    axes.bar(range(len(powers)), [data.get(power, 0) for power in powers], color="#1565c0")
-    _name_powers(axes, powers)
-    axes.set_ylabel("operations")
+def _bins(axes: Axes, data: dict[int, int]) -> None:
+    bins = range(min(data), max(data) + 1)
+    axes.bar(range(len(bins)), [data.get(at, 0) for at in bins], color="#1565c0")
+    _finish(axes, "operations", list(range(len(bins))), [BIN_NAMES[at] for at in bins])
 
 
-def _name_powers(axes: Axes, powers: range) -> None:
-    axes.set_xticks(range(len(powers)), [f"< {readable_ms(2.0**power)}" for power in powers], rotation=30, ha="right")
+def _finish(axes: Axes, what: str, marks: list[int], names: list[str]) -> None:
+    axes.set_xticks(marks, names)
+    axes.set_ylabel(what)
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
 def _files(axes: Axes, file_bytes: list[int]) -> None:
     powers = [max(0, (size - 1).bit_length()) for size in file_bytes]
     shown = range(min(powers), max(powers) + 1)
     axes.bar(range(len(shown)), [powers.count(power) for power in shown], color="#00838f")
-    axes.set_xticks(range(len(shown)), [f"<= {readable_bytes(2.0**power)}" for power in shown], rotation=30, ha="right")
-    axes.set_ylabel("files")
+    _finish(axes, "files", list(range(len(shown))), [f"<= {readable_bytes(2.0**power)}" for power in shown])

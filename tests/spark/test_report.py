@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from bisect import bisect_right
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,7 +17,7 @@ from typer.testing import CliRunner
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.cli import app
-from spark_purgatory.job.report import page, read_report
+from spark_purgatory.job.report import BOUNDS_MS, page, read_report
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
 
@@ -66,11 +67,10 @@ def test_the_page_says_what_the_table_the_rows_and_the_checkpoint_say(spark: Spa
     assert report.gauges["pending"] == sum(report.ages.values()) == sum(report.remaining.values()) == waiting
     assert report.criteria == {"any_key": waiting}
     assert {status: sum(by_hour.values()) for status, by_hour in report.by_hour.items()} == dict(counts)
-    powers = Counter(max(0, int(row["wait_ms"]).bit_length()) for row in rows)
     drawn = Counter[int]()
-    for by_power in report.waits.values():
-        drawn.update(by_power)
-    assert drawn == powers
+    for by_bin in report.waits.values():
+        drawn.update(by_bin)
+    assert drawn == Counter(bisect_right(BOUNDS_MS, row["wait_ms"]) for row in rows)
     assert report.summary.file_bytes == sorted(path.stat().st_size for path in (tmp_path / "table").rglob("*.parquet"))
     shown = Page(page(report))
     text = " ".join(shown.words)
