@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +19,8 @@ from rich.live import Live
 from rich.table import Table
 
 from spark_purgatory.config import PurgatoryOptions
+from spark_purgatory.job.summary import readable_bytes, readable_ms
+from spark_purgatory.metrics import Sample
 from spark_purgatory.spark.sink.record_accumulator import AccumulatorQuery
 
 STATUSES = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED")
@@ -55,10 +58,12 @@ class BatchLine:
 
     batch_id: int
     rows_in: int
+    out: int
     rows_per_second: float
     seconds: float
     pending: int
     watermark: str
+    lag: str
     outcomes: str
 
     def cells(self) -> tuple[str, ...]:
@@ -66,16 +71,19 @@ class BatchLine:
         return (
             str(self.batch_id),
             f"{self.rows_in:,}",
+            f"{self.out:,}",
             f"{self.rows_per_second:,.0f}",
             f"{self.seconds:.1f} s",
             f"{self.pending:,}",
             self.watermark,
+            self.lag,
         )
 
     def __str__(self) -> str:
         return (
-            f"batch {self.batch_id}: {self.rows_in:,} rows in, {self.rows_per_second:,.0f} rows/s, "
-            f"{self.seconds:.1f} s, {self.pending:,} pending, watermark {self.watermark}, "
+            f"batch {self.batch_id}: {self.rows_in:,} rows in, {self.out:,} outcomes, "
+            f"{self.rows_per_second:,.0f} rows/s, {self.seconds:.1f} s, {self.pending:,} pending, "
+            f"watermark {self.watermark}{f' ({self.lag} behind the clock)' if self.lag else ''}, "
             f"so far {self.outcomes or 'no outcomes'}"
         )
 
@@ -88,6 +96,7 @@ class Progress:
         self.console = console
         self.totals = Totals(pending=pending)
         self._last_batch = -1
+        self._next_deadline_ms: float | None = None
         self._lines: deque[BatchLine] = deque(maxlen=SHOWN_BATCHES)
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
@@ -110,9 +119,23 @@ class Progress:
         lines = [line for report in self._unseen(query.recentProgress) if (line := self._take(report))]
         if self._live and lines:
             self._lines.extend(lines)
-            self._live.update(Group(self._table(), f"So far: {lines[-1].outcomes or 'no outcomes'}"), refresh=True)
+            totals = f"So far: {lines[-1].outcomes or 'no outcomes'}"
+            self._live.update(Group(self._table(), totals, self._sink_line(query)), refresh=True)
         elif lines:
             self.console.print(*map(str, lines), sep="\n", soft_wrap=True, highlight=False)
+
+    def take_sample(self, sample: Sample) -> None:
+        """A reporter for `monitor`: the view shows when the next outcome is due."""
+        self._next_deadline_ms = sample.flat().get("next_deadline_ms")
+
+    def _sink_line(self, query: StreamingQuery | AccumulatorQuery) -> str:
+        """Files, what is staged, and the next deadline, as far as they are known."""
+        parts = []
+        if isinstance(query, AccumulatorQuery) and (found := query.measure()):
+            parts.append(f"{found['drained_files_total']:,.0f} files, {readable_bytes(found['staged_bytes'])} staged")
+        if self._next_deadline_ms is not None:
+            parts.append(f"next outcome due in {readable_ms(self._next_deadline_ms)} of event time")
+        return "; ".join(parts)
 
     def _unseen(self, reports: Iterable[Any]) -> list[Any]:
         """Reports of batches that ran; Spark also reports triggers that found nothing to do."""
@@ -125,26 +148,31 @@ class Progress:
         observed = report["observedMetrics"].get(self._counters)
         rows_in = sum(source["numInputRows"] or 0 for source in report["sources"] if not _is_heartbeat(source))
         before = self.totals.pending
+        decided = sum(self.totals.by_status.values())
         self.totals.add(rows_in, observed.asDict() if observed else {})
         if self.totals.batches > 1 and not rows_in and self.totals.pending == before:
             return None
         seconds = report["durationMs"]["triggerExecution"] / 1000
+        watermark = report["eventTime"].get("watermark", "")
         so_far = (f"{status} {count:,}" for status, count in self.totals.by_status.items())
         return BatchLine(
             batch_id=report["batchId"],
             rows_in=rows_in,
+            out=sum(self.totals.by_status.values()) - decided,
             rows_per_second=rows_in / seconds if seconds else 0.0,
             seconds=seconds,
             pending=self.totals.pending,
-            watermark=_readable(report["eventTime"].get("watermark", "")),
+            watermark=_readable(watermark),
+            lag=_lag(watermark),
             outcomes=", ".join(so_far),
         )
 
     def _table(self) -> Table:
         table = Table(title="Micro-batches", title_justify="left")
-        for name in ("batch", "rows in", "rows/s", "took", "pending"):
+        for name in ("batch", "in", "out", "rows/s", "took", "pending"):
             table.add_column(name, justify="right")
         table.add_column("watermark", no_wrap=True)
+        table.add_column("lag", justify="right", no_wrap=True)
         for line in self._lines:
             table.add_row(*line.cells())
         return table
@@ -158,3 +186,11 @@ def _is_heartbeat(source: Any) -> bool:
 def _readable(watermark: str) -> str:
     """``2024-03-01T08:10:00.000Z`` -> ``2024-03-01 08:10:00``; Spark's 1970 means that there is none yet."""
     return "none yet" if not watermark or watermark.startswith("1970") else watermark[:19].replace("T", " ")
+
+
+def _lag(watermark: str) -> str:
+    """The time between the watermark and the clock; "" while there is no watermark, and for one ahead of the clock."""
+    if not watermark or watermark.startswith("1970"):
+        return ""
+    lag = datetime.now(UTC) - datetime.fromisoformat(watermark.replace("Z", "+00:00"))
+    return readable_ms(lag / timedelta(milliseconds=1)) if lag > timedelta() else ""

@@ -68,8 +68,8 @@ def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequ
     pending = before.pending if before else 0
     with Progress(console, pending, config.purgatory.name) as progress:
         query = sink.write_stream(outcomes, checkpoint=config.checkpoint, trigger=trigger, query_name=config.name)
-        if config.metrics is not None:
-            watch(spark, query, config.metrics, config.purgatory.name)
+        if config.metrics is not None or console.is_terminal:
+            watch(spark, query, config, progress)
         _follow(query, progress, stop)
     if stop.signal is not None:
         console.print(
@@ -82,16 +82,17 @@ def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequ
     return _summarise(spark, config, sink, console)
 
 
-def watch(spark: SparkSession, query: AccumulatorQuery, wanted: MetricsOutput, name: str) -> None:
-    """Send the query's metrics where the file says."""
-    reporters: list[metrics.Reporter] = []
+def watch(spark: SparkSession, query: AccumulatorQuery, config: JobConfig, progress: Progress) -> None:
+    """Send the query's metrics to the live view, and where the file says."""
+    reporters: list[metrics.Reporter] = [progress.take_sample]
+    wanted = config.metrics or MetricsOutput.model_construct()
     if wanted.prometheus_port is not None:
         reporters.append(metrics.prometheus(wanted.prometheus_port))
     if wanted.json_lines is not None:
         reporters.append(metrics.json_lines(wanted.json_lines))
     if wanted.opentelemetry:
         reporters.append(metrics.opentelemetry())
-    monitor(query, *reporters, gauges_every=wanted.gauges_every, name=name, spark=spark)
+    monitor(query, *reporters, gauges_every=wanted.gauges_every, name=config.purgatory.name, spark=spark)
 
 
 def _follow(query: AccumulatorQuery, progress: Progress, stop: StopRequest) -> None:
