@@ -7,7 +7,7 @@ the argument that ends in ``_bytes``. Columns take a name or a ``pyspark.sql.Col
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any, Literal, Protocol
@@ -66,6 +66,14 @@ def require_column(value: object, field: str) -> None:
         raise ConfigError(f"{field}={value!r} must be a column's name or a Column")
 
 
+def checked_names(given: object, field: str) -> tuple[str, ...]:
+    """Names of columns as a tuple. Raises ConfigError unless each is a text that is given once."""
+    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (None,)
+    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise ConfigError(f"{field}={given!r} must be names of columns, each once")
+    return names
+
+
 def idle_after_us(side: Operations | Completions) -> int | None:
     """The side's ``idle_after`` in microseconds, None where it is not set."""
     return None if side.idle_after is None and side.idle_after_ms is None else duration_us(side, "idle_after")
@@ -87,6 +95,9 @@ class Operations:
         watermark_ms: The same in milliseconds.
         idle_after: After a silence this long, the watermark advances without this input (see `Purgatory.resolve`).
         idle_after_ms: The same in milliseconds.
+        dropped: Columns of the checkpoint that you give up although the query has a new column of the same type.
+            Without this the query is refused: it looks as if a column was renamed, and its values would be lost. Fields
+            of structs are named by their path ("address.city", "lines.element.city").
 
     Ids and keys are strings (of the collation UTF8_BINARY), whole numbers, decimals, booleans, dates, timestamps or
     binary. What is compared with them has the same type. A timestamp is compared by its instant and shown in UTC:
@@ -120,9 +131,13 @@ class Operations:
     watermark_ms: Annotated[int | None, Option("ms", IN_MS)] = None
     idle_after: Annotated[Duration | None, Option("duration", IDLE_AFTER)] = None
     idle_after_ms: Annotated[int | None, Option("ms", IN_MS)] = None
+    dropped: Annotated[
+        str | Sequence[str], Option("names", "Columns of the checkpoint to give up, which a new column looks like.")
+    ] = ()
 
     def __post_init__(self) -> None:
         idle_after_us(self)
+        object.__setattr__(self, "dropped", checked_names(self.dropped, "operations.dropped"))
         require_column(self.id, "operations.id")
         require_column(self.created, "operations.created")
         if isinstance(self.keys, (list, tuple)):
@@ -284,10 +299,7 @@ class SinkOptions:
             if value is not None:
                 require_name(value, field)
         given = self.partition_by
-        names = (given,) if isinstance(given, str) else tuple(given)
-        if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
-            raise ConfigError(f"partition_by={given!r} must be names of columns, each once")
-        object.__setattr__(self, "partition_by", names)
+        object.__setattr__(self, "partition_by", checked_names(given, "partition_by"))
         for field in ("batch_size", "buffer_memory", "max_request_size"):
             size_bytes = getattr(self, f"{field}_bytes")
             size_bytes = parse_size(getattr(self, field), field) if size_bytes is None else size_bytes

@@ -13,13 +13,14 @@ import pyarrow as pa
 import pytest
 
 from spark_purgatory.core.arrays.value_column import hash_keys
-from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
-from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform, matched, plain, restored, sent, type_text
+from spark_purgatory.core.state.payload_evolution import Comparison, Payload
+from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform, matched, plain, sent, type_text
 from spark_purgatory.errors import StateMismatchError
+from tests.support.payload_states import NAMED, WAITING, arrivals, expired, saved, spec_of
 
 KOLKATA = pa.timestamp("us", "Asia/Kolkata")
 ZONED = pa.timestamp("us", "UTC")
@@ -172,22 +173,28 @@ def held(*fields: pa.Field, rows: int = 2) -> list[pa.RecordBatch]:
 def take_up(then: list[pa.Field], now: list[pa.Field], named: bool = True, case_sensitive: bool = False) -> list[int]:
     """Where each of the query's columns was."""
     names = [field.name for field in then] if named else None
-    batches, order = restored(held(*then), names, pa.schema(now), case_sensitive)
-    assert all(batch.schema.equals(pa.schema(sent(pa.schema(now)))) for batch in batches)
-    return order
+    payload = Payload(held(*then), names, pa.schema(now), Comparison(case_sensitive))
+    if found := payload.differences():
+        raise StateMismatchError("; ".join(found))
+    assert all(batch.schema.equals(pa.schema(sent(pa.schema(now)))) for batch in payload.evolved())
+    return payload.order
 
 
-def test_the_worked_example_of_the_columns_module() -> None:
-    assert take_up([CITY, AMOUNT], [AMOUNT, CITY]) == [1, 0]
-    with pytest.raises(StateMismatchError) as refused:
-        take_up([CITY, AMOUNT], [pa.field("amount", pa.float64()), TOWN])
-    assert str(refused.value) == (
-        "operations: column 'amount' is decimal(10,2) in the checkpoint and double in the query; "
-        "column 'city' is in the checkpoint and not in the query; "
-        "column 'town' is in the query and not in the checkpoint: "
-        "select the columns of the checkpoint under their names, in any order, and cast them to their types, "
-        "or start a new checkpoint"
-    )
+def refused(then: list[pa.Field], now: list[pa.Field], **given: Any) -> list[str]:
+    """What cannot be changed."""
+    return Payload(held(*then), [field.name for field in then], pa.schema(now), Comparison(**given)).differences()
+
+
+def test_the_worked_example_of_the_evolution_module() -> None:
+    wider = pa.field("amount", pa.decimal128(12, 2))
+    assert take_up([CITY, AMOUNT], [wider, CITY]) == [1, 0]
+    assert refused([CITY, AMOUNT], [pa.field("amount", pa.float64()), TOWN]) == [
+        "column 'amount' is decimal(10,2) in the checkpoint and double in the query, which does not hold every value "
+        "of it: cast it to decimal(10,2)",
+        "column 'city' is in the checkpoint and not in the query, and 'town' of the same type is in the query and not "
+        "in the checkpoint: if it is renamed, select it as 'city' and rename it after resolve(); if not, give its "
+        "values up with Operations(dropped=['city'])",
+    ]
 
 
 def within(path: str, *fields: pa.Field) -> pa.Field:
@@ -206,26 +213,32 @@ def within(path: str, *fields: pa.Field) -> pa.Field:
 @pytest.mark.parametrize("named", [True, False], ids=["names known", "an earlier release's"])
 @pytest.mark.parametrize("path", ["", ".element", ".key", ".value", ".s.element"])
 def test_nested_fields_are_matched_by_name_too(path: str, named: bool) -> None:
-    assert take_up([within(path, CITY, AMOUNT)], [within(path, AMOUNT, CITY)], named) == [0]
+    for now in ([AMOUNT, CITY], [CITY, TOWN, AMOUNT], [AMOUNT.with_type(pa.decimal128(11, 3)), CITY]):
+        assert take_up([within(path, CITY, AMOUNT)], [within(path, *now)], named) == [0]
+    in_key = f"column 'c{path}.city' is part of a map's key in the checkpoint and not in the query"
+    renamed = f"column 'c{path}.city' is in the checkpoint and not in the query, and 'c{path}.town' of the same type"
     for now, said in (
-        ([CITY, TOWN, AMOUNT], [f"column 'c{path}.town' is in the query and not in the checkpoint"]),
-        ([AMOUNT], [f"column 'c{path}.city' is in the checkpoint and not in the query"]),
-        ([AMOUNT, TOWN], [f"'c{path}.city' is in the checkpoint", f"'c{path}.town' is in the query"]),
+        ([AMOUNT], in_key if path == ".key" else ""),
+        ([AMOUNT, TOWN], in_key if path == ".key" else renamed),
         (
             [CITY, AMOUNT.with_type(pa.int64())],
-            [f"column 'c{path}.amount' is decimal(10,2) in the checkpoint and bigint"],
+            f"column 'c{path}.amount' is decimal(10,2) in the checkpoint and bigint",
         ),
+        ([CITY, AMOUNT, TOWN.with_nullable(False)], f"'c{path}.town' is not in the checkpoint and never null"),
     ):
-        with pytest.raises(StateMismatchError) as refused:
-            take_up([within(path, CITY, AMOUNT)], [within(path, *now)], named)
-        assert all(text in str(refused.value) for text in said)
+        if said:
+            with pytest.raises(StateMismatchError) as raised:
+                take_up([within(path, CITY, AMOUNT)], [within(path, *now)], named)
+            assert said in str(raised.value)
+        else:
+            assert take_up([within(path, CITY, AMOUNT)], [within(path, *now)], named) == [0]
 
 
 def test_names_that_differ_in_case_alone_are_one_name_unless_the_session_says_otherwise() -> None:
     capital = AMOUNT.with_name("Amount")
     assert take_up([CITY, AMOUNT], [capital, CITY]) == [1, 0]
     assert take_up([CITY, AMOUNT, capital], [capital, CITY, AMOUNT], case_sensitive=True) == [2, 0, 1]
-    with pytest.raises(StateMismatchError, match=r"'Amount' is in the query .*has 'amount'.*caseSensitive is true"):
+    with pytest.raises(StateMismatchError, match=r"'amount' is in the checkpoint .*'Amount' .*caseSensitive is true"):
         take_up([CITY, AMOUNT], [capital, CITY], case_sensitive=True)
 
 
@@ -254,75 +267,34 @@ def test_what_arrow_does_not_tell_apart_is_told_apart_where_both_sides_noted_it(
         (geometry(0), geometry(4326), "'t' is geometry(0) in the checkpoint and geometry(4326) in the query"),
         (geometry(0), pa.field("t", pa.struct([("srid", pa.int32()), ("wkb", pa.binary())])), "and struct<srid:int,"),
     ):
-        with pytest.raises(StateMismatchError) as refused:
+        with pytest.raises(StateMismatchError) as raised:
             take_up([then], [now])
-        assert said in str(refused.value)
+        assert said in str(raised.value)
 
 
 def test_a_null_in_what_the_query_says_is_never_null_is_refused_by_name() -> None:
     never = AMOUNT.with_nullable(False)
     chunk = pa.RecordBatch.from_arrays([pa.array([Decimal("1.25"), None])], schema=pa.schema([AMOUNT.with_name("p0")]))
-    assert restored([chunk.slice(0, 1)], ["amount"], pa.schema([never]), False)[1] == [0]
-    with pytest.raises(StateMismatchError, match="'amount' is null in operations of the checkpoint and never null in"):
-        restored([chunk], ["amount"], pa.schema([never]), False)
+    assert Payload([chunk.slice(0, 1)], ["amount"], pa.schema([never])).differences() == []
+    [said] = Payload([chunk], ["amount"], pa.schema([never])).differences()
+    assert said.startswith("column 'amount' is null in operations of the checkpoint and never null in the query: coal")
     for path, value in ((".element", [{"n": None}]), (".value", [("k", {"n": None})]), ("", {"n": None})):
-        then, now = (within(path, pa.field("n", pa.int32(), nullable)) for nullable in (True, False))
-        batch = pa.RecordBatch.from_arrays(
-            [pa.array([None, value], then.type)], schema=pa.schema([then.with_name("p0")])
-        )
-        assert restored([batch.slice(0, 1)], ["c"], pa.schema([now]), False)[1] == [0], "a null struct has no fields"
-        with pytest.raises(StateMismatchError, match=f"'c{path}.n' is null in operations of the checkpoint"):
-            restored([batch], ["c"], pa.schema([now]), False)
+        # A wider type beside it: a column that changes is looked into as well.
+        for wider in (pa.int32(), pa.int64()):
+            then, now = (
+                within(path, pa.field("n", kind, nullable)) for kind, nullable in ((pa.int32(), True), (wider, False))
+            )
+            batch = pa.RecordBatch.from_arrays(
+                [pa.array([None, value], then.type)], schema=pa.schema([then.with_name("p0")])
+            )
+            assert Payload([batch.slice(0, 1)], ["c"], pa.schema([now])).differences() == [], (
+                "no null struct has fields"
+            )
+            [said] = Payload([batch], ["c"], pa.schema([now])).differences()
+            assert f"'c{path}.n' is null in operations of the checkpoint" in said
 
 
 # --- an engine's state ----------------------------------------------------------------------------
-
-SPEC = EngineSpec(criteria.count(2), identity_width=2)
-WAITING = [{"id": f"o{i}", "key": f"k{i}", "city": f"city {i}", "town": f"town {i}", "n": i} for i in range(5)]
-NAMED = pa.schema([(name, pa.string()) for name in ("id", "key", "city", "town")] + [("n", pa.int64())])
-
-
-def spec_of(columns: pa.Schema, *played: tuple[str, str], **others: Any) -> EngineSpec:
-    """A spec for these columns, of which some play roles."""
-    roles = tuple((role, columns.names.index(name)) for role, name in played)
-    return replace(SPEC, columns=columns, roles=roles, **others)
-
-
-def arrivals(rows: list[dict[str, Any]], spec: EngineSpec) -> Any:
-    """Operations as the exchange delivers them."""
-    ids, keys = (pa.array([row[name] for row in rows]) for name in ("id", "key"))
-    n = len(rows)
-    engine = {
-        "id": ids,
-        "id_hash": pa.array(hash_keys(ids)),
-        "keys": keys,
-        "key_hashes": pa.array(hash_keys(keys)),
-        "created_us": pa.array([10_000] * n),
-        "deadline_us": pa.array([20_000] * n),
-        "ahead": pa.array([False] * n),
-    }
-    assert spec.columns is not None
-    table = pa.table({name: column for name, column in engine.items() if spec.role(name) is None})
-    for field, named in zip(sent(spec.columns), spec.columns.names, strict=True):
-        values = pa.array([row[named] for row in rows], field.type)
-        table = table.append_column(field, values)
-    return read_operations(table, spec)
-
-
-def saved(spec: EngineSpec, rows: list[dict[str, Any]] = WAITING) -> bytes:
-    engine = EventTimePurgatory(spec)
-    assert engine.step(arrivals(rows, spec) if rows else None, None, 0) == []
-    return save(engine, 1)
-
-
-def expired(engine: EventTimePurgatory) -> list[dict[str, Any]]:
-    """The payload of all that waits, under the query's names, by id."""
-    assert engine.spec.columns is not None
-    names = engine.spec.columns.names
-    outcomes = engine.step(None, None, 30)
-    rows = [row for batch in outcomes for row in batch.select(range(len(names))).rename_columns(names).to_pylist()]
-    return sorted(rows, key=lambda row: row["id"])
-
 
 PLAYED = [(), (("id", "id"),), (("id", "id"), ("keys", "key"))]
 
@@ -345,7 +317,7 @@ def test_columns_in_another_order_come_out_with_their_own_values(played: tuple[t
 def test_a_renamed_column_is_refused_by_name(played: tuple[tuple[str, str], ...]) -> None:
     blob = saved(spec_of(NAMED, *played))
     renamed = NAMED.set(2, NAMED.field(2).with_name("stadt"))
-    both = r"column 'city' is in the checkpoint and .* column 'stadt' is in the query"
+    both = r"column 'city' is in the checkpoint and not in the query, and 'stadt' of the same type is in the query"
     with pytest.raises(StateMismatchError, match=both):
         restore(spec_of(renamed, *played), blob, 1)
 
@@ -379,7 +351,7 @@ def test_a_state_without_names_has_them_from_then_on() -> None:
     nameless = save(restore(replace(spec_of(NAMED, ("id", "id")), columns=None), nameless, 1), 1)
     towns = NAMED.set(2, NAMED.field(2).with_name("stadt"))
     engine = restore(spec_of(towns, ("id", "id")), nameless, 1)
-    with pytest.raises(StateMismatchError, match="'stadt' is in the checkpoint and not in the query"):
+    with pytest.raises(StateMismatchError, match="'stadt' is in the checkpoint and not in the query, and 'city'"):
         restore(spec_of(NAMED, ("id", "id")), save(engine, 1), 1)
 
 

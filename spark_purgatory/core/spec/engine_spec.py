@@ -64,6 +64,12 @@ class EngineSpec:
     """The payload's columns, whose names a checkpoint remembers (`columns`); None: they go by position."""
     case_sensitive: bool = False
     """Whether names that differ in case alone are two names."""
+    sources: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """Columns that `Operations` names, by its argument (``operations.id``); without those that are expressions."""
+    texts: tuple[tuple[str, str], ...] = ()
+    """What the texts of keys and ids are made of, by argument: whole number, decimal of scale 2, date, ..."""
+    dropped: tuple[str, ...] = ()
+    """Columns of the checkpoint that the query gives up (`Operations.dropped`)."""
     max_pending: int = 10_000_000
     """Operations waiting in one shard: at 100 bytes each 1 GB of state, past what a state store can write."""
     max_state_bytes: int = 1 << 30
@@ -165,16 +171,18 @@ def spec_of(fingerprint: Mapping[str, Any]) -> EngineSpec:
 
 
 def difference(name: str, then: object, now: object) -> str:
-    """The error message for a checkpoint that was written with another value of a field, with the remedy."""
+    """What an error says of a field that the checkpoint was written with another value of, with the remedy."""
     if name == "utc_fields":
         return (
             f"timestamps as keys or ids: the checkpoint keeps them as text in UTC of {then or 'no field'}, the query "
             f"of {now or 'no field'}. Either the field's type has changed, or the checkpoint is of a release that kept "
             "such timestamps as text in the session's time zone, in which an hour a year has two instants for each "
-            "text: bring columns of the types that the checkpoint was written with, or start a new checkpoint"
+            "text: bring columns of the types that the checkpoint was written with"
+        )
+    if name == "number" and then == DOUBLE:
+        return (
+            f"number: the checkpoint was written with 'double', the query has {now!r}: as doubles, in which earlier "
+            "versions compared all numbers, values are rounded already: cast completions.value to double"
         )
     remedy = "cast completions.value" if name == "number" else "set it back"
-    return (
-        f"{name}: the checkpoint was written with {then!r}, the query has {now!r}: "
-        f"{remedy} to {then!r}, or start a new checkpoint"
-    )
+    return f"{name}: the checkpoint was written with {then!r}, the query has {now!r}: {remedy} to {then!r}"

@@ -110,6 +110,17 @@ def read_blob(blob: bytes, shards: int | None) -> tuple[dict[str, object], Array
     return meta["facts"], arrays, tables
 
 
+def shard_count(blob: bytes) -> int:
+    """How many shards the query has that wrote the blob, 0 where each key has one; of a blob that was checked."""
+    return int(HEADER.unpack_from(blob)[2])
+
+
+def other_shards(then: int, now: int) -> str:
+    """What an error says of another number of shards, with the remedy."""
+    was = then or None
+    return f"shards: the checkpoint was written with {was}, the query has {now or None}: set shards={was}"
+
+
 def read_metadata(blob: bytes) -> dict[str, object]:
     """The metadata alone, for any number of shards: only one column of the first stream is decoded.
 
@@ -129,7 +140,7 @@ def _checked(blob: bytes, shards: int | None) -> tuple[Values, int]:
     """(the coded body, its size before it was coded); ``shards`` None: the query's number of shards is not known."""
     if len(blob) < HEADER_BYTES:
         raise StateCorruptError(f"state of {len(blob)} bytes is shorter than its header ({HEADER_BYTES}): truncated")
-    magic, version, shard_count, length, checksum = HEADER.unpack_from(blob)
+    magic, version, written_by, length, checksum = HEADER.unpack_from(blob)
     if magic != MAGIC:
         raise StateCorruptError(
             f"state does not start with {MAGIC!r} but {magic!r}: not written by spark_purgatory, or damaged"
@@ -142,11 +153,8 @@ def _checked(blob: bytes, shards: int | None) -> tuple[Values, int]:
             f"state has format version {version}, this version of spark_purgatory reads {known}: "
             "run the release that wrote the checkpoint, or start a new one"
         )
-    if shards is not None and shard_count != shards:
-        raise StateMismatchError(
-            f"shards: the checkpoint was written with {shard_count}, the query has {shards}: "
-            f"set shards={shard_count}, or start a new checkpoint"
-        )
+    if shards is not None and written_by != shards:
+        raise StateMismatchError(f"{other_shards(written_by, shards)}; or start a new checkpoint")
     if len(blob) - HEADER_BYTES != coded_size(length):
         raise StateCorruptError(
             f"state body has {len(blob) - HEADER_BYTES} bytes and its header says {coded_size(length)}: "

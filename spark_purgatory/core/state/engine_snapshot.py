@@ -25,8 +25,9 @@ from spark_purgatory.core.kafka.timing_wheel import UNARMED
 from spark_purgatory.core.spec.arrivals import payload_role
 from spark_purgatory.core.spec.codes import KINDS, EventKind
 from spark_purgatory.core.spec.engine_spec import LATER_FIELDS, ROLES, EngineSpec, difference, spec_of
-from spark_purgatory.core.state.blob import Tables, read_blob, write_blob
-from spark_purgatory.core.state.payload_schema import plain_batch, restored
+from spark_purgatory.core.state.blob import Tables, other_shards, read_blob, shard_count, write_blob
+from spark_purgatory.core.state.payload_evolution import Comparison, Payload
+from spark_purgatory.core.state.payload_schema import matched, plain_batch
 from spark_purgatory.core.state.purgatory_snapshot import (
     purgatory_numbers,
     restore_counts,
@@ -44,6 +45,8 @@ from spark_purgatory.errors import LimitError, StateMismatchError
 
 PAYLOAD = "rows.payload"
 """The table of the operations' own columns."""
+MOST_DIFFERENCES = 40
+"""Differences that an error lists: a query that reads another table differs in every column."""
 
 
 def save(engine: EventTimePurgatory, shards: int) -> bytes:
@@ -79,11 +82,28 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
 def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     """The engine that `save` saw. Raises StateError where the blob is damaged or belongs to another query."""
     facts, arrays, tables = _read(blob, shards)
-    by_name = spec.columns is not None and "columns" in facts
-    _check_fingerprint({**LATER_FIELDS, **cast("dict[str, object]", facts["spec"])}, spec, by_name)
-    if spec.columns is not None:
-        _match_columns(spec, facts, tables)
+    if found := _differences(spec, facts, tables):
+        raise StateMismatchError(listed(found))
+    if spec.columns is not None and PAYLOAD in tables:
+        tables[PAYLOAD] = _payload(spec, facts, tables).evolved()
     return _restored(spec, facts, arrays, tables)
+
+
+def differences(spec: EngineSpec, blob: bytes, shards: int) -> list[str]:
+    """Why `restore` would refuse the blob, a sentence each with the remedy; none: it would not.
+
+    Raises StateError where the blob is damaged, or of a format that this version does not read.
+    """
+    facts, _, tables = _read(blob, None)
+    then = shard_count(blob)
+    found = [] if then == shards else [other_shards(then, shards)]
+    return found + _differences(spec, facts, tables)
+
+
+def listed(found: list[str]) -> str:
+    """The message of an error about them."""
+    more = len(found) - MOST_DIFFERENCES
+    return "; ".join([*found[:MOST_DIFFERENCES], *([f"{more} more"] if more > 0 else []), "or start a new checkpoint"])
 
 
 def inspect(blob: bytes) -> tuple[EventTimePurgatory, list[str] | None]:
@@ -96,6 +116,17 @@ def inspect(blob: bytes) -> tuple[EventTimePurgatory, list[str] | None]:
     facts, arrays, tables = _read(blob, None)
     spec = replace(spec_of(cast("dict[str, Any]", facts["spec"])), control_events="rows.id_slot" in arrays)
     return _restored(spec, facts, arrays, tables), cast("list[str] | None", facts.get("columns"))
+
+
+def payload_schema(blob: bytes) -> tuple[pa.Schema, bool]:
+    """(the payload's columns in a state of any query, whether something waits); without, their types are not known."""
+    facts, _, tables = _read(blob, None)
+    names = cast("list[str] | None", facts.get("columns"))
+    if PAYLOAD not in tables:
+        return pa.schema([pa.field(name, pa.null()) for name in names or ()]), False
+    held = tables[PAYLOAD][0].schema
+    named = held if names is None else [each.with_name(name) for each, name in zip(held, names, strict=True)]
+    return pa.schema(named), True
 
 
 def _read(blob: bytes, shards: int | None) -> tuple[dict[str, object], Arrays, Tables]:
@@ -136,47 +167,69 @@ def _restored(spec: EngineSpec, facts: dict[str, object], arrays: Arrays, tables
     return engine
 
 
-def _match_columns(spec: EngineSpec, facts: dict[str, object], tables: Tables) -> None:
-    """Put a checkpoint's payload into the query's order. Raises StateMismatchError where the columns are others.
+def _differences(spec: EngineSpec, facts: dict[str, object], tables: Tables) -> list[str]:
+    """What stands between a state and the query: settings, then columns. Roles go by position where names do."""
+    then = {**LATER_FIELDS, **cast("dict[str, object]", facts["spec"])}
+    now = {**LATER_FIELDS, **spec.fingerprint()}
+    by_name = spec.columns is not None and "columns" in facts
+    found = [
+        difference(name, then[name], now[name])
+        for name in now
+        if then[name] != now[name] and not (by_name and name == "roles")
+    ]
+    if by_name:
+        found += _differences_of_roles(spec, facts, PAYLOAD in tables)
+    if spec.columns is not None and PAYLOAD in tables:
+        found += _payload(spec, facts, tables).differences()
+    return list(dict.fromkeys(found))
 
-    A shard in which nothing waits holds no column: it goes on with what the query brings.
-    """
+
+def _payload(spec: EngineSpec, facts: dict[str, object], tables: Tables) -> Payload:
+    """A checkpoint's payload. A shard in which nothing waits holds none: it goes on with what the query brings."""
     assert spec.columns is not None
-    names = cast("list[str] | None", facts.get("columns"))
-    order: list[int] | None = None
-    if PAYLOAD in tables:
-        tables[PAYLOAD], order = restored(tables[PAYLOAD], names, spec.columns, spec.case_sensitive)
-    if names is None:
-        return
+    fixed = {column: argument for argument, columns in spec.sources for column in columns}
+    comparison = Comparison(spec.case_sensitive, fixed, spec.dropped)
+    return Payload(tables[PAYLOAD], cast("list[str] | None", facts.get("columns")), spec.columns, comparison)
+
+
+def _differences_of_roles(spec: EngineSpec, facts: dict[str, object], waits: bool) -> list[str]:
+    """Arguments of `Operations` that take another column than they did, or keys and ids of another text."""
+    assert spec.columns is not None
+    names = cast("list[str]", facts["columns"])
+    order, _ = matched(names, spec.columns.names, spec.case_sensitive)
     then, now = cast("dict[str, str]", facts["roles"]), dict(spec.roles)
+    found = []
     for role in ROLES:
         same = (role in then) == (role in now)
-        if same and role in then and order is not None:
-            same = names[order[now[role]]] == then[role]
+        if same and role in then and waits:
+            at = order[now[role]]
+            same = at >= 0 and names[at] == then[role]
         if not same:
             was, wanted = (_source(played.get(role)) for played in (then, spec.role_names()))
-            raise StateMismatchError(
-                f"operations.{role.removesuffix('_us')}: the checkpoint takes it from {was}, the query from {wanted}: "
-                "set it back, or start a new checkpoint"
-            )
+            found.append(_taken_from(f"operations.{role.removesuffix('_us')}", was, wanted))
+    earlier = cast("dict[str, list[str]]", facts.get("sources", {}))
+    for argument, columns in earlier.items():
+        wanted_from = dict(spec.sources).get(argument)
+        if wanted_from is None:
+            # An expression may say the same, unless the column is gone.
+            gone = [name for name in columns if matched([name], spec.columns.names, spec.case_sensitive)[1]]
+            found += [_taken_from(argument, _source(name), _source(None)) for name in gone if "." not in name]
+        elif -1 in matched(columns, wanted_from, spec.case_sensitive)[0] or len(columns) != len(wanted_from):
+            found.append(_taken_from(argument, _source(", ".join(columns)), _source(", ".join(wanted_from))))
+    texts = cast("dict[str, str]", facts.get("texts", {}))
+    return found + [
+        f"{argument}: the checkpoint keeps it as the text of a {texts[argument]}, the query has a {text}: cast it back"
+        for argument, text in spec.texts
+        if texts.get(argument, text) != text
+    ]
+
+
+def _taken_from(argument: str, then: str, now: str) -> str:
+    return f"{argument}: the checkpoint takes it from {then}, the query from {now}: set it back"
 
 
 def _source(name: str | None) -> str:
     return "an expression or a column of another type" if name is None else f"column {name!r}"
-
-
-def _check_fingerprint(then: dict[str, object], spec: EngineSpec, by_name: bool) -> None:
-    """Raise StateMismatchError where the checkpoint was written by another query; roles ``by_name`` are left out."""
-    now = {**LATER_FIELDS, **spec.fingerprint()}
-    if then["number"] == numbers.DOUBLE != now["number"]:
-        raise StateMismatchError(
-            f"number: the checkpoint was written with 'double', the query has {now['number']!r} (completions.value is "
-            f"{spec.number}): as doubles, in which earlier versions compared all numbers, values are rounded already: "
-            "start a new checkpoint, or cast completions.value to double and go on as before"
-        )
-    for name in now:
-        if then[name] != now[name] and not (by_name and name == "roles"):
-            raise StateMismatchError(difference(name, then[name], now[name]))
 
 
 def _control_logs(engine: EventTimePurgatory) -> dict[str, EventLog]:
@@ -205,6 +258,7 @@ def _facts(engine: EventTimePurgatory) -> dict[str, object]:
     logs = {name: [len(log.segments), log.kept] for name, log in _control_logs(engine).items()}
     if engine.spec.columns is not None:
         facts |= {"columns": engine.spec.columns.names, "roles": engine.spec.role_names()}
+        facts |= {name: dict(found) for name in ("sources", "texts") if (found := getattr(engine.spec, name))}
     return {**facts, "logs": logs} if logs else facts
 
 

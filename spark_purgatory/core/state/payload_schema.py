@@ -3,32 +3,22 @@
 A session's settings show in the Arrow type of a column: ``spark.sql.session.timeZone`` is the label of a timestamp,
 ``useLargeVarTypes`` gives texts 64-bit offsets, and ANSI mode decides whether a cast may give null. The values are the
 same under all of them. `plain` gives the type that is sent and kept; `conform` gives a column another type of the same
-values: labels, names, order of a struct's fields. Nothing but the offsets of large types is copied.
-
-A checkpoint holds columns in the order of the query that wrote it, and the names in that order. `restored` finds each
-column of the query of today by its name, at every depth. Worked example (a test asserts it)::
-
-    checkpoint   city string, amount decimal(10,2)
-    query        amount decimal(10,2), city string     the same columns: put into the query's order
-    query        amount double, town string            refused: amount has another type, city is missing, town is new
+values: labels, names, order of a struct's fields, and wider types (`widens`). A field that the column lacks is null.
+Where types differ only in labels, names and order, nothing but the offsets of large types is copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-
-from spark_purgatory.errors import StateMismatchError
 
 UTC = "UTC"
 SPARK_TYPE = b"spark_type"
 """Metadata of a field whose Arrow type says less than Spark's: time(0) and time(6) are one type in Arrow."""
 OPAQUE = (b"variant", b"geometry", b"geography")
 """Metadata by which Spark marks a field of a struct that stands for one value."""
-MOST_DIFFERENCES = 5
-"""Differences that an error lists: a query that reads another table differs in every column."""
 INTEGERS = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "bool": "boolean"}
 
 
@@ -52,25 +42,36 @@ def _plain_field(field: pa.Field) -> pa.Field:
     return pa.field(field.name, plain(field.type), nullable, field.metadata)
 
 
-def conform(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The same values as ``kind``, whose structs have the same fields in any order."""
+def conform(column: pa.Array, kind: pa.DataType, case_sensitive: bool = False) -> pa.Array:
+    """The same values as ``kind``, whose structs have the same fields in any order, fewer of them, or others as well.
+
+    A field that the column lacks is null.
+    """
     held = column.type
     if held.equals(kind, check_metadata=True):
         return column
     if not len(column):
         return pa.array([], kind)
+    if pa.types.is_null(held):
+        return pa.nulls(len(column), kind)
     if pa.types.is_struct(held):
-        order, _ = matched([field.name for field in held], [field.name for field in kind])
-        children = [conform(column.field(at), field.type) for at, field in zip(order, kind, strict=True)]
+        order, _ = matched([field.name for field in held], [field.name for field in kind], case_sensitive)
+        children = [
+            conform(column.field(at), field.type, case_sensitive) if at >= 0 else pa.nulls(len(column), field.type)
+            for at, field in zip(order, kind, strict=True)
+        ]
         return _nested(column, kind, [], children)
     if pa.types.is_map(held):
         entries = pa.struct([kind.key_field, kind.item_field])
-        parts = [conform(column.keys, kind.key_type), conform(column.items, kind.item_type)]
+        parts = [
+            conform(column.keys, kind.key_type, case_sensitive),
+            conform(column.items, kind.item_type, case_sensitive),
+        ]
         whole = pa.Array.from_buffers(entries, len(parts[0]), [None], children=parts)
         return _nested(column, kind, [_offsets(column)], [whole])
-    if pa.types.is_list(held) or pa.types.is_large_list(held):
-        return _nested(column, kind, [_offsets(column)], [conform(column.values, kind.value_type)])
-    if pa.types.is_large_string(held) or pa.types.is_large_binary(held):
+    if is_list(held):
+        return _nested(column, kind, [_offsets(column)], [conform(column.values, kind.value_type, case_sensitive)])
+    if pa.types.is_large_string(held) or pa.types.is_large_binary(held) or widens(held, kind):
         return column.cast(kind)
     return column.view(kind)
 
@@ -127,89 +128,36 @@ def matched(held: Sequence[str], wanted: Sequence[str], case_sensitive: bool = F
     return order, sorted(set(range(len(held))) - set(order))
 
 
-# --- what a checkpoint holds ----------------------------------------------------------------------
-
-
 def sent(columns: pa.Schema) -> list[pa.Field]:
     """The payload's fields as they are sent and kept: ``p0``, ``p1``, ...; each may be null, as in ORPHANs' rows."""
     return [field.with_name(f"p{i}").with_nullable(True) for i, field in enumerate(columns)]
 
 
-def restored(
-    batches: list[pa.RecordBatch], names: Sequence[str] | None, columns: pa.Schema, case_sensitive: bool
-) -> tuple[list[pa.RecordBatch], list[int]]:
-    """(chunks of a checkpoint's payload in the query's order, where each of the query's columns was).
+# --- types that differ ----------------------------------------------------------------------------
 
-    ``names``: the columns' in the checkpoint, None where it remembers none: then they are the query's by position.
-    Raises StateMismatchError where the query's columns are others.
-    """
-    schema = pa.schema(sent(columns))
-    held, order, differences = batches[0].schema, list(range(len(columns))), list[str]()
-    as_they_are = held.equals(schema, check_metadata=True)
-    if names is None:
-        differences = _differences_by_position(held, columns, case_sensitive)
-    elif not as_they_are or names != columns.names:
-        order, gone = matched(names, columns.names, case_sensitive)
-        named = [field.with_name(name) for field, name in zip(held, names, strict=True)]
-        differences = list(_differences(named, list(columns), order, gone, "", case_sensitive))
-    if not differences:
-        if order != list(range(len(columns))):
-            batches = [batch.select(order) for batch in batches]
-        differences = [text for batch in batches for text in _nulls_in(batch, columns)]
-    if differences:
-        more = len(differences) - MOST_DIFFERENCES
-        listed = differences[:MOST_DIFFERENCES] + ([f"{more} more"] if more > 0 else [])
-        raise StateMismatchError(
-            f"operations: {'; '.join(listed)}: select the columns of the checkpoint under their names, in any order, "
-            "and cast them to their types, or start a new checkpoint"
-        )
-    if as_they_are and names == columns.names:
-        return batches, order
-    return [conform_batch(batch, schema) for batch in batches], order
+WIDER: dict[pa.DataType, tuple[pa.DataType, ...]] = {
+    pa.int8(): (pa.int16(), pa.int32(), pa.int64(), pa.float64()),
+    pa.int16(): (pa.int32(), pa.int64(), pa.float64()),
+    pa.int32(): (pa.int64(), pa.float64()),
+    pa.float32(): (pa.float64(),),
+    pa.date32(): (pa.timestamp("us"),),
+}
+"""Types that hold every value of another exactly, decimals aside: as Delta widens types. A bigint is no double."""
+DIGITS = {pa.int8(): 10, pa.int16(): 10, pa.int32(): 10, pa.int64(): 20}
+"""Digits before the point that a decimal needs for a whole number, by Delta's rule."""
 
 
-def _differences_by_position(held: pa.Schema, columns: pa.Schema, case_sensitive: bool) -> list[str]:
-    if len(held) != len(columns):
-        return [
-            f"the checkpoint, written before columns were remembered by name, has {len(held)} columns of types "
-            f"{', '.join(type_text(field) for field in held)}, and the query has {len(columns)}"
-        ]
-    pairs = zip(held, columns, strict=True)
-    return [text for then, now in pairs for text in _differences_of(then, now, now.name, case_sensitive)]
+def widens(then: pa.DataType, now: pa.DataType) -> bool:
+    """Whether ``now`` is a wider type than ``then``: it holds every value exactly."""
+    if pa.types.is_decimal(now):
+        whole = now.precision - now.scale
+        if pa.types.is_decimal(then):
+            return then != now and now.scale >= then.scale and whole >= then.precision - then.scale
+        return then in DIGITS and whole >= DIGITS[then]
+    return now in WIDER.get(then, ())
 
 
-def _differences(
-    held: list[pa.Field], wanted: list[pa.Field], order: list[int], gone: list[int], path: str, case_sensitive: bool
-) -> Iterator[str]:
-    for at, field in zip(order, wanted, strict=True):
-        if at >= 0:
-            yield from _differences_of(held[at], field, path + field.name, case_sensitive)
-    for at in gone:
-        yield f"column '{path}{held[at].name}' is in the checkpoint and not in the query"
-    names = {held[at].name.casefold(): held[at].name for at in gone}
-    for at, field in zip(order, wanted, strict=True):
-        if at < 0:
-            other = names.get(field.name.casefold()) if case_sensitive else None
-            hint = f" (which has '{path}{other}': spark.sql.caseSensitive is true)" if other else ""
-            yield f"column '{path}{field.name}' is in the query and not in the checkpoint{hint}"
-
-
-def _differences_of(held: pa.Field, wanted: pa.Field, path: str, case_sensitive: bool) -> Iterator[str]:
-    """How one column, or a part of it, differs."""
-    then, now = held.type, wanted.type
-    if _is_record(then) and _is_record(now):
-        order, gone = matched([field.name for field in then], [field.name for field in now], case_sensitive)
-        yield from _differences(list(then), list(now), order, gone, f"{path}.", case_sensitive)
-    elif pa.types.is_map(then) and pa.types.is_map(now):
-        yield from _differences_of(then.key_field, now.key_field, f"{path}.key", case_sensitive)
-        yield from _differences_of(then.item_field, now.item_field, f"{path}.value", case_sensitive)
-    elif _is_list(then) and _is_list(now):
-        yield from _differences_of(then.value_field, now.value_field, f"{path}.element", case_sensitive)
-    elif plain(then) != plain(now) or not _says_the_same(held, wanted):
-        yield f"column '{path}' is {type_text(held)} in the checkpoint and {type_text(wanted)} in the query"
-
-
-def _says_the_same(held: pa.Field, wanted: pa.Field) -> bool:
+def says_the_same(held: pa.Field, wanted: pa.Field) -> bool:
     """Whether two fields of one Arrow type are of one Spark type, as far as is known: states once noted none."""
     then, now = (field.metadata or {} for field in (held, wanted))
     return _opaque(held.type) == _opaque(wanted.type) and then.get(SPARK_TYPE) in (None, now.get(SPARK_TYPE))
@@ -222,43 +170,14 @@ def _opaque(kind: pa.DataType) -> str:
     return f"{name}({marks[b'srid'].decode()})" if b"srid" in marks and name else name
 
 
-def _is_record(kind: pa.DataType) -> bool:
+def is_record(kind: pa.DataType) -> bool:
+    """Whether a type is a struct of fields, and not one value that Spark keeps as a struct."""
     return pa.types.is_struct(kind) and not _opaque(kind)
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a type is an array of Spark's."""
     return pa.types.is_list(kind) or pa.types.is_large_list(kind)
-
-
-def _nulls_in(batch: pa.RecordBatch, columns: pa.Schema) -> Iterator[str]:
-    """Columns that the query says are never null, and that hold a null: Spark would read any value in its place."""
-    for column, field in zip(batch.columns, columns, strict=True):
-        if field.nullable and not pa.types.is_nested(field.type):
-            continue
-        for path in _null_parts(column, field, field.name):
-            yield f"column '{path}' is null in operations of the checkpoint and never null in the query (coalesce it)"
-
-
-def _null_parts(column: pa.Array, field: pa.Field, path: str) -> Iterator[str]:
-    kind = field.type
-    if not field.nullable and column.null_count:
-        yield path
-    if column.type.equals(kind) or not pa.types.is_nested(kind):
-        return
-    if column.null_count:
-        column = column.drop_null()
-    if pa.types.is_struct(kind):
-        order, _ = matched([part.name for part in column.type], [part.name for part in kind])
-        for at, part in zip(order, kind, strict=True):
-            yield from _null_parts(column.field(at), part, f"{path}.{part.name}")
-    else:
-        # No list is null any more, so that what they hold lies between the first offset and the last.
-        first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
-        if pa.types.is_map(kind):
-            yield from _null_parts(column.keys[first:last], kind.key_field, f"{path}.key")
-            yield from _null_parts(column.items[first:last], kind.item_field, f"{path}.value")
-        else:
-            yield from _null_parts(column.values[first:last], kind.value_field, f"{path}.element")
 
 
 def type_text(field: pa.Field) -> str:
@@ -270,7 +189,7 @@ def type_text(field: pa.Field) -> str:
         return _opaque(kind) or f"struct<{','.join(f'{part.name}:{type_text(part)}' for part in kind)}>"
     if pa.types.is_map(kind):
         return f"map<{type_text(kind.key_field)},{type_text(kind.item_field)}>"
-    if _is_list(kind):
+    if is_list(kind):
         return f"array<{type_text(kind.value_field)}>"
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"

@@ -190,6 +190,19 @@ def payload_roles(frame: DataFrame, config: Operations) -> dict[str, int]:
     return roles
 
 
+def payload_sources(config: Operations, partition_by: ColumnLike | None) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Columns that are named by what the checkpoint keeps of an operation; none where one is an expression."""
+    keys = tuple(config.keys) if isinstance(config.keys, (list, tuple)) else (config.keys,)
+    named: dict[str, tuple[Any, ...]] = {
+        "operations.id": (config.id,),
+        "operations.keys": keys,
+        "operations.created": (config.created,),
+        "operations.deadline": (config.deadline,),
+        "partition_by": (partition_by,),
+    }
+    return tuple((field, names) for field, names in named.items() if all(isinstance(name, str) for name in names))
+
+
 def events_input(frame: DataFrame, config: Completions, reading: Reading) -> Input:
     """Completion events: key, time, and what the criterion or control events read besides."""
     check_no_watermark(frame, "completions")

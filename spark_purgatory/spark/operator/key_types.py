@@ -56,6 +56,8 @@ COMPARED = (
 """Pairs of fields whose values are compared."""
 KEPT = ("operations.id", "operations.keys", "completions.event_id", "partition_by")
 """Fields whose texts a checkpoint holds; what is compared with them has their type."""
+KEPT_OF_OPERATIONS = ("operations.id", "operations.keys", "partition_by (operations)")
+"""The same, of operations alone."""
 CASTS = (
     T.BooleanType,
     T.IntegralType,
@@ -118,6 +120,13 @@ def key_text(column: Column, kind: T.DataType, field: str) -> Column:
     return column.try_cast("string") if isinstance(kind, T.DecimalType) else column.cast("string")
 
 
+def text_of(kind: T.DataType) -> str:
+    """What the texts of a key are made of: equal for types whose equal values have the same text."""
+    if isinstance(kind, T.IntegralType):
+        return "whole number"
+    return f"decimal of scale {kind.scale}" if isinstance(kind, T.DecimalType) else kind.simpleString()
+
+
 def array_text(column: Column, kind: T.DataType, field: str) -> Column:
     """An array of keys as an array of their texts; ``kind`` is the elements' type."""
     check_key_type(kind, field)
@@ -167,6 +176,11 @@ def _remedy(left: str, left_type: T.DataType, right: str, right_type: T.DataType
 def _rank(kind: T.DataType) -> tuple[int, int]:
     scale = kind.scale if isinstance(kind, T.DecimalType) else 0
     return next(i for i, each in enumerate(CASTS) if isinstance(kind, each)), scale
+
+
+def kept_texts(types: FieldTypes) -> tuple[tuple[str, str], ...]:
+    """What the texts of an operation's keys and ids are made of, for the checkpoint to remember."""
+    return tuple((name, text_of(kind)) for name, kind in sorted(types.items()) if name in KEPT_OF_OPERATIONS)
 
 
 def timestamp_fields(*inputs: FieldTypes) -> str:

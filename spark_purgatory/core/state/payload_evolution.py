@@ -1,0 +1,282 @@
+"""What a checkpoint's payload columns become in a query with other columns, and what cannot be changed.
+
+A checkpoint holds columns in the order of the query that wrote it, and the names in that order. Each column of the
+query of today is found by its name, at every depth:
+
+=================================== ====================================================
+the query                           what waits
+=================================== ====================================================
+has a column more, which may be null null there
+has a column less                   goes on without it: its values are lost for good
+has a wider type (`widens`)         the same values in that type
+has the columns in another order    the same values
+=================================== ====================================================
+
+The same holds for the fields of a struct at every depth, and for the types of elements, keys and values. Anything else
+is refused. So is one column less and one more of the same type, or of a wider one: it looks like a rename, by which all
+values would be lost. Who means it names the column in `Operations.dropped`. A column that `Operations` names keeps its
+type, but that whole numbers, whose texts are the same, may be wider.
+
+Worked example (a test asserts it)::
+
+    checkpoint   city string, amount decimal(10,2)
+    query        amount decimal(12,2), city string     put into the query's order, amounts cast
+    query        amount double, town string            refused: double is not wider, town may be city under a new name
+
+Shards that no row has touched since an earlier restart hold the columns of the query before that one: each shard is
+matched by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_purgatory.core.state.payload_schema import (
+    conform,
+    is_list,
+    is_record,
+    matched,
+    plain,
+    says_the_same,
+    sent,
+    type_text,
+    widens,
+)
+from spark_purgatory.errors import StateMismatchError
+
+LAST_DAY = 106_751_990
+"""Days from 1970 that a timestamp without a zone can hold, in both directions."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How columns are compared."""
+
+    case_sensitive: bool = False
+    fixed: Mapping[str, str] = field(default_factory=dict)
+    """Columns that `Operations` names, by path: the argument, for example ``operations.id``."""
+    dropped: Sequence[str] = ()
+    """Paths of columns that the query gives up, whatever other columns look like them."""
+
+    def of_columns(
+        self, held: list[pa.Field], wanted: list[pa.Field], path: str = "", in_key: bool = False
+    ) -> Iterator[str]:
+        """What cannot be changed of columns, or of a struct's fields, a sentence each with the remedy."""
+        order, gone = matched([each.name for each in held], [each.name for each in wanted], self.case_sensitive)
+        added = [each for at, each in zip(order, wanted, strict=True) if at < 0]
+        for at, now in zip(order, wanted, strict=True):
+            if at >= 0:
+                yield from self.of_column(held[at], now, path + now.name, in_key)
+        for at in gone:
+            if in_key:
+                yield (
+                    f"column '{path}{held[at].name}' is part of a map's key in the checkpoint and not in the query: "
+                    "without it keys may be equal, so select it"
+                )
+            else:
+                yield from self._of_gone(held[at], added, path)
+        for now in added:
+            yield from self._of_added(now, path + now.name)
+
+    def of_column(self, held: pa.Field, wanted: pa.Field, path: str, in_key: bool = False) -> Iterator[str]:
+        """What cannot be changed of one column, or of a part of it."""
+        then, now = held.type, wanted.type
+        if is_record(then) and is_record(now):
+            yield from self.of_columns(list(then), list(now), f"{path}.", in_key)
+        elif pa.types.is_map(then) and pa.types.is_map(now):
+            yield from self.of_column(then.key_field, now.key_field, f"{path}.key", True)
+            yield from self.of_column(then.item_field, now.item_field, f"{path}.value", in_key)
+        elif is_list(then) and is_list(now):
+            yield from self.of_column(then.value_field, now.value_field, f"{path}.element", in_key)
+        elif plain(then) == plain(now) and says_the_same(held, wanted):
+            return
+        elif not pa.types.is_null(then) and not widens(then, now):
+            yield (
+                f"column '{path}' is {type_text(held)} in the checkpoint and {type_text(wanted)} in the query, which "
+                f"does not hold every value of it: cast it to {type_text(held)}"
+            )
+        elif (role := self._role(path)) and not (pa.types.is_integer(then) and pa.types.is_integer(now)):
+            yield (
+                f"column '{path}' is {role}, and is {type_text(held)} in the checkpoint and {type_text(wanted)} in the "
+                f"query: cast it to {type_text(held)}"
+            )
+
+    def _of_gone(self, held: pa.Field, added: list[pa.Field], path: str) -> Iterator[str]:
+        """Why a column that the query lacks cannot be dropped."""
+        at = path + held.name
+        if self._is_dropped(at) or pa.types.is_null(held.type):
+            return
+        alike = [each for each in added if not any(self.of_column(held, each, path + each.name))]
+        if not alike:
+            return
+        names = " and ".join(f"'{path}{each.name}'" for each in alike)
+        only_case = any(each.name.casefold() == held.name.casefold() for each in alike)
+        case = " (spark.sql.caseSensitive is true)" if only_case else ""
+        yield (
+            f"column '{at}' is in the checkpoint and not in the query, and {names}{case} of the same type is in the "
+            f"query and not in the checkpoint: if it is renamed, select it as '{at}' and rename it after resolve(); if "
+            f"not, give its values up with Operations(dropped=['{at}'])"
+        )
+
+    def _of_added(self, wanted: pa.Field, path: str) -> Iterator[str]:
+        """Why a column that the checkpoint lacks cannot be null."""
+        if role := self._role(path):
+            yield f"column '{path}' is {role} and is not in the checkpoint: take {role} from the column as before"
+        elif not wanted.nullable and not pa.types.is_null(wanted.type):
+            yield (
+                f"column '{path}' is not in the checkpoint and never null in the query, and what waits has no value: "
+                f"select it so that it may be null, when(lit(True), c), and fill it after resolve()"
+            )
+
+    def _role(self, path: str) -> str | None:
+        """The argument of `Operations` that names the column, or a part of which this is."""
+        known = path if self.case_sensitive else path.casefold()
+        for name, role in self.fixed.items():
+            own = name if self.case_sensitive else name.casefold()
+            if known == own or known.startswith(f"{own}."):
+                return role
+        return None
+
+    def _is_dropped(self, path: str) -> bool:
+        if self.case_sensitive:
+            return path in self.dropped
+        return path.casefold() in (name.casefold() for name in self.dropped)
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The payload of a checkpoint, matched with the columns of a query."""
+
+    batches: list[pa.RecordBatch]
+    names: Sequence[str] | None
+    """The columns' in the checkpoint, None where it remembers none: then they are the query's by position."""
+    columns: pa.Schema
+    comparison: Comparison = field(default_factory=Comparison)
+
+    @property
+    def order(self) -> list[int]:
+        """Where each of the query's columns was, -1 where it was not."""
+        if self.names is None:
+            return list(range(len(self.columns)))
+        return matched(self.names, self.columns.names, self.comparison.case_sensitive)[0]
+
+    def differences(self) -> list[str]:
+        """What cannot be changed, a sentence each with the remedy."""
+        held = self.batches[0].schema
+        if self.names is None:
+            if len(held) != len(self.columns):
+                return [
+                    f"the checkpoint, written before columns were remembered by name, has {len(held)} columns of types "
+                    f"{', '.join(type_text(each) for each in held)}, and the query has {len(self.columns)}: select "
+                    "these, in their order"
+                ]
+            pairs = zip(held, self.columns, strict=True)
+            found = [text for then, now in pairs for text in self.comparison.of_column(then, now, now.name)]
+        else:
+            named = [each.with_name(name) for each, name in zip(held, self.names, strict=True)]
+            found = list(self.comparison.of_columns(named, list(self.columns)))
+        return found or list(dict.fromkeys(text for batch in self.batches for text in self._in_values(batch)))
+
+    def evolved(self) -> list[pa.RecordBatch]:
+        """The chunks as the query's columns."""
+        schema, order = pa.schema(sent(self.columns)), self.order
+        as_they_are = order == list(range(len(self.batches[0].schema)))
+        if as_they_are and self.batches[0].schema.equals(schema, check_metadata=True):
+            return self.batches
+        return [self._evolved(batch, schema, order) for batch in self.batches]
+
+    def _evolved(self, batch: pa.RecordBatch, schema: pa.Schema, order: list[int]) -> pa.RecordBatch:
+        columns = [
+            conform(batch.column(at), kind, self.comparison.case_sensitive) if at >= 0 else pa.nulls(len(batch), kind)
+            for at, kind in zip(order, schema.types, strict=True)
+        ]
+        if not columns:
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * len(batch), pa.struct([])))
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+    def _in_values(self, batch: pa.RecordBatch) -> Iterator[str]:
+        """What cannot be changed because of a value: a null, or a date without a timestamp."""
+        for at, now in zip(self.order, self.columns, strict=True):
+            if at >= 0:
+                yield from self._in_column(batch.column(at), now, now.name)
+
+    def _in_column(self, column: pa.Array, now: pa.Field, path: str) -> Iterator[str]:
+        kind = now.type
+        if not now.nullable and column.null_count:
+            # Spark would read any value in its place.
+            yield f"column '{path}' is null in operations of the checkpoint and never null in the query: coalesce it"
+        if pa.types.is_null(column.type) or column.type.equals(kind):
+            return
+        if pa.types.is_date(column.type) and pa.types.is_timestamp(kind) and _exceeds(column):
+            yield f"column '{path}' has dates that no timestamp_ntz can hold: cast it to date"
+        if not pa.types.is_nested(kind):
+            return
+        if column.null_count:
+            column = column.drop_null()
+        yield from self._in_parts(column, kind, path)
+
+    def _in_parts(self, column: pa.Array, kind: pa.DataType, path: str) -> Iterator[str]:
+        """Of a nested column without nulls."""
+        if pa.types.is_struct(kind):
+            names = [part.name for part in column.type], [part.name for part in kind]
+            order, _ = matched(*names, self.comparison.case_sensitive)
+            for at, part in zip(order, kind, strict=True):
+                if at >= 0:
+                    yield from self._in_column(column.field(at), part, f"{path}.{part.name}")
+            return
+        # No list is null, so that what they hold lies between the first offset and the last.
+        first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        if pa.types.is_map(kind):
+            yield from self._in_column(column.keys[first:last], kind.key_field, f"{path}.key")
+            yield from self._in_column(column.items[first:last], kind.item_field, f"{path}.value")
+        else:
+            yield from self._in_column(column.values[first:last], kind.value_field, f"{path}.element")
+
+
+def merged(held: Sequence[Sequence[pa.Field]], path: str = "") -> list[pa.Field]:
+    """Columns, or fields, that hold what each of these sequences holds, in the widest of their types.
+
+    Shards differ where only some were touched since a restart with other columns. Raises StateMismatchError where one
+    name has types of which none is wider.
+    """
+    whole: list[pa.Field] = []
+    for fields in held:
+        order, _ = matched([each.name for each in whole], [each.name for each in fields])
+        for at, each in zip(order, fields, strict=True):
+            if at < 0:
+                whole.append(each)
+            else:
+                whole[at] = _widest(whole[at], each, path + each.name)
+    return whole
+
+
+def _widest(one: pa.Field, other: pa.Field, path: str) -> pa.Field:
+    mine, theirs = one.type, other.type
+    nullable = one.nullable or other.nullable
+    if is_record(mine) and is_record(theirs):
+        return one.with_type(pa.struct(merged([list(mine), list(theirs)], f"{path}."))).with_nullable(nullable)
+    if pa.types.is_map(mine) and pa.types.is_map(theirs):
+        key = _widest(mine.key_field, theirs.key_field, f"{path}.key")
+        item = _widest(mine.item_field, theirs.item_field, f"{path}.value")
+        return one.with_type(pa.map_(key.with_nullable(False), item)).with_nullable(nullable)
+    if is_list(mine) and is_list(theirs):
+        element = _widest(mine.value_field, theirs.value_field, f"{path}.element")
+        return one.with_type(pa.list_(element)).with_nullable(nullable)
+    if pa.types.is_null(mine) or widens(mine, theirs):
+        return other.with_nullable(nullable)
+    if pa.types.is_null(theirs) or widens(theirs, mine) or plain(mine) == plain(theirs):
+        return one.with_nullable(nullable)
+    raise StateMismatchError(
+        f"column '{path}' is {type_text(one)} in some shards and {type_text(other)} in others: it was dropped, and "
+        "later added with another type, and some shards were not touched in between"
+    )
+
+
+def _exceeds(dates: pa.Array) -> bool:
+    bounds = pc.min_max(dates.view(pa.int32()))
+    lowest, highest = bounds["min"].as_py(), bounds["max"].as_py()
+    return lowest is not None and (lowest < -LAST_DAY or highest > LAST_DAY)

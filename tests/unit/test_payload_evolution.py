@@ -1,0 +1,590 @@
+"""A checkpoint under a query with other columns: what becomes of what waits, and what is refused."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_purgatory.core.spec import criteria
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.state.blob import VERSION, read_blob
+from spark_purgatory.core.state.engine_snapshot import PAYLOAD, differences, restore, save
+from spark_purgatory.core.state.payload_evolution import Payload, merged
+from spark_purgatory.core.state.payload_schema import conform, widens
+from spark_purgatory.errors import StateMismatchError
+from tests.support.golden_states import GOLDEN, GOLDEN_SHARDS
+from tests.support.payload_states import arrivals, expired, saved, spec_of
+
+STRING, LONG = pa.string(), pa.int64()
+KEYED = [("id", STRING), ("key", STRING)]
+PLAYED = (("id", "id"), ("keys", "key"))
+
+
+def spec(*columns: Any, **others: Any) -> EngineSpec:
+    """A spec of operations with an id, a key and these columns."""
+    return spec_of(pa.schema([*KEYED, *columns]), *PLAYED, **others)
+
+
+def rows(**values: list[Any]) -> list[dict[str, Any]]:
+    """Operations with these values, a list for each column."""
+    count = len(next(iter(values.values())))
+    return [
+        {"id": f"o{i}", "key": f"k{i}", **{name: column[i] for name, column in values.items()}} for i in range(count)
+    ]
+
+
+def after(then: EngineSpec, now: EngineSpec, given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What waits under the one spec, as it comes out under the other; written, read and written again on the way."""
+    engine = restore(now, saved(then, given), 1)
+    engine.purgatory.validate()
+    blob = save(engine, 1)
+    assert save(restore(now, blob, 1), 1) == blob
+    return [{k: v for k, v in row.items() if k not in ("id", "key")} for row in expired(restore(now, blob, 1))]
+
+
+# --- types ----------------------------------------------------------------------------------------
+
+LAST = {pa.int8(): 2**7 - 1, pa.int16(): 2**15 - 1, pa.int32(): 2**31 - 1, pa.int64(): 2**63 - 1}
+FLOATS = [0.1, -0.0, float("inf"), 1e-45]
+DAYS = [date(1, 1, 1), date(9999, 12, 31), date(2024, 2, 29)]
+
+
+def whole(kind: pa.DataType) -> list[Any]:
+    return [LAST[kind], -LAST[kind] - 1, 0, None]
+
+
+def cents(kind: Callable[[Any], Any], values: list[Any]) -> list[Any]:
+    return [None if value is None else kind(value) for value in values]
+
+
+WIDENED: list[tuple[pa.DataType, pa.DataType, list[Any], Callable[[Any], Any]]] = [
+    *(
+        (then, now, whole(then), int)
+        for at, then in enumerate(LAST)
+        for now in list(LAST)[at + 1 :]
+    ),
+    *((then, pa.float64(), whole(then), float) for then in list(LAST)[:3]),
+    *((then, pa.decimal128(10, 0), whole(then), Decimal) for then in list(LAST)[:3]),
+    *((then, pa.decimal128(24, 4), whole(then), Decimal) for then in LAST),
+    (pa.decimal128(10, 2), pa.decimal128(11, 2), [Decimal("99999999.99"), None, Decimal("-0.01")], Decimal),
+    (pa.decimal128(10, 2), pa.decimal128(38, 30), [Decimal("99999999.99"), None, Decimal("-0.01")], Decimal),
+    (pa.date32(), pa.timestamp("us"), [*DAYS, None], lambda day: datetime(day.year, day.month, day.day)),
+    (pa.null(), pa.list_(STRING), [None, None], list),
+]  # fmt: skip
+TYPE_IDS = [f"{then} to {now}" for then, now, *_ in WIDENED]
+
+
+@pytest.mark.parametrize(("then", "now", "values", "as_now"), WIDENED, ids=TYPE_IDS)
+def test_a_wider_type_holds_the_same_values(
+    then: pa.DataType, now: pa.DataType, values: list[Any], as_now: Callable[[Any], Any]
+) -> None:
+    assert after(spec(("x", then)), spec(("x", now)), rows(x=values)) == rows_of(cents(as_now, values))
+    nested = (pa.list_(pa.field("element", then)), pa.list_(pa.field("element", now)))
+    lists = [values, None, []]
+    assert after(spec(("x", nested[0])), spec(("x", nested[1])), rows(x=lists)) == rows_of(
+        [cents(as_now, values), None, []]
+    )
+
+
+def rows_of(values: list[Any]) -> list[dict[str, Any]]:
+    return [{"x": value} for value in values]
+
+
+def test_a_float_becomes_the_double_of_the_same_value() -> None:
+    values = pa.array([*FLOATS, None], pa.float32()).to_pylist()
+    assert str(after(spec(("x", pa.float32())), spec(("x", pa.float64())), rows(x=values))) == str(rows_of(values))
+
+
+NUMBERS = [*LAST, pa.float32(), pa.float64(), pa.decimal128(3, 0), pa.decimal128(10, 0), pa.decimal128(20, 0)]
+NUMBERS += [pa.decimal128(38, 38), pa.decimal128(12, 2), pa.decimal128(22, 2)]
+OTHERS = [
+    STRING,
+    pa.binary(),
+    pa.bool_(),
+    pa.date32(),
+    pa.timestamp("us"),
+    pa.timestamp("us", "UTC"),
+    pa.duration("us"),
+]
+
+
+def test_nothing_else_is_wider() -> None:
+    """Of all pairs of these types, by a reference of its own: what the largest and smallest values fit into."""
+    digits = {pa.int8(): 10, pa.int16(): 10, pa.int32(): 10, pa.int64(): 20}
+    found = {(then, now) for then in NUMBERS + OTHERS for now in NUMBERS + OTHERS if widens(then, now)}
+    expected = {(then, now) for at, then in enumerate(LAST) for now in list(LAST)[at + 1 :]}
+    expected |= {(then, pa.float64()) for then in [*list(LAST)[:3], pa.float32()]}
+    decimals = [kind for kind in NUMBERS if pa.types.is_decimal(kind)]
+    expected |= {(n, d) for n in LAST for d in decimals if d.precision - d.scale >= digits[n]}
+    expected |= {
+        (a, b)
+        for a in decimals
+        for b in decimals
+        if a != b and b.scale >= a.scale and b.precision - b.scale >= a.precision - a.scale
+    }
+    assert found == expected | {(pa.date32(), pa.timestamp("us"))}
+    for then, now in [(a, b) for a in NUMBERS + OTHERS for b in NUMBERS + OTHERS if a != b and (a, b) not in found]:
+        payload = Payload([pa.record_batch([pa.nulls(1, then)], names=["p0"])], ["x"], pa.schema([("x", now)]))
+        [said] = payload.differences()
+        assert said.startswith("column 'x' is ") and "which does not hold every value of it: cast it to" in said
+
+
+def test_a_date_that_no_timestamp_can_hold_is_refused_by_name() -> None:
+    last = pa.array([106_751_990, None, -106_751_990], pa.int32()).view(pa.date32())
+    beyond = pa.array([106_751_991], pa.int32()).view(pa.date32())
+    for column, fits in ((last, True), (beyond, False)):
+        for nested in (False, True):
+            values = pa.ListArray.from_arrays([0, len(column)], column) if nested else column
+            now = pa.list_(pa.timestamp("us")) if nested else pa.timestamp("us")
+            payload = Payload([pa.record_batch([values], names=["p0"])], ["x"], pa.schema([("x", now)]))
+            if fits:
+                assert payload.differences() == []
+                [batch] = payload.evolved()
+                flat = batch.column(0).flatten() if nested else batch.column(0)
+                assert flat.view(pa.int64()).to_pylist() == [
+                    None if day is None else day * 86_400_000_000 for day in column.view(pa.int32()).to_pylist()
+                ]
+            else:
+                path = "x.element" if nested else "x"
+                assert payload.differences() == [
+                    f"column '{path}' has dates that no timestamp_ntz can hold: cast it to date"
+                ]
+
+
+# --- columns more, fewer, renamed -----------------------------------------------------------------
+
+CITIES = rows(city=["a", None, "c"], n=[1, 2, 3])
+CITY, TOWN, N = ("city", STRING), ("town", STRING), ("n", LONG)
+
+
+def test_a_new_column_is_null_in_what_waits() -> None:
+    address = pa.struct([("city", STRING), ("zips", pa.map_(STRING, pa.list_(LONG)))])
+    come_out = after(spec(CITY, N), spec(("address", address), N, ("note", pa.null()), CITY), CITIES)
+    assert come_out == [{"address": None, "n": r["n"], "note": None, "city": r["city"]} for r in CITIES]
+
+
+def test_a_new_column_that_is_never_null_is_refused_with_the_remedy() -> None:
+    never = pa.field("flag", pa.bool_(), nullable=False)
+    said = r"column 'flag' is not in the checkpoint and never null .* when\(lit\(True\), c\), and fill it after resolve"
+    with pytest.raises(StateMismatchError, match=said):
+        restore(spec(CITY, N, never), saved(spec(CITY, N), CITIES), 1)
+    assert restore(spec(CITY, N, never), saved(spec(CITY, N), []), 1).pending == 0, (
+        "where nothing waits nothing is null"
+    )
+
+
+def test_a_column_less_is_dropped_for_good() -> None:
+    assert after(spec(CITY, N), spec(N), CITIES) == [{"n": 1}, {"n": 2}, {"n": 3}]
+    without = save(restore(spec(N), saved(spec(CITY, N), CITIES), 1), 1)
+    assert [row["city"] for row in expired(restore(spec(CITY, N), without, 1))] == [None] * 3
+
+
+def test_no_column_may_be_left() -> None:
+    everything = spec_of(pa.schema([CITY, N]))
+    engine = restore(spec_of(pa.schema([])), saved(everything, CITIES), 1)
+    assert engine.pending == 3
+    assert [len(batch) for batch in engine.step(None, None, 30)] == [3]
+
+
+RENAMED = (
+    r"'city' is in the checkpoint .* 'town' of the same type .*select it as 'city' .*Operations\(dropped=\['city'\]"
+)
+
+
+@pytest.mark.parametrize("kind", [STRING, pa.large_string()])
+def test_a_column_less_and_one_more_of_its_type_may_be_a_rename_and_are_refused(kind: pa.DataType) -> None:
+    now = spec(("town", kind), N)
+    with pytest.raises(StateMismatchError, match=RENAMED):
+        restore(now, saved(spec(CITY, N), CITIES), 1)
+    for dropped in ("city", "CITY"):
+        given_up = replace(now, dropped=(dropped,))
+        assert after(spec(CITY, N), given_up, CITIES) == [{"town": None, "n": r["n"]} for r in CITIES]
+    with pytest.raises(StateMismatchError, match=RENAMED):
+        restore(replace(now, dropped=("CITY",), case_sensitive=True), saved(spec(CITY, N), CITIES), 1)
+
+
+def test_a_column_less_and_one_more_of_a_type_that_is_not_wider_are_no_rename() -> None:
+    assert after(spec(CITY, N), spec(N, ("zip", LONG)), CITIES) == [{"n": r["n"], "zip": None} for r in CITIES]
+    with pytest.raises(StateMismatchError, match=r"'n' is in the checkpoint .* 'm' of the same type"):
+        restore(spec(CITY, ("m", pa.decimal128(20, 0))), saved(spec(CITY, N), CITIES), 1)
+
+
+def test_a_shard_that_was_not_touched_between_two_restarts_is_asked_about_as_well() -> None:
+    """Dropped at one restart, another added at the next: by the second nobody can tell from the shard's own state."""
+    untouched, touched = saved(spec(CITY, N), CITIES), save(restore(spec(N), saved(spec(CITY, N), CITIES), 1), 1)
+    assert differences(spec(TOWN, N), touched, 1) == []
+    [said] = differences(spec(TOWN, N), untouched, 1)
+    assert "dropped=['city']" in said
+    assert differences(replace(spec(TOWN, N), dropped=("city",)), untouched, 1) == []
+
+
+PLACE = pa.struct([("city", STRING), ("at", pa.struct([("x", pa.int32()), ("y", pa.float32())]))])
+PLACES = [{"city": "a", "at": {"x": 1, "y": 0.5}}, None, {"city": None, "at": None}]
+
+
+def test_fields_of_structs_are_added_dropped_widened_and_put_in_order_at_every_depth() -> None:
+    at = pa.struct([("z", STRING), ("y", pa.float64()), ("x", LONG)])
+    now = pa.struct([("at", at), ("land", pa.struct([pa.field("code", STRING, nullable=False)]))])
+    expected = [
+        {"at": {"z": None, "y": 0.5, "x": 1}, "land": None},
+        None,
+        {"at": None, "land": None},
+    ]
+    assert after(spec(("x", PLACE)), spec(("x", now)), rows(x=PLACES)) == rows_of(expected)
+    within = spec(("x", pa.map_(STRING, pa.list_(PLACE)))), spec(("x", pa.map_(STRING, pa.list_(now))))
+    maps = [[("a", PLACES), ("b", None)], None, []]
+    assert after(*within, rows(x=maps)) == rows_of([[("a", expected), ("b", None)], None, []])
+
+
+def test_a_field_that_may_be_renamed_is_given_up_by_its_path() -> None:
+    then, now = (spec(("x", pa.list_(pa.struct([(name, STRING), N])))) for name in ("city", "town"))
+    given = rows(x=[[{"city": "a", "n": 1}], None])
+    with pytest.raises(StateMismatchError, match=r"dropped=\['x.element.city'\]"):
+        restore(now, saved(then, given), 1)
+    come_out = after(then, replace(now, dropped=("x.element.city",)), given)
+    assert come_out == rows_of([[{"town": None, "n": 1}], None])
+
+
+def test_every_difference_is_listed_with_its_way_out() -> None:
+    then = spec(CITY, N, ("d", pa.float64()), ("s", pa.struct([CITY])))
+    now = spec(
+        TOWN, ("n", pa.int32()), ("d", LONG), ("s", pa.struct([TOWN])), pa.field("flag", pa.bool_(), nullable=False),
+        final=True, lookback_us=7, criterion=criteria.any_key(),
+    )  # fmt: skip
+    given = rows(city=["a"], n=[1], d=[0.5], s=[{"city": "b"}])
+    found = differences(now, saved(then, given), 4)
+    assert [text.split(" is ")[0].split(":")[0] for text in found] == [
+        "shards",
+        "criterion",
+        "need",
+        "emit",
+        "lookback_us",
+        "column 'n'",
+        "column 'd'",
+        "column 's.city'",
+        "column 'city'",
+        "column 'flag'",
+    ]
+    assert all(
+        any(
+            way in text
+            for way in ("set shards=1", "set it back to", "cast it to", "dropped=[", "so that it may be null")
+        )
+        for text in found
+    )
+    with pytest.raises(StateMismatchError) as raised:
+        restore(now, saved(then, given), 1)
+    assert str(raised.value) == "; ".join([*found[1:], "or start a new checkpoint"])
+
+
+# --- columns that Operations names ----------------------------------------------------------------
+
+NAMED_ID = (("operations.id", ("number",)), ("operations.keys", ("key",)))
+
+
+def keyed(kind: pa.DataType, name: str = "number", **others: Any) -> EngineSpec:
+    """Operations whose id is a column of another type than string: the engine keeps its text beside it."""
+    text = "whole number" if pa.types.is_integer(kind) else f"decimal of scale {kind.scale}"
+    columns = pa.schema([("id", STRING), ("key", STRING), (name, kind)])
+    sources = (("operations.id", (name,)), ("operations.keys", ("key",)))
+    given = {"sources": sources, "texts": (("operations.id", text), ("operations.keys", "string")), **others}
+    return spec_of(columns, ("keys", "key"), **given)
+
+
+def test_a_column_that_operations_names_keeps_its_type_but_whole_numbers() -> None:
+    given = rows(number=[Decimal("1.50"), Decimal("2.00")])
+    blob = saved(keyed(pa.decimal128(10, 2)), given)
+    assert differences(keyed(pa.decimal128(10, 2)), blob, 1) == []
+    text, column = differences(keyed(pa.decimal128(12, 3)), blob, 1)
+    assert text == (
+        "operations.id: the checkpoint keeps it as the text of a decimal of scale 2, the query has a decimal of scale "
+        "3: cast it back"
+    )
+    assert column == (
+        "column 'number' is operations.id, and is decimal(10,2) in the checkpoint and decimal(12,3) in the query: "
+        "cast it to decimal(10,2)"
+    )
+    assert after(keyed(pa.int32()), keyed(LONG), rows(number=[1, 2]))[0]["number"] == 1
+
+
+def test_a_column_that_operations_names_cannot_be_dropped_or_be_another() -> None:
+    blob = saved(keyed(pa.int32()), rows(number=[1, 2]))
+    said = "operations.id: the checkpoint takes it from column 'number', the query from "
+    other = differences(replace(keyed(pa.int32(), "other"), dropped=("number",)), blob, 1)
+    assert other[0] == f"{said}column 'other': set it back"
+    assert other[1].startswith("column 'other' is operations.id and is not in the checkpoint: take operations.id from")
+    by_expression = keyed(pa.int32(), "other", sources=(("operations.keys", ("key",)),), dropped=("number",))
+    assert differences(by_expression, blob, 1) == [f"{said}an expression or a column of another type: set it back"]
+    same_by_expression = keyed(pa.int32(), sources=())
+    assert differences(same_by_expression, blob, 1) == []
+    assert differences(keyed(pa.int32(), "NUMBER"), blob, 1) == []
+    assert len(differences(keyed(pa.int32(), "NUMBER", case_sensitive=True), blob, 1)) == 3
+
+
+def test_a_column_that_plays_a_role_cannot_be_dropped() -> None:
+    blob = saved(spec(CITY, N), CITIES)
+    without = spec_of(pa.schema([("id", STRING), CITY, N]), ("id", "id"))
+    [said] = differences(without, blob, 1)
+    assert said == (
+        "operations.keys: the checkpoint takes it from column 'key', the query from an expression or a column of "
+        "another type: set it back"
+    )
+    another = spec_of(pa.schema([("id", STRING), ("new", STRING), CITY, N]), ("id", "id"), ("keys", "new"))
+    assert any("'key', the query from column 'new'" in text for text in differences(another, blob, 1))
+
+
+# --- golden states --------------------------------------------------------------------------------
+
+COLUMNS_STATE = Path(__file__).resolve().parents[1] / "data" / "state_v2_columns.bin"
+COLUMNS_TYPES: list[tuple[str, pa.DataType]] = [
+    *KEYED,
+    ("tiny", pa.int8()),
+    ("small", pa.int16()),
+    ("whole", pa.int32()),
+    ("real", pa.float32()),
+    ("price", pa.decimal128(10, 2)),
+    ("day", pa.date32()),
+    ("city", STRING),
+    ("place", PLACE),
+    ("tags", pa.map_(STRING, pa.list_(pa.int32()))),
+]
+COLUMNS_ROWS = rows(
+    tiny=[127, None, -128],
+    small=[1, 2, 3],
+    whole=[2**31 - 1, None, 0],
+    real=[0.5, None, -1.25],
+    price=[Decimal("99999999.99"), None, Decimal("-0.01")],
+    day=[date(2024, 2, 29), None, date(1, 1, 1)],
+    city=["a", None, "c"],
+    place=PLACES,
+    tags=[[("a", [1, None])], None, []],
+)
+EVOLVED: list[tuple[str, pa.DataType]] = [
+    ("new", pa.list_(STRING)),
+    ("tags", pa.map_(STRING, pa.list_(LONG))),
+    ("place", pa.struct([("at", pa.struct([("y", pa.float64()), ("x", LONG), ("z", STRING)])), ("city", STRING)])),
+    ("day", pa.timestamp("us")),
+    ("price", pa.decimal128(14, 4)),
+    ("real", pa.float64()),
+    ("whole", LONG),
+    ("small", pa.decimal128(12, 2)),
+    ("tiny", pa.float64()),
+    *KEYED,
+]  # fmt: skip
+
+
+def expected_of(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of the golden state under the evolved columns, in plain Python."""
+    place = row["place"]
+    at = None if place is None or place["at"] is None else {**place["at"], "z": None}
+    day = row["day"]
+    return {
+        **{name: row[name] for name in ("id", "key", "tags", "price", "real", "whole", "tiny")},
+        "new": None,
+        "place": None if place is None else {"at": at, "city": place["city"]},
+        "day": None if day is None else datetime(day.year, day.month, day.day),
+        "small": Decimal(row["small"]),
+    }
+
+
+def columns_spec(types: list[tuple[str, pa.DataType]]) -> EngineSpec:
+    return spec_of(pa.schema(types), *PLAYED)
+
+
+def test_a_golden_state_with_names_is_evolved() -> None:
+    stored = COLUMNS_STATE.read_bytes()
+    then, now = columns_spec(COLUMNS_TYPES), columns_spec(EVOLVED)
+    assert expired(restore(then, stored, 1)) == COLUMNS_ROWS
+    engine = restore(now, stored, 1)
+    engine.purgatory.validate()
+    again = restore(now, save(engine, 1), 1)
+    more = [{**expected_of(row), "id": f"{row['id']} more", "new": ["b"]} for row in COLUMNS_ROWS]
+    assert again.step(arrivals(more, now), None, 0) == []
+    expected = sorted([*map(expected_of, COLUMNS_ROWS), *more], key=lambda row: row["id"])
+    assert expired(restore(now, save(again, 1), 1)) == expected
+
+
+def test_payload_of_an_untouched_state_is_as_it_was_written() -> None:
+    _, _, tables = read_blob(COLUMNS_STATE.read_bytes(), 1)
+    [batch] = tables[PAYLOAD]
+    assert batch.schema.types == [kind for _, kind in COLUMNS_TYPES]
+
+
+@pytest.mark.parametrize("version", GOLDEN)
+def test_golden_states_of_each_version_get_names_and_then_evolve(version: int) -> None:
+    base = EngineSpec(criteria.sum_at_least(1), final=True, lookback_us=2_000)
+    stored = GOLDEN[version].read_bytes()
+    _, _, tables = read_blob(stored, GOLDEN_SHARDS)
+    held = tables[PAYLOAD][0].schema
+    first = pa.schema([field.with_name(f"c{i}") for i, field in enumerate(held)])
+    waits = pa.concat_tables([pa.Table.from_batches([batch]) for batch in tables[PAYLOAD]])
+    named = save(restore(replace(base, columns=first), stored, GOLDEN_SHARDS), GOLDEN_SHARDS)
+    now = pa.schema([("new", pa.list_(LONG)), *list(first)[::-1][:-1]])
+    engine = restore(replace(base, columns=now), named, GOLDEN_SHARDS)
+    engine.purgatory.validate()
+    evolved = pa.concat_arrays(engine.rows.payload.chunks)
+    assert evolved.field(0).null_count == len(evolved) == len(waits)
+    assert sorted(map(str, evolved.field(1).to_pylist())) == sorted(map(str, waits.column(len(held) - 1).to_pylist()))
+    [said] = differences(replace(base, columns=now.append(pa.field("one more", LONG))), stored, GOLDEN_SHARDS)
+    assert "written before columns were remembered by name" in said
+
+
+def test_columns_of_a_state_without_names_are_widened_by_position() -> None:
+    payload = Payload(
+        [pa.record_batch([pa.array([1, None], pa.int32())], names=["p0"])], None, pa.schema([("x", LONG)])
+    )
+    assert payload.differences() == []
+    assert [batch.to_pydict() for batch in payload.evolved()] == [{"p0": [1, None]}]
+    assert [batch.schema.types for batch in payload.evolved()] == [[LONG]]
+
+
+# --- random schemas, and a reference in plain Python ----------------------------------------------
+
+LEAVES: list[tuple[pa.DataType, Callable[[random.Random], Any]]] = [
+    (pa.int8(), lambda rng: rng.randrange(-128, 128)),
+    (pa.int16(), lambda rng: rng.randrange(-(2**15), 2**15)),
+    (pa.int32(), lambda rng: rng.randrange(-(2**31), 2**31)),
+    (LONG, lambda rng: rng.randrange(-(2**63), 2**63)),
+    (pa.float32(), lambda rng: rng.randrange(-1000, 1000) / 8),
+    (pa.decimal128(9, 2), lambda rng: Decimal(rng.randrange(-(10**9) + 1, 10**9)) / 100),
+    (pa.date32(), lambda rng: date.fromordinal(rng.randrange(1, 3_652_059))),
+    (STRING, lambda rng: rng.choice(["", "ä", "abc"])),
+    (pa.bool_(), lambda rng: rng.random() < 0.5),
+]
+WIDE: dict[pa.DataType, list[tuple[pa.DataType, Callable[[Any], Any]]]] = {
+    pa.int8(): [(pa.int16(), int), (LONG, int), (pa.float64(), float), (pa.decimal128(12, 1), Decimal)],
+    pa.int16(): [(pa.int32(), int), (LONG, int), (pa.decimal128(10, 0), Decimal)],
+    pa.int32(): [(LONG, int), (pa.float64(), float)],
+    LONG: [(pa.decimal128(20, 0), Decimal)],
+    pa.float32(): [(pa.float64(), float)],
+    pa.decimal128(9, 2): [(pa.decimal128(12, 4), Decimal)],
+    pa.date32(): [(pa.timestamp("us"), lambda day: datetime(day.year, day.month, day.day))],
+}
+Evolve = Callable[[Any], Any]
+
+
+def a_type(rng: random.Random, depth: int) -> tuple[pa.DataType, Callable[[], Any]]:
+    """A random type, and a source of its values."""
+    shape = rng.choice(["leaf"] * 4 + ["struct", "list", "map"]) if depth else "leaf"
+    if shape == "leaf":
+        kind, value = rng.choice(LEAVES)
+        make: Callable[[], Any] = lambda: value(rng)  # noqa: E731
+    elif shape == "struct":
+        parts = {f"f{i}": a_type(rng, depth - 1) for i in range(rng.randrange(1, 4))}
+        kind = pa.struct([(name, part) for name, (part, _) in parts.items()])
+        make = lambda: {name: value() for name, (_, value) in parts.items()}  # noqa: E731
+    elif shape == "list":
+        inner, inner_value = a_type(rng, depth - 1)
+        kind = pa.list_(inner)
+        make = lambda: [inner_value() for _ in range(rng.randrange(3))]  # noqa: E731
+    else:
+        inner, inner_value = a_type(rng, depth - 1)
+        kind = pa.map_(STRING, inner)
+        make = lambda: [(str(i), inner_value()) for i in range(rng.randrange(3))]  # noqa: E731
+    return kind, lambda: None if rng.random() < 0.2 else make()
+
+
+def nullable(evolve: Evolve) -> Evolve:
+    return lambda value: None if value is None else evolve(value)
+
+
+def wider(rng: random.Random, kind: pa.DataType) -> tuple[pa.DataType, Evolve]:
+    """A type that the type may become, and what becomes of a value."""
+    if pa.types.is_struct(kind):
+        fields, evolve_fields = grown(rng, list(kind))
+        return pa.struct(fields), nullable(evolve_fields)
+    if pa.types.is_map(kind):
+        inner, evolve = wider(rng, kind.item_type)
+        return pa.map_(STRING, inner), nullable(lambda value: [(k, evolve(v)) for k, v in value])
+    if pa.types.is_list(kind):
+        inner, evolve = wider(rng, kind.value_type)
+        return pa.list_(inner), nullable(lambda value: [evolve(each) for each in value])
+    if kind in WIDE and rng.random() < 0.5:
+        other, cast = rng.choice(WIDE[kind])
+        return other, nullable(cast)
+    return kind, lambda value: value
+
+
+def grown(rng: random.Random, fields: list[pa.Field]) -> tuple[list[pa.Field], Evolve]:
+    """Fields that these may become: wider, in another order, and some added or some dropped."""
+    pairs = [(field, wider(rng, field.type)) for field in fields]
+    if rng.random() < 0.5:
+        pairs = [pair for pair in pairs if rng.random() < 0.7]
+        added = []
+    else:
+        added = [pa.field(f"g{rng.randrange(10**9)}", a_type(rng, 1)[0]) for _ in range(rng.randrange(3))]
+    kept = {field.name: evolve for field, (_, evolve) in pairs}
+    after_all = [pa.field(field.name, kind) for field, (kind, _) in pairs] + added
+    rng.shuffle(after_all)
+
+    def evolve_fields(row: dict[str, Any]) -> dict[str, Any]:
+        return {each.name: kept[each.name](row[each.name]) if each.name in kept else None for each in after_all}
+
+    return after_all, evolve_fields
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_columns_evolve_twice_as_a_reference_says(seed: int) -> None:
+    rng = random.Random(seed)
+    parts = {f"c{i}": a_type(rng, 2) for i in range(rng.randrange(1, 5))}
+    first = [pa.field(name, kind) for name, (kind, _) in parts.items()]
+    given = [{"id": f"o{i}", "key": "k", **{name: value() for name, (_, value) in parts.items()}} for i in range(12)]
+    second, to_second = grown(rng, first)
+    third, to_third = grown(rng, second)
+    specs = [spec(*fields) for fields in (first, second, third)]
+    blob = saved(specs[0], given)
+    through = blob
+    for each in specs[1:]:
+        through = save(restore(each, through, 1), 1)
+        assert save(restore(each, through, 1), 1) == through
+    expected = [{"id": row["id"], "key": "k", **to_third(to_second(row))} for row in given]
+    expected.sort(key=lambda row: row["id"])
+    assert expired(restore(specs[2], through, 1)) == expected, f"seed {seed}"
+    engine = restore(specs[1], blob, 1)
+    assert [chunk.type.field("p0").type for chunk in engine.rows.payload.chunks] == [STRING]
+    for chunk in engine.rows.payload.chunks:
+        chunk.validate(full=True)
+
+
+def test_columns_of_several_shards_are_merged_into_the_widest() -> None:
+    """Whatever the order in which the shards come, as far as types are concerned."""
+    for seed in range(100):
+        rng = random.Random(seed)
+        first = [pa.field(f"c{i}", a_type(rng, 2)[0]) for i in range(3)]
+        second = [pa.field(each.name, wider(random.Random(seed), each.type)[0]) for each in first]
+        one, other = merged([first, second]), merged([second, first])
+        for whole_of in (one, other):
+            assert merged([whole_of, first]) == merged([whole_of, second]) == whole_of
+            batch = pa.record_batch([pa.nulls(1, each.type) for each in first], names=list("abc"))
+            payload = Payload([batch], [each.name for each in first], pa.schema(whole_of))
+            assert payload.differences() == [], f"seed {seed}"
+    with pytest.raises(StateMismatchError, match=r"'x.n' is string in some shards and int in others: it was dropped"):
+        merged([[pa.field("x", pa.struct([("n", kind)]))] for kind in (STRING, pa.int32())])
+
+
+def test_a_slice_conforms_as_the_whole_does() -> None:
+    column = pa.array(PLACES * 5, PLACE)
+    now = pa.struct([("at", pa.struct([("z", STRING), ("x", LONG)])), ("n", LONG)])
+    whole_column = conform(column, now).to_pylist()
+    for start, count in ((0, 15), (1, 7), (14, 1), (3, 0)):
+        part = conform(column.slice(start, count), now)
+        part.validate(full=True)
+        assert part.to_pylist() == whole_column[start : start + count]
+
+
+def columns_state() -> bytes:
+    """What `COLUMNS_STATE` is: written by the release before columns could change."""
+    return saved(columns_spec(COLUMNS_TYPES), COLUMNS_ROWS)
+
+
+if __name__ == "__main__":
+    COLUMNS_STATE.write_bytes(columns_state())
+    print(f"{COLUMNS_STATE}: version {VERSION}, {COLUMNS_STATE.stat().st_size} bytes")
