@@ -1,15 +1,46 @@
-"""What a test of the purgatory needs: the reference oracle, random worlds, random splits into batches."""
+"""What a test of the purgatory needs: a tester without a stream, assertions for streams, an oracle, random worlds.
+
+Importing this package imports no Spark; `PurgatoryTester` and the assertions do when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from spark_purgatory.testing.oracle import decide, why_event_rejected, why_operation_rejected
 from spark_purgatory.testing.worlds import Batch, World, random_world, splits, watermark_us_after
 
+if TYPE_CHECKING:
+    from spark_purgatory.testing.kit import (
+        assert_exactly_once,
+        assert_outcomes_equal,
+        assert_stream_equals_batch,
+        comparable,
+        stream_outcomes,
+    )
+    from spark_purgatory.testing.tester import PurgatoryTester
+
 __all__ = [
     "Batch",
+    "PurgatoryTester",
     "World",
+    "assert_exactly_once",
+    "assert_outcomes_equal",
+    "assert_stream_equals_batch",
+    "comparable",
     "decide",
     "random_world",
     "splits",
+    "stream_outcomes",
     "watermark_us_after",
     "why_event_rejected",
     "why_operation_rejected",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'spark_purgatory.testing' has no attribute {name!r}; it has {', '.join(__all__)}")
+    room = "tester" if name == "PurgatoryTester" else "kit"
+    return getattr(import_module(f"spark_purgatory.testing.{room}"), name)

@@ -1,7 +1,7 @@
 """A test kit for your own purgatory: your two DataFrames as streams, in random micro-batches, with restarts.
 
-Under ``emit="final"`` whatever order and split your rows come in, the outcomes are those of a batch query. This tries
-some of them, on your columns and your configuration::
+Under ``emit="final"`` whatever order and split your rows come in, the outcomes are those of a batch query; under
+``emit="early"`` the statuses are. This tries some of them, on your columns and your configuration::
 
     def test_our_orders_come_out_alike_however_they_arrive(spark, tmp_path):
         outcomes = assert_stream_equals_batch(purgatory, orders, payments, tmp_path, seed=1)
@@ -16,6 +16,7 @@ import os
 import random
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +26,7 @@ from pyspark.sql import types as T
 
 from spark_purgatory.config import duration_us
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.schema import OUTCOME_COLUMNS
 from spark_purgatory.spark.operator.inputs import field_column
 from spark_purgatory.spark.operator.purgatory import Purgatory
 from spark_purgatory.testing.worlds import splits, watermark_us_after
@@ -46,8 +48,11 @@ def assert_stream_equals_batch(
 
     Every row is on time. What the last watermark leaves pending is pending in both. Times must lie after 1970.
 
+    Under ``emit="early"`` only the operations' own columns and ``status`` are compared: the others depend on the order
+    of arrival. So do the statuses where control events come, or where an id is on several rows: these are refused.
+
     Args:
-        purgatory: The configuration under test, with ``emit="final"``.
+        purgatory: The configuration under test.
         operations: A batch DataFrame of operations.
         completions: A batch DataFrame of events.
         folder: An empty folder for the streams' files and the checkpoint.
@@ -60,20 +65,23 @@ def assert_stream_equals_batch(
 
     Raises:
         AssertionError: The outcomes differ; the message shows rows of both.
-        ConfigError: ``emit`` is not "final".
+        ConfigError: ``emit`` is "early", and the statuses depend on the order of arrival.
 
     Example::
 
         assert_stream_equals_batch(purgatory, orders, payments, tmp_path, seed=1)
     """
-    if purgatory.emit != "final":
-        raise ConfigError(f"emit={purgatory.emit!r}: outcomes are a function of the rows under emit='final' alone")
+    if purgatory.emit == "early":
+        _check_early(purgatory, operations)
     streamed, watermark_us = stream_outcomes(
         purgatory, operations, completions, folder, seed=seed, batches=batches, restarts=restarts
     )
     as_of = operations.sparkSession.range(1).select(F.timestamp_micros(F.lit(watermark_us)).alias("t"))
     decided = purgatory.resolve(operations, completions, as_of=as_of.collect()[0]["t"])
-    assert_outcomes_equal(streamed, decided, f"seed {seed}, {batches} micro-batches, {restarts} restarts")
+    known = ("status",) if purgatory.emit == "early" else tuple(name for name in OUTCOME_COLUMNS if name != "late")
+    ignored = tuple(purgatory.outcome_prefix + name for name in OUTCOME_COLUMNS if name not in known)
+    where = f"emit={purgatory.emit!r}, seed {seed}, {batches} micro-batches, {restarts} restarts"
+    assert_outcomes_equal(streamed, decided, where, ignored)
     return streamed
 
 
@@ -172,15 +180,23 @@ def comparable(outcomes: DataFrame, ignore: tuple[str, ...] = ("late",)) -> Data
 
 
 def assert_exactly_once(
-    operations: DataFrame, outcomes: DataFrame, id: str | list[str], may_be_pending: bool = False
+    operations: DataFrame,
+    outcomes: DataFrame,
+    id: str | list[str],
+    may_be_pending: bool = False,
+    status: str = "status",
 ) -> None:
     """Raise AssertionError unless every operation has one outcome for each of its rows, and nothing else has one.
+
+    It fits a pipeline of yours as well: any rows that go in, and the table in which each must come out once.
 
     Args:
         operations: What was given.
         outcomes: What came out; ORPHAN rows are left out.
         id: The column, or columns, that both have and that identify an operation.
         may_be_pending: Whether operations may still wait.
+        status: The outcomes' column of the status, under ``outcome_prefix`` for example "outcome_status". Without such
+            a column all rows count.
 
     Raises:
         AssertionError: Ids are lost, duplicated or unexpected; the message counts them and names some.
@@ -190,21 +206,41 @@ def assert_exactly_once(
         assert_exactly_once(orders, outcomes, id="order_id")
     """
     names = [id] if isinstance(id, str) else id
-    expected = operations.groupBy(*names).count().withColumnRenamed("count", "expected")
-    found = outcomes.where("status <> 'ORPHAN'").groupBy(*names).count().withColumnRenamed("count", "found")
-    same = F.lit(True)
-    for name in names:
-        same = same & expected[name].eqNullSafe(found[name])
-    both = expected.join(found, same, "full_outer").select(
-        *(F.coalesce(expected[name], found[name]).alias(name) for name in names),
-        F.coalesce("expected", F.lit(0)).alias("expected"),
-        F.coalesce("found", F.lit(0)).alias("found"),
-    )
+    if status in outcomes.columns:
+        outcomes = outcomes.where(~F.col(f"`{status}`").eqNullSafe("ORPHAN"))
+    sides = [
+        frame.select(*names, F.lit(given).alias("expected"), F.lit(1 - given).alias("found"))
+        for frame, given in ((operations, 1), (outcomes, 0))
+    ]
+    counted = sides[0].unionByName(sides[1]).groupBy(*names)
+    both = counted.agg(F.sum("expected").alias("expected"), F.sum("found").alias("found"))
     wrong = both.where("found > expected" if may_be_pending else "found <> expected").collect()
     if wrong:
         kinds = Counter("lost" if r.found < r.expected else "duplicated" if r.expected else "unexpected" for r in wrong)
         shown = ", ".join(f"{tuple(row)}" for row in wrong[:SHOWN])
         raise AssertionError(f"{dict(kinds)} of {both.count()} ids; ({', '.join(names)}, expected, found): {shown}")
+
+
+def _check_early(purgatory: Purgatory, operations: DataFrame) -> None:
+    """Raise ConfigError where the statuses of early outcomes depend on the order of arrival."""
+    if purgatory.completions.kind is not None:
+        raise ConfigError(
+            f"emit='early' and completions.kind={purgatory.completions.kind!r}: with control events the statuses "
+            "depend on the order of arrival; test with emit='final', or without completions.kind"
+        )
+    fields: dict[str, Any] = {"operations.id": purgatory.operations.id, "operations.keys": purgatory.operations.keys}
+    if isinstance(fields["operations.keys"], (list, tuple)):
+        del fields["operations.keys"]
+    if purgatory.partition_by is not None:
+        fields["partition_by"] = purgatory.partition_by
+    identity = [field_column(operations, value, field).alias(field) for field, value in fields.items()]
+    again = operations.select(*identity).groupBy(*(f"`{field}`" for field in fields)).count().where("count > 1")
+    repeated = again.count()
+    if repeated:
+        raise ConfigError(
+            f"emit='early' and {repeated} of operations.id are on several rows: which of them is DUPLICATE depends on "
+            "the order of arrival; test with emit='final', or with each id on one row"
+        )
 
 
 def _times_us(frame: DataFrame, time: Column) -> list[int | None]:

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 import spark_purgatory
 from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria
 from spark_purgatory.config import options
-from spark_purgatory.testing import kit
+from spark_purgatory.testing import PurgatoryTester, kit, tester
 
 pytestmark = pytest.mark.spark
 
@@ -36,6 +36,7 @@ PUBLIC: dict[str, Callable[..., Any]] = {
     "RecordAccumulator.close": RecordAccumulator.close,
     "gauges": spark_purgatory.gauges,
     "pending": spark_purgatory.pending,
+    "PurgatoryTester": PurgatoryTester,
     **{
         f"{module.__name__.rpartition('.')[2]}.{name}": function
         for module in (criteria, kit)
@@ -60,7 +61,7 @@ def test_every_argument_is_described_and_there_is_an_example(name: str) -> None:
     assert re.search(r"^Example:", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("module", [criteria, options])
+@pytest.mark.parametrize("module", [criteria, options, tester])
 def test_examples_with_prompts_print_what_they_say(module: Any) -> None:
     result = doctest.testmod(module)
     assert result.attempted and not result.failed

@@ -46,13 +46,9 @@ WATERMARK_METADATA = "spark.watermarkDelayMs"
 
 
 @dataclass(frozen=True)
-class Input:
-    """One input ready for packing: columns of the engine, with the guarded time, which is watermarked.
+class InputTypes:
+    """What the engine must know of an input's columns before the first row."""
 
-    A row goes by its column ``route``, or by the hash of its one key where there is none.
-    """
-
-    frame: DataFrame
     key_type: T.DataType
     several_keys: bool = False
     keyed_by_id: bool = False
@@ -60,6 +56,16 @@ class Input:
     types: FieldTypes = field(default_factory=dict)
     """Types of what is compared with the other input, by the name of the field."""
     number: str = DOUBLE
+
+
+@dataclass(frozen=True)
+class Input(InputTypes):
+    """One input ready for packing: columns of the engine, with the guarded time, which is watermarked.
+
+    A row goes by its column ``route``, or by the hash of its one key where there is none.
+    """
+
+    frame: DataFrame = field(kw_only=True)
 
 
 def field_column(frame: DataFrame, value: Any, field: str) -> Column:
@@ -158,7 +164,7 @@ def operations_input(frame: DataFrame, config: Operations, reading: Reading) -> 
         keys = F.transform(keys, lambda key: scoped(key, key_type, scope)) if several else scoped(keys, key_type, scope)
     hashes = F.transform(keys, _hash) if several else F.xxhash64(keys)
     route = F.xxhash64(scope) if scope is not None else F.xxhash64(id_column) if several else None
-    roles = payload_roles(frame, config)
+    roles = payload_roles(frame.schema, config)
     if scope is not None:
         roles = {role: at for role, at in roles.items() if role not in ("id", "keys")}
     engine = {
@@ -174,18 +180,18 @@ def operations_input(frame: DataFrame, config: Operations, reading: Reading) -> 
     columns += [field_column(frame, name, "operations").alias(f"p{i}") for i, name in enumerate(frame.columns)]
     packed = _watermarked(frame, [*columns, *_routed(route)], created, config, reading)
     same = isinstance(config.id, str) and isinstance(config.keys, str) and config.id == config.keys
-    return Input(packed, key_type, several, several or same, tuple(roles.items()), types, reading.number)
+    return Input(key_type, several, several or same, tuple(roles.items()), types, reading.number, frame=packed)
 
 
-def payload_roles(frame: DataFrame, config: Operations) -> dict[str, int]:
+def payload_roles(schema: T.StructType, config: Operations) -> dict[str, int]:
     """Engine columns that are payload columns unchanged, role -> position; they are sent and stored once."""
     named = {"id": config.id, "keys": config.keys, "created_us": config.created, "deadline_us": config.deadline}
     kinds = {"id": T.StringType(), "keys": T.StringType(), "created_us": T.TimestampType()}
     roles = {}
     for role, name in named.items():
-        if isinstance(name, str) and name in frame.columns:
-            position = frame.columns.index(name)
-            if frame.schema[position].dataType == kinds.get(role, T.TimestampType()):
+        if isinstance(name, str) and name in schema.names:
+            position = schema.names.index(name)
+            if schema[position].dataType == kinds.get(role, T.TimestampType()):
                 roles[role] = position
     return roles
 
@@ -235,7 +241,7 @@ def events_input(frame: DataFrame, config: Completions, reading: Reading) -> Inp
         kind = types["completions.event_id"] = column_type(frame, event_id)
         engine.append(key_text(event_id, kind, "completions.event_id").alias("event_id"))
     engine += _routed(None if scope is None else F.xxhash64(scope))
-    return Input(_watermarked(frame, engine, time, config, reading), key_type, types=types)
+    return Input(key_type, types=types, frame=_watermarked(frame, engine, time, config, reading))
 
 
 def _routed(route: Column | None) -> list[Column]:

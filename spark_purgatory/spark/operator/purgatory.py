@@ -30,6 +30,7 @@ from spark_purgatory.spark.operator.group_functions import (
 from spark_purgatory.spark.operator.inputs import (
     WATERMARK_METADATA,
     Input,
+    InputTypes,
     Reading,
     events_input,
     key_prefix,
@@ -63,6 +64,62 @@ def check_quorum(criterion: Criterion | ByRow, keys: ColumnLike | Sequence[Colum
             f"criterion quorum({int(criterion.need)}) can never hold: operations.keys has {count} key(s) for "
             f"each operation; give at most {count}, or more columns in keys"
         )
+
+
+def is_broadcast(options: PurgatoryOptions, several_keys: bool) -> bool:
+    """Whether every shard is sent every event. Raises ConfigError where that cannot work."""
+    broadcast = several_keys and options.shards != 1 and options.partition_by is None
+    if broadcast and options.shards is None:
+        raise ConfigError(
+            "shards=None routes by key, and these operations have several keys: give a number of shards, "
+            "or partition_by="
+        )
+    if broadcast and options.orphans:
+        raise ConfigError(
+            "orphans=True, and these operations have several keys: each shard gets all events, and none can find "
+            "out that no other has the operation; give partition_by= or shards=1"
+        )
+    return broadcast
+
+
+def engine_spec(options: PurgatoryOptions, operations: InputTypes, completions: InputTypes) -> EngineSpec:
+    """What the engine of each shard does, but for the names of the payload's columns."""
+    return EngineSpec(
+        criterion=options.criterion,
+        final=options.emit == "final",
+        lookback_us=duration_us(options, "lookback"),
+        tick_ms=duration_us(options, "tick") // 1000,
+        operation_ids=options.completions.operation_id is not None,
+        event_ids=options.completions.event_id is not None,
+        orphans=options.orphans,
+        control_events=options.completions.kind is not None,
+        number=operations.number,
+        key_prefix=0 if options.partition_by is None else key_prefix(operations.key_type),
+        id_prefix=0 if options.partition_by is None else key_prefix(operations.types["operations.id"]),
+        identity_width=1 if operations.keyed_by_id else 2,
+        roles=operations.roles,
+        utc_fields=timestamp_fields(operations.types, completions.types),
+        deadline_is_sum=options.operations.deadline is None,
+        max_pending=options.max_pending_per_shard,
+        max_state_bytes=options.max_state_bytes_per_shard,
+    )
+
+
+def outcome_schema(options: PurgatoryOptions, operations: T.StructType) -> T.StructType:
+    """The operations' columns and the outcome's. Raises ConfigError where two have one name."""
+    names = [options.outcome_prefix + name for name in OUTCOME_COLUMNS]
+    taken = {name.lower() for name in operations.names}
+    clash = [name for name in names if name.lower() in taken]
+    if clash:
+        raise ConfigError(
+            f"operations already have a column {', '.join(clash)}, which the outcome adds: "
+            "set outcome_prefix=, for example 'outcome_'"
+        )
+    renamed = [T.StructField(name, kind) for name, kind in zip(names, OUTCOME_TYPES, strict=True)]
+    fields = operations.fields
+    if options.orphans:
+        fields = [T.StructField(field.name, field.dataType, True, field.metadata) for field in fields]
+    return with_nullable_voids(T.StructType([*fields, *renamed]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,27 +208,17 @@ class Purgatory(PurgatoryOptions):
             raise ConfigError("as_of is for batch DataFrames: a stream has a watermark")
         case_sensitive = operations.sparkSession.conf.get("spark.sql.caseSensitive") in ("true", "TRUE")
         columns = columns_of(operations.schema, case_sensitive)
-        schema = self._outcome_schema(operations)
+        schema = outcome_schema(self, operations.schema)
         number = number_of(operations, completions, self.completions, self.criterion)
         reading = Reading(self.criterion, duration_us(self, "max_future"), self.partition_by, heartbeats, number)
         left = operations_input(operations, self.operations, reading)
         right = events_input(completions, self.completions, reading)
         check_compared(left.types, right.types)
         check_quorum(self.criterion, self.operations.keys, left.several_keys)
-        broadcast = left.several_keys and self.shards != 1 and self.partition_by is None
-        if broadcast and self.shards is None:
-            raise ConfigError(
-                "shards=None routes by key, and these operations have several keys: give a number of shards, "
-                "or partition_by="
-            )
-        if broadcast and self.orphans:
-            raise ConfigError(
-                "orphans=True, and these operations have several keys: each shard gets all events, and none can find "
-                "out that no other has the operation; give partition_by= or shards=1"
-            )
+        broadcast = is_broadcast(self, left.several_keys)
         sent = Broadcast(self.shards or 1, self.max_broadcast_bytes) if broadcast else None
         packed = self._pack(left, OPERATIONS, columns).unionByName(self._pack(right, EVENTS, broadcast=broadcast))
-        spec = replace(self._spec(left, right), columns=columns, case_sensitive=case_sensitive)
+        spec = replace(engine_spec(self, left, right), columns=columns, case_sensitive=case_sensitive)
         if operations.isStreaming:
             results = self._stream(packed, spec, sent)
         else:
@@ -179,42 +226,6 @@ class Purgatory(PurgatoryOptions):
             decided = batch_function(spec, as_of_ms, sent)
             results = packed.groupBy("shard").applyInPandas(decided, RESULT_DDL)
         return results.mapInArrow(unpacker(arrow_schema(schema)), schema)
-
-    def _spec(self, operations: Input, completions: Input) -> EngineSpec:
-        return EngineSpec(
-            criterion=self.criterion,
-            final=self.emit == "final",
-            lookback_us=duration_us(self, "lookback"),
-            tick_ms=duration_us(self, "tick") // 1000,
-            operation_ids=self.completions.operation_id is not None,
-            event_ids=self.completions.event_id is not None,
-            orphans=self.orphans,
-            control_events=self.completions.kind is not None,
-            number=operations.number,
-            key_prefix=0 if self.partition_by is None else key_prefix(operations.key_type),
-            id_prefix=0 if self.partition_by is None else key_prefix(operations.types["operations.id"]),
-            identity_width=1 if operations.keyed_by_id else 2,
-            roles=operations.roles,
-            utc_fields=timestamp_fields(operations.types, completions.types),
-            deadline_is_sum=self.operations.deadline is None,
-            max_pending=self.max_pending_per_shard,
-            max_state_bytes=self.max_state_bytes_per_shard,
-        )
-
-    def _outcome_schema(self, operations: DataFrame) -> T.StructType:
-        names = [self.outcome_prefix + name for name in OUTCOME_COLUMNS]
-        taken = {name.lower() for name in operations.columns}
-        clash = [name for name in names if name.lower() in taken]
-        if clash:
-            raise ConfigError(
-                f"operations already have a column {', '.join(clash)}, which the outcome adds: "
-                "set outcome_prefix=, for example 'outcome_'"
-            )
-        renamed = [T.StructField(name, kind) for name, kind in zip(names, OUTCOME_TYPES, strict=True)]
-        fields = operations.schema.fields
-        if self.orphans:
-            fields = [T.StructField(field.name, field.dataType, True, field.metadata) for field in fields]
-        return with_nullable_voids(T.StructType([*fields, *renamed]))
 
     def _pack(self, side: Input, number: int, columns: pa.Schema | None = None, broadcast: bool = False) -> DataFrame:
         ddl = EXCHANGE_DDL.format(shard_type="bigint" if self.shards is None else "int")

@@ -1,0 +1,340 @@
+"""`PurgatoryTester`: your purgatory step by step, on the real engine and without a Spark session.
+
+Kafka has its ``TopologyTestDriver``, Flink its test harness, Spark its ``TwsTester``: a test gives rows, moves the
+clock, and looks at what came out. A step takes milliseconds, and nothing in it depends on the clock on the wall.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, cast
+
+import pyarrow as pa
+
+from spark_purgatory.config import PurgatoryOptions
+from spark_purgatory.core.arrays.times import END_OF_TIME_MS
+from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.engine.waiting import WAITING_FIELDS, Waiting
+from spark_purgatory.core.spec.arrivals import read_events, read_operations
+from spark_purgatory.core.spec.criteria import ByRow
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.state.engine_snapshot import restore, save
+from spark_purgatory.core.state.payload_schema import conform
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.schema import COUNTERS
+from spark_purgatory.spark.operator.inputs import InputTypes
+from spark_purgatory.spark.operator.key_types import check_compared
+from spark_purgatory.spark.operator.payload import arrow_schema, columns_of
+from spark_purgatory.spark.operator.purgatory import check_quorum, engine_spec, is_broadcast, outcome_schema
+from spark_purgatory.testing.tester_inputs import events_table, operations_table
+from spark_purgatory.testing.tester_rows import RowReader, Rows, Schema
+from spark_purgatory.testing.tester_types import check_values_are_named, check_wait, completion_types, operation_types
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+SHARDS = 1
+COUNTED = COUNTERS[:-2]
+
+
+class Given(NamedTuple):
+    """What a step was given."""
+
+    operations: pa.Table | None
+    completions: pa.Table | None
+    watermark_ms: int
+
+
+class Known(NamedTuple):
+    """What the columns of both inputs say; of completions that have not come, nothing."""
+
+    operations: InputTypes
+    spec: EngineSpec
+
+
+class Progress(NamedTuple):
+    """How far a tester has come. A step makes a new one, so that a step that raises changes nothing."""
+
+    watermark_ms: int = 0
+    known: Known | None = None
+    state: bytes | None = None
+    outcomes: tuple[pa.Table, ...] = ()
+    given: tuple[Given, ...] = ()
+    """The steps so far, until the columns of both inputs are known: these decide how the steps are read."""
+
+
+class PurgatoryTester:
+    """A purgatory under test: give rows, move the watermark, look at outcomes and at what waits.
+
+    The engine, its state's bytes and the checks of types are those of a query; only the rows come from you. Every step
+    restores the engine from its state and saves it, as every micro-batch does: so a test covers restarts, and a step
+    that raises has changed nothing. There is one shard, because outcomes do not depend on the number of shards.
+
+    What a stream does with processing time is not here: the watermark moves only when you move it (the delays
+    ``watermark=`` of both inputs say how Spark moves it), ``max_future`` rejects no row, and ``idle_after`` adds no
+    heartbeat rows.
+
+    Args:
+        purgatory: Your `Purgatory`. Fields name columns: a ``Column`` expression is refused, because only Spark can
+            evaluate it.
+        operations_schema: The operations' columns and types, a ``pyarrow.Schema`` or a pyspark ``StructType``. Without
+            it they are those of the first operations.
+        completions_schema: The same of the completions.
+
+    Raises:
+        ConfigError: The configuration cannot work, or needs Spark.
+
+    Example:
+        >>> from datetime import UTC, datetime
+        >>> from spark_purgatory import Completions, Operations, Purgatory, criteria
+        >>> purgatory = Purgatory(
+        ...     operations=Operations(id="order_id", keys="order_id", created="ordered_at", timeout="30 minutes"),
+        ...     completions=Completions(key="order_id", time="paid_at"),
+        ...     criterion=criteria.any_key(),
+        ... )
+        >>> tester = PurgatoryTester(purgatory)
+        >>> noon = datetime(2026, 11, 1, 12, tzinfo=UTC)
+        >>> tester.step(operations=[{"order_id": 7, "ordered_at": noon}, {"order_id": 8, "ordered_at": noon}])
+        []
+        >>> paid = tester.step(completions=[{"order_id": 7, "paid_at": noon.replace(minute=5)}])
+        >>> [(row["order_id"], row["status"], row["wait_ms"]) for row in paid]
+        [(7, 'COMPLETED', 300000)]
+        >>> [row["order_id"] for row in tester.pending]
+        [8]
+        >>> [row["status"] for row in tester.advance(noon.replace(minute=30))]
+        ['EXPIRED']
+    """
+
+    def __init__(
+        self,
+        purgatory: PurgatoryOptions,
+        operations_schema: Schema | None = None,
+        completions_schema: Schema | None = None,
+    ) -> None:
+        check_values_are_named(purgatory)
+        self.purgatory = purgatory
+        levels = purgatory.criterion.levels if isinstance(purgatory.criterion, ByRow) else None
+        self._operations = RowReader("operations", operations_schema, [] if levels is None else [levels])
+        self._completions = RowReader("completions", completions_schema)
+        self._now = Progress()
+        if operations_schema is not None:
+            self._now = Progress(known=self._learn())
+
+    def step(
+        self, operations: Rows = (), completions: Rows = (), watermark: datetime | None = None
+    ) -> list[dict[str, Any]]:
+        """One micro-batch: the watermark moves, then events and operations arrive.
+
+        Args:
+            operations: Rows as dicts by column name, or a ``pyarrow.Table``. A column that a dict lacks is null.
+            completions: The same.
+            watermark: Where the watermark stands when the rows arrive: a datetime with a time zone, rounded down to
+                milliseconds. Without it the watermark stays. In a stream the rows of a micro-batch arrive at the
+                watermark that the micro-batches before it have left.
+
+        Returns:
+            The outcomes of this step, as dicts; times are datetimes in UTC.
+
+        Raises:
+            ConfigError: A row does not fit its schema, or the watermark goes back.
+            LimitError: More operations would wait than ``max_pending_per_shard``, or the state has more bytes than
+                ``max_state_bytes_per_shard``.
+        """
+        watermark_ms = self._now.watermark_ms if watermark is None else self._moved_to(watermark)
+        return self._take(operations, completions, watermark_ms)
+
+    def advance(self, watermark: datetime | timedelta) -> list[dict[str, Any]]:
+        """Move the watermark, with no rows.
+
+        Args:
+            watermark: Where to, a datetime with a time zone; or how far, a timedelta.
+
+        Returns:
+            The outcomes of this step.
+
+        Raises:
+            ConfigError: The watermark goes back, or there is none yet that a timedelta could be added to.
+        """
+        if isinstance(watermark, timedelta):
+            if self.watermark is None:
+                raise ConfigError(f"watermark={watermark!r}: there is no watermark yet: give a datetime")
+            watermark = self.watermark + watermark
+        return self.step(watermark=watermark)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Decide everything, as a batch query does at its end: the watermark passes all times.
+
+        Returns:
+            The outcomes of this step.
+        """
+        return self._take((), (), END_OF_TIME_MS)
+
+    @property
+    def watermark(self) -> datetime | None:
+        """The watermark; None while there is none, and after `finish`."""
+        if not 0 < self._now.watermark_ms < END_OF_TIME_MS:
+            return None
+        return EPOCH + timedelta(milliseconds=self._now.watermark_ms)
+
+    @property
+    def outcomes(self) -> list[dict[str, Any]]:
+        """All outcomes so far, in the order of the steps."""
+        return _dicts(self.outcomes_table)
+
+    @property
+    def outcomes_table(self) -> pa.Table:
+        """All outcomes so far, with the types that Spark gives them."""
+        return pa.concat_tables([self._outcome_schema().empty_table(), *self._now.outcomes])
+
+    @property
+    def pending(self) -> list[dict[str, Any]]:
+        """What waits: the operations' columns, and those of `spark_purgatory.pending`."""
+        return _dicts(self.pending_table())
+
+    def pending_table(self, prefix: str = "") -> pa.Table:
+        """What waits, as a table.
+
+        Args:
+            prefix: Put before the names of the added columns, where the operations have columns of these names.
+
+        Raises:
+            ConfigError: The operations have a column of the name of an added one.
+        """
+        columns = pa.schema([]) if self._operations.schema is None else arrow_schema(self._operations.schema)
+        added = [field.with_name(prefix + field.name) for field in WAITING_FIELDS]
+        if clash := [field.name for field in added if field.name in columns.names]:
+            raise ConfigError(f"the operations have a column {', '.join(clash)}: use pending_table(prefix='waits_')")
+        schema = pa.schema([*columns, *added])
+        if self._now.state is None or self._now.known is None:
+            return schema.empty_table()
+        engine = restore(self._now.known.spec, self._now.state, SHARDS)
+        if not engine.pending:
+            return schema.empty_table()
+        waiting = Waiting(engine, self._now.watermark_ms * 1000 if self._now.watermark_ms > 0 else None)
+        own = [conform(column, kind) for column, kind in zip(waiting.payload().flatten(), columns.types, strict=True)]
+        return pa.Table.from_arrays([*own, *(waiting.column(field.name) for field in WAITING_FIELDS)], schema=schema)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What all steps together have counted: `spark_purgatory.schema.COUNTERS`, of which the last two are left out.
+
+        0 before the first operation.
+        """
+        if self._now.state is None or self._now.known is None:
+            return dict.fromkeys(COUNTED, 0)
+        tally = restore(self._now.known.spec, self._now.state, SHARDS).outcomes.tally
+        counts = [tally.received, *tally.by_status[:6], tally.events_received, tally.events_rejected, tally.events_late]
+        return dict(zip(COUNTED, counts, strict=True))
+
+    # --- the steps --------------------------------------------------------------------------------
+
+    def _moved_to(self, watermark: datetime) -> int:
+        if not isinstance(watermark, datetime) or watermark.tzinfo is None:
+            raise ConfigError(f"watermark={watermark!r} must be a datetime with a time zone: datetime(..., tzinfo=UTC)")
+        watermark_ms = (watermark - EPOCH) // timedelta(milliseconds=1)
+        if watermark_ms <= 0:
+            raise ConfigError(f"watermark={watermark}: it must be after 1970, which stands for no watermark in Spark")
+        if watermark_ms < self._now.watermark_ms:
+            raise ConfigError(f"watermark={watermark}: it stands at {self.watermark or 'the end'} and never goes back")
+        return watermark_ms
+
+    def _take(self, operations: Rows, completions: Rows, watermark_ms: int) -> list[dict[str, Any]]:
+        schemas = self._operations.schema, self._completions.schema
+        try:
+            given = Given(self._operations.read(operations), self._completions.read(completions), watermark_ms)
+            now = self._after(given)
+        except BaseException:
+            self._operations.schema, self._completions.schema = schemas
+            raise
+        before, self._now = len(self._now.outcomes), now
+        return [row for table in now.outcomes[before:] for row in _dicts(table)]
+
+    def _after(self, given: Given) -> Progress:
+        """Where a step leads; until an operation has come, events are only kept."""
+        now = self._now
+        if self._operations.schema is None:
+            if self.purgatory.orphans:
+                raise ConfigError("orphans=True: ORPHAN rows have the operations' columns, give operations_schema=")
+            return now._replace(watermark_ms=given.watermark_ms, given=(*now.given, given))
+        known = self._learn()
+        if now.known is None or now.known.spec != known.spec:
+            now = self._made_anew(known)
+        now = self._run(now, given)
+        return now._replace(given=(*now.given, given) if self._completions.schema is None else ())
+
+    def _made_anew(self, known: Known) -> Progress:
+        """The steps so far once more, now that more is known of the columns."""
+        now = Progress(known=known, given=self._now.given)
+        for given in now.given:
+            now = self._run(now, given)
+        if now.outcomes != self._now.outcomes:
+            raise ConfigError(
+                "completions.value: its type decides how the needs of operations are read that have outcomes already: "
+                "give completions_schema="
+            )
+        return now
+
+    def _run(self, now: Progress, given: Given) -> Progress:
+        assert now.known is not None and self._operations.schema is not None, "bug: the operations' columns are unknown"
+        spec, operations, events = now.known.spec, None, None
+        engine = EventTimePurgatory(spec) if now.state is None else restore(spec, now.state, SHARDS)
+        if given.operations is not None and len(given.operations):
+            schema = self._operations.schema
+            table = operations_table(given.operations, schema, self.purgatory, now.known.operations)
+            operations = read_operations(table, spec)
+        if given.completions is not None and len(given.completions):
+            events = read_events(events_table(given.completions, self.purgatory, spec.number), spec.criterion)
+        outcomes = self._outcome_table(engine.step(operations, events, given.watermark_ms))
+        found = (*now.outcomes, outcomes) if len(outcomes) else now.outcomes
+        return now._replace(watermark_ms=given.watermark_ms, state=save(engine, SHARDS), outcomes=found)
+
+    def _learn(self) -> Known:
+        """What follows from the columns that are known. Raises ConfigError as `Purgatory.resolve` does."""
+        schema, options = self._operations.schema, self.purgatory
+        assert schema is not None, "bug: the operations' columns are unknown"
+        check_wait(schema, options.operations)
+        operations = operation_types(schema, options, self._completions.schema)
+        completions = InputTypes(operations.key_type)
+        if self._completions.schema is not None:
+            completions = completion_types(self._completions.schema, options)
+        check_compared(operations.types, completions.types)
+        check_quorum(options.criterion, options.operations.keys, operations.several_keys)
+        is_broadcast(options, operations.several_keys)
+        self._outcome_schema()
+        spec = engine_spec(options, operations, completions)
+        # utc_fields is for checkpoints of earlier releases, and not known before completions come.
+        return Known(operations, replace(spec, columns=columns_of(schema, case_sensitive=False), utc_fields=""))
+
+    def _outcome_schema(self) -> pa.Schema:
+        if self._operations.schema is None:
+            return pa.schema([])
+        return arrow_schema(outcome_schema(self.purgatory, self._operations.schema))
+
+    def _outcome_table(self, batches: list[pa.RecordBatch]) -> pa.Table:
+        schema = self._outcome_schema()
+        tables = [schema.empty_table()]
+        for batch in batches:
+            lacking = len(schema) - batch.num_columns  # ORPHANs lack the operation's columns
+            columns = [pa.nulls(len(batch), kind) for kind in schema.types[:lacking]]
+            given = zip(batch.columns, schema.types[lacking:], strict=True)
+            columns += [conform(column, kind) for column, kind in given]
+            tables.append(pa.Table.from_arrays(columns, schema=schema))
+        return pa.concat_tables(tables)
+
+
+def _dicts(table: pa.Table) -> list[dict[str, Any]]:
+    """The rows as dicts; keys of bytes that are no UTF-8, shown as text, have replacement characters as in Spark."""
+    try:
+        return cast("list[dict[str, Any]]", table.to_pylist())
+    except UnicodeDecodeError:
+        keys = {field.name for field in table.schema if field.type == pa.list_(pa.string())}
+    columns = {
+        name: [_decoded(value) for value in table[name].cast(pa.list_(pa.binary())).to_pylist()]
+        if name in keys
+        else table[name].to_pylist()
+        for name in table.column_names
+    }
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _decoded(keys: list[bytes | None] | None) -> list[str | None] | None:
+    return None if keys is None else [None if key is None else key.decode(errors="replace") for key in keys]

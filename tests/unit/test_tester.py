@@ -1,0 +1,310 @@
+"""`PurgatoryTester`: the oracle's outcomes for random worlds, and clear refusals of what only Spark can do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as T
+
+from spark_purgatory import Completions, Operations, Purgatory, criteria
+from spark_purgatory.core.spec.codes import RULES
+from spark_purgatory.core.spec.criteria import ByRow, Criterion
+from spark_purgatory.errors import ConfigError, LimitError
+from spark_purgatory.testing import PurgatoryTester, splits
+from spark_purgatory.testing.oracle import KINDS, decide
+from spark_purgatory.testing.worlds import STEP_US
+from tests.support.engine_driver import EPOCH, multiset
+from tests.support.law_worlds import COLUMNS, draw, split_orphans
+
+NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+TIMESTAMP = pa.timestamp("us", "UTC")
+VALUES = {
+    "double": pa.float64(),
+    "tenths": pa.float64(),
+    "bigint": pa.int64(),
+    "decimal": pa.decimal128(18, 2),
+}
+
+
+def orders_and_payments(**others: Any) -> Purgatory:
+    given: dict[str, Any] = {
+        "operations": Operations(id="order_id", keys="order_id", created="ordered_at", timeout="30 minutes"),
+        "completions": Completions(key="order_id", time="paid_at"),
+        "criterion": criteria.any_key(),
+    }
+    return Purgatory(**given | others)
+
+
+def order(order_id: Any, minute: int = 0, **others: Any) -> dict[str, Any]:
+    return {"order_id": order_id, "ordered_at": NOON + minute * MINUTE, **others}
+
+
+def payment(order_id: Any, minute: int, **others: Any) -> dict[str, Any]:
+    return {"order_id": order_id, "paid_at": NOON + minute * MINUTE, **others}
+
+
+# --- random worlds --------------------------------------------------------------------------------
+
+
+def schemas(numbers: str) -> tuple[pa.Schema, pa.Schema]:
+    value = VALUES[numbers]
+    operations = [("id", pa.string()), ("key", pa.string()), ("keys", pa.list_(pa.string())), ("row", pa.string())]
+    operations += [("created", TIMESTAMP), ("deadline", TIMESTAMP), ("rule", pa.string()), ("need", value)]
+    operations += [("levels", pa.map_(pa.string(), value))]
+    events = [(name, pa.string()) for name in ("key", "kind", "event_id", "operation_id")]
+    return pa.schema(operations), pa.schema([*events, ("time", TIMESTAMP), ("value", value)])
+
+
+def as_rows(rows: list[dict[str, Any]], side: str) -> list[dict[str, Any]]:
+    """Rows of a world as a test of a user's would give them."""
+    given = []
+    for row in rows:
+        timed = {name: None if row.get(name) is None else EPOCH + timedelta(microseconds=row[name]) for name in
+                 (("created", "deadline") if side == "operations" else ("time",))}  # fmt: skip
+        extra: dict[str, Any] = {}
+        if side == "operations":
+            level, keys = row.get("level"), row["keys"]
+            extra = {"key": keys[0] if keys else None, "levels": level if isinstance(level, dict) else None}
+            if row["rule"] == "level" and level is not None and not isinstance(level, dict):
+                extra["need"] = level
+        kept = {name: value for name, value in row.items() if name != "level"}
+        given.append({**kept, **timed, **extra})
+    return given
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_random_worlds_step_by_step_have_the_outcomes_of_the_oracle(seed: int) -> None:
+    rule = [*RULES, "mixed"][seed % 7]
+    several = seed // 7 % 2 == 1
+    numbers = list(VALUES)[seed // 14 % 4]
+    kinds = KINDS if seed % 3 else ("complete",)
+    rng, world, criterion = draw(seed, rule, several, kinds=kinds, numbers=numbers)
+    if rule in ("quorum", "count"):
+        # A number that holds before any event, or that the one key cannot reach, is refused.
+        criterion["need"] = 1 if rule == "quorum" and not several else max(int(criterion["need"]), 1)
+    for row in world.operations if criterion else []:
+        row.update(need=None, rule=None)  # the query's criterion is theirs
+    lookback_us = rng.choice((0, 2 * STEP_US))
+    purgatory = Purgatory(
+        operations=Operations(id="id", keys="keys" if several else "key", created="created", deadline="deadline"),
+        completions=Completions(
+            key="key", time="time", value="value", kind="kind", event_id="event_id", operation_id="operation_id"
+        ),
+        criterion=Criterion(rule, criterion["need"]) if criterion else ByRow("rule", "need", "levels"),
+        emit="final",
+        lookback_ms=lookback_us // 1000,
+        orphans=True,
+        shards=1,
+    )
+    tester = PurgatoryTester(purgatory, *schemas(numbers))
+    for batch in splits(rng, *world, rng.choice((1, 3, 9)), lookback_us=lookback_us):
+        watermark = EPOCH + timedelta(milliseconds=batch.watermark_ms) if batch.watermark_ms else None
+        tester.step(as_rows(batch.operations, "operations"), as_rows(batch.events, "completions"), watermark)
+    outcomes, unheard = split_orphans(tester.outcomes)
+    for row in world.operations if criterion else []:
+        row.update(criterion)
+    expected, expected_orphans = split_orphans(decide(*world, lookback_us=lookback_us, orphans=True))
+    assert multiset(outcomes, *COLUMNS) == multiset(expected, *COLUMNS)
+    assert unheard == expected_orphans
+    assert tester.pending == []
+    assert tester.counters["received"] == len(world.operations)
+    assert tester.counters["events_received"] == len(world.events)
+
+
+def test_a_step_takes_milliseconds() -> None:
+    tester = PurgatoryTester(orders_and_payments())
+    tester.step([order(0)], [payment(0, 1)])
+    began = perf_counter()
+    for number in range(1, 101):
+        tester.step([order(number, number)], [payment(number - 1, number)], NOON + number * MINUTE)
+    assert (perf_counter() - began) / 100 < 0.1
+    assert len(tester.outcomes) == 100 and tester.outcomes[0]["status"] == "COMPLETED"
+
+
+# --- what a test writes ---------------------------------------------------------------------------
+
+
+def test_events_may_come_before_the_first_operation() -> None:
+    tester = PurgatoryTester(orders_and_payments())
+    assert tester.step(completions=[payment(7, 5)]) == []
+    assert (tester.outcomes, tester.pending, tester.counters["events_received"]) == ([], [], 0)
+    (outcome,) = tester.step([order(7)])
+    assert (outcome["order_id"], outcome["status"], outcome["matched"]) == (7, "COMPLETED", 1)
+    assert tester.counters["events_received"] == 1
+
+
+def test_the_watermark_moves_only_when_it_is_moved_and_never_back() -> None:
+    tester = PurgatoryTester(orders_and_payments())
+    tester.step([order(7), order(8, 500)])
+    assert tester.watermark is None and tester.advance(NOON + timedelta(minutes=29, seconds=59)) == []
+    assert [row["status"] for row in tester.advance(timedelta(seconds=1))] == ["EXPIRED"]
+    assert tester.watermark == NOON + 30 * MINUTE
+    (late,) = tester.step([order(9)])
+    assert (late["status"], late["late"]) == ("EXPIRED", True)
+    with pytest.raises(ConfigError, match="never goes back"):
+        tester.advance(NOON)
+    with pytest.raises(ConfigError, match="datetime with a time zone"):
+        tester.advance(NOON.replace(tzinfo=None))
+    with pytest.raises(ConfigError, match="after 1970"):
+        PurgatoryTester(orders_and_payments()).advance(datetime(1970, 1, 1, tzinfo=UTC))
+    with pytest.raises(ConfigError, match="there is no watermark yet"):
+        PurgatoryTester(orders_and_payments()).advance(MINUTE)
+    assert [row["status"] for row in tester.finish()] == ["EXPIRED"]
+    assert tester.watermark is None
+    with pytest.raises(ConfigError, match="it stands at the end"):
+        tester.advance(NOON)
+
+
+def test_a_final_outcome_is_held_and_seen_among_what_waits() -> None:
+    tester = PurgatoryTester(orders_and_payments(emit="final"))
+    assert tester.step([order(7, city="Roma")], [payment(7, 5)]) == []
+    (held,) = tester.pending
+    assert (held["city"], held["held_until"], held["progress"]) == ("Roma", NOON + 5 * MINUTE, "1 of 1")
+    assert (held["watch_keys"], held["remaining_ms"]) == (["7"], None)
+    assert [row["status"] for row in tester.advance(NOON + 5 * MINUTE)] == ["COMPLETED"]
+
+
+def test_a_step_that_raises_changes_nothing() -> None:
+    tester = PurgatoryTester(orders_and_payments(max_pending_per_shard=2))
+    tester.step([order(1)], watermark=NOON - MINUTE)
+    before = (tester.outcomes, tester.pending, tester.counters, tester.watermark)
+    with pytest.raises(LimitError, match="max_pending_per_shard is 2 and 3 operations would wait"):
+        tester.step([order(2), order(3)], watermark=NOON)
+    with pytest.raises(ConfigError, match="column 'order_id' has a str in row 1, which does not fit int64"):
+        tester.step([order(2), order("three")], watermark=NOON)
+    assert (tester.outcomes, tester.pending, tester.counters, tester.watermark) == before
+    with pytest.raises(ConfigError, match="never be equal"):
+        tester.step(completions=[payment("1", 1)])
+    assert len(tester.step(completions=[payment(1, 1)])) == 1
+
+
+def test_columns_come_from_a_schema_an_arrow_table_or_the_first_rows() -> None:
+    spark = T.StructType([T.StructField("order_id", T.IntegerType()), T.StructField("ordered_at", T.TimestampType())])
+    tester = PurgatoryTester(orders_and_payments(), spark)
+    assert tester.outcomes_table.schema.field("order_id").type == pa.int32()
+    table = pa.table({"ordered_at": pa.array([NOON], pa.timestamp("ms", "Europe/Rome")), "order_id": pa.array([7])})
+    tester.step(table, pa.table({"order_id": [7], "paid_at": pa.array([NOON + MINUTE])}))
+    assert [(row["order_id"], row["ordered_at"], row["wait_ms"]) for row in tester.outcomes] == [(7, NOON, 60_000)]
+    with pytest.raises(ConfigError, match="column 'order_id' is int64 and does not fit int32"):
+        tester.step(pa.table({"order_id": [1 << 40], "ordered_at": pa.array([NOON])}))
+    with pytest.raises(ConfigError, match="'city' is not one of order_id, ordered_at"):
+        tester.step([order(8, city="Roma")])
+    (outcome,) = tester.step([{"order_id": 8}])
+    assert (outcome["status"], outcome["reason"]) == ("REJECTED", "the created time is null")
+
+
+def test_the_type_of_values_may_come_after_operations() -> None:
+    purgatory = orders_and_payments(
+        criterion=criteria.sum_at_least(Decimal("0.30")),
+        completions=Completions(key="order_id", time="paid_at", value="amount"),
+    )
+    tester = PurgatoryTester(purgatory)
+    assert tester.step([order(7)]) == []
+    tester.step([order(8)], watermark=NOON - MINUTE)
+    assert tester.step(completions=[payment(7, 1, amount=Decimal("0.10"))]) == []
+    assert [row["progress"] for row in tester.pending] == ["0.1 of 0.3", "0 of 0.3"]
+    assert [row["matched"] for row in tester.step(completions=[payment(7, 2, amount=Decimal("0.20"))])] == [2]
+
+
+def test_needs_that_would_be_read_otherwise_ask_for_a_schema() -> None:
+    purgatory = orders_and_payments(
+        criterion=criteria.by_row("rule", "need"),
+        completions=Completions(key="order_id", time="paid_at", value="amount"),
+    )
+    tester = PurgatoryTester(purgatory)
+    assert [row["status"] for row in tester.step([order(7, rule="sum_at_least", need=2**62 + 1)])] == []
+    tester = PurgatoryTester(purgatory)
+    assert [row["status"] for row in tester.step([order(7, rule="sum_at_least", need=2.0**63)])] == ["REJECTED"]
+    with pytest.raises(ConfigError, match="give completions_schema="):
+        tester.step(completions=[payment(7, 1, amount=Decimal("0.10"))])
+
+
+def test_a_field_of_a_struct_and_keys_in_several_columns() -> None:
+    purgatory = Purgatory(
+        operations=Operations(id="parcel.id", keys=["depot", "customs"], created="sent_at", timeout="wait"),
+        completions=Completions(key="place", time="scanned_at"),
+        criterion=criteria.all_keys(),
+    )
+    tester = PurgatoryTester(purgatory)
+    parcel = {"parcel": {"id": 1}, "depot": "a", "customs": "b", "sent_at": NOON, "wait": 3 * MINUTE}
+    tester.step([parcel], [{"place": "a", "scanned_at": NOON + MINUTE}])
+    assert [row["missing_keys"] for row in tester.pending] == [["b"]]
+    assert [row["missing_keys"] for row in tester.advance(NOON + 3 * MINUTE)] == [["b"]]
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
+
+class Expression:
+    """What a ``pyspark.sql.Column`` is to the configuration."""
+
+    def alias(self, *alias: str, **kwargs: Any) -> Any: ...
+
+    def cast(self, dataType: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("purgatory", "row", "message"),
+    [
+        (
+            orders_and_payments(operations=Operations(id=Expression(), keys="k", created="t", timeout="1 hour")),
+            order(7),
+            "operations.id is a Column, an expression that only Spark evaluates: select it",
+        ),
+        (orders_and_payments(), order(7.5), "operations.id is double, which cannot be a key"),
+        (orders_and_payments(), {"order_id": 7}, "operations.created='ordered_at' is not a column: there are order_id"),
+        (orders_and_payments(), {"order_id": 7, "ordered_at": date(2026, 11, 1)}, "operations.created is date"),
+        (
+            orders_and_payments(),
+            {"order_id": 7, "ordered_at": NOON.replace(tzinfo=None)},
+            "operations.created is timestamp_ntz, which Spark places by the session's time zone",
+        ),
+        (orders_and_payments(), {"order_id": 7, "ordered_at": "noon"}, "operations.created is string, not a timestamp"),
+        (orders_and_payments(), order(7, status="new"), "operations already have a column status"),
+        (orders_and_payments(criterion=criteria.quorum(2)), order(7), r"quorum\(2\) can never hold"),
+        (
+            orders_and_payments(
+                operations=Operations(id="order_id", keys="order_id", created="ordered_at", timeout="wait")
+            ),
+            order(7, wait=5),
+            "operations.timeout is bigint, not a day-time interval",
+        ),
+        (
+            orders_and_payments(criterion=criteria.by_row("rule", "need")),
+            order(7, rule="count", need="2"),
+            "criterion.need is string, not a number",
+        ),
+        (orders_and_payments(), order(7, odd=np.uint64(1)), "a type that Spark does not have"),
+        (orders_and_payments(), order(7, at=[NOON, NOON.replace(tzinfo=None)]), "with a time zone and without one"),
+        (orders_and_payments(orphans=True), None, "give operations_schema="),
+        (orders_and_payments(), 7, "rows are dicts by column name"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(purgatory: Purgatory, row: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        PurgatoryTester(purgatory).step([] if row is None else [row])
+
+
+def test_names_of_what_waits_may_be_taken() -> None:
+    tester = PurgatoryTester(orders_and_payments())
+    tester.step([order(7, progress="packed")])
+    with pytest.raises(ConfigError, match="a column progress"):
+        _ = tester.pending
+    assert tester.pending_table("waits_").column("waits_progress").to_pylist() == ["0 of 1"]
+
+
+def test_importing_the_kit_imports_no_spark() -> None:
+    code = (
+        "import sys, spark_purgatory.testing as t; assert 'pyspark' not in sys.modules; "
+        "assert all(getattr(t, name) for name in t.__all__); assert 'pyspark' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
