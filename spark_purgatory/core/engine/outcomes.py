@@ -110,6 +110,8 @@ class Tally:
     events_received: int = 0
     events_rejected: int = 0
     events_late: int = 0
+    events_counted: int = 0
+    """Events that counted for an operation; only where all others become ORPHAN rows."""
 
     def decided(self) -> int:
         """Operations that have their outcome."""
@@ -120,6 +122,15 @@ class Tally:
         if self.received != self.decided() + pending:
             raise BugError(
                 f"conservation: {self.received} operations received, {self.decided()} decided, {pending} pending"
+            )
+
+    def conserve_events(self, kept: int) -> None:
+        """Raise BugError unless every event received counted, became an ORPHAN row or is kept."""
+        orphans = self.by_status[Status.ORPHAN]
+        if self.events_received != self.events_counted + orphans + kept:
+            raise BugError(
+                f"conservation: {self.events_received} events received, {self.events_counted} counted, "
+                f"{orphans} orphans, {kept} kept"
             )
 
 
