@@ -22,7 +22,7 @@ class Option:
 
     kind: Literal[
         "column", "columns", "column or duration", "column or ms", "duration", "ms", "size", "bytes", "name", "names",
-        "text", "choice", "flag", "count", "criterion", "part",
+        "text", "choice", "flag", "flag or all", "count", "criterion", "part",
     ]  # fmt: skip
     text: str
     """One sentence for the reference."""

@@ -70,7 +70,12 @@ class PurgatoryOptions:
         ColumnLike | None, Option("column", "A column of both inputs by which rows are routed to shards.")
     ] = None
     orphans: Annotated[
-        bool, Option("flag", "Whether control events that find no pending operation become ORPHAN rows.")
+        bool | Literal["all"],
+        Option(
+            "flag or all",
+            "Which events that count for no operation become ORPHAN rows: true: control events; all: every event, with "
+            "the reason.",
+        ),
     ] = False
     max_pending_per_shard: Annotated[
         int, Option("count", "Operations that may wait in one shard; more stop the query.")
@@ -102,6 +107,8 @@ class PurgatoryOptions:
                 raise ConfigError(f"{field}={getattr(self, field)!r} must be made with {made}")
         if self.emit not in ("early", "final"):
             raise ConfigError(f"emit={self.emit!r} must be 'early' or 'final'")
+        if not isinstance(self.orphans, bool) and self.orphans != "all":
+            raise ConfigError(f"orphans={self.orphans!r} must be False, True or 'all'")
         if self.shards is not None and not 1 <= _whole(self.shards) <= MAX_SHARDS:
             raise ConfigError(f"shards={self.shards!r} must be None or between 1 and {MAX_SHARDS}")
         if self.partition_by is not None:

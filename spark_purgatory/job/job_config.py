@@ -157,6 +157,7 @@ TYPES: dict[str, Any] = {
     "names": Texts,
     "text": str,
     "flag": bool,
+    "flag or all": bool | Literal["all"],
     "count": Annotated[int, Field(ge=1)],
 }
 """The YAML type of each kind of `Option`."""

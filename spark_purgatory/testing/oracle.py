@@ -40,6 +40,9 @@ Readings, where the documentation leaves a choice:
 13. A `level` that is a mapping is read alone: a key that it lacks makes the operation REJECTED, whatever its `need`.
 14. A control event whose key, time and kind are sound finds an operation also where it changes nothing, for example an
     `extend` without a value.
+15. Nothing is late here. Under `orphans="all"` an event that counts for no operation has a reason: rejected (the words
+    of `why_event_rejected`), already_ended, not_taken or no_such_operation, the first that one of the operations on its
+    key gives. An event that only operations under `sum_at_least` reject is not_taken by those.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Row = dict[str, Any]
 
@@ -64,7 +67,8 @@ class Fate(NamedTuple):
 
     outcome: Row
     remembered_until_us: int  # the deadline as it stood when the operation was resolved
-    found_by: set[int]  # places, among all events, of the control events that found it pending
+    counted: set[int]  # places, among all events, of those that counted for it
+    not_counted: dict[int, str]  # of the others in its time: why they did not count
 
 
 class Progress(NamedTuple):
@@ -83,14 +87,14 @@ def decide(
     watermark_us: int | None = None,
     criterion: Mapping[str, Any] | None = None,
     lookback_us: int = 0,
-    orphans: bool = False,
+    orphans: bool | Literal["all"] = False,
 ) -> list[Row]:
     """Give the outcomes of all operations in their order, then the ORPHAN events if `orphans` asks for them.
 
     An operation has id, keys, created, deadline, rule, need, level (one number, or key -> number) and row, its
     payload. `criterion` (rule, need) holds for operations without a rule of their own. An event has key, time, and
     perhaps kind, value, event_id and operation_id. Without `watermark_us` everything is decided; with it, only what a
-    stream has emitted once its watermark stands there.
+    stream has emitted once its watermark stands there. `orphans` is True for control events or "all".
     """
     given = list(events)
     heard = [{**BARE_EVENT, **event, "place": place} for place, event in enumerate(given)]
@@ -112,7 +116,8 @@ def decide(
         else:
             outcomes[place] = _outcome(op, "REJECTED", None, why=why)
 
-    found: set[int] = set()
+    counted: set[int] = set()
+    not_counted: dict[int, str] = {}
     for places in rows_of_id.values():
         remembered_until_us: int | None = None
         for place in sorted(places, key=lambda at: _precedence(rows[at])):
@@ -120,18 +125,28 @@ def decide(
             if remembered_until_us is not None and op["created"] <= remembered_until_us:
                 outcomes[place] = _outcome(op, "DUPLICATE", op["created"], why="duplicate")
                 continue
-            fate = _fate(op, _that_speak_to(op, on_key), lookback_us, value_types)
+            fate = _fate(op, _on_its_keys(op, on_key), lookback_us, value_types)
             outcomes[place] = fate.outcome
             remembered_until_us = fate.remembered_until_us
-            found |= fate.found_by
+            counted |= fate.counted
+            for at, reason in fate.not_counted.items():
+                # An operation that had ended goes before one that was pending.
+                if not_counted.get(at) != "already_ended":
+                    not_counted[at] = reason
 
     emitted = [outcomes[place] for place, op in enumerate(rows) if _is_out(outcomes[place], op, watermark_us)]
-    if orphans:
-        for event in sorted(sound, key=lambda event: int(event["place"])):
-            known_us = event["time"] + lookback_us
-            unheard = event["kind"] != "complete" and event["place"] not in found
-            if unheard and (watermark_us is None or known_us <= watermark_us):
-                emitted.append(_orphan(given[event["place"]], event))
+    everybody = (criterion or {}).get("rule")
+    for event in heard if orphans else []:
+        why = why_event_rejected(event, everybody)
+        if why is not None:
+            if orphans == "all":
+                emitted.append(_orphan(given[event["place"]], event, why))
+            continue
+        if event["place"] in counted or (event["kind"] == "complete" and orphans != "all"):
+            continue
+        if watermark_us is None or event["time"] + lookback_us <= watermark_us:
+            reason = not_counted.get(event["place"], "no_such_operation")
+            emitted.append(_orphan(given[event["place"]], event, reason if orphans == "all" else "orphan"))
     return emitted
 
 
@@ -180,10 +195,11 @@ def why_event_rejected(event: Mapping[str, Any], rule: str | None = None) -> str
 # --- one operation --------------------------------------------------------------------------------
 
 
-def _fate(op: Row, speaking: Sequence[Row], lookback_us: int, value_types: set[type]) -> Fate:
-    """Go through the operation's time, instant by instant; `speaking` are the events that speak to it, by time."""
+def _fate(op: Row, on_its_keys: Sequence[Row], lookback_us: int, value_types: set[type]) -> Fate:
+    """Go through the operation's time, instant by instant; events on its keys that name it or nobody, by time."""
     created, deadline = op["created"], op["deadline"]
     begins = created - lookback_us
+    speaking = [event for event in on_its_keys if why_event_rejected(event, op["rule"]) is None]
     history = [event for event in speaking if event["time"] < begins and event["kind"] == "complete"]
     counted: list[Row] = []
     failed: set[str] = set()
@@ -217,18 +233,18 @@ def _fate(op: Row, speaking: Sequence[Row], lookback_us: int, value_types: set[t
         status, resolved = "EXPIRED", deadline
     why = {"FAILED": "failed", "CANCELLED": "cancelled"}.get(status)
     outcome = _outcome(op, status, resolved, progress().matched, progress().missing_keys, why)
-    return Fate(outcome, deadline, {event["place"] for event in controls})
+    told = {event["place"] for event in [*counted, *controls]}
+    others = [event for event in on_its_keys if begins <= event["time"] <= deadline and event["place"] not in told]
+    whys = {event["place"]: "not_taken" if event["time"] <= resolved else "already_ended" for event in others}
+    return Fate(outcome, deadline, told, whys)
 
 
-def _that_speak_to(op: Row, on_key: Mapping[str, Sequence[Row]]) -> list[Row]:
+def _on_its_keys(op: Row, on_key: Mapping[str, Sequence[Row]]) -> list[Row]:
     """Events on the operation's keys that name it or nobody, in the order of time."""
-    speaking = []
-    for key in set(op["keys"]):
-        for event in on_key.get(key, ()):
-            named = event["operation_id"]
-            if (named is None or named == op["id"]) and why_event_rejected(event, op["rule"]) is None:
-                speaking.append(event)
-    return sorted(speaking, key=lambda event: event["time"])
+    events = [event for key in set(op["keys"]) for event in on_key.get(key, ())]
+    return sorted(
+        (event for event in events if event["operation_id"] in (None, op["id"])), key=lambda event: event["time"]
+    )
 
 
 def _extended_to(event: Row) -> int:
@@ -362,6 +378,6 @@ def _outcome(
     }
 
 
-def _orphan(row: Mapping[str, Any], event: Row) -> Row:
+def _orphan(row: Mapping[str, Any], event: Row, why: str) -> Row:
     unknown = {"row": row, "id": event["operation_id"], "created": event["time"]}
-    return {**_outcome(unknown, "ORPHAN", event["time"], why="orphan"), "wait_ms": None}
+    return {**_outcome(unknown, "ORPHAN", event["time"], why=why), "wait_ms": None}

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +20,7 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.testing.oracle import KINDS, decide
 from spark_purgatory.testing.worlds import STEP_US, Batch, World, splits
 from tests.support.engine_driver import END_MS, Shards, multiset
-from tests.support.law_worlds import COLUMNS, COMPLETE_ONLY, draw, renamed, spec_of, split_orphans
+from tests.support.law_worlds import COLUMNS, COMPLETE_ONLY, ORPHANS, draw, renamed, spec_of, split_orphans
 
 SEEDS = st.integers(0, 1 << 32)
 WORLDS = st.sampled_from((1, 8, 24))
@@ -46,7 +46,7 @@ def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, contro
     kinds = KINDS if controlled else COMPLETE_ONLY
     rng, world, criterion = draw(seed, rule, several, kinds=kinds, worlds=worlds)
     lookback_us = rng.choice((0, 0, 2 * STEP_US))
-    orphans = not several or shards == 1
+    orphans = ORPHANS[seed % 2] if not several or shards == 1 else False
     expected, unheard = split_orphans(decide(*world, criterion=criterion, lookback_us=lookback_us, orphans=orphans))
     spec = spec_of(criterion, final=True, lookback_us=lookback_us, orphans=orphans)
     batches = splits(
@@ -105,13 +105,46 @@ def compare_where_nothing_was_late(seed: int, several: bool, shards: int, worlds
     """Stream worlds with late rows: each has one outcome, and whom no late row concerns has the oracle's."""
     rng, world, _ = draw(seed, "mixed", several, kinds=KINDS, worlds=worlds, spoiled=False)
     batches = delayed(rng, splits(rng, *world, rng.choice((3, 9))), rng.choice((0.05, 0.3)))
-    engine = Shards(spec_of({}, final=True), shards, several, restarts=rng)
-    outcomes = engine.run([*batches, ([], [], END_MS)])
+    orphans: bool | Literal["all"] = "all" if not several or shards == 1 else False
+    engine = Shards(spec_of({}, final=True, orphans=orphans), shards, several, restarts=rng)
+    outcomes, left_over = split_orphans(engine.run([*batches, ([], [], END_MS)]))
     assert multiset(outcomes, "row") == multiset(world.operations, "row")
     sound = untouched(batches)
-    told = [[outcome for outcome in side if outcome["row"] in sound] for side in (outcomes, decide(*world))]
+    expected, unheard = split_orphans(decide(*world, orphans=orphans))
+    told = [[outcome for outcome in side if outcome["row"] in sound] for side in (outcomes, expected)]
     assert multiset(told[0], *COLUMNS) == multiset(told[1], *COLUMNS)
+    if orphans:
+        check_orphans(world, left_over, engine)
+        keys = untouched_keys(world, batches)
+        of_sound = [
+            Counter({one: n for one, n in side.items() if key_of(one) in keys}) for side in (left_over, unheard)
+        ]
+        assert of_sound[0] == of_sound[1]
     SEQUENCES["late"] += worlds
+
+
+def key_of(orphan: tuple[int | None, str]) -> str:
+    """The key in an ORPHAN's reason."""
+    return orphan[1].partition(" on key ")[2].split(" ")[0]
+
+
+def untouched_keys(world: World, batches: list[Batch]) -> set[str]:
+    """Keys on which no event was late, and whose operations no late row concerns."""
+    late = {e["key"] for batch in batches for e in batch.events if e["time"] <= batch.watermark_ms * 1000}
+    sound = untouched(batches)
+    touched = {key for row in world.operations if row["row"] not in sound for key in row["keys"]}
+    return {event["key"] for event in world.events} - late - touched
+
+
+def check_orphans(world: World, orphans: Counter[tuple[int | None, str]], engine: Shards) -> None:
+    """No event has two ORPHAN rows, and those without one counted."""
+    told = Counter({(at, *reason.split(" ")[:4:3]): 0 for at, reason in orphans})
+    for (at, reason), n in orphans.items():
+        told[(at, *reason.split(" ")[:4:3])] += n
+    assert not told - Counter((event["time"], event["kind"], event["key"]) for event in world.events)
+    tallies = engine.tallies()
+    assert sum(tally.events_received for tally in tallies) == len(world.events)
+    assert sum(tally.events_counted for tally in tallies) + sum(orphans.values()) == len(world.events)
 
 
 @given(seed=SEEDS, several=st.booleans(), shards=SHARDS, worlds=WORLDS)
@@ -137,12 +170,15 @@ def test_a_batch_query_gives_what_the_stream_has_given_once_its_watermark_stands
 ) -> None:
     _, world, criterion = draw(seed, rule, several, kinds=KINDS, worlds=worlds)
     watermark_us = 10_000_000 + watermark_steps * STEP_US
-    expected = decide(*world, criterion=criterion, watermark_us=watermark_us)
-    engine = Shards(spec_of(criterion, final=True), 3, several)
-    outcomes = engine.run([(*world, 0), ([], [], watermark_us // 1000)])
-    assert multiset(outcomes, *COLUMNS) == multiset(expected, *COLUMNS)
-    rest = engine.run([([], [], END_MS)])
-    assert multiset(outcomes + rest, *COLUMNS) == multiset(decide(*world, criterion=criterion), *COLUMNS)
+    orphans: bool | Literal["all"] = False if several else "all"
+    expected, unheard = split_orphans(decide(*world, criterion=criterion, watermark_us=watermark_us, orphans=orphans))
+    engine = Shards(spec_of(criterion, final=True, orphans=orphans), 3, several)
+    outcomes, left_over = split_orphans(engine.run([(*world, 0), ([], [], watermark_us // 1000)]))
+    assert (multiset(outcomes, *COLUMNS), left_over) == (multiset(expected, *COLUMNS), unheard)
+    rest, left_over = split_orphans(engine.run([([], [], END_MS)]))
+    everything, all_unheard = split_orphans(decide(*world, criterion=criterion, orphans=orphans))
+    assert multiset(outcomes + rest, *COLUMNS) == multiset(everything, *COLUMNS)
+    assert unheard + left_over == all_unheard
     SEQUENCES["batch"] += worlds
 
 

@@ -19,7 +19,7 @@ from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.testing.oracle import KINDS, decide
 from spark_purgatory.testing.worlds import STEP_US, World, splits
 from tests.support.engine_driver import Shards, multiset
-from tests.support.law_worlds import COLUMNS, draw, spec_of, split_orphans
+from tests.support.law_worlds import COLUMNS, ORPHANS, draw, spec_of, split_orphans
 
 WORLDS = 40
 """In one stream."""
@@ -60,7 +60,7 @@ def compare(seed: int, numbers: str = "double") -> None:
         of = rng.choice(BESIDE[numbers])
         world, criterion = needs_as(world, of), {**criterion, "need": of(criterion["need"])} if criterion else {}
     lookback_us = rng.choice((0, 0, STEP_US, 4 * STEP_US))
-    orphans = not several or shards == 1
+    orphans = ORPHANS[seed % 2] if not several or shards == 1 else False
     batches = splits(
         rng,
         *world,

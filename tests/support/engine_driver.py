@@ -18,6 +18,7 @@ from spark_purgatory.core.arrays.numbers import scale_of
 from spark_purgatory.core.arrays.times import END_OF_TIME_MS
 from spark_purgatory.core.arrays.value_column import hash_keys
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
@@ -168,6 +169,10 @@ class Shards:
     def run(self, batches: Iterable[tuple[Rows, Rows, int]]) -> list[dict[str, Any]]:
         """All micro-batches; returns all outcomes."""
         return [outcome for ops, events, watermark_ms in batches for outcome in self.step(ops, events, watermark_ms)]
+
+    def tallies(self) -> list[Tally]:
+        """What each shard has counted since its beginning."""
+        return [self._engine(shard).outcomes.tally for shard in range(self.shards)]
 
     def _shard(self, key: str | None) -> int:
         return sum((key or "").encode()) % self.shards

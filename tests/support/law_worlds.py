@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
-from spark_purgatory.core.spec.codes import RULES
+from spark_purgatory.core.spec.codes import RULES, EventRejection
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.testing.worlds import NUMBERS, World, needs_of, random_world
@@ -16,6 +16,9 @@ COLUMNS = ("row", "id", "status", "resolved_at", "wait_ms", "matched", "missing_
 
 
 COMPLETE_ONLY = ("complete",)
+
+
+ORPHANS: tuple[bool | Literal["all"], ...] = (True, "all")
 
 
 NAMED = ("id", "row", "key", "event_id", "operation_id")
@@ -79,13 +82,29 @@ def spec_of(criterion: dict[str, Any], **others: Any) -> EngineSpec:
     return EngineSpec(rule, operation_ids=True, event_ids=True, **others)
 
 
-def split_orphans(outcomes: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Counter[tuple[int, str]]]:
+REASONS = {
+    "already_ended": "already ended",
+    "not_taken": "not taken",
+    "no_such_operation": "no such operation",
+    "null_key": f"rejected, {EventRejection.NULL_KEY.reason}",
+    "null_time": f"rejected, {EventRejection.NULL_TIME.reason}",
+    "bad_value": f"rejected, {EventRejection.BAD_VALUE.reason}",
+}
+"""How the engine writes what the oracle says of an event, under ``orphans="all"``."""
+
+
+def split_orphans(
+    outcomes: list[dict[str, Any]],
+) -> tuple[list[dict[str, Any]], Counter[tuple[int | None, str]]]:
     """Outcomes of operations, and ORPHANs as (time, reason)."""
-    orphans: Counter[tuple[int, str]] = Counter()
+    orphans: Counter[tuple[int | None, str]] = Counter()
     for outcome in (outcome for outcome in outcomes if outcome["status"] == "ORPHAN"):
         event, at, reason = outcome.get("row"), outcome["resolved_at"], outcome.get("reason")
         if isinstance(event, dict):
             named = "" if event["operation_id"] is None else f" for operation {event['operation_id']}"
-            reason = f"{event['kind']} on key {event['key']}{named} found no operation pending"
-        orphans[at if isinstance(at, int) else microseconds(at), str(reason)] += 1
+            key = "null" if event["key"] is None else event["key"]
+            why = REASONS.get(outcome["reason_kind"])
+            told = "found no operation pending" if why is None else f"counted for no operation: {why}"
+            reason = f"{event['kind']} on key {key}{named} {told}"
+        orphans[at if at is None or isinstance(at, int) else microseconds(at), str(reason)] += 1
     return [outcome for outcome in outcomes if outcome["status"] != "ORPHAN"], orphans

@@ -142,7 +142,7 @@ class Completion:
     def _emit(self, status: Status, resolutions: Resolutions, chosen: Bools) -> None:
         if chosen.any():
             self._outcomes.add(self.resolver.outcomes_of(status, resolutions, chosen))
-            self._events.orphans.leave(self.resolver, resolutions, chosen)
+            self._events.orphans.leave(self.resolver, resolutions, chosen, self.watermark_us)
 
     def key_type(self) -> pa.DataType:
         """The Arrow type of watch keys."""

@@ -9,10 +9,10 @@ order; the order decides every tie between an arrival and the watermark (semanti
 3. **Forget events** that no operation needs, neither one that waits nor one that will come on time.
 4. **Complete**: events join the logs; the operations that wait on their keys are tried.
 5. **Admit**: operations are rejected, found to be duplicates, or accepted; those accepted are tried, and watched if
-they
-   are not complete.
+   they are not complete.
 6. **Expire** again at the same watermark: operations may have arrived after their deadline.
-7. **Clean up**: ids whose deadline has passed and events that found no operation leave; resolved rows are removed.
+7. **Clean up**: ids whose deadline has passed and events that counted for no operation leave; resolved rows are
+   removed.
 
 The engine is built on Kafka's parts (`spark_purgatory.core.kafka`). Kafka's timer may fire up to a tick early (W3, W4).
 Here deadlines are rounded *up* to the tick before they reach the timer, and the watermark *down*, so that nothing fires
@@ -138,6 +138,8 @@ class EventTimePurgatory:
             self.completion.expire(self.watermark_ms)
         self._clean_up()
         self.outcomes.tally.conserve(self.pending)
+        if self.spec.orphans == "all":
+            self.outcomes.tally.conserve_events(len(self.events.orphans))
         return self.outcomes.take()
 
     # --- the stages, in order --------------------------------------------------------------------------
@@ -174,11 +176,13 @@ class EventTimePurgatory:
             tally.events_rejected += len(events) - len(accepted)
             tally.count_rejections(events=events.rejection[events.rejection != 0])
         tally.events_late += int(np.count_nonzero(accepted.time_us <= self.watermark_us))
+        if self.spec.orphans == "all" and len(accepted) < len(events):
+            self.events.orphans.reject(events.take(np.flatnonzero(events.rejection)), self.watermark_us)
         return accepted
 
     def _complete(self, events: EventArrivals) -> None:
         if len(events):
-            arrived = self.events.take(events)
+            arrived = self.events.take(events, self.watermark_us)
             if self.pending:
                 self.completion.check(arrived)
 
@@ -216,9 +220,11 @@ class EventTimePurgatory:
     def _clean_up(self) -> None:
         self.deduplication.forget(self.watermark_us)
         if self.spec.orphans:
-            waiting = self.purgatory.state.values == WAITING
-            for batch in self.events.orphans.release(self.resolver, waiting, self._floor_us):
+            waiting, orphans = self.purgatory.state.values == WAITING, self.events.orphans
+            for batch in orphans.release(self.resolver, waiting, self._floor_us):
                 self.outcomes.add(batch)
+            orphans.ended.forget(self.watermark_us)
+            self.outcomes.tally.events_counted += orphans.take_counted()
         if self.purgatory.is_worth_compacting:
             rows = self.purgatory.waiting()
             self.rows.keep(rows, self.purgatory.watchers.entries_of(rows)[0])

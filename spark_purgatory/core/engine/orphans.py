@@ -1,66 +1,200 @@
-"""Control events that match no pending operation: kept until none can match any more, then ORPHAN rows.
+"""Events that counted for no operation: kept until none can count them any more, then ORPHAN rows (semantics 4.7).
 
-A control event *matches* an operation that counts its time and was pending at that time. An operation that leaves marks
-the events that it matched. Once no operation that comes on time can count the event (the watermark has passed its time
-and the lookback), the operations that still wait are compared with it. An event that is left is an orphan.
+An event counts for an operation that was pending at its time. An operation that leaves takes away the events that
+counted for it. Once no operation that comes on time can count an event (the watermark has passed its time and the
+lookback), it is compared with the operations that still wait. An event that is left is an orphan.
+
+With ``orphans=True`` these are the control events. With "all" they are all events, and each has *marks*, `EventMark`,
+which tell the reason: an operation that leaves also marks the events in its time range that it did not count, and what
+it would mark among the events to come is kept in `EndedRanges`. By hand, an operation on key a from 10 to 20 that
+completes at 15 and then leaves, while events of the times 12, 15, 18 and 21 are kept::
+
+    12, 15      counted: taken away
+    18          marked ENDED
+    21          nothing: behind the deadline
+    19          comes later, lies in the ended range: marked ENDED on arrival
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_purgatory.core.arrays import numbers
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
-from spark_purgatory.core.arrays.times import MAX_TIME_US
 from spark_purgatory.core.arrays.value_column import as_bools
-from spark_purgatory.core.engine.outcomes import MissingKeys, OutcomeBatch
+from spark_purgatory.core.engine.ended_ranges import EndedRanges
+from spark_purgatory.core.engine.orphan_rows import rows_of, rows_of_rejected
+from spark_purgatory.core.engine.outcomes import OutcomeBatch
 from spark_purgatory.core.engine.resolver import Resolutions, Resolver
-from spark_purgatory.core.events.control_log import ControlLog, Targets, split_pair
-from spark_purgatory.core.events.event_log import EventLog, EventSegment
-from spark_purgatory.core.spec.codes import KINDS, EventKind, Status
+from spark_purgatory.core.events.control_log import ControlLog, Targets, split_pairs
+from spark_purgatory.core.events.event_log import EventLog, EventSegment, Spans
+from spark_purgatory.core.spec.arrivals import EventArrivals
+from spark_purgatory.core.spec.codes import KINDS, EventKind, EventMark, Rule
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 
-class OrphanEvents:
-    """Control events that matched no operation so far."""
+@dataclass(frozen=True)
+class EntryTimes:
+    """When m watch entries count events."""
 
-    def __init__(self) -> None:
+    from_us: Int64s  # (m,)
+    end_us: Int64s  # (m,) the last time at which the operation was pending
+    until_us: Int64s  # (m,) its deadline
+    fail_us: Int64s | None  # (m,) first failure of the key; None: no key has failed
+    sums: Bools | None  # (m,) whether only events count that a sum can take; None: there are no others
+
+    def counted_us(self, kind: int) -> Int64s:
+        """The last time at which events of a kind count, (m,)."""
+        if kind != EventKind.COMPLETE or self.fail_us is None:
+            return self.end_us
+        return np.minimum(self.end_us, self.fail_us)
+
+
+class OrphanEvents:
+    """Events that counted for no operation so far."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._has_marks = spec.orphans == "all"
         self.unmatched = ControlLog()
+        """Events by kind; with "all" their values are their marks."""
+        self.ended = EndedRanges()
+        self._rejected: list[OutcomeBatch] = []
+        self._counted = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self.unmatched.logs.values()))
 
     def earliest_us(self) -> int | None:
         """The time of the first of them, None without any."""
         segments = [segment for log in self.unmatched.logs.values() for segment in log.segments]
         return min((int(segment.time_us.min()) for segment in segments), default=None)
 
-    def leave(self, resolver: Resolver, resolutions: Resolutions, chosen: Bools, until_us: int = MAX_TIME_US) -> None:
-        """Operations leave, (n,) bool of those resolved: the events up to ``until_us`` that they match are no
-        orphans.
-        """
-        if self.unmatched:
-            rows = resolutions.rows[chosen]
-            entries, owner = resolver.watchers.entries_of(rows)
-            end_us = np.minimum(np.minimum(resolutions.resolved_us, resolutions.deadline_us)[chosen], until_us)
-            self._mark(resolver.targets(rows, entries, owner), resolver.rows.from_us[rows], end_us)
+    def take_counted(self) -> int:
+        """How many events counted for an operation since the last call."""
+        counted, self._counted = self._counted, 0
+        return counted
+
+    # --- events come -----------------------------------------------------------------------------------
+
+    def add(self, name: str, segment: EventSegment, watermark_us: int) -> None:
+        """Keep events that arrived, of the log of a name; a query without orphans keeps none."""
+        completes = name.endswith(KINDS[EventKind.COMPLETE])
+        if not self._spec.orphans or not len(segment) or (completes and not self._has_marks):
+            return
+        if self._has_marks:
+            marks = np.where(segment.time_us <= watermark_us, EventMark.LATE, 0).astype(np.int64)
+            if completes and segment.value is not None and self._spec.by_row:
+                marks[numbers.is_negative(segment.value)] |= EventMark.NO_ADDEND
+            marks[self.ended.contain(segment, named=name.startswith("named."))] |= EventMark.ENDED
+            segment = replace(segment, value=marks, event_ids=None)
+        self.unmatched.logs.setdefault(name, EventLog()).append(segment)
+
+    def reject(self, events: EventArrivals, watermark_us: int) -> None:
+        """Rejected events become rows with the next `release`."""
+        self._rejected.append(rows_of_rejected(events, watermark_us, self._spec))
+
+    # --- operations leave ------------------------------------------------------------------------------
+
+    def leave(self, resolver: Resolver, resolutions: Resolutions, chosen: Bools, watermark_us: int) -> None:
+        """Operations leave, (n,) bool of those resolved: the events that counted for them are no orphans."""
+        if not self._has_marks and not self.unmatched:
+            return
+        rows = resolutions.rows[chosen]
+        entries, owner = resolver.watchers.entries_of(rows)
+        targets = resolver.targets(rows, entries, owner)
+        until_us = resolutions.deadline_us[chosen]
+        end_us = np.minimum(resolutions.resolved_us[chosen], until_us)
+        fail_us = resolutions.fail_us
+        times = EntryTimes(
+            from_us=resolver.rows.from_us[rows][owner],
+            end_us=end_us[owner],
+            until_us=until_us[owner],
+            fail_us=None if fail_us is None else fail_us[chosen[resolutions.owner]],
+            sums=self._sums(resolver, rows, owner),
+        )
+        self._compare(targets, times)
+        if self._has_marks:
+            self.ended.add(targets, times.from_us, times.until_us, watermark_us)
+
+    def _sums(self, resolver: Resolver, rows: Int64s, owner: Int64s) -> Bools | None:
+        if not (self._has_marks and self._spec.by_row):
+            return None
+        sums = resolver.rows.rule[rows] == Rule.SUM_AT_LEAST
+        return sums[owner] if sums.any() else None
+
+    def _compare(self, targets: Targets, times: EntryTimes) -> None:
+        """Take away the events that count for operations, (m,) watch entries, and mark those that do not."""
+        for kind in EventKind:
+            to_us = times.until_us if self._has_marks else times.end_us
+            found: dict[int, list[Spans]] = {}
+            for span in self.unmatched.spans(kind, targets, times.from_us, to_us):
+                found.setdefault(id(span.segment), []).append(span)
+            for log in self.unmatched.logs_of(kind) if found else []:
+                kept = [self._without(s, found[id(s)], times, kind) if id(s) in found else s for s in log.segments]
+                log.segments = [segment for segment in kept if len(segment)]
+        self.unmatched.drop_empty()
+
+    def _without(self, segment: EventSegment, spans: list[Spans], times: EntryTimes, kind: int) -> EventSegment:
+        """A segment without the events that count; the others in the spans are marked."""
+        counted, pending, ended = (np.zeros(len(segment), bool) for _ in range(3))
+        for span in spans:
+            count_end, end = span.until(times.counted_us(kind)[span.owner]), span.until(times.end_us[span.owner])
+            counted |= self._counting(span, count_end, times)
+            if self._has_marks:
+                pending |= covered(len(segment), span.low, end)
+                ended |= covered(len(segment), end, span.high)
+        self._counted += int(np.count_nonzero(counted))
+        if segment.value is not None and self._has_marks:
+            marks = segment.value | np.where(pending, EventMark.NOT_TAKEN, 0) | np.where(ended, EventMark.ENDED, 0)
+            segment = replace(segment, value=marks)
+        return segment.where(~counted)
+
+    @staticmethod
+    def _counting(span: Spans, end: Int64s, times: EntryTimes) -> Bools:
+        """The events of spans, up to a position each, that count, (E,) bool."""
+        n, marks = len(span.segment), span.segment.value
+        if times.sums is None or marks is None:
+            return covered(n, span.low, end)
+        sums = times.sums[span.owner]
+        by_sums = covered(n, span.low[sums], end[sums]) & (marks & EventMark.NO_ADDEND == 0)
+        return by_sums | covered(n, span.low[~sums], end[~sums])
+
+    # --- the watermark moves ---------------------------------------------------------------------------
 
     def release(self, resolver: Resolver, waiting: Bools, floor_us: int) -> list[OutcomeBatch]:
-        """The orphans up to ``floor_us``; ``waiting``, (rows,) bool, may match some of the events left."""
+        """The orphans up to ``floor_us``; some of the events left may count for ``waiting``, (rows,) bool."""
+        found, self._rejected = self._rejected, []
         earliest_us = self.earliest_us()
         if earliest_us is None or earliest_us > floor_us:
-            return []
+            return found
         rows = np.flatnonzero(waiting & self._may_match(resolver, floor_us))
         if len(rows):
-            # Later events may still change: an earlier completion may come, or an earlier row of the id.
-            self.leave(resolver, resolver.resolve(rows), np.ones(len(rows), bool), floor_us)
-        found = []
+            self._stay(resolver, rows, floor_us)
         for name, log in self.unmatched.logs.items():
             for segment in log.merged():
                 over = segment.time_us <= floor_us
                 if over.any():
-                    found.append(_rows_of(name, segment.where(over), resolver.spec))
+                    found.append(rows_of(name, segment.where(over), self._spec))
                     log.segments = [left for left in [segment.where(~over)] if len(left)]
         self.unmatched.drop_empty()
         return found
+
+    def _stay(self, resolver: Resolver, rows: Int64s, floor_us: int) -> None:
+        """Compare the events up to the floor with operations that stay.
+
+        These were pending until the watermark, and so count every event up to the floor: what is resolved by then has
+        left, and a row that is created later counts only later events.
+        """
+        entries, owner = resolver.watchers.entries_of(rows)
+        targets = resolver.targets(rows, entries, owner)
+        from_us, floor = resolver.rows.from_us[rows], np.full(len(rows), floor_us)
+        fail_us = resolver.controls.read(targets, from_us, floor).fail_us if resolver.controls else None
+        times = EntryTimes(from_us[owner], floor[owner], floor[owner], fail_us, self._sums(resolver, rows, owner))
+        self._compare(targets, times)
 
     def _may_match(self, resolver: Resolver, floor_us: int) -> Bools:
         """Rows that have the key or the id of an event up to the floor, (rows,) bool."""
@@ -72,52 +206,13 @@ class OrphanEvents:
                     _, entries = resolver.watchers.find(due.group_keys, due.group_hash)
                     may_match[resolver.watchers.rows_of(entries)] = True
                 elif len(due) and resolver.rows.ids.chunks:
-                    ids = pa.array([split_pair(pair)[0] for pair in due.group_keys.to_pylist()], pa.binary())
-                    ids = ids.cast(resolver.rows.ids.chunks[0].type)
+                    ids = split_pairs(due.group_keys)[0].cast(resolver.rows.ids.chunks[0].type)
                     named = [as_bools(pc.is_in(chunk, value_set=ids)) for chunk in resolver.rows.ids.chunks]
                     may_match |= np.concatenate(named)
         return may_match
 
-    def _mark(self, targets: Targets, from_us: Int64s, end_us: Int64s) -> None:
-        """Remove the events that match operations pending between two times, (n,) each."""
-        for kind in (EventKind.FAIL, EventKind.CANCEL, EventKind.FORCE, EventKind.EXTEND):
-            changes: dict[int, Int64s] = {}
-            for span in self.unmatched.spans(kind, targets, from_us[targets.owner], end_us[targets.owner]):
-                change = changes.setdefault(id(span.segment), np.zeros(len(span.segment) + 1, np.int64))
-                np.add.at(change, span.low, 1)
-                np.add.at(change, span.high, -1)
-            for log in self.unmatched.logs_of(kind):
-                _drop(log, changes)
-        self.unmatched.drop_empty()
 
-
-def _drop(log: EventLog, changes: dict[int, Int64s]) -> None:
-    kept = [s.where(np.cumsum(changes[id(s)])[:-1] == 0) if id(s) in changes else s for s in log.segments]
-    log.segments = [segment for segment in kept if len(segment)]
-
-
-def _rows_of(name: str, segment: EventSegment, spec: EngineSpec) -> OutcomeBatch:
-    """ORPHAN rows: the operation's columns null, the event in the reason."""
-    kind, n = name.removeprefix("named."), len(segment)
-    assert kind in KINDS, f"bug: a log called {name}"
-    texts = []
-    for key in segment.group_keys.to_pylist():
-        operation_id, at_key = split_pair(key) if kind != name else (None, key)
-        # Keys and ids begin with the value of their partition.
-        named = "" if operation_id is None else f" for operation {_text(operation_id[spec.id_prefix :])}"
-        texts.append(f"{kind} on key {_text(at_key[spec.key_prefix :])}{named} found no operation pending")
-    group = np.repeat(np.arange(len(texts)), np.diff(segment.start))
-    return OutcomeBatch(
-        payload=None,
-        status=Status.ORPHAN,
-        created_us=None,
-        resolved_us=segment.time_us,
-        matched=np.zeros(n, np.int64),
-        missing=MissingKeys.none(n, pa.string()),
-        late=np.zeros(n, bool),
-        reasons=pa.array(texts, pa.string()).take(pa.array(group)),
-    )
-
-
-def _text(value: object) -> str:
-    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+def covered(n: int, low: Int64s, high: Int64s) -> Bools:
+    """Which of n places lie in one of the ranges ``low[i] .. high[i] - 1``, (n,) bool."""
+    depth = np.bincount(low, minlength=n + 1) - np.bincount(high, minlength=n + 1)
+    return np.cumsum(depth[:-1]) > 0

@@ -110,6 +110,8 @@ class Tally:
     events_received: int = 0
     events_rejected: int = 0
     events_late: int = 0
+    events_counted: int = 0
+    """Events that counted for an operation; only where all others become ORPHAN rows."""
     rejections: list[int] = field(default_factory=lambda: [0] * len(OperationRejection))
     """Operations by `OperationRejection`; states that were written before it was counted go on from 0."""
     event_rejections: list[int] = field(default_factory=lambda: [0] * len(EventRejection))
@@ -130,6 +132,15 @@ class Tally:
         if self.received != self.decided() + pending:
             raise BugError(
                 f"conservation: {self.received} operations received, {self.decided()} decided, {pending} pending"
+            )
+
+    def conserve_events(self, kept: int) -> None:
+        """Raise BugError unless every event received counted, became an ORPHAN row or is kept."""
+        orphans = self.by_status[Status.ORPHAN]
+        if self.events_received != self.events_counted + orphans + kept:
+            raise BugError(
+                f"conservation: {self.events_received} events received, {self.events_counted} counted, "
+                f"{orphans} orphans, {kept} kept"
             )
 
 

@@ -38,6 +38,7 @@ class Resolutions:
     created_us: Int64s  # (n,)
     deadline_us: Int64s  # (n,) with the extensions received while pending
     result: EvaluationResult
+    fail_us: Int64s | None = None  # (m,) first failure of the entry's key; None: no key has failed
 
     @property
     def resolved_us(self) -> Int64s:
@@ -71,10 +72,10 @@ class Resolver:
         """Evaluate the criterion of ``rows``, (n,) int64."""
         inputs, entries = self._inputs(rows)
         result = evaluate(inputs, self._relevant(inputs, rows, entries), self._history(inputs, rows, entries))
-        deadline_us = inputs.deadline_us
+        deadline_us, fail_us = inputs.deadline_us, None
         if inputs.effects is not None:
-            deadline_us = inputs.effects.left_us(result.resolved_us)
-        return Resolutions(rows, entries, inputs.owner, inputs.rule, inputs.created_us, deadline_us, result)
+            deadline_us, fail_us = inputs.effects.left_us(result.resolved_us), inputs.effects.fail_us
+        return Resolutions(rows, entries, inputs.owner, inputs.rule, inputs.created_us, deadline_us, result, fail_us)
 
     def progress(self, resolutions: Resolutions) -> tuple[Floats, Floats]:
         """(how far each row has come, how far it has to come), (n,) float64 each: keys, events, or a sum of values."""

@@ -1,4 +1,4 @@
-"""All events of a shard: completions, control events, and control events that matched no operation so far."""
+"""All events of a shard: completions, control events, and events that counted for no operation so far."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_purgatory.core.engine.orphans import OrphanEvents
 from spark_purgatory.core.events.control_log import ControlLog
 from spark_purgatory.core.events.event_log import EventLog, EventSegment
 from spark_purgatory.core.spec.arrivals import EventArrivals
-from spark_purgatory.core.spec.codes import EventKind, Rule
+from spark_purgatory.core.spec.codes import KINDS, EventKind, Rule
 from spark_purgatory.core.spec.criteria import any_key
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import BugError
@@ -25,31 +25,30 @@ class ShardEvents:
         self.spec = spec
         self.log = EventLog()
         self.controls = ControlLog()
-        self.orphans = OrphanEvents()
+        self.orphans = OrphanEvents(spec)
 
-    def take(self, events: EventArrivals) -> EventSegment:
+    def take(self, events: EventArrivals, watermark_us: int) -> EventSegment:
         """Keep a batch's events; returns a segment with a group for every key of theirs."""
         if events.value is not None and is_double(events.value) != (self.spec.scale is None):
             raise BugError(f"the query's number type is {self.spec.number}, and events bring {events.value.dtype}")
         if events.kind is None and events.operation_ids is None:
-            return self._take_completions(events)
+            return self._take_completions(events, watermark_us)
         control = events.is_control()
         if not control.any():
-            return self._take_completions(events)
-        self._take_completions(events.take(np.flatnonzero(~control)))
-        controls = events.take(np.flatnonzero(control))
-        self.controls.append(controls)
-        if self.spec.orphans and controls.kind is not None:
-            self.orphans.unmatched.append(controls.take(np.flatnonzero(controls.kind != EventKind.COMPLETE)))
+            return self._take_completions(events, watermark_us)
+        self._take_completions(events.take(np.flatnonzero(~control)), watermark_us)
+        for name, segment in self.controls.append(events.take(np.flatnonzero(control))):
+            self.orphans.add(name, segment, watermark_us)
         return EventSegment.build(events.keys, events.key_hash, events.time_us)
 
-    def _take_completions(self, events: EventArrivals) -> EventSegment:
+    def _take_completions(self, events: EventArrivals, watermark_us: int) -> EventSegment:
         value = events.value if self.spec.criterion.reads_values else None
         event_ids = events.event_ids if self.spec.event_ids else None
         segment = EventSegment.build(events.keys, events.key_hash, events.time_us, value, event_ids)
         self.log.append(segment)
         if event_ids is not None:
             self.log.merged()  # a redelivery must be in one segment with the first delivery
+        self.orphans.add(KINDS[EventKind.COMPLETE], segment, watermark_us)
         return segment
 
     def forget(

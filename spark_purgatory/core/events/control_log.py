@@ -90,8 +90,9 @@ class ControlLog:
     def __bool__(self) -> bool:
         return bool(self.logs)
 
-    def append(self, events: EventArrivals) -> None:
-        """Keep a batch's control events."""
+    def append(self, events: EventArrivals) -> list[tuple[str, EventSegment]]:
+        """Keep a batch's control events; returns them by the name of their log."""
+        appended = []
         kinds = np.zeros(len(events), np.int64) if events.kind is None else events.kind
         named = np.zeros(len(events), bool)
         if events.operation_ids is not None:
@@ -101,7 +102,10 @@ class ControlLog:
                 rows = np.flatnonzero((kinds == kind) & (named == is_named))
                 if len(rows):
                     name = f"named.{KINDS[kind]}" if is_named else KINDS[kind]
-                    self.logs.setdefault(name, EventLog()).append(_segment(events.take(rows), int(kind), is_named))
+                    segment = _segment(events.take(rows), int(kind), is_named)
+                    self.logs.setdefault(name, EventLog()).append(segment)
+                    appended.append((name, segment))
+        return appended
 
     def spans(self, kind: int, targets: Targets, from_us: Int64s, to_us: Int64s) -> list[Spans]:
         """Events of a kind between two times, (m,) each, that apply to each watch entry."""
@@ -165,10 +169,23 @@ def pair_of(ids: pa.Array, keys: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(lengths, pc.binary_join_element_wise(ids, keys, b""), b":")
 
 
-def split_pair(pair: bytes) -> tuple[bytes, bytes]:
-    """The id and key of `pair_of`."""
-    length, _, rest = pair.partition(b":")
-    return rest[: int(length)], rest[int(length) :]
+def split_pairs(pairs: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """The ids and keys of `pair_of`, both (n,) binary."""
+    pairs = pa.concat_arrays([pairs.cast(pa.binary())])
+    _, offsets, data = pairs.buffers()
+    start = np.frombuffer(offsets, np.int32, len(pairs) + 1, pairs.offset * 4).astype(np.int64)
+    colon = start[:-1] + pc.find_substring(pairs, b":").to_numpy()
+    octets = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    length, at = np.zeros(len(pairs), np.int64), start[:-1].copy()
+    while (digits := at < colon).any():
+        length[digits] = 10 * length[digits] + octets[at[digits]] - ord("0")
+        at[digits] += 1
+    ends = np.stack((start[:-1], colon + 1, colon + 1 + length), axis=1).ravel()
+    parts = pa.Array.from_buffers(
+        pa.binary(), 3 * len(pairs), [None, pa.py_buffer(np.append(ends, start[-1]).astype(np.int32)), data]
+    )
+    each = 3 * np.arange(len(pairs))
+    return parts.take(pa.array(each + 1)), parts.take(pa.array(each + 2))
 
 
 def _as_binary(values: pa.Array) -> pa.Array:

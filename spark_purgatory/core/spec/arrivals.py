@@ -96,7 +96,7 @@ class EventArrivals:
 
     keys: pa.Array
     key_hash: Int64s
-    time_us: Int64s
+    time_us: Int64s  # (n,) MIN_TIME_US where there is none
     value: Numbers | None
     rejection: Int64s  # (n,) codes of EventRejection
     kind: Int64s | None = None  # (n,) codes of EventKind; None: all are complete
@@ -211,7 +211,7 @@ def _payload(table: pa.Table) -> pa.StructArray:
 def read_events(table: pa.Table, criterion: Criterion | ByRow) -> EventArrivals:
     """Read and check a table of events."""
     keys, times = _whole(table, "key"), _whole(table, "time_us")
-    time_us = _int64(times)
+    time_us = _int64(times.fill_null(MIN_TIME_US) if times.null_count else times)
     rejection = np.where(time_us == MIN_TIME_US, EventRejection.AT_NO_TIME, EventRejection.NONE)
     value: Numbers | None = None
     granted_us: Int64s | None = None

@@ -5,7 +5,7 @@ Codes are stored in checkpoints: add at the end, never renumber.
 
 from __future__ import annotations
 
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 
 
 class Rule(IntEnum):
@@ -30,7 +30,7 @@ class EventKind(IntEnum):
 
 
 class Status(IntEnum):
-    """How an operation ended; ORPHAN is a control event that found none."""
+    """How an operation ended; ORPHAN is an event that counted for none."""
 
     COMPLETED = 0
     EXPIRED = 1
@@ -78,6 +78,19 @@ class EventRejection(IntEnum):
     def reason(self) -> str:
         """The reason as a text, empty for `NONE`."""
         return _EVENT_REASONS[self]
+
+
+class EventMark(IntFlag):
+    """What is known of an event that no operation has counted so far; the state stores the sum of an event's marks."""
+
+    LATE = 1
+    """It arrived behind the watermark."""
+    ENDED = 2
+    """An operation that would have counted it had ended."""
+    NOT_TAKEN = 4
+    """An operation was pending at its time and did not count it."""
+    NO_ADDEND = 8
+    """It has a value that no sum can take."""
 
 
 RULES = tuple(rule.name.lower() for rule in Rule)

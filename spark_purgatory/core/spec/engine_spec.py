@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, localcontext
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -43,8 +43,8 @@ class EngineSpec:
     """Events may apply to one operation, by its id."""
     event_ids: bool = False
     """Events bring ids: an event counts once for an operation, however often it is delivered."""
-    orphans: bool = False
-    """Control events that find no operation become ORPHAN rows."""
+    orphans: bool | Literal["all"] = False
+    """Which events become ORPHAN rows: none, control events that count for no operation, all that do not."""
     control_events: bool = True
     """Events may be of other kinds than complete. If not, no deadline moves, and rows need no slot of their id.
     Not part of the fingerprint: it may change at any restart."""

@@ -155,10 +155,9 @@ def _restored(spec: EngineSpec, facts: dict[str, object], arrays: Arrays, tables
     for name, (count, kept) in cast("dict[str, list[int]]", facts.get("logs", {})).items():
         prefix, _, log_name = name.partition(".")
         segments = [_restore_segment(f"{name}.{i}", arrays, tables) for i in range(count)]
-        control_log = engine.events.controls if prefix == "control" else engine.events.orphans.unmatched
         if log_name.endswith(KINDS[EventKind.EXTEND]):
             segments = [_in_microseconds(segment) for segment in segments]
-        control_log.logs[log_name] = EventLog(segments, kept)
+        _logs_by_prefix(engine)[prefix][log_name] = EventLog(segments, kept)
     if spec.control_events and "rows.id_slot" not in arrays:
         engine.deduplication.find_slots()
         if engine.events.controls.extends:
@@ -233,8 +232,14 @@ def _source(name: str | None) -> str:
 
 
 def _control_logs(engine: EventTimePurgatory) -> dict[str, EventLog]:
-    by_prefix = {"control": engine.events.controls, "unheard": engine.events.orphans.unmatched}
-    return {f"{prefix}.{name}": log for prefix, logs in by_prefix.items() for name, log in logs.logs.items()}
+    by_prefix = _logs_by_prefix(engine)
+    return {f"{prefix}.{name}": log for prefix, logs in by_prefix.items() for name, log in logs.items()}
+
+
+def _logs_by_prefix(engine: EventTimePurgatory) -> dict[str, dict[str, EventLog]]:
+    """Logs by name, by what the names of their tables begin with."""
+    orphans = engine.events.orphans
+    return {"control": engine.events.controls.logs, "unheard": orphans.unmatched.logs, "ended": orphans.ended.logs}
 
 
 def _facts(engine: EventTimePurgatory) -> dict[str, object]:
@@ -249,12 +254,8 @@ def _facts(engine: EventTimePurgatory) -> dict[str, object]:
         "next_due_ms": engine.next_due_ms(),
         "watched": engine.purgatory.watched,
     }
-    facts = {
-        "spec": engine.spec.fingerprint(),
-        "numbers": counts,
-        "tally": vars(engine.outcomes.tally),
-        "gauges": gauges,
-    }
+    tally = {name: count for name, count in vars(engine.outcomes.tally).items() if count or name != "events_counted"}
+    facts = {"spec": engine.spec.fingerprint(), "numbers": counts, "tally": tally, "gauges": gauges}
     logs = {name: [len(log.segments), log.kept] for name, log in _control_logs(engine).items()}
     if engine.spec.columns is not None:
         facts |= {"columns": engine.spec.columns.names, "roles": engine.spec.role_names()}

@@ -76,8 +76,8 @@ def is_broadcast(options: PurgatoryOptions, several_keys: bool) -> bool:
         )
     if broadcast and options.orphans:
         raise ConfigError(
-            "orphans=True, and these operations have several keys: each shard gets all events, and none can find "
-            "out that no other has the operation; give partition_by= or shards=1"
+            f"orphans={options.orphans!r}, and these operations have several keys: each shard gets all events, and "
+            "none can find out that no other has the operation; give partition_by= or shards=1"
         )
     return broadcast
 
@@ -144,7 +144,9 @@ class Purgatory(PurgatoryOptions):
         partition_by: A column that both inputs have, of a type that keys have. Keys and ids are then those of its
             value, and rows are routed by it. So operations with several keys meet their events in one shard; otherwise
             every shard is sent every event.
-        orphans: Whether control events that find no operation become ORPHAN rows.
+        orphans: Which events become ORPHAN rows: False, none; True, control events that count for no operation; "all",
+            every event that counts for no operation, with the reason: late, already ended, not taken, no such
+            operation, or rejected.
         max_pending_per_shard: Operations that may wait in one shard; more stop the query.
         max_state_bytes_per_shard: Bytes of one shard's state; more stop the query.
         max_broadcast_bytes: Bytes of packed events in a micro-batch that is sent to all shards; more stop the query.

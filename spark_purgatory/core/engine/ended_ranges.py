@@ -1,0 +1,88 @@
+"""The time ranges of operations that have ended and whose deadline is ahead: events in them came too late for those.
+
+The range of an operation on one of its keys is ``from_us <= time <= deadline``. A range lies in an `EventLog`: its
+beginning as the time, its end as the value. So the ranges of one key are sorted by their beginning, and a time lies in
+one of them exactly if the largest end among those that begin no later is not before it. By hand, the ranges of a key::
+
+    begins              10   12   40
+    largest end so far  30   30   50     30 lies in one (10 to 30), 31 to 39 in none, 45 in one
+
+Once the watermark reaches the end of a range, an event in it is late, and the range is not needed any more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s
+from spark_purgatory.core.arrays.times import MIN_TIME_US
+from spark_purgatory.core.arrays.value_column import ValueColumn
+from spark_purgatory.core.events.control_log import Targets, pair_of
+from spark_purgatory.core.events.event_log import FORGET_FLOOR, EventLog, EventSegment
+
+BY_KEY, BY_OPERATION = "by_key", "by_operation"
+
+
+class EndedRanges:
+    """Ranges by key and, where events may name an operation, by operation and key."""
+
+    def __init__(self) -> None:
+        self.logs: dict[str, EventLog] = {}
+
+    def add(self, targets: Targets, from_us: Int64s, until_us: Int64s, watermark_us: int) -> None:
+        """Operations end: the ranges of their watch entries, (m,) each, but for those that the watermark has passed."""
+        ahead = np.flatnonzero(until_us > watermark_us)
+        if not len(ahead):
+            return
+        keys = targets.keys.take(targets.entries[ahead])
+        times = from_us[ahead], until_us[ahead]
+        self._append(BY_KEY, EventSegment.build(keys, targets.hashes[ahead], *times))
+        if targets.ids is not None:
+            owner = targets.owner[ahead]
+            pairs = pair_of(targets.ids.take(owner), keys)
+            self._append(BY_OPERATION, EventSegment.build(pairs, targets.id_hash[owner], *times))
+
+    def _append(self, name: str, segment: EventSegment) -> None:
+        self.logs.setdefault(name, EventLog()).append(segment)
+
+    def contain(self, segment: EventSegment, named: bool) -> Bools:
+        """Which events lie in a range, (E,) bool; ``named``: their keys are those of `pair_of`."""
+        inside = np.zeros(len(segment), bool)
+        log = self.logs.get(BY_OPERATION if named else BY_KEY)
+        if log is not None:
+            always = np.full(len(segment), MIN_TIME_US)
+            keys = ValueColumn([segment.group_keys])
+            for span in log.spans(keys, segment.group, segment.hashes, always, segment.time_us):
+                largest_end_us = span.segment.running_max[span.high - 1]
+                inside[span.owner[largest_end_us >= segment.time_us[span.owner]]] = True
+        return inside
+
+    def forget(self, watermark_us: int) -> None:
+        """Forget ranges that the watermark has passed, where they are a fifth of all; unite those of a key, where
+        there are twice as many ranges as the last time.
+        """
+        for log in self.logs.values():
+            passed = sum(int(np.count_nonzero(_ends(segment) <= watermark_us)) for segment in log.segments)
+            left = len(log) - passed
+            if passed > left // 4 + FORGET_FLOOR or left > 2 * log.kept + FORGET_FLOOR:
+                [segment] = log.merged()
+                few = united(segment.where(_ends(segment) > watermark_us))
+                log.segments, log.kept = [few] if len(few) else [], len(few)
+        self.logs = {name: log for name, log in self.logs.items() if len(log)}
+
+
+def united(ranges: EventSegment) -> EventSegment:
+    """The same times in as few ranges: those of a key that overlap become one. A hot key has few of them then."""
+    largest_end_us = ranges.running_max
+    begins = np.ones(len(ranges), bool)
+    begins[1:] = ranges.time_us[1:] > largest_end_us[:-1]
+    begins[ranges.start[:-1]] = True
+    last = np.append(np.flatnonzero(begins)[1:], len(ranges)) - 1 if len(ranges) else EMPTY
+    return replace(ranges.where(begins), value=largest_end_us[last])
+
+
+def _ends(ranges: EventSegment) -> Int64s:
+    assert ranges.value is not None, "bug: a range without an end"
+    return ranges.value

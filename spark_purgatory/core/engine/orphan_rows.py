@@ -1,0 +1,99 @@
+"""ORPHAN rows: null in the operation's columns, the event in the reason.
+
+The texts, of a completion on key a and of a cancel that names operation o::
+
+    cancel on key a for operation o found no operation pending          orphans=True
+    complete on key a counted for no operation: late                    orphans="all", and the other `REASONS`
+    complete on key null counted for no operation: rejected, the key is null
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
+from spark_purgatory.core.arrays.times import MIN_TIME_US
+from spark_purgatory.core.engine.outcomes import MissingKeys, OutcomeBatch
+from spark_purgatory.core.events.control_log import split_pairs
+from spark_purgatory.core.events.event_log import EventSegment
+from spark_purgatory.core.spec.arrivals import EventArrivals
+from spark_purgatory.core.spec.codes import KINDS, EventMark, EventRejection, Status
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+
+REASONS = ((EventMark.LATE, "late"), (EventMark.ENDED, "already ended"), (EventMark.NOT_TAKEN, "not taken"))
+"""Why an event counted for no operation, by its marks; the first that it has is the reason."""
+NO_OPERATION = "no such operation"
+"""The reason of an event without any of them."""
+
+
+def rows_of(name: str, segment: EventSegment, spec: EngineSpec) -> OutcomeBatch:
+    """The rows of the events of one log."""
+    kind = name.removeprefix("named.")
+    assert kind in KINDS, f"bug: a log called {name}"
+    ids, keys = split_pairs(segment.group_keys) if kind != name else (None, segment.group_keys)
+    of_event = pa.array(segment.group)
+    # Keys and ids are written once for each key.
+    texts = _texts(pa.repeat(kind, len(keys)), keys, ids, spec).take(of_event)
+    if spec.orphans != "all":
+        return _batch(pc.binary_join_element_wise(texts, "found no operation pending", " "), segment.time_us)
+    assert segment.value is not None, "bug: an event without marks"
+    marks = segment.value
+    why = np.select([marks & mark > 0 for mark, _ in REASONS], list(range(len(REASONS))), len(REASONS))
+    reasons = pa.array([*(reason for _, reason in REASONS), NO_OPERATION]).take(pa.array(why))
+    return _batch(_with_reason(texts, reasons), segment.time_us, (marks & EventMark.LATE) > 0)
+
+
+def rows_of_rejected(events: EventArrivals, watermark_us: int, spec: EngineSpec) -> OutcomeBatch:
+    """The rows of rejected events."""
+    codes = np.zeros(len(events), np.int64) if events.kind is None else events.kind
+    kinds = pa.array([*KINDS, "event"]).take(pa.array(np.where(codes < 0, len(KINDS), codes)))
+    faults = pa.array([f"rejected, {rejection.reason}" for rejection in EventRejection])
+    reasons = _with_reason(
+        _texts(kinds, events.keys, events.operation_ids, spec), faults.take(pa.array(events.rejection))
+    )
+    dated = events.time_us != MIN_TIME_US
+    return _batch(reasons, events.time_us, (events.time_us <= watermark_us) & dated, dated)
+
+
+def _with_reason(texts: pa.Array, reasons: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise(texts, reasons, " counted for no operation: ")
+
+
+def _texts(kinds: pa.Array, keys: pa.Array, ids: pa.Array | None, spec: EngineSpec) -> pa.Array:
+    """What happened on which key to which operation, (n,); a key that is null is written so."""
+    # Keys and ids begin with the value of their partition.
+    texts = pc.binary_join_element_wise(kinds, shown(keys, spec.key_prefix).fill_null("null"), " on key ")
+    if ids is None:
+        return texts
+    named = pc.binary_join_element_wise(texts, shown(ids, spec.id_prefix), " for operation ")
+    return pc.coalesce(named, texts)
+
+
+def shown(values: pa.Array, prefix: int) -> pa.Array:
+    """Keys or ids as users know them, without the value of their partition."""
+    if not pa.types.is_binary(values.type):
+        texts = values if pa.types.is_string(values.type) else values.cast(pa.string())
+        return pc.utf8_slice_codeunits(texts, prefix) if prefix else texts
+    plain = pc.binary_slice(values, prefix) if prefix else values
+    try:
+        return plain.cast(pa.string())
+    except pa.ArrowInvalid:
+        texts = [None if value is None else value.decode("utf-8", "backslashreplace") for value in plain.to_pylist()]
+        return pa.array(texts, pa.string())
+
+
+def _batch(reasons: pa.Array, time_us: Int64s, late: Bools | None = None, dated: Bools | None = None) -> OutcomeBatch:
+    n = len(reasons)
+    return OutcomeBatch(
+        payload=None,
+        status=Status.ORPHAN,
+        created_us=None,
+        resolved_us=time_us,
+        matched=np.zeros(n, np.int64),
+        missing=MissingKeys.none(n, pa.string()),
+        late=np.zeros(n, bool) if late is None else late,
+        reasons=reasons,
+        dated=dated,
+    )

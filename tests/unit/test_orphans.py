@@ -1,0 +1,311 @@
+"""Events that counted for no operation, by hand: `orphans="all"` (semantics 4.7 to 4.9).
+
+Operations are called o, wait for a, and live from 10 ms to 20 ms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from spark_purgatory.config import Completions, Operations, PurgatoryOptions
+from spark_purgatory.core.engine.ended_ranges import EndedRanges, united
+from spark_purgatory.core.engine.orphan_rows import shown
+from spark_purgatory.core.events.control_log import pair_of, split_pairs
+from spark_purgatory.core.events.event_log import FORGET_FLOOR, EventSegment
+from spark_purgatory.core.spec import criteria
+from spark_purgatory.core.spec.codes import EventRejection
+from spark_purgatory.core.spec.engine_spec import LATER_FIELDS, EngineSpec, spec_of
+from spark_purgatory.core.state.engine_snapshot import restore
+from spark_purgatory.errors import BugError, ConfigError, StateMismatchError
+from tests.support.control_events import Row, told
+from tests.support.engine_driver import END_MS, Shards, microseconds
+from tests.support.operations import ev, op
+
+EARLY = EngineSpec(criteria.any_key(), orphans="all")
+FINAL = replace(EARLY, final=True)
+NAMED = replace(FINAL, operation_ids=True)
+both = pytest.mark.parametrize("spec", [EARLY, FINAL], ids=["early", "final"])
+
+
+def orphans(outcomes: Sequence[Row]) -> list[str]:
+    """`ms: reason`, by time."""
+    rows = [outcome for outcome in outcomes if outcome["status"] == "ORPHAN"]
+    rows.sort(key=lambda row: 0 if row["resolved_at"] is None else microseconds(row["resolved_at"]))
+    times = ["-" if row["resolved_at"] is None else f"{microseconds(row['resolved_at']) / 1000:g}" for row in rows]
+    return [f"{time}: {row['reason']}" for time, row in zip(times, rows, strict=True)]
+
+
+def why(outcomes: Sequence[Row]) -> list[str]:
+    """`ms reason` without what says which event it was, by time."""
+    return [
+        line.partition(":")[0] + line.partition(" counted for no operation:")[2].partition(",")[0]
+        for line in orphans(outcomes)
+    ]
+
+
+def at(*times_ms: float, key: str = "a") -> list[Row]:
+    return [ev(key, int(ms * 1000)) for ms in times_ms]
+
+
+@both
+def test_each_event_that_counted_for_no_operation_is_a_row_with_its_reason(spec: EngineSpec) -> None:
+    shards = Shards(spec)
+    outcomes = shards.run([([op()], [*at(9, 12, 15, 21), *at(12, key="b")], 0), ([], [], 30)])
+    assert orphans(outcomes) == [
+        "9: complete on key a counted for no operation: no such operation",
+        "12: complete on key b counted for no operation: no such operation",
+        "15: complete on key a counted for no operation: already ended",
+        "21: complete on key a counted for no operation: no such operation",
+    ]
+    assert {(row["late"], row["wait_ms"], row["matched"]) for row in outcomes if row["status"] == "ORPHAN"} == {
+        (False, None, 0)
+    }
+    assert [outcome["status"] for outcome in outcomes if outcome["status"] != "ORPHAN"] == ["COMPLETED"]
+    [tally] = shards.tallies()
+    assert (tally.events_received, tally.events_counted) == (5, 1)
+
+
+@both
+def test_the_completion_that_comes_behind_the_watermark_of_an_expired_operation_is_late(spec: EngineSpec) -> None:
+    shards = Shards(spec)
+    shards.run([([op()], [], 0), ([], [], 20)])
+    outcomes = shards.step([], at(15), 20)
+    assert orphans(outcomes) == ["15: complete on key a counted for no operation: late"]
+    assert [row["late"] for row in outcomes] == [True]
+
+
+@both
+def test_a_late_event_counts_for_an_operation_that_is_pending(spec: EngineSpec) -> None:
+    outcomes = Shards(spec).run([([op()], [], 0), ([], at(15), 16), ([], [], END_MS)])
+    assert [outcome["status"] for outcome in outcomes] == ["COMPLETED"]
+
+
+@both
+def test_an_event_waits_for_its_operation_as_long_as_one_may_come_on_time(spec: EngineSpec) -> None:
+    shards = Shards(replace(spec, lookback_us=5_000))
+    assert shards.step([], at(9, 11), 0) == []
+    assert orphans(shards.step([], [], 14)) == ["9: complete on key a counted for no operation: no such operation"]
+    outcomes = shards.run([([op(created=15_000)], [], 14), ([], [], END_MS)])
+    assert [outcome["status"] for outcome in outcomes] == ["COMPLETED"], "11 is within the lookback"
+
+
+def test_an_operation_that_ended_is_remembered_until_its_deadline() -> None:
+    shards = Shards(FINAL)
+    shards.run([([op()], at(12), 0), ([], [], 13)])
+    assert why(shards.run([([], at(18, 20, 20.001), 13), ([], [], 19)])) == ["18 already ended"]
+    assert why(shards.run([([], at(14), 19), ([], [], 30)])) == [
+        "14 late",
+        "20 already ended",
+        "20.001 no such operation",
+    ]
+
+
+def test_under_early_what_comes_after_the_outcome_was_emitted_came_after_the_end() -> None:
+    outcomes = Shards(EARLY).run([([op()], at(15), 0), ([], at(12), 0), ([], [], END_MS)])
+    assert [outcome["status"] for outcome in outcomes] == ["COMPLETED", "ORPHAN"]
+    assert why(outcomes) == ["12 already ended"]
+    # Under final 12 decides.
+    outcomes = Shards(FINAL).run([([op()], at(15), 0), ([], at(12), 0), ([], [], END_MS)])
+    assert why(outcomes) == ["15 already ended"]
+
+
+def test_a_completion_that_a_pending_operation_could_not_take_says_so() -> None:
+    outcomes = Shards(replace(FINAL, criterion=criteria.all_keys()), several=True).run(
+        [([op(keys="ab")], told("fail:a:15 complete:a:16"), 0), ([], [], END_MS)]
+    )
+    assert why(outcomes) == ["16 already ended"], "the failure at 15 decided"
+    outcomes = Shards(FINAL, several=True).run(
+        [([op(keys="ab")], told("fail:a:15 complete:a:16 complete:b:17"), 0), ([], [], END_MS)]
+    )
+    assert why(outcomes) == ["16 not taken"]
+    sums = replace(FINAL, criterion=criteria.by_row("rule", "need", "levels"))
+    row = op(rule="sum_at_least", need=2.0, level=None)
+    outcomes = Shards(sums).run([([row], [ev(value=-1.0), ev(time=16_000, value=1.0)], 0), ([], [], END_MS)])
+    assert why(outcomes) == ["15 not taken"]
+
+
+def test_an_event_counts_once_any_operation_counts_it_whatever_others_do() -> None:
+    rows = [op("o"), op("p", created=14_000), op("q", created=13_000)]
+    outcomes = Shards(FINAL).run([(rows, at(12, 15, 16), 0), ([], [], END_MS)])
+    assert why(outcomes) == ["16 already ended"], "o completes at 12, p and q at 15"
+
+
+def test_duplicate_and_rejected_operations_count_nothing() -> None:
+    rows = [op(), op(created=15_000, deadline=40_000), op("r", deadline=5_000)]
+    outcomes = Shards(FINAL).run([(rows, at(12, 18, 30), 0), ([], [], END_MS)])
+    assert why(outcomes) == ["18 already ended", "30 no such operation"]
+
+
+def test_an_event_that_names_an_operation_meets_that_one_alone() -> None:
+    events = told("complete:a:12@p complete:a:13@o complete:a:14@o complete:a:15@p cancel:a:16@o")
+    outcomes = Shards(NAMED).run([([op()], events, 0), ([], told("complete:a:17@o"), 14), ([], [], END_MS)])
+    assert orphans(outcomes) == [
+        "12: complete on key a for operation p counted for no operation: no such operation",
+        "14: complete on key a for operation o counted for no operation: already ended",
+        "15: complete on key a for operation p counted for no operation: no such operation",
+        "16: cancel on key a for operation o counted for no operation: already ended",
+        "17: complete on key a for operation o counted for no operation: already ended",
+    ]
+
+
+def test_an_extension_that_counted_lengthens_the_range() -> None:
+    events = told("extend:a:12:0.013 complete:a:13 complete:a:24 complete:a:26")
+    outcomes = Shards(FINAL).run([([op()], events, 0), ([], [], END_MS)])
+    assert why(outcomes) == ["24 already ended", "26 no such operation"]
+
+
+def test_a_redelivery_within_the_time_of_an_operation_is_no_orphan() -> None:
+    spec = replace(FINAL, criterion=criteria.count(2), event_ids=True)
+    events = [ev(time=t * 1000, event_id=name) for t, name in ((12, "x"), (14, "x"), (15, "y"), (16, "x"))]
+    outcomes = Shards(spec).run([([op()], events, 0), ([], [], END_MS)])
+    assert why(outcomes) == ["16 already ended"]
+
+
+# --- rejected events ------------------------------------------------------------------------------
+
+
+def test_each_rejected_event_is_a_row_at_once_with_its_fault() -> None:
+    spec = replace(NAMED, criterion=criteria.sum_at_least(2))
+    events = [
+        ev(None, 12_000, value=1.0),
+        ev("a", None, value=1.0, operation_id="o"),
+        ev(None, None, value=1.0),
+        ev("a", 13_000, value=-1.0),
+        ev("a", 14_000, value=1.0, kind="Cancel"),
+        ev("a", 15_000, value=1.0, ahead=True),
+        ev("a", -(2**63), value=1.0),
+    ]
+    outcomes = Shards(spec).step([], events, 13)
+    reason = {rejection: f"counted for no operation: rejected, {rejection.reason}" for rejection in EventRejection}
+    assert orphans(outcomes) == [
+        f"-: complete on key a for operation o {reason[EventRejection.NULL_TIME]}",
+        f"-: complete on key null {reason[EventRejection.NULL_KEY]}",
+        f"-: complete on key a {reason[EventRejection.AT_NO_TIME]}",
+        f"12: complete on key null {reason[EventRejection.NULL_KEY]}",
+        f"13: complete on key a {reason[EventRejection.BAD_VALUE]}",
+        f"14: event on key a {reason[EventRejection.UNKNOWN_KIND]}",
+        f"15: complete on key a {reason[EventRejection.TIME_AHEAD]}",
+    ]
+    assert [row["late"] for row in sorted(outcomes, key=lambda row: str(row["resolved_at"]))] == [
+        *(True, True, False, False),  # 12 to 15
+        *(False, False, False),
+    ]
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+def test_nothing_is_kept_once_the_watermark_has_passed_it() -> None:
+    shards, n = Shards(EARLY), 3 * FORGET_FLOOR
+    rows = [op(f"o{i}", [f"k{i}"], deadline=20_000 + i) for i in range(n)]
+    events = [ev(f"k{i}", 15_000) for i in range(n)]
+    shards.run([(rows, events, 0), ([], [ev(f"k{i}", 16_000 + i) for i in range(n)], 0)])
+    engine = shards._engine(0)
+    [ended] = engine.events.orphans.ended.logs.values()
+    assert (len(engine.events.orphans), len(ended), engine.pending) == (n, n, 0)
+    outcomes = shards.step([], [], 100)
+    assert len(outcomes) == n and {row["reason"].partition(": ")[2] for row in outcomes} == {"already ended"}
+    engine = shards._engine(0)
+    assert (len(engine.events.orphans), engine.events.orphans.ended.logs, shards.due_ms) == (0, {}, [None])
+
+
+def test_the_ranges_of_a_hot_key_become_few() -> None:
+    ranges = EventSegment.build(
+        pa.array(["a", "a", "a", "b", "a"]),
+        np.array([1, 1, 1, 2, 1]) << 40,
+        np.array([10, 12, 40, 12, 30]),
+        np.array([30, 20, 50, 13, 35]),
+    )
+    few = united(ranges)
+    assert list(zip(few.keys.to_pylist(), few.time_us, few.value, strict=True)) == [
+        ("a", 10, 35),
+        ("a", 40, 50),
+        ("b", 12, 13),
+    ]
+    shards = Shards(EARLY)
+    n = 3 * FORGET_FLOOR
+    shards.run([([op(f"o{i}", deadline=20_000 + i) for i in range(n)], at(15), 0), ([], [], 1)])
+    [log] = shards._engine(0).events.orphans.ended.logs.values()
+    assert len(log) == 1
+
+
+def test_the_ranges_contain_what_lies_in_one_of_them() -> None:
+    rng = np.random.default_rng(5)
+    ranges, n = EndedRanges(), 300
+    keys = rng.integers(0, 5, n)
+    begins, lengths = rng.integers(0, 1000, n), rng.integers(0, 60, n)
+    for part in np.array_split(np.arange(n), 7):
+        names = pa.array([f"k{key}" for key in keys[part]])
+        segment = EventSegment.build(names, keys[part] << 40, begins[part], (begins + lengths)[part])
+        ranges._append("by_key", segment)
+    at_key, times = rng.integers(0, 6, 500), rng.integers(0, 1100, 500)
+    events = EventSegment.build(pa.array([f"k{key}" for key in at_key]), at_key << 40, times)
+    inside = [
+        any(
+            begin <= time <= begin + length and name == f"k{key}"
+            for key, begin, length in zip(keys, begins, lengths, strict=True)
+        )
+        for name, time in zip(events.keys.to_pylist(), events.time_us, strict=True)
+    ]
+    assert 100 < sum(inside) < 450
+    assert ranges.contain(events, named=False).tolist() == inside
+
+
+# --- settings, state, texts -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("then", [False, True, "all"])
+@pytest.mark.parametrize("now", [False, True, "all"])
+def test_a_checkpoint_goes_on_with_the_setting_that_it_was_written_with(then: object, now: object) -> None:
+    def spec(setting: object) -> EngineSpec:
+        return replace(EARLY, orphans=setting, identity_width=2)  # type: ignore[arg-type]
+
+    assert spec_of(spec(then).fingerprint()).orphans == then
+    assert ("orphans" in spec(then).fingerprint()) == (then is not LATER_FIELDS["orphans"])
+    shards = Shards(spec(then))
+    shards.step([op()], at(12, 25), 0)
+    [blob] = shards.blobs
+    assert blob is not None
+    if then == now:
+        assert restore(spec(now), blob, 1).spec.orphans == now
+    else:
+        with pytest.raises(StateMismatchError, match=f"orphans: the checkpoint was written with {then!r}.*{now!r}"):
+            restore(spec(now), blob, 1)
+
+
+def test_events_that_do_not_add_up_are_a_bug() -> None:
+    shards = Shards(EARLY, restarts=None)
+    shards.step([op()], at(12, 25), 0)
+    engine = shards._engine(0)
+    engine.outcomes.tally.events_counted -= 1
+    with pytest.raises(BugError, match="conservation: 2 events received, 0 counted, 0 orphans, 1 kept"):
+        engine.step(None, None, 1)
+
+
+@pytest.mark.parametrize("given", ["none", "ALL", None, 1])
+def test_another_setting_is_an_error_that_names_those_there_are(given: object) -> None:
+    with pytest.raises(ConfigError, match=r"orphans=.* must be False, True or 'all'"):
+        PurgatoryOptions(
+            operations=Operations(id="id", keys="key", created="at", timeout="1 hour"),
+            completions=Completions(key="key", time="at"),
+            criterion=criteria.any_key(),
+            orphans=given,  # type: ignore[arg-type]
+        )
+
+
+def test_pairs_of_id_and_key_come_apart_as_they_were_put_together() -> None:
+    ids = pa.array([b"o", b"", b"1:2", b"\xff" * 12, b"x" * 1234])
+    keys = pa.array([b"a", b"b:", b"", b":", b"y" * 99])
+    for start in (0, 2, 5):
+        apart = split_pairs(pair_of(ids, keys)[start:])
+        assert [part.to_pylist() for part in apart] == [ids[start:].to_pylist(), keys[start:].to_pylist()]
+
+
+def test_bytes_that_are_no_text_are_shown_escaped() -> None:
+    assert shown(pa.array([b"pp\xffa", b"ppb", None]), 2).to_pylist() == ["\\xffa", "b", None]
+    assert shown(pa.array(["ppä", None]), 2).to_pylist() == ["ä", None]
