@@ -62,7 +62,7 @@ def stream_function(
             engine = restore(spec, state.get[0], shards or 0)
         else:
             engine = EventTimePurgatory(spec)
-        before = _counts(engine.outcomes.tally)
+        before = counts_of(engine.outcomes.tally)
         outcomes = _step(engine, operations, events, state.getCurrentWatermarkMs())
         blob = save(engine, shards or 0)
         state.update((blob,))
@@ -84,7 +84,7 @@ def batch_function(
         prepare_worker()
         operations, events = _tables(iter([frame]), broadcast)
         engine = EventTimePurgatory(spec)
-        before = _counts(engine.outcomes.tally)
+        before = counts_of(engine.outcomes.tally)
         outcomes = _step(engine, operations, events, 0)
         outcomes += engine.step(None, None, END_OF_TIME_MS if as_of_ms is None else as_of_ms)
         return _result(outcomes, engine, before, 0)
@@ -114,7 +114,7 @@ def _step(
     )
 
 
-def _counts(tally: Tally) -> dict[str, int]:
+def counts_of(tally: Tally) -> dict[str, int]:
     """What a shard has counted since its beginning, by counter."""
     events = (tally.events_received, tally.events_rejected, tally.events_late)
     reasons = (*tally.rejections[1:], *tally.event_rejections[1:])
@@ -128,5 +128,5 @@ def _result(
     # ORPHANs come last and lack the operation's columns, which become null.
     tables = [pa.Table.from_batches([batch]) for batch in outcomes]
     blob = to_blob(pa.concat_tables(tables, promote_options="default")).to_pybytes() if tables else None
-    added = {name: [now - before[name]] for name, now in _counts(engine.outcomes.tally).items()}
+    added = {name: [now - before[name]] for name, now in counts_of(engine.outcomes.tally).items()}
     return pd.DataFrame({"blob": [blob], **added, "state_bytes_written": [state_bytes]})
