@@ -1,20 +1,21 @@
 """Delayed completion on Spark: operations wait in a purgatory until events complete them or their deadline passes.
 
-Importing the package imports no Spark; `Purgatory`, `RecordAccumulator`, `gauges`, `monitor` and `pending` do when they
-are first used.
+Importing the package takes milliseconds and imports no Spark: each name below is loaded when it is first used.
 """
 
 from __future__ import annotations
 
 import logging
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from spark_purgatory import errors, metrics
-from spark_purgatory.config import Completions, Operations
-from spark_purgatory.core.spec import criteria
+from spark_purgatory import errors
 from spark_purgatory.version import __version__
 
 if TYPE_CHECKING:
+    from spark_purgatory import metrics
+    from spark_purgatory.config import Completions, Operations
+    from spark_purgatory.core.spec import criteria
     from spark_purgatory.spark.checkpoint.gauges import gauges
     from spark_purgatory.spark.checkpoint.pending import pending
     from spark_purgatory.spark.monitoring.monitor import monitor
@@ -36,27 +37,27 @@ __all__ = [
     "monitor",
     "pending",
 ]
+_MODULES = {
+    "Completions": "config",
+    "Operations": "config",
+    "Purgatory": "spark.operator.purgatory",
+    "RecordAccumulator": "spark.sink.record_accumulator",
+    "gauges": "spark.checkpoint.gauges",
+    "monitor": "spark.monitoring.monitor",
+    "pending": "spark.checkpoint.pending",
+}
+"""Where each class and function is."""
 
 
 def __getattr__(name: str) -> object:
-    if name == "Purgatory":
-        from spark_purgatory.spark.operator.purgatory import Purgatory
-
-        return Purgatory
-    if name == "RecordAccumulator":
-        from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
-
-        return RecordAccumulator
-    if name == "gauges":
-        from spark_purgatory.spark.checkpoint.gauges import gauges
-
-        return gauges
-    if name == "pending":
-        from spark_purgatory.spark.checkpoint.pending import pending
-
-        return pending
-    if name == "monitor":
-        from spark_purgatory.spark.monitoring.monitor import monitor
-
-        return monitor
+    if name == "metrics":
+        return import_module("spark_purgatory.metrics")
+    if name == "criteria":
+        return import_module("spark_purgatory.core.spec.criteria")
+    if name in _MODULES:
+        return getattr(import_module(f"spark_purgatory.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'spark_purgatory' has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return __all__
