@@ -73,8 +73,10 @@ def _view(
     taken = intent.taken if intent is not None and intent.number > last_drain else ()
     left = set(intent.left) if intent is not None else set()
     whole = [piece for piece in ledger.pieces.values() if piece not in left]
-    if not (taken or left or whole):
+    if not (taken or left or whole) and (version is not None or ledger.schema is None):
         return target.read(spark, version)
     schema = T.StructType.fromJson(json.loads(ledger.schema or ""))
+    if not (taken or left or whole):
+        return spark.createDataFrame([], schema)
     staged = read_pieces(spark, folder, schema, [*taken, *left], whole)
     return staged if version is None else target.read(spark, version).unionByName(staged, allowMissingColumns=True)
