@@ -12,7 +12,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-
 OTHER_SPARK = "4.1.0"
 """A release that is not ours, for a cluster that has its own."""
 
@@ -72,7 +71,7 @@ def main(dist: Path) -> int:
         stays_beside(wheel, folder / "beside")
         sdist = next(dist.resolve().glob("*.tar.gz"))
         print(f"Installing {sdist.name} in place of the wheel", flush=True)
-        install = [scripts / "pip", "install", "--quiet", "--force-reinstall", "--no-deps", str(sdist)]
+        install = [str(scripts / "pip"), "install", "--quiet", "--force-reinstall", "--no-deps", str(sdist)]
         subprocess.run(install, check=True)
         subprocess.run([scripts / "spark-purgatory", "doctor"], cwd=elsewhere, env=environment, check=True)
     print("OK: wheel and sdist run when installed, and leave another Spark alone")
