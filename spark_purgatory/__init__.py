@@ -1,7 +1,7 @@
 """Delayed completion on Spark: operations wait in a purgatory until events complete them or their deadline passes.
 
-Importing the package imports no Spark; `Purgatory`, `RecordAccumulator`, `gauges` and `pending` do when they are first
-used.
+Importing the package imports no Spark; `Purgatory`, `RecordAccumulator`, `check_checkpoint`, `gauges` and `pending` do
+when they are first used.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from spark_purgatory.version import __version__
 if TYPE_CHECKING:
     from spark_purgatory.spark.checkpoint.gauges import gauges
     from spark_purgatory.spark.checkpoint.pending import pending
+    from spark_purgatory.spark.checkpoint.start_check import check_checkpoint
     from spark_purgatory.spark.operator.purgatory import Purgatory
     from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 
@@ -28,6 +29,7 @@ __all__ = [
     "Purgatory",
     "RecordAccumulator",
     "__version__",
+    "check_checkpoint",
     "criteria",
     "errors",
     "gauges",
@@ -44,6 +46,10 @@ def __getattr__(name: str) -> object:
         from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 
         return RecordAccumulator
+    if name == "check_checkpoint":
+        from spark_purgatory.spark.checkpoint.start_check import check_checkpoint
+
+        return check_checkpoint
     if name == "gauges":
         from spark_purgatory.spark.checkpoint.gauges import gauges
 

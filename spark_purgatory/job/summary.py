@@ -6,7 +6,7 @@ back from the checkpoint, and set against the rows of the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -57,7 +57,7 @@ class Summary:
         return tally.received == tally.decided + tally.pending and tally.decided == self.outcomes
 
 
-def state_tally(spark: SparkSession, checkpoint: str, shards: int | None) -> Tally | None:
+def state_tally(spark: SparkSession, checkpoint: str) -> Tally | None:
     """What the checkpoint's state holds, read from the state store; None while no batch was committed."""
     # The reader asks the driver's coordinator of state stores, which is made when streams are first asked for:
     # without this, in a session that has not streamed yet, it dies with RpcEndpointNotFoundException.
@@ -65,7 +65,7 @@ def state_tally(spark: SparkSession, checkpoint: str, shards: int | None) -> Tal
     try:
         state = spark.read.format("statestore").load(checkpoint)
         blobs = state.select(F.col("value.groupState.blob").alias("blob"))
-        row = blobs.mapInArrow(_tallies(shards or 0), TALLY_DDL).groupBy().sum().first()
+        row = blobs.mapInArrow(_tallies, TALLY_DDL).groupBy().sum().first()
     except (AnalysisException, PySparkException) as error:
         if _no_batch_yet(error):
             return None
@@ -78,20 +78,16 @@ def _no_batch_yet(error: PySparkException) -> bool:
     return condition.startswith(("STDS_", "PATH_NOT_FOUND")) or "does not exist" in str(error)
 
 
-def _tallies(shards: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _tallies(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """For ``mapInArrow``: a row of counts for every shard's blob, counted in the workers."""
-
-    def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            rows = [_tally_of(blob.as_py(), shards) for blob in batch.column(0)]
-            columns = [pa.array([getattr(row, name) for row in rows], pa.int64()) for name in vars(Tally())]
-            yield pa.RecordBatch.from_arrays(columns, names=list(vars(Tally())))
-
-    return count
+    for batch in batches:
+        rows = [_tally_of(blob.as_py()) for blob in batch.column(0)]
+        columns = [pa.array([getattr(row, name) for row in rows], pa.int64()) for name in vars(Tally())]
+        yield pa.RecordBatch.from_arrays(columns, names=list(vars(Tally())))
 
 
-def _tally_of(blob: bytes, shards: int) -> Tally:
-    facts, arrays, _ = read_blob(blob, shards)
+def _tally_of(blob: bytes) -> Tally:
+    facts, arrays, _ = read_blob(blob, None)
     tally = cast("dict[str, Any]", facts["tally"])
     return Tally(
         received=tally["received"],

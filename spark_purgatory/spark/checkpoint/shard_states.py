@@ -54,6 +54,17 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
     return ShardStates(blobs, chosen, _watermark_ms(spark, checkpoint, chosen))
 
 
+def is_checkpoint(spark: SparkSession, checkpoint: str) -> bool:
+    """Whether a streaming query has begun there."""
+    try:
+        spark.read.text(f"{checkpoint}/metadata").count()
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return False
+    return True
+
+
 def _committed(spark: SparkSession, checkpoint: str) -> list[int]:
     """The micro-batches that are committed, ascending."""
     try:
@@ -62,9 +73,7 @@ def _committed(spark: SparkSession, checkpoint: str) -> list[int]:
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
-        try:
-            spark.read.text(f"{checkpoint}/metadata").count()
-        except AnalysisException:
+        if not is_checkpoint(spark, checkpoint):
             raise ConfigError(
                 f"checkpoint={checkpoint!r} is no checkpoint of a streaming query: name the checkpointLocation of the "
                 "query that writes the purgatory's outcomes"
