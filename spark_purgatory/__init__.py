@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from spark_purgatory.core.spec import criteria
     from spark_purgatory.spark.checkpoint.gauges import gauges
     from spark_purgatory.spark.checkpoint.pending import pending
+    from spark_purgatory.spark.checkpoint.start_check import check_checkpoint
     from spark_purgatory.spark.monitoring.monitor import monitor
     from spark_purgatory.spark.operator.purgatory import Purgatory
     from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
@@ -30,6 +31,7 @@ __all__ = [
     "Purgatory",
     "RecordAccumulator",
     "__version__",
+    "check_checkpoint",
     "criteria",
     "errors",
     "gauges",
@@ -42,6 +44,7 @@ _MODULES = {
     "Operations": "config",
     "Purgatory": "spark.operator.purgatory",
     "RecordAccumulator": "spark.sink.record_accumulator",
+    "check_checkpoint": "spark.checkpoint.start_check",
     "gauges": "spark.checkpoint.gauges",
     "monitor": "spark.monitoring.monitor",
     "pending": "spark.checkpoint.pending",

@@ -57,7 +57,7 @@ def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequ
     """Run the query until it ends or is asked to stop; its summary, if the file wants one."""
     sink = RecordAccumulator(**config.output.options())
     outcomes = outcomes_of(spark, config)
-    before = state_tally(spark, config.checkpoint, config.purgatory.shards)
+    before = state_tally(spark, config.checkpoint)
     if before is None and sink.exists(spark):
         console.print(
             f"Note: {config.checkpoint} is a new checkpoint and {sink} an old table: the sources are read "
@@ -112,7 +112,7 @@ def _summarise(spark: SparkSession, config: JobConfig, sink: RecordAccumulator, 
     if not sink.exists(spark):
         console.print("No batch was committed: there is no table yet.")
         return None
-    tally = state_tally(spark, config.checkpoint, config.purgatory.shards) or Tally()
+    tally = state_tally(spark, config.checkpoint) or Tally()
     summary = summarise(sink.read(spark), tally, config.purgatory.outcome_prefix)
     print_summary(console, summary, str(sink))
     return summary

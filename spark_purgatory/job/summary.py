@@ -6,7 +6,7 @@ back from the checkpoint, and set against the rows of the table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -57,7 +57,7 @@ class Summary:
         return tally.received == tally.decided + tally.pending and tally.decided == self.outcomes
 
 
-def state_tally(spark: SparkSession, checkpoint: str, shards: int | None = None) -> Tally | None:
+def state_tally(spark: SparkSession, checkpoint: str) -> Tally | None:
     """What the checkpoint's state holds, read from the state store; None while no batch was committed."""
     try:
         states = shard_states(spark, checkpoint)
@@ -65,24 +65,20 @@ def state_tally(spark: SparkSession, checkpoint: str, shards: int | None = None)
         return None
     if states is None:
         return None
-    row = states.blobs.mapInArrow(_tallies(shards), TALLY_DDL).groupBy().sum().first()
+    row = states.blobs.mapInArrow(_tallies, TALLY_DDL).groupBy().sum().first()
     return Tally(*(int(value or 0) for value in row)) if row is not None else Tally()
 
 
-def _tallies(shards: int | None) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _tallies(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """For ``mapInArrow``: a row of counts for every shard's blob, counted in the workers."""
-
-    def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            rows = [_tally_of(blob.as_py(), shards) for blob in batch.column(0)]
-            columns = [pa.array([getattr(row, name) for row in rows], pa.int64()) for name in vars(Tally())]
-            yield pa.RecordBatch.from_arrays(columns, names=list(vars(Tally())))
-
-    return count
+    for batch in batches:
+        rows = [_tally_of(blob.as_py()) for blob in batch.column(0)]
+        columns = [pa.array([getattr(row, name) for row in rows], pa.int64()) for name in vars(Tally())]
+        yield pa.RecordBatch.from_arrays(columns, names=list(vars(Tally())))
 
 
-def _tally_of(blob: bytes, shards: int | None) -> Tally:
-    facts, arrays, _ = read_blob(blob, shards)
+def _tally_of(blob: bytes) -> Tally:
+    facts, arrays, _ = read_blob(blob, None)
     tally = cast("dict[str, Any]", facts["tally"])
     return Tally(
         received=tally["received"],

@@ -30,6 +30,7 @@ PUBLIC: dict[str, Callable[..., Any]] = {
     "Purgatory.resolve": Purgatory.resolve,
     "RecordAccumulator": RecordAccumulator,
     "RecordAccumulator.write_stream": RecordAccumulator.write_stream,
+    "check_checkpoint": spark_purgatory.check_checkpoint,
     "RecordAccumulator.exists": RecordAccumulator.exists,
     "RecordAccumulator.read": RecordAccumulator.read,
     "RecordAccumulator.flush": RecordAccumulator.flush,

@@ -177,7 +177,7 @@ def test_a_stream_restarted_under_other_settings_gives_the_rows_of_an_uninterrup
     assert outcomes(spark, landing) == straight
 
 
-def test_a_select_in_another_order_works_and_other_names_and_types_are_refused(
+def test_a_select_in_another_order_works_and_renamed_columns_and_other_types_are_refused(
     spark: SparkSession, tmp_path: Path, straight: Counter[str]
 ) -> None:
     landing = Landing(tmp_path, wide=True)
@@ -195,15 +195,14 @@ def test_a_select_in_another_order_works_and_other_names_and_types_are_refused(
         (
             replaced("string) as text", "binary) as text"),
             {},
-            "column 'text' is string in the checkpoint and binary in the query: select",
+            "column 'text' is string in the checkpoint and binary in the query",
         ),
         (
             replaced("row as row)", "row as line)"),
             {},
-            "'list.element.row' is in the checkpoint and not in the query; column 'list.element.line' is in the query",
+            "'list.element.row' is in the checkpoint and not in the query, and 'list.element.line' of the same type",
         ),
-        (replaced("as place", "as Place"), {CASE: "true"}, "'Place' is in the query and not .*has 'place'"),
-        (PAYLOAD[:-1], {}, "'region' is in the checkpoint and not in the query"),
+        (replaced("as place", "as Place"), {CASE: "true"}, "'place' is in the checkpoint .* 'Place' .*caseSensitive"),
     ):
         with settings(spark, session), pytest.raises(StreamingQueryException, match=said):
             run(spark, landing, columns)

@@ -13,6 +13,7 @@ import yaml
 from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria
 from spark_purgatory.config import PurgatoryOptions, SinkOptions
 from spark_purgatory.config.reference import options_of, reference
+from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import CompletionsInput, Input, JobConfig, OperationsInput, Output, Rules
 from spark_purgatory.job.sources import purgatory_of
@@ -160,3 +161,15 @@ def test_the_reference_is_current() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == reference(), (
         "run python -m spark_purgatory.config.reference > docs/configuration.md"
     )
+
+
+def test_dropped_columns_are_named_in_python_and_in_the_file(tmp_path: Path) -> None:
+    assert purgatory_of(config(tmp_path, operations={"dropped": ["city", "place.zip"]})).operations.dropped == (
+        "city",
+        "place.zip",
+    )
+    given = {"id": "id", "keys": "key", "created": "at", "timeout": "1 hour"}
+    assert Operations(**given, dropped="city").dropped == ("city",)
+    for wrong in ([""], ["a", "a"], 3, [None]):
+        with pytest.raises(ConfigError, match=r"operations\.dropped=.* must be names of columns, each once"):
+            Operations(**given, dropped=wrong)  # type: ignore[arg-type]

@@ -327,6 +327,12 @@ def test_a_column_that_operations_names_cannot_be_dropped_or_be_another() -> Non
     assert differences(same_by_expression, blob, 1) == []
     assert differences(keyed(pa.int32(), "NUMBER"), blob, 1) == []
     assert len(differences(keyed(pa.int32(), "NUMBER", case_sensitive=True), blob, 1)) == 3
+    nothing_waits = saved(keyed(pa.int32()), [])
+    assert differences(keyed(pa.int32(), "other"), nothing_waits, 1) == []
+    [text] = differences(keyed(pa.decimal128(10, 2)), nothing_waits, 1)
+    assert text.startswith("operations.id: the checkpoint keeps it as the text of a whole number"), (
+        "ids are kept longer"
+    )
 
 
 def test_a_column_that_plays_a_role_cannot_be_dropped() -> None:
@@ -338,7 +344,9 @@ def test_a_column_that_plays_a_role_cannot_be_dropped() -> None:
         "another type: set it back"
     )
     another = spec_of(pa.schema([("id", STRING), ("new", STRING), CITY, N]), ("id", "id"), ("keys", "new"))
-    assert any("'key', the query from column 'new'" in text for text in differences(another, blob, 1))
+    key_last = spec_of(pa.schema([("id", STRING), CITY, N, ("key", STRING)]), *PLAYED)
+    for stored in (blob, saved(key_last, CITIES)):
+        assert any("'key', the query from column 'new'" in text for text in differences(another, stored, 1))
 
 
 # --- golden states --------------------------------------------------------------------------------

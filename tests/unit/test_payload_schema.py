@@ -294,6 +294,16 @@ def test_a_null_in_what_the_query_says_is_never_null_is_refused_by_name() -> Non
             assert f"'c{path}.n' is null in operations of the checkpoint" in said
 
 
+def test_fields_of_a_null_struct_are_nobodys_nulls() -> None:
+    """Spark writes nulls there, pyarrow zeros."""
+    column = pa.StructArray.from_arrays([pa.array([None, 1])], names=["n"], mask=pa.array([True, False]))
+    then, now = (pa.field("c", pa.struct([pa.field("n", pa.int64(), nullable)])) for nullable in (True, False))
+    batch = pa.RecordBatch.from_arrays([column.cast(then.type)], schema=pa.schema([then.with_name("p0")]))
+    payload = Payload([batch], ["c"], pa.schema([now]))
+    assert payload.differences() == []
+    assert [each.to_pydict() for each in payload.evolved()] == [{"p0": [None, {"n": 1}]}]
+
+
 # --- an engine's state ----------------------------------------------------------------------------
 
 PLAYED = [(), (("id", "id"),), (("id", "id"), ("keys", "key"))]

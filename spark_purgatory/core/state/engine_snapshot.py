@@ -207,7 +207,7 @@ def _differences_of_roles(spec: EngineSpec, facts: dict[str, object], waits: boo
             was, wanted = (_source(played.get(role)) for played in (then, spec.role_names()))
             found.append(_taken_from(f"operations.{role.removesuffix('_us')}", was, wanted))
     earlier = cast("dict[str, list[str]]", facts.get("sources", {}))
-    for argument, columns in earlier.items():
+    for argument, columns in earlier.items() if waits else ():
         wanted_from = dict(spec.sources).get(argument)
         if wanted_from is None:
             # An expression may say the same, unless the column is gone.

@@ -164,10 +164,19 @@ class Payload:
             return list(range(len(self.columns)))
         return matched(self.names, self.columns.names, self.comparison.case_sensitive)[0]
 
+    @property
+    def is_same(self) -> bool:
+        """Whether the columns are those of the query, in its order: so it is in all micro-batches but the first."""
+        names = self.columns.names
+        same_names = self.names is None or list(self.names) == names
+        return same_names and self.batches[0].schema.equals(pa.schema(sent(self.columns)), check_metadata=True)
+
     def differences(self) -> list[str]:
         """What cannot be changed, a sentence each with the remedy."""
-        held = self.batches[0].schema
-        if self.names is None:
+        held, found = self.batches[0].schema, list[str]()
+        if self.is_same:
+            pass
+        elif self.names is None:
             if len(held) != len(self.columns):
                 return [
                     f"the checkpoint, written before columns were remembered by name, has {len(held)} columns of types "
@@ -183,10 +192,9 @@ class Payload:
 
     def evolved(self) -> list[pa.RecordBatch]:
         """The chunks as the query's columns."""
-        schema, order = pa.schema(sent(self.columns)), self.order
-        as_they_are = order == list(range(len(self.batches[0].schema)))
-        if as_they_are and self.batches[0].schema.equals(schema, check_metadata=True):
+        if self.is_same:
             return self.batches
+        schema, order = pa.schema(sent(self.columns)), self.order
         return [self._evolved(batch, schema, order) for batch in self.batches]
 
     def _evolved(self, batch: pa.RecordBatch, schema: pa.Schema, order: list[int]) -> pa.RecordBatch:

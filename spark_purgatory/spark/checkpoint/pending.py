@@ -10,8 +10,9 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_purgatory.core.engine.waiting import WAITING_FIELDS, Waiting
-from spark_purgatory.core.state.engine_snapshot import inspect
-from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform
+from spark_purgatory.core.state.engine_snapshot import inspect, payload_schema
+from spark_purgatory.core.state.payload_evolution import merged
+from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform, matched
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.checkpoint.shard_states import ShardStates, shard_states
 from spark_purgatory.spark.operator.payload import arrow_schema
@@ -41,7 +42,8 @@ def pending(
         prefix: Put before the names below, where the operations have columns of these names.
 
     Returns:
-        The operations' own columns, and:
+        The operations' own columns, as the state of the shards has them: after a restart with other columns
+        (docs/upgrading.md) a shard has the new ones once it is touched. And:
 
         - ``watch_keys`` (array of string): what it waits for; ``missing_keys``: which of them had no event yet, null
           under ``count`` and ``sum_at_least``.
@@ -57,6 +59,7 @@ def pending(
         ConfigError: There is no such checkpoint, micro-batch or column, or an operation's column has the name of one
             above: then give ``prefix``.
         StateCorruptError: A state is damaged. It is raised when the DataFrame is evaluated.
+        StateMismatchError: A column has types in several shards of which none is wider than the others.
 
     Example::
 
@@ -94,12 +97,11 @@ def _chosen(schema: T.StructType, columns: Sequence[str] | None) -> T.StructType
 
 
 def _own_schema(states: ShardStates) -> T.StructType:
-    """The operations' columns: of any shard in which something waits; without one their types are not known."""
-    found = states.blobs.mapInArrow(_payload_schemas, "schema binary, known boolean")
-    first = found.where("known").head() or found.head()
-    if first is None:
-        return T.StructType()
-    schema = pa.ipc.read_schema(pa.py_buffer(bytes(first["schema"])))
+    """The operations' columns: of all shards in which something waits; without one their types are not known."""
+    found = states.blobs.mapInArrow(_payload_schemas, "schema binary, known boolean").collect()
+    known = [row for row in found if row["known"]] or found
+    distinct = dict.fromkeys(bytes(row["schema"]) for row in known)
+    schema = pa.schema(merged([list(pa.ipc.read_schema(pa.py_buffer(each))) for each in distinct]))
     spark_types = from_arrow_schema(schema, prefer_timestamp_ntz=True)
     return T.StructType([_typed(field, arrow) for field, arrow in zip(spark_types.fields, schema, strict=True)])
 
@@ -114,14 +116,9 @@ def _payload_schemas(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBat
     for batch in batches:
         schemas, known = [], []
         for blob in batch.column(0):
-            engine, names = inspect(blob.as_py())
-            chunks = engine.rows.payload.chunks
-            fields = list(chunks[0].type) if chunks else [pa.field(name, pa.null()) for name in names or ()]
-            named = (
-                fields if names is None else [field.with_name(name) for field, name in zip(fields, names, strict=True)]
-            )
-            schemas.append(pa.schema(named).serialize().to_pybytes())
-            known.append(bool(chunks))
+            schema, waits = payload_schema(blob.as_py())
+            schemas.append(schema.serialize().to_pybytes())
+            known.append(waits)
         yield pa.RecordBatch.from_arrays([pa.array(schemas, pa.binary()), pa.array(known)], names=["schema", "known"])
 
 
@@ -144,11 +141,14 @@ def _decoder(
 def _rows(waiting: Waiting, names: list[str] | None, schema: pa.Schema, added: dict[str, str]) -> pa.RecordBatch:
     payload = waiting.payload()
     own = names if names is not None else [field.name for field in payload.type]
+    order, _ = matched(own, schema.names)
     columns = [
         waiting.column(added[field.name])
         if field.name in added
-        else conform(payload.field(own.index(field.name)), field.type)
-        for field in schema
+        else conform(payload.field(at), field.type)
+        if at >= 0
+        else pa.nulls(len(payload), field.type)
+        for at, field in zip(order, schema, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 

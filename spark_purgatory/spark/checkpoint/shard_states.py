@@ -58,6 +58,17 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
     return ShardStates(blobs, chosen, _watermark_ms(spark, checkpoint, chosen))
 
 
+def is_checkpoint(spark: SparkSession, checkpoint: str) -> bool:
+    """Whether a streaming query has begun there."""
+    try:
+        spark.read.text(f"{checkpoint}/metadata").count()
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return False
+    return True
+
+
 def committed_batches(spark: SparkSession, checkpoint: str) -> list[int]:
     """The micro-batches that are committed and kept, ascending. Raises NoCheckpointError."""
     try:
@@ -66,9 +77,7 @@ def committed_batches(spark: SparkSession, checkpoint: str) -> list[int]:
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
-        try:
-            spark.read.text(f"{checkpoint}/metadata").count()
-        except AnalysisException:
+        if not is_checkpoint(spark, checkpoint):
             raise NoCheckpointError(
                 f"checkpoint={checkpoint!r} is no checkpoint of a streaming query: name the checkpointLocation of the "
                 "query that writes the purgatory's outcomes"

@@ -36,8 +36,10 @@ from spark_purgatory.spark.operator.inputs import (
     key_prefix,
     number_of,
     operations_input,
+    payload_sources,
 )
-from spark_purgatory.spark.operator.key_types import check_compared, timestamp_fields
+from spark_purgatory.spark.operator.key_types import check_compared, kept_texts, timestamp_fields
+from spark_purgatory.spark.operator.origin import Origin, with_origin
 from spark_purgatory.spark.operator.payload import arrow_schema, columns_of, with_nullable_voids
 
 OUTCOME_TYPES = (
@@ -98,6 +100,9 @@ def engine_spec(options: PurgatoryOptions, operations: InputTypes, completions: 
         id_prefix=0 if options.partition_by is None else key_prefix(operations.types["operations.id"]),
         identity_width=1 if operations.keyed_by_id else 2,
         roles=operations.roles,
+        sources=payload_sources(options.operations, options.partition_by),
+        texts=kept_texts(operations.types),
+        dropped=tuple(options.operations.dropped),
         utc_fields=timestamp_fields(operations.types, completions.types),
         deadline_is_sum=options.operations.deadline is None,
         max_pending=options.max_pending_per_shard,
@@ -222,12 +227,15 @@ class Purgatory(PurgatoryOptions):
         packed = self._pack(left, OPERATIONS, columns).unionByName(self._pack(right, EVENTS, broadcast=broadcast))
         spec = replace(engine_spec(self, left, right), columns=columns, case_sensitive=case_sensitive)
         if operations.isStreaming:
-            results = self._stream(packed, spec, sent)
-        else:
-            as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
-            decided = batch_function(spec, as_of_ms, sent)
-            results = packed.groupBy("shard").applyInPandas(decided, RESULT_DDL)
-        return results.mapInArrow(unpacker(arrow_schema(schema)), schema)
+            results = self._stream(packed, spec, sent).mapInArrow(unpacker(arrow_schema(schema)), schema)
+            return with_origin(results, Origin(spec, self.shards))
+        as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
+        decided = batch_function(spec, as_of_ms, sent)
+        return (
+            packed.groupBy("shard")
+            .applyInPandas(decided, RESULT_DDL)
+            .mapInArrow(unpacker(arrow_schema(schema)), schema)
+        )
 
     def _pack(self, side: Input, number: int, columns: pa.Schema | None = None, broadcast: bool = False) -> DataFrame:
         ddl = EXCHANGE_DDL.format(shard_type="bigint" if self.shards is None else "int")

@@ -21,7 +21,7 @@ from spark_purgatory.spark.sink.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.policy_adapter import Delivery
 from spark_purgatory.spark.sink.sender import Sender
 from spark_purgatory.spark.sink.staged_view import staged_view
-from spark_purgatory.spark.sink.start_checks import checked
+from spark_purgatory.spark.sink.start_checks import check_state, checked
 from spark_purgatory.spark.sink.storage_access import look_anew
 from spark_purgatory.version import __version__
 
@@ -139,6 +139,8 @@ class RecordAccumulator:
         Raises:
             ConfigError: The table, the checkpoint, the columns or the output mode cannot work; nothing was started.
             TableLostError: The table that the checkpoint belongs to was replaced, restored or removed.
+            StateMismatchError: ``df`` comes from `Purgatory.resolve`, and cannot go on from the checkpoint's state; the
+                message lists every difference and the way out (docs/upgrading.md).
 
         Example::
 
@@ -151,6 +153,7 @@ class RecordAccumulator:
         if is_remote():
             look_anew(df.sparkSession)
         options = checked(df.sparkSession, df.schema, self.options, checkpoint)
+        check_state(df, checkpoint)
         sender = Sender(options, checkpoint, self.on_delivery)
         writer = with_heartbeat(df).writeStream.foreachBatch(sender).outputMode("append")
         writer = writer.option("checkpointLocation", checkpoint)

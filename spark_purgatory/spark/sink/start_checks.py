@@ -7,31 +7,35 @@ that has happened, and cannot always be mended then. So what can be checked befo
 2. The checkpoint is this table's (`claims`).
 3. The columns: a Delta table can hold them, and this one takes them.
 4. There is a table, which lets this sink write exactly once; or it can be made.
+5. The state of the checkpoint is one that a purgatory in the query can go on from (`check_state`).
 
 A reader of the table sees nothing of it: a table that is missing is not made. Its folder may be, empty.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, StorageError, TableForgetsError
+from spark_purgatory.spark.checkpoint.start_check import check_if_outcomes
 from spark_purgatory.spark.sink.column_rules import unfit
 from spark_purgatory.spark.sink.delta_session import check_features, is_without_delta, what_lacks
 from spark_purgatory.spark.sink.delta_target import FORGETS, DeltaTarget, TableFacts
 from spark_purgatory.spark.sink.spark_access import SMALL_QUERY, literal, settings
 from spark_purgatory.spark.sink.storage_access import described, sql_text, touch
-from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS, said
+from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS, said, state_fault
 from spark_purgatory.spark.sink.table_claim import claim, claim_path
 from spark_purgatory.spark.sink.table_columns import SPECIAL_FEATURES, SpecialColumns, special_columns
 
+LOG = logging.getLogger(__name__)
 DEFAULTS = "spark.databricks.delta.properties.defaults."
 """And the name of a table's property without ``delta.``: what new tables have."""
 CHECKS_TYPES = "spark.databricks.delta.schema.typeCheck.enabled"
@@ -69,6 +73,19 @@ def _checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, ch
         partition_by = _of_table(spark, options, schema, facts, special)
         _check_table(spark, target, schema, facts, special)
     return replace(options, partition_by=partition_by)
+
+
+def check_state(df: DataFrame, checkpoint: str) -> None:
+    """Raise StateError where a purgatory's query cannot go on from the checkpoint's state."""
+    try:
+        check_if_outcomes(df, checkpoint)
+    except SPARK_FAULTS as error:
+        if state := state_fault(error):
+            raise state from error
+        # The state's reader may be refused where the query's own is not: shards compare their state themselves.
+        LOG.warning(
+            "the state in %s could not be compared with the query before it starts: %s", checkpoint, said(error)
+        )
 
 
 def _facts(spark: SparkSession, target: DeltaTarget) -> TableFacts | None:

@@ -1,0 +1,98 @@
+"""Whether a query can go on from a checkpoint, asked before it starts.
+
+A shard refuses a state that is not of its query when it is next touched, which may be hours after the start, and when
+others have gone on. So every shard's state is compared beforehand, by the same code. It is a Spark job that reads the
+whole state, as the query itself does when it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_purgatory import errors
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.state.engine_snapshot import differences, listed
+from spark_purgatory.errors import ConfigError, StateError, StateMismatchError
+from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint, shard_states
+from spark_purgatory.spark.operator.origin import Origin, origin_of
+
+FOUND_DDL = "fault string, differences array<string>"
+
+
+def check_checkpoint(spark: SparkSession, checkpoint: str, outcomes: DataFrame) -> None:
+    """Raise an error if a query over these outcomes could not go on from the checkpoint.
+
+    What may change on a checkpoint is in docs/upgrading.md. `RecordAccumulator.write_stream` and ``spark-purgatory
+    run`` check it themselves. Call it before you start a query with ``writeStream``: otherwise each shard compares its
+    own state when it is next touched. It reads the state of all shards, as the query does when it starts. If there is
+    no checkpoint yet, it returns.
+
+    Args:
+        spark: The session.
+        checkpoint: The ``checkpointLocation`` that the query will have.
+        outcomes: The stream that `Purgatory.resolve` returned in this process, or one made of it by ``where``,
+            ``select``, ``withColumn``, ``drop`` or a join.
+
+    Raises:
+        StateMismatchError: The query is another one than the checkpoint's. The message lists every difference and what
+            to do about it.
+        StateCorruptError: A state is damaged.
+        StateVersionError: A state is of a format that this version does not read.
+        ConfigError: ``outcomes`` does not come from `Purgatory.resolve`, or the checkpoint is of a query without a
+            purgatory.
+
+    Example::
+
+        check_checkpoint(spark, "/lake/_checkpoints/console", outcomes)
+        query = outcomes.writeStream.format("console").option("checkpointLocation", "/lake/_checkpoints/console")
+    """
+    origin = origin_of(outcomes)
+    if origin is None:
+        raise ConfigError(
+            "outcomes: this is no stream of outcomes, or its columns are all computed anew or have another alias: give "
+            "the stream that Purgatory.resolve returned in this process"
+        )
+    _check(spark, checkpoint, origin)
+
+
+def check_if_outcomes(df: DataFrame, checkpoint: str) -> None:
+    """`check_checkpoint` for a stream that may come from a purgatory or not."""
+    origin = origin_of(df)
+    if origin is not None:
+        _check(df.sparkSession, checkpoint, origin)
+
+
+def _check(spark: SparkSession, checkpoint: str, origin: Origin) -> None:
+    states = shard_states(spark, checkpoint) if is_checkpoint(spark, checkpoint) else None
+    if states is None:
+        return
+    found = states.blobs.mapInArrow(_comparer(origin.spec, origin.shards or 0), FOUND_DDL).collect()
+    for row in found:
+        if row["fault"] is not None:
+            raise getattr(errors, row["fault"])(row["differences"][0])
+    if every := list(dict.fromkeys(text for row in found for text in row["differences"])):
+        raise StateMismatchError(listed(every))
+
+
+def _comparer(spec: EngineSpec, shards: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For ``mapInArrow``: a row for each shard's state that the query cannot go on from."""
+
+    def compare(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            faults: list[str | None] = []
+            found: list[list[str]] = []
+            for blob in batch.column(0):
+                try:
+                    fault, texts = None, differences(spec, blob.as_py(), shards)
+                except StateError as error:
+                    fault, texts = type(error).__name__, [str(error)]
+                if texts:
+                    faults.append(fault)
+                    found.append(texts)
+            columns = [pa.array(faults, pa.string()), pa.array(found, pa.list_(pa.string()))]
+            yield pa.RecordBatch.from_arrays(columns, names=["fault", "differences"])
+
+    return compare

@@ -1,0 +1,344 @@
+"""A query that is stopped and started again with other columns, or with other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, check_checkpoint, criteria, pending
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.errors import ConfigError, StateCorruptError, StateMismatchError
+from spark_purgatory.spark.checkpoint import start_check
+from spark_purgatory.spark.operator import origin
+from spark_purgatory.spark.operator.origin import origin_of
+from spark_purgatory.spark.sink.spark_access import settings
+from tests.support.payload_states import saved, spec_of
+from tests.support.streams import Landing
+
+pytestmark = pytest.mark.spark
+
+NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
+MERGE = {"spark.databricks.delta.schema.autoMerge.enabled": "true"}
+BEFORE = (
+    "id",
+    "key",
+    "created",
+    "deadline",
+    "cast(row as tinyint) as small",
+    "cast(row as decimal(10, 2)) as price",
+    "struct(id as name, cast(row as int) as n) as nested",
+    "array(cast(row as float), null) as list",
+    "row as text",
+)
+AFTER = (
+    "to_date(created) as day",
+    "array(cast(row as double), null) as list",
+    "struct(cast(row as bigint) as n, row as extra, id as name) as nested",
+    "cast(row as decimal(14, 3)) as price",
+    "cast(row as int) as small",
+    "deadline",
+    "created",
+    "key",
+    "id",
+)
+"""A column more, wider types, a field more, another order, and no ``text``."""
+
+
+def at(minutes: float) -> datetime:
+    return NOON + timedelta(minutes=minutes)
+
+
+def waits(name: str, created: float, deadline: float, row: str) -> dict[str, Any]:
+    return {"id": name, "keys": [f"k-{name}"], "created": at(created), "deadline": at(deadline), "row": row}
+
+
+def purgatory(**changes: Any) -> Purgatory:
+    given: dict[str, Any] = {
+        "operations": Operations(id="id", keys="key", created="created", deadline="deadline"),
+        "completions": Completions(key="key", time="time"),
+        "criterion": criteria.any_key(),
+        "shards": 4,
+    }
+    return Purgatory(**{**given, **changes})
+
+
+def outcomes_of(spark: SparkSession, landing: Landing, columns: tuple[str, ...], **changes: Any) -> DataFrame:
+    operations, events = landing.frames(spark)
+    return purgatory(**changes).resolve(operations.selectExpr(*columns), events)
+
+
+def run(spark: SparkSession, landing: Landing, columns: tuple[str, ...], **changes: Any) -> None:
+    """Over everything that landed, into the Delta table, from the checkpoint on."""
+    sink = RecordAccumulator(path=str(landing.outcomes))
+    stream = outcomes_of(spark, landing, columns, **changes)
+    sink.write_stream(stream, checkpoint=str(landing.checkpoint), trigger={"availableNow": True}).awaitTermination()
+
+
+@pytest.fixture
+def landing(spark: SparkSession, tmp_path: Path) -> Iterator[Landing]:
+    """Four operations wait; those that come later find them waiting."""
+    landing = Landing(tmp_path)
+    landing.add([waits(f"o{i}", i, 60, str(i)) for i in range(4)], [{"key": "other", "time": at(1)}])
+    run(spark, landing, BEFORE)
+    with settings(spark, MERGE):
+        yield landing
+
+
+def begun(landing: Landing) -> list[str]:
+    """Micro-batches that were begun."""
+    return sorted(path.name for path in (landing.checkpoint / "offsets").iterdir())
+
+
+def test_what_waits_goes_on_with_other_columns(spark: SparkSession, landing: Landing) -> None:
+    waiting = {row.id: row.asDict(True) for row in pending(spark, str(landing.checkpoint)).collect()}
+    assert len(waiting) == 4 and "text" in waiting["o1"]
+    landing.add([waits("new", 2, 61, "99")], [{"key": "k-o1", "time": at(5)}])
+    run(spark, landing, AFTER)
+    # Shards that nothing touched have the columns of before; both kinds are shown as one table.
+    waiting = {row.id: row.asDict(True) for row in pending(spark, str(landing.checkpoint)).collect()}
+    assert {name: (row["small"], row["day"]) for name, row in waiting.items()} == {
+        "o0": (0, None),
+        "o2": (2, None),
+        "o3": (3, None),
+        "new": (99, NOON.date()),
+    }
+    assert waiting["o3"]["nested"]["n"] == 3 and waiting["new"]["nested"]["extra"] == "99"
+    # A restart with the same columns: states of both kinds again. Then the clock ends all.
+    landing.add([waits("clock", 600, 601, "1")], [{"key": "other", "time": at(600)}])
+    run(spark, landing, AFTER)
+    rows = {row.id: row.asDict(True) for row in spark.read.format("delta").load(str(landing.outcomes)).collect()}
+    assert {name: row["status"] for name, row in rows.items()} == {
+        **dict.fromkeys(("o0", "o2", "o3", "new"), "EXPIRED"),
+        "o1": "COMPLETED",
+    }
+    for i in range(4):
+        row = rows[f"o{i}"]
+        expected = {
+            "day": None,
+            "list": [float(i), None],
+            "nested": {"n": i, "extra": None, "name": f"o{i}"},
+            "price": Decimal(i),
+            "small": i,
+            "created": at(i).replace(tzinfo=None),
+        }
+        assert {name: row[name] for name in expected} == expected
+        assert "text" not in row
+    assert (rows["new"]["day"], rows["new"]["nested"]["extra"]) == (date(2024, 5, 1), "99")
+
+
+def changed(old: str, new: str) -> tuple[str, ...]:
+    assert old in BEFORE
+    return tuple(new if column == old else column for column in BEFORE)
+
+
+REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], list[str]]] = {
+    "a type that is not wider": (
+        changed("cast(row as decimal(10, 2)) as price", "cast(row as decimal(10, 3)) as price"),
+        {},
+        [
+            "column 'price' is decimal(10,2) in the checkpoint and decimal(10,3) in the query",
+            "cast it to decimal(10,2)",
+        ],
+    ),
+    "a rename": (
+        changed("row as text", "row as label"),
+        {},
+        ["'text' is in the checkpoint", "'label' of the same type", "Operations(dropped=['text'])"],
+    ),
+    "a new column that is never null": (
+        (*BEFORE, "true as flag"),
+        {},
+        ["column 'flag' is not in the checkpoint and never null", "when(lit(True), c)"],
+    ),
+    "another key": (
+        BEFORE,
+        {"operations": Operations(id="id", keys="text", created="created", deadline="deadline")},
+        ["operations.keys: the checkpoint takes it from column 'key', the query from column 'text': set it back"],
+    ),
+    "everything at once": (
+        changed("row as text", "row as label"),
+        {"shards": 3, "emit": "final", "lookback": "1 minute", "criterion": criteria.count(2)},
+        [
+            "shards: the checkpoint was written with 4, the query has 3: set shards=4",
+            "criterion: the checkpoint was written with 'any_key'",
+            "emit: the checkpoint was written with 'early'",
+            "lookback_us: the checkpoint was written with 0",
+            "'text' is in the checkpoint",
+        ],
+    ),
+    "another end": (
+        BEFORE,
+        {"operations": Operations(id="id", keys="key", created="created", timeout="1 hour")},
+        ["operations.deadline: the checkpoint takes it from column 'deadline', the query from an expression"],
+    ),
+    "other columns of events": (
+        BEFORE,
+        {"completions": Completions(key="key", time="time", event_id="key", operation_id="key"), "orphans": True},
+        [
+            "event_ids: the checkpoint was written with False",
+            "operation_ids: the checkpoint",
+            "orphans: the checkpoint",
+        ],
+    ),
+    "keys within a partition": (
+        BEFORE,
+        {"partition_by": "key", "tick": "1 second"},
+        ["key_prefix: the checkpoint was written with 0", "tick_ms: the checkpoint was written with 1"],
+    ),
+    "shards by key": (BEFORE, {"shards": None}, ["the query has None: set shards=4"]),
+}
+
+
+def test_what_cannot_change_is_refused_before_a_micro_batch_runs(spark: SparkSession, landing: Landing) -> None:
+    landing.add([waits("new", 2, 61, "99")], [{"key": "k-o1", "time": at(5)}])
+    before = begun(landing)
+    for columns, changes, said in REFUSED.values():
+        with pytest.raises(StateMismatchError) as refused:
+            run(spark, landing, columns, **changes)
+        assert [text for text in said if text not in str(refused.value)] == []
+        assert str(refused.value).endswith("; or start a new checkpoint")
+        with pytest.raises(StateMismatchError) as refused_again:
+            stream = outcomes_of(spark, landing, columns, **changes)
+            check_checkpoint(spark, str(landing.checkpoint), stream)
+        assert str(refused_again.value) == str(refused.value)
+    assert begun(landing) == before and not spark.streams.active
+    # Who means it says so.
+    given_up = Operations(id="id", keys="key", created="created", deadline="deadline", dropped="text")
+    run(spark, landing, changed("row as text", "row as label"), operations=given_up)
+    assert len(begun(landing)) > len(before)
+    [row] = spark.read.format("delta").load(str(landing.outcomes)).where("status = 'COMPLETED'").collect()
+    assert (row.id, row.label) == ("o1", None)
+
+
+def test_what_may_change_is_found_to_do_no_harm(spark: SparkSession, landing: Landing) -> None:
+    checkpoint = str(landing.checkpoint)
+    for columns, changes in (
+        (AFTER, {}),
+        (BEFORE[:-1], {}),
+        (BEFORE[::-1], {}),
+        (BEFORE, {"max_future": "2 days", "max_pending_per_shard": 10, "name": "other"}),
+        (
+            BEFORE,
+            {
+                "operations": Operations(
+                    id="id",
+                    keys="key",
+                    created="created",
+                    deadline="deadline",
+                    watermark="5 minutes",
+                    idle_after="1 minute",
+                )
+            },
+        ),
+    ):
+        check_checkpoint(spark, checkpoint, outcomes_of(spark, landing, columns, **changes))
+
+
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+OTHER_SESSION = {
+    "spark.sql.shuffle.partitions": "3",
+    "spark.sql.streaming.stateStore.providerClass": ROCKSDB,
+    "spark.sql.session.timeZone": "Asia/Kolkata",
+}
+
+
+def test_other_settings_go_on_with_what_waits(spark: SparkSession, landing: Landing) -> None:
+    changes = {
+        "operations": Operations(id="id", keys="key", created="created", deadline="deadline", watermark="5 minutes"),
+        "completions": Completions(key="key", time="time", watermark="1 minute", kind=F.lit("complete")),
+        "max_future": "2 days",
+        "max_pending_per_shard": 10,
+        "max_state_bytes_per_shard": 1 << 20,
+        "outcome_prefix": "its_",
+        "name": "other",
+    }
+    landing.add([waits("new", 2, 61, "99")], [{"key": "k-o1", "time": at(5)}])
+    with settings(spark, OTHER_SESSION):
+        run(spark, landing, BEFORE, **changes)
+    stores = {path.name for path in (landing.checkpoint / "state" / "0").iterdir() if path.name.isdigit()}
+    assert stores == {"0", "1"}, "as many partitions as the checkpoint had"
+    assert any((landing.checkpoint / "state").rglob("*.delta")), "the store that it had"
+    assert not any((landing.checkpoint / "state").rglob("*.zip")), "and no other"
+    landing.add([waits("clock", 600, 601, "1")], [{"key": "other", "time": at(600)}])
+    run(spark, landing, BEFORE, **changes)
+    rows = spark.read.format("delta").load(str(landing.outcomes)).collect()
+    assert {row.id: row.its_status for row in rows} == {
+        **dict.fromkeys(("o0", "o2", "o3", "new"), "EXPIRED"),
+        "o1": "COMPLETED",
+    }
+
+
+def test_heartbeats_are_a_source_that_spark_does_not_add(spark: SparkSession, landing: Landing) -> None:
+    landing.add([waits("new", 2, 61, "99")], [])
+    idle = Operations(id="id", keys="key", created="created", deadline="deadline", idle_after="1 minute")
+    with pytest.raises(StreamingQueryException, match="sources in the checkpoint offsets and now there are"):
+        run(spark, landing, BEFORE, operations=idle)
+
+
+def test_a_stream_is_known_by_its_columns_whatever_is_done_to_them(spark: SparkSession, landing: Landing) -> None:
+    outcomes = outcomes_of(spark, landing, BEFORE, emit="final")
+    known = origin_of(outcomes)
+    assert known is not None and known.shards == 4 and known.spec.final
+    other = spark.range(3).select(F.col("id").cast("string").alias("id"))
+    for frame in (
+        outcomes.where("late"),
+        outcomes.select("id"),
+        outcomes.withColumn("more", F.lit(1)).drop("id"),
+        outcomes.withColumnRenamed("status", "fate"),
+        outcomes.join(other, "id"),
+        other.join(outcomes, "id"),
+        outcomes.union(outcomes),
+        outcomes.dropDuplicates(["id"]),
+        outcomes.repartition(2),
+    ):
+        assert origin_of(frame) == known
+        with pytest.raises(StateMismatchError, match=r"^emit: .*set it back to 'early'; or start a new checkpoint"):
+            check_checkpoint(spark, str(landing.checkpoint), frame)
+    operations, _ = landing.frames(spark)
+    for frame in (operations, outcomes.select(F.upper("status").alias("status")), outcomes.alias("o")):
+        assert origin_of(frame) is None
+        with pytest.raises(ConfigError, match="this is no stream of outcomes, or its columns are all computed anew"):
+            check_checkpoint(spark, str(landing.checkpoint), frame)
+    as_batch = purgatory(emit="final").resolve(*landing.frames(spark, streaming=False))
+    assert origin_of(as_batch) is None
+    assert all(not field.metadata for field in outcomes.schema.fields), "no trace in a schema, nor in a table"
+    assert origin_of(outcomes_of(spark, landing, BEFORE)) != known, "the latest is not everybody's"
+
+
+def test_the_latest_streams_are_known(spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(origin, "MOST_ORIGINS", 2)
+    streams = [outcomes_of(spark, landing, BEFORE, lookback_ms=i) for i in range(3)]
+    found = [origin_of(each) for each in streams]
+    assert [None if each is None else each.spec.lookback_us for each in found] == [None, 1000, 2000]
+
+
+def test_a_checkpoint_that_is_new_or_another_querys(spark: SparkSession, landing: Landing, tmp_path: Path) -> None:
+    outcomes = outcomes_of(spark, landing, BEFORE)
+    check_checkpoint(spark, str(tmp_path / "none"), outcomes)
+    plain = tmp_path / "plain"
+    writer = landing.frames(spark)[0].writeStream.format("noop").option("checkpointLocation", str(plain))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    with pytest.raises(ConfigError, match="holds the state of nothing and of no purgatory"):
+        check_checkpoint(spark, str(plain), outcomes)
+
+
+def compared(spec: EngineSpec, *blobs: bytes) -> list[dict[str, Any]]:
+    batch = pa.RecordBatch.from_arrays([pa.array(blobs, pa.binary())], names=["blob"])
+    return [row for found in start_check._comparer(spec, 1)([batch]) for row in found.to_pylist()]
+
+
+def test_a_damaged_state_is_named_as_that() -> None:
+    columns = pa.schema([("id", pa.string()), ("key", pa.string())])
+    blob = saved(spec_of(columns), [{"id": "o", "key": "k"}])
+    assert compared(spec_of(columns), blob) == []
+    [row] = compared(spec_of(columns), blob, blob[:-1])
+    assert row["fault"] == StateCorruptError.__name__ and "truncated or damaged" in row["differences"][0]
