@@ -5,6 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 CLASSES := $(VENV)/spark.jsa
+DOCS_STAMP := $(VENV)/.docs-installed
 
 # Folders of traces for `make conformance`; extra arguments for pytest and for the benchmarks.
 TRACES ?= tests/conformance/traces
@@ -21,12 +22,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-all test-only coverage release-check lint demo bench bench-full bench-kafka bench-growth bench-keys crash conformance clean java
+.PHONY: help test test-all test-only coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys crash conformance clean java
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-test: lint test-only ## Lint, types and every test but the long ones
+test: lint docs test-only ## Lint, types, the documentation site and every test but the long ones
 
 test-only: java $(STAMP) $(CLASSES) ## The tests of `make test`, without lint
 	$(BIN)/python -m pytest -m "$(MARKS)" --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
@@ -38,6 +39,10 @@ lint: $(STAMP) ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(DOCS_STAMP) ## The documentation site, into site/; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "Open site/index.html"
 
 demo: java $(STAMP) ## Orders and payments through the purgatory into a Delta table, with a summary
 	@$(BIN)/python -m spark_purgatory demo $(DEMO_ARGS)
@@ -77,7 +82,7 @@ conformance: $(STAMP) ## Replay traces recorded from Kafka: make conformance TRA
 	@$(BIN)/python -m tests.conformance $(TRACES)
 
 clean: ## Remove the environment, the caches and what runs left behind
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -rf .demo .bench bench-results spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -101,4 +106,11 @@ $(STAMP): pyproject.toml
 	@echo "Installing into $(VENV) (first time: about 2 minutes)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet -e '.[spark,connect,cli,plot,metrics,otel,dev]'
+	@touch $@
+
+# MkDocs reads the code and does not run it, so it needs neither Spark nor Java.
+$(DOCS_STAMP): pyproject.toml
+	@echo "Installing the tools of the documentation into $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet -e '.[docs]'
 	@touch $@

@@ -14,7 +14,7 @@ FACTS = set(re.findall(r"^- \*\*([A-Z]\d+)\*\*", (ROOT / "docs" / "kafka_facts.m
 SEMANTICS = (ROOT / "docs" / "semantics.md").read_text()
 CODE = re.compile(r"\b([AWPB]\d{1,2})\b")
 SECTION = re.compile(r"\b[Ss]emantics (\d)(?:\.(\d+))?")
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
 MODULE = re.compile(r"`(spark_purgatory(?:\.\w+)+|benchmarks(?:\.\w+)+)`")
 FILE = re.compile(r"`((?:tests|docs|conf|jobs|benchmarks|spark_purgatory)/[\w./-]+\.\w+)`")
 PLACES_FOR_FACTS = ("spark_purgatory/core/kafka/", "spark_purgatory/accumulator/", "tests/unit/test_accumulator")
@@ -38,6 +38,12 @@ def sections() -> set[str]:
     return found
 
 
+def anchors(text: str) -> set[str]:
+    """What a link may name behind ``#``: each heading, in small letters, with hyphens and without other signs."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def wrong_references(text: str, path: str, folder: Path) -> list[str]:
     """The references of one file that lead nowhere."""
     wrong = []
@@ -50,9 +56,13 @@ def wrong_references(text: str, path: str, folder: Path) -> list[str]:
         if number not in sections():
             wrong.append(f"{path}: semantics {number} is not in docs/semantics.md")
     if path.endswith(".md"):
-        for link in LINK.findall(text):
-            if not link.startswith(("http:", "https:", "mailto:")) and not (folder / link).exists():
+        for link, anchor in LINK.findall(text):
+            if link.startswith(("http:", "https:", "mailto:")):
+                continue
+            if not (folder / link).exists():
                 wrong.append(f"{path}: link to {link}, which is not there")
+            elif anchor and anchor not in anchors((folder / link).read_text(encoding="utf-8") if link else text):
+                wrong.append(f"{path}: link to {link}#{anchor}, and there is no such heading")
     wrong += [f"{path}: `{name}` is not there" for name in FILE.findall(text) if not (ROOT / name).exists()]
     for name in MODULE.findall(text):
         if not is_there(name):
@@ -89,6 +99,8 @@ def test_every_reference_leads_somewhere() -> None:
         ("spark_purgatory/accumulator/made_up.py", "as A99 says", "fact A99"),
         ("spark_purgatory/config.py", "Semantics 3.99", "semantics 3.99"),
         ("docs/made_up.md", "see [there](nowhere.md)", "nowhere.md"),
+        ("docs/made_up.md", "see [there](glossary.md#nowhere)", "glossary.md#nowhere"),
+        ("docs/made_up.md", "# Here\n\nsee [below](#nowhere)", "#nowhere"),
         ("docs/made_up.md", "see `tests/nothing.py`", "tests/nothing.py"),
         ("docs/made_up.md", "see `spark_purgatory.core.nothing`", "core.nothing"),
         ("docs/made_up.md", "see `spark_purgatory.schema.NOTHING_OF_THE_KIND`", "NOTHING_OF_THE_KIND"),
@@ -101,5 +113,8 @@ def test_a_reference_that_leads_nowhere_is_found(path: str, text: str, finding: 
 
 
 def test_references_that_are_right_pass() -> None:
-    text = "A7, semantics 3.4, semantics 5, [terms](glossary.md), `spark_purgatory.schema.COUNTERS`, `benchmarks.sinks`"
+    text = (
+        "# Made up: a page\n\nA7, semantics 3.4, semantics 5, [terms](glossary.md), [sink](glossary.md#the-sink), "
+        "[top](#made-up-a-page), `spark_purgatory.schema.COUNTERS`, `benchmarks.sinks`"
+    )
     assert wrong_references(text, "spark_purgatory/accumulator/made_up.md", ROOT / "docs") == []

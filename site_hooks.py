@@ -1,0 +1,107 @@
+"""What MkDocs does beside its configuration: pages from files outside docs/, their links and lists, and docstrings.
+
+The pages of docs/ are also read on GitHub. So a link there is a path from file to file, and some lead out of docs/.
+Here such a link becomes a link to the page of the site that shows the file, or to the file on GitHub.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+import griffe
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent
+ON_GITHUB = "https://github.com/spark-purgatory/spark-purgatory/blob/main/"
+OUTSIDE = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "benchmarks/RESULTS.md": "benchmarks.md",
+}
+"""Pages whose file is not below docs/: path in the repository -> path in the site."""
+LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+HEADING = re.compile(r"^# (.*)$", re.MULTILINE)
+NESTED = re.compile(r"^ {2,3}(?=\S)")
+ITEM = re.compile(r"^(?:\d+\.|[*-]) ")
+NESTED_ITEM = re.compile(r"^ {2,4}[*-] ")
+EXAMPLE = re.compile(r"^Example::\n\n((?:    .*\n?|\n)+)", re.MULTILINE)
+PROMPTS = re.compile(r"^Example:$", re.MULTILINE)
+COLONS = re.compile(r"::$", re.MULTILINE)
+RETURNS = re.compile(r"^Returns:\n(?:    .*\n?|\n)+", re.MULTILINE)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages whose file is not below docs/."""
+    for path, page in OUTSIDE.items():
+        files.append(File.generated(config, page, abs_src_path=str(ROOT / path)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Map the links that lead out of docs/, or into it from outside; indent nested lists as MkDocs needs them."""
+    if page.parent is None:
+        page.meta["hide"] = ["navigation"]  # it is alone in its part of the navigation
+    here = page.file.src_uri
+    source = next((path for path, name in OUTSIDE.items() if name == here), f"docs/{here}")
+    return deeper_lists(LINK.sub(lambda link: mapped(link, here, source), markdown))
+
+
+def mapped(link: re.Match[str], here: str, source: str) -> str:
+    """A link of the file ``source``, as its page ``here`` must have it; a path as its text becomes the title."""
+    text, path, anchor = link[1], link[2], link[3] or ""
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(source), path))
+    file = ROOT / target
+    if not file.is_file():
+        return link[0]  # MkDocs reports it
+    on_site = target.removeprefix("docs/") if target.startswith("docs/") else OUTSIDE.get(target)
+    if text in (path, target, posixpath.basename(target)) and (heading := HEADING.search(file.read_text("utf-8"))):
+        text = heading[1]
+    if on_site is None:
+        return f"[{text}]({ON_GITHUB}{target}{anchor})"
+    return f"[{text}]({posixpath.relpath(on_site, posixpath.dirname(here) or '.')}{anchor})"
+
+
+def deeper_lists(markdown: str) -> str:
+    """Two or three spaces nest a list on GitHub; Python's Markdown needs four, and blank lines around the list."""
+    lines: list[str] = []
+    fenced = nested = False  # in a code block; below a paragraph or a list inside an item
+    for line in markdown.splitlines():
+        fenced ^= line.startswith("```")
+        last = lines[-1] if lines else ""
+        if not fenced and last.strip():
+            opens = NESTED_ITEM.match(line) and not last.startswith("    ")
+            if opens or (nested and ITEM.match(line)):
+                lines.append("")
+                nested = bool(opens)
+        elif line.startswith("  "):
+            nested = True
+        elif line.strip():
+            nested = False
+        lines.append(line if fenced else NESTED.sub("    ", line))
+    return "\n".join(lines) + "\n"
+
+
+class PlainDocstrings(griffe.Extension):
+    """Docstrings and types as a reader wants them: examples are Python, and an option's type stands alone."""
+
+    def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
+        """Write a docstring as Griffe reads it."""
+        if obj.docstring is not None:
+            text = EXAMPLE.sub(
+                lambda found: f"Examples:\n    ```python\n{found[1].rstrip()}\n    ```\n\n", obj.docstring.value
+            )
+            text = COLONS.sub(":", PROMPTS.sub("Examples:", text))
+            # Griffe would take the words before a colon for the type.
+            obj.docstring.value = RETURNS.sub(lambda found: re.sub(r"(?<!^Returns):(?=\s)", "&#58;", found[0]), text)
+
+    def on_attribute_instance(self, *, attr: griffe.Attribute, **kwargs: Any) -> None:
+        """``Annotated[str, Option(...)]`` becomes ``str``."""
+        kind = attr.annotation
+        if isinstance(kind, griffe.ExprSubscript) and str(kind.left) == "Annotated":
+            attr.annotation = kind.slice.elements[0]
