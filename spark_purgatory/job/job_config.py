@@ -352,6 +352,8 @@ class JobConfig(Model):
     packages: Texts = []
     spark: dict[Setting, Scalar] = {}
     summary: bool = True
+    heartbeats: bool = True
+    """With ``idle_after``; false while a backlog is read, see `Purgatory.resolve`."""
     metrics: MetricsOutput | None = None
 
     @model_validator(mode="after")
