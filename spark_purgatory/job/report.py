@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 import matplotlib as mpl
@@ -15,7 +15,16 @@ from matplotlib.ticker import StrMethodFormatter
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory.job.summary import Summary, Tally, readable_bytes, readable_ms, state_tally, summarise, verdict
+from spark_purgatory.job.summary import (
+    Summary,
+    Tally,
+    file_sizes,
+    readable_bytes,
+    readable_ms,
+    state_tally,
+    summarise,
+    verdict,
+)
 from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
 from spark_purgatory.spark.checkpoint.pending import pending
 from spark_purgatory.spark.checkpoint.shard_states import committed_batches
@@ -96,19 +105,17 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, outcome
         counted = table.groupBy(F.col(f"{outcome_prefix}status").alias("status"), column.alias("at")).count()
         for row in counted.where("at IS NOT NULL").collect():
             into.setdefault(row["status"], {})[int(row["at"])] = row["count"]
-    summary = summarise(table, tally or Tally(), outcome_prefix)
     in_table, file_bytes = 0, list[int]()
     if sink.exists(spark):
         written = sink.read(spark)
         in_table = written.count()
-        files = written.select("_metadata.file_path", "_metadata.file_size").distinct().collect()
-        file_bytes = sorted(row["file_size"] for row in files)
+        file_bytes = file_sizes(written)
     last = committed_batches(spark, checkpoint)
     return Report(
         table=str(sink),
         checkpoint=checkpoint,
         made_ms=int(datetime.now(UTC).timestamp() * MS),
-        summary=replace(summary, file_bytes=file_bytes),
+        summary=summarise(table, tally or Tally(), file_bytes, outcome_prefix),
         in_table=in_table,
         gauges=found,
         by_hour=by_hour,

@@ -24,7 +24,7 @@ from spark_purgatory.job.job_config import JobConfig, MetricsOutput
 from spark_purgatory.job.progress import Progress
 from spark_purgatory.job.session import build_session
 from spark_purgatory.job.sources import outcomes_of
-from spark_purgatory.job.summary import Summary, Tally, print_summary, state_tally, summarise
+from spark_purgatory.job.summary import Summary, Tally, file_sizes, print_summary, state_tally, summarise
 from spark_purgatory.spark.monitoring.monitor import monitor
 from spark_purgatory.spark.sink.record_accumulator import AccumulatorQuery, RecordAccumulator
 
@@ -113,7 +113,8 @@ def _summarise(spark: SparkSession, config: JobConfig, sink: RecordAccumulator, 
         console.print("No batch was committed: there is no table yet.")
         return None
     tally = state_tally(spark, config.checkpoint) or Tally()
-    summary = summarise(sink.read(spark), tally, config.purgatory.outcome_prefix)
+    table = sink.read(spark)
+    summary = summarise(table, tally, file_sizes(table), config.purgatory.outcome_prefix)
     print_summary(console, summary, str(sink))
     return summary
 

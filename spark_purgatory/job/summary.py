@@ -87,16 +87,21 @@ def _tally_of(blob: bytes) -> Tally:
     )
 
 
-def summarise(table: DataFrame, tally: Tally, prefix: str = "") -> Summary:
+def file_sizes(table: DataFrame) -> list[int]:
+    """Bytes of each of the table's files, ascending."""
+    files = table.select("_metadata.file_path", "_metadata.file_size").distinct().collect()
+    return sorted(row["file_size"] for row in files)
+
+
+def summarise(table: DataFrame, tally: Tally, file_bytes: list[int], prefix: str = "") -> Summary:
     """Count the table; ``prefix`` is the one of the outcome's columns."""
     waits = F.percentile_approx(f"{prefix}wait_ms", list(WAIT_PERCENTILES), 10_000)
     counts = table.groupBy(F.col(f"{prefix}status").alias("status")).agg(F.count("*").alias("n"), waits.alias("w"))
     rows = sorted(counts.collect(), key=lambda row: -row["n"])
-    files = table.select("_metadata.file_path", "_metadata.file_size").distinct().collect()
     return Summary(
         by_status={row["status"]: row["n"] for row in rows},
         waits_ms={row["status"]: list(row["w"]) for row in rows if row["w"] is not None},
-        file_bytes=sorted(row["file_size"] for row in files),
+        file_bytes=file_bytes,
         tally=tally,
     )
 
