@@ -193,4 +193,6 @@ def _lag(watermark: str) -> str:
     if not watermark or watermark.startswith("1970"):
         return ""
     lag = datetime.now(UTC) - datetime.fromisoformat(watermark.replace("Z", "+00:00"))
+    if lag >= timedelta(days=2):
+        return f"{lag.days:,} d"
     return readable_ms(lag / timedelta(milliseconds=1)) if lag > timedelta() else ""
