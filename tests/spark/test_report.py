@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.cli import app
+from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.report import BOUNDS_MS, page, read_report
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
@@ -77,6 +78,12 @@ def test_the_page_says_what_the_table_the_rows_and_the_checkpoint_say(spark: Spa
     assert f"41 received = {len(rows)} decided + {waiting} pending; {len(rows)} in the table and 0 staged" in text
     assert "for it: OK" in text
     assert shown.pictures == 5 and shown.outside == []
+    # By another name for its place the table is the same, and another table is not.
+    same = RecordAccumulator(path=f"file:{tmp_path}/table")
+    assert same.read(spark, staged=True, checkpoint=str(landing.checkpoint)).count() == len(rows)
+    other = RecordAccumulator(path=f"{tmp_path}/other")
+    with pytest.raises(ConfigError, match="is that of table .*/table, and .*/other has no row of it: name the table"):
+        other.read(spark, staged=True, checkpoint=str(landing.checkpoint))
 
 
 def test_what_is_staged_counts_and_a_page_on_nothing_is_a_page(spark: SparkSession, tmp_path: Path) -> None:

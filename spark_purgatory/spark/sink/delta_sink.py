@@ -336,7 +336,7 @@ class DeltaSink:
         )
 
 
-def app_id_of(spark: SparkSession, checkpoint: str, target: DeltaTarget) -> str:
+def app_id_of(spark: SparkSession, checkpoint: str, target: DeltaTarget | str) -> str:
     """The ``txnAppId``: Spark's id of the query, made at its first start and kept, and the table as it was named."""
     rows = spark.read.text(f"{literal(checkpoint)}/metadata").collect()
     try:

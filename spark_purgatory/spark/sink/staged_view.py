@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_purgatory.errors import StagingError
+from spark_purgatory.errors import ConfigError, StagingError
 from spark_purgatory.spark.sink.delta_log import TXN_SCHEMA, last_txn_version
 from spark_purgatory.spark.sink.delta_sink import app_id_of
 from spark_purgatory.spark.sink.delta_target import DeltaTarget
@@ -19,6 +19,7 @@ from spark_purgatory.spark.sink.spark_access import literal
 from spark_purgatory.spark.sink.staged_files import read_pieces
 from spark_purgatory.spark.sink.stager import missing, next_batch, pieces_below
 from spark_purgatory.spark.sink.staging_folder import StagingFolder, local_folder
+from spark_purgatory.spark.sink.table_claim import claimed_by
 
 TRIES = 5
 
@@ -32,7 +33,9 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
     """
     anchor = f"{checkpoint.rstrip('/')}/metadata"
     place = StagingFolder(checkpoint, local_folder(spark, checkpoint))
-    app_id = app_id_of(spark, checkpoint, target)
+    # The query may name the table in another way than the reader, for example by a relative path.
+    named = claimed_by(spark, checkpoint) or str(target)
+    app_id = app_id_of(spark, checkpoint, named)
     for _ in range(TRIES):
         before = _state_of(spark, target, app_id, anchor)
         committed = next_batch(spark, checkpoint)
@@ -45,6 +48,11 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
             # A drain that ends meanwhile removes files: only where nothing else has changed they were damaged.
             found = error
         if before == _state_of(spark, target, app_id, anchor):
+            if named != str(target) and before[1] == NO_BATCH:
+                raise ConfigError(
+                    f"checkpoint={checkpoint!r} is that of table {named}, and {target} has no row of it: name the "
+                    "table as the query names it"
+                )
             if found is not None:
                 raise found
             if known < committed:

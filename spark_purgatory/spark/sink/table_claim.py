@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -62,6 +63,17 @@ def claim(spark: SparkSession, checkpoint: str, target: DeltaTarget) -> None:
             "of another sink, or its folder 'staging' was removed. Nothing was started. Bring the folder back, or "
             "start with a new checkpoint, which reads the sources again"
         )
+
+
+def claimed_by(spark: SparkSession, checkpoint: str) -> str | None:
+    """The table that a checkpoint is claimed for, as its query names it; None where nothing says."""
+    try:
+        rows = spark.read.text(literal(claim_path(checkpoint))).collect()
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return None
+    return str(next(iter(json.loads(rows[0]["value"]).values()))) if rows else None
 
 
 def _write(spark: SparkSession, checkpoint: str, text: str, mode: str) -> None:
