@@ -20,6 +20,7 @@ from rich.console import Console
 from spark_purgatory.demo.landing import FILES, write_landing
 from spark_purgatory.demo.recount import Counted, recount
 from spark_purgatory.demo.runner import QUICK_SETTINGS, DemoRequest, demo_config, run_demo
+from spark_purgatory.errors import StateMismatchError
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import JobConfig
 from spark_purgatory.job.runner import EXIT_CONFIG, StopRequest, explain, run
@@ -296,6 +297,18 @@ def test_a_replayed_batch_is_neither_lost_nor_doubled(spark: SparkSession, survi
     counted = survivor.recount(spark)
     del counted["PENDING"]
     assert all(status.different == 0 for status in counted.values()), counted
+
+
+@pytest.mark.spark
+def test_a_file_that_its_checkpoint_cannot_go_on_with_is_refused_before_a_batch(
+    spark: SparkSession, survivor: Survivor
+) -> None:
+    offsets = survivor.folder / "checkpoint" / "offsets"
+    begun = sorted(path.name for path in offsets.iterdir())
+    other = [*settings_for(survivor.folder, "{availableNow: true}"), "purgatory.shards=3", "purgatory.emit=final"]
+    with pytest.raises(StateMismatchError, match=r"^shards: .*set shards=2; emit: .*set it back to 'early'; or "):
+        run(spark, load_config(ORDERS, other), Console(file=StringIO()), StopRequest())
+    assert sorted(path.name for path in offsets.iterdir()) == begun
 
 
 @pytest.mark.spark
