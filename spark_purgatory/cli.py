@@ -1,23 +1,16 @@
-"""The command line: ``run`` runs a job, ``demo`` shows the library at work, ``doctor`` checks this machine."""
+"""The command line: ``run`` runs a job, ``demo`` shows the library at work, ``doctor`` checks what they need,
+``check`` a job's file.
+"""
 
 from __future__ import annotations
 
-import os
-import platform
-import re
-import shutil
-import subprocess
-import sys
-import tempfile
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from spark_purgatory.doctor.machine import delta_finding, java_finding, pyspark_finding
 from spark_purgatory.version import __version__
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -38,141 +31,29 @@ def _options(
     pass
 
 
-JAVA_MIN, PYTHON_MIN = 17, (3, 11)
-PYSPARK, DELTA_SPARK = "4.2.0", "4.4.0"
-DELTA_JAR = f"io.delta_delta-spark_4.2_2.13-{DELTA_SPARK}.jar"
-INSTALL_JAVA = (
-    "install Java 17 (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) "
-    "and put it on the PATH or in JAVA_HOME"
-)
-MIN_FREE_BYTES = 2 << 30
-"""The jars take 90 MB; the rest is for shuffles and a demo."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing looked at: what it is, what was found, and what to do about it ("" if nothing)."""
-
-    what: str
-    found: str
-    remedy: str = ""
-
-
-def java_finding() -> Finding:
-    """Whether there is a Java that Spark can start."""
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    if java is None or not Path(java).exists():
-        return Finding("Java", f"none at {java}" if java else "none", INSTALL_JAVA)
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    match = re.search(r'version "(\d+)', said)
-    if match is None:
-        return Finding("Java", f"{java} does not tell its version", INSTALL_JAVA)
-    major = int(match[1])
-    return Finding("Java", f"{major} ({java})", "" if major >= JAVA_MIN else INSTALL_JAVA)
-
-
-def python_finding() -> Finding:
-    """Whether this Python is recent enough."""
-    needed = ".".join(map(str, PYTHON_MIN))
-    remedy = "" if sys.version_info >= PYTHON_MIN else f"make an environment with Python {needed} or later"
-    return Finding("Python", f"{platform.python_version()} ({sys.executable})", remedy)
-
-
-def package_finding(package: str, wanted: str, because: str) -> Finding:
-    """Whether a package is there in the one version that works."""
-    install = f"pip install {package}=={wanted} ({because})"
-    try:
-        found = version(package)
-    except PackageNotFoundError:
-        return Finding(package, "not installed", install)
-    return Finding(package, found, "" if found == wanted else install)
-
-
-def pyspark_finding() -> Finding:
-    """Whether Spark is the release that Delta was built for."""
-    return package_finding("pyspark", PYSPARK, f"delta-spark {DELTA_SPARK} is built for it")
-
-
-def delta_finding() -> Finding:
-    """Whether Delta is the release whose jars can be had."""
-    return package_finding("delta-spark", DELTA_SPARK, "4.4.1 has a wheel, but its jars were never published")
-
-
-def worker_python_finding() -> Finding:
-    """Whether Spark's workers will run this Python, which has the packages."""
-    name = "PYSPARK_PYTHON"
-    value = os.environ.get(name)
-    if value is None:
-        return Finding(name, "not set; the demo and the jobs set it to this Python")
-    path = shutil.which(value)
-    if path is None:
-        return Finding(name, f"{value}, which is not there", f"export {name}={sys.executable}")
-    if Path(path) == Path(sys.executable):
-        return Finding(name, "this Python")
-    can = subprocess.run([path, "-c", "import numpy, pandas, pyarrow"], capture_output=True, check=False)
-    same = _version_of(path) == sys.version_info[:2]
-    remedy = "" if can.returncode == 0 and same else f"export {name}={sys.executable}"
-    return Finding(name, f"{path}, another Python{'' if not remedy else ' that does not fit'}", remedy)
-
-
-def _version_of(python: str) -> tuple[int, ...]:
-    code = "import sys; print(*sys.version_info[:2])"
-    said = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout
-    return tuple(map(int, said.split()))
-
-
-def jars_finding() -> Finding:
-    """Whether Delta's jars were downloaded already, or where they would come from."""
-    cache = Path.home() / ".ivy2.5.2" / "jars"
-    if (cache / DELTA_JAR).exists():
-        return Finding("Delta's jars", f"cached in {cache}")
-    return Finding("Delta's jars", "not cached; the first start downloads 90 MB from Maven Central")
-
-
-def folder_finding(what: str, folder: Path, remedy: str) -> Finding:
-    """Whether files can be made in a folder, and whether there is room."""
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    try:
-        with tempfile.NamedTemporaryFile(dir=existing):
-            free = shutil.disk_usage(existing).free
-    except OSError as error:
-        return Finding(what, f"{folder}: {error.strerror}", remedy)
-    found = f"{folder}, {free / (1 << 30):.0f} GiB free"
-    return Finding(what, found, "" if free >= MIN_FREE_BYTES else f"make room: {remedy}")
-
-
-def findings() -> list[Finding]:
-    """Everything that the demo and the jobs lean on, in the order in which it would fail."""
-    local = Path(os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",")[0])
-    return [
-        python_finding(),
-        java_finding(),
-        pyspark_finding(),
-        delta_finding(),
-        worker_python_finding(),
-        jars_finding(),
-        folder_finding("this folder", Path.cwd(), "change to a folder that you own"),
-        folder_finding("Spark's scratch folder", local, "set SPARK_LOCAL_DIRS to a folder that you own"),
-        folder_finding("jar cache", Path.home() / ".ivy2.5.2", "set HOME to a folder that you own"),
-    ]
-
-
 @app.command()
-def doctor() -> None:
-    """Check Java, Spark, Delta, Python and folders; say what to do about each that does not fit."""
-    console = Console()
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    all_findings = findings()
-    for finding in all_findings:
-        table.add_row("[red]NO[/red]" if finding.remedy else "[green]ok[/green]", finding.what, finding.found)
-        if finding.remedy:
-            table.add_row("", "", f"-> {finding.remedy}")
-    console.print(table)
-    raise typer.Exit(int(any(finding.remedy for finding in all_findings)))
+def doctor(
+    spark: Annotated[bool, typer.Option("--spark", help="Start Spark and look at its workers and at Delta.")] = False,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Look at a query's checkpointLocation, and at its table.", show_default=False)
+    ] = None,
+    table: Annotated[
+        str | None, typer.Option(help="Look at a Delta table: a path, or a name.", show_default=False)
+    ] = None,
+    remote: Annotated[
+        str | None, typer.Option(help="Ask this server of Spark Connect: sc://host:15002.", show_default=False)
+    ] = None,
+    conf: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON object, in place of a table.")] = False,
+) -> None:
+    """Check this machine, and if asked Spark, a checkpoint and a table; say what to do about each that does not fit.
+
+    Exit code: 0 all fits, 1 there is something to do, 2 an argument is wrong.
+    """
+    from spark_purgatory.doctor.report import DoctorRequest, run_doctor
+
+    request = DoctorRequest(spark or remote is not None, checkpoint, table, remote, conf or [], json)
+    raise typer.Exit(run_doctor(request, Console()))
 
 
 def require_spark(what: str, needs_delta: bool = True) -> None:
@@ -219,6 +100,22 @@ def run(
     from spark_purgatory.job.runner import run_file
 
     raise typer.Exit(run_file(conf, set_ or (), spark_log, traceback))
+
+
+@app.command()
+def check(
+    conf: Annotated[Path, typer.Argument(help="The job's YAML file; conf/ has examples.", show_default=False)],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a field: operations.timeout='5 minutes'.")
+    ] = None,
+) -> None:
+    """Check a job's YAML file, and show what it would run. Nothing is started: neither Spark nor Java is needed.
+
+    Exit code: 0 the file is right, 2 it is wrong. Columns and places are checked when the job starts.
+    """
+    from spark_purgatory.job.check_file import check_file
+
+    raise typer.Exit(check_file(conf, set_ or (), Console()))
 
 
 @app.command()

@@ -361,3 +361,16 @@ class JobConfig(Model):
         if self.checkpoint == self.output.path:
             raise ValueError(f"checkpoint and output.path are both {self.checkpoint!r}: each needs a folder of its own")
         return self
+
+
+def purgatory_arguments(config: JobConfig) -> dict[str, Any]:
+    """The arguments of `Purgatory` that the file gives."""
+    operations = config.operations.options()
+    if len(operations["keys"]) == 1:
+        [operations["keys"]] = operations["keys"]
+    return {
+        "operations": Operations(**operations),
+        "completions": Completions(**config.completions.options()),
+        "criterion": config.purgatory.criterion.made(),
+        **config.purgatory.options(),
+    }

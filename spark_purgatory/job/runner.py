@@ -34,6 +34,8 @@ EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 OUR_ERROR = re.compile(r"spark_purgatory\.errors\.\w+: (.*)")
 # The last line of a Python traceback; the JVM's own lines bear a package with dots in front.
 PYTHON_ERROR = re.compile(r"^(\w+(?:Error|Exception): .*)$", re.MULTILINE)
+LACKS_US = re.compile(r"No module named '(?:spark_purgatory|numpy|pandas|pyarrow)\b")
+WORKERS_LACK_IT = ": Spark's workers do not have it (spark-purgatory doctor --spark; docs/shipping.md)"
 
 
 class StopRequest:
@@ -124,7 +126,7 @@ def explain(error: BaseException) -> str:
     text = str(error)
     raised = OUR_ERROR.findall(text) or PYTHON_ERROR.findall(text)
     if raised:
-        return str(raised[-1])
+        return str(raised[-1]) + (WORKERS_LACK_IT if LACKS_US.search(raised[-1]) else "")
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
     return "\n".join(lines[:6])
 

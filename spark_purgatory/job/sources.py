@@ -9,9 +9,9 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory import Completions, Operations, Purgatory
+from spark_purgatory import Purgatory
 from spark_purgatory.job.config_file import JobConfigError, Problem
-from spark_purgatory.job.job_config import DeltaSource, FolderSource, Input, JobConfig, KafkaSource
+from spark_purgatory.job.job_config import DeltaSource, FolderSource, Input, JobConfig, KafkaSource, purgatory_arguments
 
 
 def outcomes_of(spark: SparkSession, config: JobConfig) -> DataFrame:
@@ -23,15 +23,7 @@ def outcomes_of(spark: SparkSession, config: JobConfig) -> DataFrame:
 
 def purgatory_of(config: JobConfig) -> Purgatory:
     """The library's own configuration, field by field."""
-    operations = config.operations.options()
-    if len(operations["keys"]) == 1:
-        [operations["keys"]] = operations["keys"]
-    return Purgatory(
-        operations=Operations(**operations),
-        completions=Completions(**config.completions.options()),
-        criterion=config.purgatory.criterion.made(),
-        **config.purgatory.options(),
-    )
+    return Purgatory(**purgatory_arguments(config))
 
 
 def read_input(spark: SparkSession, given: Input, name: str) -> DataFrame:

@@ -1,1 +1,36 @@
 """The Spark host: the only place that imports pyspark. DataFrames only, so that it runs under Spark Connect too."""
+
+from __future__ import annotations
+
+import re
+
+from spark_purgatory.errors import ConfigError
+
+OLDEST_SPARK = 4
+"""Releases before 4.0 lack what the library calls. 4.2 is the one that is tested."""
+
+
+def check_release(pyspark_version: str) -> None:
+    """Raise ConfigError for a PySpark that is too old to run this."""
+    major = re.match(r"\d+", pyspark_version)
+    if major is not None and int(major[0]) < OLDEST_SPARK:
+        raise ConfigError(
+            f"pyspark is {pyspark_version}, and spark_purgatory needs {OLDEST_SPARK}.0 or later (only 4.2 is tested): "
+            "pip install 'spark-purgatory[spark]', or run it on a cluster with Spark 4.2"
+        )
+
+
+def _check_pyspark() -> None:
+    try:
+        from pyspark import __version__
+    except ModuleNotFoundError as error:
+        if error.name != "pyspark":
+            raise
+        raise ModuleNotFoundError(
+            "spark_purgatory runs on Spark, and there is no module 'pyspark': pip install 'spark-purgatory[spark]'",
+            name="pyspark",
+        ) from error
+    check_release(__version__)
+
+
+_check_pyspark()

@@ -36,6 +36,7 @@ OWN_IMPORTS: dict[str, frozenset[str]] = {
     "testing": ANYTHING,
     "job": ANYTHING,
     "demo": ANYTHING,
+    "doctor": ANYTHING,
     "cli": ANYTHING,
     "__main__": ANYTHING,
     "root": ANYTHING,
@@ -53,6 +54,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "testing": ANYTHING,
     "job": ANYTHING,
     "demo": ANYTHING,
+    "doctor": ANYTHING,
     "cli": ANYTHING,
     "__main__": ANYTHING,
 }

@@ -152,6 +152,8 @@ def test_the_sentence_of_an_error_is_dug_out_of_sparks_pages() -> None:
     state = "spark_purgatory.errors.StateMismatchError: shards: the checkpoint was written with 8, the query has 4"
     assert explain(RuntimeError(pages.format(state))).startswith("shards: the checkpoint was written with 8")
     assert explain(RuntimeError(pages.format("ValueError: boom"))) == "ValueError: boom"
+    lacks = "ModuleNotFoundError: No module named 'spark_purgatory'"
+    assert explain(RuntimeError(pages.format(lacks))).startswith(f"{lacks}: Spark's workers do not have it")
 
 
 def test_no_java_is_one_sentence_and_an_exit_code(tmp_path: Path) -> None:

@@ -1,0 +1,135 @@
+"""What a checkpoint holds: whether its states are readable, what they were written with, where the query stands."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
+
+from spark_purgatory.core.engine.outcomes import Tally
+from spark_purgatory.core.state.blob import HEADER, VERSION, read_metadata
+from spark_purgatory.doctor.finding import Finding, note
+from spark_purgatory.doctor.session import clock_finding, first_cause
+from spark_purgatory.errors import ConfigError, StateError
+from spark_purgatory.spark.checkpoint.shard_states import OPERATOR, ShardStates, shard_states
+from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
+from spark_purgatory.spark.sink.table_claim import claim_path
+
+GOOD_STATE_BYTES = 5_000_000
+"""Of a shard: a micro-batch writes the whole state of each shard that it touches (docs/choosing.md)."""
+RESTORE_STATE = (
+    "bring back the checkpoint's folder `state` from a copy, or start with a new checkpoint, which reads the sources "
+    "again"
+)
+KEPT_SETTINGS = ("spark.sql.streaming.stateStore.providerClass", "spark.sql.shuffle.partitions")
+
+
+def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Finding]:
+    """Everything about a checkpoint."""
+    try:
+        states = shard_states(spark, checkpoint)
+    except ConfigError as error:
+        if claimed_table(spark, checkpoint):
+            yield note("checkpoint", f"{checkpoint}: of a RecordAccumulator, with no purgatory's state")
+        else:
+            yield Finding("checkpoint", "not that of a purgatory", str(error))
+        return
+    except SPARK_FAULTS as error:
+        yield Finding("checkpoint", first_cause(error), f"give the session what its storage needs, or {RESTORE_STATE}")
+        return
+    if states is None:
+        yield note("checkpoint", f"{checkpoint}: no micro-batch is committed yet")
+        return
+    yield Finding("checkpoint", f"{checkpoint}: micro-batch {states.batch_id} is committed; {OPERATOR}")
+    yield from offset_findings(spark, checkpoint, states)
+    yield from state_findings(states)
+
+
+def offset_findings(spark: SparkSession, checkpoint: str, states: ShardStates) -> Iterator[Finding]:
+    """The watermark, the settings that the checkpoint fixes, and the clock of its storage."""
+    if states.watermark_ms > 0:
+        watermark = datetime.fromtimestamp(states.watermark_ms / 1000, UTC)
+        yield Finding("watermark", f"{watermark:%Y-%m-%d %H:%M:%S} UTC, at micro-batch {states.batch_id}")
+    else:
+        yield note("watermark", "none yet: it begins when both inputs have had rows (or idle_after is set)")
+    reader = spark.read.text(f"{checkpoint}/offsets/{states.batch_id}", wholetext=True)
+    columns = ("value", F.unix_millis("_metadata.file_modification_time").alias("written_ms"))
+    row: Row = reader.select(*columns).collect()[0]
+    facts = json.loads(row["value"].splitlines()[1])
+    kept = {name: facts.get("conf", {}).get(name) for name in KEPT_SETTINGS}
+    yield note("settings kept", ", ".join(f"{name} = {value}" for name, value in kept.items()))
+    skew_ms = abs(row["written_ms"] - facts["batchTimestampMs"])
+    yield clock_finding("clock of the checkpoint's storage", skew_ms, "the driver's")
+
+
+def state_findings(states: ShardStates) -> Iterator[Finding]:
+    """Of all shards: format, number of shards, settings, size; each state is read and its checksums compared."""
+    try:
+        rows = states.blobs.mapInArrow(_about_states, "said string").collect()
+    except SPARK_FAULTS as error:
+        yield Finding("state", first_cause(error), RESTORE_STATE)
+        return
+    shards = [json.loads(row["said"]) for row in rows]
+    damaged = [shard["error"] for shard in shards if "error" in shard]
+    sound = [shard for shard in shards if "error" not in shard]
+    if damaged:
+        yield Finding("state", f"{len(damaged)} of {len(shards)} shards: {damaged[0]}", RESTORE_STATE)
+    if not sound:
+        return
+    counts = Counter((shard["shards"], json.dumps(shard["spec"], sort_keys=True)) for shard in sound)
+    wanted, spec = counts.most_common(1)[0][0]
+    number = f"shards={wanted}" if wanted else "shards=None"
+    if len(counts) > 1:
+        yield Finding("shards", "states of different queries", RESTORE_STATE)
+    else:
+        yield Finding("shards", f"{number}; {len(sound):,} have a state")
+    versions = sorted({shard["version"] for shard in sound})
+    older = [version for version in versions if version != VERSION]
+    text = f"version {', '.join(map(str, versions))}"
+    yield note("state format", f"{text}: written anew as {VERSION}") if older else Finding("state format", text)
+    settings = {name: value for name, value in json.loads(spec).items() if value not in ("", None)}
+    yield Finding("settings of the query", ", ".join(f"{name}={value}" for name, value in settings.items()))
+    yield Finding("pending", f"{sum(shard['pending'] for shard in sound):,} operations")
+    yield size_finding([shard["bytes"] for shard in sound])
+
+
+def size_finding(sizes: list[int]) -> Finding:
+    """Whether shards are of a size that a micro-batch can write."""
+    found = f"{sum(sizes):,} bytes, the largest shard {max(sizes):,}"
+    if max(sizes) <= GOOD_STATE_BYTES:
+        return Finding("state size", found)
+    return note("state size", f"{found}: above {GOOD_STATE_BYTES:,} take more shards with the next checkpoint")
+
+
+def claimed_table(spark: SparkSession, checkpoint: str) -> dict[str, str]:
+    """The table that a checkpoint's rows go to, {"path" or "table": ...}; empty where no RecordAccumulator has it."""
+    try:
+        lines = [row["value"] for row in spark.read.text(claim_path(checkpoint)).collect()]
+        claimed = json.loads(lines[0])
+    except (*SPARK_FAULTS, IndexError, ValueError):
+        return {}
+    return claimed if isinstance(claimed, dict) else {}
+
+
+def _about_states(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For ``mapInArrow``: what each shard's state says of itself, as JSON."""
+    for batch in batches:
+        told = [json.dumps(_about_state(value.as_py())) for value in batch.column(0)]
+        yield pa.RecordBatch.from_arrays([pa.array(told, pa.string())], names=["said"])
+
+
+def _about_state(blob: bytes) -> dict[str, Any]:
+    try:
+        facts: dict[str, Any] = read_metadata(blob)
+    except StateError as error:
+        return {"error": str(error)}
+    _, version, shards, _, _ = HEADER.unpack_from(blob)
+    tally = Tally(**facts["tally"])
+    waiting = tally.received - tally.decided()
+    return {"version": version, "shards": shards, "bytes": len(blob), "pending": waiting, "spec": facts["spec"]}

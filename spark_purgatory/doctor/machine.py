@@ -1,0 +1,125 @@
+"""What the demo and the jobs need of this machine, looked at without starting Spark."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from spark_purgatory.doctor.finding import Finding
+
+JAVA_MIN, PYTHON_MIN = 17, (3, 11)
+PYSPARK, DELTA_SPARK = "4.2.0", "4.4.0"
+DELTA_JAR = f"io.delta_delta-spark_4.2_2.13-{DELTA_SPARK}.jar"
+INSTALL_JAVA = (
+    "install Java 17 (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) "
+    "and put it on the PATH or in JAVA_HOME"
+)
+MIN_FREE_BYTES = 2 << 30
+"""The jars take 90 MB; the rest is for shuffles and a demo."""
+
+
+def java_finding() -> Finding:
+    """Whether there is a Java that Spark can start."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None or not Path(java).exists():
+        return Finding("Java", f"none at {java}" if java else "none", INSTALL_JAVA)
+    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    match = re.search(r'version "(\d+)', said)
+    if match is None:
+        return Finding("Java", f"{java} does not tell its version", INSTALL_JAVA)
+    major = int(match[1])
+    return Finding("Java", f"{major} ({java})", "" if major >= JAVA_MIN else INSTALL_JAVA)
+
+
+def python_finding() -> Finding:
+    """Whether this Python is recent enough."""
+    needed = ".".join(map(str, PYTHON_MIN))
+    remedy = "" if sys.version_info >= PYTHON_MIN else f"make an environment with Python {needed} or later"
+    return Finding("Python", f"{platform.python_version()} ({sys.executable})", remedy)
+
+
+def package_finding(package: str, wanted: str, because: str) -> Finding:
+    """Whether a package is there in the one version that works."""
+    install = f"pip install {package}=={wanted} ({because})"
+    try:
+        found = version(package)
+    except PackageNotFoundError:
+        return Finding(package, "not installed", install)
+    return Finding(package, found, "" if found == wanted else install)
+
+
+def pyspark_finding() -> Finding:
+    """Whether Spark is the release that Delta was built for."""
+    return package_finding("pyspark", PYSPARK, f"delta-spark {DELTA_SPARK} is built for it")
+
+
+def delta_finding() -> Finding:
+    """Whether Delta is the release whose jars can be had."""
+    return package_finding("delta-spark", DELTA_SPARK, "4.4.1 has a wheel, but its jars were never published")
+
+
+def worker_python_finding() -> Finding:
+    """Whether Spark's workers will run this Python, which has the packages."""
+    name = "PYSPARK_PYTHON"
+    value = os.environ.get(name)
+    if value is None:
+        return Finding(name, "not set; the demo and the jobs set it to this Python")
+    path = shutil.which(value)
+    if path is None:
+        return Finding(name, f"{value}, which is not there", f"export {name}={sys.executable}")
+    if Path(path) == Path(sys.executable):
+        return Finding(name, "this Python")
+    can = subprocess.run([path, "-c", "import numpy, pandas, pyarrow"], capture_output=True, check=False)
+    same = _version_of(path) == sys.version_info[:2]
+    remedy = "" if can.returncode == 0 and same else f"export {name}={sys.executable}"
+    return Finding(name, f"{path}, another Python{'' if not remedy else ' that does not fit'}", remedy)
+
+
+def _version_of(python: str) -> tuple[int, ...]:
+    code = "import sys; print(*sys.version_info[:2])"
+    said = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout
+    return tuple(map(int, said.split()))
+
+
+def jars_finding() -> Finding:
+    """Whether Delta's jars were downloaded already, or where they would come from."""
+    cache = Path.home() / ".ivy2.5.2" / "jars"
+    if (cache / DELTA_JAR).exists():
+        return Finding("Delta's jars", f"cached in {cache}")
+    return Finding("Delta's jars", "not cached; the first start downloads 90 MB from Maven Central")
+
+
+def folder_finding(what: str, folder: Path, remedy: str) -> Finding:
+    """Whether files can be made in a folder, and whether there is room."""
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=existing):
+            free = shutil.disk_usage(existing).free
+    except OSError as error:
+        return Finding(what, f"{folder}: {error.strerror}", remedy)
+    found = f"{folder}, {free / (1 << 30):.0f} GiB free"
+    return Finding(what, found, "" if free >= MIN_FREE_BYTES else f"make room: {remedy}")
+
+
+def machine_findings() -> list[Finding]:
+    """Everything that the demo and the jobs lean on, in the order in which it would fail."""
+    local = Path(os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",")[0])
+    return [
+        python_finding(),
+        java_finding(),
+        pyspark_finding(),
+        delta_finding(),
+        worker_python_finding(),
+        jars_finding(),
+        folder_finding("this folder", Path.cwd(), "change to a folder that you own"),
+        folder_finding("Spark's scratch folder", local, "set SPARK_LOCAL_DIRS to a folder that you own"),
+        folder_finding("jar cache", Path.home() / ".ivy2.5.2", "set HOME to a folder that you own"),
+    ]

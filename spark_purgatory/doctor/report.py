@@ -1,0 +1,150 @@
+"""``spark-purgatory doctor``: the findings that were asked for, as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+import socket
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from spark_purgatory.doctor.finding import Finding
+from spark_purgatory.doctor.machine import delta_finding, java_finding, machine_findings, pyspark_finding
+from spark_purgatory.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COLOURS = {"ok": "green", "NO": "red", "note": "yellow"}
+EXIT_WRONG = 2
+CONNECT_PORT = 15002
+CONNECT_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class DoctorRequest:
+    """What was asked for on the command line."""
+
+    spark: bool = False
+    checkpoint: str | None = None
+    table: str | None = None
+    remote: str | None = None
+    settings: Sequence[str] = ()
+    as_json: bool = False
+
+    @property
+    def needs_spark(self) -> bool:
+        """Whether a session must be started."""
+        return self.spark or self.checkpoint is not None or self.table is not None
+
+
+def run_doctor(request: DoctorRequest, console: Console) -> int:
+    """Look, and print what was found; the exit code: 1 where something is to be done, 2 for a wrong argument."""
+    try:
+        settings = dict(_setting(text) for text in request.settings)
+    except ConfigError as error:
+        Console(stderr=True).print(str(error), soft_wrap=True, highlight=False)
+        return EXIT_WRONG
+    findings = list(findings_of(request, settings))
+    if request.as_json:
+        told = [{"what": f.what, "found": f.found, "status": f.status, "remedy": f.remedy} for f in findings]
+        report = {"ok": not any(finding.remedy for finding in findings), "findings": told}
+        console.out(json.dumps(report, ensure_ascii=False), highlight=False)
+    else:
+        console.print(_table(findings))
+    return int(any(finding.remedy for finding in findings))
+
+
+def findings_of(request: DoctorRequest, settings: Mapping[str, str]) -> Iterator[Finding]:
+    """This machine's, and with a session those of what was asked for."""
+    yield from machine_findings() if request.remote is None else [pyspark_finding()]
+    if not request.needs_spark:
+        return
+    needed = [] if request.remote is not None else [java_finding(), delta_finding()]
+    if any(finding.remedy for finding in (*needed, pyspark_finding())):
+        yield Finding("Spark session", "not started", "see to what is wrong above first")
+        return
+    spark = _session(request, settings)
+    if isinstance(spark, Finding):
+        yield spark
+        return
+    yield from spark_findings(spark, request)
+
+
+def spark_findings(spark: SparkSession, request: DoctorRequest) -> Iterator[Finding]:
+    """What a session shows of itself, of a checkpoint and of a table."""
+    from spark_purgatory.doctor.checkpoint import checkpoint_findings, claimed_table
+    from spark_purgatory.doctor.session import session_findings
+    from spark_purgatory.doctor.table import place_of, table_findings
+
+    if request.spark:
+        yield from session_findings(spark)
+    place = {} if request.table is None else place_of(request.table)
+    if request.checkpoint is not None:
+        yield from checkpoint_findings(spark, request.checkpoint)
+        claimed = claimed_table(spark, request.checkpoint)
+        if place and claimed and claimed != place:
+            said = next(iter(claimed.values()))
+            yield Finding("table of the checkpoint", said, "give --table in the words of the query, or leave it out")
+            place = {}
+        place = place or claimed
+    if place:
+        yield from table_findings(spark, place, request.checkpoint)
+
+
+def _session(request: DoctorRequest, settings: Mapping[str, str]) -> SparkSession | Finding:
+    """A session of our own, or one with a server; a finding where there is none."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    from spark_purgatory.doctor.session import first_cause
+    from spark_purgatory.job.session import reading_session
+
+    if request.remote is not None:
+        remedy = "start the server, or correct the address, sc://host:15002"
+        try:
+            address = urlsplit(request.remote)
+            # Spark's own client tries again for ten minutes.
+            socket.create_connection((address.hostname or "", address.port or CONNECT_PORT), CONNECT_SECONDS).close()
+        except (OSError, ValueError) as error:
+            return Finding("Spark Connect", f"{request.remote}: {error}", remedy)
+        try:
+            spark = SparkSession.builder.remote(request.remote).config(map=dict(settings)).getOrCreate()
+            _ = spark.version
+        except Exception as error:  # gRPC's errors, PySpark's, and imports that fail: all mean that there is no session
+            remedy += "; pip install 'spark-purgatory[connect]'"
+            return Finding("Spark Connect", f"{request.remote}: {first_cause(error)}", remedy)
+        return spark
+    log = Path(tempfile.mkdtemp(prefix="spark_purgatory_")) / "spark.log"
+    try:
+        return reading_session(settings, log, delta=True)
+    except (PySparkException, Py4JError, OSError, RuntimeError) as error:
+        return Finding("Spark session", f"did not start: {first_cause(error)}", f"what Spark printed is in {log}")
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ConfigError(f"--conf {text!r} must be NAME=VALUE, for example spark.master=local[4]")
+    return name, value
+
+
+def _table(findings: Iterable[Finding]) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        colour = COLOURS[finding.status]
+        table.add_row(f"[{colour}]{finding.status}[/{colour}]", escape(finding.what), escape(finding.found))
+        if finding.remedy:
+            table.add_row("", "", escape(f"-> {finding.remedy}"))
+    return table

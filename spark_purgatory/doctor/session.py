@@ -1,0 +1,196 @@
+"""What a Spark session has: its release, Delta, its workers' Python and packages, sockets, state store, clocks.
+
+The workers tell of themselves in a tiny job, whose function travels whole: a worker that lacks spark_purgatory can
+still say so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from spark_purgatory.doctor.finding import Finding, note
+from spark_purgatory.doctor.machine import PYSPARK
+from spark_purgatory.spark.sink.delta_session import is_without_delta, what_lacks
+from spark_purgatory.spark.sink.delta_target import FORGETS
+from spark_purgatory.spark.sink.start_checks import DEFAULTS
+from spark_purgatory.spark.sink.storage_access import described, sql_text
+from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS, said
+
+PACKAGES = ("numpy", "pandas", "pyarrow", "pyspark", "spark_purgatory")
+"""What a worker imports to run a purgatory."""
+TASKS = 16
+"""Of the tiny job: some for each executor of a small cluster."""
+MAX_CLOCK_SKEW_MS = 60_000
+STORE = "spark.sql.streaming.stateStore.providerClass"
+TESTED_STORES = {"HDFSBackedStateStoreProvider": "on the JVM's heap", "RocksDBStateStoreProvider": "on disk"}
+CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
+SOCKETS = "spark.python.unix.domain.socket.enabled"
+RETAINED = "spark.sql.streaming.minBatchesToRetain"
+PYTHON_ERROR = re.compile(r"[\w.]*(?:Error|Exception): ")
+SHIP = "docs/shipping.md has the ways to give workers their packages"
+
+
+def session_findings(spark: SparkSession) -> Iterator[Finding]:
+    """Everything about a session, in the order in which a query would need it."""
+    yield release_finding(spark)
+    yield from worker_findings(spark)
+    yield delta_finding(spark)
+    yield transactions_finding(spark)
+    yield from setting_findings(spark)
+
+
+def release_finding(spark: SparkSession) -> Finding:
+    """Whether it is the Spark that everything was tested with."""
+    remedy = "" if spark.version == PYSPARK else f"take Spark {PYSPARK}: no other release is tested"
+    return Finding("Spark", spark.version, remedy)
+
+
+# --- workers --------------------------------------------------------------------------------------
+
+
+def about_worker(packages: Sequence[str]) -> Callable[[Any], str]:
+    """A function that tells, as JSON, of the Python that runs it. It is sent by value, and imports what it needs."""
+
+    def about(_: Any) -> str:
+        import json
+        import socket
+        import sys
+        import time
+        from importlib import import_module
+
+        versions = {}
+        for name in packages:
+            try:
+                versions[name] = str(import_module(name).__version__)
+            except Exception as error:
+                versions[name] = "not installed" if isinstance(error, ModuleNotFoundError) else f"broken: {error}"
+        python = "{}.{}.{}".format(*sys.version_info[:3])
+        return json.dumps(
+            {
+                "host": socket.gethostname(),
+                "python": python,
+                "executable": sys.executable,
+                "packages": versions,
+                "now_ms": int(time.time() * 1000),
+            }
+        )
+
+    return about
+
+
+def worker_findings(spark: SparkSession) -> Iterator[Finding]:
+    """Workers' Python and packages beside this process's, and their clocks."""
+    # Plain rows: with Arrow, a worker that lacks it could not answer.
+    ask = F.udf(about_worker(PACKAGES), "string", useArrow=False)
+    began_ms = time.time() * 1000
+    try:
+        answers = spark.range(0, TASKS, 1, TASKS).select(ask("id").alias("said"), F.unix_millis(F.now()).alias("at"))
+        rows = answers.collect()
+    except SPARK_FAULTS as error:
+        yield Finding("workers", f"a tiny job failed: {first_cause(error)}", worker_remedy(str(error)))
+        return
+    ended_ms = time.time() * 1000
+    workers = [json.loads(row["said"]) for row in rows]
+    here = json.loads(about_worker(PACKAGES)(None))
+    hosts = len({worker["host"] for worker in workers})
+    others = sorted({worker["python"] for worker in workers} - {here["python"]})
+    executables = ", ".join(sorted({worker["executable"] for worker in workers}))
+    same_minor = all(other.split(".")[:2] == here["python"].split(".")[:2] for other in others)
+    remedy = "" if same_minor else f"have Python {here['python']} there: set PYSPARK_PYTHON; {SHIP}"
+    yield Finding(
+        "workers' Python", f"{', '.join(others) or here['python']} on {hosts} host(s) ({executables})", remedy
+    )
+    for package in PACKAGES:
+        yield package_finding(package, here["packages"][package], {w["packages"][package] for w in workers})
+    moments = [worker["now_ms"] for worker in workers] + [row["at"] for row in rows]
+    skew_ms = max([0, *(began_ms - moment for moment in moments), *(moment - ended_ms for moment in moments)])
+    yield clock_finding("workers' clocks", skew_ms, "this machine's")
+
+
+def package_finding(package: str, here: str, there: set[str]) -> Finding:
+    """Whether workers have the same version of a package as this process."""
+    what = f"workers' {package}"
+    if there == {here}:
+        return Finding(what, here)
+    install = f"have {package} {here} in every worker's environment; {SHIP}"
+    return Finding(what, f"{', '.join(sorted(there))}; this process has {here}", install)
+
+
+def clock_finding(what: str, skew_ms: float, than: str) -> Finding:
+    """Whether two clocks agree: `max_future` and ``linger`` compare event times and files with processing time."""
+    if skew_ms <= MAX_CLOCK_SKEW_MS:
+        return Finding(what, f"within {MAX_CLOCK_SKEW_MS // 1000} s of {than}")
+    found = f"{skew_ms / 1000:.0f} s away from {than}"
+    return Finding(what, found, "set the clocks by NTP: max_future, idle_after and linger read them")
+
+
+def worker_remedy(error: str) -> str:
+    """What to do about a failed tiny job."""
+    if "PYTHON_VERSION_MISMATCH" in error:
+        return f"have Python {sys.version_info[0]}.{sys.version_info[1]} on the workers: set PYSPARK_PYTHON; {SHIP}"
+    return f"set PYSPARK_PYTHON to a Python with {', '.join(PACKAGES)}; {SHIP}"
+
+
+def first_cause(error: BaseException) -> str:
+    """The line of an error that says what happened: of a Python traceback the last one, without values of rows."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    python = [
+        line for line in lines if line.split(":")[0].endswith(("Error", "Exception")) and " " not in line.split(":")[0]
+    ]
+    return python[-1][:300] if python else said(error)
+
+
+# --- Delta and settings ---------------------------------------------------------------------------
+
+
+def delta_finding(spark: SparkSession) -> Finding:
+    """Whether the session reads and writes Delta tables."""
+    try:
+        described(spark, sql_text("/"))
+    except SPARK_FAULTS as error:
+        if is_without_delta(error):
+            return Finding("Delta", "not in this session", what_lacks(spark).replace(" Nothing was started.", ""))
+        return Finding("Delta", said(error), "see the message; the session must reach its file system")
+    return Finding("Delta", "in this session")
+
+
+def transactions_finding(spark: SparkSession) -> Finding:
+    """Whether tables made in this session keep their transactions."""
+    name = DEFAULTS + FORGETS.removeprefix("delta.")
+    value = spark.conf.get(name, None)
+    what = "new tables keep transactions"
+    return Finding(what, f"{name} = {value}", f"unset {name}") if value else Finding(what, f"no {FORGETS} by default")
+
+
+def setting_findings(spark: SparkSession) -> Iterator[Finding]:
+    """Settings that a query has from its session."""
+    store = str(spark.conf.get(STORE)).rpartition(".")[2]
+    if store in TESTED_STORES:
+        yield Finding("state store", f"{store}, {TESTED_STORES[store]}")
+    else:
+        tested = " and ".join(TESTED_STORES)
+        yield Finding("state store", store, f"set {STORE} to one of {tested}: no other is tested")
+    if store == "RocksDBStateStoreProvider":
+        yield note("state store's changelog", f"{CHANGELOG} = {spark.conf.get(CHANGELOG, 'false')}")
+    yield note("micro-batches kept", f"{RETAINED} = {spark.conf.get(RETAINED)}: `pending` and a rollback reach so far")
+    if setting(spark, SOCKETS) == "true":
+        yield Finding("Unix sockets", "between the JVM and Python")
+    else:
+        yield note("Unix sockets", f"off: over TCP a Python task waits about 40 ms; at its start, {SOCKETS} = true")
+
+
+def setting(spark: SparkSession, name: str) -> str | None:
+    """A setting, None where it is not set or this session may not say."""
+    try:
+        return spark.conf.get(name, None)
+    except PySparkException:
+        return None

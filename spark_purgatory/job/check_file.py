@@ -1,0 +1,103 @@
+"""``spark-purgatory check``: whether a job's file is right, and what it would run, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from spark_purgatory.config import PurgatoryOptions
+from spark_purgatory.core.spec.criteria import NUMBERED, VALUED, ByRow
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.job.config_file import load_config
+from spark_purgatory.job.job_config import DeltaSource, Input, JobConfig, KafkaSource, purgatory_arguments
+
+EXIT_CONFIG = 2
+
+
+def check_file(conf: Path, changes: Sequence[str], console: Console) -> int:
+    """Print what a job's file would run; the exit code: 0, or 2 where the file is wrong."""
+    try:
+        config = load_config(conf, changes)
+        options = PurgatoryOptions(**purgatory_arguments(config))
+    except ConfigError as error:
+        Console(stderr=True).print(str(error), style="red", soft_wrap=True, markup=False, highlight=False)
+        return EXIT_CONFIG
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in described(config, options):
+        table.add_row(name, escape(text))
+    console.print(table)
+    console.print(f"{conf} is right. Columns, their types and the places are checked when the job starts.")
+    return 0
+
+
+def described(config: JobConfig, options: PurgatoryOptions) -> Iterator[tuple[str, str]]:
+    """What a job would run, line by line; values of options and of Spark settings are left out."""
+    operations, completions = options.operations, options.completions
+    yield "job", config.name
+    yield "operations", source_text(config.operations)
+    ends = {"timeout": operations.timeout, "timeout_ms": operations.timeout_ms, "deadline": operations.deadline}
+    end = ", ".join(f"{name} {value}" for name, value in ends.items() if value is not None)
+    yield "", f"id {operations.id}, keys {names(operations.keys)}, created {operations.created}, {end}"
+    yield "", delays(operations)
+    yield "completions", source_text(config.completions)
+    fields = ("value", "kind", "operation_id", "event_id")
+    others = [f"{name} {getattr(completions, name)}" for name in fields if getattr(completions, name) is not None]
+    yield "", ", ".join([f"key {completions.key}", f"time {completions.time}", *others])
+    yield "", delays(completions)
+    yield "criterion", criterion_text(options)
+    yield (
+        "outcomes",
+        f"emit {options.emit}, shards {options.shards}"
+        + (f", partition_by {options.partition_by}" if options.partition_by else ""),
+    )
+    output = config.output.options()
+    yield "output", ", ".join(f"{name} {names(value)}" for name, value in output.items())
+    yield "checkpoint", config.checkpoint
+    trigger = config.trigger
+    yield "trigger", "availableNow: until all was read" if trigger.availableNow else f"every {trigger.processingTime}"
+    yield "Spark", f"state store {config.state_store}, settings: {', '.join(config.spark) or 'none of its own'}"
+
+
+def source_text(given: Input) -> str:
+    """Where an input's rows come from."""
+    source = given.source
+    if isinstance(source, KafkaSource):
+        place = f"topic {source.topic}"
+    elif isinstance(source, DeltaSource):
+        place = str(source.path or source.table)
+    else:
+        place = source.path
+    where = f", where {given.where}" if given.where else ""
+    return f"{source.format} {place}{where}, select {', '.join(given.select)}"
+
+
+def delays(side: Any) -> str:
+    """The watermark's delay of an input, and when it is idle."""
+    given = []
+    for field in ("watermark", "idle_after"):
+        value, value_ms = getattr(side, field), getattr(side, f"{field}_ms")
+        if value_ms is not None or value is not None:
+            given.append(f"{field} {value if value_ms is None else f'{value_ms} ms'}")
+    return ", ".join(given)
+
+
+def criterion_text(options: PurgatoryOptions) -> str:
+    """The rule, with its number."""
+    criterion = options.criterion
+    if isinstance(criterion, ByRow):
+        columns = [f"{name} {value}" for name, value in vars(criterion).items() if value is not None]
+        return f"of each row: {', '.join(columns)}"
+    return f"{criterion.rule}({criterion.need})" if criterion.code in (*NUMBERED, *VALUED) else f"{criterion.rule}()"
+
+
+def names(columns: object) -> str:
+    """One name, or several."""
+    several = columns if isinstance(columns, (list, tuple)) else [columns]
+    return ", ".join(map(str, several))

@@ -1,0 +1,207 @@
+"""`doctor`: what is right is ok, and what was broken on purpose is found, with a remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_purgatory.core.state.blob import HEADER_BYTES
+from spark_purgatory.doctor.checkpoint import _about_state, checkpoint_findings, size_finding
+from spark_purgatory.doctor.finding import Finding
+from spark_purgatory.doctor.report import DoctorRequest, findings_of, spark_findings
+from spark_purgatory.doctor.session import package_finding, session_findings
+from spark_purgatory.doctor.table import table_findings
+from spark_purgatory.spark.sink.spark_access import settings
+from tests.support.golden_states import GOLDEN
+from tests.support.sink_streams import Stream
+from tests.support.stream_rows import event, operation, purgatory
+from tests.support.streams import Landing
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def by_name(findings: Iterable[Finding]) -> dict[str, Finding]:
+    return {finding.what: finding for finding in findings}
+
+
+def wrong(findings: Iterable[Finding]) -> dict[str, Finding]:
+    return {finding.what: finding for finding in findings if finding.remedy}
+
+
+def doctor(*arguments: str, **environment: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    command = [sys.executable, "-m", "spark_purgatory", "doctor", "--json", *arguments]
+    given = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=given, check=False)
+    assert "Traceback" not in ran.stderr, ran.stderr
+    report = json.loads(ran.stdout)
+    assert report["ok"] == (ran.returncode == 0)
+    return ran.returncode, {finding["what"]: finding for finding in report["findings"]}
+
+
+# --- a session ------------------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+def test_a_session_that_is_right_has_nothing_to_be_done(spark: SparkSession) -> None:
+    found = by_name(session_findings(spark))
+    assert wrong(found.values()) == {}
+    assert found["Delta"].found == "in this session"
+    assert found["workers' spark_purgatory"].status == "ok"
+    assert found["state store"].status == "ok"
+
+
+@pytest.mark.spark
+def test_settings_that_do_harm_are_found(spark: SparkSession) -> None:
+    harm = {
+        "spark.databricks.delta.properties.defaults.setTransactionRetentionDuration": "interval 1 day",
+        "spark.sql.streaming.stateStore.providerClass": "org.example.OtherProvider",
+    }
+    with settings(spark, harm):
+        found = wrong(session_findings(spark))
+    assert set(found) == {"new tables keep transactions", "state store"}
+    assert found["new tables keep transactions"].remedy.startswith("unset spark.databricks.delta")
+
+
+@pytest.mark.spark
+def test_a_worker_without_the_packages_says_which_and_what_to_do(tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    bare = str(tmp_path / "bare" / "bin" / "python")
+    code, found = doctor("--spark", "--conf", "spark.master=local[1]", PYSPARK_PYTHON=bare, PYTHONPATH=str(ROOT))
+    assert code == 1
+    assert found["PYSPARK_PYTHON"]["status"] == "NO"
+    told = [finding for name, finding in found.items() if name.startswith("workers") and finding["status"] == "NO"]
+    assert told and all("docs/shipping.md" in finding["remedy"] for finding in told)
+    assert any("pyarrow" in finding["found"] + finding["remedy"] + finding["what"] for finding in told)
+    assert found["Delta"]["status"] == "ok"
+
+
+def test_another_version_of_a_package_is_found() -> None:
+    assert package_finding("numpy", "2.4.6", {"2.4.6"}).status == "ok"
+    other = package_finding("numpy", "2.4.6", {"2.4.6", "not installed"})
+    assert other.found == "2.4.6, not installed; this process has 2.4.6"
+    assert other.remedy.startswith("have numpy 2.4.6 in every worker's environment")
+
+
+def test_no_server_of_spark_connect_is_a_finding() -> None:
+    found = wrong(findings_of(DoctorRequest(spark=True, remote="sc://localhost:1"), {}))
+    assert "correct the address" in found["Spark Connect"].remedy
+
+
+def test_a_setting_without_a_value_is_a_wrong_argument() -> None:
+    command = [sys.executable, "-m", "spark_purgatory", "doctor", "--conf", "spark.master"]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert ran.returncode == 2
+    assert "--conf 'spark.master' must be NAME=VALUE" in ran.stderr
+
+
+# --- a checkpoint ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def landing(spark: SparkSession, tmp_path: Path) -> Landing:
+    made = Landing(tmp_path)
+    made.add([operation(f"o{i}", deadline=300) for i in range(20)], [event("o1", 1)])
+    made.add([operation("late", 40, 300)], [event("o2", 40)])
+    made.run(spark, purgatory())
+    return made
+
+
+@pytest.mark.spark
+def test_a_checkpoint_that_is_right_says_where_the_query_stands(spark: SparkSession, landing: Landing) -> None:
+    found = by_name(checkpoint_findings(spark, str(landing.checkpoint)))
+    assert wrong(found.values()) == {}
+    assert "is committed; applyInPandasWithState" in found["checkpoint"].found
+    assert found["watermark"].found.startswith("2024-05-01 12:40:00 UTC")
+    assert found["shards"].found == "shards=3; 3 have a state"
+    assert found["state format"].found == "version 2"
+    assert "criterion=any_key" in found["settings of the query"].found
+    assert "emit=early" in found["settings of the query"].found
+    assert found["pending"].found == "19 operations"
+
+
+@pytest.mark.spark
+def test_a_folder_that_is_no_checkpoint_and_one_that_has_not_begun(spark: SparkSession, tmp_path: Path) -> None:
+    assert set(wrong(checkpoint_findings(spark, str(tmp_path)))) == {"checkpoint"}
+
+
+@pytest.mark.spark
+def test_lost_and_damaged_state_files_are_found(spark: SparkSession, landing: Landing) -> None:
+    for file in landing.checkpoint.glob("state/0/*/*.delta"):
+        file.write_bytes(file.read_bytes()[:40])
+    for file in landing.checkpoint.glob("state/0/*/.*.crc"):
+        file.unlink()
+    found = wrong(checkpoint_findings(spark.newSession(), str(landing.checkpoint)))
+    assert "bring back the checkpoint's folder `state`" in found["state"].remedy
+
+
+@pytest.mark.spark
+def test_a_clock_that_is_wrong_shows_in_the_times_of_files(spark: SparkSession, landing: Landing) -> None:
+    for file in landing.checkpoint.glob("offsets/*"):
+        os.utime(file, (file.stat().st_mtime + 7200, file.stat().st_mtime + 7200))
+    found = wrong(checkpoint_findings(spark, str(landing.checkpoint)))
+    assert set(found) == {"clock of the checkpoint's storage"}
+    assert "NTP" in found["clock of the checkpoint's storage"].remedy
+
+
+def test_a_state_with_a_changed_bit_says_so_and_a_large_one_is_noted() -> None:
+    blob = bytearray(GOLDEN[2].read_bytes())
+    assert _about_state(bytes(blob))["version"] == 2
+    blob[HEADER_BYTES + 9] ^= 4
+    assert "does not match its checksum" in _about_state(bytes(blob))["error"]
+    assert [size_finding([10, size]).status for size in (20, 6_000_000)] == ["ok", "note"]
+
+
+# --- a table --------------------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+def test_a_table_with_its_checkpoint_is_right_until_it_forgets_or_is_replaced(
+    spark: SparkSession, stream: Stream
+) -> None:
+    stream.add(2).run(stream.rows())
+    path, checkpoint = str(stream.folder / "table"), str(stream.checkpoint)
+    place = {"path": path}
+    found = by_name(table_findings(spark, place, checkpoint))
+    assert wrong(found.values()) == {}
+    assert found["table and checkpoint"].found.startswith("fit: ")
+    asked = by_name(spark_findings(spark, DoctorRequest(checkpoint=checkpoint)))
+    assert asked["checkpoint"].status == "note", "this query has a sink and no purgatory"
+    assert asked["table and checkpoint"].status == "ok", "the checkpoint names its table"
+    other = wrong(spark_findings(spark, DoctorRequest(checkpoint=checkpoint, table="another")))
+    assert other["table of the checkpoint"].found == path
+
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.setTransactionRetentionDuration' = '1 day')")
+    forgets = wrong(table_findings(spark, place, None))
+    assert "UNSET TBLPROPERTIES" in forgets["table"].remedy
+    spark.sql(f"ALTER TABLE delta.`{path}` UNSET TBLPROPERTIES ('delta.setTransactionRetentionDuration')")
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.logRetentionDuration' = 'interval 90 days')")
+    assert by_name(table_findings(spark, place, checkpoint))["table property"].status == "note"
+
+    stream.add(1).run(stream.rows())
+    assert wrong(table_findings(spark, place, checkpoint)) == {}
+    spark.sql(f"RESTORE TABLE delta.`{path}` TO VERSION AS OF 0")
+    restored = wrong(table_findings(spark, place, checkpoint))
+    assert restored["table and checkpoint"].found == "TableLostError"
+
+
+@pytest.mark.spark
+def test_a_table_that_is_not_there_and_one_written_by_a_clock_that_is_wrong(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "table")
+    assert [finding.status for finding in table_findings(spark, {"path": path}, None)] == ["note"]
+    spark.range(3).write.format("delta").save(path)
+    assert wrong(table_findings(spark, {"path": path}, None)) == {}
+    for file in Path(path, "_delta_log").glob("*.json"):
+        os.utime(file, (file.stat().st_mtime + 7200, file.stat().st_mtime + 7200))
+    found = wrong(table_findings(spark, {"path": path}, None))
+    assert set(found) == {"last commit", "clock of the table's storage"}
