@@ -1,0 +1,65 @@
+"""What the notebooks share: where they run, how rows land as files, what a query counted, which files a table has."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+
+def local_session() -> SparkSession:
+    """A Spark session with Delta on this machine, for where none is there: Databricks has one."""
+    from spark_purgatory.job.session import reading_session
+
+    return reading_session({"spark.sql.shuffle.partitions": "2"}, delta=True)
+
+
+def work_folder(dbutils: Any = None) -> str:
+    """A new folder for everything that a notebook writes.
+
+    On Databricks it lies in the folder that the widget `folder` names, which all machines of the cluster must see.
+    """
+    parent = None
+    if dbutils is not None:
+        dbutils.widgets.text("folder", "/Volumes/main/default/scratch")
+        parent = dbutils.widgets.get("folder")
+    return tempfile.mkdtemp(prefix="spark_purgatory_", dir=parent)
+
+
+def land(rows: pd.DataFrame, folder: str, number: int) -> None:
+    """Write rows as one Parquet file of a folder, as if it had landed after the files with lower numbers."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    path = Path(folder, f"{number:03}.parquet")
+    rows.to_parquet(path, index=False, coerce_timestamps="us")
+    # A stream reads files in the order of their times. A storage that sets these times itself keeps the order too.
+    with contextlib.suppress(OSError):
+        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+
+
+def landed(spark: SparkSession, folder: str, schema: str) -> DataFrame:
+    """The files of a folder as a stream: one file in each micro-batch."""
+    return spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(folder)
+
+
+def counters(query: Any) -> pd.DataFrame:
+    """What each micro-batch of a query counted (`spark_purgatory.schema.COUNTERS`), and the watermark that it had."""
+    rows = []
+    for progress in query.recentProgress:
+        if "addBatch" in progress["durationMs"]:
+            counted = progress["observedMetrics"]["spark_purgatory"].asDict()
+            watermark = pd.Timestamp(progress["eventTime"]["watermark"])
+            rows.append({"micro_batch": progress["batchId"], "watermark": watermark, **counted})
+    return pd.DataFrame(rows).set_index("micro_batch")
+
+
+def data_files(spark: SparkSession, path: str, by: str) -> pd.DataFrame:
+    """The files of a Delta table: rows and bytes of each, in the order of a partition column."""
+    rows = spark.read.format("delta").load(path)
+    files = rows.groupBy(by, F.col("_metadata.file_path").alias("file"), F.col("_metadata.file_size").alias("bytes"))
+    return files.count().withColumnRenamed("count", "rows").orderBy(by, "file").toPandas()

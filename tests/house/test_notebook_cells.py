@@ -1,0 +1,68 @@
+"""The notebooks are notebooks: for Databricks, and for Jupyter through jupytext."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+
+from notebooks.to_jupyter import HEADER, MAGIC, cells, convert, percent
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("0*.py"))
+TITLE = {path.stem: int(path.name[:2]) for path in NOTEBOOKS}
+
+
+def test_there_are_six_and_the_page_about_them_names_each() -> None:
+    page = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
+    assert len(NOTEBOOKS) == 6
+    assert set(re.findall(r"\((0\d_\w+\.py)\)", page)) == {path.name for path in NOTEBOOKS}
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_opens_as_a_jupyter_notebook_with_the_same_cells(path: Path, tmp_path: Path) -> None:
+    source = path.read_text(encoding="utf-8")
+    meant = [(kind, text) for kind, text, _ in cells(source)]
+    assert meant[0][0] == "markdown" and meant[0][1].startswith(f"# {TITLE[path.stem]}. ")
+    notebook = nbformat.read(convert(path, tmp_path / "notebook.ipynb"), as_version=4)
+    nbformat.validate(notebook)
+    assert [(cell["cell_type"], cell["source"]) for cell in notebook["cells"]] == meant
+    for cell in notebook["cells"]:
+        assert MAGIC not in cell["source"] and "COMMAND ---" not in cell["source"]
+        if cell["cell_type"] == "code":
+            ast.parse(cell["source"])
+    # jupytext opens the percent format as it is, too.
+    assert len(jupytext.reads(percent(source), fmt="py:percent").cells) == len(meant)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_it_explains_asserts_and_draws(path: Path) -> None:
+    found = cells(path.read_text(encoding="utf-8"))
+    code = "\n".join(text for kind, text, _ in found if kind == "code")
+    assert sum(kind == "markdown" for kind, _, _ in found) >= 5
+    assert len(re.findall(r"^ *assert ", code, re.MULTILINE)) >= 3
+    assert len(re.findall(r"^plt\.show\(\)", code, re.MULTILINE)) >= 1
+
+
+def test_jupytext_alone_does_not_know_the_cells_of_databricks() -> None:
+    """If this fails, jupytext has learnt them, and `notebooks/to_jupyter.py` can go."""
+    source = NOTEBOOKS[0].read_text(encoding="utf-8")
+    read = jupytext.reads(source, fmt="py")
+    assert [cell["source"] for cell in read.cells] != [text for _, text, _ in cells(source)]
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("import os\n", "the first line must be"),
+        (f"{HEADER}\n{MAGIC} %md\n# a comment\n", "line 2: a cell is either Python"),
+        (f"{HEADER}\nx = 1\n\n# COMMAND ----------\n\n{MAGIC} %sql\n{MAGIC} SELECT 1\n", "line 6: a cell is either"),
+    ],
+)
+def test_what_is_no_notebook_is_refused(source: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        cells(source)

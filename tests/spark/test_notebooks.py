@@ -1,0 +1,103 @@
+"""Every notebook runs from its first cell to its last, and what it asserts holds; its pictures can be read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pytest
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+from pyspark.sql import SparkSession
+
+from notebooks.to_jupyter import cells
+
+pytestmark = pytest.mark.spark
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("0*.py"))
+
+
+def files_of_the_repository() -> set[Path]:
+    """What is in the root and beside the notebooks; Python's own caches are not counted."""
+    return {path for folder in (ROOT, ROOT / "notebooks", ROOT / "bundle") for path in folder.iterdir()
+            if not path.name.startswith((".", "__"))}  # fmt: skip
+
+
+def faults(figure: Figure) -> list[str]:
+    """What a reader would miss in a picture: titles, labels, bars or lines, and text that is cut off."""
+    figure.canvas.draw()
+    found = []
+    width, height = figure.canvas.get_width_height()
+    for axes in figure.axes:
+        name = axes.get_title() or "no title"
+        if not axes.get_title():
+            found.append(f"{name}: no title")
+        if not axes.get_xlabel() or not (axes.get_ylabel() or axes is not figure.axes[0]):
+            found.append(f"{name}: an axis has no label")
+        if not axes.has_data():
+            found.append(f"{name}: nothing is drawn")
+        for text in (axes.title, axes.xaxis.label, axes.yaxis.label):
+            box = text.get_window_extent()
+            if text.get_text() and (box.x0 < 0 or box.y0 < 0 or box.x1 > width or box.y1 > height):
+                found.append(f"{name}: {text.get_text()!r} is cut off")
+    return found
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The faults of each picture that a notebook shows."""
+    found: list[list[str]] = []
+
+    def show() -> None:
+        found.extend(faults(pyplot.figure(number)) for number in pyplot.get_fignums())
+        pyplot.close("all")
+
+    matplotlib.use("Agg")
+    monkeypatch.setattr(pyplot, "show", show)
+    return found
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(
+    path: Path, spark: SparkSession, shown: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(path.parent))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = files_of_the_repository()
+    names: dict[str, Any] = {"spark": spark, "__name__": "__main__"}
+    for kind, text, line in cells(path.read_text(encoding="utf-8")):
+        if kind == "code":
+            # Blank lines, so that an error names the line of the file.
+            exec(compile("\n" * (line - 1) + text, path, "exec"), names)
+    assert shown and not any(shown), shown
+    assert files_of_the_repository() == before
+
+
+def test_a_picture_that_cannot_be_read_is_found(shown: list[list[str]]) -> None:
+    _, axes = pyplot.subplots(figsize=(9, 0.6))
+    axes.set(xlabel="wait (minutes)")
+    pyplot.show()
+    assert shown == [
+        [
+            "no title: no title",
+            "no title: an axis has no label",
+            "no title: nothing is drawn",
+            "no title: 'wait (minutes)' is cut off",
+        ]
+    ]
+
+
+@pytest.mark.slow
+def test_a_notebook_runs_as_a_program_with_a_session_of_its_own(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "MPLBACKEND": "agg", "TMPDIR": str(tmp_path)}
+    environment["PYTHONPATH"] = str(ROOT)
+    command = [sys.executable, "-W", "ignore", str(ROOT / "notebooks" / "02_quorum.py")]
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert "all 400 commands agree" in ended.stdout
