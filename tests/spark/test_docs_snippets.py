@@ -24,7 +24,7 @@ from spark_purgatory.cli import app
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.runner import StopRequest, run
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "docs" / "tutorial.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from notebooks.to_jupyter import cells
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("0*.py"))
