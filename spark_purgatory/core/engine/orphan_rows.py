@@ -76,7 +76,8 @@ def shown(values: pa.Array, prefix: int) -> pa.Array:
     if not pa.types.is_binary(values.type):
         texts = values if pa.types.is_string(values.type) else values.cast(pa.string())
         return pc.utf8_slice_codeunits(texts, prefix) if prefix else texts
-    plain = pc.binary_slice(values, prefix) if prefix else values
+    # Arrow's `binary_slice` without a stop fails beside nulls.
+    plain = pc.binary_replace_slice(values, 0, prefix, b"") if prefix else values
     try:
         return plain.cast(pa.string())
     except pa.ArrowInvalid:

@@ -49,8 +49,11 @@ class MissingKeys:
         mask = None if self.applies.all() else pa.array(~self.applies)
         keys = self.keys
         if self.prefix:
-            cut = pc.binary_slice if pa.types.is_binary(keys.type) else pc.utf8_slice_codeunits
-            keys = cut(keys, self.prefix)
+            if pa.types.is_binary(keys.type):
+                # `binary_slice` without a stop fails for some values.
+                keys = pc.binary_replace_slice(keys, 0, self.prefix, b"")
+            else:
+                keys = pc.utf8_slice_codeunits(keys, self.prefix)
         return pa.ListArray.from_arrays(pa.array(offsets), as_text(keys), mask=mask)
 
 
