@@ -318,6 +318,13 @@ class Trigger(Model):
         return self
 
 
+class DeadLetters(Model):
+    """The Delta table of rows that cannot be read, and the checkpoint of the query that writes it."""
+
+    path: Text
+    checkpoint: Text | None = None
+
+
 class MetricsOutput(Model):
     """Where the job's metrics go (docs/metrics.md)."""
 
@@ -346,6 +353,7 @@ class JobConfig(Model):
     completions: CompletionsInput
     purgatory: Rules = Rules()
     output: Output
+    dead_letters: DeadLetters | None = None
     checkpoint: Text
     trigger: Trigger = Trigger(processingTime="10 seconds")
     state_store: Literal["hdfs", "rocksdb"] = "hdfs"
@@ -356,10 +364,35 @@ class JobConfig(Model):
     """With ``idle_after``; false while a backlog is read, see `Purgatory.resolve`."""
     metrics: MetricsOutput | None = None
 
+    @property
+    def dead_letters_checkpoint(self) -> str:
+        """The checkpoint of the query that writes dead letters: beside the job's own where the file gives none."""
+        given = None if self.dead_letters is None else self.dead_letters.checkpoint
+        return given or self.checkpoint.rstrip("/") + "_dead_letters"
+
     @model_validator(mode="after")
     def _places_differ(self) -> JobConfig:
-        if self.checkpoint == self.output.path:
-            raise ValueError(f"checkpoint and output.path are both {self.checkpoint!r}: each needs a folder of its own")
+        places = {"checkpoint": self.checkpoint, "output.path": self.output.path}
+        if self.dead_letters is not None:
+            places["dead_letters.path"] = self.dead_letters.path
+            places["dead_letters.checkpoint"] = self.dead_letters_checkpoint
+        by_folder: dict[str, str] = {}
+        for name, folder in places.items():
+            if folder is None:
+                continue
+            if folder in by_folder:
+                raise ValueError(f"{by_folder[folder]} and {name} are both {folder!r}: each needs a folder of its own")
+            by_folder[folder] = name
+        return self
+
+    @model_validator(mode="after")
+    def _has_text_to_read(self) -> JobConfig:
+        formats = [self.operations.source.format, self.completions.source.format]
+        if self.dead_letters is not None and not {"json", "csv", "kafka"} & set(formats):
+            raise ValueError(
+                f"dead_letters: the sources are {formats[0]} and {formats[1]}, whose rows always fit their types; "
+                "only json, csv and kafka have rows that cannot be read: leave dead_letters out"
+            )
         return self
 
 

@@ -15,10 +15,12 @@ from types import FrameType
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 from spark_purgatory import metrics
 from spark_purgatory.errors import ConfigError, PurgatoryError
+from spark_purgatory.job import dead_letters
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
 from spark_purgatory.job.progress import Progress
@@ -68,11 +70,16 @@ def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequ
         )
     trigger = config.trigger.model_dump(exclude_none=True)
     pending = before.pending if before else 0
-    with Progress(console, pending, config.purgatory.name) as progress:
-        query = sink.write_stream(outcomes, checkpoint=config.checkpoint, trigger=trigger, query_name=config.name)
-        if config.metrics is not None or console.is_terminal:
-            watch(spark, query, config, progress)
-        _follow(query, progress, stop)
+    dead = dead_letters.start(spark, config)
+    try:
+        with Progress(console, pending, config.purgatory.name) as progress:
+            query = sink.write_stream(outcomes, checkpoint=config.checkpoint, trigger=trigger, query_name=config.name)
+            if config.metrics is not None or console.is_terminal:
+                watch(spark, query, config, progress)
+            _follow(query, dead, progress, stop)
+    finally:
+        if dead is not None:
+            dead.stop()
     if stop.signal is not None:
         console.print(
             f"Stopped by {signal.Signals(stop.signal).name} after {progress.totals.batches} batches; "
@@ -97,15 +104,27 @@ def watch(spark: SparkSession, query: AccumulatorQuery, config: JobConfig, progr
     monitor(query, *reporters, gauges_every=wanted.gauges_every, name=config.purgatory.name, spark=spark)
 
 
-def _follow(query: AccumulatorQuery, progress: Progress, stop: StopRequest) -> None:
+def _follow(query: AccumulatorQuery, dead: StreamingQuery | None, progress: Progress, stop: StopRequest) -> None:
+    """Wait until the query and that of dead letters have ended; where one has failed, the other is stopped."""
+
+    def failed() -> bool:
+        return (not query.isActive and query.exception() is not None) or (
+            dead is not None and not dead.isActive and dead.exception() is not None
+        )
+
+    def runs() -> bool:
+        return not failed() and (query.isActive or (dead is not None and dead.isActive))
+
     try:
-        while query.isActive and not stop.event.wait(POLL_SECONDS):
+        while runs() and not stop.event.wait(POLL_SECONDS):
             progress.update(query)
-        if stop.event.is_set():
+        if stop.event.is_set() or query.isActive:
             query.stop()
             query.drain()  # what lingers goes out, so that a stopped job leaves nothing behind
         else:
             query.awaitTermination()  # raises what the query died of
+        if dead is not None and not dead.isActive:
+            dead.awaitTermination()
     finally:
         progress.update(query)
 
@@ -118,6 +137,9 @@ def _summarise(spark: SparkSession, config: JobConfig, sink: RecordAccumulator, 
     table = sink.read(spark)
     summary = summarise(table, tally, file_sizes(table), config.purgatory.outcome_prefix)
     print_summary(console, summary, str(sink))
+    if config.dead_letters is not None:
+        n = dead_letters.count(spark, config)
+        console.print(f"Dead letters: {n:,} in {config.dead_letters.path}", soft_wrap=True, highlight=False)
     return summary
 
 

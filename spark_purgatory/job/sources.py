@@ -28,12 +28,12 @@ def purgatory_of(config: JobConfig) -> Purgatory:
 
 def read_input(spark: SparkSession, given: Input, name: str) -> DataFrame:
     """One input's rows: read, then ``where`` on the source's columns, then ``select``."""
-    with _blamed_on(f"{name}.source"):
+    with blamed_on(f"{name}.source"):
         rows = _read(spark, given.source)
     if given.where is not None:
-        with _blamed_on(f"{name}.where"):
+        with blamed_on(f"{name}.where"):
             rows = rows.where(given.where)
-    with _blamed_on(f"{name}.select"):
+    with blamed_on(f"{name}.select"):
         return rows.selectExpr(*given.select)
 
 
@@ -59,7 +59,7 @@ def parse_records(records: DataFrame, schema_ddl: str) -> DataFrame:
 
 
 @contextmanager
-def _blamed_on(field: str) -> Iterator[None]:
+def blamed_on(field: str) -> Iterator[None]:
     """Turn what Spark says of an expression, a schema or a path into an error on the field it came from."""
     try:
         yield

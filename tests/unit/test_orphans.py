@@ -15,6 +15,7 @@ import pytest
 from spark_purgatory.config import Completions, Operations, PurgatoryOptions
 from spark_purgatory.core.engine.ended_ranges import EndedRanges, united
 from spark_purgatory.core.engine.orphan_rows import shown
+from spark_purgatory.core.engine.outcomes import MissingKeys
 from spark_purgatory.core.events.control_log import pair_of, split_pairs
 from spark_purgatory.core.events.event_log import FORGET_FLOOR, EventSegment
 from spark_purgatory.core.spec import criteria
@@ -304,6 +305,13 @@ def test_pairs_of_id_and_key_come_apart_as_they_were_put_together() -> None:
     for start in (0, 2, 5):
         apart = split_pairs(pair_of(ids, keys)[start:])
         assert [part.to_pylist() for part in apart] == [ids[start:].to_pylist(), keys[start:].to_pylist()]
+
+
+def test_missing_keys_of_bytes_are_shown_without_their_partition_however_many_there_are() -> None:
+    for n in range(1, 6):
+        keys = pa.array([b"ppkey", b"pp"] * n)
+        missing = MissingKeys(keys, np.full(n, 2), np.ones(n, bool), prefix=2)
+        assert missing.to_arrow().to_pylist() == [["key", ""]] * n
 
 
 def test_bytes_that_are_no_text_are_shown_escaped() -> None:

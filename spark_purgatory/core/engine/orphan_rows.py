@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MIN_TIME_US
-from spark_purgatory.core.engine.outcomes import MissingKeys, OutcomeBatch
+from spark_purgatory.core.engine.outcomes import MissingKeys, OutcomeBatch, without_prefix
 from spark_purgatory.core.events.control_log import split_pairs
 from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.spec.arrivals import EventArrivals
@@ -73,15 +73,13 @@ def _texts(kinds: pa.Array, keys: pa.Array, ids: pa.Array | None, spec: EngineSp
 
 def shown(values: pa.Array, prefix: int) -> pa.Array:
     """Keys or ids as users know them, without the value of their partition."""
-    if not pa.types.is_binary(values.type):
-        texts = values if pa.types.is_string(values.type) else values.cast(pa.string())
-        return pc.utf8_slice_codeunits(texts, prefix) if prefix else texts
-    # Arrow's `binary_slice` without a stop fails beside nulls.
-    plain = pc.binary_replace_slice(values, 0, prefix, b"") if prefix else values
+    values = without_prefix(values, prefix)
+    if pa.types.is_string(values.type):
+        return values
     try:
-        return plain.cast(pa.string())
+        return values.cast(pa.string())
     except pa.ArrowInvalid:
-        texts = [None if value is None else value.decode("utf-8", "backslashreplace") for value in plain.to_pylist()]
+        texts = [None if value is None else value.decode("utf-8", "backslashreplace") for value in values.to_pylist()]
         return pa.array(texts, pa.string())
 
 

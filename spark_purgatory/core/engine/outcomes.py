@@ -27,6 +27,9 @@ OUTCOME_FIELDS = (
     pa.field("reason", pa.string()),
 )
 
+MOST_BYTES = 2**31 - 1
+"""Of one value: Arrow's binary arrays count bytes in 32 bits."""
+
 
 @dataclass(frozen=True)
 class MissingKeys:
@@ -47,14 +50,18 @@ class MissingKeys:
         """As an array<string> column."""
         offsets = np.concatenate(([0], np.cumsum(self.counts))).astype(np.int32)
         mask = None if self.applies.all() else pa.array(~self.applies)
-        keys = self.keys
-        if self.prefix:
-            if pa.types.is_binary(keys.type):
-                # `binary_slice` without a stop fails for some values.
-                keys = pc.binary_replace_slice(keys, 0, self.prefix, b"")
-            else:
-                keys = pc.utf8_slice_codeunits(keys, self.prefix)
-        return pa.ListArray.from_arrays(pa.array(offsets), as_text(keys), mask=mask)
+        keys = as_text(without_prefix(self.keys, self.prefix))
+        return pa.ListArray.from_arrays(pa.array(offsets), keys, mask=mask)
+
+
+def without_prefix(keys: pa.Array, prefix: int) -> pa.Array:
+    """Keys or ids without so many characters, or bytes, of their partition's value in front."""
+    if not prefix:
+        return keys
+    if not pa.types.is_binary(keys.type):
+        return pc.utf8_slice_codeunits(keys, prefix)
+    # Without an end, pyarrow 26 adds up lengths that overflow, and raises for two values.
+    return pc.binary_slice(keys, prefix, stop=MOST_BYTES)
 
 
 def as_text(keys: pa.Array) -> pa.Array:

@@ -1,0 +1,114 @@
+"""Rows of the inputs that do not fit the schema: their text and the reason, in a Delta table of their own.
+
+They are rows of CSV and JSON files and of Kafka topics. A second query reads the same sources and writes the table,
+exactly once: Delta remembers the micro-batches of a query, whose checkpoint lies beside the job's. The job's own query
+reads such a row as before, with null in the fields that cannot be read, and what comes of it is REJECTED or a rejected
+event, if a field that it needs is null.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_purgatory.job.job_config import FolderSource, JobConfig, KafkaSource
+from spark_purgatory.job.sources import blamed_on
+
+RAW = "spark_purgatory_raw"
+"""The column into which Spark's readers put the text of a row that they cannot read. No source has it."""
+OUR_OPTIONS = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": RAW}
+COLUMNS = ("input", "source", "reason", "raw", "read_at")
+"""Of the table: ``operations`` or ``completions``; the file, or topic, partition and offset; why; the text; when."""
+
+
+def start(spark: SparkSession, config: JobConfig) -> StreamingQuery | None:
+    """Start the query that writes the table; None where the file asks for none."""
+    if config.dead_letters is None:
+        return None
+    writer = malformed_rows(spark, config).writeStream.format("delta").outputMode("append")
+    writer = writer.queryName(f"{config.name}_dead_letters").trigger(**config.trigger.model_dump(exclude_none=True))
+    return writer.option("checkpointLocation", config.dead_letters_checkpoint).start(config.dead_letters.path)
+
+
+def count(spark: SparkSession, config: JobConfig) -> int:
+    """Rows in the table."""
+    assert config.dead_letters is not None
+    return spark.read.format("delta").load(config.dead_letters.path).count()
+
+
+def malformed_rows(spark: SparkSession, config: JobConfig) -> DataFrame:
+    """The malformed rows of both inputs, as `COLUMNS`."""
+    found = []
+    for name in ("operations", "completions"):
+        source = getattr(config, name).source
+        with blamed_on(f"{name}.source"):
+            if isinstance(source, KafkaSource):
+                records = spark.readStream.format("kafka").options(**source.options).option("subscribe", source.topic)
+                found.append(malformed_records(records.load(), source.schema_ddl, name))
+            elif isinstance(source, FolderSource) and source.format != "parquet":
+                found.append(malformed_lines(spark, source, name))
+    return reduce(DataFrame.unionByName, found)
+
+
+def malformed_lines(spark: SparkSession, source: FolderSource, name: str) -> DataFrame:
+    """The rows of CSV or JSON files that do not fit the schema, as a stream."""
+    given = {option: value for option, value in source.options.items() if not _is_ours(option)}
+    reader = spark.readStream.format(source.format).options(**{**given, **OUR_OPTIONS})
+    rows = reader.schema(f"{source.schema_ddl}, {RAW} string").load(source.path)
+    fields = {field: F.col(_quoted(field)) for field in rows.columns if field != RAW}
+    if source.format == "json":
+        reason = _json_reason(F.col(RAW), fields)
+    else:
+        # The line as text alone, to see which of its fields there are.
+        as_texts = F.from_csv(F.col(RAW), ", ".join(f"{_quoted(field)} string" for field in fields), given)
+        reason = _reason({field: as_texts[field] for field in fields}, fields, "not as many fields as the schema has")
+    return _as_letters(rows.where(F.col(RAW).isNotNull()), name, F.col("_metadata.file_path"), reason, F.col(RAW))
+
+
+def malformed_records(records: DataFrame, schema_ddl: str, name: str) -> DataFrame:
+    """The records of Kafka, streaming or not, whose value is no JSON of the schema."""
+    text = F.col("value").cast("string")
+    record = F.from_json(text, f"{schema_ddl}, {RAW} string", OUR_OPTIONS)
+    rows = records.select("topic", "partition", "offset", text.alias(RAW), record.alias("record"))
+    names = rows.select("record.*").columns
+    fields = {field: F.col("record")[field] for field in names if field != RAW}
+    reason = F.when(F.col(RAW).isNull(), "the record has no value").otherwise(_json_reason(F.col(RAW), fields))
+    malformed = F.col("record").isNull() | F.col("record")[RAW].isNotNull() | F.col(RAW).isNull()
+    place = F.concat_ws("/", F.col("topic"), F.col("partition"), F.col("offset"))
+    return _as_letters(rows.where(malformed), name, place, reason, F.col(RAW))
+
+
+def _as_letters(rows: DataFrame, name: str, place: Column, reason: Column, raw: Column) -> DataFrame:
+    columns = (F.lit(name), place, reason, raw, F.current_timestamp())
+    return rows.select(*(column.alias(alias) for alias, column in zip(COLUMNS, columns, strict=True)))
+
+
+def _json_reason(raw: Column, fields: dict[str, Column]) -> Column:
+    as_texts = F.from_json(raw, "map<string,string>")
+    texts = {field: as_texts[F.lit(field)] for field in fields}
+    return F.when(as_texts.isNull(), "not a JSON object").otherwise(
+        _reason(texts, fields, "a part of a field does not fit its type")
+    )
+
+
+def _reason(texts: dict[str, Column], fields: dict[str, Column], otherwise: str) -> Column:
+    """Names the fields that have a text and no value.
+
+    All fields are read here: of a column that nobody reads Spark does not find out that it cannot be read.
+    """
+    bad = F.array_compact(
+        F.array(*(F.when(texts[field].isNotNull() & fields[field].isNull(), F.lit(field)) for field in fields))
+    )
+    named = F.concat(F.lit("not of the field's type: "), F.array_join(bad, ", "))
+    return F.when(F.size(bad) > 0, named).otherwise(otherwise)
+
+
+def _is_ours(option: str) -> bool:
+    return option.lower() in {ours.lower() for ours in OUR_OPTIONS}
+
+
+def _quoted(field: str) -> str:
+    return "`" + field.replace("`", "``") + "`"

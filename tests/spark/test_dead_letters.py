@@ -1,0 +1,179 @@
+"""Dead letters of the job: rows that do not fit the schema, with their text and the reason, each once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from spark_purgatory.errors import PurgatoryError
+from spark_purgatory.job.config_file import JobConfigError, load_config
+from spark_purgatory.job.dead_letters import COLUMNS, malformed_records
+from spark_purgatory.job.job_config import JobConfig
+from spark_purgatory.job.runner import StopRequest, run
+
+ORDERS = "order_id string, amount int, ordered_at timestamp, lines array<struct<n: int>>"
+PAYMENTS = "order_id string, paid_at timestamp"
+
+
+def job(folder: Path, **sections: Any) -> JobConfig:
+    """A job that reads JSON orders and CSV payments of a folder."""
+    fields: dict[str, Any] = {
+        "operations": {
+            "source": {"format": "json", "path": str(folder / "orders"), "schema": ORDERS},
+            "id": "order_id",
+            "keys": "order_id",
+            "created": "ordered_at",
+            "timeout": "30 minutes",
+        },
+        "completions": {
+            "source": {
+                "format": "csv",
+                "path": str(folder / "payments"),
+                "schema": PAYMENTS,
+                "options": {"header": True, "sep": ";", "Mode": "DROPMALFORMED"},
+            },
+            "key": "order_id",
+            "time": "paid_at",
+        },
+        "output": {"path": str(folder / "outcomes")},
+        "checkpoint": str(folder / "checkpoint"),
+        "dead_letters": {"path": str(folder / "dead")},
+        "trigger": {"availableNow": True},
+        **sections,
+    }
+    path = folder / "job.yaml"
+    path.write_text(yaml.safe_dump(fields), encoding="utf-8")
+    return load_config(path)
+
+
+def land(folder: Path, number: int, orders: list[str], payments: list[str]) -> None:
+    for name, lines in ((f"orders/{number}.json", orders), (f"payments/{number}.csv", ["a;b", *payments])):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def letters(spark: SparkSession, folder: Path) -> Counter[tuple[str, str, str, str]]:
+    table = spark.read.format("delta").load(str(folder / "dead"))
+    assert tuple(table.columns) == COLUMNS
+    assert table.where("abs(timestampdiff(hour, read_at, current_timestamp())) > 1 or read_at is null").isEmpty()
+    rows = table.collect()
+    return Counter((row.input, row.source.rsplit("/", 1)[1], row.reason, row.raw) for row in rows)
+
+
+GOOD = json.dumps({"order_id": "o", "amount": 1, "ordered_at": "2024-03-01T08:00:00Z", "lines": [{"n": 1}]})
+WRONG_TYPES = json.dumps({"order_id": "p", "amount": "many", "ordered_at": "soon"})
+NESTED = json.dumps({"order_id": "q", "amount": 1, "ordered_at": "2024-03-01T08:01:00Z", "lines": [{"n": "x"}]})
+
+
+@pytest.mark.spark
+def test_each_row_that_does_not_fit_is_a_letter_once_and_all_go_on_as_before(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    config = job(tmp_path)
+    land(
+        tmp_path,
+        1,
+        [GOOD, '{"order_id": "cut', WRONG_TYPES, "just text", ""],
+        ["o;2024-03-01T08:05:00Z", "p;soon", "q"],
+    )
+    said = StringIO()
+    summary = run(spark, config, Console(file=said, width=200), StopRequest())
+    first = Counter(
+        [
+            ("operations", "1.json", "not a JSON object", '{"order_id": "cut'),
+            ("operations", "1.json", "not of the field's type: amount, ordered_at", WRONG_TYPES),
+            ("operations", "1.json", "not a JSON object", "just text"),
+            ("completions", "1.csv", "not of the field's type: paid_at", "p;soon"),
+            ("completions", "1.csv", "not as many fields as the schema has", "q"),
+        ]
+    )
+    assert letters(spark, tmp_path) == first
+    assert summary is not None and summary.conserved
+    assert (summary.tally.received, summary.by_status) == (4, {"REJECTED": 3, "COMPLETED": 1})
+    assert f"Dead letters: 5 in {tmp_path}/dead" in said.getvalue()
+    # A second run goes on behind what the first has read.
+    land(tmp_path, 2, [NESTED, GOOD.replace('"o"', '"r"')], ["r;2024-03-01T08:05:00Z"])
+    run(spark, config, Console(file=StringIO()), StopRequest())
+    second = Counter([("operations", "2.json", "a part of a field does not fit its type", NESTED)])
+    assert letters(spark, tmp_path) == first + second
+
+
+@pytest.mark.spark
+def test_a_replayed_micro_batch_writes_no_letter_twice(spark: SparkSession, tmp_path: Path) -> None:
+    config = job(tmp_path)
+    land(tmp_path, 1, [GOOD, "x"], ["o;soon"])
+    run(spark, config, Console(file=StringIO()), StopRequest())
+    before = letters(spark, tmp_path)
+    assert before.total() == 2
+    # As after a kill between Delta's commit and Spark's.
+    commits = tmp_path / "checkpoint_dead_letters" / "commits"
+    [last] = [path for path in commits.iterdir() if path.name.isdigit()]
+    last.unlink()
+    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+    run(spark, config, Console(file=StringIO()), StopRequest())
+    assert letters(spark, tmp_path) == before
+
+
+@pytest.mark.spark
+def test_letters_that_cannot_be_written_end_the_job(spark: SparkSession, tmp_path: Path) -> None:
+    land(tmp_path, 1, [GOOD, "x"], ["o;soon"])
+    (tmp_path / "dead").write_text("a file where the table should be")
+    config = job(tmp_path, trigger={"processingTime": "1 second"})
+    with pytest.raises(Exception, match="dead") as error:  # Spark's or Delta's own, as it comes
+        run(spark, config, Console(file=StringIO()), StopRequest())
+    assert not isinstance(error.value, PurgatoryError)
+    assert not spark.streams.active
+
+
+@pytest.mark.spark
+def test_records_of_kafka_that_are_no_json_of_the_schema_are_letters(spark: SparkSession) -> None:
+    values = [GOOD, WRONG_TYPES, "", "no json", None]
+    records = spark.createDataFrame(
+        [("orders", 3, offset, None if value is None else value.encode()) for offset, value in enumerate(values)],
+        "topic string, partition int, offset bigint, value binary",
+    )
+    rows = malformed_records(records, ORDERS, "operations").collect()
+    assert sorted((row.source, row.reason, row.raw) for row in rows) == [
+        ("orders/3/1", "not of the field's type: amount, ordered_at", WRONG_TYPES),
+        ("orders/3/2", "not a JSON object", ""),
+        ("orders/3/3", "not a JSON object", "no json"),
+        ("orders/3/4", "the record has no value", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        (
+            {"dead_letters": {"path": "outcomes"}, "output": {"path": "outcomes"}},
+            "output.path and dead_letters.path are",
+        ),
+        ({"dead_letters": {"path": "d", "checkpoint": "d"}}, "dead_letters.path and dead_letters.checkpoint are both"),
+        (
+            {"dead_letters": {"path": "c_dead_letters"}, "checkpoint": "c/"},
+            "both 'c_dead_letters': each needs a folder",
+        ),
+        ({"dead_letters": {}}, "dead_letters.path: required"),
+    ],
+)
+def test_folders_that_are_the_same_are_refused_by_name(tmp_path: Path, sections: dict[str, Any], said: str) -> None:
+    with pytest.raises(JobConfigError, match=said):
+        job(tmp_path, **sections)
+
+
+def test_sources_without_text_have_no_dead_letters(tmp_path: Path) -> None:
+    typed = {"format": "parquet", "path": "x", "schema": PAYMENTS}
+    inputs = {
+        "operations": {"source": typed, "id": "order_id", "keys": "order_id", "created": "at", "timeout": "1 hour"},
+        "completions": {"source": typed, "key": "order_id", "time": "paid_at"},
+    }
+    with pytest.raises(JobConfigError, match="the sources are parquet and parquet, whose rows always fit their types"):
+        job(tmp_path, **inputs)
