@@ -20,7 +20,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.job.job_config import FREE_FORM, DeltaSource, FolderSource, JobConfig, KafkaSource
+from spark_purgatory.job.config_types import FREE_FORM
+from spark_purgatory.job.job_config import DeltaSource, FolderSource, JobConfig, KafkaSource
 
 MAX_VALUE_CHARS = 60
 """A wrong value is quoted up to this length: enough to recognise it on one line of a terminal."""

@@ -11,79 +11,22 @@ Options and Spark settings may hold passwords: their values appear in no repr. B
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
+from pydantic import Field, create_model, model_validator
 
 from spark_purgatory.config import (
     Completions,
     Operations,
     PurgatoryOptions,
     SinkOptions,
-    not_a_duration,
     parse_duration,
-    parse_size,
 )
 from spark_purgatory.config.reference import options_of
 from spark_purgatory.core.spec import criteria
-
-FREE_FORM = ("options", "spark")
-"""Mappings whose keys hold dots and whose values may be secret."""
-
-
-def _as_text(value: object) -> object:
-    """YAML's 4 and true, as Spark's settings want them: "4" and "true"."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if isinstance(value, (int, float)) else value
-
-
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-def _is_duration(text: str) -> str:
-    wrong = not_a_duration(text)
-    if wrong is not None:
-        raise ValueError(f"a duration is allowed; {wrong}")
-    return text
-
-
-def _is_size(text: str) -> str:
-    parse_size(text, "size")
-    return text
-
-
-def _is_setting(name: str) -> str:
-    if not name.startswith("spark."):
-        raise ValueError("a setting whose name starts with 'spark.' is allowed")
-    return name
-
-
-Text = Annotated[str, Field(min_length=1)]
-Scalar = Annotated[str, BeforeValidator(_as_text)]
-Texts = Annotated[list[Text], BeforeValidator(_as_list)]
-Duration = Annotated[str, AfterValidator(_is_duration)]
-Size = Annotated[str, AfterValidator(_is_size)]
-Setting = Annotated[str, AfterValidator(_is_setting)]
-
-
-class Model(BaseModel):
-    """Frozen, no unknown fields, and no option's value in a repr."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, populate_by_name=True)
-
-    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
-        for name, value in super().__repr_args__():
-            yield name, dict.fromkeys(value, "***") if name in FREE_FORM else value
-
-
-def _exactly_one(model: BaseModel, *names: str) -> None:
-    given = [name for name in names if getattr(model, name) is not None]
-    if len(given) != 1:
-        raise ValueError(f"give exactly one of {', '.join(names)}; got {' and '.join(given) or 'none'}")
+from spark_purgatory.job.config_types import Duration, Model, Scalar, Setting, Size, Text, Texts, exactly_one
 
 
 class FolderSource(Model):
@@ -92,7 +35,7 @@ class FolderSource(Model):
     format: Literal["parquet", "json", "csv"]
     path: Text
     schema_ddl: Annotated[str, Field(alias="schema", min_length=1)]
-    options: dict[str, Scalar] = {}
+    options: dict[str, Scalar] = Field(default_factory=dict)
 
 
 class DeltaSource(Model):
@@ -101,11 +44,11 @@ class DeltaSource(Model):
     format: Literal["delta"]
     path: Text | None = None
     table: Text | None = None
-    options: dict[str, Scalar] = {}
+    options: dict[str, Scalar] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _one_place(self) -> DeltaSource:
-        _exactly_one(self, "path", "table")
+        exactly_one(self, "path", "table")
         return self
 
 
@@ -131,7 +74,7 @@ class Input(Model):
     """What both inputs have: where rows come from and how they are shaped before they are used."""
 
     source: Source
-    select: Texts = ["*"]
+    select: Texts = Field(default_factory=lambda: ["*"])
     where: Text | None = None
 
     def options(self) -> dict[str, Any]:
@@ -182,7 +125,7 @@ def mirror(options: type, but: Container[str] = ()) -> dict[str, Any]:
 class _OperationsInput(Input):
     @model_validator(mode="after")
     def _one_end(self) -> _OperationsInput:
-        _exactly_one(self, "timeout", "timeout_ms", "deadline")
+        exactly_one(self, "timeout", "timeout_ms", "deadline")
         Operations(**self.options())
         return self
 
@@ -290,7 +233,7 @@ class _Output(Model):
 
     @model_validator(mode="after")
     def _one_place(self) -> _Output:
-        _exactly_one(self, "path", "table")
+        exactly_one(self, "path", "table")
         SinkOptions(**self.options())
         return self
 
@@ -314,7 +257,7 @@ class Trigger(Model):
 
     @model_validator(mode="after")
     def _one_kind(self) -> Trigger:
-        _exactly_one(self, "processingTime", "availableNow")
+        exactly_one(self, "processingTime", "availableNow")
         return self
 
 
@@ -357,8 +300,8 @@ class JobConfig(Model):
     checkpoint: Text
     trigger: Trigger = Trigger(processingTime="10 seconds")
     state_store: Literal["hdfs", "rocksdb"] = "hdfs"
-    packages: Texts = []
-    spark: dict[Setting, Scalar] = {}
+    packages: Texts = Field(default_factory=list)
+    spark: dict[Setting, Scalar] = Field(default_factory=dict)
     summary: bool = True
     heartbeats: bool = True
     """With ``idle_after``; false while a backlog is read, see `Purgatory.resolve`."""

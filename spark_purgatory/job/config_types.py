@@ -1,0 +1,67 @@
+"""What the models of the job's file have in common: their base, and the types of their fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from spark_purgatory.config import not_a_duration, parse_size
+
+FREE_FORM = ("options", "spark")
+"""Mappings whose keys hold dots and whose values may be secret."""
+
+
+def _as_text(value: object) -> object:
+    """YAML's 4 and true, as Spark's settings want them: "4" and "true"."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, (int, float)) else value
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _is_duration(text: str) -> str:
+    wrong = not_a_duration(text)
+    if wrong is not None:
+        raise ValueError(f"a duration is allowed; {wrong}")
+    return text
+
+
+def _is_size(text: str) -> str:
+    parse_size(text, "size")
+    return text
+
+
+def _is_setting(name: str) -> str:
+    if not name.startswith("spark."):
+        raise ValueError("a setting whose name starts with 'spark.' is allowed")
+    return name
+
+
+Text = Annotated[str, Field(min_length=1)]
+Scalar = Annotated[str, BeforeValidator(_as_text)]
+Texts = Annotated[list[Text], BeforeValidator(_as_list)]
+Duration = Annotated[str, AfterValidator(_is_duration)]
+Size = Annotated[str, AfterValidator(_is_size)]
+Setting = Annotated[str, AfterValidator(_is_setting)]
+
+
+class Model(BaseModel):
+    """Frozen, no unknown fields, and no option's value in a repr."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, populate_by_name=True)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, dict.fromkeys(value, "***") if name in FREE_FORM else value
+
+
+def exactly_one(model: BaseModel, *names: str) -> None:
+    """Raise ValueError unless exactly one of the fields is given."""
+    given = [name for name in names if getattr(model, name) is not None]
+    if len(given) != 1:
+        raise ValueError(f"give exactly one of {', '.join(names)}; got {' and '.join(given) or 'none'}")
