@@ -29,6 +29,7 @@ from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
 from spark_purgatory.spark.checkpoint.pending import pending
 from spark_purgatory.spark.checkpoint.shard_states import committed_batches
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
+from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
 from spark_purgatory.version import __version__
 
 TRIES = 3
@@ -82,11 +83,16 @@ class Report:
 
 def read_report(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, outcome_prefix: str = "") -> Report:
     """Read everything that the page shows; again if the query has gone on meanwhile, up to `TRIES` times."""
-    report = _read(spark, checkpoint, sink, outcome_prefix)
-    for _ in range(TRIES - 1):
-        if not report.moved_on:
+    for left in range(TRIES - 1, -1, -1):
+        try:
+            report = _read(spark, checkpoint, sink, outcome_prefix)
+        except SPARK_FAULTS as error:
+            # A drain that ended meanwhile has removed staged files.
+            if "FILE_NOT_EXIST" not in str(error) or not left:
+                raise
+            continue
+        if not report.moved_on or not left:
             break
-        report = _read(spark, checkpoint, sink, outcome_prefix)
     return report
 
 
