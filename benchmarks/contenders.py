@@ -31,7 +31,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from benchmarks.inputs import ROWS, as_rows, read_sides
 from benchmarks.per_operation import per_operation, with_timers
 from spark_purgatory import Completions, Operations, criteria
-from spark_purgatory.spark.operator.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
+from spark_purgatory.spark.host.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
 from spark_purgatory.spark.operator.inputs import WATERMARK_METADATA
 from spark_purgatory.spark.operator.payload import arrow_schema
 from spark_purgatory.spark.operator.purgatory import Purgatory

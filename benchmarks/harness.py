@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from benchmarks.contenders import CONTENDERS, Contender
 from benchmarks.rates import Batch, Run
 from benchmarks.workload_w import Workload, expected, prepared
-from spark_purgatory.spark.operator.exchange import EXCHANGE_SETTINGS
+from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / ".bench"

@@ -40,7 +40,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     from spark_purgatory.demo.runner import QUICK_SETTINGS
-    from spark_purgatory.spark.operator.exchange import unix_sockets
+    from spark_purgatory.spark.host.exchange import unix_sockets
 
     builder = (
         SparkSession.builder.master("local[2]")

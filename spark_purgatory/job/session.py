@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 from spark_purgatory.config import parse_duration
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.job_config import JobConfig, KafkaSource, Trigger
-from spark_purgatory.spark.operator.exchange import EXCHANGE_SETTINGS, unix_sockets
+from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
 from spark_purgatory.spark.sink.delta_target import LEAN_SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]

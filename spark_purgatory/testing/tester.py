@@ -23,7 +23,7 @@ from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.payload_schema import conform
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS
-from spark_purgatory.spark.operator.group_functions import counts_of
+from spark_purgatory.spark.host.calls import counts_of
 from spark_purgatory.spark.operator.inputs import InputTypes
 from spark_purgatory.spark.operator.key_types import check_compared
 from spark_purgatory.spark.operator.payload import arrow_schema, columns_of

@@ -313,7 +313,7 @@ OFFENCES = [
     (CORE, "from spark_purgatory.config import Operations", "core may not import spark_purgatory.config"),
     (CORE, "from spark_purgatory import config", "core may not import spark_purgatory.config"),
     (CORE, "import spark_purgatory", "core may not import spark_purgatory.root"),
-    (CORE, "import spark_purgatory.spark.operator.group_functions", "core may not import spark_purgatory.spark"),
+    (CORE, "import spark_purgatory.spark.host.blob_host", "core may not import spark_purgatory.spark"),
     (CORE, "from ...accumulator import sizing", "core may not import spark_purgatory.accumulator"),
     (CORE, "from ... import schema", "core may not import spark_purgatory.schema"),
     (CORE, "from spark_purgatory.core.engine import resolver", "core.events may not import core.engine"),

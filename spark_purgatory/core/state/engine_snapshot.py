@@ -114,8 +114,32 @@ def inspect(blob: bytes) -> tuple[EventTimePurgatory, list[str] | None]:
     blob is damaged.
     """
     facts, arrays, tables = _read(blob, None)
-    spec = replace(spec_of(cast("dict[str, Any]", facts["spec"])), control_events="rows.id_slot" in arrays)
-    return _restored(spec, facts, arrays, tables), cast("list[str] | None", facts.get("columns"))
+    engine = _restored(_spec_as_written(facts, arrays), facts, arrays, tables)
+    return engine, cast("list[str] | None", facts.get("columns"))
+
+
+def restore_as_written(blob: bytes, deadline_is_sum: bool) -> EventTimePurgatory:
+    """An engine that takes the steps, and is saved, as in the query that wrote the blob.
+
+    ``deadline_is_sum``: what no blob says of the query. Limits are as they are by default: steps that were taken once
+    are within them. Raises StateError where the blob is damaged.
+    """
+    facts, arrays, tables = _read(blob, None)
+    names = cast("list[str] | None", facts.get("columns"))
+    sources, texts = (cast("dict[str, Any]", facts.get(name, {})) for name in ("sources", "texts"))
+    spec = replace(
+        _spec_as_written(facts, arrays),
+        deadline_is_sum=deadline_is_sum,
+        columns=None if names is None else pa.schema([pa.field(name, pa.null()) for name in names]),
+        sources=tuple((argument, tuple(columns)) for argument, columns in sources.items()),
+        texts=tuple(texts.items()),
+    )
+    return _restored(spec, facts, arrays, tables)
+
+
+def _spec_as_written(facts: dict[str, object], arrays: Arrays) -> EngineSpec:
+    """The spec of the query that wrote a blob, as far as the blob says it."""
+    return replace(spec_of(cast("dict[str, Any]", facts["spec"])), control_events="rows.id_slot" in arrays)
 
 
 def payload_schema(blob: bytes) -> tuple[pa.Schema, bool]:
@@ -249,18 +273,31 @@ def _facts(engine: EventTimePurgatory) -> dict[str, object]:
         "segments": len(engine.events.log.segments),
         "log_kept": engine.events.log.kept,
     }
-    gauges = {
-        "oldest_us": engine.oldest_us(),
-        "next_due_ms": engine.next_due_ms(),
-        "watched": engine.purgatory.watched,
+    facts = {
+        "spec": engine.spec.fingerprint(),
+        "numbers": counts,
+        "tally": tally_of(engine),
+        "gauges": gauges_of(engine),
     }
-    tally = {name: count for name, count in vars(engine.outcomes.tally).items() if count or name != "events_counted"}
-    facts = {"spec": engine.spec.fingerprint(), "numbers": counts, "tally": tally, "gauges": gauges}
     logs = {name: [len(log.segments), log.kept] for name, log in _control_logs(engine).items()}
     if engine.spec.columns is not None:
         facts |= {"columns": engine.spec.columns.names, "roles": engine.spec.role_names()}
         facts |= {name: dict(found) for name in ("sources", "texts") if (found := getattr(engine.spec, name))}
     return {**facts, "logs": logs} if logs else facts
+
+
+def gauges_of(engine: EventTimePurgatory) -> dict[str, int | None]:
+    """What waits, so that nobody needs to decode the state for it."""
+    return {
+        "oldest_us": engine.oldest_us(),
+        "next_due_ms": engine.next_due_ms(),
+        "watched": engine.purgatory.watched,
+    }
+
+
+def tally_of(engine: EventTimePurgatory) -> dict[str, Any]:
+    """What was counted since the shard's beginning."""
+    return {name: count for name, count in vars(engine.outcomes.tally).items() if count or name != "events_counted"}
 
 
 def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> None:

@@ -18,15 +18,10 @@ from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS, OUTCOME_COLUMNS
+from spark_purgatory.spark.host.blob_host import STATE_DDL, batch_function, stream_function
+from spark_purgatory.spark.host.calls import RESULT_DDL, Broadcast
+from spark_purgatory.spark.host.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
 from spark_purgatory.spark.operator.event_times import instant_ms
-from spark_purgatory.spark.operator.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
-from spark_purgatory.spark.operator.group_functions import (
-    RESULT_DDL,
-    STATE_DDL,
-    Broadcast,
-    batch_function,
-    stream_function,
-)
 from spark_purgatory.spark.operator.inputs import (
     WATERMARK_METADATA,
     Input,
@@ -155,6 +150,12 @@ class Purgatory(PurgatoryOptions):
         max_pending_per_shard: Operations that may wait in one shard; more stop the query.
         max_state_bytes_per_shard: Bytes of one shard's state; more stop the query.
         max_broadcast_bytes: Bytes of packed events in a micro-batch that is sent to all shards; more stop the query.
+        host: Spark's operator that holds the state. "applyInPandasWithState" rewrites the state of each shard that a
+            micro-batch touches. "transformWithState" writes what arrived, and keeps the shards in the memory of
+            Spark's workers: for many waiting operations and frequent micro-batches (docs/choosing.md). It needs Spark
+            4.1, RocksDB as state store and protobuf. The checkpoint fixes it.
+        max_warm_bytes: Under "transformWithState", bytes of memory that shards may take in the Python workers of one
+            executor; shards beyond it are loaded from the checkpoint in each micro-batch.
         name: Name under which the counters of each micro-batch (`schema.COUNTERS`: what it changed) appear in the
             query's ``observedMetrics``. `gauges` gives how much waits in all.
 
@@ -245,17 +246,21 @@ class Purgatory(PurgatoryOptions):
         # The real watermark was set below the exchange and drives the clock. This null column satisfies Spark's
         # analyzer, and no row of it is ever behind: late rows arrive and are counted, not dropped silently.
         marker = F.lit(None).cast(T.TimestampType()).alias("marker", metadata={WATERMARK_METADATA: 0})
-        results = (
-            packed.select("shard", "side", "blob", marker)
-            .groupBy("shard")
-            .applyInPandasWithState(
+        groups = packed.select("shard", "side", "blob", marker).groupBy("shard")
+        if self.host == "transformWithState":
+            # Imported here, for it needs Spark 4.1 and protobuf.
+            from spark_purgatory.spark.host.log_host import LogHost, LogHostOptions
+
+            options = LogHostOptions(self.shards or 0, self.max_warm_bytes, sent)
+            results = groups.transformWithState(LogHost(spec, options), RESULT_DDL, "append", "EventTime")
+        else:
+            results = groups.applyInPandasWithState(
                 stream_function(spec, self.shards, sent),
                 RESULT_DDL,
                 STATE_DDL,
                 "append",
                 GroupStateTimeout.EventTimeTimeout,
             )
-        )
         # A micro-batch that touches no shard adds nothing: its sum is null.
         added = (F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in COUNTERS)
         try:
