@@ -5,6 +5,7 @@ Those that decide outcomes return rows with a column ``status``; the floors retu
 | contender | what a row goes through |
 | --- | --- |
 | ours | `Purgatory`, criterion any_key, emit early |
+| ours_log | the same under ``host="transformWithState"`` |
 | ours_rocksdb | the same over Spark's RocksDB store |
 | join | Spark's own stream-stream left outer join, in the JVM |
 | identity | the packed exchange of ours: both ``mapInArrow`` stages and the state function, without an engine |
@@ -19,8 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 from pyspark.sql import DataFrame, SparkSession
@@ -32,9 +34,12 @@ from benchmarks.inputs import ROWS, as_rows, read_sides
 from benchmarks.per_operation import per_operation, with_timers
 from spark_purgatory import Completions, Operations, criteria
 from spark_purgatory.spark.host.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
+from spark_purgatory.spark.host.requirements import LOG_HOST_SETTINGS
 from spark_purgatory.spark.operator.inputs import WATERMARK_METADATA
 from spark_purgatory.spark.operator.payload import arrow_schema
 from spark_purgatory.spark.operator.purgatory import Purgatory
+
+Host = Literal["applyInPandasWithState", "transformWithState"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Contender:
     """How long after its deadline it lets an operation expire."""
 
 
-def ours(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
+def ours(spark: SparkSession, folder: Path, shards: int, host: Host = "applyInPandasWithState") -> DataFrame:
     """The library as its users call it."""
     operations, events = read_sides(spark, folder)
     purgatory = Purgatory(
@@ -64,6 +69,7 @@ def ours(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
         criterion=criteria.any_key(),
         emit="early",
         shards=shards,
+        host=host,
     )
     return purgatory.resolve(operations, events)
 
@@ -160,6 +166,13 @@ CONTENDERS = {
     for contender in (
         Contender("ours", "Purgatory, any_key, emit early", ours, decides=True),
         Contender("ours_rocksdb", "ours, state in RocksDB", ours, decides=True, settings=ROCKSDB),
+        Contender(
+            "ours_log",
+            "ours, a snapshot and a log in RocksDB",
+            partial(ours, host="transformWithState"),
+            decides=True,
+            settings=LOG_HOST_SETTINGS,
+        ),
         Contender("join", "stream-stream left outer join", join, decides=True, grace_ms=1),
         Contender("identity", "packed exchange, no engine", identity, decides=False),
         Contender("identity_rows", "applyInPandasWithState, plain rows, no work", identity_rows, decides=False),

@@ -122,7 +122,9 @@ def run_once(
         progress = _stream(contender.build(spark, workload.folder, shards), contender, checkpoint)
     finally:
         for setting in contender.settings:
-            spark.conf.set(setting, SETTINGS[setting])
+            spark.conf.unset(setting)
+            if setting in SETTINGS:
+                spark.conf.set(setting, SETTINGS[setting])
         shutil.rmtree(checkpoint, ignore_errors=True)
     run = Run(
         contender=contender.name,

@@ -44,7 +44,7 @@ the timer is the deadline. Spark's late filter never drops a row: its marked col
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,7 +59,7 @@ from spark_purgatory.core.state.shard_head import ShardHead, read_head, write_he
 from spark_purgatory.core.state.step_log import STEP_VERSION, Step, digest, load, write_entry
 from spark_purgatory.errors import StateMismatchError
 from spark_purgatory.spark.host.calls import Broadcast, result_of, step_of
-from spark_purgatory.spark.host.warm_engines import Answer, Request, step_engine, warm_engines
+from spark_purgatory.spark.host.warm_engines import Answer, Request, WarmEngines, step_engine, warm_engines
 from spark_purgatory.spark.host.worker import prepare_worker
 
 BLOB = T.StructType([T.StructField("blob", T.BinaryType())])
@@ -77,13 +77,7 @@ FAILPOINTS = (
     "before head",
     "after head",
 )
-hook: Callable[[str], None] | None = None
-"""Called with the name of every failpoint reached; tests set it, nothing else does."""
-
-
-def _reach(name: str) -> None:
-    if hook is not None:
-        hook(name)
+"""Where a crash could matter: names that `LogHost.reached` is called with."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +119,14 @@ class LogHost(StatefulProcessor):
     def close(self) -> None:
         """Nothing to do: what is held stays."""
 
+    def reached(self, failpoint: str) -> None:
+        """Called with each of `FAILPOINTS` in its turn; tests make something happen there."""
+
+    @property
+    def warm(self) -> WarmEngines:
+        """The engines that this worker holds."""
+        return warm_engines()
+
     # --- a call ----------------------------------------------------------------------------------------
 
     def _call(self, step: Step, fired_ms: int | None = None) -> Row:
@@ -145,11 +147,11 @@ class LogHost(StatefulProcessor):
             max_warm_bytes=self._options.max_warm_bytes,
             wants_snapshot=wants_snapshot,
         )
-        _reach("before step")
-        answer = warm_engines().ask(head.holder, request) if stored is not None else None
+        self.reached("before step")
+        answer = self.warm.ask(head.holder, request) if stored is not None else None
         if answer is None:
             answer = self._step_cold(head, request, is_new=stored is None)
-        _reach("after step")
+        self.reached("after step")
         written = self._write(head, entry, request, answer)
         self._set_timer(head.timer_ms, written.timer_ms, fired_ms)
         size = len(entry) if answer.snapshot is None else len(answer.snapshot)
@@ -158,10 +160,9 @@ class LogHost(StatefulProcessor):
 
     def _step_cold(self, head: ShardHead, request: Request, is_new: bool) -> Answer:
         engine = EventTimePurgatory(self._spec) if is_new else self._load(head)
-        _reach("after load")
-        warm = warm_engines()
-        answer = step_engine(engine, request, warm.address)
-        held = warm.hold(request, engine, answer.warm_bytes)
+        self.reached("after load")
+        answer = step_engine(engine, request, self.warm.address)
+        held = self.warm.hold(request, engine, answer.warm_bytes)
         return answer if held else replace(answer, holder="")
 
     def _load(self, head: ShardHead) -> EventTimePurgatory:
@@ -175,17 +176,17 @@ class LogHost(StatefulProcessor):
         """Make the step durable; returns the head that was written."""
         changed: dict[str, Any]
         if answer.snapshot is None:
-            _reach("before log")
+            self.reached("before log")
             self._log.updateValue((head.next_entry,), (entry,))
-            _reach("after log")
+            self.reached("after log")
             changed = {"next_entry": head.next_entry + 1, "log_bytes": head.log_bytes + len(entry)}
         else:
-            _reach("before snapshot")
+            self.reached("before snapshot")
             self._snapshot.update((answer.snapshot,))
-            _reach("between snapshot and log")
+            self.reached("between snapshot and log")
             for number in range(head.first_entry, head.next_entry):
                 self._log.removeKey((number,))
-            _reach("after snapshot")
+            self.reached("after snapshot")
             changed = {
                 "first_entry": head.next_entry,
                 "log_bytes": 0,
@@ -203,9 +204,9 @@ class LogHost(StatefulProcessor):
             tally=answer.tally,
             **changed,
         )
-        _reach("before head")
+        self.reached("before head")
         self._head.update((write_head(written),))
-        _reach("after head")
+        self.reached("after head")
         return written
 
     def _set_timer(self, then_ms: int | None, now_ms: int | None, fired_ms: int | None) -> None:

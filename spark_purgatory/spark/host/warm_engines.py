@@ -105,6 +105,7 @@ class WarmEngines:
         self._address = ""
         self._clients: dict[str, Connection] = {}
         self._said_full = False
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._held)
@@ -219,6 +220,16 @@ class WarmEngines:
         if connection is not None:
             connection.close()
 
+    def close(self) -> None:
+        """Hold nothing, and answer nobody any more: as when the worker ends."""
+        with self._guard:
+            self._closed = True
+            self._held.clear()
+        if self._address:
+            Path(self._address).unlink(missing_ok=True)
+        for holder in list(self._clients):
+            self._forget_client(holder)
+
     # --- answering -------------------------------------------------------------------------------------
 
     def _listen(self, address: str) -> None:
@@ -249,6 +260,8 @@ class WarmEngines:
             while True:
                 try:
                     request = _receive_request(connection)
+                    if self._closed:
+                        return
                     try:
                         answer: Answer | PurgatoryError | None = self.step(request)
                     except PurgatoryError as error:

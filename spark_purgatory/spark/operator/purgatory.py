@@ -21,6 +21,7 @@ from spark_purgatory.schema import COUNTERS, OUTCOME_COLUMNS
 from spark_purgatory.spark.host.blob_host import STATE_DDL, batch_function, stream_function
 from spark_purgatory.spark.host.calls import RESULT_DDL, Broadcast
 from spark_purgatory.spark.host.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
+from spark_purgatory.spark.host.requirements import check_log_host
 from spark_purgatory.spark.operator.event_times import instant_ms
 from spark_purgatory.spark.operator.inputs import (
     WATERMARK_METADATA,
@@ -251,6 +252,7 @@ class Purgatory(PurgatoryOptions):
             # Imported here, for it needs Spark 4.1 and protobuf.
             from spark_purgatory.spark.host.log_host import LogHost, LogHostOptions
 
+            check_log_host(packed.sparkSession)
             options = LogHostOptions(self.shards or 0, self.max_warm_bytes, sent)
             results = groups.transformWithState(LogHost(spec, options), RESULT_DDL, "append", "EventTime")
         else:
