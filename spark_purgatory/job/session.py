@@ -29,6 +29,7 @@ from spark_purgatory.config import parse_duration
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.job_config import JobConfig, KafkaSource, Trigger
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
+from spark_purgatory.spark.host.requirements import LOG_HOST_SETTINGS, PROVIDER
 from spark_purgatory.spark.sink.delta_target import LEAN_SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +41,7 @@ DELTA_SETTINGS = {
 KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 STATE_STORES = {
     "hdfs": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
-    "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "rocksdb": LOG_HOST_SETTINGS[PROVIDER],
 }
 LOCAL_CHECKPOINT = {
     # Spark's own choice starts ten processes for each small file of a checkpoint on a local disk, eight of them
@@ -66,7 +67,8 @@ def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None) -
         "spark.sql.session.timeZone": "UTC",
         # A shard is a group, and more partitions than groups are empty ones. Fixed by the checkpoint.
         "spark.sql.shuffle.partitions": str(shards),
-        "spark.sql.streaming.stateStore.providerClass": STATE_STORES[config.state_store],
+        PROVIDER: STATE_STORES[config.chosen_store],
+        **(LOG_HOST_SETTINGS if config.is_log_host else {}),
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         **LEAN_SETTINGS,

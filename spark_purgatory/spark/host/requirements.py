@@ -46,8 +46,8 @@ def check_log_host(spark: SparkSession) -> None:
     provider = spark.conf.get(PROVIDER)
     if "RocksDB" not in (provider or ""):
         raise ConfigError(
-            f"{asked} needs RocksDB as state store, and {PROVIDER} is {provider}: set it to {ROCKSDB} before resolve(), "
-            "or set all of spark_purgatory.LOG_HOST_SETTINGS"
+            f"{asked} needs RocksDB as state store, and {PROVIDER} is {provider}: set it to {ROCKSDB} before "
+            "resolve(), or set all of spark_purgatory.LOG_HOST_SETTINGS"
         )
     if spark.conf.get(CHANGELOG) != "true":
         logger.warning(
