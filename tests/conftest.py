@@ -26,6 +26,21 @@ COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMo
 """Spark's own choice."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--host transformWithState``: the purgatories of all tests that name no host have this one."""
+    parser.addoption("--host", default=None, help="Purgatory's host where a test names none")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the host that was asked for the default."""
+    host = config.getoption("host")
+    if host is not None:
+        from spark_purgatory import Purgatory
+
+        # A dataclass's defaults are those of its __init__; `replace` and `fields` are not asked for them.
+        Purgatory.__init__.__kwdefaults__["host"] = host
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Workers take a file at a time, in this order: the long ones first, so that none is left over at the end."""
     if hasattr(config, "workerinput"):
@@ -34,13 +49,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session of two cores and two shuffle partitions."""
     from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
 
     from spark_purgatory.demo.runner import QUICK_SETTINGS
     from spark_purgatory.spark.host.exchange import unix_sockets
+    from spark_purgatory.spark.host.requirements import LOG_HOST_SETTINGS
 
     builder = (
         SparkSession.builder.master("local[2]")
@@ -55,7 +71,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
     )
-    for name, value in {**QUICK_SETTINGS, **INTERPRETED, **unix_sockets(tempfile.gettempdir())}.items():
+    settings = {**QUICK_SETTINGS, **INTERPRETED, **unix_sockets(tempfile.gettempdir())}
+    if request.config.getoption("host") == "transformWithState":
+        settings |= LOG_HOST_SETTINGS
+    for name, value in settings.items():
         builder = builder.config(name, value)
     session = configure_spark_with_delta_pip(builder).getOrCreate()
     yield session

@@ -13,11 +13,12 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.core.engine.outcomes import Tally
-from spark_purgatory.core.state.blob import HEADER, VERSION, read_metadata
+from spark_purgatory.core.state.blob import HEADER, VERSION
+from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.session import clock_finding, first_cause
 from spark_purgatory.errors import ConfigError, StateError
-from spark_purgatory.spark.checkpoint.shard_states import OPERATOR, ShardStates, shard_states
+from spark_purgatory.spark.checkpoint.shard_states import ShardStates, shard_states, states_in
 from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
 from spark_purgatory.spark.sink.table_claim import claim_path
 
@@ -46,7 +47,7 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Findin
     if states is None:
         yield note("checkpoint", f"{checkpoint}: no micro-batch is committed yet")
         return
-    yield Finding("checkpoint", f"{checkpoint}: micro-batch {states.batch_id} is committed; {OPERATOR}")
+    yield Finding("checkpoint", f"{checkpoint}: micro-batch {states.batch_id} is committed; host={states.host!r}")
     yield from offset_findings(spark, checkpoint, states)
     yield from state_findings(states)
 
@@ -71,7 +72,7 @@ def offset_findings(spark: SparkSession, checkpoint: str, states: ShardStates) -
 def state_findings(states: ShardStates) -> Iterator[Finding]:
     """Of all shards: format, number of shards, settings, size; each state is read and its checksums compared."""
     try:
-        rows = states.blobs.mapInArrow(_about_states, "said string").collect()
+        rows = states.whole.mapInArrow(_about_states, "said string").collect()
     except SPARK_FAULTS as error:
         yield Finding("state", first_cause(error), RESTORE_STATE)
         return
@@ -120,16 +121,17 @@ def claimed_table(spark: SparkSession, checkpoint: str) -> dict[str, str]:
 def _about_states(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """For ``mapInArrow``: what each shard's state says of itself, as JSON."""
     for batch in batches:
-        told = [json.dumps(_about_state(value.as_py())) for value in batch.column(0)]
+        told = [json.dumps(_about_state(state)) for state in states_in(batch)]
         yield pa.RecordBatch.from_arrays([pa.array(told, pa.string())], names=["said"])
 
 
-def _about_state(blob: bytes) -> dict[str, Any]:
+def _about_state(state: ShardState) -> dict[str, Any]:
     try:
-        facts: dict[str, Any] = read_metadata(blob)
+        blob = state.blob()
+        facts = state.metadata()
     except StateError as error:
         return {"error": str(error)}
     _, version, shards, _, _ = HEADER.unpack_from(blob)
     tally = Tally(**facts["tally"])
     waiting = tally.received - tally.decided()
-    return {"version": version, "shards": shards, "bytes": len(blob), "pending": waiting, "spec": facts["spec"]}
+    return {"version": version, "shards": shards, "bytes": state.size, "pending": waiting, "spec": facts["spec"]}

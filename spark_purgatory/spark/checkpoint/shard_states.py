@@ -1,6 +1,6 @@
 """The states of all shards as a micro-batch left them: the one place that knows how a host keeps them.
 
-Spark's reader of state stores gives the blobs as a DataFrame, so that executors decode them. It works while the query
+Spark's reader of state stores gives them as a DataFrame, so that executors decode them. It works while the query
 runs, for past micro-batches as far as the checkpoint keeps them, over both of Spark's state stores, and through Spark
 Connect.
 """
@@ -8,16 +8,20 @@ Connect.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import pyarrow as pa
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.errors import ConfigError
 
-OPERATOR = "applyInPandasWithState"
-"""What Spark calls the operator that holds our state; it runs one of them in a query."""
+BLOB_HOST, LOG_HOST = "applyInPandasWithState", "transformWithStateInPySparkExec"
+OPERATORS = {BLOB_HOST: "applyInPandasWithState", LOG_HOST: "transformWithState"}
+"""What Spark calls the operators that hold our state, and their names as `Purgatory.host`."""
 
 
 class NoCheckpointError(ConfigError):
@@ -26,12 +30,22 @@ class NoCheckpointError(ConfigError):
 
 @dataclass(frozen=True)
 class ShardStates:
-    """One row for each shard, column ``blob``; and when that was."""
+    """One row for each shard, to be read by `states_in`; and when that was."""
 
-    blobs: DataFrame
+    whole: DataFrame
+    heads: DataFrame
+    """Of the log host without snapshot and log: enough for `ShardState.metadata`, and small."""
+    host: str
+    """As `Purgatory.host`."""
     batch_id: int
     watermark_ms: int
     """The watermark with which the micro-batch decided; 0: there was none yet."""
+
+
+def states_in(batch: pa.RecordBatch) -> Iterator[ShardState]:
+    """The states of a batch of `ShardStates.whole` or ``heads``: for functions that ``mapInArrow`` runs."""
+    for row in batch.to_pylist():
+        yield ShardState(row["snapshot"], row["head"], row["log"] or ())
 
 
 def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = None) -> ShardStates | None:
@@ -52,10 +66,29 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
             f"batch_id={batch_id!r}: checkpoint {checkpoint!r} keeps the micro-batches {committed[0]} to "
             f"{committed[-1]}; how many it keeps is spark.sql.streaming.minBatchesToRetain"
         )
-    reader = spark.read.format("statestore").option("operatorId", _operator_id(spark, checkpoint))
-    state = reader.option("batchId", chosen).load(checkpoint)
-    blobs = state.select(F.col("value.groupState.blob").alias("blob"))
-    return ShardStates(blobs, chosen, _watermark_ms(spark, checkpoint, chosen))
+    operator, operator_id = _operator(spark, checkpoint)
+    reader = spark.read.format("statestore").option("operatorId", operator_id).option("batchId", chosen)
+
+    def variable(name: str) -> DataFrame:
+        return reader.option("stateVarName", name).load(checkpoint)
+
+    if operator == BLOB_HOST:
+        blob = F.col("value.groupState.blob").alias("snapshot")
+        whole = reader.load(checkpoint).select(blob, _none("binary", "head"), _none("array<binary>", "log"))
+        heads = whole
+    else:
+        head = variable("head").select("key.shard", F.col("value.blob").alias("head"))
+        snapshot = variable("snapshot").select("key.shard", F.col("value.blob").alias("snapshot"))
+        entries = F.array_sort(F.collect_list(F.struct("user_map_key.entry", "user_map_value.blob")))
+        log = variable("log").groupBy("key.shard").agg(entries.getField("blob").alias("log"))
+        joined = head.join(snapshot, "shard", "left").join(log, "shard", "left")
+        whole = joined.select("snapshot", "head", "log")
+        heads = head.select(_none("binary", "snapshot"), "head", _none("array<binary>", "log"))
+    return ShardStates(whole, heads, OPERATORS[operator], chosen, _watermark_ms(spark, checkpoint, chosen))
+
+
+def _none(kind: str, name: str) -> Column:
+    return F.lit(None).cast(kind).alias(name)
 
 
 def is_checkpoint(spark: SparkSession, checkpoint: str) -> bool:
@@ -91,14 +124,14 @@ def _watermark_ms(spark: SparkSession, checkpoint: str, batch_id: int) -> int:
     return int(json.loads(text.splitlines()[1])["batchWatermarkMs"])
 
 
-def _operator_id(spark: SparkSession, checkpoint: str) -> int:
-    """The number of our operator: others, such as dropDuplicatesWithinWatermark, may keep state in the same query."""
+def _operator(spark: SparkSession, checkpoint: str) -> tuple[str, int]:
+    """(name, number) of our operator: others, such as dropDuplicatesWithinWatermark, may keep state beside it."""
     rows = spark.read.format("state-metadata").load(checkpoint).select("operatorId", "operatorName").collect()
-    numbers = [row["operatorId"] for row in rows if row["operatorName"] == OPERATOR]
-    if not numbers:
+    found = [(row["operatorName"], int(row["operatorId"])) for row in rows if row["operatorName"] in OPERATORS]
+    if not found:
         names = ", ".join(row["operatorName"] for row in rows) or "nothing"
         raise ConfigError(
             f"checkpoint={checkpoint!r} holds the state of {names} and of no purgatory: name the checkpointLocation of "
             "the query that writes the purgatory's outcomes"
         )
-    return int(numbers[0])
+    return found[0]

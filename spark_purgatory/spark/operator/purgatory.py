@@ -230,7 +230,7 @@ class Purgatory(PurgatoryOptions):
         spec = replace(engine_spec(self, left, right), columns=columns, case_sensitive=case_sensitive)
         if operations.isStreaming:
             results = self._stream(packed, spec, sent).mapInArrow(unpacker(arrow_schema(schema)), schema)
-            return with_origin(results, Origin(spec, self.shards))
+            return with_origin(results, Origin(spec, self.shards, self.host))
         as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
         decided = batch_function(spec, as_of_ms, sent)
         return (
