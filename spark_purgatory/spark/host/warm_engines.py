@@ -25,6 +25,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from multiprocessing.connection import Client, Connection, Listener
@@ -226,7 +227,12 @@ class WarmEngines:
             self._closed = True
             self._held.clear()
         if self._address:
+            # Wakes the thread that waits for connections: it ends.
+            with suppress(OSError):
+                Client(self._address, family="AF_UNIX").close()
             Path(self._address).unlink(missing_ok=True)
+        if self._folder is not None:
+            (self._folder / f"{self._name}.size").unlink(missing_ok=True)
         for holder in list(self._clients):
             self._forget_client(holder)
 
@@ -251,6 +257,11 @@ class WarmEngines:
             try:
                 connection = listener.accept()
             except OSError:
+                return
+            if self._closed:
+                connection.close()
+                with suppress(OSError):
+                    listener.close()
                 return
             threading.Thread(target=self._serve, args=(connection,), name="spark_purgatory-warm", daemon=True).start()
 
