@@ -5,7 +5,7 @@ each shard with rows and one for each timer at or below the watermark, on a copy
 committed as a whole when every task has a result; before that, what `Chances` say goes wrong: at each failpoint the
 task fails, its worker or the engine's holder is killed, or another attempt of the same task runs in the middle of
 this one; results are thrown away and tasks repeated; and between micro-batches the query restarts, with old workers
-alive or gone, with other limits, or from an older checkpoint.
+alive or gone, with other limits, or from another checkpoint: an older one, or one that such a restart had left behind.
 
 After every micro-batch its outcomes and counters are compared with those of plain engines, which took the same steps
 without any saving, and so is the state that a shard's committed bytes load to. A `Difference` says where.
@@ -53,8 +53,10 @@ MOST_FAILURES = 6
 
 TASK_FAILS, WORKER_DIES, HOLDER_DIES, SPECULATION = "task fails", "worker dies", "holder dies", "speculation"
 AT_FAILPOINTS = (TASK_FAILS, WORKER_DIES, HOLDER_DIES, SPECULATION)
-ALL_GONE, OLD_WORKERS, OTHER_LIMITS, OLDER_CHECKPOINT = "all gone", "old workers", "other limits", "older checkpoint"
-RESTARTS = (ALL_GONE, OLD_WORKERS, OTHER_LIMITS, OLDER_CHECKPOINT)
+ALL_GONE, OLD_WORKERS, OTHER_LIMITS, OTHER_CHECKPOINT = "all gone", "old workers", "other limits", "other checkpoint"
+RESTARTS = (ALL_GONE, OLD_WORKERS, OTHER_LIMITS, OTHER_CHECKPOINT)
+MOST_CHECKPOINTS = 5
+"""Times that a query goes back to another checkpoint."""
 
 
 class Difference(AssertionError):
@@ -84,7 +86,7 @@ class Chances:
     restarts: tuple[str, ...] = RESTARTS
     cold: float = 0.0
     """That no worker holds anything at the beginning of a micro-batch."""
-    loads: float = 0.3
+    loads: float = 0.15
     """That a shard's committed state is loaded and compared, after each of its steps."""
 
 
@@ -158,12 +160,19 @@ class Arrived(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A committed micro-batch, and what came before it."""
+    """A committed micro-batch."""
 
     batch: Batch
     arrived: dict[int, Arrived]
     outcomes: list[dict[str, Any]]
-    before: dict[int, ShardState]
+
+
+class Checkpoint(NamedTuple):
+    """What a query can go on from."""
+
+    taken: list[Taken]
+    committed: dict[int, ShardState]
+    left: list[Batch]
 
 
 Results = dict[int, list[Row]]
@@ -191,6 +200,8 @@ class Simulation:
         self.committed: dict[int, ShardState] = {}
         self.plain: dict[int, PlainShard] = {}
         self.taken: list[Taken] = []
+        self.checkpoints: list[Checkpoint] = []
+        """All that there ever were."""
         self.started: list[Worker] = []
         self.idle: deque[Worker] = deque(self._worker() for _ in range(self.n_workers))
         self.failures = 0
@@ -208,7 +219,7 @@ class Simulation:
         """An idle worker: Spark's queue is FIFO, and tasks end in any order."""
         if self.rng.random() < 0.3:
             self.rng.shuffle(self.idle)
-        worker = self.idle.popleft()
+        worker = self.idle.popleft() if self.idle else self._worker()
         return worker if worker.is_alive else self._worker()
 
     def close(self) -> None:
@@ -225,8 +236,9 @@ class Simulation:
             if self.rng.random() < self.chances.restart:
                 self._restart(left)
             if self.rng.random() < self.chances.cold:
-                self._end_workers()
+                self.end_workers()
             self._micro_batch(left.popleft())
+            self.checkpoints.append(Checkpoint(list(self.taken), self.committed, list(left)))
         return [outcome for taken in self.taken for outcome in taken.outcomes]
 
     def _micro_batch(self, batch: Batch) -> None:
@@ -245,10 +257,10 @@ class Simulation:
             tasks.pop(0)
             if tasks and self._happens(self.chances.restart / 4, "restart within"):
                 # The other tasks never ended: nothing is committed, and the next run makes the micro-batch anew.
-                self._end_workers() if self.rng.random() < 0.5 else None
+                self.end_workers() if self.rng.random() < 0.5 else None
                 return self._micro_batch(batch)
-        before, self.committed = self.committed, after
-        self.taken.append(Taken(batch, arrived, self._compared(arrived, batch.watermark_ms, results), before))
+        self.committed = after
+        self.taken.append(Taken(batch, arrived, self._compared(arrived, batch.watermark_ms, results)))
 
     def _happens(self, chance: float, name: str) -> bool:
         """Whether something goes wrong, if not too much has already."""
@@ -316,7 +328,8 @@ class Simulation:
 
     # --- restarts --------------------------------------------------------------------------------------
 
-    def _end_workers(self) -> None:
+    def end_workers(self) -> None:
+        """End all workers, and start others."""
         for worker in self.started:
             worker.close()
         self.idle = deque(self._worker() for _ in range(self.n_workers))
@@ -325,30 +338,28 @@ class Simulation:
         how = self.rng.choice(self.chances.restarts)
         self.seen[f"restart, {how}"] += 1
         if how == ALL_GONE:
-            self._end_workers()
+            self.end_workers()
         elif how == OTHER_LIMITS:
             self.spec = replace(self.spec, max_pending=self.rng.choice((20_000, 30_000, 40_000)))
             if self.rng.random() < 0.5:
-                self._end_workers()
-        elif how == OLDER_CHECKPOINT and self.taken:
-            self._take_back(self.rng.randrange(len(self.taken)), left)
+                self.end_workers()
+        elif self.checkpoints and self.seen["another checkpoint"] < MOST_CHECKPOINTS:
+            self.seen["another checkpoint"] += 1
+            self._go_on_from(self.rng.choice(self.checkpoints), left)
 
-    def _take_back(self, kept: int, left: deque[Batch]) -> None:
-        """Go on from an older checkpoint; what came since comes again, perhaps in fewer micro-batches."""
-        redone = [taken.batch for taken in self.taken[kept:]]
-        self.committed = self.taken[kept].before
-        del self.taken[kept:]
+    def _go_on_from(self, checkpoint: Checkpoint, left: deque[Batch]) -> None:
+        """What came later comes again, perhaps in fewer micro-batches."""
+        self.taken, self.committed = list(checkpoint.taken), checkpoint.committed
         self.plain = {}
         for taken in self.taken:
             for shard in range(self.shards):
                 self._plain_step(shard, taken.arrived.get(shard), taken.batch.watermark_ms)
-        merged: list[Batch] = []
-        for at, batch in enumerate(redone):
-            if merged and (left or at < len(redone) - 1) and self.rng.random() < 0.5:
-                last = merged.pop()
+        left.clear()
+        for at, batch in enumerate(checkpoint.left):
+            if left and at < len(checkpoint.left) - 1 and self.rng.random() < 0.3:
+                last = left.pop()
                 batch = Batch([*last.operations, *batch.operations], [*last.events, *batch.events], last.watermark_ms)
-            merged.append(batch)
-        left.extendleft(reversed(merged))
+            left.append(batch)
 
     # --- plain engines ---------------------------------------------------------------------------------
 
@@ -510,11 +521,10 @@ def simulated(spec: EngineSpec, rng: random.Random, **given: Any) -> Iterator[Si
     try:
         with ExitStack() as patches:
             patches.enter_context(patch.object(warm_engines, "step_engine", simulation.held_step))
-            chance = simulation.chances.snapshot
-            if chance is not None:
+            if simulation.chances.snapshot is not None:
 
                 def wants_snapshot(_: ShardHead, entry_bytes: int) -> bool:
-                    return simulation.rng.random() < chance
+                    return simulation.rng.random() < (simulation.chances.snapshot or 0)
 
                 patches.enter_context(patch.object(ShardHead, "wants_snapshot", wants_snapshot))
             yield simulation
