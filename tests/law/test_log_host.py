@@ -10,7 +10,6 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from time import perf_counter
 from typing import Any
 from unittest.mock import patch
@@ -25,7 +24,7 @@ from spark_purgatory.core.state.engine_snapshot import save
 from spark_purgatory.core.state.shard_head import LOG_ENTRIES, ShardHead, read_head
 from spark_purgatory.core.state.step_log import Step
 from spark_purgatory.errors import PurgatoryError, StateVersionError
-from spark_purgatory.spark.host import log_host, warm_engines
+from spark_purgatory.spark.host import log_host
 from spark_purgatory.spark.host.log_host import FAILPOINTS
 from spark_purgatory.spark.host.warm_engines import Answer, Request
 from spark_purgatory.testing.oracle import KINDS, decide
@@ -34,14 +33,9 @@ from tests.support.engine_driver import multiset
 from tests.support.law_worlds import COLUMNS, COMPLETE_ONLY, ORPHANS, delayed, draw, spec_of, split_orphans
 from tests.support.log_host_simulation import (
     AT_FAILPOINTS,
-    HOLDER_DIES,
     NOTHING,
-    OLD_WORKERS,
     OTHER_CHECKPOINT,
     RESTARTS,
-    SPECULATION,
-    TASK_FAILS,
-    WORKER_DIES,
     Chances,
     Difference,
     Host,
@@ -154,10 +148,10 @@ def test_a_long_series_of_worlds_comes_out_as_from_engines_that_are_never_saved(
 def test_what_happens_at_each_step_of_the_protocol_changes_nothing(failpoint: str, action: str) -> None:
     chances = replace(NOTHING, snapshot=0.5, at_failpoint=0.5, actions=(action,), failpoints=(failpoint,), loads=0.2)
     seen: Counter[str] = Counter()
-    for seed in (5, 13):
+    for seed in (5, 13, 21):
         seen.update(run(case_of(seed, final=True, worlds=1), chances=chances)[1].seen)
     assert seen[f"{action} {failpoint}"] > 1
-    SEQUENCES["at a failpoint"] += 2
+    SEQUENCES["at a failpoint"] += 3
 
 
 @pytest.mark.parametrize("how", RESTARTS)
@@ -194,9 +188,7 @@ def test_without_room_no_step_is_made_by_a_holder() -> None:
 def test_the_policy_of_the_head_saves_the_engine_after_some_hundred_steps() -> None:
     """With workers that are all gone now and then, so that long logs are replayed."""
     case = case_of(4, final=True, rule="count")
-    bring, ends = case.batches[:-3], case.batches[-3:]
-    quiet = [Batch([], [{**bring[0].events[0], "key": "elsewhere"}], bring[-1].watermark_ms) for _ in range(270)]
-    case.batches = [*bring, *quiet, *ends]
+    case.batches = with_quiet_micro_batches(case, 270)
     chances = replace(NOTHING, snapshot=None, cold=0.02, loads=0.02)
     _, simulation = run(case, chances=chances, shards=1)
     snapshots = simulation.seen["before snapshot"]
@@ -204,22 +196,37 @@ def test_the_policy_of_the_head_saves_the_engine_after_some_hundred_steps() -> N
     assert simulation.seen["cold"] > 2
 
 
-def test_a_release_whose_steps_are_others_goes_on_from_snapshots_and_refuses_logs() -> None:
+def with_quiet_micro_batches(case: Case, count: int) -> list[Batch]:
+    """The case's micro-batches; before it ends, so many with one event that concerns nobody."""
+    event = {**case.world.events[0], "key": "elsewhere", "kind": "complete", "event_id": None, "operation_id": None}
+    bring, ends = case.batches[:-3], case.batches[-3:]
+    return [*bring, *(Batch([], [event], bring[-1].watermark_ms) for _ in range(count)), *ends]
+
+
+def test_a_release_whose_steps_are_others_goes_on_from_snapshots_and_writes_logs_of_its_own() -> None:
     case = case_of(4, final=True, rule="count")
-    for snapshot in (1.0, 0.0):
-        chances = replace(NOTHING, snapshot=snapshot, loads=1.0)
-        with simulated(case.spec, random.Random(1), chances=chances, shards=1, several=False) as simulation:
-            simulation.run(case.batches[:-3])
-            simulation.chances = replace(chances, snapshot=0.0)
-            simulation.end_workers()
-            with patch.object(log_host, "STEP_VERSION", 2), patch.object(step_log, "STEP_VERSION", 2):
-                if snapshot:
-                    simulation.chances = replace(chances, cold=1.0)
-                    simulation.run(case.batches[-3:])
-                    assert read_head(simulation.committed[0].values["head"]).step_version == 2
-                else:
-                    with pytest.raises(StateVersionError, match="steps of version 1"):
-                        simulation.run(case.batches[-3:])
+    batches = with_quiet_micro_batches(case, 4)
+    chances = replace(NOTHING, snapshot=1.0, loads=1.0)
+    with simulated(case.spec, case.rng, chances=chances, shards=1, several=False) as simulation:
+        simulation.run(batches[:-6])
+        simulation.chances = replace(chances, snapshot=0.0, cold=1.0)
+        with patch.object(log_host, "STEP_VERSION", 2), patch.object(step_log, "STEP_VERSION", 2):
+            outcomes = simulation.run(batches[-6:])
+            assert read_head(simulation.committed[0].values["head"]).step_version == 2
+    assert simulation.seen["after log"] > 2
+    check_against_oracle(case, outcomes)
+
+
+def test_a_release_whose_steps_are_others_refuses_a_log() -> None:
+    case = case_of(4, final=True, rule="count")
+    batches = with_quiet_micro_batches(case, 4)
+    with simulated(case.spec, case.rng, chances=replace(NOTHING, snapshot=0.0), shards=1) as simulation:
+        simulation.run(batches[:-6])
+        simulation.end_workers()
+        later = (patch.object(module, "STEP_VERSION", 2) for module in (log_host, step_log))
+        refused = pytest.raises(StateVersionError, match=r"steps of version 1, .* takes those of 2")
+        with next(later), next(later), refused:
+            simulation.run(batches[-6:])
 
 
 # --- planted bugs ---------------------------------------------------------------------------------------
@@ -231,16 +238,6 @@ class TokenNotChecked(Worker):
     def step(self, request: Request) -> Answer | None:
         held = self._held.get(request.shard_id)
         return super().step(request if held is None else replace(request, token=held.token))
-
-
-class SpecNotChecked(Worker):
-    """An engine of other settings is used."""
-
-    def step(self, request: Request) -> Answer | None:
-        held = self._held.get(request.shard_id)
-        if held is not None:
-            held.spec_digest = request.spec_digest
-        return super().step(request)
 
 
 class DirtyEngineReused(Worker):
@@ -393,7 +390,6 @@ replay, write_entry = step_log.replay, step_log.write_entry
 
 WRONG_HOSTS: list[type[Host]] = [
     TokenKept,
-    TokenCounts,
     SnapshotMisses,
     LogKept,
     EntryNotWritten,
@@ -437,6 +433,13 @@ def test_nothing_is_caught_where_nothing_is_planted() -> None:
 @pytest.mark.parametrize("wrong", WRONG_HOSTS, ids=lambda wrong: wrong.__name__)
 def test_a_host_that_breaks_the_protocol_is_caught(wrong: type[Host]) -> None:
     assert caught(host_class=wrong)
+
+
+def test_a_holder_of_an_old_run_whose_tokens_come_again_is_caught() -> None:
+    """Two runs from one checkpoint, and then the first run's checkpoint: its tokens are those of the second."""
+    chances = replace(NOTHING, restart=0.8, restarts=(OTHER_CHECKPOINT,))
+    assert caught(chances, host_class=TokenCounts, n_workers=1)
+    assert caught(chances, n_workers=1, seeds=PLANTED_SEEDS[:8]) == ""
 
 
 @pytest.mark.parametrize("wrong", WRONG_WORKERS, ids=lambda wrong: wrong.__name__)

@@ -182,9 +182,7 @@ def logged(spec: EngineSpec, steps: list[Step], snapshot_after: int = 1) -> tupl
     for step in steps[:snapshot_after]:
         take_step(engine, step)
     entries = [write_entry(step) for step in steps[snapshot_after:]]
-    head = ShardHead(
-        "t", "s", "", 1, digest(spec), step_log.STEP_VERSION, spec.deadline_is_sum, 3, 3 + len(entries)
-    )
+    head = ShardHead("t", "s", "", 1, digest(spec), step_log.STEP_VERSION, spec.deadline_is_sum, 3, 3 + len(entries))
     return head, save(engine, 1), entries
 
 
@@ -312,7 +310,8 @@ def evolving_steps(spec: EngineSpec, at_first: int) -> list[Step]:
     blobs = [bytes(to_blob(delivered(rows_of(part), spec))) for part in parts]
     completed = [{"key": f"k{i}", "time": 11_000 + again, "value": 1.0} for i in (0, 11) for again in range(2)]
     events = bytes(to_blob(events_table(completed)))
-    return [Step(0, blobs[:1] if at_first else []), Step(1, blobs[1:3]), Step(2, [], [events]), Step(3), Step(4, blobs[3:])]
+    first = Step(0, blobs[:1] if at_first else [])
+    return [first, Step(1, blobs[1:3]), Step(2, [], [events]), Step(3), Step(4, blobs[3:])]
 
 
 @pytest.mark.parametrize("at_first", [0, 5], ids=["nothing waits in the snapshot", "five wait in the snapshot"])

@@ -24,7 +24,7 @@ from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.step_log import Step, digest
-from spark_purgatory.errors import BugError, ConfigError, LimitError, PurgatoryError, StateMismatchError
+from spark_purgatory.errors import BugError, ConfigError, LimitError, PurgatoryError
 from spark_purgatory.spark.host import warm_engines
 from spark_purgatory.spark.host.exchange import from_blob, to_blob
 from spark_purgatory.spark.host.warm_engines import (
