@@ -46,6 +46,7 @@ from spark_purgatory.errors import LimitError, StateMismatchError
 
 PAYLOAD = "rows.payload"
 """The table of the operations' own columns."""
+NO_LIMIT = (1 << 63) - 1
 MOST_DIFFERENCES = 40
 """Differences that an error lists: a query that reads another table differs in every column."""
 
@@ -122,8 +123,8 @@ def inspect(blob: bytes) -> tuple[EventTimePurgatory, list[str] | None]:
 def restore_as_written(blob: bytes, deadline_is_sum: bool) -> EventTimePurgatory:
     """An engine that takes the steps, and is saved, as in the query that wrote the blob.
 
-    ``deadline_is_sum``: what no blob says of the query. Limits are as they are by default: steps that were taken once
-    are within them. Raises StateError where the blob is damaged.
+    ``deadline_is_sum``: what no blob says of the query. There are no limits: steps that were taken once were within
+    those of then, which no blob says either. Raises StateError where the blob is damaged.
     """
     facts, arrays, tables = _read(blob, None)
     names = cast("list[str] | None", facts.get("columns"))
@@ -134,6 +135,8 @@ def restore_as_written(blob: bytes, deadline_is_sum: bool) -> EventTimePurgatory
         columns=None if names is None else pa.schema([pa.field(name, pa.null()) for name in names]),
         sources=tuple((argument, tuple(columns)) for argument, columns in sources.items()),
         texts=tuple(texts.items()),
+        max_pending=NO_LIMIT,
+        max_state_bytes=NO_LIMIT,
     )
     return _restored(spec, facts, arrays, tables)
 

@@ -122,10 +122,11 @@ def load(
 
 def merged(head: ShardHead, snapshot: bytes, entries: Sequence[bytes]) -> bytes:
     """A snapshot that has the entries in it, of a query of any settings. Raises StateError where one is damaged."""
-    if not entries:
+    steps = checked(head, entries)
+    if not steps:
         return snapshot
     engine = restore_as_written(snapshot, head.deadline_is_sum)
-    replay(engine, checked(head, entries))
+    replay(engine, steps)
     return save(engine, head.shards)
 
 

@@ -134,9 +134,10 @@ class LogHost(StatefulProcessor):
         stored = self._head.get()
         head = self._new_head() if stored is None else self._checked(read_head(_bytes(stored[0])))
         entry = write_entry(step)
-        same_spec = head.spec_digest == self._digest
-        # A shard begins with a snapshot, and so does one whose log was written under another query's settings.
-        wants_snapshot = stored is None or not same_spec or head.wants_snapshot(len(entry))
+        same_steps = (head.spec_digest, head.step_version) == (self._digest, STEP_VERSION)
+        # A shard begins with a snapshot, and so does one whose log, perhaps an empty one, is of another query's
+        # settings or of steps of another version: a log has entries of one kind.
+        wants_snapshot = stored is None or not same_steps or head.wants_snapshot(len(entry))
         request = Request(
             shard_id=head.shard_id,
             token=head.token,

@@ -25,7 +25,8 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
@@ -159,11 +160,16 @@ class WarmEngines:
                 raise
             held.token, held.size = request.next_token, answer.warm_bytes
         self._note_size()
+        if self._size() > request.max_warm_bytes:
+            # It has grown, and counts for more than the budget has.
+            self._drop(request.shard_id, held)
+            return replace(answer, holder="")
         return answer
 
     def hold(self, request: Request, engine: EventTimePurgatory, size: int) -> bool:
         """Keep an engine that was stepped as the request says; False where there is no room for it."""
         if not self.address or not self._make_room(request, size):
+            self._note_size()
             return False
         with self._guard:
             self._held[request.shard_id] = _Held(engine, request.next_token, request.spec_digest, size)
@@ -199,21 +205,24 @@ class WarmEngines:
             for file in self._folder.glob("*.size"):
                 if file.stem != self._name:
                     others += _noted(file)
-        return others + sum(held.size for held in self._held.values())
+        return others + sum(held.size for held in list(self._held.values()))
 
     def _note_size(self) -> None:
         """Let the other workers of this executor know how much this one holds."""
         if self._folder is not None:
-            size = sum(held.size for held in list(self._held.values()))
-            try:
-                (self._folder / f"{self._name}.size").write_bytes(struct.pack("<q", size))
-            except OSError:
-                logger.warning("cannot write to %s: max_warm_bytes counts this worker alone", self._folder)
+            # Under the guard, so that of two threads the later one notes the later size.
+            with self._guard:
+                size = sum(held.size for held in self._held.values())
+                try:
+                    (self._folder / f"{self._name}.size").write_bytes(struct.pack("<q", size))
+                except OSError:
+                    logger.warning("cannot write to %s: max_warm_bytes counts this worker alone", self._folder)
 
     def _drop(self, shard_id: str, held: _Held) -> None:
         with self._guard:
             if self._held.get(shard_id) is held:
                 del self._held[shard_id]
+        self._note_size()
 
     def _forget_client(self, holder: str) -> None:
         connection = self._clients.pop(holder, None)
@@ -226,7 +235,12 @@ class WarmEngines:
             self._closed = True
             self._held.clear()
         if self._address:
+            # Wakes the thread that waits for connections: it ends.
+            with suppress(OSError):
+                Client(self._address, family="AF_UNIX").close()
             Path(self._address).unlink(missing_ok=True)
+        if self._folder is not None:
+            (self._folder / f"{self._name}.size").unlink(missing_ok=True)
         for holder in list(self._clients):
             self._forget_client(holder)
 
@@ -251,6 +265,11 @@ class WarmEngines:
             try:
                 connection = listener.accept()
             except OSError:
+                return
+            if self._closed:
+                connection.close()
+                with suppress(OSError):
+                    listener.close()
                 return
             threading.Thread(target=self._serve, args=(connection,), name="spark_purgatory-warm", daemon=True).start()
 
