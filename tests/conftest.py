@@ -81,6 +81,17 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     session.stop()
 
 
+@pytest.fixture(autouse=True)
+def _settings_of_the_host(request: pytest.FixtureRequest) -> None:
+    """Under ``--host``: what the host needs, which a test before may have taken back."""
+    if request.config.getoption("host") == "transformWithState" and "spark" in request.fixturenames:
+        from spark_purgatory import LOG_HOST_SETTINGS
+
+        session = request.getfixturevalue("spark")
+        for name, value in LOG_HOST_SETTINGS.items():
+            session.conf.set(name, value)
+
+
 @pytest.fixture
 def stream(spark: SparkSession, tmp_path: Path) -> Stream:
     """Files of rows that a test adds, and the table that they are written to."""
