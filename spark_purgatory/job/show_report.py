@@ -8,7 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.job.reading import guarded_reading, log_file, settings_from
+from spark_purgatory.job.arguments import log_file, settings_from
+from spark_purgatory.job.reading import guarded_reading
 from spark_purgatory.job.session import reading_session
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 
