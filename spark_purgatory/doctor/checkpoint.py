@@ -16,10 +16,10 @@ from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.state.blob import HEADER, VERSION, read_metadata
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.session import clock_finding, first_cause
-from spark_purgatory.errors import ConfigError, StateError
+from spark_purgatory.errors import ConfigError, StagingError, StateError
 from spark_purgatory.spark.checkpoint.shard_states import OPERATOR, ShardStates, shard_states
 from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
-from spark_purgatory.spark.sink.table_claim import claim_path
+from spark_purgatory.spark.sink.table_claim import claimed_by
 
 GOOD_STATE_BYTES = 5_000_000
 """Of a shard: a micro-batch writes the whole state of each shard that it touches (docs/choosing.md)."""
@@ -35,7 +35,7 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Findin
     try:
         states = shard_states(spark, checkpoint)
     except ConfigError as error:
-        if claimed_table(spark, checkpoint):
+        if claim_of(spark, checkpoint):
             yield note("checkpoint", f"{checkpoint}: of a RecordAccumulator, with no purgatory's state")
         else:
             yield Finding("checkpoint", "not that of a purgatory", str(error))
@@ -107,14 +107,13 @@ def size_finding(sizes: list[int]) -> Finding:
     return note("state size", f"{found}: above {GOOD_STATE_BYTES:,} take more shards with the next checkpoint")
 
 
-def claimed_table(spark: SparkSession, checkpoint: str) -> dict[str, str]:
-    """The table that a checkpoint's rows go to, {"path" or "table": ...}; empty where no RecordAccumulator has it."""
+def claim_of(spark: SparkSession, checkpoint: str) -> dict[str, str] | Finding:
+    """The table that a checkpoint is claimed for, as `claimed_by` gives it; a finding where it cannot be read."""
     try:
-        lines = [row["value"] for row in spark.read.text(claim_path(checkpoint)).collect()]
-        claimed = json.loads(lines[0])
-    except (*SPARK_FAULTS, IndexError, ValueError):
-        return {}
-    return claimed if isinstance(claimed, dict) else {}
+        return claimed_by(spark, checkpoint)
+    except (StagingError, *SPARK_FAULTS) as error:
+        remedy = "bring back the checkpoint's folder `staging` from a copy, or start with a new checkpoint"
+        return Finding("table of the checkpoint", first_cause(error), remedy)
 
 
 def _about_states(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -16,7 +16,7 @@ from rich.table import Table
 from spark_purgatory.doctor.finding import Finding
 from spark_purgatory.doctor.machine import delta_finding, java_finding, machine_findings, pyspark_finding
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.job.arguments import log_file, settings_from
+from spark_purgatory.job.arguments import log_file, place_of, settings_from
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,16 +79,19 @@ def findings_of(request: DoctorRequest, settings: Mapping[str, str]) -> Iterator
 
 def spark_findings(spark: SparkSession, request: DoctorRequest) -> Iterator[Finding]:
     """What a session shows of itself, of a checkpoint and of a table."""
-    from spark_purgatory.doctor.checkpoint import checkpoint_findings, claimed_table
+    from spark_purgatory.doctor.checkpoint import checkpoint_findings, claim_of
     from spark_purgatory.doctor.session import session_findings
-    from spark_purgatory.doctor.table import place_of, table_findings
+    from spark_purgatory.doctor.table import table_findings
 
     if request.spark:
         yield from session_findings(spark)
     place = {} if request.table is None else place_of(request.table)
     if request.checkpoint is not None:
         yield from checkpoint_findings(spark, request.checkpoint)
-        claimed = claimed_table(spark, request.checkpoint)
+        claimed = claim_of(spark, request.checkpoint)
+        if isinstance(claimed, Finding):
+            yield claimed
+            claimed = {}
         if place and claimed and claimed != place:
             said = next(iter(claimed.values()))
             yield Finding("table of the checkpoint", said, "give --table in the words of the query, or leave it out")

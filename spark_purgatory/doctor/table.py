@@ -25,11 +25,6 @@ TELLING = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "
 REPLACED = "write to a new table with a new checkpoint, which reads the sources again"
 
 
-def place_of(text: str) -> dict[str, str]:
-    """A table as `SinkOptions` takes it: what has a slash is a path, all else a name."""
-    return {"path": text} if "/" in text else {"table": text}
-
-
 def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: str | None) -> Iterator[Finding]:
     """Everything about a table; with a checkpoint also whether it still holds what that has delivered."""
     try:

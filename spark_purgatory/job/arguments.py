@@ -22,6 +22,11 @@ def settings_from(texts: Sequence[str]) -> dict[str, str]:
     return settings
 
 
+def place_of(table: str) -> dict[str, str]:
+    """A table as `SinkOptions` takes it: what has a slash or a backslash is a path, all else a name."""
+    return {"path": table} if "/" in table or "\\" in table else {"table": table}
+
+
 def log_file() -> Path:
     """Where the JVM writes what it would print on stderr."""
     return Path(tempfile.mkdtemp(prefix="spark_purgatory_")) / "spark.log"

@@ -34,7 +34,7 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
     anchor = f"{checkpoint.rstrip('/')}/metadata"
     place = StagingFolder(checkpoint, local_folder(spark, checkpoint))
     # The query may name the table in another way than the reader, for example by a relative path.
-    named = claimed_by(spark, checkpoint) or str(target)
+    named = next(iter(claimed_by(spark, checkpoint).values()), str(target))
     app_id = app_id_of(spark, checkpoint, named)
     for _ in range(TRIES):
         before = _state_of(spark, target, app_id, anchor)
