@@ -20,6 +20,7 @@ from spark_purgatory.errors import ConfigError, StagingError, StateError
 from spark_purgatory.spark.checkpoint.shard_states import OPERATOR, ShardStates, shard_states
 from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
 from spark_purgatory.spark.sink.table_claim import claimed_by
+from spark_purgatory.spark.storage.paths import literal
 
 GOOD_STATE_BYTES = 5_000_000
 """Of a shard: a micro-batch writes the whole state of each shard that it touches (docs/choosing.md)."""
@@ -58,7 +59,7 @@ def offset_findings(spark: SparkSession, checkpoint: str, states: ShardStates) -
         yield Finding("watermark", f"{watermark:%Y-%m-%d %H:%M:%S} UTC, at micro-batch {states.batch_id}")
     else:
         yield note("watermark", "none yet: it begins when both inputs have had rows (or idle_after is set)")
-    reader = spark.read.text(f"{checkpoint}/offsets/{states.batch_id}", wholetext=True)
+    reader = spark.read.text(f"{literal(checkpoint)}/offsets/{states.batch_id}", wholetext=True)
     columns = ("value", F.unix_millis("_metadata.file_modification_time").alias("written_ms"))
     row: Row = reader.select(*columns).collect()[0]
     facts = json.loads(row["value"].splitlines()[1])
