@@ -130,6 +130,5 @@ def _about_state(blob: bytes) -> dict[str, Any]:
     except StateError as error:
         return {"error": str(error)}
     _, version, shards, _, _ = HEADER.unpack_from(blob)
-    tally = Tally(**facts["tally"])
-    waiting = tally.received - tally.decided()
+    waiting = Tally(**facts["tally"]).pending
     return {"version": version, "shards": shards, "bytes": len(blob), "pending": waiting, "spec": facts["spec"]}
