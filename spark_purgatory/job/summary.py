@@ -19,7 +19,8 @@ from rich.table import Table
 
 from spark_purgatory.core.spec.codes import Status
 from spark_purgatory.core.state.blob import read_blob
-from spark_purgatory.spark.checkpoint.shard_states import NoCheckpointError, shard_states, states_in
+from spark_purgatory.spark.checkpoint.shard_states import shard_states, states_in
+from spark_purgatory.spark.storage.commits import NoCheckpointError
 
 WAIT_PERCENTILES = (0.5, 0.95, 0.99)
 WAITING = 0

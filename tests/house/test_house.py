@@ -62,7 +62,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 # Rooms of an area, in order: a module imports from its own room and from rooms that stand before it.
 ROOMS: dict[str, tuple[str, ...]] = {
     "core": ("arrays", "kafka", "spec", "events", "engine", "state"),
-    "spark": ("placement", "host", "operator", "checkpoint", "sink", "monitoring"),
+    "spark": ("placement", "storage", "host", "operator", "checkpoint", "sink", "monitoring"),
 }
 ROOMS_APART = frozenset(
     {("spark", "sink", "operator"), ("spark", "sink", "host"), ("core", "spec", "kafka"), ("core", "events", "kafka")}

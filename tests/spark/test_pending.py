@@ -13,8 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory import Completions, Operations, Purgatory, criteria, pending
-from spark_purgatory.errors import ConfigError
+from spark_purgatory import Completions, Operations, Purgatory, check_checkpoint, criteria, gauges, pending
+from spark_purgatory.doctor.checkpoint import checkpoint_findings
+from spark_purgatory.errors import ConfigError, StateMismatchError
 from tests.support.stream_rows import at, event, operation, purgatory
 from tests.support.streams import Landing
 
@@ -122,6 +123,26 @@ def test_past_micro_batches_are_read_and_those_that_are_gone_are_named(spark: Sp
     assert waits == {0: {"o0"}, 1: {"o0", "o1"}, 2: {"o1", "o2"}}
     with pytest.raises(ConfigError, match=r"batch_id=9: checkpoint .* keeps the micro-batches 0 to \d+; .*minBatches"):
         pending(spark, checkpoint, batch_id=9)
+
+
+def test_a_checkpoint_whose_name_has_wildcards_is_read_as_it_is_and_no_other(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    landing = Landing(tmp_path).add([operation("a", deadline=300), operation("b")], [event("b", 5), event("x", 8)])
+    landing.checkpoint = tmp_path / "with [odd] {characters}*, spaces"
+    other = Landing(tmp_path / "other").add([operation("other", deadline=300)], [event("x", 8)])
+    # What the name matches where its wildcards count.
+    other.checkpoint = tmp_path / "with o characters and more, spaces"
+    for each in (landing, other):
+        each.run(spark, purgatory())
+    checkpoint = str(landing.checkpoint)
+    assert [row["id"] for row in pending(spark, checkpoint).collect()] == ["a"]
+    assert gauges(spark, checkpoint)["pending"] == 1
+    found = {finding.what: finding for finding in checkpoint_findings(spark, checkpoint)}
+    assert not [finding for finding in found.values() if finding.remedy] and found["pending"].found == "1 operations"
+    another = purgatory(criterion=criteria.count(2)).resolve(*landing.frames(spark))
+    with pytest.raises(StateMismatchError, match="criterion"):
+        check_checkpoint(spark, checkpoint, another)
 
 
 def test_columns_are_chosen_and_names_that_are_taken_get_a_prefix(spark: SparkSession, tmp_path: Path) -> None:

@@ -104,10 +104,9 @@ def _of_shards(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _of_shard(state: ShardState) -> dict[str, int | None]:
     metadata = state.metadata()
-    tally = Tally(**metadata["tally"])
     kept = metadata.get("gauges", {})
     return {
-        "pending": tally.received - tally.decided(),
+        "pending": Tally(**metadata["tally"]).pending,
         "watched": kept.get("watched"),
         "state_bytes": state.size,
         "oldest_us": kept.get("oldest_us"),

@@ -18,14 +18,12 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.storage.commits import committed_batches
+from spark_purgatory.spark.storage.paths import literal
 
 BLOB_HOST, LOG_HOST = "applyInPandasWithState", "transformWithStateInPySparkExec"
 OPERATORS = {BLOB_HOST: "applyInPandasWithState", LOG_HOST: "transformWithState"}
 """What Spark calls the operators that hold our state, and their names as `Purgatory.host`."""
-
-
-class NoCheckpointError(ConfigError):
-    """There is no checkpoint at the place."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def _none(kind: str, name: str) -> Column:
 def is_checkpoint(spark: SparkSession, checkpoint: str) -> bool:
     """Whether a streaming query has begun there."""
     try:
-        spark.read.text(f"{checkpoint}/metadata").count()
+        spark.read.text(f"{literal(checkpoint)}/metadata").count()
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
@@ -102,25 +100,8 @@ def is_checkpoint(spark: SparkSession, checkpoint: str) -> bool:
     return True
 
 
-def committed_batches(spark: SparkSession, checkpoint: str) -> list[int]:
-    """The micro-batches that are committed and kept, ascending. Raises NoCheckpointError."""
-    try:
-        files = spark.read.option("ignoreMissingFiles", True).text(f"{checkpoint}/commits", wholetext=True)
-        names = [row["name"] for row in files.select(F.col("_metadata.file_name").alias("name")).collect()]
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_NOT_FOUND":
-            raise
-        if not is_checkpoint(spark, checkpoint):
-            raise NoCheckpointError(
-                f"checkpoint={checkpoint!r} is no checkpoint of a streaming query: name the checkpointLocation of the "
-                "query that writes the purgatory's outcomes"
-            ) from error
-        return []
-    return sorted(int(name) for name in names if name.isdigit())
-
-
 def _watermark_ms(spark: SparkSession, checkpoint: str, batch_id: int) -> int:
-    text = spark.read.text(f"{checkpoint}/offsets/{batch_id}", wholetext=True).collect()[0]["value"]
+    text = spark.read.text(f"{literal(checkpoint)}/offsets/{batch_id}", wholetext=True).collect()[0]["value"]
     return int(json.loads(text.splitlines()[1])["batchWatermarkMs"])
 
 

@@ -51,7 +51,7 @@ def counts_of(tally: Tally) -> dict[str, int]:
     """What a shard has counted since its beginning, by counter."""
     events = (tally.events_received, tally.events_rejected, tally.events_late)
     reasons = (*tally.rejections[1:], *tally.event_rejections[1:])
-    totals = (tally.received, *tally.by_status[:6], *events, tally.received - tally.decided(), 0, *reasons)
+    totals = (tally.received, *tally.by_status[:6], *events, tally.pending, 0, *reasons)
     return dict(zip(COUNTERS, totals, strict=True))
 
 
