@@ -370,7 +370,10 @@ class Simulation:
             operations = [row for row in batch.operations if self._shard_of(self._route(row)) == shard]
             events = [row for row in batch.events if self.several or self._shard_of(row["key"]) == shard]
             tables = Arrived(
-                [operations_table(each, self.several, by_row=self.spec.by_row) for each in self._parts(operations)],
+                [
+                    operations_table(each, self.several, 64, self.spec.by_row, self.spec.number)
+                    for each in self._parts(operations)
+                ],
                 [events_table(each, spec=self.spec) for each in self._parts(events)],
             )
             if operations or events:
