@@ -26,7 +26,7 @@ from spark_purgatory.core.state.step_log import Step
 from spark_purgatory.errors import PurgatoryError, StateVersionError
 from spark_purgatory.spark.host import log_host
 from spark_purgatory.spark.host.log_host import FAILPOINTS
-from spark_purgatory.spark.host.warm_engines import Answer, Request
+from spark_purgatory.spark.host.warm_messages import Answer, Request
 from spark_purgatory.testing.oracle import KINDS, decide
 from spark_purgatory.testing.worlds import STEP_US, Batch, World, splits
 from tests.support.engine_driver import multiset
