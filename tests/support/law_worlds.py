@@ -80,9 +80,10 @@ def delayed(rng: random.Random, batches: list[Batch], share: float) -> list[Batc
     """The micro-batches with some of their rows come later, many of them behind the watermark by then."""
     moved = [Batch([], [], batch.watermark_ms) for batch in batches]
     for number, batch in enumerate(batches):
-        for side, rows in enumerate(batch[:2]):
+        for side, rows in enumerate((batch.operations, batch.events)):
             for row in rows:
-                moved[rng.randrange(number, len(batches)) if rng.random() < share else number][side].append(row)
+                later = moved[rng.randrange(number, len(batches)) if rng.random() < share else number]
+                (later.events if side else later.operations).append(row)
     return moved
 
 

@@ -40,7 +40,8 @@ from spark_purgatory.spark.host import warm_engines
 from spark_purgatory.spark.host.calls import added, counts_of
 from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, from_blob, to_blob
 from spark_purgatory.spark.host.log_host import FAILPOINTS, LogHost, LogHostOptions
-from spark_purgatory.spark.host.warm_engines import Answer, Request, WarmEngines
+from spark_purgatory.spark.host.warm_engines import WarmEngines
+from spark_purgatory.spark.host.warm_messages import Answer, Request
 from spark_purgatory.testing.worlds import Batch
 from tests.support.engine_driver import NAMES, events_table, multiset, operations_table, outcome_rows
 from tests.support.spark_state import Handle, ShardState
@@ -370,7 +371,10 @@ class Simulation:
             operations = [row for row in batch.operations if self._shard_of(self._route(row)) == shard]
             events = [row for row in batch.events if self.several or self._shard_of(row["key"]) == shard]
             tables = Arrived(
-                [operations_table(each, self.several, by_row=self.spec.by_row) for each in self._parts(operations)],
+                [
+                    operations_table(each, self.several, 64, self.spec.by_row, self.spec.number)
+                    for each in self._parts(operations)
+                ],
                 [events_table(each, spec=self.spec) for each in self._parts(events)],
             )
             if operations or events:

@@ -30,12 +30,11 @@ from spark_purgatory.spark.host.exchange import from_blob, to_blob
 from spark_purgatory.spark.host.warm_engines import (
     LONGEST_ADDRESS,
     STALE_SECONDS,
-    Answer,
-    Request,
     WarmEngines,
     executor_folder,
     step_engine,
 )
+from spark_purgatory.spark.host.warm_messages import Answer, Request
 from tests.support.engine_driver import events_table, operations_table, outcome_rows
 
 SPEC = EngineSpec(criteria.count(1), identity_width=2)

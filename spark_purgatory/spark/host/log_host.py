@@ -59,7 +59,8 @@ from spark_purgatory.core.state.shard_head import ShardHead, read_head, write_he
 from spark_purgatory.core.state.step_log import STEP_VERSION, Step, digest, load, write_entry
 from spark_purgatory.errors import StateMismatchError
 from spark_purgatory.spark.host.calls import Broadcast, result_of, step_of
-from spark_purgatory.spark.host.warm_engines import Answer, Request, WarmEngines, step_engine, warm_engines
+from spark_purgatory.spark.host.warm_engines import WarmEngines, step_engine, warm_engines
+from spark_purgatory.spark.host.warm_messages import Answer, Request
 from spark_purgatory.spark.host.worker import prepare_worker
 
 BLOB = T.StructType([T.StructField("blob", T.BinaryType())])

@@ -14,7 +14,6 @@ Nothing here outlives Spark's workers, and nothing that is lost matters: a miss 
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -24,20 +23,25 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
-from typing import Any
 
-from spark_purgatory import errors
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.state.engine_snapshot import gauges_of, save, tally_of
-from spark_purgatory.core.state.step_log import Step, take_step
+from spark_purgatory.core.state.step_log import take_step
 from spark_purgatory.errors import PurgatoryError
 from spark_purgatory.spark.host.calls import added, counts_of, packed
+from spark_purgatory.spark.host.warm_messages import (
+    Answer,
+    Request,
+    receive_answer,
+    receive_request,
+    send_answer,
+    send_request,
+)
 from spark_purgatory.spark.host.worker import prepare_worker
 
 LONGEST_ADDRESS = 100
@@ -50,38 +54,6 @@ ANSWER_SECONDS = 600.0
 """A holder that takes longer counts as lost."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Request:
-    """A step, and the engine that it is meant for."""
-
-    shard_id: str
-    token: str
-    next_token: str
-    """What the engine has after the step."""
-    spec_digest: str
-    step: Step
-    shards: int
-    max_warm_bytes: int
-    wants_snapshot: bool = False
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a step led to."""
-
-    outcomes: bytes | None
-    counted: dict[str, int]
-    """What it added to `calls.counts_of`."""
-    due_ms: int | None
-    gauges: dict[str, Any]
-    tally: dict[str, Any]
-    warm_bytes: int
-    """What the engine takes in memory."""
-    holder: str = ""
-    """Address of the worker that holds the engine after the step; empty: none does."""
-    snapshot: bytes | None = None
 
 
 @dataclass
@@ -131,10 +103,10 @@ class WarmEngines:
             connection = self._clients.get(holder)
             if connection is None:
                 connection = self._clients[holder] = Client(holder, family="AF_UNIX")
-            _send_request(connection, request)
+            send_request(connection, request)
             if not connection.poll(ANSWER_SECONDS):
                 raise TimeoutError
-            return _receive_answer(connection)
+            return receive_answer(connection)
         except (OSError, EOFError):
             # The worker was ended, or is of another machine.
             self._forget_client(holder)
@@ -278,7 +250,7 @@ class WarmEngines:
         with connection:
             while True:
                 try:
-                    request = _receive_request(connection)
+                    request = receive_request(connection)
                     if self._closed:
                         return
                     try:
@@ -289,7 +261,7 @@ class WarmEngines:
                         # The task's own worker loads the shard and meets the same error, with its own stack.
                         logger.exception("a step of a held engine failed")
                         answer = None
-                    _send_answer(connection, answer)
+                    send_answer(connection, answer)
                 except (OSError, EOFError):
                     return
 
@@ -361,56 +333,3 @@ def _noted(file: Path) -> int:
     except (OSError, ValueError, struct.error):
         return 0
     return size if _is_alive(worker) else 0
-
-
-# --- messages: a line of JSON, then blobs ------------------------------------------------------------------
-
-
-def _send_request(connection: Connection, request: Request) -> None:
-    step = request.step
-    fields = {**{name: value for name, value in vars(request).items() if name != "step"}}
-    fields |= {"watermark_ms": step.watermark_ms, "operations": len(step.operations), "events": len(step.events)}
-    _send(connection, fields, [*step.operations, *step.events])
-
-
-def _receive_request(connection: Connection) -> Request:
-    fields = json.loads(connection.recv_bytes())
-    operations, events = (
-        [connection.recv_bytes() for _ in range(fields.pop(name))] for name in ("operations", "events")
-    )
-    return Request(step=Step(fields.pop("watermark_ms"), operations, events), **fields)
-
-
-def _send_answer(connection: Connection, answer: Answer | PurgatoryError | None) -> None:
-    if answer is None:
-        _send(connection, {"missed": True}, [])
-    elif isinstance(answer, PurgatoryError):
-        _send(connection, {"error": type(answer).__name__, "message": str(answer)}, [])
-    else:
-        blobs = {name: getattr(answer, name) for name in ("outcomes", "snapshot")}
-        given = [name for name, blob in blobs.items() if blob is not None]
-        fields = {name: value for name, value in asdict(answer).items() if name not in blobs}
-        _send(connection, {"answer": fields, "blobs": given}, [blobs[name] for name in given])
-
-
-def _receive_answer(connection: Connection) -> Answer | None:
-    fields = json.loads(connection.recv_bytes())
-    if "error" in fields:
-        raise _raised(fields["error"], fields["message"])
-    if "missed" in fields:
-        return None
-    blobs: dict[str, bytes] = {name: connection.recv_bytes() for name in fields["blobs"]}
-    return Answer(**fields["answer"], outcomes=blobs.get("outcomes"), snapshot=blobs.get("snapshot"))
-
-
-def _raised(name: str, message: str) -> PurgatoryError:
-    """The error that the holder's step raised."""
-    error: PurgatoryError = getattr(errors, name).__new__(getattr(errors, name))
-    error.args = (message,)
-    return error
-
-
-def _send(connection: Connection, fields: dict[str, Any], blobs: Sequence[bytes]) -> None:
-    connection.send_bytes(json.dumps(fields).encode())
-    for blob in blobs:
-        connection.send_bytes(blob)
