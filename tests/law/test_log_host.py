@@ -1,7 +1,7 @@
 """The host that keeps a log, under all that Spark does to its tasks: nothing of it shows in what comes out.
 
 `tests.support.log_host_simulation` stands for Spark. The planted bugs at the end are changes of the protocol, each of
-which loses or repeats something: that the comparisons find them is the test of the comparisons.
+which loses or repeats something: that outcomes and counters alone show each of them is the test of the comparisons.
 """
 
 from __future__ import annotations
@@ -434,7 +434,9 @@ WRONG_LOGS = [
     (log_host, "write_entry", written_without_events_of_another_task),
 ]
 PLANTED_SEEDS = range(2, 26)
-TROUBLE = Chances(held_step=0.1, restart=0.5, loads=0.0)
+TROUBLE = Chances(held_step=0.1, restart=0.5, looks=False)
+FAILING_STEPS = Chances(held_step=0.4, thrown_away=0.4, restart=0.1, looks=False)
+"""So that a holder whose step failed is asked again: whoever loads the shard meanwhile must fail too."""
 
 
 def caught(chances: Chances = TROUBLE, seeds: Sequence[int] = PLANTED_SEEDS, **given: Any) -> str:
@@ -459,14 +461,14 @@ def test_a_host_that_breaks_the_protocol_is_caught(wrong: type[Host]) -> None:
 
 def test_a_holder_of_an_old_run_whose_tokens_come_again_is_caught() -> None:
     """Two runs from one checkpoint, and then the first run's checkpoint: its tokens are those of the second."""
-    chances = replace(NOTHING, restart=0.8, restarts=(OTHER_CHECKPOINT,))
+    chances = replace(NOTHING, restart=0.8, restarts=(OTHER_CHECKPOINT,), looks=False)
     assert caught(chances, host_class=TokenCounts, n_workers=1)
     assert caught(chances, n_workers=1, seeds=PLANTED_SEEDS[:4]) == ""
 
 
 @pytest.mark.parametrize("wrong", WRONG_WORKERS, ids=lambda wrong: wrong.__name__)
 def test_a_worker_that_breaks_the_protocol_is_caught(wrong: type[Worker]) -> None:
-    assert caught(worker_class=wrong)
+    assert caught(worker_class=wrong) or caught(FAILING_STEPS, worker_class=wrong)
 
 
 @pytest.mark.parametrize(("module", "name", "wrong"), WRONG_LOGS, ids=[wrong.__name__ for *_, wrong in WRONG_LOGS])
