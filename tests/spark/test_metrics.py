@@ -149,7 +149,7 @@ def test_micro_batches_that_ended_before_the_monitor_are_counted_once(
     query = writer.option("checkpointLocation", str(landing.checkpoint)).trigger(**trigger).start()
     if ended:
         query.awaitTermination()
-    until(lambda: sum(p.observedMetrics["spark_purgatory"]["received"] for p in ran(query)) == 3)
+    until(lambda: sum(p.observedMetrics["spark_purgatory"]["received"] or 0 for p in ran(query)) == 3)
     watched = monitor(query, kept.append)
     assert watched.last is kept[0]
     first = kept[0].flat()
