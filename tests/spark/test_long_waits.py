@@ -14,7 +14,7 @@ import pytest
 import typer
 from pyspark.sql import SparkSession
 
-from benchmarks import flink_jobs, long_results
+from benchmarks import flink_jobs, long_results, waits_picture
 from benchmarks.beside_flink import Turn, ratios
 from benchmarks.harness import WrongOutcomeError
 from benchmarks.long_results import LongRun, standings
@@ -205,6 +205,20 @@ def test_the_picture_names_every_contender_and_is_the_same_for_the_same_numbers(
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
     texts = {element.text for element in ElementTree.parse(tmp_path / "one.svg").iter() if element.text}
     assert {"blob", "log", "flink_rocksdb", "operations that wait"} <= texts
+
+
+def test_the_picture_takes_each_contender_and_size_from_the_first_file_that_has_it(tmp_path: Path) -> None:
+    first = standings([run("blob", 1, 900), run("log", 1, 300)], base="log")
+    second = standings([run("log", 1, 50), run("flink_heap", 1, 200), run("log", 1, 310, waiting=5000)], base="log")
+    for name, table in (("one.json", first), ("two.json", second)):
+        long_results.write_json(tmp_path / name, {}, [], table)
+    found = waits_picture.read([tmp_path / "one.json", tmp_path / "two.json"])
+    assert [(at.contender, at.waiting, at.ms) for at in found] == [
+        ("blob", 1000, 900),
+        ("log", 1000, 300),
+        ("flink_heap", 1000, 200),
+        ("log", 5000, 310),
+    ]
 
 
 def test_a_restart_counts_until_the_first_micro_batch_with_rows() -> None:
