@@ -42,7 +42,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Workers take a file at a time, in this order: the long ones first, so that none is left over at the end."""
+    """Leave out tests of another host. Workers take a file at a time, in this order: the long ones first, so that none
+    is left over at the end.
+    """
+    if config.getoption("host") not in (None, "applyInPandasWithState"):
+        items[:] = [item for item in items if not item.get_closest_marker("blob_host")]
     if hasattr(config, "workerinput"):
         with_spark = {item.path for item in items if item.get_closest_marker("spark")}
         items.sort(key=lambda item: item.path not in with_spark)

@@ -251,6 +251,7 @@ OTHER_SESSION = {
 }
 
 
+@pytest.mark.blob_host
 def test_other_settings_go_on_with_what_waits(spark: SparkSession, landing: Landing) -> None:
     changes = {
         "operations": Operations(id="id", keys="key", created="created", deadline="deadline", watermark="5 minutes"),

@@ -18,6 +18,7 @@ from hashlib import blake2b
 
 import pyarrow as pa
 
+from spark_purgatory.core.arrays.held_bytes import own_memory
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
@@ -80,9 +81,15 @@ def table_of(blobs: Sequence[bytes]) -> pa.Table | None:
     return pa.concat_tables(tables) if tables else None
 
 
-def take_step(engine: EventTimePurgatory, step: Step) -> list[pa.RecordBatch]:
-    """Give the engine a step. Returns outcomes, as `EventTimePurgatory.step` does."""
+def take_step(engine: EventTimePurgatory, step: Step, is_kept: bool = False) -> list[pa.RecordBatch]:
+    """Give the engine a step. Returns outcomes, as `EventTimePurgatory.step` does.
+
+    ``is_kept``: the engine stays in memory. Then it takes copies of the columns, since each column of a blob keeps the
+    memory of the whole blob.
+    """
     operations, events = table_of(step.operations), table_of(step.events)
+    if is_kept and operations is not None:
+        operations = pa.table({name: pa.concat_arrays(operations[name].chunks) for name in operations.column_names})
     return engine.step(
         None if operations is None else read_operations(operations, engine.spec),
         None if events is None else read_events(events, engine.spec.criterion),
@@ -93,7 +100,7 @@ def take_step(engine: EventTimePurgatory, step: Step) -> list[pa.RecordBatch]:
 def replay(engine: EventTimePurgatory, entries: Iterable[bytes]) -> None:
     """Take the steps of the entries, in order. Their outcomes left when the steps were first taken."""
     for entry in entries:
-        take_step(engine, read_entry(entry))
+        take_step(engine, read_entry(entry), is_kept=True)
 
 
 def digest(spec: EngineSpec) -> str:
@@ -106,7 +113,7 @@ def digest(spec: EngineSpec) -> str:
 def load(
     spec: EngineSpec, shards: int, head: ShardHead, snapshot: bytes, entries: Sequence[bytes]
 ) -> EventTimePurgatory:
-    """The engine of a snapshot and the entries since.
+    """The engine of a snapshot and the entries since, to be kept in memory.
 
     Entries say what arrived as the query of then packed it. So where the query has changed since, they are replayed
     under the settings and columns of then, and the result goes on under those of now, as a snapshot does.
@@ -116,8 +123,10 @@ def load(
     if head.spec_digest == digest(spec):
         engine = restore(spec, snapshot, shards)
         replay(engine, checked(head, entries))
-        return engine
-    return restore(spec, merged(head, snapshot, entries), shards)
+    else:
+        engine = restore(spec, merged(head, snapshot, entries), shards)
+    own_memory(engine)
+    return engine
 
 
 def merged(head: ShardHead, snapshot: bytes, entries: Sequence[bytes]) -> bytes:

@@ -269,14 +269,14 @@ class WarmEngines:
 def step_engine(engine: EventTimePurgatory, request: Request, holder: str) -> Answer:
     """Make a step with an engine."""
     before = counts_of(engine.outcomes.tally)
-    outcomes = packed(take_step(engine, request.step))
+    outcomes = packed(take_step(engine, request.step, is_kept=True))
     return Answer(
         outcomes,
         added(engine.outcomes.tally, before),
         engine.next_due_ms(),
         gauges_of(engine),
         tally_of(engine),
-        getattr(engine, "memory_bytes", 0),
+        engine.memory_bytes,
         holder,
         save(engine, request.shards) if request.wants_snapshot else None,
     )
