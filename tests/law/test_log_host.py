@@ -289,22 +289,22 @@ class TokenGivenBefore(Worker):
 class TokenKept(Host):
     """A shard's token never changes."""
 
-    def _call(self, step: Step, fired_ms: int | None = None) -> Any:
+    def _call(self, step: Step, watermark_ms: int, fired_ms: int | None = None) -> Any:
         with patch.object(log_host.secrets, "token_hex", lambda size: "0" * 2 * size):
-            return super()._call(step, fired_ms)
+            return super()._call(step, watermark_ms, fired_ms)
 
 
 class TokenCounts(Host):
     """Tokens are numbers that count up: those of an old run come again."""
 
-    def _call(self, step: Step, fired_ms: int | None = None) -> Any:
+    def _call(self, step: Step, watermark_ms: int, fired_ms: int | None = None) -> Any:
         stored = self._head.get()
         if stored is None:
             with patch.object(log_host.secrets, "token_hex", lambda size: f"{self._handle.key:0{2 * size}x}"):
-                return super()._call(step, fired_ms)
+                return super()._call(step, watermark_ms, fired_ms)
         token = int(read_head(bytes(stored[0])).token, 16) + 1
         with patch.object(log_host.secrets, "token_hex", lambda size: f"{token:0{2 * size}x}"):
-            return super()._call(step, fired_ms)
+            return super()._call(step, watermark_ms, fired_ms)
 
 
 class SnapshotMisses(Host):

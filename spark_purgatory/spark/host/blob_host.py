@@ -19,20 +19,20 @@ from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.step_log import Step, take_step
-from spark_purgatory.spark.host.calls import Broadcast, added, counts_of, packed, result_of, step_of
+from spark_purgatory.spark.host.calls import Broadcast, added, clock_behind, counts_of, packed, result_of, step_of
 from spark_purgatory.spark.host.worker import prepare_worker
 
 STATE_DDL = "blob binary"
 
 
 def stream_function(
-    spec: EngineSpec, shards: int | None, broadcast: Broadcast | None = None
+    spec: EngineSpec, shards: int | None, broadcast: Broadcast | None = None, clock_delay_ms: int = 0
 ) -> Callable[[Any, Iterator[pd.DataFrame], Any], Iterator[pd.DataFrame]]:
     """The function for ``applyInPandasWithState``."""
 
     def on_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         prepare_worker()
-        step = step_of(_rows(frames), state.getCurrentWatermarkMs(), broadcast)
+        step = step_of(_rows(frames), clock_behind(state.getCurrentWatermarkMs(), clock_delay_ms), broadcast)
         if state.exists:
             engine = restore(spec, state.get[0], shards or 0)
         else:
@@ -44,7 +44,7 @@ def stream_function(
         due_ms = engine.next_due_ms()
         if due_ms is not None:
             # Spark takes no time-out before 1 ms after 1970.
-            state.setTimeoutTimestamp(max(due_ms - 1, state.getCurrentWatermarkMs(), 1))
+            state.setTimeoutTimestamp(max(due_ms + clock_delay_ms - 1, state.getCurrentWatermarkMs(), 1))
         yield _result(outcomes, engine, before, len(blob))
 
     return on_group

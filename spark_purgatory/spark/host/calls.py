@@ -35,6 +35,11 @@ class Broadcast:
             )
 
 
+def clock_behind(watermark_ms: int, delay_ms: int) -> int:
+    """The engine's clock, so far behind Spark's watermark; 0, none yet, where that is none or so early."""
+    return max(watermark_ms - delay_ms, 0)
+
+
 def step_of(rows: Iterable[tuple[int, bytes]], watermark_ms: int, broadcast: Broadcast | None) -> Step:
     """The step that rows of the exchange, (side, blob), are."""
     sides: dict[int, list[bytes]] = {OPERATIONS: [], EVENTS: []}

@@ -58,7 +58,7 @@ from spark_purgatory.core.state.blob import other_shards
 from spark_purgatory.core.state.shard_head import ShardHead, read_head, write_head
 from spark_purgatory.core.state.step_log import STEP_VERSION, Step, digest, load, write_entry
 from spark_purgatory.errors import StateMismatchError
-from spark_purgatory.spark.host.calls import Broadcast, result_of, step_of
+from spark_purgatory.spark.host.calls import Broadcast, clock_behind, result_of, step_of
 from spark_purgatory.spark.host.warm_engines import WarmEngines, step_engine, warm_engines
 from spark_purgatory.spark.host.warm_messages import Answer, Request
 from spark_purgatory.spark.host.worker import prepare_worker
@@ -89,6 +89,8 @@ class LogHostOptions:
     """0: every key has a group of its own."""
     max_warm_bytes: int
     broadcast: Broadcast | None = None
+    clock_delay_ms: int = 0
+    """How far the engines' clock is behind Spark's watermark."""
 
 
 class LogHost(StatefulProcessor):
@@ -109,13 +111,15 @@ class LogHost(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         """A shard's operations and events."""
         watermark_ms = timerValues.getCurrentWatermarkInMs()
+        clock_ms = clock_behind(watermark_ms, self._options.clock_delay_ms)
         sent = ((row["side"], row["blob"]) for row in rows)
-        yield self._call(step_of(sent, watermark_ms, self._options.broadcast))
+        yield self._call(step_of(sent, clock_ms, self._options.broadcast), watermark_ms)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         """A shard whose next deadline has passed."""
-        step = Step(timerValues.getCurrentWatermarkInMs())
-        yield self._call(step, fired_ms=expiredTimerInfo.getExpiryTimeInMs())
+        watermark_ms = timerValues.getCurrentWatermarkInMs()
+        step = Step(clock_behind(watermark_ms, self._options.clock_delay_ms))
+        yield self._call(step, watermark_ms, fired_ms=expiredTimerInfo.getExpiryTimeInMs())
 
     def close(self) -> None:
         """Nothing to do: what is held stays."""
@@ -130,7 +134,7 @@ class LogHost(StatefulProcessor):
 
     # --- a call ----------------------------------------------------------------------------------------
 
-    def _call(self, step: Step, fired_ms: int | None = None) -> Row:
+    def _call(self, step: Step, watermark_ms: int, fired_ms: int | None = None) -> Row:
         prepare_worker()
         stored = self._head.get()
         head = self._new_head() if stored is None else self._checked(read_head(_bytes(stored[0])))
@@ -154,7 +158,8 @@ class LogHost(StatefulProcessor):
         if answer is None:
             answer = self._step_cold(head, request, is_new=stored is None)
         self.reached("after step")
-        written = self._write(head, entry, request, answer)
+        due_ms = None if answer.due_ms is None else answer.due_ms + self._options.clock_delay_ms
+        written = self._write(head, entry, request, answer, _timer_ms(due_ms, watermark_ms))
         self._set_timer(head.timer_ms, written.timer_ms, fired_ms)
         size = len(entry) if answer.snapshot is None else len(answer.snapshot)
         result = result_of(answer.outcomes, answer.counted, size)
@@ -174,7 +179,9 @@ class LogHost(StatefulProcessor):
         blob = b"" if snapshot is None else _bytes(snapshot[0])
         return load(self._spec, self._options.shards, head, blob, entries)
 
-    def _write(self, head: ShardHead, entry: bytes, request: Request, answer: Answer) -> ShardHead:
+    def _write(
+        self, head: ShardHead, entry: bytes, request: Request, answer: Answer, timer_ms: int | None
+    ) -> ShardHead:
         """Make the step durable; returns the head that was written."""
         changed: dict[str, Any]
         if answer.snapshot is None:
@@ -201,7 +208,7 @@ class LogHost(StatefulProcessor):
             head,
             token=request.next_token,
             holder=answer.holder,
-            timer_ms=_timer_ms(answer.due_ms, request.step.watermark_ms),
+            timer_ms=timer_ms,
             gauges=answer.gauges,
             tally=answer.tally,
             **changed,

@@ -123,6 +123,8 @@ class Reading:
     partition_by: ColumnLike | None = None
     heartbeats: bool = True
     number: str = DOUBLE
+    is_chained: bool = False
+    """The input is the outcomes of another purgatory of the query, whose watermark holds here too."""
 
     def scope(self, frame: DataFrame, given: str, types: dict[str, T.DataType]) -> Column | None:
         """The column that scopes keys and ids by their partition, 32 hexadecimal digits; None without partitions.
@@ -352,7 +354,7 @@ def _watermarked(
 ) -> DataFrame:
     """Columns over a guarded watermark."""
     selected = frame.select(*columns, _guarded(time, reading.max_future_us).alias("guarded"))
-    if frame.isStreaming:
+    if frame.isStreaming and not reading.is_chained:
         idle_us = idle_after_us(config)
         if idle_us is not None:
             selected = selected.unionByName(_heartbeats(frame, selected, idle_us, reading.heartbeats))
