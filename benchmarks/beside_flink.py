@@ -140,8 +140,8 @@ def main(
     backends: Annotated[
         str, typer.Option(help=f"Some of {', '.join(flink_jobs.BACKENDS)}.")
     ] = "heap,changelog,rocksdb",
-    checkpoint_ms: Annotated[int, typer.Option(min=50, help="Between Flink's checkpoints in workload W.")] = 500,
-    runs: Annotated[int, typer.Option(min=1, help="Runs of workload W in each JVM of Flink.")] = 2,
+    checkpoint_ms: Annotated[int, typer.Option(min=50, help="Between Flink's checkpoints in workload W.")] = 1000,
+    runs: Annotated[int, typer.Option(min=1, help="Runs of workload W in each JVM of Flink.")] = 3,
     memory: Annotated[str, typer.Option(help="Heap of each JVM.")] = "3g",
     json: Annotated[Path, typer.Option(help="Where the numbers go; of workload L beside it.")] = RESULTS / "flink.json",
 ) -> None:

@@ -3,7 +3,6 @@ package beside;
 import org.apache.flink.api.common.functions.OpenContext;
 import org.apache.flink.api.common.state.ValueState;
 import org.apache.flink.api.common.state.ValueStateDescriptor;
-import org.apache.flink.api.common.typeinfo.Types;
 import org.apache.flink.streaming.api.functions.co.KeyedCoProcessFunction;
 import org.apache.flink.table.data.GenericRowData;
 import org.apache.flink.table.data.RowData;
@@ -20,74 +19,87 @@ final class AnyKey extends KeyedCoProcessFunction<String, RowData, RowData, RowD
     static final StringData COMPLETED = StringData.fromString("COMPLETED");
     static final StringData EXPIRED = StringData.fromString("EXPIRED");
 
-    private transient ValueState<RowData> operation;
-    private transient ValueState<Long> eventUs;
+    /** An operation that waits, or an event whose operation has not come: {@link #eventRow}. One read a row. */
+    private transient ValueState<RowData> held;
 
     @Override
     public void open(OpenContext context) {
-        operation = getRuntimeContext()
-                .getState(new ValueStateDescriptor<>("operation", InternalTypeInfo.of(Inputs.OPERATIONS)));
-        eventUs = getRuntimeContext().getState(new ValueStateDescriptor<>("event", Types.LONG));
+        held = getRuntimeContext().getState(new ValueStateDescriptor<>("held", InternalTypeInfo.of(Inputs.OPERATIONS)));
     }
 
     @Override
-    public void processElement1(RowData row, Context context, Collector<RowData> out) throws Exception {
+    public void processElement1(RowData operation, Context context, Collector<RowData> out) throws Exception {
         Progress.ROWS.increment();
-        Long early = eventUs.value();
-        if (early != null && completes(row, early)) {
-            context.timerService().deleteEventTimeTimer(lastMs(early));
-            eventUs.clear();
-            end(row, COMPLETED, early, out);
-            return;
+        RowData before = held.value();
+        if (before != null && !isEvent(before)) {
+            return; // The first one of its key counts.
         }
-        operation.update(row);
-        context.timerService().registerEventTimeTimer(deadlineMs(row));
-    }
-
-    @Override
-    public void processElement2(RowData row, Context context, Collector<RowData> out) throws Exception {
-        Progress.ROWS.increment();
-        long timeUs = row.getLong(Inputs.EVENT_TIME);
-        RowData waiting = operation.value();
-        if (waiting != null && completes(waiting, timeUs)) {
-            context.timerService().deleteEventTimeTimer(deadlineMs(waiting));
-            operation.clear();
-            end(waiting, COMPLETED, timeUs, out);
-            return;
-        }
-        Long held = eventUs.value();
-        if (held == null || timeUs < held) {
-            if (held != null) {
-                context.timerService().deleteEventTimeTimer(lastMs(held));
+        if (before != null) {
+            context.timerService().deleteEventTimeTimer(lastMs(before));
+            if (completes(operation, timeUs(before))) {
+                held.clear();
+                end(operation, COMPLETED, timeUs(before), out);
+                return;
             }
-            eventUs.update(timeUs);
-            context.timerService().registerEventTimeTimer(lastMs(timeUs));
         }
+        held.update(operation);
+        context.timerService().registerEventTimeTimer(lastMs(operation));
+    }
+
+    @Override
+    public void processElement2(RowData event, Context context, Collector<RowData> out) throws Exception {
+        Progress.ROWS.increment();
+        long timeUs = event.getLong(Inputs.EVENT_TIME);
+        RowData before = held.value();
+        boolean waits = before != null && !isEvent(before);
+        if (waits ? !completes(before, timeUs) : before != null && timeUs(before) <= timeUs) {
+            return;
+        }
+        if (before != null) {
+            context.timerService().deleteEventTimeTimer(lastMs(before));
+        }
+        if (waits) {
+            held.clear();
+            end(before, COMPLETED, timeUs, out);
+            return;
+        }
+        RowData row = eventRow(timeUs);
+        held.update(row);
+        context.timerService().registerEventTimeTimer(lastMs(row));
     }
 
     @Override
     public void onTimer(long timerMs, OnTimerContext context, Collector<RowData> out) throws Exception {
-        RowData waiting = operation.value();
-        if (waiting != null && deadlineMs(waiting) <= timerMs) {
-            operation.clear();
-            end(waiting, EXPIRED, waiting.getLong(Inputs.DEADLINE), out);
+        RowData due = held.value();
+        if (due == null || lastMs(due) > timerMs) {
+            return;
         }
-        Long held = eventUs.value();
-        if (held != null && lastMs(held) <= timerMs) {
-            eventUs.clear();
+        held.clear();
+        if (!isEvent(due)) {
+            end(due, EXPIRED, due.getLong(Inputs.DEADLINE), out);
         }
+    }
+
+    /** An event in the columns of an operation: its time in place of {@code created}, and no id. */
+    private static RowData eventRow(long timeUs) {
+        return GenericRowData.of(null, null, timeUs, null, null);
+    }
+
+    private static boolean isEvent(RowData row) {
+        return row.isNullAt(Inputs.ID);
+    }
+
+    private static long timeUs(RowData event) {
+        return event.getLong(Inputs.CREATED);
+    }
+
+    /** When it need not be held any longer: an operation's deadline, an event's own time. */
+    private static long lastMs(RowData row) {
+        return isEvent(row) ? timeUs(row) / 1000 : -Math.floorDiv(-row.getLong(Inputs.DEADLINE), 1000L);
     }
 
     private static boolean completes(RowData operation, long timeUs) {
         return operation.getLong(Inputs.CREATED) <= timeUs && timeUs <= operation.getLong(Inputs.DEADLINE);
-    }
-
-    private static long deadlineMs(RowData operation) {
-        return -Math.floorDiv(-operation.getLong(Inputs.DEADLINE), 1000L);
-    }
-
-    private static long lastMs(long eventUs) {
-        return eventUs / 1000;
     }
 
     private static void end(RowData operation, StringData status, long resolvedUs, Collector<RowData> out) {

@@ -35,6 +35,7 @@ import org.apache.hadoop.conf.Configuration;
  * Times are read as the microseconds that the files hold.
  */
 final class Inputs {
+    static final int ID = 0;
     static final int KEY = 1;
     static final int CREATED = 2;
     static final int DEADLINE = 3;
