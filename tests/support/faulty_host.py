@@ -1,7 +1,7 @@
 """A log host to which something happens at named places: its worker is killed, the holder's is, or the task fails.
 
-Faults are files ``NUMBER ACTION FAILPOINT`` in a folder, taken in the order of their names, one in a micro-batch, but that a shard may be
-loaded only to fail again.
+Faults are files ``NUMBER ACTION FAILPOINT`` in a folder, taken in the order of their names, one in a micro-batch; but a
+shard that is loaded after a fault may fail again.
 """
 
 from __future__ import annotations
