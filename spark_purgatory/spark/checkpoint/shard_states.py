@@ -8,9 +8,10 @@ Connect.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -20,6 +21,14 @@ from spark_purgatory.spark.storage.paths import literal
 
 OPERATOR = "applyInPandasWithState"
 """What Spark calls the operator that holds our state; it runs one of them in a query."""
+
+
+ENCODED = re.compile(r"""[\s"#%<>?[\\\]^`{|}]""")
+"""Characters of a path that a URI encodes. Spark's reader of state stores encodes the path twice, and finds nothing."""
+
+
+class StatePathError(ConfigError):
+    """Spark's reader of state stores cannot read a checkpoint at such a path."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +44,8 @@ class ShardStates:
 def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = None) -> ShardStates | None:
     """The states after a micro-batch, by default the latest that is committed; None before the first.
 
-    Raises ConfigError where there is no checkpoint, where its query has no purgatory, and where it does not keep the
-    micro-batch.
+    Raises ConfigError where there is no checkpoint, where its query has no purgatory, where it does not keep the
+    micro-batch, and where Spark cannot read state at such a path.
     """
     # The reader needs the driver's coordinator of state stores, which is made when streams are first asked for: in a
     # session that has not streamed yet it fails with RpcEndpointNotFoundException.
@@ -51,7 +60,17 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
             f"{committed[-1]}; how many it keeps is spark.sql.streaming.minBatchesToRetain"
         )
     reader = spark.read.format("statestore").option("operatorId", _operator_id(spark, checkpoint))
-    state = reader.option("batchId", chosen).load(checkpoint)
+    try:
+        state = reader.option("batchId", chosen).load(checkpoint)
+        _ = state.schema  # Spark Connect asks the server here
+    except PySparkException as error:
+        if error.getCondition() != "STDS_COMMITTED_BATCH_UNAVAILABLE" or not ENCODED.search(checkpoint):
+            raise
+        raise StatePathError(
+            f"checkpoint={checkpoint!r} is there, but Spark's reader of state stores finds nothing at a path with "
+            f"{', '.join(map(repr, dict.fromkeys(ENCODED.findall(checkpoint))))}: read a copy of the folder at a path "
+            "without them. The query itself can go on"
+        ) from error
     blobs = state.select(F.col("value.groupState.blob").alias("blob"))
     return ShardStates(blobs, chosen, _watermark_ms(spark, checkpoint, chosen))
 
