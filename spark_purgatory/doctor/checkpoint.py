@@ -18,7 +18,7 @@ from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.session import clock_finding, first_cause
 from spark_purgatory.errors import ConfigError, StagingError, StateError
-from spark_purgatory.spark.checkpoint.shard_states import ShardStates, shard_states, states_in
+from spark_purgatory.spark.checkpoint.shard_states import ShardStates, StatePathError, shard_states, states_in
 from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
 from spark_purgatory.spark.sink.table_claim import claimed_by
 from spark_purgatory.spark.storage.paths import literal
@@ -36,6 +36,9 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Findin
     """Everything about a checkpoint."""
     try:
         states = shard_states(spark, checkpoint)
+    except StatePathError as error:
+        yield Finding("checkpoint", "its state cannot be read at this path", str(error))
+        return
     except ConfigError as error:
         if claim_of(spark, checkpoint):
             yield note("checkpoint", f"{checkpoint}: of a RecordAccumulator, with no purgatory's state")

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from spark_purgatory.core.spec.codes import Status
 from spark_purgatory.core.state.blob import read_blob
-from spark_purgatory.spark.checkpoint.shard_states import shard_states, states_in
+from spark_purgatory.spark.checkpoint.shard_states import StatePathError, shard_states, states_in
 from spark_purgatory.spark.storage.commits import NoCheckpointError
 
 WAIT_PERCENTILES = (0.5, 0.95, 0.99)
@@ -59,10 +59,12 @@ class Summary:
 
 
 def state_tally(spark: SparkSession, checkpoint: str) -> Tally | None:
-    """What the checkpoint's state holds, read from the state store; None while no batch was committed."""
+    """What the checkpoint's state holds, read from the state store; None while no batch was committed, and where Spark
+    cannot read state at such a path.
+    """
     try:
         states = shard_states(spark, checkpoint)
-    except NoCheckpointError:
+    except (NoCheckpointError, StatePathError):
         return None
     if states is None:
         return None

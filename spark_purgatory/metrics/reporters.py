@@ -51,7 +51,7 @@ def prometheus(
     Args:
         port: Port to serve on; None where the process serves the registry already. 0 takes a free one.
         addr: Address to serve on.
-        registry: prometheus-client's registry; by default its own.
+        registry: Where it registers; by default prometheus-client's own registry.
 
     Returns:
         A reporter. Its attribute ``port`` is the port that is served, None if none is.

@@ -31,7 +31,7 @@ def pending(
     """The operations that wait: one row each, to be filtered and sorted as any DataFrame.
 
     It is read from the checkpoint and decoded on the executors, while the query runs or after. It reads the whole state
-    of the query: expect a second for each million of waiting operations and core. It works through Spark Connect.
+    of the query. It works through Spark Connect.
 
     Args:
         spark: The session; it need not be the one that runs the query.

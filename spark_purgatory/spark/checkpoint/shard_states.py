@@ -8,12 +8,13 @@ Connect.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.core.state.shard_state import ShardState
@@ -24,6 +25,14 @@ from spark_purgatory.spark.storage.paths import literal
 BLOB_HOST, LOG_HOST = "applyInPandasWithState", "transformWithStateInPySparkExec"
 OPERATORS = {BLOB_HOST: "applyInPandasWithState", LOG_HOST: "transformWithState"}
 """What Spark calls the operators that hold our state, and their names as `Purgatory.host`."""
+
+
+ENCODED = re.compile(r"""[\s"#%<>?[\\\]^`{|}]""")
+"""Characters of a path that a URI encodes. Spark's reader of state stores encodes the path twice, and finds nothing."""
+
+
+class StatePathError(ConfigError):
+    """Spark's reader of state stores cannot read a checkpoint at such a path."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +58,8 @@ def states_in(batch: pa.RecordBatch) -> Iterator[ShardState]:
 def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = None) -> ShardStates | None:
     """The states after a micro-batch, by default the latest that is committed; None before the first.
 
-    Raises ConfigError where there is no checkpoint, where its query has no purgatory, and where it does not keep the
-    micro-batch.
+    Raises ConfigError where there is no checkpoint, where its query has no purgatory, where it does not keep the
+    micro-batch, and where Spark cannot read state at such a path.
     """
     # The reader needs the driver's coordinator of state stores, which is made when streams are first asked for: in a
     # session that has not streamed yet it fails with RpcEndpointNotFoundException.
@@ -66,23 +75,40 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
         )
     operator, operator_id = _operator(spark, checkpoint)
     reader = spark.read.format("statestore").option("operatorId", operator_id).option("batchId", chosen)
+    try:
+        whole, heads = _of_blob_host(reader, checkpoint) if operator == BLOB_HOST else _of_log_host(reader, checkpoint)
+        _ = heads.schema  # Spark Connect asks the server here
+    except PySparkException as error:
+        if error.getCondition() != "STDS_COMMITTED_BATCH_UNAVAILABLE" or not ENCODED.search(checkpoint):
+            raise
+        raise StatePathError(
+            f"checkpoint={checkpoint!r} is there, but Spark's reader of state stores finds nothing at a path with "
+            f"{', '.join(map(repr, dict.fromkeys(ENCODED.findall(checkpoint))))}: read a copy of the folder at a path "
+            "without them. The query itself can go on"
+        ) from error
+    return ShardStates(whole, heads, OPERATORS[operator], chosen, _watermark_ms(spark, checkpoint, chosen))
+
+
+def _of_blob_host(reader: DataFrameReader, checkpoint: str) -> tuple[DataFrame, DataFrame]:
+    """(whole states, the same)."""
+    blob = F.col("value.groupState.blob").alias("snapshot")
+    whole = reader.load(checkpoint).select(blob, _none("binary", "head"), _none("array<binary>", "log"))
+    return whole, whole
+
+
+def _of_log_host(reader: DataFrameReader, checkpoint: str) -> tuple[DataFrame, DataFrame]:
+    """(whole states, heads alone)."""
 
     def variable(name: str) -> DataFrame:
         return reader.option("stateVarName", name).load(checkpoint)
 
-    if operator == BLOB_HOST:
-        blob = F.col("value.groupState.blob").alias("snapshot")
-        whole = reader.load(checkpoint).select(blob, _none("binary", "head"), _none("array<binary>", "log"))
-        heads = whole
-    else:
-        head = variable("head").select("key.shard", F.col("value.blob").alias("head"))
-        snapshot = variable("snapshot").select("key.shard", F.col("value.blob").alias("snapshot"))
-        entries = F.array_sort(F.collect_list(F.struct("user_map_key.entry", "user_map_value.blob")))
-        log = variable("log").groupBy("key.shard").agg(entries.getField("blob").alias("log"))
-        joined = head.join(snapshot, "shard", "left").join(log, "shard", "left")
-        whole = joined.select("snapshot", "head", "log")
-        heads = head.select(_none("binary", "snapshot"), "head", _none("array<binary>", "log"))
-    return ShardStates(whole, heads, OPERATORS[operator], chosen, _watermark_ms(spark, checkpoint, chosen))
+    head = variable("head").select("key.shard", F.col("value.blob").alias("head"))
+    snapshot = variable("snapshot").select("key.shard", F.col("value.blob").alias("snapshot"))
+    entries = F.array_sort(F.collect_list(F.struct("user_map_key.entry", "user_map_value.blob")))
+    log = variable("log").groupBy("key.shard").agg(entries.getField("blob").alias("log"))
+    joined = head.join(snapshot, "shard", "left").join(log, "shard", "left")
+    heads = head.select(_none("binary", "snapshot"), "head", _none("array<binary>", "log"))
+    return joined.select("snapshot", "head", "log"), heads
 
 
 def _none(kind: str, name: str) -> Column:
