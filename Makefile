@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-all test-only coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys crash conformance clean java
+.PHONY: help test test-all test-only coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-long bench-flink bench-picture crash conformance clean java
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +63,15 @@ bench-growth: $(STAMP) ## What a step of the engine costs as pending operations,
 bench-keys: java $(STAMP) ## Operations with 1 to 8 keys: events broadcast, partitioned, or by watchers of keys
 	@$(BIN)/python -m benchmarks.many_keys $(BENCH_ARGS)
 	@$(BIN)/python -m benchmarks.many_keys --world shared $(BENCH_ARGS)
+
+bench-long: java $(STAMP) ## What a micro-batch costs as 100,000 and more operations wait: BENCH_ARGS="--waiting 100000,1000000"
+	@$(BIN)/python -m benchmarks.long_waits $(BENCH_ARGS)
+
+bench-flink: java $(STAMP) ## Workloads W and L through Flink and ours, in one run: wall and CPU seconds
+	@$(BIN)/python -m benchmarks.beside_flink $(BENCH_ARGS)
+
+bench-picture: $(STAMP) ## docs/pictures/long_waits.svg of what bench-long and bench-flink measured
+	@$(BIN)/python -m benchmarks.waits_picture $(BENCH_ARGS)
 
 crash: java $(STAMP) ## The long tests: kills, restarts, many seeds
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

@@ -16,7 +16,7 @@ from rich.console import Console
 from benchmarks import harness, report
 from benchmarks.contenders import CONTENDERS
 from benchmarks.rates import FIRST_STEADY_BATCH, standings, verdicts
-from spark_purgatory.spark.operator.exchange import unix_sockets as unix_socket_settings
+from spark_purgatory.spark.host.exchange import unix_sockets as unix_socket_settings
 
 RESULTS = harness.ROOT / "bench-results"
 

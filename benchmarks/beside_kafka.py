@@ -1,14 +1,12 @@
 """`python -m benchmarks.beside_kafka`: workload K through our engine and through Kafka's own classes, in turn.
 
-Kafka's jar comes through Spark's own package resolution, once; the driver is compiled from jobs/benchmarks/kafka. A
+Kafka's jar comes through Spark's own package resolution, once; the driver is compiled from benchmarks/kafka. A
 rate is reported only where both say how the same number of operations ended, and with the same checksum.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +19,7 @@ from rich.table import Table
 
 from benchmarks.engine_k import Timed, run_purgatory, run_wheel
 from benchmarks.harness import WORK, WrongOutcomeError
+from benchmarks.jars import compiled, resolved
 from benchmarks.workload_k import KNOWN, Ended, WorkloadK, draw
 
 PACKAGE = "org.apache.kafka:kafka-server-common:4.3.0"
@@ -31,18 +30,7 @@ JVM = ("-Xmx3g", "-XX:+UseSerialGC")
 
 def classpath(work: Path = WORK) -> str:
     """Kafka's jars and the compiled driver."""
-    ivy, classes = work / "ivy", work / "kafka"
-    if not list((ivy / "jars").glob("*kafka-server-common*")):
-        nothing = work / "nothing.py"
-        work.mkdir(parents=True, exist_ok=True)
-        nothing.write_text("", encoding="utf-8")
-        submit = [sys.executable, "-m", "pyspark.find_spark_home"]
-        home = subprocess.run(submit, check=True, capture_output=True, text=True).stdout.strip()
-        resolve = [f"{home}/bin/spark-submit", "--packages", PACKAGE, "--conf", f"spark.jars.ivy={ivy}", str(nothing)]
-        subprocess.run(resolve, check=True, capture_output=True)
-    classes.mkdir(parents=True, exist_ok=True)
-    subprocess.run(["javac", "-d", str(classes), "-cp", f"{ivy}/jars/*", str(SOURCE)], check=True)
-    return f"{classes}{os.pathsep}{ivy}/jars/*"
+    return compiled([SOURCE], resolved([PACKAGE], work / "ivy"), work / "kafka")
 
 
 def run_kafka(path: str, operations: int, steps: int, contender: str) -> Timed:

@@ -31,7 +31,9 @@ from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.schema import COUNTERS, OUTCOME_COLUMNS
-from spark_purgatory.spark.operator.exchange import (
+from spark_purgatory.spark.host.blob_host import STATE_DDL, stream_function
+from spark_purgatory.spark.host.calls import RESULT_DDL
+from spark_purgatory.spark.host.exchange import (
     EVENTS,
     EXCHANGE_DDL,
     OPERATIONS,
@@ -40,11 +42,10 @@ from spark_purgatory.spark.operator.exchange import (
     to_blob,
     unpacker,
 )
-from spark_purgatory.spark.operator.group_functions import RESULT_DDL, STATE_DDL, stream_function
+from spark_purgatory.spark.host.worker import prepare_worker
 from spark_purgatory.spark.operator.inputs import WATERMARK_METADATA, Reading, events_input, operations_input
 from spark_purgatory.spark.operator.payload import arrow_schema
 from spark_purgatory.spark.operator.purgatory import OUTCOME_TYPES
-from spark_purgatory.spark.operator.worker import prepare_worker
 
 SHARDS = 8
 COUNTED = "spark_purgatory"

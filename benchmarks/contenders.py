@@ -6,6 +6,7 @@ Those that decide outcomes return rows with a column ``status``; the floors retu
 | --- | --- |
 | ours | `Purgatory`, criterion any_key, emit early |
 | ours_rocksdb | the same over Spark's RocksDB store |
+| log | the same hosted by ``transformWithState``: snapshot and log, over RocksDB |
 | join | Spark's own stream-stream left outer join, in the JVM |
 | identity | the packed exchange of ours: both ``mapInArrow`` stages and the state function, without an engine |
 | identity_rows | the state function over plain rows, as pandas |
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,9 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from benchmarks.inputs import ROWS, as_rows, read_sides
 from benchmarks.per_operation import per_operation, with_timers
 from spark_purgatory import Completions, Operations, criteria
-from spark_purgatory.spark.operator.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
+from spark_purgatory.spark.host.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
+from spark_purgatory.spark.host.requirements import LOG_HOST_SETTINGS, PROVIDER
+from spark_purgatory.spark.host.requirements import ROCKSDB as ROCKSDB_PROVIDER
 from spark_purgatory.spark.operator.inputs import WATERMARK_METADATA
 from spark_purgatory.spark.operator.payload import arrow_schema
 from spark_purgatory.spark.operator.purgatory import Purgatory
@@ -55,8 +59,8 @@ class Contender:
     """How long after its deadline it lets an operation expire."""
 
 
-def ours(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
-    """The library as its users call it."""
+def ours(spark: SparkSession, folder: Path, shards: int, **options: Any) -> DataFrame:
+    """The library as its users call it; ``options`` are more of `Purgatory`."""
     operations, events = read_sides(spark, folder)
     purgatory = Purgatory(
         operations=Operations(id="op_id", keys="key", created="created", deadline="deadline"),
@@ -64,11 +68,12 @@ def ours(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
         criterion=criteria.any_key(),
         emit="early",
         shards=shards,
+        **options,
     )
     return purgatory.resolve(operations, events)
 
 
-def join(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
+def join(spark: SparkSession, folder: Path, shards: int, longest_delay_minutes: int = 3) -> DataFrame:
     """A left outer join on key and time range; an operation without an event leaves at its deadline.
 
     Spark drops state by one time column a side. With ``created`` there, every operation would be held for the
@@ -84,7 +89,10 @@ def join(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
         "amount",
     )
     right = events.withWatermark("time", "0 seconds").withColumnRenamed("key", "event_key")
-    condition = "key = event_key AND time >= created AND time <= deadline AND time >= deadline - INTERVAL 3 MINUTES"
+    condition = (
+        "key = event_key AND time >= created AND time <= deadline "
+        f"AND time >= deadline - INTERVAL {longest_delay_minutes} MINUTES"
+    )
     joined = left.join(right, F.expr(condition), "leftOuter")
     resolved = F.coalesce("time", "deadline")
     return joined.select(
@@ -149,17 +157,15 @@ def jvm_only(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
     return operations.unionByName(events).repartition("key")
 
 
-ROCKSDB = {
-    "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    )
-}
+ROCKSDB = {PROVIDER: ROCKSDB_PROVIDER}
+log = partial(ours, host="transformWithState")
 
 CONTENDERS = {
     contender.name: contender
     for contender in (
         Contender("ours", "Purgatory, any_key, emit early", ours, decides=True),
         Contender("ours_rocksdb", "ours, state in RocksDB", ours, decides=True, settings=ROCKSDB),
+        Contender("log", "ours, a snapshot and a log in RocksDB", log, decides=True, settings=LOG_HOST_SETTINGS),
         Contender("join", "stream-stream left outer join", join, decides=True, grace_ms=1),
         Contender("identity", "packed exchange, no engine", identity, decides=False),
         Contender("identity_rows", "applyInPandasWithState, plain rows, no work", identity_rows, decides=False),

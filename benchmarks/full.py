@@ -33,6 +33,8 @@ PARTS = {
     ),
     "the engine beside Kafka": "benchmarks.beside_kafka",
     "operations with several keys": "benchmarks.many_keys",
+    "long waits": "benchmarks.long_waits --waiting 100000,1000000",
+    "Flink beside it": "benchmarks.beside_flink --contenders blob,log,join",
     "growth of the engine": "benchmarks.growth",
     "a standalone cluster": "benchmarks.cluster",
 }

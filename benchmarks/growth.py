@@ -34,8 +34,8 @@ from spark_purgatory.core.spec.arrivals import EventArrivals, OperationArrivals,
 from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
-from spark_purgatory.spark.operator.exchange import from_blob, to_blob
-from spark_purgatory.spark.operator.worker import prepare_worker
+from spark_purgatory.spark.host.exchange import from_blob, to_blob
+from spark_purgatory.spark.host.worker import prepare_worker
 
 ROWS = 100_000
 STEPS = 5

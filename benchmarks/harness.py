@@ -22,12 +22,13 @@ from pyspark.sql import functions as F
 from benchmarks.contenders import CONTENDERS, Contender
 from benchmarks.rates import Batch, Run
 from benchmarks.workload_w import Workload, expected, prepared
-from spark_purgatory.spark.operator.exchange import EXCHANGE_SETTINGS
+from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / ".bench"
 SEED = 42
 OBSERVATION = "bench"
+STATUSES = ("COMPLETED", "EXPIRED")
 OURS_OBSERVATION = "spark_purgatory"
 """`Purgatory.name`, under which it counts its state's bytes."""
 CORES = 2
@@ -58,6 +59,11 @@ SETTINGS = {
 
 class WrongOutcomeError(Exception):
     """A contender's rows are not the expected ones: its time means nothing."""
+
+
+def local_sockets() -> dict[str, str]:
+    """Between Spark and Python on one machine, as the README advises for frequent micro-batches."""
+    return unix_sockets(tempfile.gettempdir())
 
 
 def session(memory: str = "3g", master: str = MASTER, settings: Mapping[str, str] | None = None) -> SparkSession:
@@ -122,7 +128,10 @@ def run_once(
         progress = _stream(contender.build(spark, workload.folder, shards), contender, checkpoint)
     finally:
         for setting in contender.settings:
-            spark.conf.set(setting, SETTINGS[setting])
+            if setting in SETTINGS:
+                spark.conf.set(setting, SETTINGS[setting])
+            else:
+                spark.conf.unset(setting)
         shutil.rmtree(checkpoint, ignore_errors=True)
     run = Run(
         contender=contender.name,
@@ -140,10 +149,10 @@ def _stream(frame: DataFrame, contender: Contender, checkpoint: str) -> list[dic
     counters = [F.count(F.lit(1)).alias("rows")]
     if contender.decides:
         status = F.col("status")
-        counters += [F.count_if(status == name).alias(name) for name in ("COMPLETED", "EXPIRED")]
+        counters += [F.count_if(status == name).alias(name) for name in STATUSES]
     query = (
         frame.observe(OBSERVATION, *counters)
-        .writeStream.foreachBatch(_to_noop)
+        .writeStream.foreachBatch(to_noop)
         .option("checkpointLocation", checkpoint)
         .trigger(availableNow=True)
         .start()
@@ -152,7 +161,8 @@ def _stream(frame: DataFrame, contender: Contender, checkpoint: str) -> list[dic
     return [dict(progress) for progress in query.recentProgress]
 
 
-def _to_noop(batch: DataFrame, batch_id: int) -> None:
+def to_noop(batch: DataFrame, batch_id: int) -> None:
+    """Evaluate the micro-batch, and keep nothing of it."""
     batch.write.format("noop").mode("overwrite").save()
 
 

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_purgatory.spark.operator.exchange import EVENTS, OPERATIONS
+from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS
 
 OPERATIONS_DDL = "op_id string, key string, created timestamp, deadline timestamp, amount double"
 EVENTS_DDL = "key string, time timestamp"

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from benchmarks.inputs import as_rows
-from spark_purgatory.spark.operator.exchange import OPERATIONS
+from spark_purgatory.spark.host.exchange import OPERATIONS
 
 STATE_DDL = "op_id string, created_us bigint, deadline_us bigint, amount double, event_us bigint"
 OUTCOME_DDL = (

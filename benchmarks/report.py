@@ -26,25 +26,37 @@ def machine_facts(spark: SparkSession) -> dict[str, Any]:
     """Where and with what it was measured."""
     java = spark.sql("SELECT java_method('java.lang.System', 'getProperty', 'java.version') AS version").first()
     return {
+        **machine(),
+        "java": java["version"] if java else "",
+        "spark_settings": {name: spark.conf.get(name) for name in ("spark.master", "spark.driver.memory", *SETTINGS)},
+    }
+
+
+def machine() -> dict[str, Any]:
+    """The facts that are known without a session."""
+    return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "load_1m_at_start": round(os.getloadavg()[0], 2),
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "java": java["version"] if java else "",
         **{name: version(name) for name in PACKAGES},
-        "spark_settings": {name: spark.conf.get(name) for name in ("spark.master", "spark.driver.memory", *SETTINGS)},
     }
+
+
+def machine_line(facts: dict[str, Any]) -> str:
+    """Those in one line."""
+    packages = ", ".join(f"{name} {facts[name]}" for name in ("python", *PACKAGES))
+    return (
+        f"{facts['processor']}, {facts['cores']} cores, {facts['memory_bytes'] / 2**30:.0f} GiB, "
+        f"load {facts['load_1m_at_start']}; {packages}"
+    )
 
 
 def facts_line(facts: dict[str, Any]) -> str:
     """The facts in one line."""
-    packages = ", ".join(f"{name} {facts[name]}" for name in ("python", "java", *PACKAGES))
-    return (
-        f"{facts['processor']}, {facts['cores']} cores, {facts['memory_bytes'] / 2**30:.0f} GiB, "
-        f"load {facts['load_1m_at_start']}; {packages}; {facts['spark_settings']['spark.master']}"
-    )
+    return f"{machine_line(facts)}; Java {facts['java']}; {facts['spark_settings']['spark.master']}"
 
 
 def table_of(standings: Sequence[Standing]) -> Table:

@@ -84,7 +84,7 @@ class Workload:
     folder: Path
     drawn: Draw
     operation_rows: tuple[int, ...]
-    """Rows of each batch's file, B + `TAIL_BATCHES` of them; 0 where there is no file."""
+    """Rows of each batch's file, B and those of the tail; 0 where there is no file."""
     event_rows: tuple[int, ...]
 
     @property
@@ -122,9 +122,9 @@ def expected(drawn: Draw, grace_ms: int = 0) -> Expected:
     return Expected(completed, expired, len(drawn) - completed - expired)
 
 
-def rows_by_batch(drawn: Draw) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def rows_by_batch(drawn: Draw, tail_batches: int = TAIL_BATCHES) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(operations, events) of every batch, the tail's included."""
-    total = drawn.batches + TAIL_BATCHES
+    total = drawn.batches + tail_batches
     operations = np.bincount(drawn.operation_batch, minlength=total)
     events = np.bincount(drawn.event_batch[drawn.completes], minlength=total)
     return tuple(map(int, operations)), tuple(map(int, events))
@@ -132,20 +132,23 @@ def rows_by_batch(drawn: Draw) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def prepared(operations: int, batches: int, seed: int, root: Path) -> Workload:
     """The workload below ``root``, written now unless it lies there from an earlier run."""
-    drawn = draw(operations, batches, seed)
-    folder = root / f"w{FORMAT}-{operations}-{batches}-{seed}"
+    return stored(draw(operations, batches, seed), root / f"w{FORMAT}-{operations}-{batches}-{seed}", TAIL_BATCHES)
+
+
+def stored(drawn: Draw, folder: Path, tail_batches: int) -> Workload:
+    """The drawn workload in that folder, written now unless it lies there from an earlier run."""
     if not folder.exists():
         # Under another name until complete, so that an interrupted run leaves nothing that looks whole.
         partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-        write(drawn, partial)
+        write(drawn, partial, tail_batches)
         try:
             partial.rename(folder)
         except OSError:
             shutil.rmtree(partial)  # Another run was quicker.
-    return Workload(folder, drawn, *rows_by_batch(drawn))
+    return Workload(folder, drawn, *rows_by_batch(drawn, tail_batches))
 
 
-def write(drawn: Draw, folder: Path) -> None:
+def write(drawn: Draw, folder: Path, tail_batches: int) -> None:
     """Write ``operations/`` and ``events/``: one file a batch, modification times in order of batches."""
     numbers = np.arange(len(drawn))
     for batch in range(drawn.batches):
@@ -153,7 +156,7 @@ def write(drawn: Draw, folder: Path) -> None:
     with_event = numbers[drawn.completes]
     with_event = with_event[np.argsort(drawn.event_us[with_event], kind="stable")]
     event_batch = drawn.event_batch[with_event]
-    for batch in range(drawn.batches + TAIL_BATCHES):
+    for batch in range(drawn.batches + tail_batches):
         write_file(folder / "events", batch, _events(drawn, with_event[event_batch == batch]))
 
 

@@ -128,7 +128,7 @@ def pending(
     batch_id: Annotated[int | None, typer.Option(help="After which micro-batch. [default: the latest]")] = None,
     prefix: Annotated[str, typer.Option(help="Before the names of our columns, where yours have them.")] = "",
     json: Annotated[bool, typer.Option("--json", help="A JSON object for each row, in place of a table.")] = False,
-    spark: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
+    conf: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
 ) -> None:
     """Show what waits in a checkpoint: keys, what is missing, progress, deadline. The query may run.
 
@@ -138,7 +138,7 @@ def pending(
     from spark_purgatory.job.show_pending import PendingRequest, show_pending
 
     names = None if columns is None else [name.strip() for name in columns.split(",")]
-    request = PendingRequest(checkpoint, where, order_by, names, limit, batch_id, prefix, json, spark or [])
+    request = PendingRequest(checkpoint, where, order_by, names, limit, batch_id, prefix, json, conf or [])
     raise typer.Exit(show_pending(request, Console()))
 
 
@@ -148,7 +148,7 @@ def report(
     table: Annotated[str, typer.Argument(help="The outcomes' Delta table: a path, or a name.", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
     outcome_prefix: Annotated[str, typer.Option(help="The purgatory's outcome_prefix.")] = "",
-    spark: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
+    conf: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
 ) -> None:
     """Write one HTML page on a query: outcomes, waits, what is pending, files, state. The query may run.
 
@@ -157,4 +157,4 @@ def report(
     require_spark("The report")
     from spark_purgatory.job.show_report import write_report
 
-    raise typer.Exit(write_report(checkpoint, table, output, outcome_prefix, spark or [], Console()))
+    raise typer.Exit(write_report(checkpoint, table, output, outcome_prefix, conf or [], Console()))

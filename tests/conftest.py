@@ -26,21 +26,41 @@ COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMo
 """Spark's own choice."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--host transformWithState``: the purgatories of all tests that name no host have this one."""
+    parser.addoption("--host", default=None, help="Purgatory's host where a test names none")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the host that was asked for the default."""
+    host = config.getoption("host")
+    if host is not None:
+        from spark_purgatory import Purgatory
+
+        # A dataclass's defaults are those of its __init__; `replace` and `fields` are not asked for them.
+        Purgatory.__init__.__kwdefaults__["host"] = host
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Workers take a file at a time, in this order: the long ones first, so that none is left over at the end."""
+    """Leave out tests of another host. Workers take a file at a time, in this order: the long ones first, so that none
+    is left over at the end.
+    """
+    if config.getoption("host") not in (None, "applyInPandasWithState"):
+        items[:] = [item for item in items if not item.get_closest_marker("blob_host")]
     if hasattr(config, "workerinput"):
         with_spark = {item.path for item in items if item.get_closest_marker("spark")}
         items.sort(key=lambda item: item.path not in with_spark)
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session of two cores and two shuffle partitions."""
     from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
 
     from spark_purgatory.demo.runner import QUICK_SETTINGS
-    from spark_purgatory.spark.operator.exchange import unix_sockets
+    from spark_purgatory.spark.host.exchange import unix_sockets
+    from spark_purgatory.spark.host.requirements import LOG_HOST_SETTINGS
 
     builder = (
         SparkSession.builder.master("local[2]")
@@ -55,11 +75,25 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
     )
-    for name, value in {**QUICK_SETTINGS, **INTERPRETED, **unix_sockets(tempfile.gettempdir())}.items():
+    settings = {**QUICK_SETTINGS, **INTERPRETED, **unix_sockets(tempfile.gettempdir())}
+    if request.config.getoption("host") == "transformWithState":
+        settings |= LOG_HOST_SETTINGS
+    for name, value in settings.items():
         builder = builder.config(name, value)
     session = configure_spark_with_delta_pip(builder).getOrCreate()
     yield session
     session.stop()
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_the_host(request: pytest.FixtureRequest) -> None:
+    """Under ``--host``: what the host needs, which a test before may have taken back."""
+    if request.config.getoption("host") == "transformWithState" and "spark" in request.fixturenames:
+        from spark_purgatory import LOG_HOST_SETTINGS
+
+        session = request.getfixturevalue("spark")
+        for name, value in LOG_HOST_SETTINGS.items():
+            session.conf.set(name, value)
 
 
 @pytest.fixture

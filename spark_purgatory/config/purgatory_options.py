@@ -20,6 +20,8 @@ from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
 
+HOSTS = ("applyInPandasWithState", "transformWithState")
+"""Spark's operators that can hold a purgatory's state, the default first."""
 MAX_SHARDS = 1 << 15
 """Shards are scanned for due time-outs in every micro-batch; and 16 bits name one in the exchange."""
 
@@ -91,6 +93,14 @@ class PurgatoryOptions:
             "all shards; more stop the query.",
         ),
     ] = 128 << 20
+    host: Annotated[
+        Literal["applyInPandasWithState", "transformWithState"],
+        Option("choice", "Spark's operator that holds the state.", HOSTS),
+    ] = "applyInPandasWithState"
+    max_warm_bytes: Annotated[
+        int,
+        Option("count", "Under transformWithState: memory for shards in the Python workers of one executor."),
+    ] = 4 << 30
     name: Annotated[str, Option("name", "Name of the counters in the query's observedMetrics.")] = "spark_purgatory"
 
     def __post_init__(self) -> None:
@@ -107,6 +117,8 @@ class PurgatoryOptions:
                 raise ConfigError(f"{field}={getattr(self, field)!r} must be made with {made}")
         if self.emit not in ("early", "final"):
             raise ConfigError(f"emit={self.emit!r} must be 'early' or 'final'")
+        if self.host not in HOSTS:
+            raise ConfigError(f"host={self.host!r} must be {' or '.join(map(repr, HOSTS))}")
         if not isinstance(self.orphans, bool) and self.orphans != "all":
             raise ConfigError(f"orphans={self.orphans!r} must be False, True or 'all'")
         if self.shards is not None and not 1 <= _whole(self.shards) <= MAX_SHARDS:
@@ -118,7 +130,7 @@ class PurgatoryOptions:
         if duration_us(self, "tick") < 1000:
             field, tick = ("tick", self.tick) if self.tick_ms is None else ("tick_ms", self.tick_ms)
             raise ConfigError(f"{field}={tick!r} must be at least 1 millisecond, the watermark's own resolution")
-        for field in ("max_pending_per_shard", "max_state_bytes_per_shard", "max_broadcast_bytes"):
+        for field in ("max_pending_per_shard", "max_state_bytes_per_shard", "max_broadcast_bytes", "max_warm_bytes"):
             if _whole(getattr(self, field)) < 1:
                 raise ConfigError(f"{field}={getattr(self, field)!r} must be an int of at least 1")
         if not (isinstance(self.name, str) and self.name):

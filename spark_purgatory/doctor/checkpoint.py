@@ -13,13 +13,15 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.core.engine.outcomes import Tally
-from spark_purgatory.core.state.blob import HEADER, VERSION, read_metadata
+from spark_purgatory.core.state.blob import HEADER, VERSION
+from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.session import clock_finding, first_cause
-from spark_purgatory.errors import ConfigError, StateError
-from spark_purgatory.spark.checkpoint.shard_states import OPERATOR, ShardStates, shard_states
+from spark_purgatory.errors import ConfigError, StagingError, StateError
+from spark_purgatory.spark.checkpoint.shard_states import ShardStates, StatePathError, shard_states, states_in
 from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
-from spark_purgatory.spark.sink.table_claim import claim_path
+from spark_purgatory.spark.sink.table_claim import claimed_by
+from spark_purgatory.spark.storage.paths import literal
 
 GOOD_STATE_BYTES = 5_000_000
 """Of a shard: a micro-batch writes the whole state of each shard that it touches (docs/choosing.md)."""
@@ -34,8 +36,11 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Findin
     """Everything about a checkpoint."""
     try:
         states = shard_states(spark, checkpoint)
+    except StatePathError as error:
+        yield Finding("checkpoint", "its state cannot be read at this path", str(error))
+        return
     except ConfigError as error:
-        if claimed_table(spark, checkpoint):
+        if claim_of(spark, checkpoint):
             yield note("checkpoint", f"{checkpoint}: of a RecordAccumulator, with no purgatory's state")
         else:
             yield Finding("checkpoint", "not that of a purgatory", str(error))
@@ -46,7 +51,7 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Findin
     if states is None:
         yield note("checkpoint", f"{checkpoint}: no micro-batch is committed yet")
         return
-    yield Finding("checkpoint", f"{checkpoint}: micro-batch {states.batch_id} is committed; {OPERATOR}")
+    yield Finding("checkpoint", f"{checkpoint}: micro-batch {states.batch_id} is committed; host={states.host!r}")
     yield from offset_findings(spark, checkpoint, states)
     yield from state_findings(states)
 
@@ -58,7 +63,7 @@ def offset_findings(spark: SparkSession, checkpoint: str, states: ShardStates) -
         yield Finding("watermark", f"{watermark:%Y-%m-%d %H:%M:%S} UTC, at micro-batch {states.batch_id}")
     else:
         yield note("watermark", "none yet: it begins when both inputs have had rows (or idle_after is set)")
-    reader = spark.read.text(f"{checkpoint}/offsets/{states.batch_id}", wholetext=True)
+    reader = spark.read.text(f"{literal(checkpoint)}/offsets/{states.batch_id}", wholetext=True)
     columns = ("value", F.unix_millis("_metadata.file_modification_time").alias("written_ms"))
     row: Row = reader.select(*columns).collect()[0]
     facts = json.loads(row["value"].splitlines()[1])
@@ -71,7 +76,7 @@ def offset_findings(spark: SparkSession, checkpoint: str, states: ShardStates) -
 def state_findings(states: ShardStates) -> Iterator[Finding]:
     """Of all shards: format, number of shards, settings, size; each state is read and its checksums compared."""
     try:
-        rows = states.blobs.mapInArrow(_about_states, "said string").collect()
+        rows = states.whole.mapInArrow(_about_states, "said string").collect()
     except SPARK_FAULTS as error:
         yield Finding("state", first_cause(error), RESTORE_STATE)
         return
@@ -107,29 +112,28 @@ def size_finding(sizes: list[int]) -> Finding:
     return note("state size", f"{found}: above {GOOD_STATE_BYTES:,} take more shards with the next checkpoint")
 
 
-def claimed_table(spark: SparkSession, checkpoint: str) -> dict[str, str]:
-    """The table that a checkpoint's rows go to, {"path" or "table": ...}; empty where no RecordAccumulator has it."""
+def claim_of(spark: SparkSession, checkpoint: str) -> dict[str, str] | Finding:
+    """The table that a checkpoint is claimed for, as `claimed_by` gives it; a finding where it cannot be read."""
     try:
-        lines = [row["value"] for row in spark.read.text(claim_path(checkpoint)).collect()]
-        claimed = json.loads(lines[0])
-    except (*SPARK_FAULTS, IndexError, ValueError):
-        return {}
-    return claimed if isinstance(claimed, dict) else {}
+        return claimed_by(spark, checkpoint)
+    except (StagingError, *SPARK_FAULTS) as error:
+        remedy = "bring back the checkpoint's folder `staging` from a copy, or start with a new checkpoint"
+        return Finding("table of the checkpoint", first_cause(error), remedy)
 
 
 def _about_states(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """For ``mapInArrow``: what each shard's state says of itself, as JSON."""
     for batch in batches:
-        told = [json.dumps(_about_state(value.as_py())) for value in batch.column(0)]
+        told = [json.dumps(_about_state(state)) for state in states_in(batch)]
         yield pa.RecordBatch.from_arrays([pa.array(told, pa.string())], names=["said"])
 
 
-def _about_state(blob: bytes) -> dict[str, Any]:
+def _about_state(state: ShardState) -> dict[str, Any]:
     try:
-        facts: dict[str, Any] = read_metadata(blob)
+        blob = state.blob()
+        facts = state.metadata()
     except StateError as error:
         return {"error": str(error)}
     _, version, shards, _, _ = HEADER.unpack_from(blob)
-    tally = Tally(**facts["tally"])
-    waiting = tally.received - tally.decided()
-    return {"version": version, "shards": shards, "bytes": len(blob), "pending": waiting, "spec": facts["spec"]}
+    waiting = Tally(**facts["tally"]).pending
+    return {"version": version, "shards": shards, "bytes": state.size, "pending": waiting, "spec": facts["spec"]}

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -18,6 +16,7 @@ from rich.table import Table
 from spark_purgatory.doctor.finding import Finding
 from spark_purgatory.doctor.machine import delta_finding, java_finding, machine_findings, pyspark_finding
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.job.arguments import log_file, place_of, settings_from
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +47,7 @@ class DoctorRequest:
 def run_doctor(request: DoctorRequest, console: Console) -> int:
     """Look, and print what was found; the exit code: 1 where something is to be done, 2 for a wrong argument."""
     try:
-        settings = dict(_setting(text) for text in request.settings)
+        settings = settings_from(request.settings)
     except ConfigError as error:
         Console(stderr=True).print(str(error), soft_wrap=True, highlight=False)
         return EXIT_WRONG
@@ -80,16 +79,19 @@ def findings_of(request: DoctorRequest, settings: Mapping[str, str]) -> Iterator
 
 def spark_findings(spark: SparkSession, request: DoctorRequest) -> Iterator[Finding]:
     """What a session shows of itself, of a checkpoint and of a table."""
-    from spark_purgatory.doctor.checkpoint import checkpoint_findings, claimed_table
+    from spark_purgatory.doctor.checkpoint import checkpoint_findings, claim_of
     from spark_purgatory.doctor.session import session_findings
-    from spark_purgatory.doctor.table import place_of, table_findings
+    from spark_purgatory.doctor.table import table_findings
 
     if request.spark:
         yield from session_findings(spark)
     place = {} if request.table is None else place_of(request.table)
     if request.checkpoint is not None:
         yield from checkpoint_findings(spark, request.checkpoint)
-        claimed = claimed_table(spark, request.checkpoint)
+        claimed = claim_of(spark, request.checkpoint)
+        if isinstance(claimed, Finding):
+            yield claimed
+            claimed = {}
         if place and claimed and claimed != place:
             said = next(iter(claimed.values()))
             yield Finding("table of the checkpoint", said, "give --table in the words of the query, or leave it out")
@@ -123,18 +125,11 @@ def _session(request: DoctorRequest, settings: Mapping[str, str]) -> SparkSessio
             remedy += "; pip install 'spark-purgatory[connect]'"
             return Finding("Spark Connect", f"{request.remote}: {first_cause(error)}", remedy)
         return spark
-    log = Path(tempfile.mkdtemp(prefix="spark_purgatory_")) / "spark.log"
+    log = log_file()
     try:
         return reading_session(settings, log, delta=True)
     except (PySparkException, Py4JError, OSError, RuntimeError) as error:
         return Finding("Spark session", f"did not start: {first_cause(error)}", f"what Spark printed is in {log}")
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise ConfigError(f"--conf {text!r} must be NAME=VALUE, for example spark.master=local[4]")
-    return name, value
 
 
 def _table(findings: Iterable[Finding]) -> Table:

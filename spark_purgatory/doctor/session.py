@@ -19,6 +19,8 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.machine import PYSPARK
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.host.requirements import CHANGELOG, LOG_HOST_SETTINGS, PROVIDER, check_log_host
 from spark_purgatory.spark.sink.delta_session import is_without_delta, what_lacks
 from spark_purgatory.spark.sink.delta_target import FORGETS
 from spark_purgatory.spark.sink.start_checks import DEFAULTS
@@ -30,9 +32,7 @@ PACKAGES = ("numpy", "pandas", "pyarrow", "pyspark", "spark_purgatory")
 TASKS = 16
 """Of the tiny job: some for each executor of a small cluster."""
 MAX_CLOCK_SKEW_MS = 60_000
-STORE = "spark.sql.streaming.stateStore.providerClass"
 TESTED_STORES = {"HDFSBackedStateStoreProvider": "on the JVM's heap", "RocksDBStateStoreProvider": "on disk"}
-CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 SOCKETS = "spark.python.unix.domain.socket.enabled"
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
 PYTHON_ERROR = re.compile(r"[\w.]*(?:Error|Exception): ")
@@ -173,19 +173,31 @@ def transactions_finding(spark: SparkSession) -> Finding:
 
 def setting_findings(spark: SparkSession) -> Iterator[Finding]:
     """Settings that a query has from its session."""
-    store = str(spark.conf.get(STORE)).rpartition(".")[2]
+    store = str(spark.conf.get(PROVIDER)).rpartition(".")[2]
     if store in TESTED_STORES:
         yield Finding("state store", f"{store}, {TESTED_STORES[store]}")
     else:
         tested = " and ".join(TESTED_STORES)
-        yield Finding("state store", store, f"set {STORE} to one of {tested}: no other is tested")
+        yield Finding("state store", store, f"set {PROVIDER} to one of {tested}: no other is tested")
     if store == "RocksDBStateStoreProvider":
         yield note("state store's changelog", f"{CHANGELOG} = {spark.conf.get(CHANGELOG, 'false')}")
+    yield log_host_finding(spark)
     yield note("micro-batches kept", f"{RETAINED} = {spark.conf.get(RETAINED)}: `pending` and a rollback reach so far")
     if setting(spark, SOCKETS) == "true":
         yield Finding("Unix sockets", "between the JVM and Python")
     else:
         yield note("Unix sockets", f"off: over TCP a Python task waits about 40 ms; at its start, {SOCKETS} = true")
+
+
+def log_host_finding(spark: SparkSession) -> Finding:
+    """Whether a purgatory could have ``host="transformWithState"``, and with all that makes it fast."""
+    what = 'host="transformWithState"'
+    try:
+        check_log_host(spark)
+    except ConfigError as error:
+        return note(what, f"not in this session: {str(error).removeprefix(what).strip()}")
+    lacking = [f"{name} = {value}" for name, value in LOG_HOST_SETTINGS.items() if spark.conf.get(name, None) != value]
+    return note(what, f"slower than it could be: set {', '.join(lacking)}") if lacking else Finding(what, "ready")
 
 
 def setting(spark: SparkSession, name: str) -> str | None:

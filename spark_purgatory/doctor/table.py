@@ -16,18 +16,13 @@ from spark_purgatory.spark.sink.delta_log import CLOCK_SLACK_MS
 from spark_purgatory.spark.sink.delta_session import KNOWN_FEATURES
 from spark_purgatory.spark.sink.delta_sink import DeltaSink
 from spark_purgatory.spark.sink.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.spark_access import literal
 from spark_purgatory.spark.sink.storage_access import described, sql_text
 from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
+from spark_purgatory.spark.storage.paths import literal
 
 TELLING = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "delta.enableExpiredLogCleanup")
 """Properties that cut a table's history. They do not end exactly-once: Delta keeps its record of transactions."""
 REPLACED = "write to a new table with a new checkpoint, which reads the sources again"
-
-
-def place_of(text: str) -> dict[str, str]:
-    """A table as `SinkOptions` takes it: what has a slash is a path, all else a name."""
-    return {"path": text} if "/" in text else {"table": text}
 
 
 def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: str | None) -> Iterator[Finding]:

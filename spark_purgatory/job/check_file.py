@@ -62,7 +62,7 @@ def described(config: JobConfig, options: PurgatoryOptions) -> Iterator[tuple[st
     yield "checkpoint", config.checkpoint
     trigger = config.trigger
     yield "trigger", "availableNow: until all was read" if trigger.availableNow else f"every {trigger.processingTime}"
-    yield "Spark", f"state store {config.state_store}, settings: {', '.join(config.spark) or 'none of its own'}"
+    yield "Spark", f"state store {config.chosen_store}, settings: {', '.join(config.spark) or 'none of its own'}"
 
 
 def source_text(given: Input) -> str:

@@ -299,13 +299,33 @@ class JobConfig(Model):
     dead_letters: DeadLetters | None = None
     checkpoint: Text
     trigger: Trigger = Trigger(processingTime="10 seconds")
-    state_store: Literal["hdfs", "rocksdb"] = "hdfs"
+    state_store: Literal["hdfs", "rocksdb"] | None = None
+    """None: what ``purgatory.host`` needs, else hdfs."""
     packages: Texts = Field(default_factory=list)
     spark: dict[Setting, Scalar] = Field(default_factory=dict)
     summary: bool = True
     heartbeats: bool = True
     """With ``idle_after``; false while a backlog is read, see `Purgatory.resolve`."""
     metrics: MetricsOutput | None = None
+
+    @property
+    def is_log_host(self) -> bool:
+        """Whether the state is a snapshot and a log."""
+        return self.purgatory.options().get("host") == "transformWithState"
+
+    @property
+    def chosen_store(self) -> str:
+        """Where state lives between micro-batches: hdfs or rocksdb."""
+        return self.state_store or ("rocksdb" if self.is_log_host else "hdfs")
+
+    @model_validator(mode="after")
+    def _store_is_of_the_host(self) -> JobConfig:
+        if self.is_log_host and self.chosen_store != "rocksdb":
+            raise ValueError(
+                f"state_store is {self.state_store}, and purgatory.host transformWithState needs rocksdb: leave "
+                "state_store out"
+            )
+        return self
 
     @property
     def dead_letters_checkpoint(self) -> str:

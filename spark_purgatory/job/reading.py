@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 
 from pyspark.errors import AnalysisException, PySparkException
 from rich.console import Console
 
-from spark_purgatory.errors import ConfigError, PurgatoryError
+from spark_purgatory.errors import PurgatoryError
 
 EXIT_FAILED, EXIT_WRONG = 1, 2
-
-
-def settings_from(texts: Sequence[str]) -> dict[str, str]:
-    """Settings of the session, from NAME=VALUE each. Raises ConfigError."""
-    settings = {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not (name and equals):
-            raise ConfigError(f"--spark {text!r} must be NAME=VALUE, for example spark.master=local[4]")
-        settings[name] = value
-    return settings
-
-
-def log_file() -> Path:
-    """Where the JVM writes what it would print on stderr."""
-    return Path(tempfile.mkdtemp(prefix="spark_purgatory_")) / "spark.log"
 
 
 def guarded_reading(place: str, read: Callable[[], None]) -> int:

@@ -70,12 +70,15 @@ def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequ
         )
     trigger = config.trigger.model_dump(exclude_none=True)
     pending = before.pending if before else 0
+    wanted = config.metrics or MetricsOutput.model_construct()
+    reporters = reporters_of(wanted)  # a port that is taken is said before a query starts
     dead = dead_letters.start(spark, config)
     try:
         with Progress(console, pending, config.purgatory.name) as progress:
             query = sink.write_stream(outcomes, checkpoint=config.checkpoint, trigger=trigger, query_name=config.name)
             if config.metrics is not None or console.is_terminal:
-                watch(spark, query, config, progress)
+                every, name = wanted.gauges_every, config.purgatory.name
+                monitor(query, progress.take_sample, *reporters, gauges_every=every, name=name, spark=spark)
             _follow(query, dead, progress, stop)
     finally:
         if dead is not None:
@@ -91,17 +94,16 @@ def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequ
     return _summarise(spark, config, sink, console)
 
 
-def watch(spark: SparkSession, query: AccumulatorQuery, config: JobConfig, progress: Progress) -> None:
-    """Send the query's metrics to the live view, and where the file says."""
-    reporters: list[metrics.Reporter] = [progress.take_sample]
-    wanted = config.metrics or MetricsOutput.model_construct()
+def reporters_of(wanted: MetricsOutput) -> list[metrics.Reporter]:
+    """Where the file sends the query's metrics. Raises ConfigError where a port or a file cannot be had."""
+    reporters: list[metrics.Reporter] = []
     if wanted.prometheus_port is not None:
         reporters.append(metrics.prometheus(wanted.prometheus_port))
     if wanted.json_lines is not None:
         reporters.append(metrics.json_lines(wanted.json_lines))
     if wanted.opentelemetry:
         reporters.append(metrics.opentelemetry())
-    monitor(query, *reporters, gauges_every=wanted.gauges_every, name=config.purgatory.name, spark=spark)
+    return reporters
 
 
 def _follow(query: AccumulatorQuery, dead: StreamingQuery | None, progress: Progress, stop: StopRequest) -> None:

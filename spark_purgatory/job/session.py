@@ -2,7 +2,8 @@
 
 There are three ways to be started, and each leads to the same session:
 
-1. ``python -m spark_purgatory.job.runner``: no JVM yet. Ours is started with the Delta jars (downloaded once).
+1. ``spark-purgatory run`` or ``python -m jobs.await_completion``: there is no JVM yet. Ours is started with the Delta
+   jars (downloaded once).
 2. ``spark-submit --packages io.delta:... jobs/await_completion.py``: the JVM is there, with Delta. It is
    used.
 3. ``spark-submit jobs/await_completion.py``: the JVM is there, without Delta, and jars come too late for
@@ -28,19 +29,16 @@ from pyspark.sql import SparkSession
 from spark_purgatory.config import parse_duration
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.job_config import JobConfig, KafkaSource, Trigger
-from spark_purgatory.spark.operator.exchange import EXCHANGE_SETTINGS, unix_sockets
+from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
+from spark_purgatory.spark.host.requirements import LOG_HOST_SETTINGS, PROVIDER
+from spark_purgatory.spark.sink.delta_session import DELTA_SETTINGS, EXTENSION
 from spark_purgatory.spark.sink.delta_target import LEAN_SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
-DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
-DELTA_SETTINGS = {
-    "spark.sql.extensions": DELTA_EXTENSION,
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-}
 KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 STATE_STORES = {
     "hdfs": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
-    "rocksdb": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    "rocksdb": LOG_HOST_SETTINGS[PROVIDER],
 }
 LOCAL_CHECKPOINT = {
     # Spark's own choice starts ten processes for each small file of a checkpoint on a local disk, eight of them
@@ -66,7 +64,8 @@ def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None) -
         "spark.sql.session.timeZone": "UTC",
         # A shard is a group, and more partitions than groups are empty ones. Fixed by the checkpoint.
         "spark.sql.shuffle.partitions": str(shards),
-        "spark.sql.streaming.stateStore.providerClass": STATE_STORES[config.state_store],
+        PROVIDER: STATE_STORES[config.chosen_store],
+        **(LOG_HOST_SETTINGS if config.is_log_host else {}),
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         **LEAN_SETTINGS,
@@ -97,7 +96,7 @@ def build_session(config: JobConfig, jvm_log: Path | None = None) -> SparkSessio
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     submitted = _submitted_settings()
-    if submitted is not None and submitted.pop(DELTA_EXTENSION, ""):
+    if submitted is not None and submitted.pop(EXTENSION, ""):
         return _session_with(settings_of(config, submitted))
     settings = settings_of(config, submitted)
     if submitted is not None:
@@ -151,7 +150,7 @@ def _packages(config: JobConfig) -> list[str]:
 def _submitted_settings() -> dict[str, str] | None:
     """Settings of the JVM that spark-submit started for us, None if there is none.
 
-    The key `DELTA_EXTENSION` is there exactly when that JVM can load Delta.
+    The key `EXTENSION` is there exactly when that JVM can load Delta.
     """
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return None
@@ -159,8 +158,8 @@ def _submitted_settings() -> dict[str, str] | None:
     spark = gateway.jvm.org.apache.spark
     settings = {pair._1(): pair._2() for pair in spark.SparkConf(True).getAll()}
     settings = {name: value for name, value in settings.items() if not name.startswith(NOT_HANDED_ON)}
-    if spark.util.Utils.classIsLoadable(DELTA_EXTENSION):
-        settings[DELTA_EXTENSION] = "loadable"
+    if spark.util.Utils.classIsLoadable(EXTENSION):
+        settings[EXTENSION] = "loadable"
     gateway.close()
     return settings
 

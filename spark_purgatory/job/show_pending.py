@@ -10,7 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from spark_purgatory.job.reading import guarded_reading, log_file, settings_from
+from spark_purgatory.job.arguments import log_file, settings_from
+from spark_purgatory.job.reading import guarded_reading
 from spark_purgatory.job.session import reading_session
 from spark_purgatory.spark.checkpoint.pending import pending
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.job.reading import guarded_reading, log_file, settings_from
+from spark_purgatory.job.arguments import log_file, place_of, settings_from
+from spark_purgatory.job.reading import guarded_reading
 from spark_purgatory.job.session import reading_session
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 
@@ -25,8 +26,8 @@ def write_report(
             raise ConfigError("the report draws with matplotlib: pip install 'spark-purgatory[plot]'") from error
         with console.status("Starting Spark"):
             spark = reading_session(settings_from(settings), log_file(), delta=True)
-        is_path = "/" in table or "\\" in table
-        sink = RecordAccumulator(path=table) if is_path else RecordAccumulator(table=table)
+        place = place_of(table)
+        sink = RecordAccumulator(path=place.get("path"), table=place.get("table"))
         with console.status("Reading the checkpoint and the table"):
             text = page(read_report(spark, checkpoint, sink, outcome_prefix))
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,8 @@ from rich.table import Table
 
 from spark_purgatory.core.spec.codes import Status
 from spark_purgatory.core.state.blob import read_blob
-from spark_purgatory.spark.checkpoint.shard_states import NoCheckpointError, shard_states
+from spark_purgatory.spark.checkpoint.shard_states import StatePathError, shard_states, states_in
+from spark_purgatory.spark.storage.commits import NoCheckpointError
 
 WAIT_PERCENTILES = (0.5, 0.95, 0.99)
 WAITING = 0
@@ -58,21 +59,23 @@ class Summary:
 
 
 def state_tally(spark: SparkSession, checkpoint: str) -> Tally | None:
-    """What the checkpoint's state holds, read from the state store; None while no batch was committed."""
+    """What the checkpoint's state holds, read from the state store; None while no batch was committed, and where Spark
+    cannot read state at such a path.
+    """
     try:
         states = shard_states(spark, checkpoint)
-    except NoCheckpointError:
+    except (NoCheckpointError, StatePathError):
         return None
     if states is None:
         return None
-    row = states.blobs.mapInArrow(_tallies, TALLY_DDL).groupBy().sum().first()
+    row = states.whole.mapInArrow(_tallies, TALLY_DDL).groupBy().sum().first()
     return Tally(*(int(value or 0) for value in row)) if row is not None else Tally()
 
 
 def _tallies(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For ``mapInArrow``: a row of counts for every shard's blob, counted in the workers."""
+    """For ``mapInArrow``: a row of counts for every shard, counted in the workers."""
     for batch in batches:
-        rows = [_tally_of(blob.as_py()) for blob in batch.column(0)]
+        rows = [_tally_of(state.blob()) for state in states_in(batch)]
         columns = [pa.array([getattr(row, name) for row in rows], pa.int64()) for name in vars(Tally())]
         yield pa.RecordBatch.from_arrays(columns, names=list(vars(Tally())))
 

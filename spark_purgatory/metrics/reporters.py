@@ -27,7 +27,7 @@ def json_lines(path: str | Path) -> Reporter:
 
     Example::
 
-        query_monitor = monitor(query, json_lines("/var/log/outcomes.jsonl"))
+        query_monitor = monitor(query, metrics.json_lines("/lake/metrics.jsonl"))
     """
     file = Path(path)
     try:
@@ -51,7 +51,7 @@ def prometheus(
     Args:
         port: Port to serve on; None where the process serves the registry already. 0 takes a free one.
         addr: Address to serve on.
-        registry: prometheus-client's registry; by default its own.
+        registry: Where it registers; by default prometheus-client's own registry.
 
     Returns:
         A reporter. Its attribute ``port`` is the port that is served, None if none is.
@@ -61,7 +61,7 @@ def prometheus(
 
     Example::
 
-        query_monitor = monitor(query, prometheus(port=9108))
+        query_monitor = monitor(query, metrics.prometheus(port=9108))
     """
     try:
         from prometheus_client import REGISTRY, start_http_server
@@ -124,7 +124,7 @@ def opentelemetry(meter: Any = None) -> Reporter:
 
     Example::
 
-        query_monitor = monitor(query, opentelemetry())
+        query_monitor = monitor(query, metrics.opentelemetry())
     """
     try:
         from opentelemetry import metrics as api

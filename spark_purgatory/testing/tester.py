@@ -23,14 +23,15 @@ from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.payload_schema import conform
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS
-from spark_purgatory.spark.operator.group_functions import counts_of
+from spark_purgatory.spark.host.calls import counts_of
+from spark_purgatory.spark.operator.field_types import check_value_is_named
 from spark_purgatory.spark.operator.inputs import InputTypes
 from spark_purgatory.spark.operator.key_types import check_compared
 from spark_purgatory.spark.operator.payload import arrow_schema, columns_of
 from spark_purgatory.spark.operator.purgatory import check_quorum, engine_spec, is_broadcast, outcome_schema
 from spark_purgatory.testing.tester_inputs import events_table, operations_table
 from spark_purgatory.testing.tester_rows import RowReader, Rows, Schema
-from spark_purgatory.testing.tester_types import check_values_are_named, check_wait, completion_types, operation_types
+from spark_purgatory.testing.tester_types import check_wait, completion_types, operation_types
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHARDS = 1
@@ -111,7 +112,7 @@ class PurgatoryTester:
         operations_schema: Schema | None = None,
         completions_schema: Schema | None = None,
     ) -> None:
-        check_values_are_named(purgatory)
+        check_value_is_named(purgatory.completions.value, purgatory.criterion)
         self.purgatory = purgatory
         levels = purgatory.criterion.levels if isinstance(purgatory.criterion, ByRow) else None
         self._operations = RowReader("operations", operations_schema, [] if levels is None else [levels])

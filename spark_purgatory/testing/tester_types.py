@@ -16,6 +16,13 @@ from spark_purgatory.core.arrays.numbers import DOUBLE
 from spark_purgatory.core.spec.codes import KINDS, RULES
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.operator.field_types import (
+    check_timeout,
+    check_timeout_ms,
+    check_value,
+    key_type_of,
+    level_key_type,
+)
 from spark_purgatory.spark.operator.inputs import InputTypes, payload_roles
 from spark_purgatory.spark.operator.key_types import LEVEL_KEYS, check_compared, check_key_type, check_words
 from spark_purgatory.spark.operator.value_types import number_type
@@ -57,7 +64,7 @@ def operation_types(schema: T.StructType, options: PurgatoryOptions, completions
         rule = kind_of(schema, options.criterion.rule, "criterion.rule")
         check_words(rule, "criterion.rule", ", ".join(RULES))
         if options.criterion.levels is not None:
-            types[LEVEL_KEYS] = _level_key_type(needs["criterion.levels"], options.criterion.levels)
+            types[LEVEL_KEYS] = level_key_type(needs["criterion.levels"], options.criterion.levels)
             check_compared(types, {})
     number = DOUBLE
     if options.completions.value is not None and completions is not None:
@@ -80,32 +87,15 @@ def completion_types(schema: T.StructType, options: PurgatoryOptions) -> InputTy
         check_key_type(kind, name)
     _check_time(schema, config.time, "completions.time")
     if config.value is not None and (criterion.reads_values or config.kind is not None):
-        kind = kind_of(schema, config.value, "completions.value")
-        if not isinstance(kind, T.NumericType):
-            raise ConfigError(f"completions.value is {kind.simpleString()}, not a number: cast it")
+        check_value(kind_of(schema, config.value, "completions.value"))
     if config.kind is not None:
         check_words(kind_of(schema, config.kind, "completions.kind"), "completions.kind", ", ".join(KINDS))
     return InputTypes(types["completions.key"], types=types)
 
 
-def check_values_are_named(options: PurgatoryOptions) -> None:
-    """Raise ConfigError where the criterion reads values and no column of them is named."""
-    criterion = options.criterion
-    if options.completions.value is None and isinstance(criterion, Criterion) and criterion.reads_values:
-        raise ConfigError("completions.value is missing: the criterion adds up or compares values; name their column")
-
-
 def _key_type(schema: T.StructType, config: Operations) -> tuple[T.DataType, bool]:
     names = list(config.keys) if isinstance(config.keys, (list, tuple)) else [cast("ColumnLike", config.keys)]
-    kinds = [kind_of(schema, name, "operations.keys") for name in names]
-    if any(kind != kinds[0] for kind in kinds):
-        kinds_text = ", ".join(kind.simpleString() for kind in kinds)
-        raise ConfigError(f"operations.keys has columns of types {kinds_text}: cast them to one type")
-    if len(names) == 1 and isinstance(kinds[0], T.ArrayType):
-        check_key_type(kinds[0].elementType, "operations.keys (its elements)")
-        return kinds[0].elementType, True
-    check_key_type(kinds[0], "operations.keys")
-    return kinds[0], len(names) > 1
+    return key_type_of([kind_of(schema, name, "operations.keys") for name in names])
 
 
 def _check_scope(schema: T.StructType, options: PurgatoryOptions, given: str, types: dict[str, T.DataType]) -> None:
@@ -136,30 +126,11 @@ def _need_types(schema: T.StructType, criterion: Criterion | ByRow) -> dict[str,
     return kinds
 
 
-def _level_key_type(kind: T.DataType, name: str) -> T.DataType:
-    if not isinstance(kind, T.MapType):
-        raise ConfigError(
-            f"criterion.levels={name!r} is {kind.simpleString()}, not a map from key to level, such as "
-            "map<string,double>: name such a column, or leave levels out"
-        )
-    check_key_type(kind.keyType, LEVEL_KEYS)
-    return kind.keyType
-
-
 def check_wait(schema: T.StructType, config: Operations) -> None:
     """Raise ConfigError where a column of time-outs has the wrong type."""
     timeout, timeout_ms = config.timeout, config.timeout_ms
     if timeout_ms is not None and not isinstance(timeout_ms, int):
-        kind = kind_of(schema, timeout_ms, "operations.timeout_ms")
-        if not isinstance(kind, T.IntegralType):
-            raise ConfigError(
-                f"operations.timeout_ms is {kind.simpleString()}, not a whole number of milliseconds: cast it to bigint"
-            )
+        check_timeout_ms(kind_of(schema, timeout_ms, "operations.timeout_ms"))
     if timeout is None or isinstance(timeout, timedelta) or (isinstance(timeout, str) and is_duration(timeout)):
         return
-    kind = kind_of(schema, timeout, "operations.timeout")
-    if not isinstance(kind, T.DayTimeIntervalType):
-        raise ConfigError(
-            f"operations.timeout is {kind.simpleString()}, not a day-time interval: "
-            'write "30 minutes", or name a column of milliseconds in timeout_ms='
-        )
+    check_timeout(kind_of(schema, timeout, "operations.timeout"))

@@ -23,7 +23,7 @@ from spark_purgatory.spark.sink.delta_sink import DeltaSink
 from spark_purgatory.spark.sink.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.ledger import Piece
 from spark_purgatory.spark.sink.staged_files import read_files
-from spark_purgatory.spark.sink.stager import next_batch
+from spark_purgatory.spark.storage.commits import next_batch
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections import Counter
 from collections.abc import Iterator
 from itertools import product
@@ -20,7 +19,7 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.testing.oracle import KINDS, decide
 from spark_purgatory.testing.worlds import STEP_US, Batch, World, splits
 from tests.support.engine_driver import END_MS, Shards, multiset
-from tests.support.law_worlds import COLUMNS, COMPLETE_ONLY, ORPHANS, draw, renamed, spec_of, split_orphans
+from tests.support.law_worlds import COLUMNS, COMPLETE_ONLY, ORPHANS, delayed, draw, renamed, spec_of, split_orphans
 
 SEEDS = st.integers(0, 1 << 32)
 WORLDS = st.sampled_from((1, 8, 24))
@@ -81,16 +80,6 @@ def test_a_long_series_of_mixed_rules_and_control_events_gives_what_the_oracle_s
     seed: int, several: bool, shards: int, worlds: int
 ) -> None:
     compare_with_oracle("mixed", seed, several, shards, True, worlds)
-
-
-def delayed(rng: random.Random, batches: list[Batch], share: float) -> list[Batch]:
-    """The micro-batches with some of their rows come later, many of them behind the watermark by then."""
-    moved = [Batch([], [], batch.watermark_ms) for batch in batches]
-    for number, batch in enumerate(batches):
-        for side, rows in enumerate(batch[:2]):
-            for row in rows:
-                moved[rng.randrange(number, len(batches)) if rng.random() < share else number][side].append(row)
-    return moved
 
 
 def untouched(batches: list[Batch]) -> set[str]:

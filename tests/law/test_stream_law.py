@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,13 @@ from pyspark.sql import SparkSession
 from spark_purgatory import Completions, Operations, Purgatory
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.criteria import Criterion
+from spark_purgatory.spark.host.requirements import LOG_HOST_SETTINGS, PROVIDER, ROCKSDB
 from spark_purgatory.testing.kit import stream_outcomes
 from spark_purgatory.testing.oracle import decide
 from spark_purgatory.testing.worlds import STEP_US
 from tests.support.engine_driver import multiset
 from tests.support.law_worlds import draw
-from tests.support.streams import Landing
+from tests.support.streams import Host, Landing, set_for_a_while
 
 pytestmark = pytest.mark.spark
 
@@ -25,21 +26,25 @@ COLUMNS = ("row", "id", "status", "resolved_at", "wait_ms", "matched", "missing_
 CLOSING = {"id": "closing", "keys": ["closing"], "row": "closing"}
 """Created beyond all deadlines: its time lets everything else be decided."""
 SEEDS = range(20)
-STORES = ("HDFSBackedStateStoreProvider", "RocksDBStateStoreProvider")
+HDFS = {PROVIDER: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"}
+HOSTS: tuple[tuple[Host, Mapping[str, str]], ...] = (
+    ("applyInPandasWithState", HDFS),
+    ("applyInPandasWithState", {PROVIDER: ROCKSDB}),
+    ("transformWithState", LOG_HOST_SETTINGS),
+)
 
 
 @pytest.fixture
-def store(spark: SparkSession, seed: int) -> Iterator[str]:
-    """One of the state stores, for the streams of one seed."""
-    setting, name = "spark.sql.streaming.stateStore.providerClass", STORES[seed // 2 % 2]
-    spark.conf.set(setting, f"org.apache.spark.sql.execution.streaming.state.{name}")
-    yield name
-    spark.conf.unset(setting)
+def host(spark: SparkSession, seed: int) -> Iterator[Host]:
+    """One of the hosts and state stores, for the streams of one seed."""
+    name, settings = HOSTS[seed // 2 % len(HOSTS)]
+    with set_for_a_while(spark, settings):
+        yield name
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_stream_in_any_order_and_split_stopped_and_restarted_gives_what_batch_and_oracle_give(
-    spark: SparkSession, tmp_path: Path, seed: int, store: str
+    spark: SparkSession, tmp_path: Path, seed: int, host: Host
 ) -> None:
     rule = RULES[seed % len(RULES)]
     several = seed % 2 == 1
@@ -68,6 +73,7 @@ def test_a_stream_in_any_order_and_split_stopped_and_restarted_gives_what_batch_
         criterion=Criterion(rule, criterion["need"]),
         emit="final",
         shards=rng.choice((1, 3, 5)),
+        host=host,
     )
     landing = Landing(tmp_path).add(*([_times(row) for row in side] for side in world))
     frames = landing.frames(spark, streaming=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import inspect
+import json
 import re
 import textwrap
 import time
@@ -13,11 +14,12 @@ from typing import Any
 
 import chispa
 import pytest
+from prometheus_client import generate_latest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import spark_purgatory
-from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria
+from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria, metrics
 from spark_purgatory.config import options
 from spark_purgatory.testing import PurgatoryTester, kit, tester
 
@@ -30,6 +32,10 @@ PUBLIC: dict[str, Callable[..., Any]] = {
     "Purgatory.resolve": Purgatory.resolve,
     "RecordAccumulator": RecordAccumulator,
     "RecordAccumulator.write_stream": RecordAccumulator.write_stream,
+    "monitor": spark_purgatory.monitor,
+    "metrics.json_lines": metrics.json_lines,
+    "metrics.prometheus": metrics.prometheus,
+    "metrics.opentelemetry": metrics.opentelemetry,
     "check_checkpoint": spark_purgatory.check_checkpoint,
     "RecordAccumulator.exists": RecordAccumulator.exists,
     "RecordAccumulator.read": RecordAccumulator.read,
@@ -79,7 +85,7 @@ def test_examples_on_spark_run(spark: SparkSession, tmp_path: Path) -> None:
     ran = []
     for name in ON_SPARK:
         code = re.findall(r"Example::\n\n((?:    .*\n?|\n)+)", inspect.getdoc(PUBLIC[name]) or "")[0]
-        exec(textwrap.dedent(code).replace("/lake", str(tmp_path)), names)
+        exec(textwrap.dedent(code).replace("/lake", str(tmp_path)).replace("port=9108", "port=0"), names)
         match name:
             case "Purgatory":
                 final = {**vars(names["purgatory"]), "emit": "final"}
@@ -99,6 +105,14 @@ def test_examples_on_spark_run(spark: SparkSession, tmp_path: Path) -> None:
                     assert names["query"].isActive, names["query"].exception()
                     time.sleep(0.1)
                 names["query"].stop()
+            case "monitor" | "metrics.json_lines":
+                lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+                assert json.loads(lines[-1])["batches_total"] > 0
+                (tmp_path / "metrics.jsonl").unlink()
+            case "metrics.prometheus":
+                assert "spark_purgatory_batches_total{" in generate_latest().decode()
+            case "metrics.opentelemetry":
+                assert names["query_monitor"].last.flat()["batches_total"] > 0
             case "RecordAccumulator.close":
                 names["outcomes"] = names["batch"]
             case "gauges":

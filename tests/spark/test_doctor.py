@@ -20,6 +20,8 @@ from spark_purgatory.doctor.finding import Finding
 from spark_purgatory.doctor.report import DoctorRequest, findings_of, spark_findings
 from spark_purgatory.doctor.session import package_finding, session_findings
 from spark_purgatory.doctor.table import table_findings
+from spark_purgatory.errors import StagingError
+from spark_purgatory.job.arguments import place_of
 from spark_purgatory.spark.sink.spark_access import settings
 from tests.support.golden_states import GOLDEN
 from tests.support.sink_streams import Stream
@@ -45,6 +47,18 @@ def doctor(*arguments: str, **environment: str) -> tuple[int, dict[str, dict[str
     report = json.loads(ran.stdout)
     assert report["ok"] == (ran.returncode == 0)
     return ran.returncode, {finding["what"]: finding for finding in report["findings"]}
+
+
+def rewrite(file: Path, text: bytes) -> None:
+    """Other bytes, without Hadoop's checksum of the former."""
+    file.write_bytes(text)
+    (file.parent / f".{file.name}.crc").unlink(missing_ok=True)
+
+
+def test_a_table_is_a_path_where_it_has_a_slash_of_either_kind() -> None:
+    assert place_of("/lake/orders") == {"path": "/lake/orders"}
+    assert place_of(r"C:\lake\orders") == {"path": r"C:\lake\orders"}
+    assert place_of("main.sales.orders") == {"table": "main.sales.orders"}
 
 
 # --- a session ------------------------------------------------------------------------------------
@@ -178,6 +192,16 @@ def test_a_table_with_its_checkpoint_is_right_until_it_forgets_or_is_replaced(
     assert asked["table and checkpoint"].status == "ok", "the checkpoint names its table"
     other = wrong(spark_findings(spark, DoctorRequest(checkpoint=checkpoint, table="another")))
     assert other["table of the checkpoint"].found == path
+    (claim,) = (stream.checkpoint / "staging" / "table").glob("part-*")
+    whole = claim.read_bytes()
+    for damaged in (b'{"path": "/l', b'["path"]', b'{"path": 1, "other": 2}'):
+        rewrite(claim, damaged)
+        found = by_name(spark_findings(spark, DoctorRequest(checkpoint=checkpoint)))
+        assert "staging/table is to name the table" in found["table of the checkpoint"].found
+        assert found["table of the checkpoint"].remedy.startswith("bring back the checkpoint's folder `staging`")
+        with pytest.raises(StagingError, match=r"is to name the table of the checkpoint and is damaged: '."):
+            stream.sink.read(spark, staged=True, checkpoint=checkpoint)
+    rewrite(claim, whole)
 
     spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.setTransactionRetentionDuration' = '1 day')")
     forgets = wrong(table_findings(spark, place, None))

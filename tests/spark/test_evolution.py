@@ -251,6 +251,7 @@ OTHER_SESSION = {
 }
 
 
+@pytest.mark.blob_host
 def test_other_settings_go_on_with_what_waits(spark: SparkSession, landing: Landing) -> None:
     changes = {
         "operations": Operations(id="id", keys="key", created="created", deadline="deadline", watermark="5 minutes"),
@@ -332,7 +333,8 @@ def test_a_checkpoint_that_is_new_or_another_querys(spark: SparkSession, landing
 
 
 def compared(spec: EngineSpec, *blobs: bytes) -> list[dict[str, Any]]:
-    batch = pa.RecordBatch.from_arrays([pa.array(blobs, pa.binary())], names=["blob"])
+    rows = [{"snapshot": blob, "head": None, "log": None} for blob in blobs]
+    batch = pa.RecordBatch.from_pylist(rows, pa.schema([(name, pa.binary()) for name in ("snapshot", "head", "log")]))
     return [row for found in start_check._comparer(spec, 1)([batch]) for row in found.to_pylist()]
 
 

@@ -31,6 +31,7 @@ def run(spark: SparkSession, landing: Landing) -> StreamingQuery:
 
 
 @pytest.mark.spark
+@pytest.mark.blob_host
 def test_the_counters_of_all_micro_batches_add_up_to_what_the_gauges_tell(spark: SparkSession, tmp_path: Path) -> None:
     landing = Landing(tmp_path)
     checkpoint = str(landing.checkpoint)

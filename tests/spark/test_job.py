@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,9 +21,9 @@ from rich.console import Console
 from spark_purgatory.demo.landing import FILES, write_landing
 from spark_purgatory.demo.recount import Counted, recount
 from spark_purgatory.demo.runner import QUICK_SETTINGS, DemoRequest, demo_config, run_demo
-from spark_purgatory.errors import StateMismatchError
+from spark_purgatory.errors import ConfigError, StateMismatchError
 from spark_purgatory.job.config_file import JobConfigError, load_config
-from spark_purgatory.job.job_config import JobConfig
+from spark_purgatory.job.job_config import JobConfig, MetricsOutput
 from spark_purgatory.job.runner import EXIT_CONFIG, StopRequest, explain, run
 from spark_purgatory.job.session import settings_of
 from spark_purgatory.job.sources import parse_records, purgatory_of
@@ -341,6 +342,17 @@ def test_what_spark_refuses_is_blamed_on_the_field(spark: SparkSession, tmp_path
     ):
         with pytest.raises(JobConfigError, match=said):
             run(spark, wrong, Console(file=StringIO()), StopRequest())
+
+
+@pytest.mark.spark
+def test_a_port_that_is_taken_is_said_before_a_query_starts(spark: SparkSession, tmp_path: Path) -> None:
+    write_landing(tmp_path / "landing", OPERATIONS, seed=11)
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = demo_config(tmp_path).model_copy(update={"metrics": MetricsOutput(prometheus_port=port)})
+        with pytest.raises(ConfigError, match=rf"prometheus\(port={port}\) cannot serve there: Address already in use"):
+            run(spark, config, Console(file=StringIO()), StopRequest())
+    assert [path.name for path in tmp_path.iterdir()] == ["landing"], "no checkpoint and no table was made"
 
 
 @pytest.mark.spark

@@ -15,6 +15,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_purgatory import RecordAccumulator, metrics, monitor
 from spark_purgatory.errors import ConfigError
@@ -128,6 +129,39 @@ def test_a_reporter_that_raises_does_not_stop_the_query(
     until(lambda: kept[-1].flat()["operations_received_total"] == 2)
     query.stop()
     assert "pending" not in kept[-1].flat(), "without a checkpoint the state is not read"
+
+
+def ran(query: StreamingQuery) -> list[Any]:
+    """Reports of micro-batches; Spark also reports that there was nothing to do."""
+    return [progress for progress in query.recentProgress if "addBatch" in progress.durationMs]
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["while it runs", "after its end"])
+def test_micro_batches_that_ended_before_the_monitor_are_counted_once(
+    spark: SparkSession, tmp_path: Path, ended: bool
+) -> None:
+    landing = Landing(tmp_path)
+    for n in range(3):
+        landing.add([operation(f"a{n}")], [event(f"a{n}", 1 + n)])
+    kept: list[metrics.Sample] = []
+    writer = purgatory().resolve(*landing.frames(spark)).writeStream.format("noop")
+    trigger: dict[str, Any] = {"availableNow": True} if ended else {"processingTime": "200 milliseconds"}
+    query = writer.option("checkpointLocation", str(landing.checkpoint)).trigger(**trigger).start()
+    if ended:
+        query.awaitTermination()
+    until(lambda: sum(p.observedMetrics["spark_purgatory"]["received"] or 0 for p in ran(query)) == 3)
+    watched = monitor(query, kept.append)
+    assert watched.last is kept[0]
+    first = kept[0].flat()
+    assert first["operations_received_total"] == first["events_received_total"] == 3
+    if not ended:
+        landing.add([operation("b")], [event("b", 9)])
+        until(lambda: kept[-1].flat()["operations_received_total"] == 4)
+        query.stop()
+    until(lambda: watched._stopped)
+    batches = [p.batchId for p in ran(query)]
+    assert len(set(batches)) == len(batches) == kept[-1].flat()["batches_total"]
+    assert kept[0].flat() == first, "a sample that was given does not change"
 
 
 def test_what_cannot_work_is_said_at_once(spark: SparkSession, tmp_path: Path) -> None:

@@ -13,7 +13,17 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory import Completions, Operations, Purgatory, criteria, pending
+from spark_purgatory import (
+    Completions,
+    Operations,
+    Purgatory,
+    RecordAccumulator,
+    check_checkpoint,
+    criteria,
+    gauges,
+    pending,
+)
+from spark_purgatory.doctor.checkpoint import checkpoint_findings
 from spark_purgatory.errors import ConfigError
 from tests.support.stream_rows import at, event, operation, purgatory
 from tests.support.streams import Landing
@@ -122,6 +132,43 @@ def test_past_micro_batches_are_read_and_those_that_are_gone_are_named(spark: Sp
     assert waits == {0: {"o0"}, 1: {"o0", "o1"}, 2: {"o1", "o2"}}
     with pytest.raises(ConfigError, match=r"batch_id=9: checkpoint .* keeps the micro-batches 0 to \d+; .*minBatches"):
         pending(spark, checkpoint, batch_id=9)
+
+
+def test_a_checkpoint_whose_name_has_wildcards_is_read_as_it_is_and_no_other(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    landing = Landing(tmp_path).add([operation("a", deadline=300), operation("b")], [event("b", 5), event("x", 8)])
+    landing.checkpoint = tmp_path / "with_*_in_it"
+    other = Landing(tmp_path / "other").add([operation("other", deadline=300)], [event("x", 8)])
+    other.checkpoint = tmp_path / "with_more_in_it"  # which the first matches as a pattern
+    for _ in range(2):
+        other.run(spark, purgatory())
+        other.add([operation("other2", deadline=300)], [])
+    landing.run(spark, purgatory())
+    checkpoint = str(landing.checkpoint)
+    assert [row["id"] for row in pending(spark, checkpoint).collect()] == ["a"]
+    assert gauges(spark, checkpoint)["pending"] == 1
+    found = {finding.what: finding for finding in checkpoint_findings(spark, checkpoint)}
+    assert not [finding for finding in found.values() if finding.remedy] and found["pending"].found == "1 operations"
+
+
+def test_where_spark_cannot_read_state_at_a_path_that_is_said_and_the_query_goes_on(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    landing = Landing(tmp_path).add([operation("a", deadline=300)], [event("x", 8)])
+    checkpoint = str(tmp_path / "with [odd] characters")
+    sink = RecordAccumulator(path=str(tmp_path / "table"))
+    outcomes = purgatory().resolve(*landing.frames(spark))
+    for _ in range(2):
+        sink.write_stream(outcomes, checkpoint=checkpoint, trigger={"availableNow": True}).awaitTermination()
+        landing.add([], [event("a", 9)])
+    assert sink.read(spark).count() == 1, "the second start went on"
+    assert "the checkpoint is not compared with the query before it starts" in caplog.text
+    for ask in (pending, gauges, lambda spark, checkpoint: check_checkpoint(spark, checkpoint, outcomes)):
+        with pytest.raises(ConfigError, match=r"finds nothing at a path with ' ', '\[', '\]': read a copy"):
+            ask(spark, checkpoint)
+    (found,) = checkpoint_findings(spark, checkpoint)
+    assert (found.found, found.remedy[:11]) == ("its state cannot be read at this path", "checkpoint=")
 
 
 def test_columns_are_chosen_and_names_that_are_taken_get_a_prefix(spark: SparkSession, tmp_path: Path) -> None:

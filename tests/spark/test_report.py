@@ -118,7 +118,8 @@ def test_both_commands_answer_and_name_what_is_wrong(spark: SparkSession, tmp_pa
     for words, said in (
         (["pending", str(tmp_path / "none")], "is no checkpoint of a streaming query"),
         (["pending", str(landing.checkpoint), "--where", "no_such = 1"], "no_such"),
-        (["pending", str(landing.checkpoint), "--spark", "master"], "--spark 'master' must be NAME=VALUE"),
+        (["pending", str(landing.checkpoint), "--conf", "master"], "--conf 'master' must be NAME=VALUE"),
+        (["report", str(landing.checkpoint), "table", "--conf", "=x"], "--conf '=x' must be NAME=VALUE"),
     ):
         failed = command(*words)
         assert failed.exit_code == 2 and said in failed.stderr, failed.stderr

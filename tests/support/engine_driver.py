@@ -201,13 +201,14 @@ class Shards:
             self.running.pop(shard, None)
         else:
             self.running[shard] = engine
-        return [row for batch in batches for row in _rows(batch)]
+        return [row for batch in batches for row in outcome_rows(batch)]
 
 
 NAMES = ["id", "row", "status", "resolved_at", "wait_ms", "matched", "missing_keys", "late", "reason"]
 
 
-def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+def outcome_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
+    """Outcomes of operations that bring an id and a row's name."""
     # ORPHANs have no operation's columns.
     return batch.rename_columns(NAMES if len(batch.schema) == len(NAMES) else NAMES[2:]).to_pylist()
 

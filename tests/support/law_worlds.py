@@ -9,7 +9,7 @@ from typing import Any, Literal
 from spark_purgatory.core.spec.codes import RULES, EventRejection
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.testing.worlds import NUMBERS, World, needs_of, random_world
+from spark_purgatory.testing.worlds import NUMBERS, Batch, World, needs_of, random_world
 from tests.support.engine_driver import microseconds
 
 COLUMNS = ("row", "id", "status", "resolved_at", "wait_ms", "matched", "missing_keys")
@@ -74,6 +74,17 @@ def renamed(row: dict[str, Any], prefix: str) -> dict[str, Any]:
     if isinstance(row.get("level"), dict):
         names["level"] = {prefix + key: need for key, need in row["level"].items()}
     return {**row, **names}
+
+
+def delayed(rng: random.Random, batches: list[Batch], share: float) -> list[Batch]:
+    """The micro-batches with some of their rows come later, many of them behind the watermark by then."""
+    moved = [Batch([], [], batch.watermark_ms) for batch in batches]
+    for number, batch in enumerate(batches):
+        for side, rows in enumerate((batch.operations, batch.events)):
+            for row in rows:
+                later = moved[rng.randrange(number, len(batches)) if rng.random() < share else number]
+                (later.events if side else later.operations).append(row)
+    return moved
 
 
 def spec_of(criterion: dict[str, Any], **others: Any) -> EngineSpec:

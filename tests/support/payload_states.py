@@ -27,6 +27,11 @@ def spec_of(columns: pa.Schema, *played: tuple[str, str], **others: Any) -> Engi
 
 
 def arrivals(rows: list[dict[str, Any]], spec: EngineSpec) -> Any:
+    """Operations as the engine takes them."""
+    return read_operations(delivered(rows, spec), spec)
+
+
+def delivered(rows: list[dict[str, Any]], spec: EngineSpec) -> pa.Table:
     """Operations as the exchange delivers them."""
     ids, keys = (pa.array([row[name] for row in rows]) for name in ("id", "key"))
     n = len(rows)
@@ -44,7 +49,7 @@ def arrivals(rows: list[dict[str, Any]], spec: EngineSpec) -> Any:
     for field, named in zip(sent(spec.columns), spec.columns.names, strict=True):
         values = pa.array([row[named] for row in rows], field.type)
         table = table.append_column(field, values)
-    return read_operations(table, spec)
+    return table
 
 
 def saved(spec: EngineSpec, rows: list[dict[str, Any]] = WAITING) -> bytes:

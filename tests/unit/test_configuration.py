@@ -90,6 +90,8 @@ def test_every_option_of_the_file_reaches_the_library(tmp_path: Path) -> None:
                 "max_pending_per_shard": 11,
                 "max_state_bytes_per_shard": 12,
                 "max_broadcast_bytes": 13,
+                "host": "transformWithState",
+                "max_warm_bytes": 14,
                 "name": "mine",
             },
         )
@@ -120,6 +122,8 @@ def test_every_option_of_the_file_reaches_the_library(tmp_path: Path) -> None:
         max_pending_per_shard=11,
         max_state_bytes_per_shard=12,
         max_broadcast_bytes=13,
+        host="transformWithState",
+        max_warm_bytes=14,
         name="mine",
     )
 
@@ -173,3 +177,10 @@ def test_dropped_columns_are_named_in_python_and_in_the_file(tmp_path: Path) -> 
     for wrong in ([""], ["a", "a"], 3, [None]):
         with pytest.raises(ConfigError, match=r"operations\.dropped=.* must be names of columns, each once"):
             Operations(**given, dropped=wrong)  # type: ignore[arg-type]
+
+
+def test_the_state_store_follows_the_host(tmp_path: Path) -> None:
+    assert config(tmp_path).chosen_store == "hdfs"
+    assert config(tmp_path, purgatory={"host": "transformWithState"}).chosen_store == "rocksdb"
+    with pytest.raises(JobConfigError, match=r"state_store is hdfs, and purgatory\.host transformWithState needs"):
+        config(tmp_path, purgatory={"host": "transformWithState"}, state_store="hdfs")

@@ -302,6 +302,23 @@ def test_names_of_what_waits_may_be_taken() -> None:
     assert tester.pending_table("waits_").column("waits_progress").to_pylist() == ["0 of 1"]
 
 
+def test_progress_is_written_in_up_to_12_digits() -> None:
+    config = Completions(key="order_id", time="paid_at", value="amount")
+    tester = PurgatoryTester(orders_and_payments(completions=config, criterion=criteria.sum_at_least(0.5)))
+    amounts = {0: [0.1, 0.2], 1: [-0.0], 2: [], 3: [0.1, 0.2], 4: [1e-7 / 3], 5: [0.25]}
+    payments = [payment(n, 1, amount=each) for n, given in amounts.items() for each in given]
+    tester.step([order(n) for n in amounts], payments)
+    waits = tester.pending_table().select(["order_id", "progress"]).to_pylist()
+    assert {row["order_id"]: row["progress"] for row in waits} == {
+        0: "0.3 of 0.5",
+        1: "0 of 0.5",
+        2: "0 of 0.5",
+        3: "0.3 of 0.5",
+        4: "3.33333333333e-08 of 0.5",
+        5: "0.25 of 0.5",
+    }
+
+
 def test_importing_the_kit_imports_no_spark() -> None:
     code = (
         "import sys, spark_purgatory.testing as t; assert 'pyspark' not in sys.modules; "

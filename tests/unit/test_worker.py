@@ -13,7 +13,7 @@ from spark_purgatory.spark.operator import worker
 
 ALLOCATE = """
 import gc, resource
-from spark_purgatory.spark.operator.worker import prepare_worker
+from spark_purgatory.spark.host.worker import prepare_worker
 {prepare}
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -74,7 +74,7 @@ def test_a_glibc_that_refuses_a_large_threshold_is_not_left_with_its_smallest(
 
 ARROWS_POOL = """
 import pyarrow as pa
-from spark_purgatory.spark.operator.worker import prepare_worker
+from spark_purgatory.spark.host.worker import prepare_worker
 prepare_worker()
 print(pa.default_memory_pool().backend_name)
 """
@@ -93,7 +93,7 @@ def test_arrow_takes_its_memory_where_it_is_kept_unless_told_otherwise(wanted: s
 
 IMPORT_LATER = """
 import gc
-from spark_purgatory.spark.operator.worker import prepare_worker
+from spark_purgatory.spark.host.worker import prepare_worker
 prepare_worker()
 first = gc.get_freeze_count()
 import xmlrpc.server

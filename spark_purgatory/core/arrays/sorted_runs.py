@@ -269,6 +269,16 @@ class GrowableArray(Generic[Kind]):
             self._buffer = self._buffer.copy()
         return self._buffer[: self._length]
 
+    @property
+    def is_own(self) -> bool:
+        """Whether its memory is its own; else it is a view, and keeps all of which it is one."""
+        return bool(self._buffer.flags.owndata)
+
+    def own(self) -> None:
+        """Copy the column if it is a view."""
+        if not self.is_own:
+            self._buffer = self._buffer.copy()
+
     def append(self, values: npt.NDArray[Kind]) -> None:
         """Append (n,) values of the column's type."""
         end = self._length + len(values)

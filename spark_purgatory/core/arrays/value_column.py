@@ -122,7 +122,8 @@ class ValueColumn:
             for i, chunk in enumerate(self.chunks)
             if cuts[i] < cuts[i + 1]
         ]
-        joined = pa.concat_arrays(parts) if parts else self.chunks[0].slice(0, 0)
+        # An empty slice would keep, and ship, the offsets of the whole chunk.
+        joined = pa.concat_arrays(parts) if parts else pa.nulls(0, self.chunks[0].type)
         if len(order) < 2 or bool((order[1:] > order[:-1]).all()):
             return joined
         inverse = np.empty_like(order)

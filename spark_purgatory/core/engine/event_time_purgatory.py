@@ -30,6 +30,7 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
+from spark_purgatory.core.arrays.held_bytes import held_bytes
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import (
     MAX_TIME_US,
@@ -246,6 +247,11 @@ class EventTimePurgatory:
     def pending(self) -> int:
         """Operations that wait."""
         return self.purgatory.next_row - self.purgatory.ended
+
+    @property
+    def memory_bytes(self) -> int:
+        """What its arrays take in memory, those that it shares with nobody else; some 1 ms, whatever waits."""
+        return held_bytes(self)
 
     @property
     def watermark_us(self) -> int:

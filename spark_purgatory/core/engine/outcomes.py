@@ -137,9 +137,14 @@ class Tally:
         """Operations that have their outcome."""
         return sum(self.by_status[: Status.ORPHAN])
 
+    @property
+    def pending(self) -> int:
+        """Operations that wait: received, and not decided."""
+        return self.received - self.decided()
+
     def conserve(self, pending: int) -> None:
         """Raise BugError unless every operation received has its outcome or is pending."""
-        if self.received != self.decided() + pending:
+        if pending != self.pending:
             raise BugError(
                 f"conservation: {self.received} operations received, {self.decided()} decided, {pending} pending"
             )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_purgatory.core.arrays.sorted_runs import Int64s
 from spark_purgatory.core.arrays.times import floor_ms, saturating_subtract
@@ -98,8 +99,8 @@ class Waiting:
         return pa.array(self._counts()[1])
 
     def _progress(self) -> pa.Array:
-        reached, needed = ([f"{value:.12g}" for value in column.tolist()] for column in self._counts())
-        return pa.array([f"{some} of {all_}" for some, all_ in zip(reached, needed, strict=True)], pa.string())
+        reached, needed = map(_digits, self._counts())
+        return pc.binary_join_element_wise(reached, needed, " of ")
 
     def _created_at(self) -> pa.Array:
         return pa.array(self._resolved.created_us).cast(TIMESTAMP)
@@ -121,3 +122,9 @@ class Waiting:
         if self._watermark_us is None:
             return pa.nulls(len(self), pa.int64())
         return pa.array(floor_ms(difference_us(np.full(len(self), self._watermark_us))))
+
+
+def _digits(values: np.ndarray) -> pa.StringArray:
+    """Numbers in up to 12 digits, (n,); each distinct one is formatted once, because many rows have the same."""
+    distinct, places = np.unique(values + 0.0, return_inverse=True)  # + 0.0: no -0.0, which equals 0.0
+    return pa.array([f"{value:.12g}" for value in distinct.tolist()], pa.string()).take(pa.array(places))

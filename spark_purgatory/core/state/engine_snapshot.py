@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.arrays import numbers
-from spark_purgatory.core.arrays.sorted_runs import EMPTY, ROW_BITS, GrowableArray, Int64s
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, GrowableArray, Int64s
 from spark_purgatory.core.arrays.times import saturating_add, tick_up_ms
 from spark_purgatory.core.arrays.value_column import ValueColumn
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.operation_table import extra_columns
 from spark_purgatory.core.engine.outcomes import Tally
-from spark_purgatory.core.events.event_log import EventLog, EventSegment
+from spark_purgatory.core.events.event_log import EventLog
 from spark_purgatory.core.kafka.purgatory import WAITING
 from spark_purgatory.core.kafka.timing_wheel import UNARMED
 from spark_purgatory.core.spec.arrivals import payload_role
@@ -40,11 +40,13 @@ from spark_purgatory.core.state.purgatory_snapshot import (
     save_timer,
     save_watchers,
 )
+from spark_purgatory.core.state.segment_snapshot import in_microseconds, restore_segment, save_segment
 from spark_purgatory.core.state.table_encoding import Arrays
 from spark_purgatory.errors import LimitError, StateMismatchError
 
 PAYLOAD = "rows.payload"
 """The table of the operations' own columns."""
+NO_LIMIT = (1 << 63) - 1
 MOST_DIFFERENCES = 40
 """Differences that an error lists: a query that reads another table differs in every column."""
 
@@ -65,10 +67,10 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
     for i, column in enumerate(engine.ids.columns):
         save_keys(f"ids.{i}", column, tables)
     for i, segment in enumerate(engine.events.log.segments):
-        _save_segment(f"log.{i}", segment, arrays, tables)
+        save_segment(f"log.{i}", segment, arrays, tables)
     for log_name, log in _control_logs(engine).items():
         for i, segment in enumerate(log.segments):
-            _save_segment(f"{log_name}.{i}", segment, arrays, tables)
+            save_segment(f"{log_name}.{i}", segment, arrays, tables)
     blob = write_blob(_facts(engine), arrays, tables, shards)
     if len(blob) > engine.spec.max_state_bytes:
         raise LimitError(
@@ -114,8 +116,34 @@ def inspect(blob: bytes) -> tuple[EventTimePurgatory, list[str] | None]:
     blob is damaged.
     """
     facts, arrays, tables = _read(blob, None)
-    spec = replace(spec_of(cast("dict[str, Any]", facts["spec"])), control_events="rows.id_slot" in arrays)
-    return _restored(spec, facts, arrays, tables), cast("list[str] | None", facts.get("columns"))
+    engine = _restored(_spec_as_written(facts, arrays), facts, arrays, tables)
+    return engine, cast("list[str] | None", facts.get("columns"))
+
+
+def restore_as_written(blob: bytes, deadline_is_sum: bool) -> EventTimePurgatory:
+    """An engine that takes the steps, and is saved, as in the query that wrote the blob.
+
+    ``deadline_is_sum``: what no blob says of the query. There are no limits: steps that were taken once were within
+    those of then, which no blob says either. Raises StateError where the blob is damaged.
+    """
+    facts, arrays, tables = _read(blob, None)
+    names = cast("list[str] | None", facts.get("columns"))
+    sources, texts = (cast("dict[str, Any]", facts.get(name, {})) for name in ("sources", "texts"))
+    spec = replace(
+        _spec_as_written(facts, arrays),
+        deadline_is_sum=deadline_is_sum,
+        columns=None if names is None else pa.schema([pa.field(name, pa.null()) for name in names]),
+        sources=tuple((argument, tuple(columns)) for argument, columns in sources.items()),
+        texts=tuple(texts.items()),
+        max_pending=NO_LIMIT,
+        max_state_bytes=NO_LIMIT,
+    )
+    return _restored(spec, facts, arrays, tables)
+
+
+def _spec_as_written(facts: dict[str, object], arrays: Arrays) -> EngineSpec:
+    """The spec of the query that wrote a blob, as far as the blob says it."""
+    return replace(spec_of(cast("dict[str, Any]", facts["spec"])), control_events="rows.id_slot" in arrays)
 
 
 def payload_schema(blob: bytes) -> tuple[pa.Schema, bool]:
@@ -150,13 +178,13 @@ def _restored(spec: EngineSpec, facts: dict[str, object], arrays: Arrays, tables
     engine.ids.index = restore_runs("ids.run", arrays)
     engine.ids.deadline_us = GrowableArray(arrays["ids.deadline_us"])
     engine.ids.columns = [restore_keys(f"ids.{i}", tables) for i in range(spec.identity_width)]
-    segments = [_restore_segment(f"log.{i}", arrays, tables) for i in range(counts["segments"])]
+    segments = [restore_segment(f"log.{i}", arrays, tables) for i in range(counts["segments"])]
     engine.events.log = EventLog(segments, counts["log_kept"])
     for name, (count, kept) in cast("dict[str, list[int]]", facts.get("logs", {})).items():
         prefix, _, log_name = name.partition(".")
-        segments = [_restore_segment(f"{name}.{i}", arrays, tables) for i in range(count)]
+        segments = [restore_segment(f"{name}.{i}", arrays, tables) for i in range(count)]
         if log_name.endswith(KINDS[EventKind.EXTEND]):
-            segments = [_in_microseconds(segment) for segment in segments]
+            segments = [in_microseconds(segment) for segment in segments]
         _logs_by_prefix(engine)[prefix][log_name] = EventLog(segments, kept)
     if spec.control_events and "rows.id_slot" not in arrays:
         engine.deduplication.find_slots()
@@ -249,18 +277,31 @@ def _facts(engine: EventTimePurgatory) -> dict[str, object]:
         "segments": len(engine.events.log.segments),
         "log_kept": engine.events.log.kept,
     }
-    gauges = {
-        "oldest_us": engine.oldest_us(),
-        "next_due_ms": engine.next_due_ms(),
-        "watched": engine.purgatory.watched,
+    facts = {
+        "spec": engine.spec.fingerprint(),
+        "numbers": counts,
+        "tally": tally_of(engine),
+        "gauges": gauges_of(engine),
     }
-    tally = {name: count for name, count in vars(engine.outcomes.tally).items() if count or name != "events_counted"}
-    facts = {"spec": engine.spec.fingerprint(), "numbers": counts, "tally": tally, "gauges": gauges}
     logs = {name: [len(log.segments), log.kept] for name, log in _control_logs(engine).items()}
     if engine.spec.columns is not None:
         facts |= {"columns": engine.spec.columns.names, "roles": engine.spec.role_names()}
         facts |= {name: dict(found) for name in ("sources", "texts") if (found := getattr(engine.spec, name))}
     return {**facts, "logs": logs} if logs else facts
+
+
+def gauges_of(engine: EventTimePurgatory) -> dict[str, int | None]:
+    """What waits, so that nobody needs to decode the state for it."""
+    return {
+        "oldest_us": engine.oldest_us(),
+        "next_due_ms": engine.next_due_ms(),
+        "watched": engine.purgatory.watched,
+    }
+
+
+def tally_of(engine: EventTimePurgatory) -> dict[str, Any]:
+    """What was counted since the shard's beginning."""
+    return {name: count for name, count in vars(engine.outcomes.tally).items() if count or name != "events_counted"}
 
 
 def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> None:
@@ -335,31 +376,3 @@ def _ticks_of_deadlines(engine: EventTimePurgatory) -> Int64s:
     """What the timer holds where no outcome is held back: every waiting row at its deadline's tick."""
     ticks = tick_up_ms(engine.rows.deadline_us, engine.spec.tick_ms) // engine.spec.tick_ms
     return np.where(engine.purgatory.state.values == WAITING, ticks, UNARMED)
-
-
-def _save_segment(name: str, segment: EventSegment, arrays: Arrays, tables: Tables) -> None:
-    arrays[f"{name}.group_prefix"], arrays[f"{name}.start"] = segment.group_hash >> ROW_BITS, segment.start
-    arrays[f"{name}.time_us"] = segment.time_us
-    if segment.value is not None:
-        arrays[f"{name}.value"] = numbers.stored(segment.value)
-    tables[f"{name}.keys"] = [pa.RecordBatch.from_arrays([segment.group_keys], names=["key"])]
-    if segment.event_ids is not None:
-        tables[f"{name}.event_ids"] = [pa.RecordBatch.from_arrays([segment.event_ids], names=["key"])]
-
-
-def _in_microseconds(segment: EventSegment) -> EventSegment:
-    """Extensions, which earlier states have in seconds."""
-    if segment.value is None or not numbers.is_double(segment.value):
-        return segment
-    return replace(segment, value=numbers.seconds_us(pa.array(segment.value)))
-
-
-def _restore_segment(name: str, arrays: Arrays, tables: Tables) -> EventSegment:
-    return EventSegment(
-        arrays[f"{name}.group_prefix"] << ROW_BITS,
-        tables[f"{name}.keys"][0].column(0),
-        arrays[f"{name}.start"],
-        arrays[f"{name}.time_us"],
-        numbers.restored(arrays[f"{name}.value"]) if f"{name}.value" in arrays else None,
-        tables[f"{name}.event_ids"][0].column(0) if f"{name}.event_ids" in tables else None,
-    )

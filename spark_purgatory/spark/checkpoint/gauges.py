@@ -8,15 +8,15 @@ to workers, which read the header of each shard's state, its checksum, and the m
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, TypedDict, cast
+from typing import TypedDict, cast
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.core.engine.outcomes import Tally
-from spark_purgatory.core.state.blob import read_metadata
-from spark_purgatory.spark.checkpoint.shard_states import shard_states
+from spark_purgatory.core.state.shard_state import ShardState
+from spark_purgatory.spark.checkpoint.shard_states import shard_states, states_in
 
 
 class Gauges(TypedDict):
@@ -81,7 +81,7 @@ def gauges(spark: SparkSession, checkpoint: str) -> Gauges:
     states = shard_states(spark, checkpoint)
     if states is None:
         return NOTHING.copy()
-    row = states.blobs.mapInArrow(_of_shards, OF_SHARDS).agg(
+    row = states.heads.mapInArrow(_of_shards, OF_SHARDS).agg(
         *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in ("pending", "watched", "state_bytes")),
         F.count("*").alias("shards"),
         F.coalesce(F.max("pending"), F.lit(0)).alias("largest_shard_pending"),
@@ -97,19 +97,18 @@ def _of_shards(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """For ``mapInArrow``: a row for every shard's state, of which only the metadata is decoded."""
     names = [part.split()[0] for part in OF_SHARDS.split(", ")]
     for batch in batches:
-        rows = [_of_shard(value.as_py()) for value in batch.column(0)]
+        rows = [_of_shard(state) for state in states_in(batch)]
         columns = [pa.array([row[name] for row in rows], pa.int64()) for name in names]
         yield pa.RecordBatch.from_arrays(columns, names=names)
 
 
-def _of_shard(blob: bytes) -> dict[str, int | None]:
-    metadata = cast("dict[str, dict[str, Any]]", read_metadata(blob))
-    tally = Tally(**metadata["tally"])
+def _of_shard(state: ShardState) -> dict[str, int | None]:
+    metadata = state.metadata()
     kept = metadata.get("gauges", {})
     return {
-        "pending": tally.received - tally.decided(),
+        "pending": Tally(**metadata["tally"]).pending,
         "watched": kept.get("watched"),
-        "state_bytes": len(blob),
+        "state_bytes": state.size,
         "oldest_us": kept.get("oldest_us"),
         "next_due_ms": kept.get("next_due_ms"),
     }

@@ -14,7 +14,7 @@ from spark_purgatory.core.state.engine_snapshot import inspect, payload_schema
 from spark_purgatory.core.state.payload_evolution import merged
 from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform, matched
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.checkpoint.shard_states import ShardStates, shard_states
+from spark_purgatory.spark.checkpoint.shard_states import ShardStates, shard_states, states_in
 from spark_purgatory.spark.operator.payload import arrow_schema
 
 ROWS_A_BATCH = 1 << 16
@@ -31,7 +31,7 @@ def pending(
     """The operations that wait: one row each, to be filtered and sorted as any DataFrame.
 
     It is read from the checkpoint and decoded on the executors, while the query runs or after. It reads the whole state
-    of the query: expect a second for each million of waiting operations and core. It works through Spark Connect.
+    of the query. It works through Spark Connect.
 
     Args:
         spark: The session; it need not be the one that runs the query.
@@ -74,7 +74,7 @@ def pending(
     if states is None:
         return spark.createDataFrame([], chosen)
     added = {prefix + field.name: field.name for field in WAITING_FIELDS}
-    return states.blobs.mapInArrow(_decoder(states.watermark_ms, arrow_schema(chosen), added), chosen)
+    return states.whole.mapInArrow(_decoder(states.watermark_ms, arrow_schema(chosen), added), chosen)
 
 
 def _prefixed(own: T.StructType, prefix: str) -> list[T.StructField]:
@@ -98,7 +98,7 @@ def _chosen(schema: T.StructType, columns: Sequence[str] | None) -> T.StructType
 
 def _own_schema(states: ShardStates) -> T.StructType:
     """The operations' columns: of all shards in which something waits; without one their types are not known."""
-    found = states.blobs.mapInArrow(_payload_schemas, "schema binary, known boolean").collect()
+    found = states.whole.mapInArrow(_payload_schemas, "schema binary, known boolean").collect()
     known = [row for row in found if row["known"]] or found
     distinct = dict.fromkeys(bytes(row["schema"]) for row in known)
     schema = pa.schema(merged([list(pa.ipc.read_schema(pa.py_buffer(each))) for each in distinct]))
@@ -115,8 +115,8 @@ def _payload_schemas(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBat
     """For ``mapInArrow``: the payload's Arrow schema of each shard, void columns where nothing waits."""
     for batch in batches:
         schemas, known = [], []
-        for blob in batch.column(0):
-            schema, waits = payload_schema(blob.as_py())
+        for state in states_in(batch):
+            schema, waits = payload_schema(state.blob())
             schemas.append(schema.serialize().to_pybytes())
             known.append(waits)
         yield pa.RecordBatch.from_arrays([pa.array(schemas, pa.binary()), pa.array(known)], names=["schema", "known"])
@@ -130,8 +130,8 @@ def _decoder(
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for blob in batch.column(0):
-                engine, names = inspect(blob.as_py())
+            for state in states_in(batch):
+                engine, names = inspect(state.blob())
                 if engine.pending:
                     yield from _in_parts(_rows(Waiting(engine, watermark_us), names, schema, added))
 

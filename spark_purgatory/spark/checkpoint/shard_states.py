@@ -1,6 +1,6 @@
 """The states of all shards as a micro-batch left them: the one place that knows how a host keeps them.
 
-Spark's reader of state stores gives the blobs as a DataFrame, so that executors decode them. It works while the query
+Spark's reader of state stores gives them as a DataFrame, so that executors decode them. It works while the query
 runs, for past micro-batches as far as the checkpoint keeps them, over both of Spark's state stores, and through Spark
 Connect.
 """
@@ -8,37 +8,58 @@ Connect.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow as pa
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 
+from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.storage.commits import committed_batches
+from spark_purgatory.spark.storage.paths import literal
 
-OPERATOR = "applyInPandasWithState"
-"""What Spark calls the operator that holds our state; it runs one of them in a query."""
+BLOB_HOST, LOG_HOST = "applyInPandasWithState", "transformWithStateInPySparkExec"
+OPERATORS = {BLOB_HOST: "applyInPandasWithState", LOG_HOST: "transformWithState"}
+"""What Spark calls the operators that hold our state, and their names as `Purgatory.host`."""
 
 
-class NoCheckpointError(ConfigError):
-    """There is no checkpoint at the place."""
+ENCODED = re.compile(r"""[\s"#%<>?[\\\]^`{|}]""")
+"""Characters of a path that a URI encodes. Spark's reader of state stores encodes the path twice, and finds nothing."""
+
+
+class StatePathError(ConfigError):
+    """Spark's reader of state stores cannot read a checkpoint at such a path."""
 
 
 @dataclass(frozen=True)
 class ShardStates:
-    """One row for each shard, column ``blob``; and when that was."""
+    """One row for each shard, to be read by `states_in`; and when that was."""
 
-    blobs: DataFrame
+    whole: DataFrame
+    heads: DataFrame
+    """Of the log host without snapshot and log: enough for `ShardState.metadata`, and small."""
+    host: str
+    """As `Purgatory.host`."""
     batch_id: int
     watermark_ms: int
     """The watermark with which the micro-batch decided; 0: there was none yet."""
 
 
+def states_in(batch: pa.RecordBatch) -> Iterator[ShardState]:
+    """The states of a batch of `ShardStates.whole` or ``heads``: for functions that ``mapInArrow`` runs."""
+    for row in batch.to_pylist():
+        yield ShardState(row["snapshot"], row["head"], row["log"] or ())
+
+
 def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = None) -> ShardStates | None:
     """The states after a micro-batch, by default the latest that is committed; None before the first.
 
-    Raises ConfigError where there is no checkpoint, where its query has no purgatory, and where it does not keep the
-    micro-batch.
+    Raises ConfigError where there is no checkpoint, where its query has no purgatory, where it does not keep the
+    micro-batch, and where Spark cannot read state at such a path.
     """
     # The reader needs the driver's coordinator of state stores, which is made when streams are first asked for: in a
     # session that has not streamed yet it fails with RpcEndpointNotFoundException.
@@ -52,16 +73,52 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
             f"batch_id={batch_id!r}: checkpoint {checkpoint!r} keeps the micro-batches {committed[0]} to "
             f"{committed[-1]}; how many it keeps is spark.sql.streaming.minBatchesToRetain"
         )
-    reader = spark.read.format("statestore").option("operatorId", _operator_id(spark, checkpoint))
-    state = reader.option("batchId", chosen).load(checkpoint)
-    blobs = state.select(F.col("value.groupState.blob").alias("blob"))
-    return ShardStates(blobs, chosen, _watermark_ms(spark, checkpoint, chosen))
+    operator, operator_id = _operator(spark, checkpoint)
+    reader = spark.read.format("statestore").option("operatorId", operator_id).option("batchId", chosen)
+    try:
+        whole, heads = _of_blob_host(reader, checkpoint) if operator == BLOB_HOST else _of_log_host(reader, checkpoint)
+        _ = heads.schema  # Spark Connect asks the server here
+    except PySparkException as error:
+        if error.getCondition() != "STDS_COMMITTED_BATCH_UNAVAILABLE" or not ENCODED.search(checkpoint):
+            raise
+        raise StatePathError(
+            f"checkpoint={checkpoint!r} is there, but Spark's reader of state stores finds nothing at a path with "
+            f"{', '.join(map(repr, dict.fromkeys(ENCODED.findall(checkpoint))))}: read a copy of the folder at a path "
+            "without them. The query itself can go on"
+        ) from error
+    return ShardStates(whole, heads, OPERATORS[operator], chosen, _watermark_ms(spark, checkpoint, chosen))
+
+
+def _of_blob_host(reader: DataFrameReader, checkpoint: str) -> tuple[DataFrame, DataFrame]:
+    """(whole states, the same)."""
+    blob = F.col("value.groupState.blob").alias("snapshot")
+    whole = reader.load(checkpoint).select(blob, _none("binary", "head"), _none("array<binary>", "log"))
+    return whole, whole
+
+
+def _of_log_host(reader: DataFrameReader, checkpoint: str) -> tuple[DataFrame, DataFrame]:
+    """(whole states, heads alone)."""
+
+    def variable(name: str) -> DataFrame:
+        return reader.option("stateVarName", name).load(checkpoint)
+
+    head = variable("head").select("key.shard", F.col("value.blob").alias("head"))
+    snapshot = variable("snapshot").select("key.shard", F.col("value.blob").alias("snapshot"))
+    entries = F.array_sort(F.collect_list(F.struct("user_map_key.entry", "user_map_value.blob")))
+    log = variable("log").groupBy("key.shard").agg(entries.getField("blob").alias("log"))
+    joined = head.join(snapshot, "shard", "left").join(log, "shard", "left")
+    heads = head.select(_none("binary", "snapshot"), "head", _none("array<binary>", "log"))
+    return joined.select("snapshot", "head", "log"), heads
+
+
+def _none(kind: str, name: str) -> Column:
+    return F.lit(None).cast(kind).alias(name)
 
 
 def is_checkpoint(spark: SparkSession, checkpoint: str) -> bool:
     """Whether a streaming query has begun there."""
     try:
-        spark.read.text(f"{checkpoint}/metadata").count()
+        spark.read.text(f"{literal(checkpoint)}/metadata").count()
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
@@ -69,36 +126,19 @@ def is_checkpoint(spark: SparkSession, checkpoint: str) -> bool:
     return True
 
 
-def committed_batches(spark: SparkSession, checkpoint: str) -> list[int]:
-    """The micro-batches that are committed and kept, ascending. Raises NoCheckpointError."""
-    try:
-        files = spark.read.option("ignoreMissingFiles", True).text(f"{checkpoint}/commits", wholetext=True)
-        names = [row["name"] for row in files.select(F.col("_metadata.file_name").alias("name")).collect()]
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_NOT_FOUND":
-            raise
-        if not is_checkpoint(spark, checkpoint):
-            raise NoCheckpointError(
-                f"checkpoint={checkpoint!r} is no checkpoint of a streaming query: name the checkpointLocation of the "
-                "query that writes the purgatory's outcomes"
-            ) from error
-        return []
-    return sorted(int(name) for name in names if name.isdigit())
-
-
 def _watermark_ms(spark: SparkSession, checkpoint: str, batch_id: int) -> int:
-    text = spark.read.text(f"{checkpoint}/offsets/{batch_id}", wholetext=True).collect()[0]["value"]
+    text = spark.read.text(f"{literal(checkpoint)}/offsets/{batch_id}", wholetext=True).collect()[0]["value"]
     return int(json.loads(text.splitlines()[1])["batchWatermarkMs"])
 
 
-def _operator_id(spark: SparkSession, checkpoint: str) -> int:
-    """The number of our operator: others, such as dropDuplicatesWithinWatermark, may keep state in the same query."""
+def _operator(spark: SparkSession, checkpoint: str) -> tuple[str, int]:
+    """(name, number) of our operator: others, such as dropDuplicatesWithinWatermark, may keep state beside it."""
     rows = spark.read.format("state-metadata").load(checkpoint).select("operatorId", "operatorName").collect()
-    numbers = [row["operatorId"] for row in rows if row["operatorName"] == OPERATOR]
-    if not numbers:
+    found = [(row["operatorName"], int(row["operatorId"])) for row in rows if row["operatorName"] in OPERATORS]
+    if not found:
         names = ", ".join(row["operatorName"] for row in rows) or "nothing"
         raise ConfigError(
             f"checkpoint={checkpoint!r} holds the state of {names} and of no purgatory: name the checkpointLocation of "
             "the query that writes the purgatory's outcomes"
         )
-    return int(numbers[0])
+    return found[0]

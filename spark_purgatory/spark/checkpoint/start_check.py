@@ -7,6 +7,7 @@ whole state, as the query itself does when it starts.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 
 import pyarrow as pa
@@ -16,9 +17,10 @@ from spark_purgatory import errors
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import differences, listed
 from spark_purgatory.errors import ConfigError, StateError, StateMismatchError
-from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint, shard_states
+from spark_purgatory.spark.checkpoint.shard_states import StatePathError, is_checkpoint, shard_states, states_in
 from spark_purgatory.spark.operator.origin import Origin, origin_of
 
+LOG = logging.getLogger(__name__)
 FOUND_DDL = "fault string, differences array<string>"
 
 
@@ -61,15 +63,24 @@ def check_checkpoint(spark: SparkSession, checkpoint: str, outcomes: DataFrame) 
 def check_if_outcomes(df: DataFrame, checkpoint: str) -> None:
     """`check_checkpoint` for a stream that may come from a purgatory or not."""
     origin = origin_of(df)
-    if origin is not None:
+    if origin is None:
+        return
+    try:
         _check(df.sparkSession, checkpoint, origin)
+    except StatePathError as error:
+        LOG.warning("the checkpoint is not compared with the query before it starts: %s", error)
 
 
 def _check(spark: SparkSession, checkpoint: str, origin: Origin) -> None:
     states = shard_states(spark, checkpoint) if is_checkpoint(spark, checkpoint) else None
     if states is None:
         return
-    found = states.blobs.mapInArrow(_comparer(origin.spec, origin.shards or 0), FOUND_DDL).collect()
+    if states.host != origin.host:
+        raise StateMismatchError(
+            f"host: the checkpoint was written with host={states.host!r}, the query has host={origin.host!r}: set "
+            f"host={states.host!r}, or start a new checkpoint"
+        )
+    found = states.whole.mapInArrow(_comparer(origin.spec, origin.shards or 0), FOUND_DDL).collect()
     for row in found:
         if row["fault"] is not None:
             raise getattr(errors, row["fault"])(row["differences"][0])
@@ -84,9 +95,9 @@ def _comparer(spec: EngineSpec, shards: int) -> Callable[[Iterable[pa.RecordBatc
         for batch in batches:
             faults: list[str | None] = []
             found: list[list[str]] = []
-            for blob in batch.column(0):
+            for state in states_in(batch):
                 try:
-                    fault, texts = None, differences(spec, blob.as_py(), shards)
+                    fault, texts = None, differences(spec, state.blob(), shards)
                 except StateError as error:
                     fault, texts = type(error).__name__, [str(error)]
                 if texts:

@@ -35,6 +35,7 @@ from spark_purgatory.spark.sink.record_accumulator import AccumulatorQuery
 
 LOG = logging.getLogger(__name__)
 COUNTED: dict[str, tuple[str, Labels]] = {
+    "batches": ("batches_total", ()),
     "received": ("operations_received_total", ()),
     **{status: ("outcomes_total", (status,)) for status in BY_NAME["outcomes_total"].labels[0][1]},
     **{f"rejected_{reason}": ("rejected_total", (reason,)) for reason in REJECTIONS},
@@ -42,7 +43,7 @@ COUNTED: dict[str, tuple[str, Labels]] = {
     "events_late": ("events_late_total", ()),
     **{f"events_rejected_{reason}": ("events_rejected_total", (reason,)) for reason in EVENT_REJECTIONS},
 }
-"""Counters of a micro-batch, by the metric that adds them up."""
+"""Counters of a micro-batch and the metric that adds them up; "batches" is 1 of each."""
 
 
 def monitor(
@@ -54,6 +55,9 @@ def monitor(
     spark: SparkSession | None = None,
 ) -> QueryMonitor:
     """Give a sample of a running query to each reporter after every micro-batch, until the query ends.
+
+    Counters include the micro-batches that ended before, as far as Spark still reports them: the last 100
+    (``spark.sql.streaming.numRecentProgressUpdates``). If there is one, the first sample is given at once.
 
     Args:
         query: What ``write_stream`` or ``writeStream.start()`` returned.
@@ -83,7 +87,7 @@ def monitor(
     if checkpoint is None and isinstance(query, AccumulatorQuery):
         checkpoint = query.checkpoint
     made = QueryMonitor(session, query, reporters, checkpoint, parse_duration(gauges_every, "gauges_every"), name)
-    session.streams.addListener(made.listener)
+    made.begin()
     return made
 
 
@@ -111,7 +115,23 @@ class QueryMonitor:
         self._gauges: Gauges | None = None
         self._gauges_ms = 0
         self._reading = threading.Lock()
+        self._taking = threading.Lock()
+        self._last_batch = -1
         self._stopped = False
+
+    def begin(self) -> None:
+        """Listen to the query, and count the micro-batches that it ended before; called by `monitor`."""
+        with self._taking:
+            self._spark.streams.addListener(self.listener)
+            # Asked before the reports: those of a query that has ended by now are complete.
+            has_ended = not (self._query.running if isinstance(self._query, AccumulatorQuery) else self._query.isActive)
+            earlier = [progress for progress in self._query.recentProgress if _ran(progress)]
+            for progress in earlier[:-1]:
+                self._add(progress)
+            for progress in earlier[-1:]:
+                self._sample(progress)
+        if has_ended:
+            self.stop()
 
     def stop(self) -> None:
         """Take no more samples; called when the query ends."""
@@ -122,9 +142,14 @@ class QueryMonitor:
         threading.Thread(target=self._spark.streams.removeListener, args=(self.listener,), daemon=True).start()
 
     def take(self, progress: Any) -> None:
-        """Take in a progress report of Spark."""
-        if "addBatch" not in progress.durationMs:
+        """Take in a progress report of Spark, unless it was taken in before."""
+        if not _ran(progress):
             return
+        with self._taking:
+            if progress.batchId > self._last_batch:
+                self._sample(progress)
+
+    def _sample(self, progress: Any) -> None:
         now_ms = time.time_ns() // 1_000_000
         self._add(progress)
         watermark_ms = _watermark_ms(progress.eventTime.get("watermark"))
@@ -139,14 +164,16 @@ class QueryMonitor:
         self._read_gauges(now_ms)
         if self._gauges is not None:
             last |= of_gauges(self._gauges)
-        self._report(Sample(self._label, now_ms, {**self._totals, **_unlabelled(last)}))
+        totals = {metric: dict(by_labels) for metric, by_labels in self._totals.items()}
+        self._report(Sample(self._label, now_ms, {**totals, **_unlabelled(last)}))
 
     def _add(self, progress: Any) -> None:
+        self._last_batch = progress.batchId
         observed = progress.observedMetrics.get(self._counters)
         counters = {} if observed is None else observed.asDict()
         for name, added in {**counters, "batches": 1}.items():
-            metric, labels = COUNTED.get(name, ("batches_total", ()) if name == "batches" else ("", ()))
-            if metric:
+            if name in COUNTED:
+                metric, labels = COUNTED[name]
                 by_labels = self._totals.setdefault(metric, {})
                 by_labels[labels] = by_labels.get(labels, 0) + (added or 0)
         if counters:
@@ -173,9 +200,10 @@ class QueryMonitor:
     def _read(self, checkpoint: str) -> None:
         try:
             self._gauges = gauges(self._spark, checkpoint)
-            if self.last is not None:
-                values = dict(self.last.values) | _unlabelled(of_gauges(self._gauges))
-                self._report(Sample(self._label, time.time_ns() // 1_000_000, values))
+            with self._taking:
+                if self.last is not None:
+                    values = dict(self.last.values) | _unlabelled(of_gauges(self._gauges))
+                    self._report(Sample(self._label, time.time_ns() // 1_000_000, values))
         except (PurgatoryError, PySparkException) as error:
             LOG.warning("the state of query %s could not be read for its metrics: %s", self._label, error)
         finally:
@@ -221,6 +249,11 @@ class _Listener(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         if str(event.runId) == self._owner.run_id:
             self._owner.stop()
+
+
+def _ran(progress: Any) -> bool:
+    """Whether a report is that of a micro-batch; Spark also reports that there was nothing to do."""
+    return "addBatch" in progress.durationMs
 
 
 def _counts(source: Any) -> bool:

@@ -1,1 +1,1 @@
-"""`Purgatory` on Spark: inputs to engine columns, the packed exchange, the group function that hosts a shard."""
+"""`Purgatory` on Spark: inputs to engine columns, and the plan from them to the outcomes."""

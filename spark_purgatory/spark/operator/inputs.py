@@ -31,12 +31,19 @@ from spark_purgatory.core.spec.codes import KINDS, RULES
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.event_times import deadline_after, interval_us, placed
+from spark_purgatory.spark.operator.field_types import (
+    check_timeout,
+    check_timeout_ms,
+    check_value,
+    check_value_is_named,
+    key_type_of,
+    level_key_type,
+)
 from spark_purgatory.spark.operator.key_types import (
     LEVEL_KEYS,
     FieldTypes,
     array_text,
     check_compared,
-    check_key_type,
     check_words,
     key_text,
 )
@@ -116,6 +123,8 @@ class Reading:
     partition_by: ColumnLike | None = None
     heartbeats: bool = True
     number: str = DOUBLE
+    is_chained: bool = False
+    """The input is the outcomes of another purgatory of the query, whose watermark holds here too."""
 
     def scope(self, frame: DataFrame, given: str, types: dict[str, T.DataType]) -> Column | None:
         """The column that scopes keys and ids by their partition, 32 hexadecimal digits; None without partitions.
@@ -219,13 +228,11 @@ def events_input(frame: DataFrame, config: Completions, reading: Reading) -> Inp
     scope = reading.scope(frame, "completions", types)
     key = scoped(key_text(key_raw, key_type, "completions.key"), key_type, scope)
     engine = [key.alias("key"), F.xxhash64(key).alias("key_hash"), F.unix_micros(time).alias("time_us")]
-    if config.value is None and isinstance(reading.criterion, Criterion) and reading.criterion.reads_values:
-        raise ConfigError("completions.value is missing: the criterion adds up or compares values; name their column")
+    check_value_is_named(config.value, reading.criterion)
     if config.value is not None and (reading.criterion.reads_values or config.kind is not None):
         value = field_column(frame, config.value, "completions.value")
         kind = column_type(frame, value)
-        if not isinstance(kind, T.NumericType):
-            raise ConfigError(f"completions.value is {kind.simpleString()}, not a number: cast it")
+        check_value(kind)
         engine.append(value_column(value, kind, reading.number, reading.criterion.reads_values).alias("value"))
     if config.kind is not None:
         kinds = field_column(frame, config.kind, "completions.kind")
@@ -259,7 +266,8 @@ def _rules(
     if isinstance(criterion, Criterion):
         return {}
     if criterion.levels is not None:
-        types[LEVEL_KEYS] = _level_key_type(frame, criterion.levels)
+        levels = field_column(frame, criterion.levels, "criterion.levels")
+        types[LEVEL_KEYS] = level_key_type(column_type(frame, levels), criterion.levels)
         check_compared(types, {})
     rule = field_column(frame, criterion.rule, "criterion.rule")
     check_words(column_type(frame, rule), "criterion.rule", ", ".join(RULES))
@@ -277,34 +285,16 @@ def _needs(frame: DataFrame, criterion: Criterion | ByRow) -> dict[str, Typed]:
     return {field: (column, column_type(frame, column)) for field, column in columns.items()}
 
 
-def _level_key_type(frame: DataFrame, levels: str) -> T.DataType:
-    kind = column_type(frame, field_column(frame, levels, "criterion.levels"))
-    if not isinstance(kind, T.MapType):
-        raise ConfigError(
-            f"criterion.levels={levels!r} is {kind.simpleString()}, not a map from key to level, such as "
-            "map<string,double>: name such a column, or leave levels out"
-        )
-    check_key_type(kind.keyType, LEVEL_KEYS)
-    return kind.keyType
-
-
 def _keys(frame: DataFrame, config: Operations) -> tuple[list[Column], Column, T.DataType, bool]:
     """(columns as they are, keys as text or binary, type of a key, whether an operation may have several)."""
-    if isinstance(config.keys, (list, tuple)) and len(config.keys) > 1:
-        columns = [field_column(frame, key, f"operations.keys[{i}]") for i, key in enumerate(config.keys)]
-        kinds = [column_type(frame, column) for column in columns]
-        if any(kind != kinds[0] for kind in kinds):
-            kinds_text = ", ".join(kind.simpleString() for kind in kinds)
-            raise ConfigError(f"operations.keys has columns of types {kinds_text}: cast them to one type")
-        keys = F.array(*(key_text(column, kinds[0], "operations.keys") for column in columns))
-        return columns, keys, kinds[0], True
-    single = config.keys[0] if isinstance(config.keys, (list, tuple)) else config.keys
-    column = field_column(frame, single, "operations.keys")
-    kind = column_type(frame, column)
-    if isinstance(kind, T.ArrayType):
-        keys = array_text(column, kind.elementType, "operations.keys (its elements)")
-        return [column], keys, kind.elementType, True
-    return [column], key_text(column, kind, "operations.keys"), kind, False
+    named = config.keys if isinstance(config.keys, (list, tuple)) else [config.keys]
+    fields = ["operations.keys"] if len(named) == 1 else [f"operations.keys[{i}]" for i in range(len(named))]
+    columns = [field_column(frame, name, field) for name, field in zip(named, fields, strict=True)]
+    kind, several = key_type_of([column_type(frame, column) for column in columns])
+    if several and len(columns) == 1:
+        return columns, array_text(columns[0], kind, "operations.keys (its elements)"), kind, True
+    texts = [key_text(column, kind, "operations.keys") for column in columns]
+    return columns, F.array(*texts) if several else texts[0], kind, several
 
 
 def _hash(key: Column) -> Column:
@@ -319,21 +309,12 @@ def _deadline_us(frame: DataFrame, config: Operations, created: Column) -> Colum
         return deadline_after(created_us, F.lit(parse_ms(config.timeout_ms, "operations.timeout_ms")).cast("bigint"))
     if config.timeout_ms is not None:
         column = field_column(frame, config.timeout_ms, "operations.timeout_ms")
-        kind = column_type(frame, column)
-        if not isinstance(kind, T.IntegralType):
-            raise ConfigError(
-                f"operations.timeout_ms is {kind.simpleString()}, not a whole number of milliseconds: cast it to bigint"
-            )
+        check_timeout_ms(column_type(frame, column))
         return deadline_after(created_us, column.cast("bigint"), us_per_unit=1000)
     if isinstance(config.timeout, timedelta) or (isinstance(config.timeout, str) and is_duration(config.timeout)):
         return deadline_after(created_us, F.lit(parse_duration(config.timeout, "operations.timeout")).cast("bigint"))
     column = _timeout_column(frame, config.timeout)
-    kind = column_type(frame, column)
-    if not isinstance(kind, T.DayTimeIntervalType):
-        raise ConfigError(
-            f"operations.timeout is {kind.simpleString()}, not a day-time interval: "
-            'write "30 minutes", or name a column of milliseconds in timeout_ms='
-        )
+    check_timeout(column_type(frame, column))
     return deadline_after(created_us, interval_us(column))
 
 
@@ -373,7 +354,7 @@ def _watermarked(
 ) -> DataFrame:
     """Columns over a guarded watermark."""
     selected = frame.select(*columns, _guarded(time, reading.max_future_us).alias("guarded"))
-    if frame.isStreaming:
+    if frame.isStreaming and not reading.is_chained:
         idle_us = idle_after_us(config)
         if idle_us is not None:
             selected = selected.unionByName(_heartbeats(frame, selected, idle_us, reading.heartbeats))

@@ -14,6 +14,7 @@ from hashlib import blake2b
 
 from pyspark.sql import DataFrame
 
+from spark_purgatory.config.purgatory_options import HOSTS
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 ALIAS = "spark_purgatory_"
@@ -27,6 +28,8 @@ class Origin:
 
     spec: EngineSpec
     shards: int | None
+    host: str = HOSTS[0]
+    """As `Purgatory.host`."""
 
 
 _origins: dict[str, Origin] = {}
@@ -62,6 +65,6 @@ def _columns_under(outcomes: DataFrame, aliases: list[str]) -> list[str]:
 
 def _digest(origin: Origin) -> str:
     columns = origin.spec.columns
-    described = repr((replace(origin.spec, columns=None), origin.shards)).encode()
+    described = repr((replace(origin.spec, columns=None), origin.shards, origin.host)).encode()
     whole = described + (b"" if columns is None else columns.serialize().to_pybytes())
     return blake2b(whole, digest_size=8).hexdigest()

@@ -13,20 +13,16 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from spark_purgatory.config import ColumnLike, PurgatoryOptions, duration_us
+from spark_purgatory.config import ColumnLike, Completions, Operations, PurgatoryOptions, duration_us, idle_after_us
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS, OUTCOME_COLUMNS
+from spark_purgatory.spark.host.blob_host import STATE_DDL, batch_function, stream_function
+from spark_purgatory.spark.host.calls import RESULT_DDL, Broadcast
+from spark_purgatory.spark.host.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
+from spark_purgatory.spark.host.requirements import check_log_host
 from spark_purgatory.spark.operator.event_times import instant_ms
-from spark_purgatory.spark.operator.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
-from spark_purgatory.spark.operator.group_functions import (
-    RESULT_DDL,
-    STATE_DDL,
-    Broadcast,
-    batch_function,
-    stream_function,
-)
 from spark_purgatory.spark.operator.inputs import (
     WATERMARK_METADATA,
     Input,
@@ -39,7 +35,7 @@ from spark_purgatory.spark.operator.inputs import (
     payload_sources,
 )
 from spark_purgatory.spark.operator.key_types import check_compared, kept_texts, timestamp_fields
-from spark_purgatory.spark.operator.origin import Origin, with_origin
+from spark_purgatory.spark.operator.origin import Origin, origin_of, with_origin
 from spark_purgatory.spark.operator.payload import arrow_schema, columns_of, with_nullable_voids
 
 OUTCOME_TYPES = (
@@ -82,6 +78,26 @@ def is_broadcast(options: PurgatoryOptions, several_keys: bool) -> bool:
             "none can find out that no other has the operation; give partition_by= or shards=1"
         )
     return broadcast
+
+
+def is_chained(frame: DataFrame, given: Operations | Completions) -> bool:
+    """Whether a stream is the outcomes of another purgatory, in the same query. Raises ConfigError where Spark could
+    not run that.
+    """
+    origin = origin_of(frame) if frame.isStreaming else None
+    if origin is None:
+        return False
+    side = type(given).__name__.lower()
+    if origin.host != "transformWithState":
+        raise ConfigError(
+            f"{side} are outcomes of a purgatory with host={origin.host!r}, after which Spark runs no other in the "
+            "query: give that purgatory host='transformWithState', or write its outcomes to a table and read it here"
+        )
+    if idle_after_us(given) is not None:
+        raise ConfigError(
+            f"{side}.idle_after: outcomes of a purgatory have its watermark: set idle_after= on its own inputs"
+        )
+    return True
 
 
 def engine_spec(options: PurgatoryOptions, operations: InputTypes, completions: InputTypes) -> EngineSpec:
@@ -155,6 +171,12 @@ class Purgatory(PurgatoryOptions):
         max_pending_per_shard: Operations that may wait in one shard; more stop the query.
         max_state_bytes_per_shard: Bytes of one shard's state; more stop the query.
         max_broadcast_bytes: Bytes of packed events in a micro-batch that is sent to all shards; more stop the query.
+        host: Spark's operator that holds the state. "applyInPandasWithState" rewrites the state of each shard that a
+            micro-batch touches. "transformWithState" writes what arrived, and keeps the shards in the memory of
+            Spark's workers: for many waiting operations and frequent micro-batches (docs/choosing.md). It needs Spark
+            4.1, RocksDB as state store and protobuf. The checkpoint fixes it.
+        max_warm_bytes: Under "transformWithState", bytes of memory that shards may take in the Python workers of one
+            executor; shards beyond it are loaded from the checkpoint in each micro-batch.
         name: Name under which the counters of each micro-batch (`schema.COUNTERS`: what it changed) appear in the
             query's ``observedMetrics``. `gauges` gives how much waits in all.
 
@@ -194,9 +216,9 @@ class Purgatory(PurgatoryOptions):
                 A job that is started now and then does both each time.
 
         Returns:
-            A stream if both inputs are streams, else a batch DataFrame. A streaming query holds one purgatory, because
-            Spark takes no second operator of this kind in it: write the outcomes of each with a query of its own, and
-            read that table where they are the input of another.
+            A stream if both inputs are streams, else a batch DataFrame. The stream may be an input of another
+            purgatory in the same query if this one has ``host="transformWithState"``
+            (docs/how-to/several_stages.md).
 
         Raises:
             ConfigError: A column is missing or has a type that cannot be used, the inputs are a stream and a batch
@@ -218,8 +240,9 @@ class Purgatory(PurgatoryOptions):
         schema = outcome_schema(self, operations.schema)
         number = number_of(operations, completions, self.completions, self.criterion)
         reading = Reading(self.criterion, duration_us(self, "max_future"), self.partition_by, heartbeats, number)
-        left = operations_input(operations, self.operations, reading)
-        right = events_input(completions, self.completions, reading)
+        chained = [is_chained(frame, given) for frame, given in self._sides(operations, completions)]
+        left = operations_input(operations, self.operations, replace(reading, is_chained=chained[0]))
+        right = events_input(completions, self.completions, replace(reading, is_chained=chained[1]))
         check_compared(left.types, right.types)
         check_quorum(self.criterion, self.operations.keys, left.several_keys)
         broadcast = is_broadcast(self, left.several_keys)
@@ -227,8 +250,10 @@ class Purgatory(PurgatoryOptions):
         packed = self._pack(left, OPERATIONS, columns).unionByName(self._pack(right, EVENTS, broadcast=broadcast))
         spec = replace(engine_spec(self, left, right), columns=columns, case_sensitive=case_sensitive)
         if operations.isStreaming:
-            results = self._stream(packed, spec, sent).mapInArrow(unpacker(arrow_schema(schema)), schema)
-            return with_origin(results, Origin(spec, self.shards))
+            results = self._stream(packed, spec, sent, self._clock_delay_ms(chained)).mapInArrow(
+                unpacker(arrow_schema(schema)), schema
+            )
+            return with_origin(results, Origin(spec, self.shards, self.host))
         as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
         decided = batch_function(spec, as_of_ms, sent)
         return (
@@ -241,21 +266,36 @@ class Purgatory(PurgatoryOptions):
         ddl = EXCHANGE_DDL.format(shard_type="bigint" if self.shards is None else "int")
         return side.frame.mapInArrow(packer(number, self.shards, broadcast, columns), ddl)
 
-    def _stream(self, packed: DataFrame, spec: EngineSpec, sent: Broadcast | None) -> DataFrame:
+    def _sides(self, *frames: DataFrame) -> list[tuple[DataFrame, Operations | Completions]]:
+        return list(zip(frames, (self.operations, self.completions), strict=True))
+
+    def _clock_delay_ms(self, chained: Sequence[bool]) -> int:
+        """How far the clock is behind Spark's watermark: the outcomes of another purgatory have no watermark of their
+        own whose delay could make room for those that come behind it.
+        """
+        sides = zip(chained, (self.operations, self.completions), strict=True)
+        return max((duration_us(side, "watermark") // 1000 for given, side in sides if given), default=0)
+
+    def _stream(self, packed: DataFrame, spec: EngineSpec, sent: Broadcast | None, clock_delay_ms: int) -> DataFrame:
         # The real watermark was set below the exchange and drives the clock. This null column satisfies Spark's
         # analyzer, and no row of it is ever behind: late rows arrive and are counted, not dropped silently.
         marker = F.lit(None).cast(T.TimestampType()).alias("marker", metadata={WATERMARK_METADATA: 0})
-        results = (
-            packed.select("shard", "side", "blob", marker)
-            .groupBy("shard")
-            .applyInPandasWithState(
-                stream_function(spec, self.shards, sent),
+        groups = packed.select("shard", "side", "blob", marker).groupBy("shard")
+        if self.host == "transformWithState":
+            # Imported here, for it needs Spark 4.1 and protobuf.
+            from spark_purgatory.spark.host.log_host import LogHost, LogHostOptions
+
+            check_log_host(packed.sparkSession)
+            options = LogHostOptions(self.shards or 0, self.max_warm_bytes, sent, clock_delay_ms)
+            results = groups.transformWithState(LogHost(spec, options), RESULT_DDL, "append", "EventTime")
+        else:
+            results = groups.applyInPandasWithState(
+                stream_function(spec, self.shards, sent, clock_delay_ms),
                 RESULT_DDL,
                 STATE_DDL,
                 "append",
                 GroupStateTimeout.EventTimeTimeout,
             )
-        )
         # A micro-batch that touches no shard adds nothing: its sum is null.
         added = (F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in COUNTERS)
         try:
@@ -264,7 +304,6 @@ class Purgatory(PurgatoryOptions):
             if error.getCondition() != "DUPLICATED_METRICS_NAME":
                 raise
             raise ConfigError(
-                f"name={self.name!r} is taken: operations or completions are observed under it already. If they are "
-                "outcomes of another purgatory: Spark runs only one in a streaming query, so write them to a table "
-                "and read that table here; else set another name="
+                f"name={self.name!r} is taken: operations or completions are observed under it already, perhaps by "
+                "another purgatory: set another name="
             ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from pyspark.errors import AnalysisException
@@ -11,8 +11,12 @@ from pyspark.sql import SparkSession
 from spark_purgatory.errors import StorageError
 from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
 
-EXTENSION = ("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-CATALOG = ("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+DELTA_SETTINGS: Mapping[str, str] = {
+    "spark.sql.extensions": EXTENSION,
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+"""What a session must be started with, beside Delta's jars."""
 TESTED_DELTA = "4.4.0"
 """For the name of the package where only the client of Spark Connect is installed."""
 WITHOUT_DELTA = ("PARSE_SYNTAX_ERROR", "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG")
@@ -34,8 +38,7 @@ def is_without_delta(error: BaseException) -> bool:
 
 def what_lacks(spark: SparkSession) -> str:
     """What to add to such a session."""
-    settings = [EXTENSION, CATALOG]
-    lacks = [name for name, value in settings if value not in (spark.conf.get(name, None) or "")]
+    lacks = [name for name, value in DELTA_SETTINGS.items() if value not in (spark.conf.get(name, None) or "")]
     found = (
         f"it has no {' and no '.join(lacks)}" if lacks else "its settings name Delta, but Delta's jars are not there"
     )
@@ -45,7 +48,7 @@ def what_lacks(spark: SparkSession) -> str:
     except PackageNotFoundError:
         delta = TESTED_DELTA
     lines = [f"--packages io.delta:delta-spark_{major}.{minor}_2.13:{delta}"]
-    lines += [f"--conf {name}={value}" for name, value in settings]
+    lines += [f"--conf {name}={value}" for name, value in DELTA_SETTINGS.items()]
     return (
         f"this Spark session cannot write Delta tables: {found}. Nothing was started. Start the session, or the server "
         "of Spark Connect, with all of\n    " + "\n    ".join(lines) + "\nIn Python, "

@@ -21,8 +21,8 @@ from spark_purgatory.spark.sink.failpoints import reach
 from spark_purgatory.spark.sink.ledger import Intent, Piece, StagedBatch
 from spark_purgatory.spark.sink.policy_adapter import Delivery, PolicyAdapter
 from spark_purgatory.spark.sink.staged_files import PIECES_PER_FILE, WRITE_SETTINGS, Rules, quoted, rules_of, stage
-from spark_purgatory.spark.sink.stager import next_batch
 from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS, state_fault, writing
+from spark_purgatory.spark.storage.commits import next_batch
 
 
 class Sender:

@@ -1,14 +1,12 @@
-"""Small requests to Spark: settings for a short time, paths without wildcards, reads that skip nothing."""
+"""Small requests to Spark: settings for a short time, reads that skip nothing."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from pyspark.sql import SparkSession
 
-GLOB_CHARACTERS = re.compile(r"([\\*?\[\]{}])")
 NO_SUCCESS_FILE = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
 SMALL_QUERY: Mapping[str, str] = {
     # A handful of rows: compiling and re-planning the query costs more than to run it (110 ms instead of 300).
@@ -19,11 +17,6 @@ SMALL_QUERY: Mapping[str, str] = {
 }
 STRICT_FILES: Mapping[str, str] = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
 """Options of a reader, which come before the session's settings of the same names: nothing is skipped silently."""
-
-
-def literal(path: str) -> str:
-    """A path in which no character is a wildcard to Spark's readers."""
-    return GLOB_CHARACTERS.sub(r"\\\1", path)
 
 
 @contextmanager

@@ -14,12 +14,12 @@ from spark_purgatory.spark.sink.delta_sink import app_id_of
 from spark_purgatory.spark.sink.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.ledger import NO_BATCH, Ledger
 from spark_purgatory.spark.sink.ledger_format import replay
-from spark_purgatory.spark.sink.paths import delta_log
-from spark_purgatory.spark.sink.spark_access import literal
 from spark_purgatory.spark.sink.staged_files import read_pieces
-from spark_purgatory.spark.sink.stager import missing, next_batch, pieces_below
+from spark_purgatory.spark.sink.stager import missing, pieces_below
 from spark_purgatory.spark.sink.staging_folder import StagingFolder, local_folder
 from spark_purgatory.spark.sink.table_claim import claimed_by
+from spark_purgatory.spark.storage.commits import next_batch
+from spark_purgatory.spark.storage.paths import delta_log, literal
 
 TRIES = 5
 
@@ -34,7 +34,7 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
     anchor = f"{checkpoint.rstrip('/')}/metadata"
     place = StagingFolder(checkpoint, local_folder(spark, checkpoint))
     # The query may name the table in another way than the reader, for example by a relative path.
-    named = claimed_by(spark, checkpoint) or str(target)
+    named = next(iter(claimed_by(spark, checkpoint).values()), str(target))
     app_id = app_id_of(spark, checkpoint, named)
     for _ in range(TRIES):
         before = _state_of(spark, target, app_id, anchor)

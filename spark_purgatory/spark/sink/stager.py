@@ -13,13 +13,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from spark_purgatory.errors import StagingError
-from spark_purgatory.spark.sink.ledger import NO_BATCH, Ledger, Piece, StagedBatch
+from spark_purgatory.spark.sink.ledger import Ledger, Piece, StagedBatch
 from spark_purgatory.spark.sink.ledger_format import record_body
-from spark_purgatory.spark.sink.paths import in_checkpoint
-from spark_purgatory.spark.sink.spark_access import SMALL_QUERY, literal, settings
+from spark_purgatory.spark.sink.spark_access import SMALL_QUERY, settings
 from spark_purgatory.spark.sink.staged_files import check_one_writer, hash_names, measured
 from spark_purgatory.spark.sink.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.storage_errors import writing
+from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 
 COUNTING = {name: value for name, value in SMALL_QUERY.items() if name != "spark.sql.codegen.wholeStage"}
 """The same query for ever, of as many rows as a drain has: it is compiled once."""
@@ -153,16 +153,3 @@ def missing(checkpoint: str, folder: str, first: int, batch_id: int) -> StagingE
         "none): the folder was removed, or the checkpoint was made by another sink. Nothing was written. Bring the "
         "folder back, or start with a new checkpoint, which reads the sources again"
     )
-
-
-def next_batch(spark: SparkSession, checkpoint: str) -> int:
-    """The micro-batch that Spark will run next: the first that it has not committed."""
-    try:
-        reader = spark.read.option("recursiveFileLookup", "true")
-        paths = reader.text(in_checkpoint(literal(checkpoint.rstrip("/")), "commits")).inputFiles()
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_NOT_FOUND":
-            raise
-        return 0
-    names = [path.rsplit("/", 1)[1] for path in paths]
-    return max((int(name) for name in names if name.isdigit()), default=NO_BATCH) + 1

@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.errors import ConfigError, StagingError, StorageError
 from spark_purgatory.spark.sink.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.paths import beside
-from spark_purgatory.spark.sink.spark_access import NO_SUCCESS_FILE, literal
-from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS, said
+from spark_purgatory.spark.sink.spark_access import NO_SUCCESS_FILE
+from spark_purgatory.spark.sink.storage_errors import MAX_SAID, SPARK_FAULTS, said
+from spark_purgatory.spark.storage.paths import beside, literal
 
 CLAIM = "staging/table"
 """Below the checkpoint."""
@@ -65,15 +65,30 @@ def claim(spark: SparkSession, checkpoint: str, target: DeltaTarget) -> None:
         )
 
 
-def claimed_by(spark: SparkSession, checkpoint: str) -> str | None:
-    """The table that a checkpoint is claimed for, as its query names it; None where nothing says."""
+def claimed_by(spark: SparkSession, checkpoint: str) -> dict[str, str]:
+    """The table that a checkpoint is claimed for, as its query names it: {"path" or "table": name}.
+
+    It is empty where no RecordAccumulator has claimed the checkpoint. Raises StagingError if the file is damaged.
+    """
     try:
         rows = spark.read.text(literal(claim_path(checkpoint))).collect()
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
-        return None
-    return str(next(iter(json.loads(rows[0]["value"]).values()))) if rows else None
+        return {}
+    if not rows:
+        return {}
+    try:
+        claimed = json.loads(rows[0]["value"])
+    except ValueError:
+        claimed = None
+    if not isinstance(claimed, dict) or claimed.keys() not in ({"path"}, {"table"}):
+        raise StagingError(
+            f"{claim_path(checkpoint)} is to name the table of the checkpoint and is damaged: "
+            f"{rows[0]['value'][:MAX_SAID]!r}. Bring its file back from a copy, or start with a new checkpoint, which "
+            "reads the sources again"
+        )
+    return claimed
 
 
 def _write(spark: SparkSession, checkpoint: str, text: str, mode: str) -> None:
@@ -82,4 +97,4 @@ def _write(spark: SparkSession, checkpoint: str, text: str, mode: str) -> None:
 
 
 def _said(claimed: list[str]) -> str:
-    return "table " + " ".join(claimed)[:300]
+    return "table " + " ".join(claimed)[:MAX_SAID]

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory.spark.sink.paths import delta_log
-from spark_purgatory.spark.sink.spark_access import literal
+from spark_purgatory.spark.storage.paths import delta_log, literal
 
 SPECIAL_FEATURES = frozenset({"allowColumnDefaults", "generatedColumns", "identityColumns"})
 """Of a table that may have such columns; the log of others need not be read."""

@@ -5,10 +5,19 @@ itself. It warns where all paths of a read are hidden, as ``_delta_log`` is. So 
 *anchor*, a small file or folder that is there: of a read with two paths Spark looks neither for the output of a file
 sink nor for hidden names. What the anchor holds is left out by ``pathGlobFilter``, or by its path.
 
-All that is given here are patterns: `entries.literal` makes one of a path.
+All that `beside`, `in_checkpoint` and `delta_log` take and give are patterns: `literal` makes one of a path.
 """
 
 from __future__ import annotations
+
+import re
+
+GLOB_CHARACTERS = re.compile(r"([\\*?\[\]{}])")
+
+
+def literal(path: str) -> str:
+    """A path in which no character is a wildcard to Spark's readers."""
+    return GLOB_CHARACTERS.sub(r"\\\1", path)
 
 
 def beside(folder: str, anchor: str, *wanted: str) -> list[str]:

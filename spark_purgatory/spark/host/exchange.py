@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.state.payload_schema import conform, conform_batch, plain, sent
-from spark_purgatory.spark.operator.worker import prepare_worker
+from spark_purgatory.spark.host.worker import prepare_worker
 from spark_purgatory.spark.placement import shard_label
 
 OPERATIONS, EVENTS = 0, 1

@@ -1,0 +1,69 @@
+"""What this process and all that it started use: CPU seconds, and the memory of Spark's Python workers."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+
+WORKER_MARK = "pyspark.daemon"
+"""In the command line of the process from which Spark's Python workers are forked, and so in theirs."""
+SAMPLE_S = 0.25
+
+
+def processes() -> list[psutil.Process]:
+    """This process and all below it."""
+    me = psutil.Process(os.getpid())
+    return [me, *me.children(recursive=True)]
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of all that it started, those included that ended and were waited for."""
+    total = 0.0
+    for process in processes():
+        try:
+            times = process.cpu_times()
+        except psutil.Error:  # It ended a moment ago; its parent has its seconds by the next call.
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def worker_bytes() -> int:
+    """Resident memory of Spark's Python workers, added up; pages that they share are counted for each of them."""
+    total = 0
+    for process in processes()[1:]:
+        try:
+            if any(WORKER_MARK in part for part in process.cmdline()):
+                total += process.memory_info().rss
+        except psutil.Error:
+            continue
+    return total
+
+
+class Peak:
+    """The most that was sampled."""
+
+    def __init__(self) -> None:
+        self.worker_bytes = 0
+
+
+@contextmanager
+def sampled() -> Iterator[Peak]:
+    """Samples the workers' memory in a thread until the context ends."""
+    peak, over = Peak(), threading.Event()
+
+    def sample() -> None:
+        while not over.wait(SAMPLE_S):
+            peak.worker_bytes = max(peak.worker_bytes, worker_bytes())
+
+    thread = threading.Thread(target=sample, daemon=True)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,82 @@
+"""How much memory an object's arrays take, of numpy and of Arrow: each buffer once, however many share it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from spark_purgatory.core.arrays.sorted_runs import GrowableArray
+
+
+def held_bytes(owner: object) -> int:
+    """Bytes of all arrays that an object of this package reaches. It costs the number of arrays, not their length."""
+    return sum(held_by_part(owner).values())
+
+
+def held_by_part(owner: object) -> dict[str, int]:
+    """The same by the path of the attribute that is met first."""
+    parts: dict[str, int] = {}
+    seen: set[int] = set()
+    for path, value in _reached(owner):
+        for address, size in _buffers(value):
+            if address not in seen:
+                seen.add(address)
+                parts[path] = parts.get(path, 0) + size
+    return parts
+
+
+def own_memory(owner: object) -> None:
+    """Have each growable array own its memory: one that is a view keeps all that it is a view of."""
+    for _, value in _reached(owner):
+        if isinstance(value, GrowableArray):
+            value.own()
+
+
+def _reached(owner: object) -> Iterator[tuple[str, object]]:
+    """(path, object) of everything that the owner reaches, each object once."""
+    seen: set[int] = set()
+    stack: list[tuple[str, object]] = [("", owner)]
+    while stack:
+        path, value = stack.pop()
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield path, value
+            stack += _inside(path, value)
+
+
+def _inside(path: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, (list, tuple)):
+        yield from ((path, each) for each in value)
+    elif isinstance(value, dict):
+        yield from ((f"{path}.{name}", each) for name, each in value.items())
+    elif type(value).__module__.startswith("spark_purgatory.") and not isinstance(value, GrowableArray):
+        yield from ((f"{path}.{name}".lstrip("."), each) for name, each in getattr(value, "__dict__", {}).items())
+
+
+def _buffers(value: Any) -> Iterator[tuple[int, int]]:
+    """(address, bytes) of the memory behind an array."""
+    if isinstance(value, GrowableArray):
+        address, size = _memory_of(value.values)
+        # Of what it has reserved and not written to, the system has given nothing.
+        yield address, min(size, value.values.nbytes) if value.is_own else size
+    elif isinstance(value, np.ndarray):
+        yield _memory_of(value)
+    elif isinstance(value, pa.Array):
+        for buffer in value.buffers():
+            if buffer is not None:
+                while buffer.parent is not None:
+                    buffer = buffer.parent
+                yield buffer.address, buffer.size
+
+
+def _memory_of(array: Any) -> tuple[int, int]:
+    """What an array is a view of, at last."""
+    while isinstance(array, np.ndarray) and array.base is not None:
+        array = array.base
+    if not isinstance(array, np.ndarray):
+        view = memoryview(array)
+        array = np.frombuffer(view if view.obj is array or view.obj is None else memoryview(view.obj), np.uint8)
+    return array.__array_interface__["data"][0], array.nbytes

@@ -1,0 +1,56 @@
+r"""Bytes with a magic, a format version, a length and a checksum: what heads and entries of a shard's log are in.
+
+Layout, little endian::
+
+    0   8  magic
+    8   4  format version
+    12  4  CRC-32 of the body
+    16  8  length of the body
+    24  4  CRC-32 of bytes 0 .. 23
+    28  .. body
+
+CRC-32 finds every flipped bit and every truncation; it finds accidents, not attacks.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+from spark_purgatory.errors import StateCorruptError, StateVersionError
+
+HEADER = struct.Struct("<8sIIQ")
+CHECKSUM = struct.Struct("<I")
+HEADER_BYTES = HEADER.size + CHECKSUM.size
+
+
+def write_frame(magic: bytes, version: int, body: bytes) -> bytes:
+    """The body behind its header."""
+    header = HEADER.pack(magic, version, zlib.crc32(body), len(body))
+    return b"".join((header, CHECKSUM.pack(zlib.crc32(header)), body))
+
+
+def read_frame(magic: bytes, version: int, data: bytes, what: str) -> memoryview:
+    """The body; ``what`` names the value in errors. Raises StateCorruptError or StateVersionError."""
+    if len(data) < HEADER_BYTES:
+        raise StateCorruptError(f"{what} of {len(data)} bytes is shorter than its header ({HEADER_BYTES}): truncated")
+    found, written, checksum, length = HEADER.unpack_from(data)
+    if found != magic:
+        raise StateCorruptError(
+            f"{what} does not start with {magic!r} but {found!r}: not written by spark_purgatory, or damaged"
+        )
+    if CHECKSUM.unpack_from(data, HEADER.size)[0] != zlib.crc32(data[: HEADER.size]):
+        raise StateCorruptError(f"the header of {what} does not match its checksum: damaged in the checkpoint")
+    if written != version:
+        raise StateVersionError(
+            f"{what} has format version {written}, this version of spark_purgatory reads {version}: "
+            "run the release that wrote the checkpoint, or start a new one"
+        )
+    body = memoryview(data)[HEADER_BYTES:]
+    if len(body) != length:
+        raise StateCorruptError(
+            f"{what} has a body of {len(body)} bytes and its header says {length}: truncated or damaged"
+        )
+    if zlib.crc32(body) != checksum:
+        raise StateCorruptError(f"{what} of {length} bytes does not match its checksum: damaged in the checkpoint")
+    return body

@@ -1,0 +1,32 @@
+"""What arguments mean that several commands take: settings of the session, a table, a log file. It works without
+Spark.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from spark_purgatory.errors import ConfigError
+
+
+def settings_from(texts: Sequence[str]) -> dict[str, str]:
+    """Settings of the session, from NAME=VALUE each. Raises ConfigError."""
+    settings = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise ConfigError(f"--conf {text!r} must be NAME=VALUE, for example spark.master=local[4]")
+        settings[name] = value
+    return settings
+
+
+def place_of(table: str) -> dict[str, str]:
+    """A table as `SinkOptions` takes it: what has a slash or a backslash is a path, all else a name."""
+    return {"path": table} if "/" in table or "\\" in table else {"table": table}
+
+
+def log_file() -> Path:
+    """Where the JVM writes what it would print on stderr."""
+    return Path(tempfile.mkdtemp(prefix="spark_purgatory_")) / "spark.log"

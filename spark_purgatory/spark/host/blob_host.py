@@ -1,0 +1,78 @@
+"""The host whose state is one blob a shard: the group function for ``applyInPandasWithState``, and for batch queries.
+
+A call restores the engine from the state's blob, takes what arrived, saves it, and sets the shard's time-out to its
+next deadline. The boundary: Spark fires at ``timeout < watermark``, the engine expires at ``deadline <= watermark``;
+so a shard whose next deadline is d asks for d - 1. A call with data replaces the time-out, so every call expires what
+is due first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from spark_purgatory.core.arrays.times import END_OF_TIME_MS
+from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.state.engine_snapshot import restore, save
+from spark_purgatory.core.state.step_log import Step, take_step
+from spark_purgatory.spark.host.calls import Broadcast, added, clock_behind, counts_of, packed, result_of, step_of
+from spark_purgatory.spark.host.worker import prepare_worker
+
+STATE_DDL = "blob binary"
+
+
+def stream_function(
+    spec: EngineSpec, shards: int | None, broadcast: Broadcast | None = None, clock_delay_ms: int = 0
+) -> Callable[[Any, Iterator[pd.DataFrame], Any], Iterator[pd.DataFrame]]:
+    """The function for ``applyInPandasWithState``."""
+
+    def on_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+        prepare_worker()
+        step = step_of(_rows(frames), clock_behind(state.getCurrentWatermarkMs(), clock_delay_ms), broadcast)
+        if state.exists:
+            engine = restore(spec, state.get[0], shards or 0)
+        else:
+            engine = EventTimePurgatory(spec)
+        before = counts_of(engine.outcomes.tally)
+        outcomes = take_step(engine, step)
+        blob = save(engine, shards or 0)
+        state.update((blob,))
+        due_ms = engine.next_due_ms()
+        if due_ms is not None:
+            # Spark takes no time-out before 1 ms after 1970.
+            state.setTimeoutTimestamp(max(due_ms + clock_delay_ms - 1, state.getCurrentWatermarkMs(), 1))
+        yield _result(outcomes, engine, before, len(blob))
+
+    return on_group
+
+
+def batch_function(
+    spec: EngineSpec, as_of_ms: int | None, broadcast: Broadcast | None = None
+) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """The function for ``applyInPandas``: everything arrives at once, then the watermark is set."""
+
+    def on_group(frame: pd.DataFrame) -> pd.DataFrame:
+        prepare_worker()
+        engine = EventTimePurgatory(spec)
+        before = counts_of(engine.outcomes.tally)
+        outcomes = take_step(engine, step_of(_rows(iter([frame])), 0, broadcast))
+        outcomes += take_step(engine, Step(END_OF_TIME_MS if as_of_ms is None else as_of_ms))
+        return _result(outcomes, engine, before, 0)
+
+    return on_group
+
+
+def _rows(frames: Iterator[pd.DataFrame]) -> Iterator[tuple[int, bytes]]:
+    for frame in frames:
+        yield from zip(frame["side"], frame["blob"], strict=True)
+
+
+def _result(
+    outcomes: list[pa.RecordBatch], engine: EventTimePurgatory, before: dict[str, int], state_bytes: int
+) -> pd.DataFrame:
+    row = result_of(packed(outcomes), added(engine.outcomes.tally, before), state_bytes)
+    return pd.DataFrame({name: [value] for name, value in row.items()})

@@ -1,0 +1,77 @@
+"""What the hosts have in common: what a call of a shard is given, and the row that it answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from spark_purgatory.core.engine.outcomes import Tally
+from spark_purgatory.core.state.step_log import Step
+from spark_purgatory.errors import LimitError
+from spark_purgatory.schema import COUNTERS
+from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, to_blob
+
+RESULT_DDL = "blob binary, " + ", ".join(f"{name} bigint" for name in COUNTERS)
+"""A call's row: its outcomes, packed, and what it counted."""
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """Every shard is sent every event: to how many, and how much of it a micro-batch may bring."""
+
+    shards: int
+    max_bytes: int
+
+    def check(self, size: int) -> None:
+        """Raise LimitError where so many bytes of packed events, those that came so far, are too many."""
+        if size > self.max_bytes:
+            raise LimitError(
+                f"max_broadcast_bytes is {self.max_bytes:,} and the events of one micro-batch have {size:,} or more, "
+                f"sent to each of {self.shards:,} shards because operations have several keys: name a column that both "
+                "inputs have in partition_by=, use fewer shards (either is a new checkpoint), or make micro-batches "
+                "smaller (maxFilesPerTrigger, maxBytesPerTrigger, maxOffsetsPerTrigger); nothing was lost"
+            )
+
+
+def clock_behind(watermark_ms: int, delay_ms: int) -> int:
+    """The engine's clock, so far behind Spark's watermark; 0, none yet, where that is none or so early."""
+    return max(watermark_ms - delay_ms, 0)
+
+
+def step_of(rows: Iterable[tuple[int, bytes]], watermark_ms: int, broadcast: Broadcast | None) -> Step:
+    """The step that rows of the exchange, (side, blob), are."""
+    sides: dict[int, list[bytes]] = {OPERATIONS: [], EVENTS: []}
+    size = 0
+    for side, blob in rows:
+        sides[int(side)].append(blob)
+        if broadcast is not None and side == EVENTS:
+            size += len(blob)
+            broadcast.check(size)
+    return Step(watermark_ms, sides[OPERATIONS], sides[EVENTS])
+
+
+def counts_of(tally: Tally) -> dict[str, int]:
+    """What a shard has counted since its beginning, by counter."""
+    events = (tally.events_received, tally.events_rejected, tally.events_late)
+    reasons = (*tally.rejections[1:], *tally.event_rejections[1:])
+    totals = (tally.received, *tally.by_status[:6], *events, tally.pending, 0, *reasons)
+    return dict(zip(COUNTERS, totals, strict=True))
+
+
+def added(tally: Tally, before: Mapping[str, int]) -> dict[str, int]:
+    """What a call has counted; ``before``: `counts_of` before it."""
+    return {name: now - before[name] for name, now in counts_of(tally).items()}
+
+
+def packed(outcomes: Sequence[pa.RecordBatch]) -> bytes | None:
+    """Outcomes as one blob, None of none."""
+    # ORPHANs come last and lack the operation's columns, which become null.
+    tables = [pa.Table.from_batches([batch]) for batch in outcomes]
+    return to_blob(pa.concat_tables(tables, promote_options="default")).to_pybytes() if tables else None
+
+
+def result_of(blob: bytes | None, counted: Mapping[str, int], state_bytes: int) -> dict[str, bytes | int | None]:
+    """A call's row, by column of `RESULT_DDL`; ``counted``: what the call `added`."""
+    return {"blob": blob, **counted, "state_bytes_written": state_bytes}

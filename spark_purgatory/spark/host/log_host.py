@@ -1,0 +1,254 @@
+"""The host whose state is a snapshot and a log: a shard's engine, hosted by ``transformWithState``.
+
+What Spark keeps of a shard::
+
+    head      what is small: token, numbers of the log's entries, timer (`shard_head`)
+    snapshot  the whole engine, as the other host's blob (`engine_snapshot`)
+    log       the steps since, one entry each, by number (`step_log`)
+
+A call, in this order (the names in brackets are those of `FAILPOINTS`):
+
+1. Read the head. A shard without one is new.
+2. Warm: ask the head's holder to make the step with the engine that it holds (`warm_engines`). [before step]
+   Cold, where no engine with the head's token is held: read snapshot and log, load the engine [after load], make the
+   step, and hold it from then on. [after step]
+3. Write the step into the log under the next number; or, where the log has grown long, the engine as the snapshot, and
+   clear the log. [before log, after log; before snapshot, between snapshot and log, after snapshot]
+4. Write the head, with a new random token. [before head, after head]
+5. Set Spark's timer to the engine's next deadline, and give the outcomes.
+
+All that is written in a micro-batch Spark commits at once, or nothing of it: a shard's head, snapshot and log always
+belong together. The invariant: **loading a shard's committed state gives the engine that made its last committed step,
+and an engine in memory is used only if its token is the committed one.**
+
+=========================================== ==========================================================================
+failure                                     what follows
+=========================================== ==========================================================================
+a task fails after its step; it is repeated the held engine has a token that was never committed: the repeated task
+                                            finds none, and loads the committed state
+a speculative attempt                       the same: only one attempt finds the engine, the other loads the state, and
+                                            the one that Spark commits says which token counts
+the holder is killed, or ended by Spark     its socket is closed: the shard is loaded again, and held by who loaded it
+an executor is lost                         the same, on another machine
+a restart                                   the same; in the same session, workers may still hold the engines
+an old holder is alive                      it is not asked, or has another token; what nobody asks for makes room
+a micro-batch is evaluated twice            the second evaluation finds no engine, and loads the state: right, but slow
+the disk is full                            Spark commits nothing: as a task that failed
+max_warm_bytes is reached                   shards that do not fit are loaded in each micro-batch
+=========================================== ==========================================================================
+
+Timers fire at ``timer <= watermark``, after the partition's rows; the engine expires at ``deadline <= watermark``. So
+the timer is the deadline. Spark's late filter never drops a row: its marked column is always null.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyspark.sql import Row
+from pyspark.sql import types as T
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.state.blob import other_shards
+from spark_purgatory.core.state.shard_head import ShardHead, read_head, write_head
+from spark_purgatory.core.state.step_log import STEP_VERSION, Step, digest, load, write_entry
+from spark_purgatory.errors import StateMismatchError
+from spark_purgatory.spark.host.calls import Broadcast, clock_behind, result_of, step_of
+from spark_purgatory.spark.host.warm_engines import WarmEngines, step_engine, warm_engines
+from spark_purgatory.spark.host.warm_messages import Answer, Request
+from spark_purgatory.spark.host.worker import prepare_worker
+
+BLOB = T.StructType([T.StructField("blob", T.BinaryType())])
+NUMBER = T.StructType([T.StructField("entry", T.LongType())])
+
+FAILPOINTS = (
+    "before step",
+    "after step",
+    "after load",
+    "before log",
+    "after log",
+    "before snapshot",
+    "between snapshot and log",
+    "after snapshot",
+    "before head",
+    "after head",
+)
+"""Where a crash could matter: names that `LogHost.reached` is called with."""
+
+
+@dataclass(frozen=True)
+class LogHostOptions:
+    """What the host needs to know beside the engine's spec."""
+
+    shards: int
+    """0: every key has a group of its own."""
+    max_warm_bytes: int
+    broadcast: Broadcast | None = None
+    clock_delay_ms: int = 0
+    """How far the engines' clock is behind Spark's watermark."""
+
+
+class LogHost(StatefulProcessor):
+    """The processor for ``transformWithState``; Spark makes a new one for every task."""
+
+    def __init__(self, spec: EngineSpec, options: LogHostOptions) -> None:
+        self._spec = spec
+        self._options = options
+        self._digest = digest(spec)
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Name the state's variables."""
+        self._handle = handle
+        self._head = handle.getValueState("head", BLOB)
+        self._snapshot = handle.getValueState("snapshot", BLOB)
+        self._log = handle.getMapState("log", NUMBER, BLOB)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        """A shard's operations and events."""
+        watermark_ms = timerValues.getCurrentWatermarkInMs()
+        clock_ms = clock_behind(watermark_ms, self._options.clock_delay_ms)
+        sent = ((row["side"], row["blob"]) for row in rows)
+        yield self._call(step_of(sent, clock_ms, self._options.broadcast), watermark_ms)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        """A shard whose next deadline has passed."""
+        watermark_ms = timerValues.getCurrentWatermarkInMs()
+        step = Step(clock_behind(watermark_ms, self._options.clock_delay_ms))
+        yield self._call(step, watermark_ms, fired_ms=expiredTimerInfo.getExpiryTimeInMs())
+
+    def close(self) -> None:
+        """Nothing to do: what is held stays."""
+
+    def reached(self, failpoint: str) -> None:
+        """Called with each of `FAILPOINTS` in its turn; tests make something happen there."""
+
+    @property
+    def warm(self) -> WarmEngines:
+        """The engines that this worker holds."""
+        return warm_engines()
+
+    # --- a call ----------------------------------------------------------------------------------------
+
+    def _call(self, step: Step, watermark_ms: int, fired_ms: int | None = None) -> Row:
+        prepare_worker()
+        stored = self._head.get()
+        head = self._new_head() if stored is None else self._checked(read_head(_bytes(stored[0])))
+        entry = write_entry(step)
+        same_steps = (head.spec_digest, head.step_version) == (self._digest, STEP_VERSION)
+        # A shard begins with a snapshot, and so does one whose log, perhaps an empty one, is of another query's
+        # settings or of steps of another version: a log has entries of one kind.
+        wants_snapshot = stored is None or not same_steps or head.wants_snapshot(len(entry))
+        request = Request(
+            shard_id=head.shard_id,
+            token=head.token,
+            next_token=secrets.token_hex(16),
+            spec_digest=self._digest,
+            step=step,
+            shards=self._options.shards,
+            max_warm_bytes=self._options.max_warm_bytes,
+            wants_snapshot=wants_snapshot,
+        )
+        self.reached("before step")
+        answer = self.warm.ask(head.holder, request) if stored is not None else None
+        if answer is None:
+            answer = self._step_cold(head, request, is_new=stored is None)
+        self.reached("after step")
+        due_ms = None if answer.due_ms is None else answer.due_ms + self._options.clock_delay_ms
+        written = self._write(head, entry, request, answer, _timer_ms(due_ms, watermark_ms))
+        self._set_timer(head.timer_ms, written.timer_ms, fired_ms)
+        size = len(entry) if answer.snapshot is None else len(answer.snapshot)
+        result = result_of(answer.outcomes, answer.counted, size)
+        return Row(**result)
+
+    def _step_cold(self, head: ShardHead, request: Request, is_new: bool) -> Answer:
+        engine = EventTimePurgatory(self._spec) if is_new else self._load(head)
+        self.reached("after load")
+        answer = step_engine(engine, request, self.warm.address)
+        held = self.warm.hold(request, engine, answer.warm_bytes)
+        return answer if held else replace(answer, holder="")
+
+    def _load(self, head: ShardHead) -> EventTimePurgatory:
+        snapshot = self._snapshot.get()
+        found = (self._log.getValue((number,)) for number in range(head.first_entry, head.next_entry))
+        entries = [_bytes(value[0]) for value in found if value is not None]
+        blob = b"" if snapshot is None else _bytes(snapshot[0])
+        return load(self._spec, self._options.shards, head, blob, entries)
+
+    def _write(
+        self, head: ShardHead, entry: bytes, request: Request, answer: Answer, timer_ms: int | None
+    ) -> ShardHead:
+        """Make the step durable; returns the head that was written."""
+        changed: dict[str, Any]
+        if answer.snapshot is None:
+            self.reached("before log")
+            self._log.updateValue((head.next_entry,), (entry,))
+            self.reached("after log")
+            changed = {"next_entry": head.next_entry + 1, "log_bytes": head.log_bytes + len(entry)}
+        else:
+            self.reached("before snapshot")
+            self._snapshot.update((answer.snapshot,))
+            self.reached("between snapshot and log")
+            for number in range(head.first_entry, head.next_entry):
+                self._log.removeKey((number,))
+            self.reached("after snapshot")
+            changed = {
+                "first_entry": head.next_entry,
+                "log_bytes": 0,
+                "snapshot_bytes": len(answer.snapshot),
+                "spec_digest": self._digest,
+                "step_version": STEP_VERSION,
+                "deadline_is_sum": self._spec.deadline_is_sum,
+            }
+        written = replace(
+            head,
+            token=request.next_token,
+            holder=answer.holder,
+            timer_ms=timer_ms,
+            gauges=answer.gauges,
+            tally=answer.tally,
+            **changed,
+        )
+        self.reached("before head")
+        self._head.update((write_head(written),))
+        self.reached("after head")
+        return written
+
+    def _set_timer(self, then_ms: int | None, now_ms: int | None, fired_ms: int | None) -> None:
+        """``fired_ms``: the timer that called, which Spark deletes itself."""
+        if then_ms == now_ms:
+            return
+        if then_ms is not None and then_ms != fired_ms:
+            self._handle.deleteTimer(then_ms)
+        if now_ms is not None:
+            self._handle.registerTimer(now_ms)
+
+    def _new_head(self) -> ShardHead:
+        return ShardHead(
+            token="",
+            shard_id=secrets.token_hex(16),
+            holder="",
+            shards=self._options.shards,
+            spec_digest=self._digest,
+            step_version=STEP_VERSION,
+            deadline_is_sum=self._spec.deadline_is_sum,
+        )
+
+    def _checked(self, head: ShardHead) -> ShardHead:
+        if head.shards != self._options.shards:
+            raise StateMismatchError(f"{other_shards(head.shards, self._options.shards)}; or start a new checkpoint")
+        return head
+
+
+def _timer_ms(due_ms: int | None, watermark_ms: int) -> int | None:
+    """The timer for a shard's next deadline: beyond the watermark, since Spark deletes the one that has just fired."""
+    return None if due_ms is None else max(due_ms, watermark_ms + 1, 1)
+
+
+def _bytes(value: Any) -> bytes:
+    """A binary value of the state: the JVM's pickler sends it as bytes or as a bytearray."""
+    return value if isinstance(value, bytes) else bytes(value)

@@ -1,0 +1,57 @@
+"""What ``host="transformWithState"`` needs of a session, and what makes it faster there."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+from collections.abc import Mapping
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from spark_purgatory.errors import ConfigError
+
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
+COUNT_ROWS = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
+LOG_HOST_SETTINGS: Mapping[str, str] = {
+    # transformWithState runs on no other store.
+    PROVIDER: ROCKSDB,
+    # A commit uploads what the micro-batch wrote; without it, whole files of RocksDB.
+    CHANGELOG: "true",
+    # With it, each write first reads what is there: for a snapshot, megabytes that nobody looks at.
+    COUNT_ROWS: "false",
+}
+"""Settings of a session for ``Purgatory(host="transformWithState")``: it needs the first, the others make it faster."""
+OLDEST_SPARK = (4, 1)
+
+logger = logging.getLogger(__name__)
+
+
+def check_log_host(spark: SparkSession) -> None:
+    """Raise ConfigError where a session lacks what the host needs; warn of what makes it slow."""
+    asked = 'host="transformWithState"'
+    release = re.match(r"(\d+)\.(\d+)", pyspark.__version__)
+    if release is not None and (int(release[1]), int(release[2])) < OLDEST_SPARK:
+        raise ConfigError(
+            f"{asked} needs Spark 4.1 or later, and pyspark is {pyspark.__version__}: leave host= out, or upgrade Spark"
+        )
+    if importlib.util.find_spec("google") is None or importlib.util.find_spec("google.protobuf") is None:
+        raise ConfigError(
+            f"{asked} needs the module google.protobuf, on the driver and on every executor: "
+            "pip install 'spark-purgatory[spark]', or pip install 'protobuf>=6.33.5'"
+        )
+    provider = spark.conf.get(PROVIDER)
+    if "RocksDB" not in (provider or ""):
+        raise ConfigError(
+            f"{asked} needs RocksDB as state store, and {PROVIDER} is {provider}: set it to {ROCKSDB} before "
+            "resolve(), or set all of spark_purgatory.LOG_HOST_SETTINGS"
+        )
+    if spark.conf.get(CHANGELOG) != "true":
+        logger.warning(
+            "%s is not true: each micro-batch uploads whole files of RocksDB instead of what it wrote; set it to true "
+            "before the query starts",
+            CHANGELOG,
+        )

@@ -1,0 +1,130 @@
+"""A purgatory whose operations are the outcomes of another one, in one query: order, then payment, then shipment."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_purgatory import LOG_HOST_SETTINGS, Completions, Operations, Purgatory, criteria
+from spark_purgatory.errors import ConfigError
+from tests.support.engine_driver import multiset
+from tests.support.stream_rows import event, operation, purgatory
+from tests.support.streams import Host, Landing, set_for_a_while
+
+pytestmark = pytest.mark.spark
+
+BATCHES = 6
+COLUMNS = ("id", "wait_ms", "matched", "ship_status", "ship_resolved_at", "ship_wait_ms", "ship_matched")
+PAID = replace(purgatory(), host="transformWithState", emit="final", name="payments")
+
+
+def shipped(host: Host, watermark: str = "60 minutes") -> Purgatory:
+    """Paid orders wait ten minutes for their shipment."""
+    return Purgatory(
+        operations=Operations(id="id", keys="key", created="resolved_at", timeout="10 minutes", watermark=watermark),
+        completions=Completions(key="key", time="time"),
+        criterion=criteria.any_key(),
+        emit="final",
+        shards=2,
+        host=host,
+        outcome_prefix="ship_",
+        name="shipments",
+    )
+
+
+class Sources:
+    """Orders and payments in one landing, shipments in another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.first, self.second = Landing(folder / "first"), Landing(folder / "second")
+        self.rng = random.Random(7)
+
+    def add(self, batch: int) -> None:
+        """A micro-batch of ten minutes: some orders are paid, some of these shipped, some of that late."""
+        minutes, rng = batch * 10, self.rng
+        ids = [f"o{batch}-{i}" for i in range(12)]
+        orders = [operation(id, start := minutes + rng.uniform(0, 9), start + rng.uniform(1, 20)) for id in ids]
+        earlier = [f"o{max(batch - back, 0)}-{i}" for back in (0, 1) for i in range(12)]
+        payments = [event(id, minutes + rng.uniform(0, 9)) for id in earlier if rng.random() < 0.5]
+        shipments = [event(id, minutes + rng.uniform(0, 9)) for id in earlier if rng.random() < 0.5]
+        self.first.add(orders, payments)
+        self.second.add([], shipments)
+
+    def close(self) -> None:
+        """Rows whose times let everything be decided, in steps that are shorter than the second's room."""
+        for minutes in range(80, 260, 30):
+            self.first.add([operation(f"closing{minutes}", minutes, minutes + 1)], [event("nobody", minutes)])
+            self.second.add([], [event("nobody", minutes)])
+
+    def outcomes(self, spark: SparkSession, streaming: bool, second: Purgatory) -> DataFrame:
+        """The outcomes of the second purgatory over those of the first."""
+        paid = PAID.resolve(*self.first.frames(spark, streaming)).where("status = 'COMPLETED'")
+        return second.resolve(paid, self.second.frames(spark, streaming)[1])
+
+    def run(self, spark: SparkSession, second: Purgatory) -> list[dict[str, Any]]:
+        """The stream over all that landed; returns all rows ever written."""
+        writer = self.outcomes(spark, True, second).writeStream.format("parquet")
+        writer = writer.option("path", str(self.first.outcomes)).option(
+            "checkpointLocation", str(self.first.checkpoint)
+        )
+        writer.trigger(availableNow=True).start().awaitTermination()
+        return self.first.written(spark)
+
+
+@pytest.mark.parametrize("host", ["transformWithState", "applyInPandasWithState"])
+def test_two_purgatories_in_one_query_give_what_two_batch_resolves_give(
+    spark: SparkSession, tmp_path: Path, host: Host
+) -> None:
+    sources = Sources(tmp_path)
+    with set_for_a_while(spark, LOG_HOST_SETTINGS):
+        for batch in range(BATCHES):
+            sources.add(batch)
+            if batch == BATCHES // 2:
+                sources.run(spark, shipped(host))
+        sources.close()
+        rows = sources.run(spark, shipped(host))
+    expected = [row.asDict() for row in sources.outcomes(spark, False, shipped(host)).collect()]
+    assert {row["ship_status"] for row in expected} == {"COMPLETED", "EXPIRED"}
+    assert len(expected) > 20
+    assert multiset(rows, *COLUMNS) == multiset(expected, *COLUMNS)
+    assert not any(row["ship_late"] for row in rows), "an hour is room for what the first purgatory gives"
+
+
+def test_without_room_outcomes_of_the_first_are_late_for_the_second_and_all_are_decided(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    sources = Sources(tmp_path)
+    for batch in range(3):
+        sources.add(batch)
+    sources.close()
+    second = shipped("transformWithState", watermark="0 seconds")
+    with set_for_a_while(spark, LOG_HOST_SETTINGS):
+        rows = sources.run(spark, second)
+    expected = [row.asDict() for row in sources.outcomes(spark, False, second).collect()]
+    assert multiset(rows, "id", "wait_ms") == multiset(expected, "id", "wait_ms")
+    assert all(row["ship_late"] for row in rows)
+
+
+def test_what_cannot_be_chained_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
+    sources = Sources(tmp_path)
+    sources.add(0)
+    orders, payments = sources.first.frames(spark)
+    shipments = sources.second.frames(spark)[1]
+    blob = purgatory(host="applyInPandasWithState").resolve(orders, payments)
+    with pytest.raises(ConfigError, match=r"operations are outcomes of .* give that purgatory host='transformWithSta"):
+        shipped("transformWithState").resolve(blob, shipments)
+    with set_for_a_while(spark, LOG_HOST_SETTINGS):
+        paid = PAID.resolve(orders, payments)
+        idle = replace(
+            shipped("transformWithState"),
+            operations=Operations(id="id", keys="key", created="resolved_at", timeout="1 hour", idle_after="1 minute"),
+        )
+        with pytest.raises(ConfigError, match=r"operations\.idle_after: outcomes of a purgatory have its watermark"):
+            idle.resolve(paid, shipments)
+        with pytest.raises(ConfigError, match=r"name='payments' is taken"):
+            replace(shipped("transformWithState"), name="payments").resolve(paid, shipments)

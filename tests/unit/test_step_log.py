@@ -1,0 +1,355 @@
+"""Entries and heads of a shard's log as bytes, and what a log is under another query than the one that wrote it.
+
+`python -m tests.unit.test_step_log` writes the golden files anew; do so only for a format version not yet released.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.spec import criteria
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.state import frame, shard_head, step_log
+from spark_purgatory.core.state.engine_snapshot import restore, restore_as_written, save
+from spark_purgatory.core.state.frame import HEADER, HEADER_BYTES, write_frame
+from spark_purgatory.core.state.shard_head import ShardHead, read_head, write_head
+from spark_purgatory.core.state.step_log import Step, digest, load, read_entry, take_step, write_entry
+from spark_purgatory.errors import StateCorruptError, StateMismatchError, StateVersionError
+from spark_purgatory.spark.host.exchange import from_blob, to_blob
+from tests.support.engine_driver import END_MS, events_table, operations_table, outcome_rows
+from tests.support.payload_states import delivered, expired, spec_of
+
+DATA = Path(__file__).resolve().parents[1] / "data"
+GOLDEN_ENTRY, GOLDEN_HEAD = DATA / "log_entry_v1.bin", DATA / "shard_head_v1.bin"
+
+STEP = Step(1_234, [b"operations", b""], [b"events"])
+HEAD = ShardHead(
+    token="0a" * 16,
+    shard_id="0b" * 16,
+    holder="/tmp/a/1-2.socket",
+    shards=3,
+    spec_digest="0c" * 16,
+    step_version=1,
+    deadline_is_sum=True,
+    first_entry=7,
+    next_entry=9,
+    log_bytes=123,
+    snapshot_bytes=456,
+    timer_ms=789,
+    gauges={"oldest_us": None, "next_due_ms": 789, "watched": 2},
+    tally={"received": 3, "by_status": [0, 1, 0, 0, 0, 0, 0]},
+)
+
+FORMATS: dict[str, tuple[bytes, Callable[[bytes], Any], bytes, str]] = {
+    "entry": (write_entry(STEP), read_entry, step_log.MAGIC, "an entry of a shard's log"),
+    "head": (write_head(HEAD), read_head, shard_head.MAGIC, "the head of a shard's state"),
+}
+EVERY_FORMAT = pytest.mark.parametrize("name", FORMATS)
+
+
+# --- what is written is read --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        STEP,
+        Step(0),
+        Step(-(2**63)),
+        Step(2**63 - 1, [], [b"e"]),
+        Step(5, [b"o" * 100_000] * 3),
+        Step(5, [bytes(range(256)) * 40], [b"", b"", b"x"]),
+    ],
+    ids=["both sides", "nothing", "least watermark", "greatest watermark", "large", "empty blobs"],
+)
+def test_an_entry_is_the_step_that_it_was_written_from(step: Step) -> None:
+    assert read_entry(write_entry(step)) == step
+    assert read_entry(bytes(bytearray(write_entry(step)))) == step
+
+
+def test_a_head_is_what_was_written() -> None:
+    assert read_head(write_head(HEAD)) == HEAD
+    least = ShardHead("", "s", "", 0, "d", 1, False)
+    assert read_head(write_head(least)) == least
+    assert (least.log_entries, HEAD.log_entries) == (0, 2)
+
+
+def test_a_head_of_a_later_release_with_a_field_more_is_read() -> None:
+    head = shard_head.json.dumps({**asdict(HEAD), "of_a_later_release": [1]}).encode()
+    assert read_head(write_frame(shard_head.MAGIC, 1, head)) == HEAD
+
+
+def test_a_head_with_a_field_less_is_refused() -> None:
+    fields = {name: value for name, value in asdict(HEAD).items() if name != "token"}
+    with pytest.raises(StateCorruptError, match=r"head of a shard's state lacks fields: .*token"):
+        read_head(write_frame(shard_head.MAGIC, 1, shard_head.json.dumps(fields).encode()))
+
+
+# --- damage -------------------------------------------------------------------------------------------
+
+
+@EVERY_FORMAT
+def test_every_flipped_bit_is_refused_by_name(name: str) -> None:
+    data, read, _, what = FORMATS[name]
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(StateCorruptError, match=what):
+            read(bytes(damaged))
+
+
+@EVERY_FORMAT
+def test_every_truncation_and_everything_appended_is_refused_by_name(name: str) -> None:
+    data, read, _, what = FORMATS[name]
+    for length in range(len(data)):
+        with pytest.raises(StateCorruptError, match=rf"{what}.*truncated"):
+            read(data[:length])
+    with pytest.raises(StateCorruptError, match=rf"{what}.*damaged"):
+        read(data + b"\0")
+
+
+@EVERY_FORMAT
+def test_the_other_format_is_refused_by_name(name: str) -> None:
+    _, read, magic, what = FORMATS[name]
+    other = next(data for key, (data, *_) in FORMATS.items() if key != name)
+    with pytest.raises(StateCorruptError, match=f"{what} does not start with"):
+        read(other)
+    assert len(magic) == 8
+
+
+@EVERY_FORMAT
+@pytest.mark.parametrize("version", [0, 2, 2**32 - 1])
+def test_an_unknown_version_is_refused_with_both_versions(name: str, version: int) -> None:
+    data, read, magic, what = FORMATS[name]
+    other = write_frame(magic, version, data[HEADER_BYTES:])
+    with pytest.raises(StateVersionError, match=rf"{what} has format version {version}, .* reads 1: run the release"):
+        read(other)
+
+
+def test_the_frame_is_laid_out_as_its_page_says() -> None:
+    data = write_frame(b"MAGIC\0\0\0", 3, b"body")
+    header = struct.pack("<8sIIQ", b"MAGIC\0\0\0", 3, zlib.crc32(b"body"), 4)
+    assert data == header + struct.pack("<I", zlib.crc32(header)) + b"body"
+    assert (HEADER_BYTES, HEADER.size, frame.CHECKSUM.size) == (28, 24, 4)
+
+
+# --- golden files -------------------------------------------------------------------------------------
+
+GOLDEN_SPEC = EngineSpec(criteria.count(2), identity_width=2)
+GOLDEN_OPERATIONS = [
+    {"id": f"o{i}", "keys": [f"k{i % 2}"], "created": 10_000, "deadline": 20_000 + i, "row": f"row {i}"}
+    for i in range(3)
+]
+GOLDEN_EVENTS = [{"key": "k0", "time": 15_000 + i, "value": 1.0} for i in range(2)]
+
+
+def golden_step() -> Step:
+    """A step of each kind of rows, the events in two blobs."""
+    operations = bytes(to_blob(operations_table(GOLDEN_OPERATIONS, several=False)))
+    return Step(5, [operations], [bytes(to_blob(events_table([event]))) for event in GOLDEN_EVENTS])
+
+
+def test_the_golden_entry_is_read_and_is_the_step_that_it_was() -> None:
+    step, expected = read_entry(GOLDEN_ENTRY.read_bytes()), golden_step()
+    assert step.watermark_ms == expected.watermark_ms
+    assert [from_blob(blob) for blob in step.operations] == [from_blob(blob) for blob in expected.operations]
+    assert [from_blob(blob) for blob in step.events] == [from_blob(blob) for blob in expected.events]
+    engine = EventTimePurgatory(GOLDEN_SPEC)
+    left = [row for batch in take_step(engine, step) for row in outcome_rows(batch)]
+    assert sorted((row["row"], row["status"]) for row in left) == [("row 0", "COMPLETED"), ("row 2", "COMPLETED")]
+    assert engine.pending == 1
+
+
+def test_the_golden_head_is_read() -> None:
+    assert read_head(GOLDEN_HEAD.read_bytes()) == HEAD
+
+
+# --- a log under a query ------------------------------------------------------------------------------
+
+
+def logged(spec: EngineSpec, steps: list[Step], snapshot_after: int = 1) -> tuple[ShardHead, bytes, list[bytes]]:
+    """(head, snapshot, entries) of a shard that was saved after so many steps."""
+    engine = EventTimePurgatory(spec)
+    for step in steps[:snapshot_after]:
+        take_step(engine, step)
+    entries = [write_entry(step) for step in steps[snapshot_after:]]
+    head = ShardHead("t", "s", "", 1, digest(spec), step_log.STEP_VERSION, spec.deadline_is_sum, 3, 3 + len(entries))
+    return head, save(engine, 1), entries
+
+
+def never_logged(spec: EngineSpec, steps: list[Step]) -> bytes:
+    """The state after the steps as a snapshot of its own."""
+    engine = EventTimePurgatory(spec)
+    for step in steps:
+        take_step(engine, step)
+    return save(engine, 1)
+
+
+def golden_steps() -> list[Step]:
+    """A step, and an event and a time-out later."""
+    event = bytes(to_blob(events_table([{"key": "k1", "time": 16_000, "value": 1.0}])))
+    return [golden_step(), Step(17, [], [event]), Step(18)]
+
+
+@pytest.mark.parametrize("snapshot_after", range(4))
+def test_a_log_is_loaded_wherever_the_snapshot_was_taken(snapshot_after: int) -> None:
+    head, snapshot, entries = logged(GOLDEN_SPEC, golden_steps(), snapshot_after)
+    assert save(load(GOLDEN_SPEC, 1, head, snapshot, entries), 1) == never_logged(GOLDEN_SPEC, golden_steps())
+
+
+def test_entries_that_are_missing_or_too_many_are_refused_with_both_numbers() -> None:
+    head, snapshot, entries = logged(GOLDEN_SPEC, golden_steps())
+    for now in (GOLDEN_SPEC, replace(GOLDEN_SPEC, max_pending=5)):
+        for given in (entries[:1], [*entries, entries[0]], []):
+            said = f"log has {len(given)} entries and its head says 2"
+            with pytest.raises(StateCorruptError, match=said):
+                load(now, 1, head, snapshot, given)
+
+
+def test_a_snapshot_that_is_missing_is_refused() -> None:
+    head, _, entries = logged(GOLDEN_SPEC, golden_steps())
+    with pytest.raises(StateCorruptError, match="truncated"):
+        load(GOLDEN_SPEC, 1, head, b"", entries)
+
+
+def test_a_log_of_steps_of_another_version_is_refused_and_a_snapshot_alone_is_not() -> None:
+    head, snapshot, entries = logged(GOLDEN_SPEC, golden_steps())
+    for now in (GOLDEN_SPEC, replace(GOLDEN_SPEC, max_pending=5)):
+        with pytest.raises(StateVersionError, match=r"steps of version 7, .* takes those of 1: run the release"):
+            load(now, 1, replace(head, step_version=7), snapshot, entries)
+        empty = replace(head, step_version=7, next_entry=head.first_entry)
+        assert load(now, 1, empty, snapshot, []).pending == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"max_pending": 5}, {"max_pending": 20_000_000}, {"max_state_bytes": 1 << 20}, {"control_events": False}],
+    ids=lambda changed: "-".join(map(str, *changed.items())),
+)
+def test_a_log_is_loaded_under_other_limits(changed: dict[str, Any]) -> None:
+    for then, now in (
+        (GOLDEN_SPEC, replace(GOLDEN_SPEC, **changed)),
+        (replace(GOLDEN_SPEC, **changed), GOLDEN_SPEC),
+    ):
+        assert digest(then) != digest(now)
+        loaded = load(now, 1, *logged(then, golden_steps()))
+        assert loaded.spec is now
+        assert save(loaded, 1) == save(restore(now, never_logged(then, golden_steps()), 1), 1)
+
+
+def test_what_was_within_the_limits_when_it_arrived_is_replayed_whatever_the_limits_are_by_default() -> None:
+    """The state does not say which limits it was written under, and they may have been larger than by default."""
+    as_written = restore_as_written(never_logged(GOLDEN_SPEC, golden_steps()), deadline_is_sum=False).spec
+    largest = replace(GOLDEN_SPEC, max_pending=2**31 - 1, max_state_bytes=2**31 - 1)
+    assert as_written.max_pending >= largest.max_pending
+    assert as_written.max_state_bytes >= largest.max_state_bytes
+
+
+def test_a_sum_that_did_not_fit_is_rejected_in_the_replay_as_it_was() -> None:
+    """Whether deadlines are sums is in no snapshot, so it is in the head."""
+    then = replace(GOLDEN_SPEC, deadline_is_sum=True)
+    never = [{**GOLDEN_OPERATIONS[0], "id": "never", "keys": ["other"], "deadline": 2**63 - 1}]
+    steps = [golden_step(), Step(6, [bytes(to_blob(operations_table(never, several=False)))])]
+    for now in (then, replace(then, max_pending=7), replace(GOLDEN_SPEC, max_pending=7)):
+        assert load(now, 1, *logged(then, steps)).pending == 1
+    assert load(replace(then, max_pending=7), 1, *logged(GOLDEN_SPEC, steps)).pending == 2
+
+
+def test_a_log_of_another_criterion_is_refused_as_its_snapshot_is() -> None:
+    now = replace(GOLDEN_SPEC, criterion=criteria.any_key())
+    with pytest.raises(StateMismatchError, match="criterion: the checkpoint was written with 'count'"):
+        load(now, 1, *logged(GOLDEN_SPEC, golden_steps()))
+    with pytest.raises(StateMismatchError, match="shards"):
+        load(GOLDEN_SPEC, 2, *logged(GOLDEN_SPEC, golden_steps()))
+
+
+# --- other columns ------------------------------------------------------------------------------------
+
+STRING, LONG = pa.string(), pa.int64()
+ID, KEY, CITY, N = ("id", STRING), ("key", STRING), ("city", STRING), ("n", pa.int32())
+PLAYED = (("id", "id"), ("keys", "key"))
+PLACE = ("place", pa.struct([("x", pa.int32()), ("y", pa.float32())]))
+WIDE_PLACE = ("place", pa.struct([("y", pa.float64()), ("x", LONG), ("z", STRING)]))
+EVOLUTIONS: dict[str, tuple[list[Any], list[Any], dict[str, Any]]] = {
+    "the same": ([ID, KEY, CITY, N], [ID, KEY, CITY, N], {"max_pending": 500}),
+    "added": ([ID, KEY, N], [ID, KEY, N, CITY], {}),
+    "added in front": ([ID, KEY, N], [CITY, ID, KEY, N], {}),
+    "dropped": ([ID, KEY, CITY, N], [ID, KEY, N], {}),
+    "reordered": ([ID, KEY, CITY, N], [N, CITY, KEY, ID], {}),
+    "widened": ([ID, KEY, CITY, N], [ID, KEY, CITY, ("n", LONG)], {}),
+    "widened to a decimal": ([ID, KEY, CITY, N], [ID, KEY, CITY, ("n", pa.decimal128(20, 2))], {}),
+    "in a struct": ([ID, KEY, PLACE], [ID, KEY, WIDE_PLACE], {}),
+    "given up": ([ID, KEY, CITY], [ID, KEY, ("town", STRING)], {"dropped": ("city",)}),
+    "all at once": ([ID, KEY, CITY, N, PLACE], [WIDE_PLACE, ("n", LONG), KEY, ID, ("more", pa.bool_())], {}),
+    "another case": ([ID, KEY, CITY, N], [ID, KEY, ("City", STRING), N], {}),
+}
+
+
+def rows_of(numbers: range) -> list[dict[str, Any]]:
+    """Operations with a value for every column."""
+    rows = []
+    for i in numbers:
+        texts = dict.fromkeys(("city", "City", "town"), f"c{i}" if i % 3 else None)
+        place = {"x": i, "y": i / 2, "z": f"z{i}"}
+        rows.append({"id": f"o{i}", "key": f"k{i}", **texts, "n": -i, "place": place, "more": i % 2 == 0})
+    return rows
+
+
+def evolving_steps(spec: EngineSpec, at_first: int) -> list[Step]:
+    """So many operations, more of them, events that complete two, nothing, and the last."""
+    parts = [range(at_first), range(10, 14), range(14, 18), range(20, 21)]
+    blobs = [bytes(to_blob(delivered(rows_of(part), spec))) for part in parts]
+    completed = [{"key": f"k{i}", "time": 11_000 + again, "value": 1.0} for i in (0, 11) for again in range(2)]
+    events = bytes(to_blob(events_table(completed)))
+    first = Step(0, blobs[:1] if at_first else [])
+    return [first, Step(1, blobs[1:3]), Step(2, [], [events]), Step(3), Step(4, blobs[3:])]
+
+
+@pytest.mark.parametrize("at_first", [0, 5], ids=["nothing waits in the snapshot", "five wait in the snapshot"])
+@pytest.mark.parametrize("plays", [True, False], ids=["roles", "no roles"])
+@pytest.mark.parametrize("name", EVOLUTIONS)
+def test_a_log_of_other_columns_is_loaded_as_a_snapshot_of_them_is(name: str, plays: bool, at_first: int) -> None:
+    columns_then, columns_now, others = EVOLUTIONS[name]
+    played = PLAYED if plays else ()
+    then = spec_of(pa.schema(columns_then), *played)
+    now = spec_of(pa.schema(columns_now), *played, **others)
+    steps = evolving_steps(then, at_first)
+    loaded = load(now, 1, *logged(then, steps))
+    loaded.purgatory.validate()
+    expected = restore(now, never_logged(then, steps), 1)
+    assert loaded.pending == expected.pending == at_first + 9 - (2 if at_first else 1)
+    again = evolving_steps(now, 0)[-1:]
+    assert save(loaded, 1) == save(expected, 1)
+    for engine in (loaded, expected):
+        take_step(engine, replace(again[0], watermark_ms=5))
+    assert expired(loaded) == expired(expected)
+
+
+def test_a_log_of_columns_that_a_snapshot_of_them_would_be_refused_for_is_refused_alike() -> None:
+    then = spec_of(pa.schema([ID, KEY, CITY]), *PLAYED)
+    now = spec_of(pa.schema([ID, KEY, ("town", STRING)]), *PLAYED)
+    steps = evolving_steps(then, 0)
+    with pytest.raises(StateMismatchError) as said:
+        restore(now, never_logged(then, steps), 1)
+    with pytest.raises(StateMismatchError) as of_the_log:
+        load(now, 1, *logged(then, steps))
+    assert str(of_the_log.value) == str(said.value)
+
+
+def test_a_log_is_replayed_to_the_end_of_time() -> None:
+    steps = [golden_step(), Step(END_MS)]
+    assert load(GOLDEN_SPEC, 1, *logged(GOLDEN_SPEC, steps)).pending == 0
+
+
+if __name__ == "__main__":
+    GOLDEN_ENTRY.write_bytes(write_entry(golden_step()))
+    GOLDEN_HEAD.write_bytes(write_head(HEAD))

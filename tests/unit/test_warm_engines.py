@@ -1,0 +1,592 @@
+"""Engines held by one worker and stepped by another, over real sockets in a folder of their own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_purgatory import errors
+from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.spec import criteria
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.state.engine_snapshot import restore, save
+from spark_purgatory.core.state.step_log import Step, digest
+from spark_purgatory.errors import BugError, ConfigError, LimitError, PurgatoryError
+from spark_purgatory.spark.host import warm_engines
+from spark_purgatory.spark.host.exchange import from_blob, to_blob
+from spark_purgatory.spark.host.warm_engines import (
+    LONGEST_ADDRESS,
+    STALE_SECONDS,
+    WarmEngines,
+    executor_folder,
+    step_engine,
+)
+from spark_purgatory.spark.host.warm_messages import Answer, Request
+from tests.support.engine_driver import events_table, operations_table, outcome_rows
+
+SPEC = EngineSpec(criteria.count(1), identity_width=2)
+PLENTY = 1 << 40
+
+
+class SizedEngine(EventTimePurgatory):
+    """An engine that takes what its test says."""
+
+    bytes_each = 100
+
+    @property
+    def memory_bytes(self) -> int:
+        """So much for each operation that waits."""
+        return self.bytes_each * self.pending
+
+
+def operations(*names: str) -> Step:
+    rows = [{"id": name, "keys": [name], "created": 10_000, "deadline": 20_000, "row": name} for name in names]
+    return Step(1, [bytes(to_blob(operations_table(rows, several=False)))])
+
+
+def events(*names: str, watermark_ms: int = 1) -> Step:
+    rows = [{"key": name, "time": 15_000, "value": 1.0} for name in names]
+    return Step(watermark_ms, [], [bytes(to_blob(events_table(rows)))])
+
+
+def request(step: Step, token: str = "t0", next_token: str = "t1", **others: Any) -> Request:
+    given: dict[str, Any] = {"shard_id": "s", "spec_digest": digest(SPEC), "shards": 1, "max_warm_bytes": PLENTY}
+    return Request(token=token, next_token=next_token, step=step, **{**given, **others})
+
+
+def hold(engines: WarmEngines, *names: str, **others: Any) -> bool:
+    """Hold an engine in which these operations wait; whether there was room."""
+    first = request(operations(*names), "", "t0", **others)
+    engine = SizedEngine(SPEC)
+    answer = step_engine(engine, first, engines.address)
+    return engines.hold(first, engine, answer.warm_bytes)
+
+
+def completed(answer: Answer | None) -> list[str]:
+    assert answer is not None and answer.outcomes is not None
+    return sorted(row["row"] for row in outcome_rows(from_blob(answer.outcomes)))
+
+
+Make = Callable[..., WarmEngines]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short enough for sockets, as pytest's own are not."""
+    with tempfile.TemporaryDirectory(prefix="sp-") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def worker(folder: Path) -> Iterator[Make]:
+    """Makes workers of one executor."""
+    made: list[WarmEngines] = []
+
+    def make(name: str = "", kind: type[WarmEngines] = WarmEngines, where: Path | None = folder) -> WarmEngines:
+        made.append(kind(where, name))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+# --- asking -------------------------------------------------------------------------------------------
+
+
+def test_another_worker_is_given_what_the_holder_computes(worker: Make) -> None:
+    holder, asker = worker(), worker()
+    assert hold(holder, "a", "b")
+    answer = asker.ask(holder.address, request(events("a"), wants_snapshot=True))
+    assert completed(answer) == ["a"]
+    assert answer is not None and answer.snapshot is not None
+    engine = restore(SPEC, answer.snapshot, 1)
+    assert (answer.due_ms, engine.pending) == (engine.next_due_ms(), 1)
+    assert (answer.holder, answer.warm_bytes) == (holder.address, 100)
+    assert answer.counted["completed"] == 1
+    assert answer.gauges["oldest_us"] == 10_000
+    alone = SizedEngine(SPEC)
+    step_engine(alone, request(operations("a", "b")), "")
+    assert answer == step_engine(alone, request(events("a"), wants_snapshot=True), holder.address)
+    assert answer.snapshot == save(alone, 1)
+
+
+def test_a_worker_asks_itself_without_a_socket(worker: Make) -> None:
+    holder = worker()
+    assert hold(holder, "a")
+    assert completed(holder.ask(holder.address, request(events("a")))) == ["a"]
+    assert holder._clients == {}
+
+
+def test_an_answer_may_be_empty(worker: Make) -> None:
+    holder, asker = worker(), worker()
+    hold(holder, "a")
+    answer = asker.ask(holder.address, request(Step(2)))
+    assert answer is not None
+    assert (answer.outcomes, answer.snapshot, answer.due_ms) == (None, None, 20)
+
+
+def test_several_blobs_of_each_side_arrive_in_order(worker: Make) -> None:
+    holder, asker = worker(), worker()
+    hold(holder, "a")
+    two = [operations("b").operations[0], operations("c").operations[0]]
+    step = Step(2, two, [events("c").events[0], events("a").events[0]])
+    assert completed(asker.ask(holder.address, request(step))) == ["a", "c"]
+
+
+def test_each_step_has_the_token_of_the_one_before(worker: Make) -> None:
+    holder, asker = worker(), worker()
+    hold(holder, "a", "b", "c")
+    for at, name in enumerate("abc"):
+        assert completed(asker.ask(holder.address, request(events(name), f"t{at}", f"t{at + 1}"))) == [name]
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["itself", "another"])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"token": "t7"}, {"token": ""}, {"spec_digest": "other"}, {"shard_id": "other"}],
+    ids=lambda wrong: "-".join(map(str, *wrong.items())),
+)
+def test_an_engine_in_another_state_is_a_miss_and_is_dropped(worker: Make, local: bool, wrong: dict[str, Any]) -> None:
+    holder = worker()
+    asker = holder if local else worker()
+    hold(holder, "a")
+    assert asker.ask(holder.address, request(events("a"), **wrong)) is None
+    assert len(holder) == ("shard_id" in wrong)
+    found = asker.ask(holder.address, request(events("a")))
+    assert (found is not None) == ("shard_id" in wrong)
+
+
+def test_a_repeated_step_finds_no_engine(worker: Make) -> None:
+    holder, asker = worker(), worker()
+    hold(holder, "a", "b")
+    assert asker.ask(holder.address, request(events("a"))) is not None
+    assert asker.ask(holder.address, request(events("a"), next_token="t2")) is None
+    assert len(holder) == 0
+
+
+def test_nobody_is_asked_where_there_is_no_holder(worker: Make, folder: Path) -> None:
+    asker = worker()
+    assert asker.ask("", request(events("a"))) is None
+    assert asker.ask(str(folder / "gone.socket"), request(events("a"))) is None
+
+
+def test_a_holder_that_ends_is_a_miss_before_and_after_the_first_question(worker: Make) -> None:
+    holder, asker, other = worker(), worker(), worker()
+    hold(holder, "a", "b")
+    assert asker.ask(holder.address, request(events("a"))) is not None
+    holder.close()
+    assert asker.ask(holder.address, request(events("b"), "t1", "t2")) is None
+    assert other.ask(holder.address, request(events("b"), "t1", "t2")) is None
+    assert asker._clients == {}
+    assert hold(asker, "b")
+    assert completed(other.ask(asker.address, request(events("b")))) == ["b"]
+
+
+def test_a_holder_that_is_killed_while_it_steps_is_a_miss(folder: Path, worker: Make) -> None:
+    """A process of its own, ended in the middle of a step."""
+    child = (
+        "import os, sys, time; from pathlib import Path; from spark_purgatory.spark.host import warm_engines as w\n"
+        "w.WarmEngines.step = lambda *_: os.kill(os.getpid(), 9)\n"
+        f"print(w.WarmEngines(Path({str(folder)!r})).address, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert worker().ask(process.stdout.readline().strip(), request(events("a"))) is None
+        assert process.wait(30) == -9
+
+
+def test_a_holder_that_does_not_answer_counts_as_lost(worker: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_engines, "ANSWER_SECONDS", 0.05)
+    release = threading.Event()
+
+    class Slow(WarmEngines):
+        def step(self, request: Request) -> Answer | None:
+            release.wait(30)
+            return super().step(request)
+
+    holder, asker = worker(kind=Slow), worker()
+    hold(holder, "a")
+    assert asker.ask(holder.address, request(events("a"))) is None
+    release.set()
+    assert asker.ask(holder.address, request(events("a"), "t7")) is None, "the late answer is nobody's"
+
+
+# --- errors -------------------------------------------------------------------------------------------
+
+
+def test_an_error_of_a_held_step_reaches_the_asker_and_the_engine_is_dropped(worker: Make) -> None:
+    spec = replace(SPEC, max_pending=2)
+    holder, asker = worker(), worker()
+    first = request(operations("a"), "", "t0", spec_digest=digest(spec))
+    engine = EventTimePurgatory(spec)
+    step_engine(engine, first, "")
+    assert holder.hold(first, engine, 0)
+    too_many = request(operations("b", "c"), spec_digest=digest(spec))
+    with pytest.raises(LimitError, match=r"^max_pending_per_shard is 2 and 3 operations would wait") as said:
+        asker.ask(holder.address, too_many)
+    alone = EventTimePurgatory(spec)
+    step_engine(alone, first, "")
+    with pytest.raises(LimitError) as expected:
+        step_engine(alone, too_many, "")
+    assert str(said.value) == str(expected.value)
+    assert len(holder) == 0
+    assert hold(holder, "a"), "and the holder goes on answering"
+    assert completed(asker.ask(holder.address, request(events("a")))) == ["a"]
+
+
+def subclasses(kind: type[Exception]) -> list[type[Exception]]:
+    return [kind, *(each for direct in kind.__subclasses__() for each in subclasses(direct))]
+
+
+OWN = [kind for kind in subclasses(PurgatoryError) if kind.__module__ == errors.__name__]
+
+
+@pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("text", ["it is 1 and may be 2", "", "two\nlines, \u00fcber"])
+def test_every_error_of_ours_keeps_its_type_and_message_on_the_way(
+    worker: Make, kind: type[PurgatoryError], text: str
+) -> None:
+    raised = kind(text)
+
+    class Failing(WarmEngines):
+        def step(self, _: Request) -> Answer | None:
+            raise raised
+
+    with pytest.raises(PurgatoryError) as said:
+        worker().ask(worker(kind=Failing).address, request(Step(1)))
+    assert (type(said.value), str(said.value)) == (type(raised), str(raised))
+    assert isinstance(said.value, ConfigError) == isinstance(raised, ConfigError)
+    assert isinstance(said.value, BugError) == isinstance(raised, BugError)
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), MemoryError(), OSError("y"), KeyError("z")], ids=repr)
+def test_any_other_error_is_a_miss_with_its_stack_in_the_log(
+    worker: Make, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(WarmEngines):
+        def step(self, _: Request) -> Answer | None:
+            raise error
+
+    holder, asker = worker(kind=Failing), worker()
+    assert asker.ask(holder.address, request(Step(1))) is None
+    assert asker.ask(holder.address, request(Step(1))) is None, "the connection is still in step"
+    assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [error, error]
+
+
+def test_an_engine_whose_step_fails_is_dropped(worker: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    holder, asker = worker(), worker()
+    hold(holder, "a")
+
+    def stepped(*given: Any) -> Answer:
+        step_engine(*given)
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(warm_engines, "step_engine", stepped)
+        assert asker.ask(holder.address, request(events("a"))) is None
+    assert len(holder) == 0
+    assert asker.ask(holder.address, request(events("a"))) is None
+
+
+# --- two at once --------------------------------------------------------------------------------------
+
+
+def test_of_two_that_ask_for_one_step_at_once_one_is_answered(worker: Make) -> None:
+    for _ in range(10):
+        holder, askers = worker(), [worker(), worker()]
+        hold(holder, "a", "b")
+        ready, found = threading.Barrier(2), dict[int, Answer | None]()
+
+        def ask(
+            at: int,
+            holder: WarmEngines = holder,
+            askers: list[WarmEngines] = askers,
+            ready: threading.Barrier = ready,
+            found: dict[int, Answer | None] = found,
+        ) -> None:
+            ready.wait(10)
+            found[at] = askers[at].ask(holder.address, request(events("a"), "t0", f"of {at}"))
+
+        threads = [threading.Thread(target=ask, args=(at,)) for at in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert sorted(answer is None for answer in found.values()) == [False, True]
+        assert [completed(answer) for answer in found.values() if answer is not None] == [["a"]]
+        assert len(holder) == 0, "which of the two is committed is not known"
+
+
+def test_two_askers_step_two_engines_of_one_holder_at_once(worker: Make) -> None:
+    inside = threading.Barrier(2)
+
+    class Meeting(SizedEngine):
+        def step(self, *given: Any) -> Any:
+            if given[1] is not None:
+                inside.wait(30)  # broken unless the other engine is stepped meanwhile
+            return super().step(*given)
+
+    holder, askers = worker(), [worker(), worker()]
+    for at in range(2):
+        first = request(operations("a", "b"), "", "t0", shard_id=f"s{at}")
+        engine = Meeting(SPEC)
+        step_engine(engine, first, "")
+        assert holder.hold(first, engine, 100)
+    found: dict[int, list[str]] = {}
+
+    def ask(at: int) -> None:
+        found[at] = completed(askers[at].ask(holder.address, request(events("ab"[at]), shard_id=f"s{at}")))
+
+    threads = [threading.Thread(target=ask, args=(at,)) for at in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == {0: ["a"], 1: ["b"]}
+
+
+# --- room ---------------------------------------------------------------------------------------------
+
+
+def test_the_budget_is_of_all_workers_of_a_folder(worker: Make, caplog: pytest.LogCaptureFixture) -> None:
+    first, second, third = worker(), worker(), worker()
+    assert hold(first, "a", "b", shard_id="1", max_warm_bytes=450)
+    assert hold(second, "c", shard_id="2", max_warm_bytes=450)
+    assert not hold(third, "d", "e", shard_id="3", max_warm_bytes=450)
+    assert hold(third, "d", shard_id="3", max_warm_bytes=450)
+    assert not hold(first, "f", shard_id="4", max_warm_bytes=450)
+    said = [record.getMessage() for record in caplog.records if "max_warm_bytes" in record.getMessage()]
+    assert said == [
+        f"max_warm_bytes is 450, and another shard with {size} bytes does not fit: shards that are not held are loaded "
+        "from the checkpoint in each micro-batch"
+        for size in (200, 100)
+    ]
+    assert not hold(third, "g", shard_id="5", max_warm_bytes=450)
+    assert len(caplog.records) == 2, "each worker says it once"
+
+
+def test_a_budget_of_another_query_is_its_own(worker: Make) -> None:
+    holder = worker()
+    assert hold(holder, "a", "b", shard_id="1", max_warm_bytes=200)
+    assert not hold(holder, "c", shard_id="2", max_warm_bytes=299)
+    assert hold(holder, "c", shard_id="2", max_warm_bytes=300)
+
+
+def test_a_shard_that_is_held_anew_takes_its_own_room(worker: Make) -> None:
+    holder = worker()
+    assert hold(holder, "a", "b", max_warm_bytes=200)
+    assert hold(holder, "c", "d", max_warm_bytes=200)
+    assert completed(holder.ask(holder.address, request(events("c")))) == ["c"]
+
+
+def test_a_worker_that_ends_gives_its_room_back(worker: Make) -> None:
+    first, second = worker(), worker()
+    assert hold(first, "a", "b", max_warm_bytes=200)
+    assert not hold(second, "c", shard_id="2", max_warm_bytes=200)
+    first.close()
+    assert hold(second, "c", shard_id="2", max_warm_bytes=200)
+
+
+def test_an_engine_that_shrinks_gives_its_room_back(worker: Make) -> None:
+    first, second = worker(), worker()
+    assert hold(first, "a", "b", max_warm_bytes=200)
+    assert second.ask(first.address, request(events("a", "b"))) is not None
+    assert hold(second, "c", "d", shard_id="2", max_warm_bytes=200)
+
+
+@pytest.mark.parametrize("how", ["another token", "step fails", "held anew without room"])
+def test_an_engine_that_is_dropped_gives_its_room_back(worker: Make, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = worker(), worker()
+    assert hold(first, "a", "b", max_warm_bytes=200)
+    if how == "another token":
+        assert second.ask(first.address, request(events("a"), "t7")) is None
+    elif how == "step fails":
+        with monkeypatch.context() as patched:
+            patched.setattr(warm_engines, "step_engine", lambda *_: 1 / 0)
+            assert second.ask(first.address, request(events("a"))) is None
+    else:
+        assert not hold(first, "a", "b", "c", max_warm_bytes=200)
+    assert len(first) == 0
+    assert hold(second, "c", "d", shard_id="2", max_warm_bytes=200)
+
+
+def test_an_engine_that_grows_beyond_the_budget_is_let_go(worker: Make) -> None:
+    holder, asker = worker(), worker()
+    assert hold(holder, "a", max_warm_bytes=200)
+    answer = asker.ask(holder.address, request(operations("b", "c"), max_warm_bytes=200))
+    assert answer is not None
+    assert (answer.holder, answer.warm_bytes, len(holder)) == ("", 300, 0)
+
+
+def test_what_nobody_asks_for_makes_room_and_what_was_asked_for_stays(worker: Make) -> None:
+    holder = worker()
+    for shard_id in "123":
+        assert hold(holder, "a", shard_id=shard_id, max_warm_bytes=300)
+        holder._held[shard_id].asked_at -= STALE_SECONDS - 10
+    assert not hold(holder, "b", shard_id="4", max_warm_bytes=300)
+    for held in holder._held.values():
+        held.asked_at -= 20
+    assert holder.ask(holder.address, request(Step(2), shard_id="1", max_warm_bytes=300)) is not None
+    assert hold(holder, "b", shard_id="4", max_warm_bytes=300)
+    assert sorted(holder._held) == ["1", "3", "4"], "the one that was asked for longest ago has gone, and no more"
+    assert hold(holder, "b", shard_id="5", max_warm_bytes=300)
+    assert sorted(holder._held) == ["1", "4", "5"]
+    assert not hold(holder, "b", shard_id="6", max_warm_bytes=300)
+
+
+def test_a_stale_engine_that_is_stepped_just_now_stays(worker: Make) -> None:
+    holder = worker()
+    assert hold(holder, "a", shard_id="1", max_warm_bytes=100)
+    held = holder._held["1"]
+    held.asked_at -= 2 * STALE_SECONDS
+    with held.lock:
+        assert not hold(holder, "b", shard_id="2", max_warm_bytes=100)
+    assert hold(holder, "b", shard_id="2", max_warm_bytes=100)
+
+
+# --- the folder ---------------------------------------------------------------------------------------
+
+
+def test_without_a_folder_nothing_is_held(worker: Make) -> None:
+    alone = worker(where=None)
+    assert alone.address == ""
+    assert not hold(alone, "a")
+    assert alone.ask("", request(events("a"))) is None
+
+
+def test_an_address_that_is_too_long_is_said_and_nothing_is_held(
+    folder: Path, worker: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    deep = folder / ("x" * (LONGEST_ADDRESS - len(str(folder))))
+    deep.mkdir()
+    alone = worker(where=deep)
+    assert not hold(alone, "a")
+    assert not hold(alone, "b")
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "is too long a path for a socket: no engine is kept in memory; set TMPDIR" in said
+
+
+def test_the_longest_address_works(folder: Path, worker: Make) -> None:
+    name = "y" * (LONGEST_ADDRESS - len(str(folder)) - len("/.socket"))
+    holder = worker(name)
+    assert len(holder.address) == LONGEST_ADDRESS
+    assert hold(holder, "a")
+    assert completed(worker().ask(holder.address, request(events("a")))) == ["a"]
+
+
+def test_a_folder_that_is_gone_is_said_and_nothing_is_held(
+    folder: Path, worker: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    alone = worker(where=folder / "gone")
+    assert not hold(alone, "a")
+    assert "cannot open a socket at" in caplog.text
+
+
+def test_a_folder_that_goes_away_takes_only_the_account_of_room(
+    worker: Make, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = folder / "gone"
+    gone.mkdir()
+    holder = worker(where=gone)
+    assert hold(holder, "a")
+    gone.rename(folder / "moved")
+    assert completed(holder.ask(holder.address, request(events("a")))) == ["a"]
+    assert "max_warm_bytes counts this worker alone" in caplog.text
+    (folder / "moved").rename(gone)
+
+
+@pytest.fixture
+def base(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the folders of this user's executors are."""
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder / f"spark_purgatory-{os.getuid()}"
+
+
+def test_the_folder_is_this_user_s_alone_and_of_the_parent_process(base: Path) -> None:
+    found = executor_folder()
+    assert found == base / str(os.getppid())
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (base, found)] == [0o700, 0o700]
+    assert executor_folder() == found
+
+
+@pytest.mark.parametrize("how", ["open to all", "open to the group", "a link", "a file"])
+def test_a_folder_that_others_can_enter_is_not_used(base: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    if how == "a link":
+        (base.parent / "elsewhere").mkdir(mode=0o700)
+        base.symlink_to(base.parent / "elsewhere")
+    elif how == "a file":
+        base.touch(0o700)
+    else:
+        base.mkdir()
+        base.chmod(0o755 if how == "open to all" else 0o710)
+    assert executor_folder() is None
+    assert "no engine is kept in memory" in caplog.text
+    assert not (base.parent / "elsewhere" / str(os.getppid())).exists()
+
+
+def ended_process() -> int:
+    """The number of a process that has ended."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+def test_files_of_dead_workers_and_folders_of_dead_executors_are_removed(base: Path) -> None:
+    folder = executor_folder()
+    assert folder is not None
+    dead, alive = ended_process(), os.getpid()
+    for name in (f"{dead}-1.socket", f"{dead}-1.size", f"{alive}-1.socket", f"{alive}-1.size", "other.txt"):
+        (folder / name).write_bytes(struct.pack("<q", 10))
+    (base / str(dead)).mkdir()
+    (base / str(dead) / f"{dead}-1.socket").touch()
+    (base / "notes").mkdir()
+    assert executor_folder() == folder
+    assert sorted(file.name for file in folder.iterdir()) == [f"{alive}-1.size", f"{alive}-1.socket", "other.txt"]
+    assert sorted(each.name for each in base.iterdir()) == sorted(["notes", str(os.getppid())])
+
+
+def test_the_room_of_dead_workers_and_notes_that_say_nothing_do_not_count(folder: Path, worker: Make) -> None:
+    (folder / f"{ended_process()}-1.size").write_bytes(struct.pack("<q", 1 << 40))
+    (folder / f"{os.getpid()}-half.size").write_bytes(b"\1")
+    (folder / "no number.size").write_bytes(struct.pack("<q", 1 << 40))
+    assert hold(worker(), "a", max_warm_bytes=100)
+    (folder / f"{os.getpid()}-alive.size").write_bytes(struct.pack("<q", 1))
+    assert not hold(worker(), "b", shard_id="2", max_warm_bytes=200)
+
+
+def test_a_closed_worker_leaves_no_file_and_no_thread(folder: Path, worker: Make) -> None:
+    before = threading.active_count()
+    holder, asker = worker(), worker()
+    hold(holder, "a")
+    hold(asker, "b", shard_id="2")
+    assert asker.ask(holder.address, request(events("a"))) is not None
+    assert sorted(file.suffix for file in folder.iterdir()) == [".size", ".size", ".socket", ".socket"]
+    asker.close()
+    holder.close()
+    assert list(folder.iterdir()) == []
+    until = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
+
+
+def test_nothing_is_logged_where_all_goes_well(worker: Make, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        holder, asker = worker(), worker()
+        hold(holder, "a")
+        asker.ask(holder.address, request(events("a")))
+    assert caplog.records == []
