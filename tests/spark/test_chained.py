@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_purgatory import LOG_HOST_SETTINGS, Completions, Operations, Purgatory, criteria
+from spark_purgatory import LOG_HOST_SETTINGS, Completions, Operations, Purgatory, criteria, gauges, pending
 from spark_purgatory.errors import ConfigError
 from tests.support.engine_driver import multiset
 from tests.support.stream_rows import event, operation, purgatory
@@ -93,6 +93,9 @@ def test_two_purgatories_in_one_query_give_what_two_batch_resolves_give(
     assert len(expected) > 20
     assert multiset(rows, *COLUMNS) == multiset(expected, *COLUMNS)
     assert not any(row["ship_late"] for row in rows), "an hour is room for what the first purgatory gives"
+    checkpoint = str(sources.first.checkpoint)
+    assert "resolved_at" in pending(spark, checkpoint, prefix="waits_").columns, "of the last purgatory in the query"
+    assert gauges(spark, checkpoint)["pending"] == 0
 
 
 def test_without_room_outcomes_of_the_first_are_late_for_the_second_and_all_are_decided(
