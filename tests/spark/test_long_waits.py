@@ -304,7 +304,7 @@ SMALL = Shape(waiting=3000, operations=200, batches=5, minutes=20)
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("name", ["blob", "join"])
+@pytest.mark.parametrize("name", ["blob", "log", "join"])
 def test_a_run_and_its_restart_bring_the_expected_outcomes(spark: SparkSession, tmp_path: Path, name: str) -> None:
     workload = prepared(SMALL, 7, tmp_path)
     parts = [
