@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-all test-only coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-long bench-flink bench-picture crash conformance clean java
+.PHONY: help test test-all test-only test-log-host coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-long bench-flink bench-picture crash conformance clean java
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +75,9 @@ bench-picture: $(STAMP) ## docs/pictures/long_waits.svg of what bench-long and b
 
 crash: java $(STAMP) ## The long tests: kills, restarts, many seeds
 	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+test-log-host: java $(STAMP) $(CLASSES) ## The tests on Spark with host="transformWithState" where they name no host
+	$(MAKE) test-only MARKS="spark and not slow and not long" PYTEST_ARGS="--host transformWithState $(PYTEST_ARGS)"
 
 coverage: $(STAMP) ## Lines and branches that the tests without Spark reach
 	$(BIN)/python -m pytest -m "not slow and not spark" --numprocesses 2 --dist loadfile \

@@ -22,7 +22,7 @@ from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.sink.delta_sink import DeltaSink
 from spark_purgatory.spark.sink.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.ledger import Piece
-from spark_purgatory.spark.sink.staged_files import read_files
+from spark_purgatory.spark.sink.staged_files import read_files, reading
 from spark_purgatory.spark.storage.commits import next_batch
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
@@ -72,7 +72,9 @@ class Staged:
                 by_partition.setdefault(piece.partition, []).append(piece)
             schema = T.StructType.fromJson(json.loads(sink.stager.ledger.schema or ""))
             rows = read_files(self.spark, sink.stager.folder, schema, list(by_partition.values()), ["part"])
-            return Counter(str(row) for row in rows.collect())
+            # A drain names what it cannot read in the same way (`DeltaSink.commit`).
+            with reading("the staged files", sink.stager.folder):
+                return Counter(str(row) for row in rows.collect())
         except StagingError:
             return "StagingError"
         except PySparkException as error:

@@ -310,9 +310,11 @@ class TokenCounts(Host):
 class SnapshotMisses(Host):
     """The log is cleared, and the snapshot stays the one before."""
 
-    def _write(self, head: ShardHead, entry: bytes, request: Request, answer: Answer) -> ShardHead:
+    def _write(
+        self, head: ShardHead, entry: bytes, request: Request, answer: Answer, timer_ms: int | None
+    ) -> ShardHead:
         before = self._snapshot.get()
-        written = super()._write(head, entry, request, answer)
+        written = super()._write(head, entry, request, answer, timer_ms)
         if before is not None:
             self._snapshot.update((bytes(before[0]),))
         return written
@@ -331,8 +333,10 @@ class SnapshotOfBefore(Worker):
 class LogKept(Host):
     """A snapshot does not begin the log anew."""
 
-    def _write(self, head: ShardHead, entry: bytes, request: Request, answer: Answer) -> ShardHead:
-        written = super()._write(head, entry, request, answer)
+    def _write(
+        self, head: ShardHead, entry: bytes, request: Request, answer: Answer, timer_ms: int | None
+    ) -> ShardHead:
+        written = super()._write(head, entry, request, answer, timer_ms)
         if answer.snapshot is not None:
             self._log.updateValue((written.next_entry,), (entry,))
             written = replace(written, next_entry=written.next_entry + 1, log_bytes=len(entry))
@@ -343,8 +347,10 @@ class LogKept(Host):
 class EntryNotWritten(Host):
     """A warm step's entry is left out, and the head does not count it."""
 
-    def _write(self, head: ShardHead, entry: bytes, request: Request, answer: Answer) -> ShardHead:
-        written = super()._write(head, entry, request, answer)
+    def _write(
+        self, head: ShardHead, entry: bytes, request: Request, answer: Answer, timer_ms: int | None
+    ) -> ShardHead:
+        written = super()._write(head, entry, request, answer, timer_ms)
         if answer.snapshot is None:
             self._log.removeKey((head.next_entry,))
             written = replace(written, next_entry=head.next_entry, log_bytes=head.log_bytes)
@@ -355,10 +361,12 @@ class EntryNotWritten(Host):
 class NumbersRepeat(Host):
     """An entry is written over the one before it."""
 
-    def _write(self, head: ShardHead, entry: bytes, request: Request, answer: Answer) -> ShardHead:
+    def _write(
+        self, head: ShardHead, entry: bytes, request: Request, answer: Answer, timer_ms: int | None
+    ) -> ShardHead:
         if answer.snapshot is None and head.log_entries:
             self._log.updateValue((head.next_entry - 1,), (entry,))
-        return super()._write(head, entry, request, answer)
+        return super()._write(head, entry, request, answer, timer_ms)
 
 
 class TimerKept(Host):

@@ -13,12 +13,13 @@ from spark_purgatory import Completions, Operations, Purgatory
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.spark.host.requirements import LOG_HOST_SETTINGS, PROVIDER, ROCKSDB
+from spark_purgatory.spark.sink.spark_access import settings
 from spark_purgatory.testing.kit import stream_outcomes
 from spark_purgatory.testing.oracle import decide
 from spark_purgatory.testing.worlds import STEP_US
 from tests.support.engine_driver import multiset
 from tests.support.law_worlds import draw
-from tests.support.streams import Host, Landing, set_for_a_while
+from tests.support.streams import Host, Landing
 
 pytestmark = pytest.mark.spark
 
@@ -37,8 +38,8 @@ HOSTS: tuple[tuple[Host, Mapping[str, str]], ...] = (
 @pytest.fixture
 def host(spark: SparkSession, seed: int) -> Iterator[Host]:
     """One of the hosts and state stores, for the streams of one seed."""
-    name, settings = HOSTS[seed // 2 % len(HOSTS)]
-    with set_for_a_while(spark, settings):
+    name, needed = HOSTS[seed // 2 % len(HOSTS)]
+    with settings(spark, needed):
         yield name
 
 

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_purgatory import LOG_HOST_SETTINGS, Completions, Operations, Purgatory, criteria
+from spark_purgatory import LOG_HOST_SETTINGS, Completions, Operations, Purgatory, criteria, gauges, pending
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.sink.spark_access import settings
 from tests.support.engine_driver import multiset
 from tests.support.stream_rows import event, operation, purgatory
-from tests.support.streams import Host, Landing, set_for_a_while
+from tests.support.streams import Host, Landing
 
 pytestmark = pytest.mark.spark
 
@@ -81,7 +82,7 @@ def test_two_purgatories_in_one_query_give_what_two_batch_resolves_give(
     spark: SparkSession, tmp_path: Path, host: Host
 ) -> None:
     sources = Sources(tmp_path)
-    with set_for_a_while(spark, LOG_HOST_SETTINGS):
+    with settings(spark, LOG_HOST_SETTINGS):
         for batch in range(BATCHES):
             sources.add(batch)
             if batch == BATCHES // 2:
@@ -93,6 +94,9 @@ def test_two_purgatories_in_one_query_give_what_two_batch_resolves_give(
     assert len(expected) > 20
     assert multiset(rows, *COLUMNS) == multiset(expected, *COLUMNS)
     assert not any(row["ship_late"] for row in rows), "an hour is room for what the first purgatory gives"
+    checkpoint = str(sources.first.checkpoint)
+    assert "resolved_at" in pending(spark, checkpoint, prefix="waits_").columns, "of the last purgatory in the query"
+    assert gauges(spark, checkpoint)["pending"] == 0
 
 
 def test_without_room_outcomes_of_the_first_are_late_for_the_second_and_all_are_decided(
@@ -103,7 +107,7 @@ def test_without_room_outcomes_of_the_first_are_late_for_the_second_and_all_are_
         sources.add(batch)
     sources.close()
     second = shipped("transformWithState", watermark="0 seconds")
-    with set_for_a_while(spark, LOG_HOST_SETTINGS):
+    with settings(spark, LOG_HOST_SETTINGS):
         rows = sources.run(spark, second)
     expected = [row.asDict() for row in sources.outcomes(spark, False, second).collect()]
     assert multiset(rows, "id", "wait_ms") == multiset(expected, "id", "wait_ms")
@@ -118,7 +122,7 @@ def test_what_cannot_be_chained_is_refused_by_name(spark: SparkSession, tmp_path
     blob = purgatory(host="applyInPandasWithState").resolve(orders, payments)
     with pytest.raises(ConfigError, match=r"operations are outcomes of .* give that purgatory host='transformWithSta"):
         shipped("transformWithState").resolve(blob, shipments)
-    with set_for_a_while(spark, LOG_HOST_SETTINGS):
+    with settings(spark, LOG_HOST_SETTINGS):
         paid = PAID.resolve(orders, payments)
         idle = replace(
             shipped("transformWithState"),

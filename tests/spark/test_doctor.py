@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_purgatory.core.state.blob import HEADER_BYTES
+from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.doctor.checkpoint import _about_state, checkpoint_findings, size_finding
 from spark_purgatory.doctor.finding import Finding
 from spark_purgatory.doctor.report import DoctorRequest, findings_of, spark_findings
@@ -22,6 +23,7 @@ from spark_purgatory.doctor.session import package_finding, session_findings
 from spark_purgatory.doctor.table import table_findings
 from spark_purgatory.errors import StagingError
 from spark_purgatory.job.arguments import place_of
+from spark_purgatory.spark.host.requirements import CHANGELOG, LOG_HOST_SETTINGS
 from spark_purgatory.spark.sink.spark_access import settings
 from tests.support.golden_states import GOLDEN
 from tests.support.sink_streams import Stream
@@ -29,6 +31,8 @@ from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
 
 ROOT = Path(__file__).resolve().parents[2]
+
+LOG_HOST = 'host="transformWithState"'
 
 
 def by_name(findings: Iterable[Finding]) -> dict[str, Finding]:
@@ -71,6 +75,16 @@ def test_a_session_that_is_right_has_nothing_to_be_done(spark: SparkSession) -> 
     assert found["Delta"].found == "in this session"
     assert found["workers' spark_purgatory"].status == "ok"
     assert found["state store"].status == "ok"
+    assert found[LOG_HOST].status == "note" and "needs RocksDB as state store" in found[LOG_HOST].found
+
+
+@pytest.mark.spark
+def test_a_session_is_ready_for_the_log_host_or_says_what_is_missing(spark: SparkSession) -> None:
+    with settings(spark, LOG_HOST_SETTINGS):
+        assert by_name(session_findings(spark))[LOG_HOST].found == "ready"
+    with settings(spark, {**LOG_HOST_SETTINGS, CHANGELOG: "false"}):
+        found = by_name(session_findings(spark))[LOG_HOST]
+    assert found.found == f"slower than it could be: set {CHANGELOG} = true"
 
 
 @pytest.mark.spark
@@ -133,7 +147,7 @@ def landing(spark: SparkSession, tmp_path: Path) -> Landing:
 def test_a_checkpoint_that_is_right_says_where_the_query_stands(spark: SparkSession, landing: Landing) -> None:
     found = by_name(checkpoint_findings(spark, str(landing.checkpoint)))
     assert wrong(found.values()) == {}
-    assert "is committed; applyInPandasWithState" in found["checkpoint"].found
+    assert "is committed; host='applyInPandasWithState'" in found["checkpoint"].found
     assert found["watermark"].found.startswith("2024-05-01 12:40:00 UTC")
     assert found["shards"].found == "shards=3; 3 have a state"
     assert found["state format"].found == "version 2"
@@ -168,9 +182,9 @@ def test_a_clock_that_is_wrong_shows_in_the_times_of_files(spark: SparkSession, 
 
 def test_a_state_with_a_changed_bit_says_so_and_a_large_one_is_noted() -> None:
     blob = bytearray(GOLDEN[2].read_bytes())
-    assert _about_state(bytes(blob))["version"] == 2
+    assert _about_state(ShardState(bytes(blob)))["version"] == 2
     blob[HEADER_BYTES + 9] ^= 4
-    assert "does not match its checksum" in _about_state(bytes(blob))["error"]
+    assert "does not match its checksum" in _about_state(ShardState(bytes(blob)))["error"]
     assert [size_finding([10, size]).status for size in (20, 6_000_000)] == ["ok", "note"]
 
 

@@ -86,10 +86,11 @@ def test_gauges_find_the_purgatory_beside_other_state_and_refuse_a_checkpoint_wi
 
 
 @pytest.mark.spark
-def test_gauges_are_read_through_spark_connect(tmp_path: Path) -> None:
+@pytest.mark.parametrize("role", ["gauges", "gauges of the log host"])
+def test_gauges_are_read_through_spark_connect(tmp_path: Path, role: str) -> None:
     land(tmp_path, "operations", 0, "id", range(10))
     land(tmp_path, "completions", 0, "key", range(4))
-    run_child("gauges", tmp_path)
+    run_child(role, tmp_path)
     seen = json.loads((tmp_path / "seen.json").read_text(encoding="utf-8"))
     assert "is no checkpoint" in seen["before"]
     assert (seen["after"]["pending"], seen["after"]["shards"]) == (6, 1)

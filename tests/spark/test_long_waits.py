@@ -18,7 +18,7 @@ from benchmarks import flink_jobs, long_results, waits_picture
 from benchmarks.beside_flink import Turn, ratios
 from benchmarks.harness import WrongOutcomeError
 from benchmarks.long_results import LongRun, standings
-from benchmarks.long_run import FIRST_STEADY_BATCH, Marks, Task, bytes_below, link_inputs, run_part
+from benchmarks.long_run import FIRST_STEADY_BATCH, Marks, Task, bytes_below, contenders, link_inputs, run_part
 from benchmarks.long_waits import (
     FLINK,
     arrivals_of,
@@ -34,6 +34,7 @@ from benchmarks.process_tree import cpu_seconds, sampled, worker_bytes
 from benchmarks.workload_l import NEVER_US, Ended, Shape, clocks_ms, draw, ended, ended_at_last, prepared
 from benchmarks.workload_w import BATCH_US, START_US, Draw
 from benchmarks.workload_w import prepared as prepared_w
+from spark_purgatory.spark.sink.spark_access import settings
 
 SECOND_US = 1_000_000
 
@@ -304,13 +305,14 @@ SMALL = Shape(waiting=3000, operations=200, batches=5, minutes=20)
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("name", ["blob", "join"])
+@pytest.mark.parametrize("name", ["blob", "log", "join"])
 def test_a_run_and_its_restart_bring_the_expected_outcomes(spark: SparkSession, tmp_path: Path, name: str) -> None:
     workload = prepared(SMALL, 7, tmp_path)
-    parts = [
-        run_part(spark, Task(name, SMALL, 2, str(workload.folder), str(tmp_path / "run"), files, "1g"), tmp_path)
-        for files in (5, 6)
-    ]
+    with settings(spark, contenders(SMALL.minutes)[name].settings):
+        parts = [
+            run_part(spark, Task(name, SMALL, 2, str(workload.folder), str(tmp_path / "run"), files, "1g"), tmp_path)
+            for files in (5, 6)
+        ]
     check_outcomes(name, [part.counts for part in parts], workload, SMALL)
     check_batches(name, [batch for part in parts for batch in part.batches], workload)
     # Files 0 to 4, and a micro-batch that only moves the clock.

@@ -143,7 +143,7 @@ def test_an_argument_of_a_wrong_type_is_refused_by_name(changes: dict[str, Any],
 def test_a_purgatory_behind_a_purgatory_in_one_stream_is_refused_with_the_remedy(spark: SparkSession) -> None:
     stream = spark.readStream.format("rate").load().selectExpr("'a' as id", "'a' as key", "timestamp as created")
     first = made().resolve(stream, stream)
-    with pytest.raises(ConfigError, match=r"^name='spark_purgatory' is taken: .* so write them to a table"):
+    with pytest.raises(ConfigError, match=r"^completions are outcomes of .* or write its outcomes to a table and read"):
         made().resolve(stream, first.select("key", "created"))
     made().resolve(stream, stream)
 

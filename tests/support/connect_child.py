@@ -1,4 +1,4 @@
-"""Through Spark Connect, in a process of its own: ``python -m tests.support.connect_child sink|silence|gauges FOLDER``.
+"""Through Spark Connect, in a process of its own: ``python -m tests.support.connect_child ROLE FOLDER``.
 
 A Connect session and a classic one do not live in one process. What was seen goes to ``seen.json``.
 """
@@ -9,12 +9,22 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria, gauges, pending
+from spark_purgatory import (
+    LOG_HOST_SETTINGS,
+    Completions,
+    Operations,
+    Purgatory,
+    RecordAccumulator,
+    criteria,
+    gauges,
+    pending,
+)
 from spark_purgatory.errors import ConfigError
 from tests.support.crash_child import builder_with
 from tests.support.silence import let_a_silence_pass
@@ -70,7 +80,14 @@ def write_through_sink(spark: SparkSession, folder: Path) -> None:
     (folder / "seen.json").write_text(json.dumps(seen), encoding="utf-8")
 
 
-def read_gauges(spark: SparkSession, folder: Path) -> None:
+def read_log_host(spark: SparkSession, folder: Path) -> None:
+    """The same of the other host."""
+    for name, value in LOG_HOST_SETTINGS.items():
+        spark.conf.set(name, value)
+    read_gauges(spark, folder, replace(PURGATORY, host="transformWithState"))
+
+
+def read_gauges(spark: SparkSession, folder: Path, purgatory: Purgatory = PURGATORY) -> None:
     """What waits, before a stream has run and after."""
     checkpoint = str(folder / "checkpoint")
     seen: dict[str, object] = {"before": refusal(lambda: gauges(spark, checkpoint))}
@@ -79,7 +96,7 @@ def read_gauges(spark: SparkSession, folder: Path) -> None:
         for schema, name in (("id bigint, at timestamp", "operations"), ("key bigint, at timestamp", "completions"))
     ]
     query = (
-        PURGATORY.resolve(streams[0], streams[1]).writeStream.format("noop").option("checkpointLocation", checkpoint)
+        purgatory.resolve(streams[0], streams[1]).writeStream.format("noop").option("checkpointLocation", checkpoint)
     )
     query.trigger(availableNow=True).start().awaitTermination()
     seen["after"] = gauges(spark, checkpoint)
@@ -88,6 +105,11 @@ def read_gauges(spark: SparkSession, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    ROLES = {"sink": write_through_sink, "silence": let_a_silence_pass, "gauges": read_gauges}
+    ROLES: dict[str, Callable[[SparkSession, Path], None]] = {
+        "sink": write_through_sink,
+        "silence": let_a_silence_pass,
+        "gauges": read_gauges,
+        "gauges of the log host": read_log_host,
+    }
     at = Path(sys.argv[2])
     ROLES[sys.argv[1]](session(at), at)

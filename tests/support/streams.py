@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,22 +36,6 @@ WIDE_OPERATIONS_DDL = "rule string, need double, levels map<string, double>, reg
 WIDE_EVENTS_DDL = "kind string, operation_id string, event_id string, region string"
 
 Rows = Sequence[Mapping[str, Any]]
-
-
-@contextmanager
-def set_for_a_while(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Settings of the session, as they were before at the end."""
-    before = {name: spark.conf.get(name, None) for name in settings}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, earlier in before.items():
-            if earlier is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, earlier)
 
 
 class Landing:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_purgatory.spark.operator import worker
+from spark_purgatory.spark.host import worker
 
 ALLOCATE = """
 import gc, resource

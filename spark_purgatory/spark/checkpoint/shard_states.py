@@ -132,7 +132,10 @@ def _watermark_ms(spark: SparkSession, checkpoint: str, batch_id: int) -> int:
 
 
 def _operator(spark: SparkSession, checkpoint: str) -> tuple[str, int]:
-    """(name, number) of our operator: others, such as dropDuplicatesWithinWatermark, may keep state beside it."""
+    """(name, number) of our operator, of two the last in the query: Spark numbers them from the end.
+
+    Others, such as dropDuplicatesWithinWatermark, may keep state beside it.
+    """
     rows = spark.read.format("state-metadata").load(checkpoint).select("operatorId", "operatorName").collect()
     found = [(row["operatorName"], int(row["operatorId"])) for row in rows if row["operatorName"] in OPERATORS]
     if not found:
@@ -141,4 +144,4 @@ def _operator(spark: SparkSession, checkpoint: str) -> tuple[str, int]:
             f"checkpoint={checkpoint!r} holds the state of {names} and of no purgatory: name the checkpointLocation of "
             "the query that writes the purgatory's outcomes"
         )
-    return found[0]
+    return min(found, key=lambda operator: operator[1])
