@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-all test-only test-log-host coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-long bench-flink bench-picture crash conformance clean java
+.PHONY: help test test-all test-only test-log-host coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-picture crash conformance clean java
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -59,6 +59,9 @@ bench-kafka: java $(STAMP) ## The engine alone beside Kafka's own purgatory and 
 
 bench-growth: $(STAMP) ## What a step of the engine costs as pending operations, keys and payloads grow
 	@$(BIN)/python -m benchmarks.growth $(BENCH_ARGS)
+
+bench-memory: $(STAMP) ## What a live engine takes in memory for each operation that waits
+	@$(BIN)/python -m benchmarks.engine_memory $(BENCH_ARGS)
 
 bench-keys: java $(STAMP) ## Operations with 1 to 8 keys: events broadcast, partitioned, or by watchers of keys
 	@$(BIN)/python -m benchmarks.many_keys $(BENCH_ARGS)

@@ -59,24 +59,25 @@ def _inside(path: str, value: object) -> Iterator[tuple[str, object]]:
 def _buffers(value: Any) -> Iterator[tuple[int, int]]:
     """(address, bytes) of the memory behind an array."""
     if isinstance(value, GrowableArray):
-        address, size = _memory_of(value.values)
-        # Of what it has reserved and not written to, the system has given nothing.
-        yield address, min(size, value.values.nbytes) if value.is_own else size
-    elif isinstance(value, np.ndarray):
-        yield _memory_of(value)
-    elif isinstance(value, pa.Array):
-        for buffer in value.buffers():
+        # With what it has reserved: columns that shrank and grow again have written to all of it.
+        yield from _memory_of(value.values)
+    elif isinstance(value, (np.ndarray, pa.Array)):
+        yield from _memory_of(value)
+
+
+def _memory_of(array: Any) -> Iterator[tuple[int, int]]:
+    """What an array is a view of, at last."""
+    while isinstance(array, np.ndarray) and array.base is not None:
+        array = array.base
+    if isinstance(array, memoryview) and array.obj is not None:
+        array = array.obj
+    if isinstance(array, (pa.Array, pa.Buffer)):
+        for buffer in array.buffers() if isinstance(array, pa.Array) else [array]:
             if buffer is not None:
                 while buffer.parent is not None:
                     buffer = buffer.parent
                 yield buffer.address, buffer.size
-
-
-def _memory_of(array: Any) -> tuple[int, int]:
-    """What an array is a view of, at last."""
-    while isinstance(array, np.ndarray) and array.base is not None:
-        array = array.base
+        return
     if not isinstance(array, np.ndarray):
-        view = memoryview(array)
-        array = np.frombuffer(view if view.obj is array or view.obj is None else memoryview(view.obj), np.uint8)
-    return array.__array_interface__["data"][0], array.nbytes
+        array = np.frombuffer(array, np.uint8)
+    yield array.__array_interface__["data"][0], array.nbytes

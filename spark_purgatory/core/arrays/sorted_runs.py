@@ -18,7 +18,7 @@ Worked example, prefixes above rows (a test asserts it)::
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -42,6 +42,12 @@ NEEDLES_PAY = 48
 WIDE = 32
 """Entries with the same leading bits among which binary search beats looking at all: one busy key, or a poor hash."""
 
+GROWTH_FLOOR, GROWTH = 1 << 16, 8
+"""Values from which on a column that is full grows by this part of itself."""
+BLOCK = 1 << 15
+"""Values that are moved at a time."""
+SLACK = 3
+"""A run may be a view of memory that is by this part of the run longer than it."""
 RADIX_FLOOR = 1024
 """Values below which sorting them by their leading bits first is not worth it."""
 RADIX_BITS = 16
@@ -134,6 +140,8 @@ class SortedRuns:
             size += len(self.runs[first])
         if first < len(self.runs):
             entries = np.concatenate((*self.runs[first:], entries))
+            # A directory would keep the run that it is of.
+            self.directories = self.directories[:first]
             # A stable sort of sorted pieces is a merge: 2 to 5 ns an entry.
             entries.sort(kind="stable")
         self.runs[first:] = [entries]
@@ -164,8 +172,8 @@ class SortedRuns:
             if cut:
                 popped.append(run[:cut])
             if cut < len(run):
-                kept.append(run[cut:] if cut else run)
-        self.runs = kept
+                kept.append(trimmed(run, slice(cut, None)) if cut else run)
+        self.runs, self.directories = kept, []
         return np.concatenate(popped) if popped else EMPTY
 
     def between(self, first_prefix: int, end_prefix: int) -> Int64s:
@@ -183,11 +191,26 @@ class SortedRuns:
 
         Renumbering must keep the order of rows, so that runs stay sorted.
         """
-        old, self.runs = self.runs, []
-        for run in old:
-            rows = new_row[run & ROW_MASK]
-            keep = (rows >= 0).nonzero()[0]
-            self.add((run[keep] & PREFIX_MASK) | rows[keep])
+        old, self.runs, self.directories = self.runs[::-1], [], []
+        while old:
+            run = old.pop()
+            if not run.flags.writeable:
+                run = run.copy()
+            end = 0
+            for start in range(0, len(run), BLOCK):
+                block = run[start : start + BLOCK]
+                rows = new_row[block & ROW_MASK]
+                keep = (rows >= 0).nonzero()[0]
+                run[end : end + len(keep)] = (block[keep] & PREFIX_MASK) | rows[keep]
+                end += len(keep)
+            self.add(trimmed(run, slice(0, end)))
+
+
+def trimmed(run: Int64s, part: slice) -> Int64s:
+    """A part of a run: a view, or a copy where too much memory would be kept for it."""
+    memory = run if run.base is None else run.base
+    rest = run[part]
+    return rest.copy() if len(rest) + len(rest) // SLACK < len(memory) else rest
 
 
 def ordered(values: Int64s) -> Int64s:
@@ -247,6 +270,36 @@ def by_first(first: Int64s, second: Int64s) -> tuple[Int64s, Int64s]:
     return packed >> ROW_BITS, packed & ROW_MASK
 
 
+def count_of(kept: Int64s | Bools) -> int:
+    """How many flags, (n,) bool, are set; or how many positions there are, (m,) int64."""
+    return int(np.count_nonzero(kept)) if kept.dtype == np.bool_ else len(kept)
+
+
+def blocks_of(kept: Int64s | Bools) -> Iterator[tuple[int, Int64s]]:
+    """(how many came before, positions) of flags that are set, or of positions, a block at a time.
+
+    Flags take a byte each, and the positions of a million rows eight million.
+    """
+    if kept.dtype != np.bool_:
+        positions = kept.astype(np.int64, copy=False)
+        for start in range(0, len(positions), BLOCK):
+            yield start, positions[start : start + BLOCK]
+        return
+    before = 0
+    for start in range(0, len(kept), BLOCK):
+        block = kept[start : start + BLOCK].nonzero()[0]
+        block += start
+        yield before, block
+        before += len(block)
+
+
+def new_numbers(kept: Bools) -> Rows:
+    """The number that each row gets, (n,) int32, where only those of the flags are left; -1 of the others."""
+    numbers = np.full(len(kept), -1, np.int32)
+    numbers[kept] = np.arange(np.count_nonzero(kept), dtype=np.int32)
+    return numbers
+
+
 class GrowableArray(Generic[Kind]):
     """A numpy column that grows: appending costs what is appended, a restored view is copied on the first write."""
 
@@ -295,8 +348,29 @@ class GrowableArray(Generic[Kind]):
             self._buffer[self._length : length] = value
             self._length = length
 
+    def keep(self, kept: Int64s | Bools) -> None:
+        """Keep only the values at ``kept``, flags or positions that ascend.
+
+        In place, so that the column grows into its memory again; a column that has become much shorter is copied.
+        """
+        count = count_of(kept)
+        if not self._buffer.flags.writeable or len(self._buffer) > max(2 * count, GROWTH_FLOOR):
+            self._buffer = self.values[kept]
+        else:
+            for start, block in blocks_of(kept):
+                # They move towards the start: what is written over has been moved.
+                self._buffer[start : start + len(block)] = self._buffer[block]
+        self._length = count
+
+    def truncate(self, length: int) -> None:
+        """Keep only the first ``length`` values."""
+        self._length = length
+        if len(self._buffer) > max(2 * length, GROWTH_FLOOR):
+            self._buffer = self.values.copy()
+
     def _reserve(self, length: int) -> None:
-        # Twice as long: the first touch of a page costs more than copying it, and what is not touched costs nothing.
-        grown = np.empty(max(2 * length, 64), self._buffer.dtype)
+        # Small columns double. Of large ones what is reserved and not used would be worth megabytes.
+        spare = length if length < GROWTH_FLOOR else length // GROWTH
+        grown = np.empty(max(length + spare, 64), self._buffer.dtype)
         grown[: self._length] = self.values
         self._buffer = grown

@@ -14,7 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_purgatory.core.arrays.sorted_runs import MERGE_RATIO, Bools, GrowableArray, Int64s
+from spark_purgatory.core.arrays.growable_texts import GrowableTexts
+from spark_purgatory.core.arrays.sorted_runs import MERGE_RATIO, Bools, GrowableArray, Int64s, count_of
 
 MOST_CHUNKS = 8
 """Chunks beyond which an append merges them: until then compacting, which copies anyway, may come first."""
@@ -48,37 +49,78 @@ def mix64(values: Int64s) -> Int64s:
 
 
 class ValueColumn:
-    """Values by position, in Arrow chunks merged when they are many or saved; appended to, taken from, compared with.
+    """Values by position: appended to, taken from, compared with.
 
-    Integers lie in one numpy column, which grows in place.
+    Numbers without nulls lie in one numpy column, texts without nulls in two, which grow in place. All others are Arrow
+    chunks, merged when they are many or saved. Texts that are all null are a chunk of Arrow's null type, which takes no
+    memory.
     """
 
     def __init__(self, chunks: list[pa.Array] | None = None) -> None:
         self._chunks: list[pa.Array] = []
-        self._integers: GrowableArray[Any] | None = None
+        self._numbers: GrowableArray[Any] | None = None
+        self._number_type: pa.DataType | None = None
+        self._texts: GrowableTexts | None = None
+        self._null_type: pa.DataType | None = None
+        """The type of the values where a chunk of them is of the null type."""
         for chunk in chunks or []:
             self._add(chunk)
         self._starts = self._bounds()
 
     @property
     def chunks(self) -> list[pa.Array]:
-        """The values, in order."""
-        if self._integers is None:
-            return self._chunks
-        return [pa.array(self._integers.values)] if len(self._integers) else []
+        """The values, in order; to read before the column changes."""
+        return [self._typed(chunk) for chunk in self._parts]
+
+    @property
+    def _parts(self) -> list[pa.Array]:
+        """The same, some chunks perhaps of the null type."""
+        if self._texts is not None:
+            return [self._texts.values]
+        if self._numbers is not None:
+            return [pa.array(self._numbers.values, self._number_type)] if len(self._numbers) else []
+        return self._chunks
+
+    @property
+    def starts(self) -> Int64s:
+        """Where the chunks begin, and where the last one ends, (chunks + 1,)."""
+        return self._starts if self._grown is None else np.array([0, len(self._grown)])
+
+    @property
+    def _grown(self) -> GrowableArray[Any] | GrowableTexts | None:
+        return self._texts if self._numbers is None else self._numbers
 
     def __len__(self) -> int:
-        return int(self._starts[-1]) if self._integers is None else len(self._integers)
+        return int(self._starts[-1]) if self._grown is None else len(self._grown)
+
+    @staticmethod
+    def restored(chunks: list[pa.Array]) -> ValueColumn:
+        """A column of saved chunks: what can grow in place does, and one chunk of texts is copied when it has to."""
+        column = ValueColumn()
+        if len(chunks) == 1 and _is_text(chunks[0].type) and not chunks[0].null_count:
+            column._texts = GrowableTexts.of(chunks[0])
+        else:
+            for chunk in chunks:
+                column.append(chunk)
+        return column
 
     def _bounds(self) -> Int64s:
         return np.concatenate(([0], np.cumsum([len(chunk) for chunk in self._chunks]))).astype(np.int64)
+
+    def _typed(self, values: pa.Array) -> pa.Array:
+        return values if self._null_type is None or values.type == self._null_type else values.cast(self._null_type)
 
     def append(self, values: pa.Array) -> None:
         """Append (n,) values of the column's type."""
         if not len(values):
             return
+        if not len(self) and _is_text(values.type) and not values.null_count:
+            self._texts = GrowableTexts(values.type)
+        if self._texts is not None and self._fits(values):
+            self._texts.append(values)
+            return
         self._add(values)
-        if self._integers is not None:
+        if self._numbers is not None:
             return
         self._starts = self._bounds()
         if len(self._chunks) > MOST_CHUNKS:
@@ -94,36 +136,51 @@ class ValueColumn:
             groups.append(group)
         if len(groups) < len(self._chunks):
             # Arrow copies a chunk even where there is nothing to put behind it.
-            self._chunks = [pa.concat_arrays(group) if len(group) > 1 else group[0] for group in groups]
+            self._chunks = [self._joined(group) if len(group) > 1 else group[0] for group in groups]
             self._starts = self._bounds()
 
     def _add(self, values: pa.Array) -> None:
-        if not self._chunks and pa.types.is_integer(values.type) and not values.null_count:
-            if self._integers is None:
-                self._integers = GrowableArray(values.to_numpy())
-            else:
-                self._integers.append(values.to_numpy())
+        if not self._chunks and self._texts is None and _is_number(values.type) and not values.null_count:
+            if self._numbers is None:
+                self._numbers, self._number_type = (
+                    GrowableArray(np.empty(0, values.type.to_pandas_dtype())),
+                    values.type,
+                )
+            self._numbers.append(values.to_numpy())
             return
-        if self._integers is not None:
-            self._chunks, self._integers = self.chunks, None
+        if self._grown is not None:
+            self._chunks, self._numbers, self._texts = self.chunks, None, None
+        if _is_text(values.type) and values.null_count == len(values):
+            self._null_type, values = values.type, pa.nulls(len(values))
         self._chunks.append(values)
+
+    def _fits(self, values: pa.Array) -> bool:
+        texts = self._texts
+        if texts is None or values.null_count:
+            return False
+        return texts.size + 4 * len(texts) + values.nbytes < MAX_CHUNK_BYTES
+
+    def _joined(self, chunks: list[pa.Array]) -> pa.Array:
+        is_null = [pa.types.is_null(chunk.type) for chunk in chunks]
+        return pa.concat_arrays(chunks if all(is_null) else [self._typed(chunk) for chunk in chunks])
 
     def take(self, positions: Int64s) -> pa.Array:
         """Values at ``positions``, (n,) int64."""
-        if self._integers is not None:
-            return pa.array(self._integers.values[positions])
-        if len(self.chunks) == 1:
-            return self.chunks[0].take(pa.array(positions))
+        if self._numbers is not None:
+            return pa.array(self._numbers.values[positions], self._number_type)
+        chunks, starts = self._parts, self.starts
+        if len(chunks) == 1:
+            return self._typed(chunks[0].take(pa.array(positions)))
         order = np.argsort(positions, kind="stable")
         ascending = positions[order]
-        cuts = ascending.searchsorted(self._starts)
+        cuts = ascending.searchsorted(starts)
         parts = [
-            chunk.take(pa.array(ascending[cuts[i] : cuts[i + 1]] - self._starts[i]))
-            for i, chunk in enumerate(self.chunks)
+            chunk.take(pa.array(ascending[cuts[i] : cuts[i + 1]] - starts[i]))
+            for i, chunk in enumerate(chunks)
             if cuts[i] < cuts[i + 1]
         ]
         # An empty slice would keep, and ship, the offsets of the whole chunk.
-        joined = pa.concat_arrays(parts) if parts else pa.nulls(0, self.chunks[0].type)
+        joined = self._typed(self._joined(parts) if parts else pa.nulls(0, chunks[0].type))
         if len(order) < 2 or bool((order[1:] > order[:-1]).all()):
             return joined
         inverse = np.empty_like(order)
@@ -134,26 +191,35 @@ class ValueColumn:
         """Whether the value at ``positions[i]`` is ``others[other_positions[i]]``, (n,) bool."""
         if not len(positions):
             return np.zeros(0, bool)
-        if self._integers is not None and pa.types.is_integer(others.type) and not others.null_count:
-            return self._integers.values[positions] == others.to_numpy()[other_positions]
-        if len(self.chunks) == 1:
-            return equal_values(self.chunks[0], positions, others, other_positions)
+        if self._numbers is not None and pa.types.is_integer(others.type) and not others.null_count:
+            return self._numbers.values[positions] == others.to_numpy()[other_positions]
+        chunks, starts = self._parts, self.starts
+        if len(chunks) == 1:
+            return equal_values(chunks[0], positions, others, other_positions)
         same = np.zeros(len(positions), bool)
-        which = self._starts.searchsorted(positions, side="right") - 1
-        for i, chunk in enumerate(self.chunks):
+        which = starts.searchsorted(positions, side="right") - 1
+        for i, chunk in enumerate(chunks):
             here = np.flatnonzero(which == i)
             if len(here):
-                local = positions[here] - self._starts[i]
+                local = positions[here] - starts[i]
                 same[here] = equal_values(chunk, local, others, other_positions[here])
         return same
 
-    def keep(self, kept: Int64s) -> None:
-        """Keep only the values at ``kept``, (m,) int64 ascending."""
-        if self._integers is not None:
-            self._integers = GrowableArray(self._integers.values[kept])
+    def keep(self, kept: Int64s | Bools) -> None:
+        """Keep only the values at ``kept``, flags or positions that ascend."""
+        if not count_of(kept):
+            self._chunks, self._numbers, self._texts, self._starts = [], None, None, np.zeros(1, np.int64)
+        elif self._grown is not None:
+            self._grown.keep(kept)
         else:
-            self._chunks = [self.take(kept)] if len(kept) else []
-        self._starts = self._bounds()
+            positions = kept.nonzero()[0] if kept.dtype == np.bool_ else kept
+            cuts, chunks = positions.searchsorted(self._starts), self._chunks
+            for i, start in enumerate(self._starts[:-1].tolist()):
+                # One after the other, so that no more than a chunk is there twice.
+                chunks[i] = chunks[i].take(pa.array(positions[cuts[i] : cuts[i + 1]] - start))
+            self._chunks = [chunk for chunk in chunks if len(chunk)]
+            self._starts = self._bounds()
+            self.merge()
 
 
 def _merge_due(older: list[pa.Array], newer: list[pa.Array]) -> bool:
@@ -165,11 +231,21 @@ def equal_values(left: pa.Array, left_at: Int64s, right: pa.Array, right_at: Int
     """Whether ``left[left_at[i]] == right[right_at[i]]``, (n,) bool; null equals null."""
     if pa.types.is_integer(left.type) and pa.types.is_integer(right.type):
         return left.to_numpy()[left_at] == right.to_numpy()[right_at]
+    if pa.types.is_null(left.type):
+        return as_bools(pc.is_null(right.take(pa.array(right_at))))
     mine, theirs = left.take(pa.array(left_at)), right.take(pa.array(right_at))
     same = pc.equal(mine, theirs)
     if same.null_count:
         same = pc.or_(pc.fill_null(same, False), pc.and_(pc.is_null(mine), pc.is_null(theirs)))
     return as_bools(same)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return kind in (pa.string(), pa.binary())
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or kind in (pa.float32(), pa.float64())
 
 
 def as_bools(array: pa.Array) -> Bools:

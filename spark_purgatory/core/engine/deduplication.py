@@ -131,7 +131,7 @@ class Deduplication:
         new_slot = self.ids.forget(watermark_us)
         if new_slot is not None and self._has_slots:
             slots = self._rows.id_slot
-            self._rows.columns["id_slot"] = GrowableArray(np.where(slots >= 0, new_slot[slots], -1))
+            self._rows.columns["id_slot"] = GrowableArray(np.where(slots >= 0, new_slot[slots], -1).astype(np.int64))
 
     def find_slots(self) -> None:
         """Find the ids of waiting rows in a state that was written without slots, where its rows have their ids."""
@@ -167,7 +167,7 @@ class Deduplication:
 
     def _identity_of(self, rows: Int64s) -> list[pa.Array]:
         watchers = self._purgatory.watchers
-        return self.identity(self._rows.ids.take(rows), watchers.keys.take(watchers.first_entry.values[rows]))
+        return self.identity(self._rows.ids.take(rows), watchers.keys.take(watchers.first_entries(rows)))
 
     def _defer(self, rows: Int64s, hashes: Int64s) -> None:
         self.undecided = np.concatenate((self.undecided, rows))

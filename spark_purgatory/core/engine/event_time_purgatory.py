@@ -87,13 +87,13 @@ def counts_from(created_us: Int64s, watermark_us: int, lookback_us: int) -> tupl
     return np.where(late, np.maximum(from_us, promised), from_us), late
 
 
-def earliest_read(purgatory: DelayedOperationPurgatory, from_us: Int64s, segment: EventSegment) -> Int64s:
-    """Earliest time that a waiting row reads, for every group of the segment, (G,) int64; ``from_us`` is (rows,)."""
+def earliest_read(purgatory: DelayedOperationPurgatory, table: OperationTable, segment: EventSegment) -> Int64s:
+    """Earliest time that a waiting row reads, for every group of the segment, (G,) int64."""
     earliest = np.full(len(segment.group_hash), MAX_TIME_US)
     group, entries = purgatory.watchers.find(segment.group_keys, segment.group_hash)
     rows = purgatory.watchers.rows_of(entries)
     reads = purgatory.state.values[rows] == WAITING
-    np.minimum.at(earliest, group[reads], from_us[rows[reads]])
+    np.minimum.at(earliest, group[reads], table.from_us_of(rows[reads]))
     return earliest
 
 
@@ -104,7 +104,7 @@ class EventTimePurgatory:
         self.spec = spec
         self.events = ShardEvents(spec)
         self.ids = SeenIds(spec.identity_width)
-        self.rows = OperationTable(spec)
+        self.rows = OperationTable(spec, lambda: self.purgatory.watchers.keys)
         self.outcomes = Outcomes()
         self.watermark_ms = 0
         """Rounded down to the tick. 0: there is no watermark yet, as in Spark; nothing is late and nothing is due."""
@@ -162,10 +162,12 @@ class EventTimePurgatory:
             self.completion.move_timers(accepted, self.completion.due_us(self.resolver.resolve(accepted)))
 
     def _forget_events(self) -> None:
-        purgatory, from_us = self.purgatory, self.rows.from_us
-        needed_from = partial(earliest_read, purgatory, from_us)
+        purgatory, table = self.purgatory, self.rows
+        needed_from = partial(earliest_read, purgatory, table)
         self.events.forget(
-            self._floor_us, needed_from, lambda: int(from_us[purgatory.waiting()].min(initial=MAX_TIME_US))
+            self._floor_us,
+            needed_from,
+            lambda: int(table.from_us_of(purgatory.waiting()).min(initial=MAX_TIME_US)),
         )
 
     def _count_events(self, events: EventArrivals) -> EventArrivals:
@@ -227,8 +229,8 @@ class EventTimePurgatory:
             orphans.ended.forget(self.watermark_us)
             self.outcomes.tally.events_counted += orphans.take_counted()
         if self.purgatory.is_worth_compacting:
-            rows = self.purgatory.waiting()
-            self.rows.keep(rows, self.purgatory.watchers.entries_of(rows)[0])
+            waiting = self.purgatory.state.values == WAITING
+            self.rows.keep(waiting, self.purgatory.watchers.entries_among(waiting))
             self.deduplication.renumber(self.purgatory.compact())
 
     # --- what others read ------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,12 @@ import pyarrow as pa
 from spark_purgatory.core.arrays import numbers
 from spark_purgatory.core.arrays.numbers import Floats, Numbers
 from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, GrowableArray, Int64s
+from spark_purgatory.core.arrays.times import saturating_add
 from spark_purgatory.core.arrays.value_column import ValueColumn
-from spark_purgatory.core.spec.arrivals import OperationArrivals, payload_role
+from spark_purgatory.core.engine.payload import TIMES, Payload
+from spark_purgatory.core.spec.arrivals import OperationArrivals
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import StateMismatchError
-
-TIME_COLUMNS = ("created_us", "from_us", "deadline_us")
 
 
 def rule_numbers(spec: EngineSpec) -> list[str]:
@@ -33,15 +34,17 @@ def extra_columns(spec: EngineSpec) -> list[str]:
 class OperationTable:
     """Columns of the operations that have a row, waiting or ended and not yet compacted away."""
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: EngineSpec, keys: Callable[[], ValueColumn]) -> None:
         self.spec = spec
-        self.columns = {name: GrowableArray(EMPTY) for name in [*TIME_COLUMNS, *extra_columns(spec)]}
+        self.columns = {name: GrowableArray(EMPTY) for name in [*TIMES, *extra_columns(spec)]}
         self.numbers: dict[str, GrowableArray[Any]] = {
             name: GrowableArray(np.empty(0, np.float64 if spec.scale is None or name == "need" else np.int64))
             for name in rule_numbers(spec)
         }
         self.late_column = GrowableArray(np.empty(0, bool))
-        self.payload = ValueColumn()
+        self.payload = Payload(spec, lambda role: self.columns[role].values, keys)
+        self._late_rows, self._late_from_us = EMPTY, EMPTY
+        """Rows, ascending, that count events from another time than `usual_from_us`, and that time."""
         self.own_ids = ValueColumn()
         """Ids by row, where the spec needs them and no payload column has them."""
 
@@ -50,7 +53,7 @@ class OperationTable:
         """Ids by row; only where the spec looks rows up by their id."""
         if self.spec.role("id") is None:
             return self.own_ids
-        return ValueColumn([payload_role(chunk, self.spec, "id") for chunk in self.payload.chunks])
+        return self.payload.ids
 
     @property
     def created_us(self) -> Int64s:
@@ -59,8 +62,40 @@ class OperationTable:
 
     @property
     def from_us(self) -> Int64s:
-        """(rows,) int64: the earliest event time that counts for the operation."""
-        return self.columns["from_us"].values
+        """(rows,) int64: the earliest event time that counts for the operation; made when it is asked for."""
+        from_us = self.usual_from_us(slice(None))
+        from_us[self._late_rows] = self._late_from_us
+        return from_us
+
+    @from_us.setter
+    def from_us(self, from_us: Int64s) -> None:
+        self._late_rows, self._late_from_us = EMPTY, EMPTY
+        self._set_from_us(0, from_us)
+
+    @property
+    def has_unusual_from_us(self) -> bool:
+        """Whether an operation counts events from another time than usual."""
+        return len(self._late_rows) > 0
+
+    def from_us_of(self, rows: Int64s) -> Int64s:
+        """(n,) int64: the earliest event time that counts for each of the rows, (n,)."""
+        from_us = self.usual_from_us(rows)
+        if len(self._late_rows):
+            at = np.minimum(self._late_rows.searchsorted(rows), len(self._late_rows) - 1)
+            found = self._late_rows[at] == rows
+            from_us[found] = self._late_from_us[at[found]]
+        return from_us
+
+    def usual_from_us(self, rows: Int64s | slice) -> Int64s:
+        """Where operations that are on time begin to count events."""
+        return saturating_add(self.created_us[rows], -self.spec.lookback_us)
+
+    def _set_from_us(self, first: int, from_us: Int64s) -> None:
+        """Of the rows from ``first`` on, (n,)."""
+        rows = np.flatnonzero(from_us != self.usual_from_us(slice(first, None)))
+        if len(rows):
+            self._late_rows = np.concatenate((self._late_rows, rows + first))
+            self._late_from_us = np.concatenate((self._late_from_us, from_us[rows]))
 
     @property
     def deadline_us(self) -> Int64s:
@@ -104,32 +139,39 @@ class OperationTable:
 
     def append(self, operations: OperationArrivals, from_us: Int64s, late: Bools, id_slot: Int64s) -> None:
         """Add operations, all (n,), as the next rows. Raises StateMismatchError where their columns are others now."""
-        kept, payload = self.payload.chunks, operations.payload
-        if kept and kept[0].type != payload.type:
+        kept, payload = self.payload.kind, operations.payload
+        if kept is not None and kept != payload.type:
             raise StateMismatchError(
-                f"operations: the checkpoint holds columns of {_types(kept[0])}, the query brings {_types(payload)}: "
+                f"operations: the checkpoint holds columns of {_types(kept)}, the query brings {_types(payload.type)}: "
                 "bring the same columns in the same order, or start a new checkpoint"
             )
-        given = {**vars(operations), "from_us": from_us, "id_slot": id_slot}
+        first = len(self.late_column)
+        given = {**vars(operations), "id_slot": id_slot}
         for name, column in self.columns.items():
             column.append(given[name])
         for name, number in self.numbers.items():
             self.numbers[name] = numbers.append(number, given[name])
         self.late_column.append(late)
+        self._set_from_us(first, from_us)
         self.payload.append(payload)
         if self.spec.keeps_ids:
             self.own_ids.append(operations.ids)
 
-    def keep(self, rows: Int64s, entries: Int64s) -> None:
-        """Keep only ``rows``, (m,) ascending, and their watch entries; they become rows 0 .. m - 1."""
+    def keep(self, rows: Bools, entries: Bools) -> None:
+        """Keep only the rows and the watch entries whose flag is set; m rows become 0 .. m - 1."""
         for name, number in self.numbers.items():
-            self.numbers[name] = GrowableArray(number.values[entries if name == "level_need" else rows])
-        self.columns = {name: GrowableArray(column.values[rows]) for name, column in self.columns.items()}
-        self.late_column = GrowableArray(self.late[rows])
+            number.keep(entries if name == "level_need" else rows)
+        for column in self.columns.values():
+            column.keep(rows)
+        if len(self._late_rows):
+            kept = rows[self._late_rows]
+            self._late_rows = np.cumsum(rows, dtype=np.int32)[self._late_rows[kept]].astype(np.int64) - 1
+            self._late_from_us = self._late_from_us[kept]
+        self.late_column.keep(rows)
         self.payload.keep(rows)
         if self.spec.keeps_ids:
             self.own_ids.keep(rows)
 
 
-def _types(payload: pa.StructArray) -> str:
-    return ", ".join(str(field.type) for field in payload.type)
+def _types(kind: pa.StructType) -> str:
+    return ", ".join(str(field.type) for field in kind)

@@ -110,7 +110,7 @@ class OrphanEvents:
         end_us = np.minimum(resolutions.resolved_us[chosen], until_us)
         fail_us = resolutions.fail_us
         times = EntryTimes(
-            from_us=resolver.rows.from_us[rows][owner],
+            from_us=resolver.rows.from_us_of(rows)[owner],
             end_us=end_us[owner],
             until_us=until_us[owner],
             fail_us=None if fail_us is None else fail_us[chosen[resolutions.owner]],
@@ -191,7 +191,7 @@ class OrphanEvents:
         """
         entries, owner = resolver.watchers.entries_of(rows)
         targets = resolver.targets(rows, entries, owner)
-        from_us, floor = resolver.rows.from_us[rows], np.full(len(rows), floor_us)
+        from_us, floor = resolver.rows.from_us_of(rows), np.full(len(rows), floor_us)
         fail_us = resolver.controls.read(targets, from_us, floor).fail_us if resolver.controls else None
         times = EntryTimes(from_us[owner], floor[owner], floor[owner], fail_us, self._sums(resolver, rows, owner))
         self._compare(targets, times)

@@ -97,7 +97,7 @@ class Resolver:
         """What to evaluate of ``rows``, (n,), and their watch entries, (m,)."""
         entries, owner = self.watchers.entries_of(rows)
         counts = np.bincount(owner, minlength=len(rows))
-        from_us, deadline_us = self.rows.from_us[rows], self.rows.deadline_us[rows]
+        from_us, deadline_us = self.rows.from_us_of(rows), self.rows.deadline_us[rows]
         effects: ControlEffects | None = None
         if self.controls:
             effects = self.controls.read(self.targets(rows, entries, owner), from_us, deadline_us)

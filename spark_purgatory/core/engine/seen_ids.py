@@ -22,15 +22,17 @@ from spark_purgatory.core.arrays.sorted_runs import (
     Bools,
     GrowableArray,
     Int64s,
+    Rows,
     SortedRuns,
     hash_order,
+    new_numbers,
     ordered,
 )
 from spark_purgatory.core.arrays.times import MIN_TIME_US
 from spark_purgatory.core.arrays.value_column import ValueColumn
 
-FORGET_FLOOR = 1024
-"""Entries below which forgetting is not worth a pass."""
+FORGET_SHARE, FORGET_FLOOR = 8, 1024
+"""Ids are forgotten once those whose deadline has passed are so large a part of the others, and so many more."""
 
 
 class SeenIds:
@@ -151,21 +153,19 @@ class SeenIds:
         if not np.array_equal(self.deadline_us.values[slots], deadline_us):
             self.deadline_us.writable[slots] = deadline_us
 
-    def forget(self, watermark_us: int) -> Int64s | None:
-        """Drop ids whose deadline has passed, when they are a fifth of all; returns ``new_slot[slot]``, -1 of those
+    def forget(self, watermark_us: int) -> Rows | None:
+        """Drop ids whose deadline has passed, when they are many; returns ``new_slot[slot]``, -1 of those
         dropped; None where all are kept.
         """
         is_live = self.deadline_us.values > watermark_us
         left = int(np.count_nonzero(is_live))
-        if len(self) - left <= left // 4 + FORGET_FLOOR:
+        if len(self) - left <= left // FORGET_SHARE + FORGET_FLOOR:
             return None
-        live = np.flatnonzero(is_live)
-        new_slot = np.full(len(self), -1)
-        new_slot[live] = np.arange(len(live))
+        new_slot = new_numbers(is_live)
         self.index.renumber(new_slot)
         for column in self.columns:
-            column.keep(live)
-        self.deadline_us = GrowableArray(self.deadline_us.values[live])
+            column.keep(is_live)
+        self.deadline_us.keep(is_live)
         return new_slot
 
     def slots_of(self, identity: list[pa.Array], deadline_us: Int64s) -> Int64s:

@@ -35,6 +35,7 @@ from spark_purgatory.core.arrays.sorted_runs import (
     Rows,
     each_once,
     first_of_each,
+    new_numbers,
     ordered,
 )
 from spark_purgatory.core.arrays.value_column import hash_keys
@@ -72,12 +73,15 @@ class DelayedOperationPurgatory:
         on_expiration: RowsHook = _ignore,
         purge_interval: int = 1000,
         timer_enabled: bool = True,
+        compact_share: int = 2,
     ) -> None:
         self.timer = timer
         self.watchers = Watchers()
         self.state = GrowableArray(np.empty(0, np.uint8))
         self.purge_interval = purge_interval
         self.timer_enabled = timer_enabled
+        self.compact_share = compact_share
+        """Ended rows are worth compacting once they are this part of those that wait: memory against time."""
         self.estimated_total = 0
         """Operations watched since the last purge and those delayed then (Kafka: ``estimatedTotalOperations``)."""
         self.ended = 0
@@ -105,7 +109,7 @@ class DelayedOperationPurgatory:
     @property
     def is_worth_compacting(self) -> bool:
         """Whether enough rows have ended that forgetting them pays for a pass over all."""
-        return self.ended > (self.next_row - self.ended) // 2 + COMPACT_FLOOR
+        return self.ended > (self.next_row - self.ended) // self.compact_share + COMPACT_FLOOR
 
     def waiting(self) -> Int64s:
         """Rows that have not ended, ascending; costs all rows."""
@@ -213,24 +217,23 @@ class DelayedOperationPurgatory:
         """Forget ended rows and number the waiting ones anew; returns ``new_row[old_row]``, -1 where forgotten."""
         # Renumbering drops ended rows from all lists: a purge that costs nothing.
         self.estimated_total, self._ended_since_purge = self.num_delayed, []
-        waiting = self.waiting()
-        new_row = np.full(len(self.state), -1, np.int32)
-        new_row[waiting] = np.arange(len(waiting), dtype=np.int32)
+        waiting = self.state.values == WAITING
+        new_row = new_numbers(waiting)
         self.watchers.renumber(new_row)
         self.timer.renumber(new_row)
-        self.state = GrowableArray(self.state.values[waiting])
+        self.state.keep(waiting)
         self.ended = 0
         return new_row
 
     def validate(self) -> None:
         """Recompute every derived count from the primary columns; raises BugError where one differs."""
         watchers, state = self.watchers, self.state.values
-        entries = np.arange(len(watchers.row_of))
+        entries = np.arange(len(watchers.listed))
         listed = watchers.is_listed(entries)
         facts = {
             "watched": (watchers.watched, int(listed.sum())),
             "ended": (self.ended, int(np.count_nonzero(state != WAITING))),
-            "of other rows": (0, int(np.count_nonzero(watchers.rows_of(entries) != watchers.row_of.values))),
+            "of other rows": (0, int(np.count_nonzero(watchers.rows_of(entries) != watchers.row_of))),
             "indexed": (0, len(np.setdiff1d(entries[listed], self._indexed()))),
         }
         armed = np.flatnonzero(self.timer.armed_tick.values != UNARMED)

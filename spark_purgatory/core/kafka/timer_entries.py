@@ -23,6 +23,7 @@ from spark_purgatory.core.arrays.sorted_runs import (
     SortedRuns,
     each_once,
     ordered,
+    trimmed,
 )
 
 NEAR_TICKS = 1 << 34
@@ -124,7 +125,7 @@ class TimerEntries:
                     found.append(int(run[start] >> ROW_BITS) + self.base)
                     break
                 start, step = start + step, step * 2
-            self.near.runs[i] = run[start:]
+            self.near.runs[i] = trimmed(run, slice(start, None))
         self.near.runs = [run for run in self.near.runs if len(run)]
         far = self.outlier_ticks[live(self.outlier_ticks, self.outlier_rows)]
         return min([*found, int(far.min())] if len(far) else found)

@@ -259,8 +259,7 @@ class SystemTimer:
     def renumber(self, new_row: Rows) -> None:
         """Rows were renumbered (order kept): ``new_row[old]``, -1 where a row is gone."""
         self.armed_tick.fill(len(new_row), UNARMED)
-        kept = np.flatnonzero(new_row >= 0)
-        self.armed_tick = GrowableArray(self.armed_tick.values[kept])
+        self.armed_tick.keep(new_row >= 0)
         self.entries.renumber(new_row)
         self.size = int(np.count_nonzero(self.armed_tick.values != UNARMED))
 

@@ -27,6 +27,7 @@ from spark_purgatory.core.arrays.sorted_runs import (
     by_first,
     expand,
     hash_order,
+    new_numbers,
     ordered,
 )
 from spark_purgatory.core.arrays.value_column import ValueColumn
@@ -41,10 +42,10 @@ class Watchers:
         self.keys = ValueColumn()
         self.hashes = GrowableArray(EMPTY)
         """(entries,) int64: the upper 36 bits of each entry's key hash."""
-        self.row_of = GrowableArray(np.empty(0, np.int32))
-        """(entries,) int32: each entry's operation."""
-        self.first_entry = GrowableArray(np.zeros(1, np.int64))
-        """(rows + 1,) int64: entries of row r are first_entry[r] .. first_entry[r + 1] - 1."""
+        self._row_of: GrowableArray[np.int32] | None = None
+        """(entries,) int32: each entry's operation; None while every operation has one key."""
+        self._first_entry: GrowableArray[np.int64] | None = None
+        """(rows + 1,) int64: entries of row r are first_entry[r] .. first_entry[r + 1] - 1; None likewise."""
         self.listed = GrowableArray(np.empty(0, bool))
         """(entries,) bool: still on its key's list."""
         self.watched = 0
@@ -52,19 +53,37 @@ class Watchers:
     @property
     def rows(self) -> int:
         """Rows known, listed or not."""
-        return len(self.first_entry) - 1
+        return len(self.listed) if self._first_entry is None else len(self._first_entry) - 1
 
     @property
     def one_key_each(self) -> bool:
         """Whether every operation has one key, so that its entry has its number; none has less than one."""
-        return len(self.row_of) == self.rows
+        return self._first_entry is None
+
+    @property
+    def first_entry(self) -> Int64s:
+        """(rows + 1,) int64: entries of row r are first_entry[r] .. first_entry[r + 1] - 1; to read only."""
+        return np.arange(self.rows + 1) if self._first_entry is None else self._first_entry.values
+
+    @property
+    def row_of(self) -> Rows:
+        """(entries,) int32: each entry's operation; to read only."""
+        return np.arange(len(self.listed), dtype=np.int32) if self._row_of is None else self._row_of.values
+
+    def set_first_entry(self, first_entry: Int64s) -> None:
+        """Say which entries each row has, (rows + 1,)."""
+        self._first_entry = self._row_of = None
+        if len(first_entry) <= int(first_entry[-1]):
+            rows = np.arange(len(first_entry) - 1, dtype=np.int32)
+            self._first_entry = GrowableArray(first_entry)
+            self._row_of = GrowableArray(rows.repeat(first_entry[1:] - first_entry[:-1]))
 
     def append(self, keys: pa.Array, hashes: Int64s, offsets: Int64s) -> Int64s:
         """Number new operations and their keys, on no list yet; returns their rows, (n,) int64.
 
         Operation i has ``keys[offsets[i]:offsets[i + 1]]``; ``hashes`` goes with ``keys``.
         """
-        count, entries = len(offsets) - 1, len(self.row_of)
+        count, entries = len(offsets) - 1, len(self.listed)
         rows = np.arange(self.rows, self.rows + count)
         if entries + len(keys) >= MAX_ROWS:
             raise LimitError(
@@ -73,8 +92,11 @@ class Watchers:
             )
         self.keys.append(keys)
         self.hashes.append(hashes & PREFIX_MASK)
-        self.row_of.append(rows.astype(np.int32).repeat(offsets[1:] - offsets[:-1]))
-        self.first_entry.append(offsets[1:] + (entries - int(offsets[0])))
+        if self._first_entry is None and len(keys) != count:
+            self._first_entry, self._row_of = GrowableArray(self.first_entry), GrowableArray(self.row_of)
+        if self._first_entry is not None and self._row_of is not None:
+            self._row_of.append(rows.astype(np.int32).repeat(offsets[1:] - offsets[:-1]))
+            self._first_entry.append(offsets[1:] + (entries - int(offsets[0])))
         self.listed.append(np.zeros(len(keys), bool))
         return rows
 
@@ -82,8 +104,10 @@ class Watchers:
         """Put rows, (n,) int64 ascending, on the lists of all their keys (Kafka: ``watchForOperation``)."""
         if not len(rows):
             return
-        first = self.first_entry.values
-        if int(rows[-1]) - int(rows[0]) + 1 == len(rows):
+        if self._first_entry is None:
+            entries = rows
+        elif int(rows[-1]) - int(rows[0]) + 1 == len(rows):
+            first = self._first_entry.values
             entries = np.arange(first[rows[0]], first[rows[-1] + 1])
         else:
             entries, _ = self.entries_of(rows)
@@ -93,17 +117,27 @@ class Watchers:
 
     def entries_of(self, rows: Int64s) -> tuple[Int64s, Int64s]:
         """Entries of rows, and the position in ``rows`` that each belongs to; both (m,) int64, to read only."""
-        if self.one_key_each:
+        if self._first_entry is None:
             return rows, np.arange(len(rows))
-        return expand(self.first_entry.values[rows], self._counts(rows))
+        return expand(self._first_entry.values[rows], self._counts(rows))
+
+    def first_entries(self, rows: Int64s) -> Int64s:
+        """The first entry of each row, (n,) int64, to read only."""
+        return rows if self._first_entry is None else self._first_entry.values[rows]
+
+    def entries_among(self, rows: Bools) -> Bools:
+        """Which entries are of rows with their flag set, (entries,) of (rows,), to read only."""
+        return rows if self._row_of is None else rows[self._row_of.values]
 
     def rows_of(self, entries: Int64s) -> Int64s:
         """The row of each entry, (m,) int64, to read only."""
         # numpy turns 32-bit numbers into 64-bit ones whenever they index: here once.
-        return entries if self.one_key_each else self.row_of.values[entries].astype(np.int64)
+        return entries if self._row_of is None else self._row_of.values[entries].astype(np.int64)
 
     def _counts(self, rows: Int64s) -> Int64s:
-        first = self.first_entry.values
+        if self._first_entry is None:
+            return np.ones(len(rows), np.int64)
+        first = self._first_entry.values
         return first[rows + 1] - first[rows]
 
     def find(self, keys: pa.Array, hashes: Int64s) -> tuple[Int64s, Int64s]:
@@ -127,20 +161,22 @@ class Watchers:
 
     def renumber(self, new_row: Rows) -> None:
         """Keep only rows with ``new_row[row] >= 0`` and give them that number; the order of rows is kept."""
-        kept_rows = np.flatnonzero(new_row >= 0)
-        counts = self._counts(kept_rows)
-        kept = (new_row >= 0)[self.row_of.values]
-        listed = kept & self.listed.values
-        new_entry = np.cumsum(kept, dtype=np.int32) - np.int32(1)
-        new_entry[~listed] = -1
-        self.index.renumber(new_entry)
-        entries = np.flatnonzero(kept)
-        self.keys.keep(entries)
-        self.hashes = GrowableArray(self.hashes.values[entries])
-        self.listed = GrowableArray(self.listed.values[entries])
-        self.row_of = GrowableArray(np.repeat(np.arange(len(kept_rows), dtype=np.int32), counts))
-        self.first_entry = GrowableArray(np.concatenate(([0], np.cumsum(counts))).astype(np.int64))
-        self.watched = int(np.count_nonzero(listed))
+        kept_rows = new_row >= 0
+        kept = self.entries_among(kept_rows)
+        dropped = kept & ~self.listed.values
+        if self._row_of is None and not dropped.any():
+            self.index.renumber(new_row)
+        else:
+            new_entry = new_numbers(kept)
+            new_entry[dropped] = -1
+            self.index.renumber(new_entry)
+        self.keys.keep(kept)
+        self.hashes.keep(kept)
+        self.listed.keep(kept)
+        if self._first_entry is not None:
+            counts = self._counts(np.flatnonzero(kept_rows))
+            self.set_first_entry(np.concatenate(([0], np.cumsum(counts))).astype(np.int64))
+        self.watched = int(np.count_nonzero(self.listed.values))
 
     def is_listed(self, entries: Int64s) -> Bools:
         """Whether each entry, (m,), is on its key's list."""

@@ -14,11 +14,12 @@ import pyarrow as pa
 
 from spark_purgatory.core.arrays import numbers
 from spark_purgatory.core.arrays.sorted_runs import EMPTY, GrowableArray, Int64s
-from spark_purgatory.core.arrays.times import saturating_add, tick_up_ms
+from spark_purgatory.core.arrays.times import tick_up_ms
 from spark_purgatory.core.arrays.value_column import ValueColumn
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.operation_table import extra_columns
 from spark_purgatory.core.engine.outcomes import Tally
+from spark_purgatory.core.engine.payload import TIMES
 from spark_purgatory.core.events.event_log import EventLog
 from spark_purgatory.core.kafka.purgatory import WAITING
 from spark_purgatory.core.kafka.timing_wheel import UNARMED
@@ -310,7 +311,7 @@ def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> No
     for name, values in times.items():
         if engine.spec.role(name) is None:
             arrays[f"rows.{name}"] = values
-    if not np.array_equal(rows.from_us, _usual_from_us(engine)):
+    if rows.has_unusual_from_us:
         arrays["rows.from_us"] = rows.from_us
     for name in extra_columns(engine.spec):
         arrays[f"rows.{name}"] = rows.columns[name].values
@@ -332,13 +333,19 @@ def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> No
 
 def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> None:
     rows = engine.rows
-    rows.payload = ValueColumn([batch.to_struct_array() for batch in tables.get(PAYLOAD, [])])
-    for name in ("created_us", "deadline_us"):
+    chunks = [batch.to_struct_array() for batch in tables.get(PAYLOAD, [])]
+    for name in TIMES:
         values = arrays.get(f"rows.{name}")
         if values is None:
-            parts = [payload_role(chunk, engine.spec, name).to_numpy() for chunk in rows.payload.chunks]
+            parts = [payload_role(chunk, engine.spec, name).to_numpy() for chunk in chunks]
             values = np.concatenate(parts) if parts else EMPTY
         rows.columns[name] = GrowableArray(values)
+    if engine.spec.role("keys") is not None:
+        keys = [payload_role(chunk, engine.spec, "keys") for chunk in chunks]
+        engine.purgatory.watchers.keys = ValueColumn.restored(keys)
+    for chunk in chunks:
+        rows.payload.append(chunk)
+    del chunks
     for name in extra_columns(engine.spec):
         # Slots came later, and only where there may be control events: `restore` finds them.
         rows.columns[name] = GrowableArray(
@@ -354,12 +361,8 @@ def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) ->
         # Earlier states have none: such rows are met by no other row of their id.
         unnamed = [pa.nulls(len(batch), pa.string()) for batch in tables.get(PAYLOAD, [])]
         rows.own_ids = restore_keys("rows.ids", tables) if "rows.ids" in tables else ValueColumn(unnamed)
-    rows.columns["from_us"] = GrowableArray(_usual_from_us(engine) if from_us is None else from_us)
-
-
-def _usual_from_us(engine: EventTimePurgatory) -> Int64s:
-    """Where an operation that was on time begins to read events."""
-    return saturating_add(engine.rows.created_us, -engine.spec.lookback_us)
+    if from_us is not None:
+        rows.from_us = from_us
 
 
 def _restore_watchers(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> None:
@@ -367,9 +370,6 @@ def _restore_watchers(engine: EventTimePurgatory, arrays: Arrays, tables: Tables
     restore_watchers(watchers, engine.purgatory.state.values == WAITING, arrays)
     if engine.spec.role("keys") is None:
         watchers.keys = restore_keys("watch.keys", tables)
-    else:
-        chunks = engine.rows.payload.chunks
-        watchers.keys = ValueColumn([payload_role(chunk, engine.spec, "keys") for chunk in chunks])
 
 
 def _ticks_of_deadlines(engine: EventTimePurgatory) -> Int64s:

@@ -90,38 +90,31 @@ def save_keys(name: str, keys: ValueColumn, tables: Tables) -> None:
 
 def restore_keys(name: str, tables: Tables) -> ValueColumn:
     """What `save_keys` saw."""
-    return ValueColumn([batch.column(0) for batch in tables.get(name, [])])
+    return ValueColumn.restored([batch.column(0) for batch in tables.get(name, [])])
 
 
 def save_watchers(watchers: Watchers, waiting: Bools, arrays: Arrays) -> None:
     """The watch lists but for their keys; ``waiting``, (rows,) bool."""
     listed = watchers.listed.values
-    of_waiting = int(np.diff(watchers.first_entry.values)[waiting].sum())
-    if watchers.watched != of_waiting or not np.array_equal(listed, waiting[watchers.row_of.values]):
+    if not np.array_equal(listed, waiting if watchers.one_key_each else waiting[watchers.row_of]):
         arrays["watch.listed"] = listed
     if watchers.rows != len(listed):
-        arrays["watch.first_entry"] = watchers.first_entry.values
+        arrays["watch.first_entry"] = watchers.first_entry
     save_runs("watch.run", watchers.index, arrays)
 
 
 def restore_watchers(watchers: Watchers, waiting: Bools, arrays: Arrays) -> None:
     """What `save_watchers` saw."""
-    first_entry = arrays.get("watch.first_entry")
-    if first_entry is None:
-        # One key each: entry and row are the same number.
-        first_entry = np.arange(len(waiting) + 1)
-    row_of = np.repeat(np.arange(len(waiting), dtype=np.int32), np.diff(first_entry))
+    # Without it operations have one key each: entry and row are the same number.
+    watchers.set_first_entry(arrays.get("watch.first_entry", np.arange(len(waiting) + 1)))
     listed = arrays.get("watch.listed")
-    listed = waiting[row_of] if listed is None else listed
-    watchers.first_entry, watchers.row_of, watchers.listed = (
-        GrowableArray(first_entry),
-        GrowableArray(row_of),
-        GrowableArray(listed),
-    )
+    if listed is None:
+        listed = waiting if watchers.one_key_each else waiting[watchers.row_of]
+    watchers.listed = GrowableArray(listed)
     watchers.watched = int(np.count_nonzero(listed))
     watchers.index = restore_runs("watch.run", arrays)
     # An entry that was never listed belongs to an operation that has ended: nobody asks for its hash again.
-    hashes = np.zeros(len(row_of), np.int64)
+    hashes = np.zeros(len(listed), np.int64)
     for run in watchers.index.runs:
         hashes[run & ROW_MASK] = run & PREFIX_MASK
     watchers.hashes = GrowableArray(hashes)

@@ -1,0 +1,137 @@
+"""The operations' own columns by row, without those that the engine has anyway.
+
+Where the created time, the deadline or the watch key is a column of the payload, it is kept once, where the engine
+reads it, and put back when rows leave. So is the id as long as it equals the key in every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s, count_of
+from spark_purgatory.core.arrays.value_column import ValueColumn
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+
+TIMES = ("created_us", "deadline_us")
+"""Roles whose payload column the engine has as numbers."""
+
+
+class Payload:
+    """Columns of the operations, as structs, by row."""
+
+    def __init__(self, spec: EngineSpec, time_us: Callable[[str], Int64s], keys: Callable[[], ValueColumn]) -> None:
+        roles = dict(spec.roles)
+        self._time_us = time_us
+        """Of a role in `TIMES` to the time of every row."""
+        self._keys = keys
+        """The watch key of every row; asked for only where a payload column has it."""
+        self._time_at = {roles[role]: role for role in TIMES if role in roles}
+        self._id_at, self._key_at = roles.get("id"), roles.get("keys")
+        self._kind: pa.StructType | None = None
+        self._own: dict[int, ValueColumn] = {}
+        """By place, the columns that the engine does not have."""
+        self._rows = 0
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def kind(self) -> pa.StructType | None:
+        """The structs' type; None while there is no row."""
+        return self._kind
+
+    @property
+    def chunks(self) -> list[pa.Array]:
+        """All rows; to read before the payload changes."""
+        if self._kind is None:
+            return []
+        columns = [self._column(at) for at in range(self._kind.num_fields)]
+        bounds = np.unique(np.concatenate([[0, self._rows], *(each.starts for each in columns if each)])).tolist()
+        return [self._slice(columns, start, end) for start, end in pairwise(bounds)]
+
+    @property
+    def ids(self) -> ValueColumn:
+        """The ids, where a payload column has them."""
+        column = None if self._id_at is None or self._kind is None else self._column(self._id_at)
+        return ValueColumn() if column is None else column
+
+    def append(self, payload: pa.StructArray) -> None:
+        """Add rows, (n,). The engine has at least those before them."""
+        columns = payload.flatten()
+        if self._kind is None:
+            self._kind = payload.type
+            in_engine = {*self._time_at, self._key_at, None if self._key_at is None else self._id_at}
+            self._own = {at: ValueColumn() for at in range(len(columns)) if at not in in_engine}
+        if self._id_at is not None and self._id_differs(columns):
+            self._own[self._id_at] = ValueColumn.restored(
+                [self._keys().take(np.arange(self._rows))] if self._rows else []
+            )
+        for at, column in self._own.items():
+            column.append(columns[at])
+        self._rows += len(payload)
+
+    def take(self, rows: Int64s) -> pa.StructArray:
+        """The payload of rows, (n,)."""
+        assert self._kind is not None, "bug: rows of an empty payload"
+        made: dict[int, pa.Array] = {}
+        columns = []
+        for at, field in enumerate(self._kind):
+            column = self._column(at)
+            if column is None:
+                columns.append(_times(self._time_us(self._time_at[at])[rows], field.type))
+                continue
+            if id(column) not in made:
+                made[id(column)] = column.take(rows)
+            columns.append(made[id(column)])
+        return _structs(columns, self._kind, len(rows))
+
+    def keep(self, rows: Bools) -> None:
+        """Keep only rows whose flag is set. The engine does likewise after it."""
+        self._rows = count_of(rows)
+        if not self._rows:
+            self._kind, self._own = None, {}
+        for column in self._own.values():
+            column.keep(rows)
+
+    def merge(self) -> None:
+        """Merge chunks, as `ValueColumn.merge` does."""
+        for column in self._own.values():
+            column.merge()
+
+    def _id_differs(self, columns: list[pa.Array]) -> bool:
+        """Whether ids that have equalled keys so far no longer do."""
+        if self._id_at is None or self._key_at is None or self._id_at in {self._key_at, *self._own}:
+            return False
+        return not columns[self._id_at].equals(columns[self._key_at])
+
+    def _column(self, at: int) -> ValueColumn | None:
+        """The column at a place; None of a time."""
+        if at in self._time_at:
+            return None
+        own = self._own.get(at)
+        return self._keys() if own is None else own
+
+    def _slice(self, columns: list[ValueColumn | None], start: int, end: int) -> pa.StructArray:
+        assert self._kind is not None
+        parts = []
+        for at, column in enumerate(columns):
+            if column is None:
+                parts.append(_times(self._time_us(self._time_at[at])[start:end], self._kind[at].type))
+                continue
+            chunk = int(column.starts.searchsorted(start, side="right")) - 1
+            parts.append(column.chunks[chunk].slice(start - int(column.starts[chunk]), end - start))
+        return _structs(parts, self._kind, end - start)
+
+
+def _times(times_us: Int64s, kind: pa.DataType) -> pa.Array:
+    return pa.array(times_us).view(kind)
+
+
+def _structs(columns: list[pa.Array], kind: pa.StructType, rows: int) -> pa.StructArray:
+    if not columns:
+        return pa.Array.from_buffers(kind, rows, [None])
+    return pa.StructArray.from_arrays(columns, fields=list(kind))
