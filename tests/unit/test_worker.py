@@ -113,3 +113,62 @@ def test_what_is_imported_later_is_frozen_by_the_next_task_and_what_a_task_makes
     assert walked > 500
     assert second >= first + walked - 50
     assert third <= second
+
+
+HOLES = """
+import sys
+from pathlib import Path
+from spark_purgatory.spark.host import worker
+{before}
+worker.prepare_worker()
+least = worker._resident_bytes()
+kept, freed = [], []
+for _ in range(4000):
+    freed.append(bytearray(50_000))
+    kept.append(bytearray(1000))
+freed.clear()
+for held_bytes in {held}:
+    worker.give_memory_back(held_bytes)
+print((worker._resident_bytes() - least) >> 20)
+"""
+
+
+def megabytes_left(before: str = "", held: str = "[0]") -> int:
+    """What a worker still has of 200 MB that lie, freed, between 4 MB that are held."""
+    command = [sys.executable, "-c", HOLES.format(before=before, held=held)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's setting")
+def test_a_worker_gives_back_what_lies_free_beside_its_engines() -> None:
+    assert megabytes_left(held="[]") > 150
+    assert megabytes_left() < 50
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's setting")
+def test_a_worker_keeps_what_its_engines_may_need_next() -> None:
+    assert megabytes_left(held="[900 << 20]") > 150
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's setting")
+def test_the_switch_leaves_freed_memory_as_well() -> None:
+    assert megabytes_left("import os; os.environ['SPARK_PURGATORY_TUNE_WORKERS'] = '0'") > 150
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's setting")
+def test_giving_back_takes_a_hundredth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    calls = []
+
+    def trim(_: int) -> None:
+        calls.append(now[0])
+        now[0] += 0.5
+
+    monkeypatch.setattr(worker.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(worker, "_resident_bytes", lambda: 1 << 30)
+    trimmer = worker._Trimmer()
+    trimmer._trim, trimmer._least = trim, 0
+    for _ in range(100):
+        trimmer.trim(0)
+        now[0] += 1
+    assert calls == [100.0, 150.5]

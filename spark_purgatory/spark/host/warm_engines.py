@@ -42,7 +42,7 @@ from spark_purgatory.spark.host.warm_messages import (
     send_answer,
     send_request,
 )
-from spark_purgatory.spark.host.worker import prepare_worker
+from spark_purgatory.spark.host.worker import give_memory_back, prepare_worker
 
 LONGEST_ADDRESS = 100
 """Bytes of a socket's path: the system takes 107 at most."""
@@ -180,7 +180,7 @@ class WarmEngines:
         return others + sum(held.size for held in list(self._held.values()))
 
     def _note_size(self) -> None:
-        """Let the other workers of this executor know how much this one holds."""
+        """Let the other workers of this executor know how much this one holds, and keep no more than that."""
         if self._folder is not None:
             # Under the guard, so that of two threads the later one notes the later size.
             with self._guard:
@@ -189,6 +189,7 @@ class WarmEngines:
                     (self._folder / f"{self._name}.size").write_bytes(struct.pack("<q", size))
                 except OSError:
                     logger.warning("cannot write to %s: max_warm_bytes counts this worker alone", self._folder)
+            give_memory_back(size)
 
     def _drop(self, shard_id: str, held: _Held) -> None:
         with self._guard:
