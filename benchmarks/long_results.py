@@ -31,7 +31,9 @@ class LongRun:
     checkpoint_bytes: int
     """By how much the checkpoint grew in a micro-batch, mean."""
     worker_bytes: int | None = None
-    """The most resident memory of Python workers."""
+    """The most memory of Python workers."""
+    steady_worker_bytes: int | None = None
+    """Their memory as the last steady micro-batch begins."""
     restart_ms: int | None = None
     """The first micro-batch in another process."""
     cold_ms: int | None = None
@@ -67,6 +69,7 @@ class Standing:
     it_over_base_spread: tuple[float, float] | None
     checkpoint_ms: float | None = None
     checkpoint_cpu_s: float | None = None
+    steady_worker_bytes: float | None = None
 
 
 def standings(runs: Sequence[LongRun], base: str) -> list[Standing]:
@@ -102,6 +105,7 @@ def _standing(mine: list[LongRun], runs: Sequence[LongRun], base: str) -> Standi
         it_over_base_spread=(min(ratios), max(ratios)) if ratios else None,
         checkpoint_ms=median(checkpoints) if checkpoints else None,
         checkpoint_cpu_s=_median(mine, lambda run: run.checkpoint_cpu_s),
+        steady_worker_bytes=_median(mine, lambda run: run.steady_worker_bytes),
     )
 
 
@@ -114,7 +118,7 @@ def table_of(table: Sequence[Standing], base: str) -> Table:
     """A row a contender and size."""
     shown = Table(title="Workload L: a micro-batch, medians over the rounds", title_justify="left")
     names = ("series", "waiting", "contender", "ms", "mean", "worst", "CPU s", "checkpoint MB", "restart s", "cold s")
-    for name in (*names, "workers MB", f"ms / {base}", "lowest .. highest"):
+    for name in (*names, "workers MB", "steady", f"ms / {base}", "lowest .. highest"):
         shown.add_column(name, justify="left" if name in ("series", "contender") else "right", no_wrap=True)
     for at in table:
         spread = at.it_over_base_spread
@@ -128,6 +132,7 @@ def table_of(table: Sequence[Standing], base: str) -> Table:
             _cell(at.restart_ms, 1000, 1),
             _cell(at.cold_ms, 1000, 1),
             _cell(at.worker_bytes, 1e6, 0),
+            _cell(at.steady_worker_bytes, 1e6, 0),
             _cell(at.it_over_base, 1, 2),
             "" if spread is None else f"{spread[0]:.2f} .. {spread[1]:.2f}",
         )

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 
 from benchmarks import harness
 from benchmarks.contenders import ROCKSDB, Contender, join, jvm_only, log, ours
-from benchmarks.process_tree import cpu_seconds, sampled
+from benchmarks.process_tree import cpu_seconds, sampled, worker_bytes
 from benchmarks.workload_l import Shape, prepared
 from spark_purgatory.spark.host.requirements import LOG_HOST_SETTINGS
 
@@ -61,12 +61,14 @@ class Part:
     cold_ms: int
     """The first micro-batch of the small workload: what a JVM without anything loaded takes beyond its work."""
     worker_bytes: int
-    """The most resident memory that the Python workers had."""
+    """The most memory that the Python workers had."""
     cycles: int = 0
     """Steady micro-batches between the marks of the next two."""
     cpu_s: float = 0.0
     checkpoint_bytes: int = 0
     """By how much the checkpoint's files grew."""
+    steady_worker_bytes: int = 0
+    """Of the Python workers as the last steady micro-batch begins."""
 
 
 @dataclass
@@ -74,21 +76,27 @@ class Marks:
     """What was used when the first and the last steady micro-batch began to be evaluated."""
 
     checkpoint: Path
-    taken: list[tuple[int, float, int]] = field(default_factory=list)
-    """(number of the micro-batch, CPU seconds, bytes of the checkpoint); the last one is replaced until the end."""
+    taken: list[tuple[int, float, int, int]] = field(default_factory=list)
+    """(number of the micro-batch, CPU seconds, bytes of the checkpoint, and of the workers); the last one is replaced
+    until the end."""
 
     def begin(self, batch: DataFrame, batch_id: int) -> None:
         """A micro-batch: from here to the same point of a later one are whole cycles, commits included."""
         if batch_id >= FIRST_STEADY_BATCH:
-            self.taken[1:] = [(batch_id, cpu_seconds(), bytes_below(self.checkpoint))]
+            self.taken[1:] = [(batch_id, cpu_seconds(), bytes_below(self.checkpoint), worker_bytes())]
         harness.to_noop(batch, batch_id)
 
     def cycles(self) -> dict[str, Any]:
         """The fields of `Part`; none where there are no two marks."""
         if len(self.taken) < 2:
             return {}
-        (first, cpu_s, size), (last, cpu_at_end_s, size_at_end) = self.taken
-        return {"cycles": last - first, "cpu_s": cpu_at_end_s - cpu_s, "checkpoint_bytes": size_at_end - size}
+        (first, cpu_s, size, _), (last, cpu_at_end_s, size_at_end, worker_bytes_at_end) = self.taken
+        return {
+            "cycles": last - first,
+            "cpu_s": cpu_at_end_s - cpu_s,
+            "checkpoint_bytes": size_at_end - size,
+            "steady_worker_bytes": worker_bytes_at_end,
+        }
 
 
 def contenders(minutes: int) -> dict[str, Contender]:

@@ -110,6 +110,7 @@ def run_on_spark(name: str, workload: Workload, shape: Shape, number: int, memor
         cpu_s=steady["cpu_s"] / cycles,
         checkpoint_bytes=steady["checkpoint_bytes"] // cycles,
         worker_bytes=steady["worker_bytes"],
+        steady_worker_bytes=steady["steady_worker_bytes"],
         restart_ms=until_fed_ms(restarted["batches"]),
         cold_ms=restarted["cold_ms"],
     )

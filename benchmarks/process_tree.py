@@ -11,7 +11,7 @@ import psutil
 
 WORKER_MARK = "pyspark.daemon"
 """In the command line of the process from which Spark's Python workers are forked, and so in theirs."""
-SAMPLE_S = 0.25
+SAMPLE_S = 0.5
 
 
 def processes() -> list[psutil.Process]:
@@ -33,15 +33,21 @@ def cpu_seconds() -> float:
 
 
 def worker_bytes() -> int:
-    """Resident memory of Spark's Python workers, added up; pages that they share are counted for each of them."""
+    """Memory of Spark's Python workers; a page that several processes share counts a part for each (Linux: PSS)."""
     total = 0
     for process in processes()[1:]:
         try:
             if any(WORKER_MARK in part for part in process.cmdline()):
-                total += process.memory_info().rss
+                total += shared_out_bytes(process)
         except psutil.Error:
             continue
     return total
+
+
+def shared_out_bytes(process: psutil.Process) -> int:
+    """A process's memory; where the system does not share pages out, the resident one."""
+    memory = process.memory_full_info()
+    return int(getattr(memory, "pss", memory.rss))
 
 
 class Peak:
