@@ -64,6 +64,7 @@ def meanwhile(failpoint: str, action: Callable[[], object]) -> Iterator[None]:
         failpoints.hook = None
 
 
+@pytest.mark.long
 def test_what_is_done_to_the_table_between_stage_and_drain_is_named_and_once_undone_the_rows_arrive(
     stream: Stream,
 ) -> None:

@@ -216,6 +216,7 @@ def test_a_batch_that_read_more_than_its_files_is_no_result(tmp_path: Path) -> N
 # --- with Spark -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_contenders_agree_on_the_outcomes(spark: SparkSession, tmp_path: Path) -> None:
     runs = harness.measure(spark, ["ours"], 2000, 3, 1, lambda line: None, tmp_path)

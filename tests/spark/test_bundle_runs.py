@@ -33,6 +33,7 @@ def statuses(rows: DataFrame) -> Counter[str]:
     return Counter({row["status"]: row["count"] for row in rows.groupBy("status").count().collect()})
 
 
+@pytest.mark.long
 def test_the_job_gives_every_order_its_outcome_and_goes_on_where_it_ended(
     spark: SparkSession, tmp_path: Path, landing: Landed, capsys: pytest.CaptureFixture[str]
 ) -> None:

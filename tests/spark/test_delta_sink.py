@@ -78,6 +78,7 @@ def test_a_batch_dataframe_is_refused(spark: SparkSession) -> None:
         RecordAccumulator(path="/t").write_stream(spark.range(1), checkpoint="/c")
 
 
+@pytest.mark.long
 def test_a_table_restored_to_before_the_last_drain_is_lost(stream: Stream) -> None:
     """RESTORE keeps the table's id and Delta's record of transactions: neither shows it."""
     table = f"delta.`{stream.folder / 'table'}`"

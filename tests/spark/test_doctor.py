@@ -99,6 +99,7 @@ def test_settings_that_do_harm_are_found(spark: SparkSession) -> None:
     assert found["new tables keep transactions"].remedy.startswith("unset spark.databricks.delta")
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_worker_without_the_packages_says_which_and_what_to_do(tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False)

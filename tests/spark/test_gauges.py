@@ -86,7 +86,7 @@ def test_gauges_find_the_purgatory_beside_other_state_and_refuse_a_checkpoint_wi
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("role", ["gauges", "gauges of the log host"])
+@pytest.mark.parametrize("role", ["gauges", pytest.param("gauges of the log host", marks=pytest.mark.long)])
 def test_gauges_are_read_through_spark_connect(tmp_path: Path, role: str) -> None:
     land(tmp_path, "operations", 0, "id", range(10))
     land(tmp_path, "completions", 0, "key", range(4))

@@ -274,6 +274,7 @@ def survivor(tmp_path_factory: pytest.TempPathFactory) -> Survivor:
     return Survivor(tmp_path_factory.mktemp("survivor"))
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_two_kills_and_a_stop_lose_and_double_nothing(spark: SparkSession, survivor: Survivor) -> None:
     assert survivor.exit_code == 0, survivor.said
@@ -287,6 +288,7 @@ def test_two_kills_and_a_stop_lose_and_double_nothing(spark: SparkSession, survi
     assert said in survivor.said
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_replayed_batch_is_neither_lost_nor_doubled(spark: SparkSession, survivor: Survivor) -> None:
     commits = survivor.folder / "checkpoint" / "commits"

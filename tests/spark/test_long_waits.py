@@ -304,6 +304,7 @@ def test_the_peak_is_the_memory_of_workers_and_of_nobody_else() -> None:
 SMALL = Shape(waiting=3000, operations=200, batches=5, minutes=20)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("name", ["blob", "log", "join"])
 def test_a_run_and_its_restart_bring_the_expected_outcomes(spark: SparkSession, tmp_path: Path, name: str) -> None:

@@ -45,6 +45,7 @@ def test_a_session_without_delta_is_told_at_once_what_to_add(kind: str, tmp_path
     assert not (tmp_path / "checkpoint").exists()
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_under_spark_connect_the_sink_sees_files_that_an_earlier_process_of_the_session_could_not(
     tmp_path: Path,

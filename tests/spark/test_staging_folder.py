@@ -154,6 +154,7 @@ def drains(spark: SparkSession, sink: DeltaSink, numbers: range, rows: Path) -> 
         sink.clean_up(spark)
 
 
+@pytest.mark.long
 def test_ten_thousand_drains_leave_as_many_files_and_folders_as_ten(spark: SparkSession, tmp_path: Path) -> None:
     sink = DeltaSink(DeltaTarget(accumulator(Stream(spark, tmp_path)).options), str(tmp_path / "checkpoint"), lambda: 0)
     sink.stager.place.local = tmp_path / "checkpoint" / "staging"
