@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_purgatory import LOG_HOST_SETTINGS
+from spark_purgatory.spark.sink.spark_access import settings
+
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
 SNIPPETS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
 TESTS = re.findall(r"^def (test_\w+)", "\n".join(SNIPPETS), re.MULTILINE)
@@ -25,9 +28,21 @@ def namespace() -> dict[str, Any]:
 @pytest.mark.spark
 @pytest.mark.parametrize("name", TESTS)
 def test_a_snippet_passes(name: str, spark: SparkSession, tmp_path: Path) -> None:
-    fixtures = {"spark": spark, "tmp_path": tmp_path}
+    fixtures = {"spark": spark}
     test = namespace()[name]
-    test(**{argument: fixtures[argument] for argument in inspect.signature(test).parameters})
+    with settings(spark, LOG_HOST_SETTINGS if "host" in inspect.signature(test).parameters else {}):
+        for number, parameters in enumerate(cases(test)):
+            given = {**fixtures, "tmp_path": tmp_path / str(number), **parameters}
+            test(**{argument: given[argument] for argument in inspect.signature(test).parameters})
+
+
+def cases(test: Any) -> list[dict[str, Any]]:
+    """What `pytest.mark.parametrize` gives the test, once a call."""
+    found: list[dict[str, Any]] = [{}]
+    for mark in getattr(test, "pytestmark", []):
+        name, values = mark.args
+        found = [{**case, name: value} for case in found for value in values]
+    return found
 
 
 def test_there_are_snippets_of_every_kind() -> None:
