@@ -22,6 +22,7 @@ from pyspark.sql import functions as F
 from benchmarks.contenders import CONTENDERS, Contender
 from benchmarks.rates import Batch, Run
 from benchmarks.workload_w import Workload, expected, prepared
+from spark_purgatory.job.session import LOCAL_CHECKPOINT
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,6 +53,8 @@ SETTINGS = {
     "spark.sql.streaming.maxBatchesToRetainInMemory": "1",
     "spark.executorEnv.PYTHONPATH": str(ROOT),
     **EXCHANGE_SETTINGS,
+    # As the job sets it for a checkpoint on a local disk; for all contenders.
+    **LOCAL_CHECKPOINT,
     # Of Spark's own serialisers under pandas, once a worker and line.
     "spark.executorEnv.PYTHONWARNINGS": "ignore::FutureWarning",
 }

@@ -29,7 +29,8 @@ from spark_purgatory.spark.host.requirements import LOG_HOST_SETTINGS
 
 FIRST_STEADY_BATCH = 2
 """The third one: by then what waits is in the state, and the workers run."""
-WARM_UP = Shape(waiting=5000, operations=1000, batches=5, minutes=120)
+WARM_UP = Shape(waiting=5000, operations=1000, batches=25, minutes=120)
+"""In a JVM's first 20 micro-batches a third of the CPU goes into compiling, whoever runs."""
 WARM_UP_SHARDS = 2
 SIDES = ("operations", "events")
 
