@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import socket
 import stat
 import struct
 import subprocess
@@ -11,7 +13,9 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,14 +31,10 @@ from spark_purgatory.core.state.step_log import Step, digest
 from spark_purgatory.errors import BugError, ConfigError, LimitError, PurgatoryError
 from spark_purgatory.spark.host import warm_engines
 from spark_purgatory.spark.host.exchange import from_blob, to_blob
-from spark_purgatory.spark.host.warm_engines import (
-    LONGEST_ADDRESS,
-    STALE_SECONDS,
-    WarmEngines,
-    executor_folder,
-    step_engine,
-)
+from spark_purgatory.spark.host.warm_engines import FORGOTTEN_SECONDS, STALE_SECONDS, WarmEngines, step_engine
+from spark_purgatory.spark.host.warm_folder import executor_folder, is_neighbour
 from spark_purgatory.spark.host.warm_messages import Answer, Request
+from spark_purgatory.spark.host.warm_sockets import LONGEST_ADDRESS, Server, connect
 from tests.support.engine_driver import events_table, operations_table, outcome_rows
 
 SPEC = EngineSpec(criteria.count(1), identity_width=2)
@@ -505,8 +505,22 @@ def test_a_folder_that_goes_away_takes_only_the_account_of_room(
     assert hold(holder, "a")
     gone.rename(folder / "moved")
     assert completed(holder.ask(holder.address, request(events("a")))) == ["a"]
-    assert "max_warm_bytes counts this worker alone" in caplog.text
     (folder / "moved").rename(gone)
+    assert caplog.records == []
+
+
+def test_a_full_disk_takes_only_the_account_of_room_and_is_said_once(
+    worker: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    holder = worker()
+    monkeypatch.setattr(os, "pwrite", full)
+    assert hold(holder, "a")
+    assert completed(holder.ask(holder.address, request(events("a")))) == ["a"]
+    [said] = [record.getMessage() for record in caplog.records]
+    assert "max_warm_bytes counts this worker alone" in said
 
 
 @pytest.fixture
@@ -516,9 +530,13 @@ def base(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / f"spark_purgatory-{os.getuid()}"
 
 
+NAMESPACE = os.stat("/proc/self/ns/pid").st_ino if sys.platform == "linux" else 0
+OWN_FOLDER = f"{NAMESPACE}-{os.getppid()}"
+
+
 def test_the_folder_is_this_user_s_alone_and_of_the_parent_process(base: Path) -> None:
     found = executor_folder()
-    assert found == base / str(os.getppid())
+    assert found == base / OWN_FOLDER
     assert [stat.S_IMODE(each.stat().st_mode) for each in (base, found)] == [0o700, 0o700]
     assert executor_folder() == found
 
@@ -535,7 +553,7 @@ def test_a_folder_that_others_can_enter_is_not_used(base: Path, how: str, caplog
         base.chmod(0o755 if how == "open to all" else 0o710)
     assert executor_folder() is None
     assert "no engine is kept in memory" in caplog.text
-    assert not (base.parent / "elsewhere" / str(os.getppid())).exists()
+    assert not (base.parent / "elsewhere" / OWN_FOLDER).exists()
 
 
 def ended_process() -> int:
@@ -551,12 +569,14 @@ def test_files_of_dead_workers_and_folders_of_dead_executors_are_removed(base: P
     dead, alive = ended_process(), os.getpid()
     for name in (f"{dead}-1.socket", f"{dead}-1.size", f"{alive}-1.socket", f"{alive}-1.size", "other.txt"):
         (folder / name).write_bytes(struct.pack("<q", 10))
-    (base / str(dead)).mkdir()
-    (base / str(dead) / f"{dead}-1.socket").touch()
+    of_a_dead_one, of_another_container = base / f"{NAMESPACE}-{dead}", base / f"1-{dead}"
+    of_a_dead_one.mkdir()
+    (of_a_dead_one / f"{dead}-1.socket").touch()
+    of_another_container.mkdir()
     (base / "notes").mkdir()
     assert executor_folder() == folder
     assert sorted(file.name for file in folder.iterdir()) == [f"{alive}-1.size", f"{alive}-1.socket", "other.txt"]
-    assert sorted(each.name for each in base.iterdir()) == sorted(["notes", str(os.getppid())])
+    assert sorted(each.name for each in base.iterdir()) == sorted(["notes", of_another_container.name, OWN_FOLDER])
 
 
 def test_the_room_of_dead_workers_and_notes_that_say_nothing_do_not_count(folder: Path, worker: Make) -> None:
@@ -590,3 +610,178 @@ def test_nothing_is_logged_where_all_goes_well(worker: Make, caplog: pytest.LogC
         hold(holder, "a")
         asker.ask(holder.address, request(events("a")))
     assert caplog.records == []
+
+
+# --- what goes, goes at once --------------------------------------------------------------------------
+
+
+class Watched(SizedEngine):
+    """Its arrays, seen from outside."""
+
+    def column(self) -> weakref.ref[Any]:
+        """One of its arrays."""
+        return weakref.ref(self.rows.columns["created_us"])
+
+
+@pytest.fixture
+def no_garbage_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.parametrize("how", ["another token", "held anew", "forgotten", "stale, and room is needed", "grown"])
+def test_the_memory_of_an_engine_that_is_dropped_is_free_at_once(
+    worker: Make, how: str, no_garbage_collector: None
+) -> None:
+    holder = worker()
+    first = request(operations("a", "b"), "", "t0", max_warm_bytes=200)
+    engine = Watched(SPEC)
+    step_engine(engine, first, "")
+    column = engine.column()
+    assert holder.hold(first, engine, 200)
+    del engine
+    gc.freeze()  # as `prepare_worker` does when modules were imported
+    try:
+        assert column() is not None
+        if how == "another token":
+            assert holder.step(request(events("a"), "t7")) is None
+        elif how == "held anew":
+            assert hold(holder, "c", max_warm_bytes=200)
+        elif how == "grown":
+            answer = holder.step(request(operations("c"), max_warm_bytes=200))
+            assert answer is not None and answer.holder == ""
+        else:
+            seconds = FORGOTTEN_SECONDS if how == "forgotten" else STALE_SECONDS
+            holder._held["s"].asked_at -= seconds + 10
+            assert hold(holder, "c", shard_id="2", max_warm_bytes=300 if how == "forgotten" else 200)
+            assert list(holder._held) == ["2"]
+        assert column() is None
+    finally:
+        gc.unfreeze()
+
+
+def test_what_was_not_asked_for_in_a_long_time_goes_when_another_engine_is_stepped(worker: Make) -> None:
+    holder = worker()
+    assert hold(holder, "a", shard_id="1")
+    assert hold(holder, "b", shard_id="2")
+    holder._held["1"].asked_at -= FORGOTTEN_SECONDS + 10
+    assert holder.step(request(Step(2), shard_id="2")) is not None
+    assert list(holder._held) == ["2"]
+
+
+def test_a_stale_engine_goes_before_one_that_has_just_grown(worker: Make) -> None:
+    holder = worker()
+    assert hold(holder, "a", shard_id="1", max_warm_bytes=300)
+    assert hold(holder, "b", shard_id="2", max_warm_bytes=300)
+    holder._held["1"].asked_at -= STALE_SECONDS + 10
+    answer = holder.step(request(operations("c", "d"), shard_id="2", max_warm_bytes=300))
+    assert answer is not None and answer.holder == holder.address
+    assert list(holder._held) == ["2"]
+
+
+def test_an_engine_that_is_dropped_while_another_waits_for_it_is_a_miss(worker: Make) -> None:
+    holder = worker()
+    assert hold(holder, "a")
+    held = holder._held["s"]
+    found: list[Answer | None] = []
+    with held.lock:
+        waits = threading.Thread(target=lambda: found.append(holder.step(request(events("a")))))
+        waits.start()
+        held.release()
+    waits.join(30)
+    assert found == [None]
+
+
+def test_nothing_of_a_request_is_kept_until_the_next_one(worker: Make, no_garbage_collector: None) -> None:
+    seen: list[weakref.ref[Any]] = []
+
+    class Noting(WarmEngines):
+        def step(self, request: Request) -> Answer | None:
+            seen.append(weakref.ref(request))
+            return super().step(request)
+
+    holder, asker = worker(kind=Noting), worker()
+    hold(holder, "a")
+    assert asker.ask(holder.address, request(events("a"))) is not None
+    until = time.monotonic() + 10
+    while seen[0]() is not None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert seen[0]() is None
+
+
+# --- sockets ------------------------------------------------------------------------------------------
+
+
+def test_only_living_workers_of_the_same_user_and_container_are_asked(folder: Path) -> None:
+    mine = folder / "7-100"
+    assert is_neighbour(str(folder / "7-101" / f"{os.getpid()}-ab.socket"), mine)
+    assert not is_neighbour(str(folder / "7-101" / f"{ended_process()}-ab.socket"), mine)
+    assert not is_neighbour(str(folder / "8-101" / f"{os.getpid()}-ab.socket"), mine)
+    assert not is_neighbour(str(folder / "else" / "7-101" / f"{os.getpid()}-ab.socket"), mine)
+
+
+def test_a_worker_that_is_stopped_is_given_up(folder: Path) -> None:
+    """It accepts, for the system does that, and neither reads nor answers."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as deaf:
+        deaf.bind(str(folder / "deaf.socket"))
+        deaf.listen(1)
+        connection = connect(str(folder / "deaf.socket"), 0.2)
+        with connection, pytest.raises(OSError):
+            connection.send_bytes(b"x" * (64 << 20))
+        with connect(str(folder / "deaf.socket"), 0.2) as connection, pytest.raises(OSError):
+            connection.recv_bytes()
+
+
+def test_a_forked_child_does_not_keep_the_sockets_of_its_parent(folder: Path) -> None:
+    def echo(connection: Any) -> None:
+        with suppress(EOFError):
+            while True:
+                connection.send_bytes(connection.recv_bytes())
+
+    server = Server(str(folder / "a.socket"), echo)
+    connection = connect(server.address, 10)
+    connection.send_bytes(b"1")
+    assert connection.recv_bytes() == b"1"
+    held = {os.fstat(number).st_ino for number in [server._socket.fileno(), *(c.fileno() for c in server._connections)]}
+    assert len(held) == 2
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        kept = 0
+        for number in range(3, 1024):
+            with suppress(OSError):
+                kept += os.fstat(number).st_ino in held
+        os.write(write, b"%d" % kept)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(read, 100) == b"0"
+    connection.send_bytes(b"2")
+    assert connection.recv_bytes() == b"2"
+    connection.close()
+    server.close()
+    os.close(read)
+    os.close(write)
+
+
+def test_two_workers_that_look_for_room_at_once_do_not_both_take_the_last(worker: Make) -> None:
+    for _ in range(10):
+        workers, ready, found = [worker(), worker()], threading.Barrier(2), dict[int, bool]()
+
+        def take(
+            at: int,
+            workers: list[WarmEngines] = workers,
+            ready: threading.Barrier = ready,
+            found: dict[int, bool] = found,
+        ) -> None:
+            ready.wait(10)
+            found[at] = hold(workers[at], "a", "b", shard_id=str(at), max_warm_bytes=300)
+
+        threads = [threading.Thread(target=take, args=(at,)) for at in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert sorted(found.values()) == [False, True]
+        for each in workers:
+            each.close()

@@ -112,6 +112,15 @@ class EventTimePurgatory:
         self.deduplication = Deduplication(spec, self.ids, self.rows, self.purgatory)
         self.completion.deduplication = self.deduplication
 
+    def release(self) -> None:
+        """Give all memory back at once. An engine refers to itself, so it would stay until the garbage collector comes.
+
+        Nothing can be done with it any more.
+        """
+        for part in (self.__dict__.get("completion"), self.__dict__.get("rows"), self):
+            if part is not None:
+                vars(part).clear()
+
     def step(
         self, operations: OperationArrivals | None, events: EventArrivals | None, watermark_ms: int
     ) -> list[pa.RecordBatch]:

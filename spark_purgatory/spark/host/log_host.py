@@ -35,6 +35,8 @@ an old holder is alive                      it is not asked, or has another toke
 a micro-batch is evaluated twice            the second evaluation finds no engine, and loads the state: right, but slow
 the disk is full                            Spark commits nothing: as a task that failed
 max_warm_bytes is reached                   shards that do not fit are loaded in each micro-batch
+a clock that jumps far ahead                the shards beyond `LogHost.most_expired_bytes` expire with the next step of
+                                            the watermark
 =========================================== ==========================================================================
 
 Timers fire at ``timer <= watermark``, after the partition's rows; the engine expires at ``deadline <= watermark``. So
@@ -96,10 +98,15 @@ class LogHostOptions:
 class LogHost(StatefulProcessor):
     """The processor for ``transformWithState``; Spark makes a new one for every task."""
 
+    most_expired_bytes = 1 << 30
+    """Of outcomes that the timers of one task give. Spark makes one Arrow batch of them, which holds 2 GiB at most; the
+    shards beyond are called again when the watermark next moves."""
+
     def __init__(self, spec: EngineSpec, options: LogHostOptions) -> None:
         self._spec = spec
         self._options = options
         self._digest = digest(spec)
+        self._expired_bytes = 0
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Name the state's variables."""
@@ -118,8 +125,14 @@ class LogHost(StatefulProcessor):
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         """A shard whose next deadline has passed."""
         watermark_ms = timerValues.getCurrentWatermarkInMs()
+        fired_ms = expiredTimerInfo.getExpiryTimeInMs()
+        if self._expired_bytes > self.most_expired_bytes:
+            self._postpone(watermark_ms, fired_ms)
+            return
         step = Step(clock_behind(watermark_ms, self._options.clock_delay_ms))
-        yield self._call(step, watermark_ms, fired_ms=expiredTimerInfo.getExpiryTimeInMs())
+        row = self._call(step, watermark_ms, fired_ms)
+        self._expired_bytes += len(row["blob"] or b"")
+        yield row
 
     def close(self) -> None:
         """Nothing to do: what is held stays."""
@@ -226,6 +239,15 @@ class LogHost(StatefulProcessor):
             self._handle.deleteTimer(then_ms)
         if now_ms is not None:
             self._handle.registerTimer(now_ms)
+
+    def _postpone(self, watermark_ms: int, fired_ms: int) -> None:
+        """Have the shard called when the watermark has moved: this task has given as many outcomes as it can."""
+        stored = self._head.get()
+        assert stored is not None, "a shard with a timer has a head"
+        head = read_head(_bytes(stored[0]))
+        then_ms = _timer_ms(fired_ms, watermark_ms)
+        self._head.update((write_head(replace(head, timer_ms=then_ms)),))
+        self._set_timer(head.timer_ms, then_ms, fired_ms)
 
     def _new_head(self) -> ShardHead:
         return ShardHead(
