@@ -18,7 +18,13 @@ from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.session import clock_finding, first_cause
 from spark_purgatory.errors import ConfigError, StagingError, StateError
-from spark_purgatory.spark.checkpoint.shard_states import ShardStates, StatePathError, shard_states, states_in
+from spark_purgatory.spark.checkpoint.shard_states import (
+    ShardStates,
+    StatePathError,
+    collected,
+    shard_states,
+    states_in,
+)
 from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
 from spark_purgatory.spark.sink.table_claim import claimed_by
 from spark_purgatory.spark.storage.paths import literal
@@ -76,7 +82,7 @@ def offset_findings(spark: SparkSession, checkpoint: str, states: ShardStates) -
 def state_findings(states: ShardStates) -> Iterator[Finding]:
     """Of all shards: format, number of shards, settings, size; each state is read and its checksums compared."""
     try:
-        rows = states.whole.mapInArrow(_about_states, "said string").collect()
+        rows = collected(states.whole.mapInArrow(_about_states, "said string"))
     except SPARK_FAULTS as error:
         yield Finding("state", first_cause(error), RESTORE_STATE)
         return

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_purgatory.spark.host.requirements import LOG_HOST_SETTINGS, PROVIDER, ROCKSDB
-from spark_purgatory.spark.sink.spark_access import settings
+from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.testing.kit import stream_outcomes
 from tests.support.engine_driver import multiset
 from tests.support.law_streams import COLUMNS, law_stream

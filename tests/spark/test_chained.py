@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import LOG_HOST_SETTINGS, Completions, Operations, Purgatory, criteria, gauges, pending
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.sink.spark_access import settings
+from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.engine_driver import multiset
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Host, Landing

@@ -24,7 +24,7 @@ from spark_purgatory.doctor.table import table_findings
 from spark_purgatory.errors import StagingError
 from spark_purgatory.job.arguments import place_of
 from spark_purgatory.spark.host.requirements import CHANGELOG, LOG_HOST_SETTINGS
-from spark_purgatory.spark.sink.spark_access import settings
+from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.golden_states import GOLDEN
 from tests.support.sink_streams import Stream
 from tests.support.stream_rows import event, operation, purgatory

@@ -20,7 +20,7 @@ from spark_purgatory.errors import ConfigError, StateCorruptError, StateMismatch
 from spark_purgatory.spark.checkpoint import start_check
 from spark_purgatory.spark.operator import origin
 from spark_purgatory.spark.operator.origin import origin_of
-from spark_purgatory.spark.sink.spark_access import settings
+from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.payload_states import saved, spec_of
 from tests.support.streams import Landing
 

@@ -18,7 +18,7 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.errors import ConfigError, StateMismatchError
 from spark_purgatory.spark.operator.key_types import key_text
-from spark_purgatory.spark.sink.spark_access import settings
+from spark_purgatory.spark.storage.spark_access import settings
 
 pytestmark = pytest.mark.spark
 

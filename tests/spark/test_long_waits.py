@@ -34,7 +34,7 @@ from benchmarks.process_tree import cpu_seconds, sampled, worker_bytes
 from benchmarks.workload_l import NEVER_US, Ended, Shape, clocks_ms, draw, ended, ended_at_last, prepared
 from benchmarks.workload_w import BATCH_US, START_US, Draw
 from benchmarks.workload_w import prepared as prepared_w
-from spark_purgatory.spark.sink.spark_access import settings
+from spark_purgatory.spark.storage.spark_access import settings
 
 SECOND_US = 1_000_000
 

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.sink.spark_access import settings
+from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.streams import Landing
 
 pytestmark = pytest.mark.spark

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from benchmarks.long_run import contenders
 from benchmarks.soak import Sample, draw_picture, growth, line_of, shape_of, soak, waiting_by_batch
 from benchmarks.workload_l import Shape, draw, ended_at_last, prepared
-from spark_purgatory.spark.sink.spark_access import settings
+from spark_purgatory.spark.storage.spark_access import settings
 
 AT = Sample(
     seconds=0,

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
-from spark_purgatory.spark.sink.spark_access import settings
+from spark_purgatory.spark.storage.spark_access import settings
 from tests.conftest import COMPILED
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory import Completions, Operations, Purgatory, criteria
-from spark_purgatory.spark.sink.spark_access import settings
+from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.engine_driver import microseconds
 
 pytestmark = pytest.mark.spark

@@ -15,7 +15,7 @@ from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.config import parse_duration, parse_size
 from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.sink.spark_access import settings
+from spark_purgatory.spark.storage.spark_access import settings
 
 ZONE = "spark.sql.session.timeZone"
 UNITS = r"A duration is one or more numbers, each with a unit: .* such as \"30 minutes\""

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.state.shard_state import ShardState
-from spark_purgatory.spark.checkpoint.shard_states import shard_states, states_in
+from spark_purgatory.spark.checkpoint.shard_states import collected, shard_states, states_in
 
 
 class Gauges(TypedDict):
@@ -89,7 +89,7 @@ def gauges(spark: SparkSession, checkpoint: str) -> Gauges:
         F.floor(F.min("oldest_us") / 1000).alias("oldest_created_ms"),
         F.min("next_due_ms").alias("next_due_ms"),
     )
-    found = row.collect()[0].asDict()
+    found = collected(row)[0].asDict()
     return cast("Gauges", {**found, "watermark_ms": states.watermark_ms, "batch_id": states.batch_id})
 
 

@@ -14,7 +14,7 @@ from spark_purgatory.core.state.engine_snapshot import inspect, payload_schema
 from spark_purgatory.core.state.payload_evolution import merged
 from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform, matched
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.checkpoint.shard_states import ShardStates, shard_states, states_in
+from spark_purgatory.spark.checkpoint.shard_states import ShardStates, collected, shard_states, states_in
 from spark_purgatory.spark.operator.payload import arrow_schema
 
 ROWS_A_BATCH = 1 << 16
@@ -98,7 +98,7 @@ def _chosen(schema: T.StructType, columns: Sequence[str] | None) -> T.StructType
 
 def _own_schema(states: ShardStates) -> T.StructType:
     """The operations' columns: of all shards in which something waits; without one their types are not known."""
-    found = states.whole.mapInArrow(_payload_schemas, "schema binary, known boolean").collect()
+    found = collected(states.whole.mapInArrow(_payload_schemas, "schema binary, known boolean"))
     known = [row for row in found if row["known"]] or found
     distinct = dict.fromkeys(bytes(row["schema"]) for row in known)
     schema = pa.schema(merged([list(pa.ipc.read_schema(pa.py_buffer(each))) for each in distinct]))

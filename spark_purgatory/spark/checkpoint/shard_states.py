@@ -14,18 +14,21 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, Row, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.storage.commits import committed_batches
 from spark_purgatory.spark.storage.paths import literal
+from spark_purgatory.spark.storage.spark_access import settings
 
 BLOB_HOST, LOG_HOST = "applyInPandasWithState", "transformWithStateInPySparkExec"
 OPERATORS = {BLOB_HOST: "applyInPandasWithState", LOG_HOST: "transformWithState"}
 """What Spark calls the operators that hold our state, and their names as `Purgatory.host`."""
 
+
+STATE_BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(256 << 20)}
 
 ENCODED = re.compile(r"""[\s"#%<>?[\\\]^`{|}]""")
 """Characters of a path that a URI encodes. Spark's reader of state stores encodes the path twice, and finds nothing."""
@@ -53,6 +56,16 @@ def states_in(batch: pa.RecordBatch) -> Iterator[ShardState]:
     """The states of a batch of `ShardStates.whole` or ``heads``: for functions that ``mapInArrow`` runs."""
     for row in batch.to_pylist():
         yield ShardState(row["snapshot"], row["head"], row["log"] or ())
+
+
+def collected(frame: DataFrame) -> list[Row]:
+    """The rows of a function that ``mapInArrow`` runs over whole states.
+
+    Without a limit Spark puts 10,000 rows into an Arrow batch, and whole states of one task may have more bytes than
+    the 2 GiB that its column holds.
+    """
+    with settings(frame.sparkSession, STATE_BATCHES):
+        return frame.collect()
 
 
 def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = None) -> ShardStates | None:

@@ -17,7 +17,13 @@ from spark_purgatory import errors
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import differences, listed
 from spark_purgatory.errors import ConfigError, StateError, StateMismatchError
-from spark_purgatory.spark.checkpoint.shard_states import StatePathError, is_checkpoint, shard_states, states_in
+from spark_purgatory.spark.checkpoint.shard_states import (
+    StatePathError,
+    collected,
+    is_checkpoint,
+    shard_states,
+    states_in,
+)
 from spark_purgatory.spark.operator.origin import Origin, origin_of
 
 LOG = logging.getLogger(__name__)
@@ -80,7 +86,7 @@ def _check(spark: SparkSession, checkpoint: str, origin: Origin) -> None:
             f"host: the checkpoint was written with host={states.host!r}, the query has host={origin.host!r}: set "
             f"host={states.host!r}, or start a new checkpoint"
         )
-    found = states.whole.mapInArrow(_comparer(origin.spec, origin.shards or 0), FOUND_DDL).collect()
+    found = collected(states.whole.mapInArrow(_comparer(origin.spec, origin.shards or 0), FOUND_DDL))
     for row in found:
         if row["fault"] is not None:
             raise getattr(errors, row["fault"])(row["differences"][0])

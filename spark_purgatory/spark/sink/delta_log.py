@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.spark.sink.ledger import NO_BATCH
-from spark_purgatory.spark.sink.spark_access import SMALL_QUERY, settings
 from spark_purgatory.spark.storage.paths import delta_log, literal
+from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
 
 TXN_SCHEMA = "txn struct<appId: string, version: bigint>"
 COMMIT_SCHEMA = (

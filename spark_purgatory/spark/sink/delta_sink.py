@@ -73,12 +73,12 @@ from spark_purgatory.spark.sink.delta_target import DeltaTarget, TableFacts
 from spark_purgatory.spark.sink.failpoints import reach
 from spark_purgatory.spark.sink.ledger import NO_BATCH, Intent, Piece
 from spark_purgatory.spark.sink.ledger_format import intent_body, replay
-from spark_purgatory.spark.sink.spark_access import settings
 from spark_purgatory.spark.sink.staged_files import read_files, reading
 from spark_purgatory.spark.sink.stager import Stager
 from spark_purgatory.spark.sink.staging_folder import StagingFolder, local_folder
 from spark_purgatory.spark.sink.storage_errors import writing
 from spark_purgatory.spark.storage.paths import literal
+from spark_purgatory.spark.storage.spark_access import settings
 
 LOG = logging.getLogger(__name__)
 USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"

@@ -28,7 +28,6 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError
 from spark_purgatory.spark.placement import shard_label
 from spark_purgatory.spark.sink.ledger import Piece
-from spark_purgatory.spark.sink.spark_access import NO_SUCCESS_FILE, STRICT_FILES
 from spark_purgatory.spark.sink.storage_errors import (
     DAMAGED_ROW,
     SPARK_FAULTS,
@@ -38,6 +37,7 @@ from spark_purgatory.spark.sink.storage_errors import (
     storage_fault,
 )
 from spark_purgatory.spark.storage.paths import literal
+from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, STRICT_FILES
 
 PIECES_PER_FILE = 8
 """A staged file is at most this part of ``batch_size``: a batch that has no room for the next is at least 7/8 full."""

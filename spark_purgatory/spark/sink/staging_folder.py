@@ -37,8 +37,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.errors import StagingError
-from spark_purgatory.spark.sink.spark_access import NO_SUCCESS_FILE, SMALL_QUERY, STRICT_FILES, settings
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
+from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QUERY, STRICT_FILES, settings
 
 FORMAT = 2
 """Of an entry. Format 1 has no version, and lists the values of a piece by position."""
