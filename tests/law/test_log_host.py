@@ -268,7 +268,8 @@ class DirtyEngineReused(Worker):
     def step(self, request: Request) -> Answer | None:
         held = self._held.get(request.shard_id)
         try:
-            return super().step(request)
+            with patch.object(EventTimePurgatory, "release", lambda engine: None):
+                return super().step(request)
         except MemoryError:
             assert held is not None
             held.token = request.token
