@@ -7,7 +7,9 @@ before the query starts, and names the column, its type and a cast that helps.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from inspect import signature
+from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -26,9 +28,13 @@ CASTS = {
 """What to do with a column of a type that Spark does not hand over to Python."""
 
 
+IN_UTC: Mapping[str, Any] = {"timezone": UTC} if "timezone" in signature(to_arrow_schema).parameters else {}
+"""Before Spark 4.2 timestamps are in UTC without being asked."""
+
+
 def arrow_schema(schema: T.StructType) -> pa.Schema:
     """The Arrow schema of rows that go back to Spark."""
-    return to_arrow_schema(schema, timezone=UTC)
+    return cast("pa.Schema", to_arrow_schema(schema, **IN_UTC))
 
 
 def columns_of(schema: T.StructType, case_sensitive: bool) -> pa.Schema:
