@@ -28,6 +28,12 @@ CASTS = {
 """What to do with a column of a type that Spark does not hand over to Python."""
 
 
+NOTED_TYPES: tuple[type[T.DataType], ...] = (
+    # TIME is of Spark 4.1.
+    *(kind for kind in [getattr(T, "TimeType", None)] if kind is not None),
+    T.DayTimeIntervalType,
+)
+"""Types that Arrow does not tell apart as Spark does."""
 IN_UTC: Mapping[str, Any] = {"timezone": UTC} if "timezone" in signature(to_arrow_schema).parameters else {}
 """Before Spark 4.2 timestamps are in UTC without being asked."""
 
@@ -108,7 +114,7 @@ def _noted(field: pa.Field, kind: T.DataType) -> pa.Field:
     if isinstance(kind, T.UserDefinedType):
         kind = kind.sqlType()
     note = None
-    if isinstance(kind, (T.TimeType, T.DayTimeIntervalType)):
+    if isinstance(kind, NOTED_TYPES):
         note = {SPARK_TYPE: kind.simpleString().encode()}
     within = field.type
     if isinstance(kind, T.StructType):
