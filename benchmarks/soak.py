@@ -220,10 +220,11 @@ def line_of(at: Sample) -> str:
 
 
 def draw_picture(path: Path, samples: Sequence[Sample]) -> None:
-    """Four panels over the minutes."""
+    """Four panels over the minutes, without micro-batch 0, which brings all that waits at first."""
     from matplotlib import rc_context  # Only those who want a picture need it.
     from matplotlib.figure import Figure
 
+    samples = samples[1:]
     minutes = [at.seconds / 60 for at in samples]
     panels: list[tuple[str, list[float]]] = [
         ("operations that wait, millions", [at.waiting / 1e6 for at in samples]),
