@@ -115,7 +115,7 @@ def staged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Sta
     return Staged(spark, folder, truth)
 
 
-@pytest.fixture(params=["strict", "lenient"])
+@pytest.fixture(params=[pytest.param("strict", marks=pytest.mark.long), "lenient"])
 def session(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[None]:
     for name, value in LENIENT.items() if request.param == "lenient" else ():
         spark.conf.set(name, value)

@@ -52,6 +52,7 @@ def full_disk_at(failpoint: str) -> Iterator[None]:
             process.rlimit(psutil.RLIMIT_FSIZE, room)
 
 
+@pytest.mark.long
 def test_a_full_disk_at_every_write_is_named_and_the_rows_arrive_once_it_has_room(stream: Stream) -> None:
     accumulator(stream, max_block="1 second", retry_backoff="100 milliseconds")
     stream.spark.range(1).write.parquet(str(stream.folder / "first"))  # The first write unpacks a library to the disk.

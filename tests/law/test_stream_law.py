@@ -17,7 +17,8 @@ from tests.support.streams import Host
 
 pytestmark = pytest.mark.spark
 
-SEEDS = range(20)
+SEEDS_EACH_COMMIT = [*range(8)]
+SEEDS_NOW_AND_THEN = [pytest.param(seed, marks=pytest.mark.long) for seed in range(8, 20)]
 HDFS = {PROVIDER: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"}
 HOSTS: tuple[tuple[Host, Mapping[str, str]], ...] = (
     ("applyInPandasWithState", HDFS),
@@ -34,7 +35,7 @@ def host(spark: SparkSession, seed: int) -> Iterator[Host]:
         yield name
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS_EACH_COMMIT + SEEDS_NOW_AND_THEN)
 def test_a_stream_in_any_order_and_split_stopped_and_restarted_gives_what_batch_and_oracle_give(
     spark: SparkSession, tmp_path: Path, seed: int, host: Host
 ) -> None:

@@ -77,7 +77,7 @@ class Sources:
         return self.first.written(spark)
 
 
-@pytest.mark.parametrize("host", ["transformWithState", "applyInPandasWithState"])
+@pytest.mark.parametrize("host", ["transformWithState", pytest.param("applyInPandasWithState", marks=pytest.mark.long)])
 def test_two_purgatories_in_one_query_give_what_two_batch_resolves_give(
     spark: SparkSession, tmp_path: Path, host: Host
 ) -> None:
@@ -99,6 +99,7 @@ def test_two_purgatories_in_one_query_give_what_two_batch_resolves_give(
     assert gauges(spark, checkpoint)["pending"] == 0
 
 
+@pytest.mark.long
 def test_without_room_outcomes_of_the_first_are_late_for_the_second_and_all_are_decided(
     spark: SparkSession, tmp_path: Path
 ) -> None:

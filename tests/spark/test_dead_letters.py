@@ -106,6 +106,7 @@ def test_each_row_that_does_not_fit_is_a_letter_once_and_all_go_on_as_before(
     assert letters(spark, tmp_path) == first + second
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_replayed_micro_batch_writes_no_letter_twice(spark: SparkSession, tmp_path: Path) -> None:
     config = job(tmp_path)

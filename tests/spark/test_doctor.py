@@ -192,6 +192,7 @@ def test_a_state_with_a_changed_bit_says_so_and_a_large_one_is_noted() -> None:
 # --- a table --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_table_with_its_checkpoint_is_right_until_it_forgets_or_is_replaced(
     spark: SparkSession, stream: Stream

@@ -85,7 +85,9 @@ def plain_count(logs: Path) -> Counter[tuple[str, str]]:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("files_a_batch", [100, 1], ids=["logs together", "one log after the other"])
+@pytest.mark.parametrize(
+    "files_a_batch", [pytest.param(100, marks=pytest.mark.long), 1], ids=["logs together", "one log after the other"]
+)
 def test_the_tasks_that_overran_are_those_of_a_plain_count(
     spark: SparkSession, logs: Path, tmp_path: Path, files_a_batch: int
 ) -> None:

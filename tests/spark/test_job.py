@@ -304,6 +304,7 @@ def test_a_replayed_batch_is_neither_lost_nor_doubled(spark: SparkSession, survi
     assert all(status.different == 0 for status in counted.values()), counted
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_file_that_its_checkpoint_cannot_go_on_with_is_refused_before_a_batch(
     spark: SparkSession, survivor: Survivor
@@ -316,6 +317,7 @@ def test_a_file_that_its_checkpoint_cannot_go_on_with_is_refused_before_a_batch(
     assert sorted(path.name for path in offsets.iterdir()) == begun
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_the_recount_sees_a_lost_and_a_doubled_outcome(spark: SparkSession, survivor: Survivor, tmp_path: Path) -> None:
     table = spark.read.format("delta").load(str(survivor.outcomes))

@@ -105,6 +105,7 @@ def command(*words: str) -> Any:
     return CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
 
 
+@pytest.mark.long
 def test_both_commands_answer_and_name_what_is_wrong(spark: SparkSession, tmp_path: Path) -> None:
     landing, _ = written(spark, tmp_path)
     out = tmp_path / "pages" / "report.html"

@@ -310,7 +310,7 @@ def land(frame: DataFrame, folder: Path, side: str) -> None:
     frame.coalesce(1).write.mode("append").parquet(str(folder / side))
 
 
-@pytest.mark.parametrize("by_row", [False, True], ids=["criterion", "by row"])
+@pytest.mark.parametrize("by_row", [False, pytest.param(True, marks=pytest.mark.long)], ids=["criterion", "by row"])
 def test_a_stream_adds_up_decimals_over_restarts_and_refuses_another_number_type(
     session: SparkSession, tmp_path: Path, by_row: bool
 ) -> None:
