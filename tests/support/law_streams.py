@@ -53,7 +53,7 @@ class LawStream:
 
     def landed(self, folder: Path) -> Landing:
         """The world's rows in files."""
-        return Landing(folder).add(*([_with_file_columns(row) for row in side] for side in self.world))
+        return Landing(folder).add(*([with_file_columns(row) for row in side] for side in self.world))
 
     def expected(self, watermark_us: int | None) -> Counter[Any]:
         """What the oracle decides by that watermark; None: all of it."""
@@ -87,6 +87,7 @@ def law_stream(seed: int, worlds: int = 1) -> LawStream:
     )
 
 
-def _with_file_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+def with_file_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with the columns that the files have."""
     kept = ("id", "keys", "created", "deadline", "row", "key", "time", "value")
     return {name: row[name] for name in kept if name in row}
