@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark.sql import functions as F
 from rich.console import Console
-from rich.table import Table
 
 from spark_purgatory.job.arguments import log_file, settings_from
 from spark_purgatory.job.reading import guarded_reading
+from spark_purgatory.job.rows_text import rows_text
 from spark_purgatory.job.session import reading_session
 from spark_purgatory.spark.checkpoint.pending import pending
 
@@ -45,7 +46,7 @@ def show_pending(request: PendingRequest, console: Console) -> int:
         shown = chosen.selectExpr("*", f"{order_by} AS __order").orderBy("__order").drop("__order")
         if request.columns is not None:
             shown = shown.select(*request.columns)
-        rows = [json.loads(str(text)) for text in shown.limit(request.limit).toJSON().collect()]
+        rows = [json.loads(text) for (text,) in shown.limit(request.limit).select(F.to_json(F.struct("*"))).collect()]
         found.append((shown.columns, rows, chosen.count()))
 
     if code := guarded_reading(request.checkpoint, read):
@@ -55,21 +56,26 @@ def show_pending(request: PendingRequest, console: Console) -> int:
         for row in rows:
             console.out(json.dumps(row, ensure_ascii=False), highlight=False)
     else:
-        console.print(_table(columns, rows), soft_wrap=False)
-        console.print(f"{count:,} waiting" + (f", {len(rows):,} shown" if len(rows) < count else ""), highlight=False)
+        _print(rows, columns, count, request, console)
     return 0
 
 
-def _table(names: Sequence[str], rows: Sequence[dict[str, Any]]) -> Table:
-    table = Table(show_lines=False)
-    for name in names:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*(_text(row.get(name)) for name in names))
-    return table
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(_text, value))
-    return "" if value is None else str(value)
+def _print(
+    rows: Sequence[dict[str, Any]], columns: Sequence[str], count: int, request: PendingRequest, console: Console
+) -> None:
+    empty = [] if request.columns else [name for name in columns if all(row.get(name) is None for row in rows)]
+    if rows:
+        durations = [f"{request.prefix}{name}" for name in ("age_ms", "remaining_ms")]
+        console.print(rows_text(rows, [name for name in columns if name not in empty], durations, console))
+    console.print(
+        f"{count:,} waiting" + (f", {len(rows):,} shown" if len(rows) < count else ""), highlight=False, markup=False
+    )
+    if rows and empty:
+        console.print(f"Without a value in these rows: {', '.join(empty)}", highlight=False, markup=False)
+    if not count and request.where != "true":
+        console.print(
+            f"Nothing waits where {request.where}: it has ended, and is in the table of outcomes, or its row has not "
+            "been read yet",
+            highlight=False,
+            markup=False,
+        )

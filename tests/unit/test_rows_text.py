@@ -1,0 +1,36 @@
+"""Rows in a terminal: no value is cut, however narrow it is."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+
+from spark_purgatory.job.rows_text import rows_text
+
+ROWS = [
+    {"id": "A-1", "missing_keys": ["A-1/stock", "A-1/[bold]credit"], "remaining_ms": 1_640_000},
+    {"id": "A-2", "missing_keys": None, "remaining_ms": -90_000},
+]
+
+
+def printed(width: int) -> list[str]:
+    out = StringIO()
+    console = Console(file=out, width=width)
+    console.print(rows_text(ROWS, ["id", "missing_keys", "remaining_ms"], ["remaining_ms"], console))
+    return out.getvalue().splitlines()
+
+
+def test_a_wide_terminal_gets_a_line_for_each_row() -> None:
+    lines = printed(width=80)
+    [first] = [line for line in lines if "A-1 " in line]
+    assert "A-1/stock, A-1/[bold]credit" in first and "1640000 (27.3 min)" in first
+    [second] = [line for line in lines if "A-2 " in line]
+    assert "-90000 (-1.5 min)" in second and "None" not in second
+
+
+def test_a_narrow_one_gets_a_block_for_each_row_with_whole_words() -> None:
+    lines = [line.rstrip() for line in printed(width=45)]
+    assert [line[0] for line in lines if "─" in line] == ["1", "2"], "a heading for each row"
+    assert "missing_keys  A-1/stock, A-1/[bold]credit" in lines
+    assert "remaining_ms  1640000 (27.3 min)" in lines
