@@ -43,13 +43,15 @@ def measure(
     memory: str,
     say: Callable[[str], None] = print,
     work: Path = WORK,
+    waiting_a_shard: int = WAITING_A_SHARD,
 ) -> list[LongRun]:
     """All contenders ``rounds`` times in turn at every size; raises `WrongOutcomeError`."""
     flink = flink_jobs.classpath() if any(name in FLINK for name in names) else ""
     runs = []
     for shape in shapes:
         workload = prepared(shape, SEED, work)
-        say(f"{shape.series}, {shape.waiting:,} waiting: {arrivals_of(workload)}")
+        shards = max(FEWEST_SHARDS, shape.waiting // waiting_a_shard)
+        say(f"{shape.series}, {shape.waiting:,} waiting, {shards} shards: {arrivals_of(workload)}")
         for number in range(1, rounds + 1):
             # Another one first in each round, so that none always follows the same neighbour.
             first = (number - 1) % len(names)
@@ -57,7 +59,7 @@ def measure(
                 if name in FLINK:
                     run = flink_jobs.run_l(flink, workload, shape, name.removeprefix("flink_"), number, memory)
                 else:
-                    run = run_on_spark(name, workload, shape, number, memory, work)
+                    run = run_on_spark(name, workload, shape, number, memory, work, shards)
                 runs.append(run)
                 restart = "" if run.restart_ms is None else f", restart {run.restart_ms / 1000:.1f} s"
                 say(
@@ -87,9 +89,10 @@ def arrivals_of(workload: Workload) -> str:
     )
 
 
-def run_on_spark(name: str, workload: Workload, shape: Shape, number: int, memory: str, work: Path) -> LongRun:
+def run_on_spark(
+    name: str, workload: Workload, shape: Shape, number: int, memory: str, work: Path, shards: int
+) -> LongRun:
     """Both parts of a run, each in a process; raises `WrongOutcomeError`."""
-    shards = max(FEWEST_SHARDS, shape.waiting // WAITING_A_SHARD)
     with TemporaryDirectory(prefix=f"long-{name}-", dir=work) as folder:
         files = workload.drawn.batches
         steady, restarted = (
@@ -193,6 +196,9 @@ def main(
     events: Annotated[int, typer.Option(min=0, help="Events a batch of the series fixed; 0: from --waiting.")] = 0,
     rounds: Annotated[int, typer.Option(min=1, help="Times that each contender runs.")] = 3,
     contenders: Annotated[str, typer.Option(help=f"Some of {', '.join(NAMES)}.")] = "blob,log,join",
+    waiting_a_shard: Annotated[
+        int, typer.Option(min=1, help=f"Operations that wait in a shard; there are at least {FEWEST_SHARDS} shards.")
+    ] = WAITING_A_SHARD,
     memory: Annotated[str, typer.Option(help="Heap of each JVM.")] = "3g",
     json: Annotated[Path, typer.Option(help="Where all numbers go.")] = RESULTS / "long_waits.json",
     picture: Annotated[Path, typer.Option(help="Where the picture goes.")] = RESULTS / "long_waits.svg",
@@ -206,7 +212,14 @@ def main(
     facts = machine()
     console.print(machine_line(facts), soft_wrap=True)
     try:
-        runs = measure(shapes, names, rounds, memory, lambda line: console.print(line, soft_wrap=True))
+        runs = measure(
+            shapes,
+            names,
+            rounds,
+            memory,
+            lambda line: console.print(line, soft_wrap=True),
+            waiting_a_shard=waiting_a_shard,
+        )
     except WrongOutcomeError as error:
         console.print(f"wrong outcomes: {error}", soft_wrap=True)
         raise typer.Exit(1) from error

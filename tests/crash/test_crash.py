@@ -104,8 +104,9 @@ def kill_in_turn(folder: Path, failpoints: Sequence[str]) -> int:
 
 
 @pytest.mark.spark
-def test_kills_in_parts_and_after_the_commit_lose_and_double_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    rows = kill_in_turn(tmp_path, (IN_PARTS, "after drain commit"))
+@pytest.mark.parametrize("failpoint", ["after drain commit", pytest.param(IN_PARTS, marks=pytest.mark.long)])
+def test_a_kill_loses_and_doubles_nothing(spark: SparkSession, tmp_path: Path, failpoint: str) -> None:
+    rows = kill_in_turn(tmp_path, (failpoint,))
     run(spark, tmp_path)
     assert wrong(numbers(spark, tmp_path), rows) == ""
 
