@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from spark_purgatory.doctor.machine import delta_finding, java_finding, pyspark_finding
+from spark_purgatory.terminal import terminal
 from spark_purgatory.version import __version__
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -53,7 +53,7 @@ def doctor(
     from spark_purgatory.doctor.report import DoctorRequest, run_doctor
 
     request = DoctorRequest(spark or remote is not None, checkpoint, table, remote, conf or [], json)
-    raise typer.Exit(run_doctor(request, Console()))
+    raise typer.Exit(run_doctor(request, terminal()))
 
 
 def require_spark(what: str, needs_delta: bool = True) -> None:
@@ -61,7 +61,7 @@ def require_spark(what: str, needs_delta: bool = True) -> None:
     for finding in (java_finding(), pyspark_finding(), *([delta_finding()] if needs_delta else [])):
         if finding.remedy:
             sentence = f"{what} runs on Spark, which needs {finding.what} ({finding.found}): {finding.remedy}."
-            Console(stderr=True).print(sentence, soft_wrap=True, highlight=False)
+            terminal(stderr=True).print(sentence, soft_wrap=True, highlight=False)
             raise typer.Exit(1)
 
 
@@ -78,7 +78,7 @@ def demo(
     require_spark("The demo")
     from spark_purgatory.demo.runner import DemoRequest, run_demo
 
-    raise typer.Exit(run_demo(DemoRequest(dir, operations, seed, keep or dir is not None), Console()))
+    raise typer.Exit(run_demo(DemoRequest(dir, operations, seed, keep or dir is not None), terminal()))
 
 
 @app.command()
@@ -115,7 +115,7 @@ def check(
     """
     from spark_purgatory.job.check_file import check_file
 
-    raise typer.Exit(check_file(conf, set_ or (), Console()))
+    raise typer.Exit(check_file(conf, set_ or (), terminal()))
 
 
 @app.command()
@@ -139,7 +139,7 @@ def pending(
 
     names = None if columns is None else [name.strip() for name in columns.split(",")]
     request = PendingRequest(checkpoint, where, order_by, names, limit, batch_id, prefix, json, conf or [])
-    raise typer.Exit(show_pending(request, Console()))
+    raise typer.Exit(show_pending(request, terminal()))
 
 
 @app.command()
@@ -157,4 +157,4 @@ def report(
     require_spark("The report")
     from spark_purgatory.job.show_report import write_report
 
-    raise typer.Exit(write_report(checkpoint, table, output, outcome_prefix, conf or [], Console()))
+    raise typer.Exit(write_report(checkpoint, table, output, outcome_prefix, conf or [], terminal()))

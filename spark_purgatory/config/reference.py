@@ -28,6 +28,25 @@ PARTS = (
     ("RecordAccumulator", "output", SinkOptions),
 )
 
+REST = """
+## The rest of a job's file
+
+| Section | Takes | Default | Meaning |
+| --- | --- | --- | --- |
+| `name` | text | await_completion | The query's name, in logs and metrics. |
+| `checkpoint` | text | must be given | The query's checkpoint. |
+| `trigger` | `processingTime: 10 seconds` or `availableNow: true` | 10 seconds | When a micro-batch starts. |
+| `metrics` | `prometheus_port`, `json_lines`, `opentelemetry`, `gauges_every` | none | [Their places](metrics.md). |
+| `dead_letters` | `path`, `checkpoint` | none | A Delta table of [rows that cannot be read](operations.md). |
+| `state_store` | hdfs or rocksdb | what the host needs, else hdfs | Where Spark keeps the state. |
+| `packages` | list of texts | none | Maven coordinates for the session, such as Kafka's source. |
+| `spark` | settings by name | none | Settings of the Spark session. |
+| `summary` | true or false | true | Whether the run ends with a table of its outcomes. |
+| `heartbeats` | true or false | true | With `idle_after`: false while a backlog is read. |
+
+`source`, in `operations` and `completions`, is where an input is read from: conf/ has an example of each format.
+"""
+
 
 def options_of(declared: type) -> dict[str, tuple[Option, Any]]:
     """Every option of a class by name, with its default; ``dataclasses.MISSING`` where it must be given."""
@@ -51,7 +70,7 @@ def reference() -> str:
         for option_name, (option, default) in options_of(declared).items():
             takes = " or ".join(f'"{choice}"' for choice in option.choices) or option.kind
             parts.append(f"| `{option_name}` | {takes} | {_default(default)} | {option.text} |\n")
-    return "".join(parts)
+    return "".join([*parts, REST])
 
 
 def _default(value: object) -> str:

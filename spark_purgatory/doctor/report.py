@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from spark_purgatory.doctor.finding import Finding
 from spark_purgatory.doctor.machine import delta_finding, java_finding, machine_findings, pyspark_finding
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.arguments import log_file, place_of, settings_from
+from spark_purgatory.terminal import terminal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,7 +50,7 @@ def run_doctor(request: DoctorRequest, console: Console) -> int:
     try:
         settings = settings_from(request.settings)
     except ConfigError as error:
-        Console(stderr=True).print(str(error), soft_wrap=True, highlight=False)
+        terminal(stderr=True).print(str(error), soft_wrap=True, highlight=False)
         return EXIT_WRONG
     findings = list(findings_of(request, settings))
     if request.as_json:
@@ -139,7 +140,7 @@ def _table(findings: Iterable[Finding]) -> Table:
     table.add_column(overflow="fold")
     for finding in findings:
         colour = COLOURS[finding.status]
-        table.add_row(f"[{colour}]{finding.status}[/{colour}]", escape(finding.what), escape(finding.found))
+        table.add_row(Text(finding.status, colour), finding.what, finding.found)
         if finding.remedy:
-            table.add_row("", "", escape(f"-> {finding.remedy}"))
+            table.add_row("", "", f"-> {finding.remedy}")
     return table

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from spark_purgatory.config import PurgatoryOptions
@@ -15,6 +14,7 @@ from spark_purgatory.core.spec.criteria import NUMBERED, VALUED, ByRow
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import DeltaSource, Input, JobConfig, KafkaSource, purgatory_arguments
+from spark_purgatory.terminal import terminal
 
 EXIT_CONFIG = 2
 
@@ -25,13 +25,13 @@ def check_file(conf: Path, changes: Sequence[str], console: Console) -> int:
         config = load_config(conf, changes)
         options = PurgatoryOptions(**purgatory_arguments(config))
     except ConfigError as error:
-        Console(stderr=True).print(str(error), style="red", soft_wrap=True, markup=False, highlight=False)
+        terminal(stderr=True).print(str(error), style="red", soft_wrap=True, highlight=False)
         return EXIT_CONFIG
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in described(config, options):
-        table.add_row(name, escape(text))
+        table.add_row(name, text)
     console.print(table)
     console.print(f"{conf} is right. Columns, their types and the places are checked when the job starts.")
     return 0

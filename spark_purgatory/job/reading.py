@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pyspark.errors import AnalysisException, PySparkException
-from rich.console import Console
 
 from spark_purgatory.errors import PurgatoryError
+from spark_purgatory.terminal import terminal
 
 EXIT_FAILED, EXIT_WRONG = 1, 2
 
 
 def guarded_reading(place: str, read: Callable[[], None]) -> int:
     """Call ``read``; the exit code, 0 if it raised nothing, with the error in one line on stderr if it did."""
-    errors = Console(stderr=True)
+    errors = terminal(stderr=True)
     try:
         read()
     except (PurgatoryError, AnalysisException) as error:

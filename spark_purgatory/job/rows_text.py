@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
-from rich.markup import escape
 from rich.measure import Measurement
 from rich.rule import Rule
 from rich.table import Table
@@ -28,7 +27,7 @@ def rows_text(
     for name in names:
         table.add_column(name, no_wrap=True)
     for cells in texts:
-        table.add_row(*map(escape, cells))
+        table.add_row(*cells)
     if Measurement.get(console, console.options.update(max_width=ANY_WIDTH), table).maximum <= console.width:
         return table
     return Group(*(_block(number, names, cells) for number, cells in enumerate(texts, 1)))
@@ -39,7 +38,7 @@ def _block(number: int, names: Sequence[str], cells: Sequence[str]) -> Group:
     lines.add_column(style="bold", no_wrap=True)
     lines.add_column(overflow="fold")
     for name, text in zip(names, cells, strict=True):
-        lines.add_row(escape(name), escape(text))
+        lines.add_row(name, text)
     return Group(Rule(f"{number}", align="left", style="dim"), lines)
 
 

@@ -29,6 +29,7 @@ from spark_purgatory.job.sources import outcomes_of
 from spark_purgatory.job.summary import Summary, Tally, file_sizes, print_summary, state_tally, summarise
 from spark_purgatory.spark.monitoring.monitor import monitor
 from spark_purgatory.spark.sink.record_accumulator import AccumulatorQuery, RecordAccumulator
+from spark_purgatory.terminal import terminal
 
 POLL_SECONDS = 0.25
 """How often progress is read, and how long a signal waits at most."""
@@ -183,7 +184,7 @@ def run_file(conf: Path, changes: Sequence[str], spark_log: Path | None, show_tr
     Returns:
         The exit code: 0 done or stopped by SIGTERM, 130 stopped by ctrl-C, 1 the query failed, 2 the file is wrong.
     """
-    console, errors = Console(), Console(stderr=True)
+    console, errors = terminal(), terminal(stderr=True)
     stop = StopRequest()
 
     def body() -> int:

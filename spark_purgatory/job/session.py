@@ -13,6 +13,7 @@ There are three ways to be started, and each leads to the same session:
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from typing import Any, TextIO
 import pyspark
 from delta import configure_spark_with_delta_pip
 from pyspark import java_gateway
+from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from spark_purgatory.config import parse_duration
@@ -52,6 +54,8 @@ LOCAL_CHECKPOINT = {
 }
 IDLE_WORKER_US = 60_000_000
 """Spark ends a Python worker that had no work for a minute."""
+TALKERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+"""They print every error of Spark's analysis as five thousand characters of JSON; the commands say it in a line."""
 # spark-submit's word on the process it started, of no use to another one.
 NOT_HANDED_ON = ("spark.submit.", "spark.app.", "spark.files", "spark.repl.")
 
@@ -133,6 +137,8 @@ def reading_session(settings: Mapping[str, str], jvm_log: Path | None = None, de
 
 
 def _session_with(settings: Mapping[str, str], packages: list[str] | None = None) -> SparkSession:
+    for name in TALKERS:
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     builder: Any = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from rich.console import Console
 
+from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.arguments import log_file, settings_from
 from spark_purgatory.job.reading import guarded_reading
 from spark_purgatory.job.rows_text import rows_text
@@ -32,14 +36,24 @@ class PendingRequest:
     settings: Sequence[str]
 
 
+@dataclass(frozen=True)
+class Found:
+    """What the checkpoint holds of it."""
+
+    columns: Sequence[str]
+    rows: Sequence[dict[str, Any]]
+    count: int
+    watermark_ms: int | None
+
+
 def show_pending(request: PendingRequest, console: Console) -> int:
     """Print what waits; the exit code."""
-    found: list[tuple[list[str], list[dict[str, Any]], int]] = []
+    found: list[Found] = []
 
     def read() -> None:
         spark = reading_session(settings_from(request.settings), log_file())
         waiting = pending(spark, request.checkpoint, batch_id=request.batch_id, prefix=request.prefix)
-        chosen = waiting.where(request.where)
+        chosen = _where(waiting, request.where)
         order_by = request.order_by
         if order_by == "remaining_ms":
             order_by = f"{request.prefix}remaining_ms"
@@ -47,35 +61,50 @@ def show_pending(request: PendingRequest, console: Console) -> int:
         if request.columns is not None:
             shown = shown.select(*request.columns)
         rows = [json.loads(text) for (text,) in shown.limit(request.limit).select(F.to_json(F.struct("*"))).collect()]
-        found.append((shown.columns, rows, chosen.count()))
+        seen_ms = F.unix_millis(f"{request.prefix}created_at") + F.col(f"{request.prefix}age_ms")
+        count, watermark_ms = chosen.agg(F.count(F.lit(1)), F.max(seen_ms)).first() or (0, None)
+        found.append(Found(shown.columns, rows, count, watermark_ms))
 
     if code := guarded_reading(request.checkpoint, read):
         return code
-    columns, rows, count = found[0]
     if request.as_json:
-        for row in rows:
+        for row in found[0].rows:
             console.out(json.dumps(row, ensure_ascii=False), highlight=False)
     else:
-        _print(rows, columns, count, request, console)
+        _print(found[0], request, console)
     return 0
 
 
-def _print(
-    rows: Sequence[dict[str, Any]], columns: Sequence[str], count: int, request: PendingRequest, console: Console
-) -> None:
-    empty = [] if request.columns else [name for name in columns if all(row.get(name) is None for row in rows)]
+def _where(waiting: DataFrame, condition: str) -> DataFrame:
+    try:
+        return waiting.where(condition)
+    except AnalysisException as error:
+        if not (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
+            raise
+        said = (error.getMessage() or str(error)).splitlines()[0]
+        raise ConfigError(f"--where {condition!r}: {said} (Text needs quotes: \"order_id = 'A-7'\")") from error
+
+
+def _print(found: Found, request: PendingRequest, console: Console) -> None:
+    rows, count = found.rows, found.count
+    empty = [] if request.columns else [name for name in found.columns if all(row.get(name) is None for row in rows)]
     if rows:
         durations = [f"{request.prefix}{name}" for name in ("age_ms", "remaining_ms")]
-        console.print(rows_text(rows, [name for name in columns if name not in empty], durations, console))
-    console.print(
-        f"{count:,} waiting" + (f", {len(rows):,} shown" if len(rows) < count else ""), highlight=False, markup=False
-    )
+        console.print(rows_text(rows, [name for name in found.columns if name not in empty], durations, console))
+    console.print(f"{count:,} waiting" + (f", {len(rows):,} shown" if len(rows) < count else ""), highlight=False)
     if rows and empty:
-        console.print(f"Without a value in these rows: {', '.join(empty)}", highlight=False, markup=False)
+        console.print(f"Without a value in these rows: {', '.join(empty)}", highlight=False)
+    if found.watermark_ms is not None:
+        watermark = datetime.fromtimestamp(found.watermark_ms // 1000, UTC)
+        console.print(
+            f"Watermark: {watermark:%Y-%m-%dT%H:%M:%SZ}. An operation expires when it reaches the deadline, whatever "
+            "the clock says.",
+            soft_wrap=True,
+            highlight=False,
+        )
     if not count and request.where != "true":
         console.print(
-            f"Nothing waits where {request.where}: it has ended, and is in the table of outcomes, or its row has not "
-            "been read yet",
+            f"Nothing waits where {request.where}: its outcome is in the table, or its row has not been read yet",
+            soft_wrap=True,
             highlight=False,
-            markup=False,
         )

@@ -42,9 +42,12 @@ class Alert:
 ALERTS = (
     Alert(
         "NoMicroBatch",
-        f"increase({PREFIX}batches_total[15m]) == 0",
+        # The second half: where the process has gone, its series are not there to stand still.
+        f"increase({PREFIX}batches_total[15m]) == 0"
+        f" or last_over_time({PREFIX}batches_total[6h]) unless {PREFIX}batches_total",
         5,
-        "The query has stopped, or a micro-batch hangs: look at its log and at the drains.",
+        "The query has stopped, its process has gone (this half stays for 6 hours), or a micro-batch hangs: look at "
+        "its log and at the drains. Other alerts say nothing meanwhile.",
     ),
     Alert(
         "WatermarkStands",
@@ -56,9 +59,9 @@ ALERTS = (
     Alert(
         "OperationsExpire",
         f'sum by (query) (rate({PREFIX}outcomes_total{{status="expired"}}[30m]))'
-        f" > 0.2 * sum by (query) (rate({PREFIX}outcomes_total[30m]))",
+        f' > 0.2 * sum by (query) (rate({PREFIX}outcomes_total{{status!~"duplicate|rejected"}}[30m]))',
         15,
-        "A fifth of the outcomes are EXPIRED: the events that complete them are missing or late.",
+        "A fifth of the operations that end are EXPIRED: the events that complete them are missing or late.",
     ),
     Alert(
         "TableTakesNothing",

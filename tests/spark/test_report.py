@@ -116,8 +116,15 @@ def test_both_commands_answer_and_name_what_is_wrong(spark: SparkSession, tmp_pa
     shown = command("pending", str(landing.checkpoint), "--where", "id = 'new'", "--columns", "id,progress", "--json")
     assert shown.exit_code == 0, shown.stderr
     assert [json.loads(line) for line in shown.stdout.splitlines()] == [{"id": "new", "progress": "0 of 1"}]
+    shown = command("pending", str(landing.checkpoint), "--where", "id = 'new'")
+    assert re.search(
+        r"^Watermark: \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\. An operation expires when", shown.stdout, re.MULTILINE
+    )
+    shown = command("pending", str(landing.checkpoint), "--where", "id = 'ended'")
+    assert "0 waiting\nNothing waits where id = 'ended': its outcome is in the table" in shown.stdout
     for words, said in (
         (["pending", str(tmp_path / "none")], "is no checkpoint of a streaming query"),
+        (["pending", str(landing.checkpoint), "--where", "id = new1"], "(Text needs quotes: \"order_id = 'A-7'\")"),
         (["pending", str(landing.checkpoint), "--where", "no_such = 1"], "no_such"),
         (["pending", str(landing.checkpoint), "--conf", "master"], "--conf 'master' must be NAME=VALUE"),
         (["report", str(landing.checkpoint), "table", "--conf", "=x"], "--conf '=x' must be NAME=VALUE"),

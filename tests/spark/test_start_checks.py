@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
+import venv
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.state import GroupState
 
-from spark_purgatory import RecordAccumulator
+from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria
 from spark_purgatory.errors import (
     ConfigError,
     PurgatoryError,
@@ -304,3 +307,26 @@ def test_a_windowed_aggregation_in_append_mode_gives_each_result_once(stream: St
     stream.add(2).run(counts)
     found = Counter({row["n"]: row["count"] for row in stream.table().collect()})
     assert found == every(3)
+
+
+def test_a_python_without_the_packages_is_named_before_its_workers_start(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = tmp_path / "venv"
+    venv.create(bare, with_pip=False)
+    python = str(bare / "bin" / "python")
+    rows = spark.createDataFrame([("a", "k", datetime(2026, 1, 1))], "id string, key string, time timestamp")
+    asked = Purgatory(
+        operations=Operations(id="id", keys="key", created="time", timeout="1 hour"),
+        completions=Completions(key="key", time="time"),
+        criterion=criteria.any_key(),
+    )
+    assert asked.resolve(rows, rows).count() == 1
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", python)
+    with pytest.raises(ConfigError) as refusal:
+        asked.resolve(rows, rows)
+    said = str(refusal.value)
+    assert python in said and "No module named 'numpy'" in said and f"PYSPARK_PYTHON={sys.executable}" in said
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(tmp_path / "none"))
+    with pytest.raises(ConfigError, match="which is not there"):
+        asked.resolve(rows, rows)

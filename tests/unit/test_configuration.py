@@ -15,7 +15,17 @@ from spark_purgatory.config import PurgatoryOptions, SinkOptions
 from spark_purgatory.config.reference import options_of, reference
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.config_file import JobConfigError, load_config
-from spark_purgatory.job.job_config import CompletionsInput, Input, JobConfig, OperationsInput, Output, Rules
+from spark_purgatory.job.job_config import (
+    CompletionsInput,
+    DeadLetters,
+    Input,
+    JobConfig,
+    MetricsOutput,
+    OperationsInput,
+    Output,
+    Rules,
+    Trigger,
+)
 from spark_purgatory.job.sources import purgatory_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -165,6 +175,15 @@ def test_the_reference_is_current() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == reference(), (
         "run python -m spark_purgatory.config.reference > docs/configuration.md"
     )
+
+
+def test_the_reference_names_every_section_of_a_jobs_file() -> None:
+    page = reference()
+    for section, declared in (("", JobConfig), ("metrics", MetricsOutput), ("dead_letters", DeadLetters)):
+        for name in declared.model_fields:
+            assert f"`{name}`" in page, f"{section} {name}"
+    for name in Trigger.model_fields:
+        assert f"`{name}: " in page, name
 
 
 def test_dropped_columns_are_named_in_python_and_in_the_file(tmp_path: Path) -> None:

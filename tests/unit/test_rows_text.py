@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
 from spark_purgatory.job.rows_text import rows_text
+from spark_purgatory.terminal import terminal
 
 ROWS = [
     {"id": "A-1", "missing_keys": ["A-1/stock", "A-1/[bold]credit"], "remaining_ms": 1_640_000},
@@ -16,7 +18,7 @@ ROWS = [
 
 def printed(width: int) -> list[str]:
     out = StringIO()
-    console = Console(file=out, width=width)
+    console = Console(file=out, width=width, markup=False)
     console.print(rows_text(ROWS, ["id", "missing_keys", "remaining_ms"], ["remaining_ms"], console))
     return out.getvalue().splitlines()
 
@@ -34,3 +36,8 @@ def test_a_narrow_one_gets_a_block_for_each_row_with_whole_words() -> None:
     assert [line[0] for line in lines if "─" in line] == ["1", "2"], "a heading for each row"
     assert "missing_keys  A-1/stock, A-1/[bold]credit" in lines
     assert "remaining_ms  1640000 (27.3 min)" in lines
+
+
+def test_what_to_install_keeps_its_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal(stderr=True).print("pip install 'spark-purgatory[plot]'", highlight=False)
+    assert capsys.readouterr().err == "pip install 'spark-purgatory[plot]'\n"

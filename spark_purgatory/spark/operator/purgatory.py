@@ -21,7 +21,7 @@ from spark_purgatory.schema import COUNTERS, OUTCOME_COLUMNS
 from spark_purgatory.spark.host.blob_host import STATE_DDL, batch_function, stream_function
 from spark_purgatory.spark.host.calls import RESULT_DDL, Broadcast
 from spark_purgatory.spark.host.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
-from spark_purgatory.spark.host.requirements import check_log_host
+from spark_purgatory.spark.host.requirements import check_local_workers, check_log_host
 from spark_purgatory.spark.operator.event_times import instant_ms
 from spark_purgatory.spark.operator.inputs import (
     WATERMARK_METADATA,
@@ -245,6 +245,7 @@ class Purgatory(PurgatoryOptions):
         right = events_input(completions, self.completions, replace(reading, is_chained=chained[1]))
         check_compared(left.types, right.types)
         check_quorum(self.criterion, self.operations.keys, left.several_keys)
+        check_local_workers(operations.sparkSession)
         broadcast = is_broadcast(self, left.several_keys)
         sent = Broadcast(self.shards or 1, self.max_broadcast_bytes) if broadcast else None
         packed = self._pack(left, OPERATIONS, columns).unionByName(self._pack(right, EVENTS, broadcast=broadcast))
