@@ -29,8 +29,9 @@ CONF = Path(__file__).with_name("orders.yaml")
 MARKER = "demo.json"
 CLASS_ARCHIVE = ROOT / ".venv" / "spark.jsa"
 """Spark's classes as a JVM wants them in memory, if `make test` has made it: a first query's end after 12 s, not 17."""
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a JVM that lives for minutes: half of them would go into compiling well what runs a few times."""
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
+"""For a JVM that lives for minutes: half of them would go into compiling well what runs a few times. With one compiler
+Java reserves 48 MB for code, not 240, and a stream of some hundred micro-batches ends in a VirtualMachineError."""
 if CLASS_ARCHIVE.exists() and " " not in str(CLASS_ARCHIVE):
     # Of another Java it is passed over; the JVM would report it on its output.
     QUICK_JAVA += f" -XX:SharedArchiveFile={CLASS_ARCHIVE} -Xlog:disable"

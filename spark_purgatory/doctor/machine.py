@@ -12,7 +12,8 @@ import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from spark_purgatory.doctor.finding import Finding
+from spark_purgatory.doctor.finding import Finding, note
+from spark_purgatory.worker_python import why_unfit
 
 JAVA_MIN, PYTHON_MIN = 17, (3, 11)
 PYSPARK, DELTA_SPARK = "4.2.0", "4.4.0"
@@ -69,24 +70,15 @@ def delta_finding() -> Finding:
 def worker_python_finding() -> Finding:
     """Whether Spark's workers will run this Python, which has the packages."""
     name = "PYSPARK_PYTHON"
+    remedy = f"export {name}={sys.executable}"
     value = os.environ.get(name)
-    if value is None:
-        return Finding(name, "not set; the demo and the jobs set it to this Python")
-    path = shutil.which(value)
-    if path is None:
-        return Finding(name, f"{value}, which is not there", f"export {name}={sys.executable}")
-    if Path(path) == Path(sys.executable):
-        return Finding(name, "this Python")
-    can = subprocess.run([path, "-c", "import numpy, pandas, pyarrow"], capture_output=True, check=False)
-    same = _version_of(path) == sys.version_info[:2]
-    remedy = "" if can.returncode == 0 and same else f"export {name}={sys.executable}"
-    return Finding(name, f"{path}, another Python{'' if not remedy else ' that does not fit'}", remedy)
-
-
-def _version_of(python: str) -> tuple[int, ...]:
-    code = "import sys; print(*sys.version_info[:2])"
-    said = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False).stdout
-    return tuple(map(int, said.split()))
+    if value:
+        why = why_unfit(value)
+        return Finding(name, f"{value}, {why}" if why else value, remedy if why else "")
+    if why := why_unfit("python3"):
+        # A note: the demo and the jobs set it to this Python.
+        return note(name, f"not set: a script of your own would run its workers with python3, {why}; {remedy}")
+    return Finding(name, "not set: workers run python3, which fits")
 
 
 def jars_finding() -> Finding:

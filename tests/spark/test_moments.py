@@ -15,12 +15,15 @@ from pyspark.sql import SparkSession
 from spark_purgatory import RecordAccumulator, gauges, metrics, monitor, pending
 from spark_purgatory.job.report import read_report
 from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
+from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 MOMENTS = 20
+ALL_REPORTS = {"spark.sql.streaming.numRecentProgressUpdates": "100000"}
+"""Spark keeps the last 100 reports, too few to add up the rows of all micro-batches."""
 
 
 def until(condition: Callable[[], Any], seconds: float = 90) -> None:
@@ -59,7 +62,8 @@ def test_all_views_agree_with_a_count_at_twenty_moments(spark: SparkSession, tmp
     sink = RecordAccumulator(path=str(tmp_path / "table"), linger="4 seconds", batch_size="1 MiB")
     outcomes = purgatory(max_future="20 days").resolve(*landing.frames(spark))
     checkpoint = str(landing.checkpoint)
-    query = sink.write_stream(outcomes, checkpoint=checkpoint, trigger={"processingTime": "300 milliseconds"})
+    with settings(spark, ALL_REPORTS):
+        query = sink.write_stream(outcomes, checkpoint=checkpoint, trigger={"processingTime": "300 milliseconds"})
     monitor(query, samples.append, gauges_every="1 second")
     landed: dict[str, dict[str, Any]] = {}
     count = 0

@@ -326,7 +326,11 @@ def test_a_python_without_the_packages_is_named_before_its_workers_start(
     with pytest.raises(ConfigError) as refusal:
         asked.resolve(rows, rows)
     said = str(refusal.value)
-    assert python in said and "No module named 'numpy'" in said and f"PYSPARK_PYTHON={sys.executable}" in said
+    assert (
+        python in said
+        and "lacks packages (ModuleNotFoundError: No module named 'numpy')" in said
+        and f"PYSPARK_PYTHON={sys.executable}" in said
+    )
     monkeypatch.setattr(spark.sparkContext, "pythonExec", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="which is not there"):
         asked.resolve(rows, rows)

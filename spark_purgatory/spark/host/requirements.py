@@ -5,17 +5,14 @@ from __future__ import annotations
 import importlib.util
 import logging
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 
 import pyspark
 from pyspark.sql import SparkSession, is_remote
 
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.worker_python import why_unfit
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -32,9 +29,6 @@ LOG_HOST_SETTINGS: Mapping[str, str] = {
 """Settings of a session for ``Purgatory(host="transformWithState")``: it needs the first, the others make it faster."""
 OLDEST_SPARK = (4, 1)
 
-WORKER_PACKAGES = ("numpy", "pandas", "pyarrow")
-"""What a Python needs to run the workers; how it finds ``spark_purgatory`` is Spark's matter too."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -47,25 +41,11 @@ def check_local_workers(spark: SparkSession) -> None:
     if is_remote() or not (spark.sparkContext.master or "").startswith("local"):
         return
     executable = spark.sparkContext.pythonExec
-    if why := _cannot_work(executable):
+    if why := why_unfit(executable):
         raise ConfigError(
             f"Spark would run its Python workers with {executable!r}, {why}: set the environment variable "
             f"PYSPARK_PYTHON={sys.executable} before the session starts"
         )
-
-
-@cache
-def _cannot_work(executable: str) -> str:
-    path = shutil.which(executable)
-    if path is None:
-        return "which is not there"
-    if Path(path) == Path(sys.executable):
-        return ""
-    imports = f"import {', '.join(WORKER_PACKAGES)}"
-    tried = subprocess.run([path, "-c", imports], capture_output=True, text=True, check=False)
-    if tried.returncode == 0:
-        return ""
-    return f"which is {path} and said {tried.stderr.strip().splitlines()[-1]!r} to {imports!r}"
 
 
 def check_log_host(spark: SparkSession) -> None:

@@ -165,7 +165,8 @@ class DeltaTarget:
         if spark.conf.get(AUTO_MERGE, "false") == "true":
             return
         known = {field.name.lower(): field.dataType for field in there.fields}
-        strange = [field.name for field in staged.fields if field.name.lower() not in known]
+        new = [field for field in staged.fields if field.name.lower() not in known]
+        strange = [field.name for field in new]
         other = [
             change
             for field in staged.fields
@@ -175,7 +176,10 @@ class DeltaTarget:
         if strange or other:
             lacks = f"lacks {', '.join(strange)}" if strange else ""
             differs = f"has other types for {', '.join(other)}" if other else ""
+            added = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in new)
+            place = self.table or f"delta.`{self.path}`"
+            remedy = f"Run ALTER TABLE {place} ADD COLUMNS ({added})" if new else "ALTER TABLE, or cast the columns"
             raise SchemaMismatchError(
                 f"table {self} {' and '.join(filter(None, (lacks, differs)))}, which the rows have. Nothing was "
-                f"written, staged rows wait. ALTER TABLE ... ADD COLUMNS, or {AUTO_MERGE}=true, and start again"
+                f"written; rows that are staged already wait. {remedy}, or set {AUTO_MERGE}=true, and start again"
             )
