@@ -27,12 +27,16 @@ ANYTHING = frozenset({"*"})
 OWN_IMPORTS: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "version": frozenset(),
+    "worker_python": frozenset(),
+    "terminal": frozenset(),
     "core": frozenset({"core", "errors"}),
     "accumulator": frozenset({"accumulator", "errors"}),
     "schema": frozenset({"schema", "errors"}),
     "config": frozenset({"config", "core", "accumulator", "schema", "errors"}),
     "metrics": frozenset({"metrics", "config", "schema", "errors"}),
-    "spark": frozenset({"spark", "core", "accumulator", "config", "schema", "metrics", "errors", "version"}),
+    "spark": frozenset(
+        {"spark", "core", "accumulator", "config", "schema", "metrics", "errors", "version", "worker_python"}
+    ),
     "testing": ANYTHING,
     "job": ANYTHING,
     "demo": ANYTHING,
@@ -48,6 +52,7 @@ INSTALLED_ALWAYS = frozenset({"numpy", "pandas", "pyarrow"})
 THIRD_PARTY: dict[str, frozenset[str]] = {
     "core": frozenset({"numpy", "pyarrow"}),
     "accumulator": frozenset(),
+    "terminal": frozenset({"rich"}),
     "errors": frozenset(),
     "spark": INSTALLED_ALWAYS | {"delta", "py4j", "pyspark"},
     "metrics": INSTALLED_ALWAYS | {"prometheus_client", "opentelemetry", "grafana_foundation_sdk"},

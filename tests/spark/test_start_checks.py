@@ -322,7 +322,7 @@ def test_a_python_without_the_packages_is_named_before_its_workers_start(
         criterion=criteria.any_key(),
     )
     assert asked.resolve(rows, rows).count() == 1
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", python)
+    monkeypatch.setenv("PYSPARK_PYTHON", python)
     with pytest.raises(ConfigError) as refusal:
         asked.resolve(rows, rows)
     said = str(refusal.value)
@@ -331,6 +331,6 @@ def test_a_python_without_the_packages_is_named_before_its_workers_start(
         and "lacks packages (ModuleNotFoundError: No module named 'numpy')" in said
         and f"PYSPARK_PYTHON={sys.executable}" in said
     )
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(tmp_path / "none"))
+    monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match="which is not there"):
         asked.resolve(rows, rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -38,9 +39,9 @@ def check_local_workers(spark: SparkSession) -> None:
     That happens where a virtual environment's Python is called by its path: Spark takes the ``python3`` of the PATH.
     The workers' own error is hundreds of lines long. On a cluster, `doctor` asks the workers.
     """
-    if is_remote() or not (spark.sparkContext.master or "").startswith("local"):
+    if is_remote() or not (spark.conf.get("spark.master", None) or "").startswith("local"):
         return
-    executable = spark.sparkContext.pythonExec
+    executable = os.environ.get("PYSPARK_PYTHON") or "python3"
     if why := why_unfit(executable):
         raise ConfigError(
             f"Spark would run its Python workers with {executable!r}, {why}: set the environment variable "
