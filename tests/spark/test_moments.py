@@ -68,8 +68,8 @@ def test_all_views_agree_with_a_count_at_twenty_moments(spark: SparkSession, tmp
     sink = RecordAccumulator(path=str(tmp_path / "table"), linger="4 seconds", batch_size="1 MiB")
     outcomes = purgatory(max_future="20 days").resolve(*landing.frames(spark))
     checkpoint = str(landing.checkpoint)
-    query = sink.write_stream(outcomes, checkpoint=checkpoint, trigger={"processingTime": "300 milliseconds"})
-    monitor(query, samples.append, gauges_every="1 second")
+    query = sink.write_stream(outcomes, checkpoint=checkpoint, trigger={"processingTime": "2 seconds"})
+    monitor(query, samples.append, gauges_every="2 seconds")
     landed: dict[str, dict[str, Any]] = {}
     count = 0
     try:
