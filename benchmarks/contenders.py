@@ -9,6 +9,7 @@ Those that decide outcomes return rows with a column ``status``; the floors retu
 | log | the same hosted by ``transformWithState``: snapshot and log, over RocksDB |
 | join | Spark's own stream-stream left outer join, in the JVM |
 | identity | the packed exchange of ours: both ``mapInArrow`` stages and the state function, without an engine |
+| identity_log | the same through ``transformWithState`` |
 | identity_rows | the state function over plain rows, as pandas |
 | jvm_only | a shuffle; no Python, no state |
 | join_rocksdb | the same join over Spark's RocksDB store |
@@ -25,10 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from benchmarks.inputs import ROWS, as_rows, read_sides
 from benchmarks.per_operation import per_operation, with_timers
@@ -107,7 +109,7 @@ def join(spark: SparkSession, folder: Path, shards: int, longest_delay_minutes: 
     )
 
 
-def identity(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
+def identity(spark: SparkSession, folder: Path, shards: int, host: str = "applyInPandasWithState") -> DataFrame:
     """What the packed exchange costs by itself: pack, shuffle, hand over, unpack."""
     ddl = EXCHANGE_DDL.format(shard_type="int")
     engine = [F.xxhash64("key").alias("route"), F.col("time").alias("guarded")]
@@ -116,15 +118,13 @@ def identity(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
         for side, rows in zip((OPERATIONS, EVENTS), as_rows(spark, folder), strict=True)
     ]
     marker = F.lit(None).cast("timestamp").alias("marker", metadata={WATERMARK_METADATA: 0})
-    handed = (
-        packed[0]
-        .unionByName(packed[1])
-        .select("shard", "side", "blob", marker)
-        .groupBy("shard")
-        .applyInPandasWithState(
+    groups = packed[0].unionByName(packed[1]).select("shard", "side", "blob", marker).groupBy("shard")
+    if host == "transformWithState":
+        handed = groups.transformWithState(_HandOver(), "blob binary", "append", "EventTime")
+    else:
+        handed = groups.applyInPandasWithState(
             _hand_over_blobs, "blob binary", "blob binary", "append", GroupStateTimeout.EventTimeTimeout
         )
-    )
     fields = T.StructType(
         [*(field for field in ROWS.fields if field.name != "side"), T.StructField("ahead", T.BooleanType())]
     )
@@ -134,6 +134,21 @@ def identity(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
 def _hand_over_blobs(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
     for frame in frames:
         yield frame[["blob"]]
+
+
+class _HandOver(StatefulProcessor):
+    """`_hand_over_blobs` as the processor of ``transformWithState``."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """No state."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        """The blobs as they came."""
+        for row in rows:
+            yield Row(blob=row["blob"])
+
+    def close(self) -> None:
+        """Nothing to do."""
 
 
 def identity_rows(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
@@ -159,6 +174,7 @@ def jvm_only(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
 
 ROCKSDB = {PROVIDER: ROCKSDB_PROVIDER}
 log = partial(ours, host="transformWithState")
+identity_log = partial(identity, host="transformWithState")
 
 CONTENDERS = {
     contender.name: contender
@@ -168,6 +184,7 @@ CONTENDERS = {
         Contender("log", "ours, a snapshot and a log in RocksDB", log, decides=True, settings=LOG_HOST_SETTINGS),
         Contender("join", "stream-stream left outer join", join, decides=True, grace_ms=1),
         Contender("identity", "packed exchange, no engine", identity, decides=False),
+        Contender("identity_log", "the same, log host's operator", identity_log, False, settings=LOG_HOST_SETTINGS),
         Contender("identity_rows", "applyInPandasWithState, plain rows, no work", identity_rows, decides=False),
         Contender("jvm_only", "union, repartition; no Python, no state", jvm_only, decides=False),
         Contender("join_rocksdb", "the same, state in RocksDB", join, decides=True, grace_ms=1, settings=ROCKSDB),
