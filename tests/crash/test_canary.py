@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
 import traceback
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria
 from spark_purgatory.errors import ConfigError
+from tests.support.canary_child import CANARY as PURGATORY_CANARY
+from tests.support.children import run_module
 from tests.support.sink_streams import Stream
 
 pytestmark = pytest.mark.spark
@@ -57,3 +61,15 @@ def test_a_hostile_table_name_is_refused_before_anything_is_written(stream: Stre
     with pytest.raises(ConfigError, match=r"^table(=| has )"):
         RecordAccumulator(table=name).write_stream(stream.rows(), checkpoint=str(stream.checkpoint))
     assert not stream.checkpoint.exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("host", ["applyInPandasWithState", "transformWithState"])
+def test_a_purgatory_leaves_no_trace_of_ids_keys_and_payload(host: str, tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="sp") as temporary:  # A path that is short enough for sockets.
+        printed = run_module("tests.support.canary_child", host, str(tmp_path), TMPDIR=temporary)
+    assert json.loads((tmp_path / "told.json").read_text(encoding="utf-8")) == {"COMPLETED": 4, "EXPIRED": 4}
+    assert "max_pending_per_shard" in printed and "numInputRows" in printed and "operations_received_total" in printed
+    assert "MicroBatchExecution" in printed, "Spark's log at INFO"
+    assert "/state/" in printed and "outcomes/part-" in printed, "names of files"
+    assert PURGATORY_CANARY not in printed
