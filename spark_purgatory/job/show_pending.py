@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
 
@@ -51,19 +51,10 @@ def show_pending(request: PendingRequest, console: Console) -> int:
     found: list[Found] = []
 
     def read() -> None:
-        spark = reading_session(settings_from(request.settings), log_file())
-        waiting = pending(spark, request.checkpoint, batch_id=request.batch_id, prefix=request.prefix)
-        chosen = _where(waiting, request.where)
-        order_by = request.order_by
-        if order_by == "remaining_ms":
-            order_by = f"{request.prefix}remaining_ms"
-        shown = chosen.selectExpr("*", f"{order_by} AS __order").orderBy("__order").drop("__order")
-        if request.columns is not None:
-            shown = shown.select(*request.columns)
-        rows = [json.loads(text) for (text,) in shown.limit(request.limit).select(F.to_json(F.struct("*"))).collect()]
-        seen_ms = F.unix_millis(f"{request.prefix}created_at") + F.col(f"{request.prefix}age_ms")
-        count, watermark_ms = chosen.agg(F.count(F.lit(1)), F.max(seen_ms)).first() or (0, None)
-        found.append(Found(shown.columns, rows, count, watermark_ms))
+        with console.status("Starting Spark"):
+            spark = reading_session(settings_from(request.settings), log_file())
+        with console.status("Reading the checkpoint"):
+            found.append(_found(spark, request))
 
     if code := guarded_reading(request.checkpoint, read):
         return code
@@ -73,6 +64,21 @@ def show_pending(request: PendingRequest, console: Console) -> int:
     else:
         _print(found[0], request, console)
     return 0
+
+
+def _found(spark: SparkSession, request: PendingRequest) -> Found:
+    waiting = pending(spark, request.checkpoint, batch_id=request.batch_id, prefix=request.prefix)
+    chosen = _where(waiting, request.where)
+    order_by = request.order_by
+    if order_by == "remaining_ms":
+        order_by = f"{request.prefix}remaining_ms"
+    shown = chosen.selectExpr("*", f"{order_by} AS __order").orderBy("__order").drop("__order")
+    if request.columns is not None:
+        shown = shown.select(*request.columns)
+    rows = [json.loads(text) for (text,) in shown.limit(request.limit).select(F.to_json(F.struct("*"))).collect()]
+    seen_ms = F.unix_millis(f"{request.prefix}created_at") + F.col(f"{request.prefix}age_ms")
+    count, watermark_ms = chosen.agg(F.count(F.lit(1)), F.max(seen_ms)).first() or (0, None)
+    return Found(shown.columns, rows, count, watermark_ms)
 
 
 def _where(waiting: DataFrame, condition: str) -> DataFrame:
