@@ -25,7 +25,7 @@ from benchmarks import harness
 from benchmarks.contenders import ROCKSDB, Contender, join, jvm_only, log, ours
 from benchmarks.process_tree import cpu_seconds, sampled, worker_bytes
 from benchmarks.workload_l import Shape, prepared
-from spark_purgatory.spark.host.requirements import LOG_HOST_SETTINGS
+from spark_purgatory.spark.host.requirements import COUNT_ROWS, LOG_HOST_SETTINGS
 
 FIRST_STEADY_BATCH = 2
 """The third one: by then what waits is in the state, and the workers run."""
@@ -104,6 +104,7 @@ def contenders(minutes: int) -> dict[str, Contender]:
     """Who runs workload L; ``minutes`` is its longest delay."""
     joined = partial(join, longest_delay_minutes=minutes)
     rocksdb = {**LOG_HOST_SETTINGS, **ROCKSDB}
+    counted = {**rocksdb, COUNT_ROWS: "true"}
     return {
         contender.name: contender
         for contender in (
@@ -111,6 +112,7 @@ def contenders(minutes: int) -> dict[str, Contender]:
             Contender("log", "Purgatory, a snapshot and a log", log, decides=True, settings=LOG_HOST_SETTINGS),
             Contender("join", "stream-stream left outer join", joined, decides=True, grace_ms=1),
             Contender("blob_rocksdb", "blob, state in RocksDB", ours, decides=True, settings=rocksdb),
+            Contender("blob_rocksdb_counted", "the same, Spark counts its rows", ours, decides=True, settings=counted),
             Contender("join_rocksdb", "join, state in RocksDB", joined, decides=True, grace_ms=1, settings=rocksdb),
             Contender("spark", "union and shuffle alone: no Python, no state", jvm_only, decides=False),
         )
