@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,22 @@ def measure(
     return sorted(runs, key=lambda run: (run.round, list(names).index(run.contender)))
 
 
+@contextmanager
+def set_for(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """The session has these settings within the block, and its own again behind it."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    try:
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
+
+
 def run_once(
     spark: SparkSession,
     contender: Contender,
@@ -126,15 +143,9 @@ def run_once(
     load = os.getloadavg()[0]
     checkpoint = tempfile.mkdtemp(prefix=f"checkpoint-{contender.name}-", dir=work)
     try:
-        for setting, value in contender.settings.items():
-            spark.conf.set(setting, value)
-        progress = _stream(contender.build(spark, workload.folder, shards), contender, checkpoint)
+        with set_for(spark, contender.settings):
+            progress = _stream(contender.build(spark, workload.folder, shards), contender, checkpoint)
     finally:
-        for setting in contender.settings:
-            if setting in SETTINGS:
-                spark.conf.set(setting, SETTINGS[setting])
-            else:
-                spark.conf.unset(setting)
         shutil.rmtree(checkpoint, ignore_errors=True)
     run = Run(
         contender=contender.name,

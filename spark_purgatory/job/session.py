@@ -33,15 +33,16 @@ from spark_purgatory.config import parse_duration
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.job_config import JobConfig, KafkaSource, Trigger
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
-from spark_purgatory.spark.host.requirements import LOG_HOST_SETTINGS, PROVIDER
+from spark_purgatory.spark.host.requirements import COUNT_ROWS, LOG_HOST_SETTINGS, PROVIDER, ROCKSDB
 from spark_purgatory.spark.sink.delta_session import DELTA_SETTINGS, EXTENSION
 from spark_purgatory.spark.sink.delta_target import LEAN_SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 STATE_STORES = {
-    "hdfs": "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider",
-    "rocksdb": LOG_HOST_SETTINGS[PROVIDER],
+    "hdfs": {PROVIDER: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"},
+    # To count its rows, RocksDB reads a shard's state before each write of it: a tenth of a micro-batch.
+    "rocksdb": {PROVIDER: ROCKSDB, COUNT_ROWS: "false"},
 }
 CHECKPOINTING = "" if pyspark.__version__.startswith("4.0.") else "checkpointing."
 """The package in which Spark has the classes of its checkpoints, since 4.1."""
@@ -71,7 +72,7 @@ def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None) -
         "spark.sql.session.timeZone": "UTC",
         # A shard is a group, and more partitions than groups are empty ones. Fixed by the checkpoint.
         "spark.sql.shuffle.partitions": str(shards),
-        PROVIDER: STATE_STORES[config.chosen_store],
+        **STATE_STORES[config.chosen_store],
         **(LOG_HOST_SETTINGS if config.is_log_host else {}),
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",

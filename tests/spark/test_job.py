@@ -26,6 +26,7 @@ from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
 from spark_purgatory.job.runner import EXIT_CONFIG, StopRequest, explain, run
 from spark_purgatory.job.session import settings_of
+from spark_purgatory.spark.host.requirements import COUNT_ROWS
 from spark_purgatory.job.sources import parse_records, purgatory_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,6 +112,13 @@ def test_a_dotted_setting_is_one_name() -> None:
     config = load_config(ORDERS, ["spark.spark.sql.shuffle.partitions=3", "purgatory.criterion={count: 2}"])
     assert settings_of(config)["spark.sql.shuffle.partitions"] == "3"
     assert purgatory_of(config).criterion.need == 2
+
+
+@pytest.mark.parametrize("host", ["applyInPandasWithState", "transformWithState"])
+def test_rocksdb_does_not_count_its_rows_unless_the_file_says_so(host: str) -> None:
+    store = ["state_store=rocksdb", f"purgatory.host={host}"]
+    assert settings_of(load_config(ORDERS, store))[COUNT_ROWS] == "false"
+    assert settings_of(load_config(ORDERS, [*store, f"spark.{COUNT_ROWS}=true"]))[COUNT_ROWS] == "true"
 
 
 @pytest.mark.parametrize(
