@@ -26,8 +26,8 @@ from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
 from spark_purgatory.job.runner import EXIT_CONFIG, StopRequest, explain, run
 from spark_purgatory.job.session import settings_of
-from spark_purgatory.spark.host.requirements import COUNT_ROWS
 from spark_purgatory.job.sources import parse_records, purgatory_of
+from spark_purgatory.spark.host.requirements import COUNT_ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 ORDERS = ROOT / "conf" / "orders.yaml"
