@@ -22,7 +22,7 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.payload_schema import conform
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.schema import COUNTERS
+from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS
 from spark_purgatory.spark.host.calls import counts_of
 from spark_purgatory.spark.operator.field_types import check_value_is_named
 from spark_purgatory.spark.operator.inputs import InputTypes
@@ -35,7 +35,10 @@ from spark_purgatory.testing.tester_types import check_wait, completion_types, o
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHARDS = 1
-COUNTED = tuple(name for name in COUNTERS if name not in ("pending_change", "state_bytes_written"))
+COUNTED = (
+    *(name for name in COUNTERS if name not in ("pending_change", "state_bytes_written")),
+    *REJECTION_COUNTERS,
+)
 
 
 class Given(NamedTuple):
@@ -217,7 +220,8 @@ class PurgatoryTester:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What all steps together have counted: `spark_purgatory.schema.COUNTERS`, of which the last two are left out.
+        """What all steps together have counted: `spark_purgatory.schema.COUNTERS`, of which the last two are left out,
+        and `spark_purgatory.schema.REJECTION_COUNTERS`.
 
         0 before the first operation.
         """

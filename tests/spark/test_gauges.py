@@ -43,7 +43,8 @@ def test_the_counters_of_all_micro_batches_add_up_to_what_the_gauges_tell(spark:
     landing.add([operation("late", 3, 400)], [])
     progress = [report for report in run(spark, landing).recentProgress if "addBatch" in report["durationMs"]]
     changes = [report["observedMetrics"]["spark_purgatory"].asDict() for report in progress]
-    assert all(tuple(change) == COUNTERS and None not in change.values() for change in changes), changes
+    assert all(tuple(change) == (*COUNTERS, "rejections") for change in changes), changes
+    assert not any(None in change.values() or change["rejections"] for change in changes), changes
     for change in changes:
         assert change["pending_change"] == change["received"] - sum(change[status] for status in STATUSES)
     assert any(change["pending_change"] == -1 for change in changes), "one is decided, and none comes"

@@ -86,6 +86,10 @@ def test_every_reporter_gets_what_the_rows_the_table_and_the_checkpoint_say(
         "rejected_total.deadline_before_created": 1,
         "events_rejected_total.null_key": 1,
     }
+    observed = [progress.observedMetrics["spark_purgatory"]["rejections"] for progress in ran(query)]
+    assert [reasons for reasons in observed if reasons] == [
+        {"rejected_null_id": 1, "rejected_deadline_before_created": 1, "events_rejected_null_key": 1}
+    ]
     assert (flat["events_received_total"], flat["events_late_total"]) == (6, 1)
     assert flat["drained_rows_total"] == sum(table.values())
     files = list((tmp_path / "table").rglob("*.parquet"))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.state.step_log import Step
 from spark_purgatory.errors import LimitError
-from spark_purgatory.schema import COUNTERS
+from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS
 from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, to_blob
 
-RESULT_DDL = "blob binary, " + ", ".join(f"{name} bigint" for name in COUNTERS)
-"""A call's row: its outcomes, packed, and what it counted."""
+RESULT_DDL = "blob binary, " + ", ".join(f"{name} bigint" for name in COUNTERS) + ", rejections array<bigint>"
+"""A call's row: its outcomes, packed, and what it counted; by `REJECTION_COUNTERS`, null where all of them are 0."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def counts_of(tally: Tally) -> dict[str, int]:
     events = (tally.events_received, tally.events_rejected, tally.events_late)
     reasons = (*tally.rejections[1:], *tally.event_rejections[1:])
     totals = (tally.received, *tally.by_status[:6], *events, tally.pending, 0, *reasons)
-    return dict(zip(COUNTERS, totals, strict=True))
+    return dict(zip((*COUNTERS, *REJECTION_COUNTERS), totals, strict=True))
 
 
 def added(tally: Tally, before: Mapping[str, int]) -> dict[str, int]:
@@ -72,6 +73,9 @@ def packed(outcomes: Sequence[pa.RecordBatch]) -> bytes | None:
     return to_blob(pa.concat_tables(tables, promote_options="default")).to_pybytes() if tables else None
 
 
-def result_of(blob: bytes | None, counted: Mapping[str, int], state_bytes: int) -> dict[str, bytes | int | None]:
+def result_of(blob: bytes | None, counted: Mapping[str, int], state_bytes: int) -> dict[str, Any]:
     """A call's row, by column of `RESULT_DDL`; ``counted``: what the call `added`."""
-    return {"blob": blob, **counted, "state_bytes_written": state_bytes}
+    numbers = {name: counted[name] for name in COUNTERS}
+    rejections = [counted[name] for name in REJECTION_COUNTERS]
+    row = {"blob": blob, **numbers, "state_bytes_written": state_bytes}
+    return {**row, "rejections": rejections if any(rejections) else None}

@@ -29,7 +29,7 @@ from spark_purgatory.errors import ConfigError, PurgatoryError
 from spark_purgatory.metrics import Reporter, Sample
 from spark_purgatory.metrics.catalog import BY_NAME
 from spark_purgatory.metrics.sample import Labels
-from spark_purgatory.schema import EVENT_REJECTIONS, REJECTIONS
+from spark_purgatory.schema import EVENT_REJECTIONS, REJECTION_COUNTERS, REJECTIONS
 from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
 from spark_purgatory.spark.sink.record_accumulator import AccumulatorQuery
 
@@ -171,6 +171,8 @@ class QueryMonitor:
         self._last_batch = progress.batchId
         observed = progress.observedMetrics.get(self._counters)
         counters = {} if observed is None else observed.asDict()
+        if counters:
+            counters |= {**dict.fromkeys(REJECTION_COUNTERS, 0), **(counters.pop("rejections", None) or {})}
         for name, added in {**counters, "batches": 1}.items():
             if name in COUNTED:
                 metric, labels = COUNTED[name]
