@@ -36,6 +36,7 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import gauges_of, save, tally_of
 from spark_purgatory.core.state.shard_head import ShardHead, read_head
 from spark_purgatory.core.state.step_log import load
+from spark_purgatory.schema import REJECTION_COUNTERS
 from spark_purgatory.spark.host import warm_engines
 from spark_purgatory.spark.host.calls import added, counts_of
 from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, from_blob, to_blob
@@ -417,7 +418,9 @@ class Simulation:
                 continue
             found = [] if rows[0]["blob"] is None else outcome_rows(from_blob(rows[0]["blob"]))
             _check(_comparable(found), _comparable(expected[0]), f"{where}: outcomes")
-            counted = {name: rows[0][name] for name in expected[1] if name != "state_bytes_written"}
+            row = rows[0].asDict()
+            reasons = dict(zip(REJECTION_COUNTERS, row["rejections"] or [0] * len(REJECTION_COUNTERS), strict=True))
+            counted = {name: {**row, **reasons}[name] for name in expected[1] if name != "state_bytes_written"}
             expected[1].pop("state_bytes_written", None)
             _check(counted, expected[1], f"{where}: counters")
             if self.chances.looks:
