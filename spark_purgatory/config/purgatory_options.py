@@ -69,7 +69,8 @@ class PurgatoryOptions:
     tick_ms: Annotated[int | None, Option("ms", IN_MS)] = None
     outcome_prefix: Annotated[str, Option("text", "Put before the names of the outcome's columns.")] = ""
     partition_by: Annotated[
-        ColumnLike | None, Option("column", "A column of both inputs by which rows are routed to shards.")
+        ColumnLike | None,
+        Option("column", "A column of both inputs: keys and ids belong to its value, and rows go to shards by it."),
     ] = None
     orphans: Annotated[
         bool | Literal["all"],

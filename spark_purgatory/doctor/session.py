@@ -20,7 +20,13 @@ from pyspark.sql import functions as F
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.machine import PYSPARK
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.host.requirements import CHANGELOG, LOG_HOST_SETTINGS, PROVIDER, check_log_host
+from spark_purgatory.spark.host.requirements import (
+    CHANGELOG,
+    LOG_HOST_SETTINGS,
+    PROTOBUF,
+    PROVIDER,
+    check_log_host,
+)
 from spark_purgatory.spark.sink.delta_session import is_without_delta, what_lacks
 from spark_purgatory.spark.sink.delta_target import FORGETS
 from spark_purgatory.spark.sink.start_checks import DEFAULTS
@@ -29,6 +35,8 @@ from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS, said
 
 PACKAGES = ("numpy", "pandas", "pyarrow", "pyspark", "spark_purgatory")
 """What a worker imports to run a purgatory."""
+LOG_HOST_PACKAGE = "google.protobuf"
+"""What it imports besides with ``host="transformWithState"``."""
 TASKS = 16
 """Of the tiny job: some for each executor of a small cluster."""
 MAX_CLOCK_SKEW_MS = 60_000
@@ -90,7 +98,8 @@ def about_worker(packages: Sequence[str]) -> Callable[[Any], str]:
 def worker_findings(spark: SparkSession) -> Iterator[Finding]:
     """Workers' Python and packages beside this process's, and their clocks."""
     # Plain rows: with Arrow, a worker that lacks it could not answer.
-    ask = F.udf(about_worker(PACKAGES), "string", useArrow=False)
+    asked = (*PACKAGES, LOG_HOST_PACKAGE)
+    ask = F.udf(about_worker(asked), "string", useArrow=False)
     began_ms = time.time() * 1000
     try:
         answers = spark.range(0, TASKS, 1, TASKS).select(ask("id").alias("said"), F.unix_millis(F.now()).alias("at"))
@@ -100,7 +109,7 @@ def worker_findings(spark: SparkSession) -> Iterator[Finding]:
         return
     ended_ms = time.time() * 1000
     workers = [json.loads(row["said"]) for row in rows]
-    here = json.loads(about_worker(PACKAGES)(None))
+    here = json.loads(about_worker(asked)(None))
     hosts = len({worker["host"] for worker in workers})
     others = sorted({worker["python"] for worker in workers} - {here["python"]})
     executables = ", ".join(sorted({worker["executable"] for worker in workers}))
@@ -111,6 +120,8 @@ def worker_findings(spark: SparkSession) -> Iterator[Finding]:
     )
     for package in PACKAGES:
         yield package_finding(package, here["packages"][package], {w["packages"][package] for w in workers})
+    yield protobuf_finding({w["packages"][LOG_HOST_PACKAGE] for w in workers})
+
     moments = [worker["now_ms"] for worker in workers] + [row["at"] for row in rows]
     skew_ms = max([0, *(began_ms - moment for moment in moments), *(moment - ended_ms for moment in moments)])
     yield clock_finding("workers' clocks", skew_ms, "this machine's")
@@ -123,6 +134,14 @@ def package_finding(package: str, here: str, there: set[str]) -> Finding:
         return Finding(what, here)
     install = f"have {package} {here} in every worker's environment; {SHIP}"
     return Finding(what, f"{', '.join(sorted(there))}; this process has {here}", install)
+
+
+def protobuf_finding(there: set[str]) -> Finding:
+    """Whether workers have what ``host="transformWithState"`` needs besides; a note, as the other host needs none."""
+    what, found = "workers' protobuf", ", ".join(sorted(there))
+    if all(version[:1].isdigit() for version in there):
+        return Finding(what, found)
+    return note(what, f"{found}; only host='transformWithState' needs it: pip install {PROTOBUF} on every worker")
 
 
 def clock_finding(what: str, skew_ms: float, than: str) -> Finding:

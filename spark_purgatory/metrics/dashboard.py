@@ -73,8 +73,8 @@ ALERTS = (
         "StateGrows",
         f"{PREFIX}largest_shard_state_bytes > 1e8 or {PREFIX}shard_skew > 4",
         30,
-        "The state of one shard passes 100 MB, or it holds four times the mean: each micro-batch rewrites it. "
-        "Use more shards, with a new checkpoint.",
+        "The state of one shard passes 100 MB, or it holds four times the mean. More shards help, and need a new "
+        "checkpoint.",
     ),
 )
 """Which five to watch, and at what value; change the values to what is usual with you."""

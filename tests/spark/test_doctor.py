@@ -19,7 +19,7 @@ from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.doctor.checkpoint import _about_state, checkpoint_findings, size_finding
 from spark_purgatory.doctor.finding import Finding
 from spark_purgatory.doctor.report import DoctorRequest, findings_of, spark_findings
-from spark_purgatory.doctor.session import package_finding, session_findings
+from spark_purgatory.doctor.session import package_finding, protobuf_finding, session_findings
 from spark_purgatory.doctor.table import table_findings
 from spark_purgatory.errors import StagingError
 from spark_purgatory.job.arguments import place_of
@@ -120,6 +120,12 @@ def test_another_version_of_a_package_is_found() -> None:
     assert other.remedy.startswith("have numpy 2.4.6 in every worker's environment")
 
 
+def test_workers_without_protobuf_are_noted_for_the_host_that_needs_it() -> None:
+    assert protobuf_finding({"6.33.5"}).status == "ok"
+    lacking = protobuf_finding({"6.33.5", "not installed"})
+    assert lacking.status == "note" and "transformWithState" in lacking.found and "pip install" in lacking.found
+
+
 def test_no_server_of_spark_connect_is_a_finding() -> None:
     found = wrong(findings_of(DoctorRequest(spark=True, remote="sc://localhost:1"), {}))
     assert "correct the address" in found["Spark Connect"].remedy
@@ -186,7 +192,8 @@ def test_a_state_with_a_changed_bit_says_so_and_a_large_one_is_noted() -> None:
     assert _about_state(ShardState(bytes(blob)))["version"] == 2
     blob[HEADER_BYTES + 9] ^= 4
     assert "does not match its checksum" in _about_state(ShardState(bytes(blob)))["error"]
-    assert [size_finding([10, size]).status for size in (20, 6_000_000)] == ["ok", "note"]
+    assert [size_finding([10, size], "applyInPandasWithState").status for size in (20, 6_000_000)] == ["ok", "note"]
+    assert size_finding([10, 6_000_000], "transformWithState").status == "ok"
 
 
 # --- a table --------------------------------------------------------------------------------------

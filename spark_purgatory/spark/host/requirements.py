@@ -29,6 +29,7 @@ LOG_HOST_SETTINGS: Mapping[str, str] = {
 }
 """Settings of a session for ``Purgatory(host="transformWithState")``: it needs the first, the others make it faster."""
 OLDEST_SPARK = (4, 1)
+PROTOBUF = "'protobuf>=6.33.5,<7'"
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def check_log_host(spark: SparkSession) -> None:
     if importlib.util.find_spec("google") is None or importlib.util.find_spec("google.protobuf") is None:
         raise ConfigError(
             f"{asked} needs the module google.protobuf, on the driver and on every executor: "
-            "pip install 'spark-purgatory[spark]', or pip install 'protobuf>=6.33.5'"
+            f"pip install 'spark-purgatory[spark]', or pip install {PROTOBUF}"
         )
     provider = spark.conf.get(PROVIDER)
     if "RocksDB" not in (provider or ""):

@@ -226,10 +226,10 @@ class Purgatory(PurgatoryOptions):
                 and a datetime without a time zone are wall-clock time in the session's time zone
                 (``spark.sql.session.timeZone``), whatever the zone of the Python process is. The watermark has
                 milliseconds: it is rounded down.
-            heartbeats: With ``idle_after``, whether each micro-batch has a heartbeat row with the current time. Where
-                a backlog is read in several micro-batches, after hours of downtime, unread rows would then be late. So
-                first run the query with False (and ``availableNow``) on the same checkpoint until the backlog is read.
-                A job that is started now and then does both each time.
+            heartbeats: With ``idle_after``, whether each micro-batch has a heartbeat row, with the current time minus
+                ``idle_after``. Where a backlog is read in several micro-batches, after hours of downtime, unread rows
+                would then be late. So first run the query with False (and ``availableNow``) on the same checkpoint
+                until the backlog is read. A job that is started now and then does both each time.
 
         Returns:
             A stream if both inputs are streams, else a batch DataFrame. The stream may be an input of another
