@@ -155,6 +155,32 @@ def test_the_switch_leaves_freed_memory_as_well() -> None:
     assert megabytes_left("import os; os.environ['SPARK_PURGATORY_TUNE_WORKERS'] = '0'") > 150
 
 
+TASKS = """
+from spark_purgatory.spark.host import worker
+worker.prepare_worker()
+worker.TRIM_PART = 1.0
+least = worker._resident_bytes()
+for size in {tasks}:
+    parts = [bytearray(50_000) for _ in range(size * 20)]
+    kept = bytearray(1000)
+    del parts
+    worker.end_task(size << 20)
+    print((worker._resident_bytes() - least) >> 20)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's setting")
+@pytest.mark.parametrize(("tasks", "most", "least"), [([200] + [1] * 25, 80, 0), ([200] * 10, 1000, 150)])
+def test_what_one_large_task_left_is_given_back_and_what_each_task_needs_is_kept(
+    tasks: list[int], most: int, least: int
+) -> None:
+    command = [sys.executable, "-c", TASKS.format(tasks=tasks)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    megabytes = [int(line) for line in output.split()]
+    assert megabytes[0] > 150
+    assert least <= megabytes[-1] < most
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's setting")
 def test_giving_back_takes_a_hundredth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]

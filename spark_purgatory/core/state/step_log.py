@@ -46,6 +46,11 @@ class Step:
     """Packed tables of operations (`arrivals`), each an Arrow IPC stream."""
     events: Sequence[bytes] = field(default_factory=list)
 
+    @property
+    def size(self) -> int:
+        """Bytes of the packed tables."""
+        return sum(map(len, self.operations)) + sum(map(len, self.events))
+
 
 def write_entry(step: Step) -> bytes:
     """A step as an entry of the log."""

@@ -20,7 +20,7 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.step_log import Step, take_step
 from spark_purgatory.spark.host.calls import Broadcast, added, clock_behind, counts_of, packed, result_of, step_of
-from spark_purgatory.spark.host.worker import prepare_worker
+from spark_purgatory.spark.host.worker import end_task, prepare_worker
 
 STATE_DDL = "blob binary"
 
@@ -46,6 +46,7 @@ def stream_function(
             # Spark takes no time-out before 1 ms after 1970.
             state.setTimeoutTimestamp(max(due_ms + clock_delay_ms - 1, state.getCurrentWatermarkMs(), 1))
         yield _result(outcomes, engine, before, len(blob))
+        end_task(len(blob) + step.size)
 
     return on_group
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.state.payload_schema import conform, conform_batch, plain, sent
-from spark_purgatory.spark.host.worker import prepare_worker
+from spark_purgatory.spark.host.worker import end_task, prepare_worker
 from spark_purgatory.spark.placement import shard_label
 
 OPERATIONS, EVENTS = 0, 1
@@ -65,7 +65,7 @@ def packer(
     def pack(batches: Batches) -> Batches:
         prepare_worker()
         gathered: list[pa.RecordBatch] = []
-        size = 0
+        size = moved = 0
         for batch in batches:
             route = batch.column(_route_index(batch.schema))
             if route.null_count:
@@ -76,9 +76,12 @@ def packer(
             size += batch.nbytes
             if size >= GATHER_BYTES:
                 yield from _split(gathered, side, labels, broadcast)
-                gathered, size = [], 0
+                gathered, size, moved = [], 0, moved + size
         if gathered and sum(map(len, gathered)):
             yield from _split(gathered, side, labels, broadcast)
+        moved += size
+        del gathered
+        end_task(moved)
 
     return pack
 
@@ -154,10 +157,12 @@ def unpacker(schema: pa.Schema) -> Callable[[Batches], Batches]:
 
     def unpack(batches: Batches) -> Batches:
         prepare_worker()
+        moved = 0
         for batch in batches:
             for blob in batch.column(batch.schema.get_field_index("blob")):
                 if not blob.is_valid:
                     continue
+                moved += blob.as_buffer().size
                 with pa.ipc.open_stream(blob.as_buffer()) as reader:
                     for rows in reader:
                         lacking = len(schema) - rows.num_columns
@@ -165,5 +170,6 @@ def unpacker(schema: pa.Schema) -> Callable[[Batches], Batches]:
                         given = zip(rows.columns, schema.types[lacking:], strict=True)
                         columns += [conform(column, kind) for column, kind in given]
                         yield pa.RecordBatch.from_arrays(columns, schema=schema)
+        end_task(moved)
 
     return unpack
