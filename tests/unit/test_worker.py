@@ -158,9 +158,12 @@ def test_the_switch_leaves_freed_memory_as_well() -> None:
 TASKS = """
 from spark_purgatory.spark.host import worker
 worker.prepare_worker()
-worker.TRIM_PART = 1.0
+now = 0.0
+worker.time.monotonic = lambda: now
+worker._trimmer()._task_ended_at = now
 least = worker._resident_bytes()
 for size in {tasks}:
+    now += {seconds}
     parts = [bytearray(50_000) for _ in range(size * 20)]
     kept = bytearray(1000)
     del parts
@@ -170,11 +173,15 @@ for size in {tasks}:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's setting")
-@pytest.mark.parametrize(("tasks", "most", "least"), [([200] + [1] * 25, 80, 0), ([200] * 10, 1000, 150)])
+@pytest.mark.parametrize(
+    ("tasks", "seconds", "least", "most"),
+    [([200] + [1] * 25, 5, 0, 80), ([200] * 10, 5, 150, 1000), ([200] + [1] * 9, 1, 150, 1000)],
+    ids=["one large, long ago", "all large", "one large, just now"],
+)
 def test_what_one_large_task_left_is_given_back_and_what_each_task_needs_is_kept(
-    tasks: list[int], most: int, least: int
+    tasks: list[int], seconds: int, least: int, most: int
 ) -> None:
-    command = [sys.executable, "-c", TASKS.format(tasks=tasks)]
+    command = [sys.executable, "-c", TASKS.format(tasks=tasks, seconds=seconds)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     megabytes = [int(line) for line in output.split()]
     assert megabytes[0] > 150
