@@ -32,7 +32,7 @@ TASK_SPACE = 32
 """A task may need so many times the bytes that it is given: read, decoded, sorted, packed, sent. So workers with tasks
 of 2 MB and more keep what they have: where tasks of 10 MB gave memory back and took it again, page faults were a
 quarter of the workers' CPU."""
-TASK_HALF_LIFE_SECONDS = 15.0
+TASK_HALF_LIFE_SECONDS = 5.0
 """What the largest task needed counts half as much after this."""
 TRIM_PART = 0.01
 """Of its time, what a worker may spend on giving memory back."""
