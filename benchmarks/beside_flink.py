@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -65,7 +66,13 @@ class Turn:
 
 
 def measure_w(
-    spark: SparkSession, flink: str, workload: Workload, ours: Sequence[str], flinks: Flinks, rounds: int
+    spark: SparkSession,
+    flink: str,
+    workload: Workload,
+    ours: Sequence[str],
+    flinks: Flinks,
+    rounds: int,
+    say: Callable[[str], None],
 ) -> Iterator[Turn]:
     """Ours and Flink's backends in turn; the first round of ours is preceded by one to warm up."""
     for name in ours:
@@ -74,7 +81,11 @@ def measure_w(
         for name in ours:
             yield _ours(spark, name, workload, number)
         for backend in flinks.backends:
-            runs = flink_jobs.run_w(flink, workload, backend, flinks.checkpoint_ms, flinks.runs, flinks.memory)
+            try:
+                runs = flink_jobs.run_w(flink, workload, backend, flinks.checkpoint_ms, flinks.runs, flinks.memory)
+            except harness.ContenderDiedError as error:
+                say(f"{len(workload.drawn):,} operations, round {number}/{rounds}  flink_{backend} died: {error}")
+                continue
             for place, run in enumerate(runs):
                 name = f"flink_{backend}, {'warm' if place else 'first run'}"
                 yield Turn(name, len(workload.drawn), number, workload.rows, run.ms / 1000, run.cpu_s)
@@ -160,7 +171,7 @@ def main(
             console.print(table_of(turns, base))
         shapes = [Shape(count, arriving, batches, 120) for count in sizes(waiting, "--waiting")]
         names = [*ours, *(f"flink_{backend}" for backend in chosen)]
-        long_runs = measure_l(shapes, names, rounds, memory, lambda line: console.print(line, soft_wrap=True))
+        long_runs, deaths = measure_l(shapes, names, rounds, memory, lambda line: console.print(line, soft_wrap=True))
     except harness.WrongOutcomeError as error:
         console.print(f"wrong outcomes: {error}", soft_wrap=True)
         raise typer.Exit(1) from error
@@ -169,7 +180,9 @@ def main(
         console.print(long_results.table_of(table, base))
         for line in long_results.checkpoint_lines(table):
             console.print(line, soft_wrap=True)
-    long_results.write_json(json.with_name(f"{json.stem}_l{json.suffix}"), facts, long_runs, table)
+    for line in long_results.death_lines(deaths):
+        console.print(line, soft_wrap=True)
+    long_results.write_json(json.with_name(f"{json.stem}_l{json.suffix}"), facts, long_runs, table, deaths)
     long_results.write_document(json, {"machine": facts, "turns": [asdict(turn) for turn in turns]})
     console.print(f"numbers: {json}", soft_wrap=True)
 
@@ -185,7 +198,8 @@ def _all_of_w(
     try:
         for count in counts:
             workload = prepared(count, 8 if count >= LARGE else 10, harness.SEED, harness.WORK)
-            for turn in measure_w(spark, flink, workload, ours, flinks, rounds):
+            say = partial(console.print, soft_wrap=True)
+            for turn in measure_w(spark, flink, workload, ours, flinks, rounds, say):
                 console.print(
                     f"{turn.operations:,} operations, round {turn.round}/{rounds}  {turn.contender:28s} "
                     f"{turn.rate:>10,.0f} rows/s, {turn.cpu_s_a_million:.1f} CPU s a million rows (outcomes right)",

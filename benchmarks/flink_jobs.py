@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.harness import WORK, WrongOutcomeError
+from benchmarks.harness import WORK, ContenderDiedError, WrongOutcomeError, last_words
 from benchmarks.jars import compiled, resolved, spark_home
 from benchmarks.long_results import LongRun
 from benchmarks.long_run import FIRST_STEADY_BATCH
@@ -91,9 +91,7 @@ def _run(path: str, memory: str, workload: str, folder: str, backend: str, more:
         command = ["java", f"-Xmx{memory}", *opened, "-cp", path, MAIN, workload, folder, backend, checkpoints, *more]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(
-            f"Flink, workload {workload}, {backend}: ended with {done.returncode}:\n{done.stderr[-4000:]}"
-        )
+        raise ContenderDiedError(last_words(done))
     return [[int(number) for number in line.split()] for line in done.stdout.splitlines()]
 
 

@@ -8,7 +8,9 @@ is a number, it must have read exactly one file a side in each micro-batch and h
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / ".bench"
 SEED = 42
 OBSERVATION = "bench"
+ERROR_NAME = re.compile(r"\w(?:Error|Exception)\b|Killed|terminated")
 STATUSES = ("COMPLETED", "EXPIRED")
 OURS_OBSERVATION = "spark_purgatory"
 """`Purgatory.name`, under which it counts its state's bytes."""
@@ -63,6 +66,17 @@ SETTINGS = {
 
 class WrongOutcomeError(Exception):
     """A contender's rows are not the expected ones: its time means nothing."""
+
+
+class ContenderDiedError(Exception):
+    """A contender's process ended before its run did, for example without memory. The others go on."""
+
+
+def last_words(done: subprocess.CompletedProcess[str]) -> str:
+    """Why a process ended, in one line: its exit code, and the last line of its errors that names one."""
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    named = [line for line in lines if ERROR_NAME.search(line)] or lines or ["it printed no error"]
+    return f"exit code {done.returncode}: {named[-1][:300]}"
 
 
 def local_sockets() -> dict[str, str]:

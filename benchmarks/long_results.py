@@ -50,6 +50,19 @@ class LongRun:
 
 
 @dataclass(frozen=True)
+class Death:
+    """A run that gave no number, because its process ended."""
+
+    contender: str
+    series: str
+    waiting: int
+    round: int
+    memory: str
+    """Heap of its JVM."""
+    why: str
+
+
+@dataclass(frozen=True)
 class Standing:
     """A contender at one size, over all rounds: medians."""
 
@@ -154,10 +167,26 @@ def _cell(value: float | None, unit: float, digits: int) -> str:
     return "" if value is None else f"{value / unit:,.{digits}f}"
 
 
-def write_json(path: Path, facts: dict[str, Any], runs: Sequence[LongRun], table: Sequence[Standing]) -> None:
+def death_lines(deaths: Sequence[Death]) -> list[str]:
+    """A line for each contender and size that died."""
+    return [
+        f"{death.contender}, {death.series}, {death.waiting:,} waiting, round {death.round}: died with a heap of "
+        f"{death.memory}. {death.why}"
+        for death in deaths
+    ]
+
+
+def write_json(
+    path: Path, facts: dict[str, Any], runs: Sequence[LongRun], table: Sequence[Standing], deaths: Sequence[Death]
+) -> None:
     """Everything that was measured."""
-    standing = [asdict(at) for at in table]
-    write_document(path, {"machine": facts, "standings": standing, "runs": [asdict(run) for run in runs]})
+    document = {
+        "machine": facts,
+        "standings": [asdict(at) for at in table],
+        "runs": [asdict(run) for run in runs],
+        "died": [asdict(death) for death in deaths],
+    }
+    write_document(path, document)
 
 
 def write_document(path: Path, document: dict[str, Any]) -> None:

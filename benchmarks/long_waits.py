@@ -22,8 +22,8 @@ import typer
 from rich.console import Console
 
 from benchmarks import flink_jobs, long_results
-from benchmarks.harness import ROOT, SEED, STATUSES, WORK, WrongOutcomeError
-from benchmarks.long_results import LongRun, standings
+from benchmarks.harness import ROOT, SEED, STATUSES, WORK, ContenderDiedError, WrongOutcomeError, last_words
+from benchmarks.long_results import Death, LongRun, standings
 from benchmarks.long_run import FIRST_STEADY_BATCH, SIDES, Task, contenders
 from benchmarks.report import machine, machine_line
 from benchmarks.workload_l import SERIES, Ended, Shape, ended_at_last, prepared
@@ -44,10 +44,11 @@ def measure(
     say: Callable[[str], None] = print,
     work: Path = WORK,
     waiting_a_shard: int = WAITING_A_SHARD,
-) -> list[LongRun]:
-    """All contenders ``rounds`` times in turn at every size; raises `WrongOutcomeError`."""
+) -> tuple[list[LongRun], list[Death]]:
+    """All contenders ``rounds`` times in turn at every size, and those whose process died; `WrongOutcomeError`."""
     flink = flink_jobs.classpath() if any(name in FLINK for name in names) else ""
-    runs = []
+    runs: list[LongRun] = []
+    deaths: list[Death] = []
     for shape in shapes:
         workload = prepared(shape, SEED, work)
         shards = max(FEWEST_SHARDS, shape.waiting // waiting_a_shard)
@@ -56,17 +57,23 @@ def measure(
             # Another one first in each round, so that none always follows the same neighbour.
             first = (number - 1) % len(names)
             for name in [*names[first:], *names[:first]]:
-                if name in FLINK:
-                    run = flink_jobs.run_l(flink, workload, shape, name.removeprefix("flink_"), number, memory)
-                else:
-                    run = run_on_spark(name, workload, shape, number, memory, work, shards)
+                try:
+                    if name in FLINK:
+                        run = flink_jobs.run_l(flink, workload, shape, name.removeprefix("flink_"), number, memory)
+                    else:
+                        run = run_on_spark(name, workload, shape, number, memory, work, shards)
+                except ContenderDiedError as error:
+                    deaths.append(Death(name, shape.series, shape.waiting, number, memory, str(error)))
+                    say(f"round {number}/{rounds}  {name:14s} died: {error}")
+                    continue
                 runs.append(run)
                 restart = "" if run.restart_ms is None else f", restart {run.restart_ms / 1000:.1f} s"
                 say(
                     f"round {number}/{rounds}  {name:14s} {run.median_ms:>8,.0f} ms a micro-batch, worst "
                     f"{max(run.ms):,} ms, {run.checkpoint_bytes / 1e6:,.2f} MB{restart} (outcomes right)"
                 )
-    return sorted(runs, key=lambda run: (shapes_at(shapes, run), run.round, list(names).index(run.contender)))
+    runs.sort(key=lambda run: (shapes_at(shapes, run), run.round, list(names).index(run.contender)))
+    return runs, deaths
 
 
 def shapes_at(shapes: Sequence[Shape], run: LongRun) -> int:
@@ -126,11 +133,11 @@ def until_fed_ms(batches: Sequence[dict[str, int]]) -> int:
 
 
 def part_in_a_process(task: Task) -> dict[str, Any]:
-    """What `benchmarks.long_run` prints of the task."""
+    """What `benchmarks.long_run` prints of the task; raises `ContenderDiedError` if its process ends before."""
     command = [sys.executable, "-m", "benchmarks.long_run", json_format.dumps(asdict(task))]
     done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     if done.returncode:
-        raise RuntimeError(f"{task.contender}: its process ended with {done.returncode}:\n{done.stderr[-4000:]}")
+        raise ContenderDiedError(last_words(done))
     return dict(json_format.loads(done.stdout.splitlines()[-1]))
 
 
@@ -212,7 +219,7 @@ def main(
     facts = machine()
     console.print(machine_line(facts), soft_wrap=True)
     try:
-        runs = measure(
+        runs, deaths = measure(
             shapes,
             names,
             rounds,
@@ -228,7 +235,9 @@ def main(
     console.print(long_results.table_of(table, base))
     for line in long_results.checkpoint_lines(table):
         console.print(line, soft_wrap=True)
-    long_results.write_json(json, facts, runs, table)
+    for line in long_results.death_lines(deaths):
+        console.print(line, soft_wrap=True)
+    long_results.write_json(json, facts, runs, table, deaths)
     long_results.draw_picture(picture, table)
     console.print(f"numbers: {json}\npicture: {picture}", soft_wrap=True)
 

@@ -212,7 +212,7 @@ def test_the_picture_takes_each_contender_and_size_from_the_first_file_that_has_
     first = standings([run("blob", 1, 900), run("log", 1, 300)], base="log")
     second = standings([run("log", 1, 50), run("flink_heap", 1, 200), run("log", 1, 310, waiting=5000)], base="log")
     for name, table in (("one.json", first), ("two.json", second)):
-        long_results.write_json(tmp_path / name, {}, [], table)
+        long_results.write_json(tmp_path / name, {}, [], table, [])
     found = waits_picture.read([tmp_path / "one.json", tmp_path / "two.json"])
     assert [(at.contender, at.waiting, at.ms) for at in found] == [
         ("blob", 1000, 900),
@@ -304,6 +304,22 @@ def test_the_peak_is_the_memory_of_workers_and_of_nobody_else() -> None:
 SMALL = Shape(waiting=3000, operations=200, batches=5, minutes=20)
 
 
+@pytest.mark.spark
+def test_a_contender_that_dies_is_told_as_such_and_the_others_go_on(tmp_path: Path) -> None:
+    shape = Shape(waiting=1000, operations=10, batches=6, minutes=20)
+    said: list[str] = []
+    runs, deaths = measure([shape], ["blob", "join"], 1, "20m", said.append, tmp_path)
+    assert runs == []
+    assert [(death.contender, death.round, death.memory) for death in deaths] == [
+        ("blob", 1, "20m"),
+        ("join", 1, "20m"),
+    ]
+    assert all("exit code 1: " in death.why and "JAVA_GATEWAY_EXITED" in death.why for death in deaths), deaths
+    assert [line for line in said if "died" in line and "exit code" in line] == said[1:]
+    long_results.write_json(tmp_path / "long.json", {}, runs, standings(runs, "blob"), deaths)
+    assert "died with a heap of 20m" in long_results.death_lines(deaths)[0]
+
+
 @pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("name", ["blob", "log", "join"])
@@ -326,7 +342,8 @@ def test_a_run_and_its_restart_bring_the_expected_outcomes(spark: SparkSession, 
 @pytest.mark.slow
 def test_flink_and_spark_agree_in_processes_of_their_own(tmp_path: Path) -> None:
     names = ["blob", *FLINK]
-    runs = measure([SMALL], names, 1, "1g", lambda line: None, tmp_path)
+    runs, deaths = measure([SMALL], names, 1, "1g", lambda line: None, tmp_path)
+    assert deaths == []
     assert [run.contender for run in runs] == names
     assert all(len(run.ms) == (3 if run.contender == "blob" else 4) for run in runs)
     blob, *flink = runs
