@@ -39,8 +39,8 @@ from rich.table import Table
 from benchmarks.harness import MASTER, SETTINGS, WORK
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.job.session import LOCAL_CHECKPOINT
-from spark_purgatory.spark.sink import failpoints
-from spark_purgatory.spark.sink.delta_target import LEAN_SETTINGS
+from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.table.delta_target import LEAN_SETTINGS
 
 PARTITIONS = 4
 ROWS_A_FILE = 12_000

@@ -27,9 +27,9 @@ from spark_purgatory.spark.checkpoint.shard_states import (
     shard_states,
     states_in,
 )
-from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
-from spark_purgatory.spark.sink.table_claim import claimed_by
+from spark_purgatory.spark.sink.table.table_claim import claimed_by
 from spark_purgatory.spark.storage.paths import literal
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 GOOD_STATE_BYTES = 5_000_000
 """Of a shard: a micro-batch writes the whole state of each shard that it touches (docs/choosing.md)."""

@@ -27,11 +27,11 @@ from spark_purgatory.spark.host.requirements import (
     PROVIDER,
     check_log_host,
 )
-from spark_purgatory.spark.sink.delta_session import is_without_delta, what_lacks
-from spark_purgatory.spark.sink.delta_target import FORGETS
 from spark_purgatory.spark.sink.start_checks import DEFAULTS
-from spark_purgatory.spark.sink.storage_access import described, sql_text
-from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS, said
+from spark_purgatory.spark.sink.table.delta_session import is_without_delta, what_lacks
+from spark_purgatory.spark.sink.table.delta_target import FORGETS
+from spark_purgatory.spark.storage.storage_access import described, sql_text
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, said
 
 PACKAGES = ("numpy", "pandas", "pyarrow", "pyspark", "spark_purgatory")
 """What a worker imports to run a purgatory."""

@@ -28,8 +28,8 @@ from spark_purgatory.job.summary import (
 from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
 from spark_purgatory.spark.checkpoint.pending import pending
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
-from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
 from spark_purgatory.spark.storage.commits import committed_batches
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 from spark_purgatory.version import __version__
 
 TRIES = 3

@@ -34,8 +34,8 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.job_config import JobConfig, KafkaSource, Trigger
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
 from spark_purgatory.spark.host.requirements import COUNT_ROWS, LOG_HOST_SETTINGS, PROVIDER, ROCKSDB
-from spark_purgatory.spark.sink.delta_session import DELTA_SETTINGS, EXTENSION
-from spark_purgatory.spark.sink.delta_target import LEAN_SETTINGS
+from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS, EXTENSION
+from spark_purgatory.spark.sink.table.delta_target import LEAN_SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_purgatory.spark.sink.failpoints import FAILPOINTS
+from spark_purgatory.spark.sink.drain.failpoints import FAILPOINTS
 from tests.support.crash_child import BUGS, numbers, run
 from tests.support.damage import halve
 

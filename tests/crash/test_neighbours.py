@@ -22,8 +22,8 @@ from spark_purgatory.errors import (
     TableForgetsError,
     TableLostError,
 )
-from spark_purgatory.spark.sink import failpoints
-from spark_purgatory.spark.sink.sender import Sender
+from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain.sender import Sender
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
 

@@ -19,10 +19,10 @@ from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import StagingError
-from spark_purgatory.spark.sink.delta_sink import DeltaSink
-from spark_purgatory.spark.sink.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.ledger import Piece
-from spark_purgatory.spark.sink.staged_files import read_files, reading
+from spark_purgatory.spark.sink.drain.delta_sink import DeltaSink
+from spark_purgatory.spark.sink.staging.ledger import Piece
+from spark_purgatory.spark.sink.staging.staged_files import read_files, reading
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.storage.commits import next_batch
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every

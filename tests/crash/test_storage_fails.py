@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from spark_purgatory.errors import PurgatoryError, StorageError
-from spark_purgatory.spark.sink import failpoints
+from spark_purgatory.spark.sink.drain import failpoints
 from tests.support.sink_queries import accumulator, staged_files
 from tests.support.sink_streams import Stream, every
 

@@ -64,15 +64,16 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "__main__": ANYTHING,
 }
 
-# Rooms of an area, in order: a module imports from its own room and from rooms that stand before it.
+# Rooms of a place, in order: a module imports from its own room and from rooms that stand before it.
 ROOMS: dict[str, tuple[str, ...]] = {
     "core": ("arrays", "kafka", "spec", "events", "engine", "state"),
     "spark": ("placement", "storage", "host", "operator", "checkpoint", "sink", "monitoring"),
+    "spark/sink": ("staging", "table", "drain", "staged_view", "start_checks", "record_accumulator"),
 }
 ROOMS_APART = frozenset(
     {("spark", "sink", "operator"), ("spark", "sink", "host"), ("core", "spec", "kafka"), ("core", "events", "kafka")}
 )
-"""(area, room, other): pairs that the order would let pass and that know nothing of each other."""
+"""(place, room, other): pairs that the order would let pass and that know nothing of each other."""
 
 PURE_AREAS = frozenset({"core", "accumulator"})
 IMPURE_STDLIB = frozenset(
@@ -153,27 +154,27 @@ def check_imports(tree: ast.AST, path: str) -> Iterator[str]:
             yield f"{path}:{line}: {area} is pure and may not import {name}"
 
 
-def room_of(path: str) -> str:
-    """`spark_purgatory/core/state/blob.py` -> `state`; a module of the area itself -> its own name."""
-    parts = path.split("/")
-    return parts[2].removesuffix(".py") if len(parts) > 2 else ""
-
-
 def check_rooms(tree: ast.AST, path: str) -> Iterator[str]:
-    area, room = area_of(path), room_of(path)
-    order = ROOMS.get(area, ())
-    if order and room == "__init__":
+    for place, order in ROOMS.items():
+        if path.startswith(f"{PACKAGE}/{place}/"):
+            yield from check_rooms_of(place, order, tree, path)
+
+
+def check_rooms_of(place: str, order: tuple[str, ...], tree: ast.AST, path: str) -> Iterator[str]:
+    above = f"{PACKAGE}/{place}/"
+    room = path.removeprefix(above).split("/")[0].removesuffix(".py")
+    where = place.replace("/", ".")
+    if room == "__init__":
         return
-    if order and room not in order:
-        yield f"{path}:1: {room} is no room of {area}: put the module into one of {', '.join(order)}"
+    if room not in order:
+        yield f"{path}:1: {room} is no room of {where}: put the module into one of {', '.join(order)}"
         return
     for line, name in imported_modules(tree, path):
-        parts = name.split(".")
-        if parts[:2] != [PACKAGE, area] or len(parts) < 3 or parts[2] not in order:
+        other = name.replace(".", "/").removeprefix(above).split("/")[0]
+        if other not in order:
             continue
-        other = parts[2]
-        if order.index(other) > order.index(room) or (area, room, other) in ROOMS_APART:
-            yield f"{path}:{line}: {area}.{room} may not import {area}.{other}"
+        if order.index(other) > order.index(room) or (place, room, other) in ROOMS_APART:
+            yield f"{path}:{line}: {where}.{room} may not import {where}.{other}"
 
 
 def check_banned_everywhere(tree: ast.AST, path: str) -> Iterator[str]:
@@ -300,7 +301,8 @@ def test_the_package_is_typed() -> None:
 
 CORE = f"{PACKAGE}/core/events/made_up.py"
 ACCUMULATOR = f"{PACKAGE}/accumulator/made_up.py"
-SPARK = f"{PACKAGE}/spark/sink/made_up.py"
+SPARK = f"{PACKAGE}/spark/sink/drain/made_up.py"
+STAGING = f"{PACKAGE}/spark/sink/staging/made_up.py"
 OPERATOR = f"{PACKAGE}/spark/operator/made_up.py"
 CONFIG = f"{PACKAGE}/config.py"
 
@@ -327,6 +329,7 @@ OFFENCES = [
     (CORE, "from ..state.blob import VERSION", "core.events may not import core.state"),
     (CORE, "from ..kafka import watchers", "core.events may not import core.kafka"),
     (SPARK, "from spark_purgatory.spark.operator import inputs", "spark.sink may not import spark.operator"),
+    (STAGING, "from ..table import delta_target", "spark.sink.staging may not import spark.sink.table"),
     (OPERATOR, "from ..sink import stager", "spark.operator may not import spark.sink"),
     (f"{PACKAGE}/core/made_up.py", "x = 1", "made_up is no room of core"),
     (CORE, "from datetime import datetime\nSTART = datetime.now()", "reads a clock by datetime.now"),

@@ -10,8 +10,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from spark_purgatory.spark.sink.column_rules import FORBIDDEN_CHARACTERS, changed, unfit
-from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
+from spark_purgatory.spark.sink.table.column_rules import FORBIDDEN_CHARACTERS, changed, unfit
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 from tests.support.column_types import TAKEN, listed
 
 NOT_TAKEN = """interval '1' day; interval '1' month; make_interval(1, 2); time'12:00:00'; array(time'12:00:00');

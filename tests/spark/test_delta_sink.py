@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.sink.delta_log import last_txn_version
-from spark_purgatory.spark.sink.ledger import NO_BATCH
+from spark_purgatory.spark.sink.staging.ledger import NO_BATCH
+from spark_purgatory.spark.sink.table.delta_log import last_txn_version
 from tests.support.sink_streams import Stream, every
 
 pytestmark = pytest.mark.spark

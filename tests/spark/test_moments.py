@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator, gauges, metrics, monitor, pending
 from spark_purgatory.job.report import read_report
-from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
 from spark_purgatory.spark.storage.spark_access import settings
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
 

@@ -13,10 +13,10 @@ from pyspark.errors import PySparkException
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
-from spark_purgatory.spark.sink.delta_sink import app_id_of
-from spark_purgatory.spark.sink.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.ledger_format import replay
-from spark_purgatory.spark.sink.sender import Sender
+from spark_purgatory.spark.sink.drain.delta_sink import app_id_of
+from spark_purgatory.spark.sink.drain.sender import Sender
+from spark_purgatory.spark.sink.staging.ledger_format import replay
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from tests.support.sink_queries import HOUR, LINGER_S, TRIGGER_S, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
 

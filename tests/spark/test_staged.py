@@ -12,12 +12,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_purgatory.errors import ForeignWriterError, StagingError
-from spark_purgatory.spark.sink.backlog import MAX_FILES_AHEAD, Backlog
-from spark_purgatory.spark.sink.ledger import NO_BATCH, Intent, Ledger, Piece, Run, StagedBatch
-from spark_purgatory.spark.sink.ledger_format import intent_body, record_body, replay
-from spark_purgatory.spark.sink.staged_files import check_one_writer, file_at, hash_names, read_files, row_hash
-from spark_purgatory.spark.sink.stager import Stager
-from spark_purgatory.spark.sink.staging_folder import FORMAT, StagingFolder
+from spark_purgatory.spark.sink.staging.backlog import MAX_FILES_AHEAD, Backlog
+from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, Intent, Ledger, Piece, Run, StagedBatch
+from spark_purgatory.spark.sink.staging.ledger_format import intent_body, record_body, replay
+from spark_purgatory.spark.sink.staging.staged_files import check_one_writer, file_at, hash_names, read_files, row_hash
+from spark_purgatory.spark.sink.staging.stager import Stager
+from spark_purgatory.spark.sink.staging.staging_folder import FORMAT, StagingFolder
 from tests.support.damage import halve
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every

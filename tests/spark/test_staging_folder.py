@@ -14,17 +14,17 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import StagingError
-from spark_purgatory.spark.sink.delta_sink import DeltaSink
-from spark_purgatory.spark.sink.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.ledger import Intent, Piece
-from spark_purgatory.spark.sink.ledger_format import intent_body, replay
-from spark_purgatory.spark.sink.staging_folder import (
+from spark_purgatory.spark.sink.drain.delta_sink import DeltaSink
+from spark_purgatory.spark.sink.staging.ledger import Intent, Piece
+from spark_purgatory.spark.sink.staging.ledger_format import intent_body, replay
+from spark_purgatory.spark.sink.staging.staging_folder import (
     EPOCHS_A_GENERATION,
     FORMAT,
     GENERATIONS,
     StagingFolder,
     local_folder,
 )
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
 

@@ -15,12 +15,13 @@ from typing import Any
 from pyspark.sql import DataFrameWriter, SparkSession
 
 from spark_purgatory.demo.runner import QUICK_SETTINGS
-from spark_purgatory.spark.sink import delta_sink, failpoints, stager
-from spark_purgatory.spark.sink.delta_sink import DeltaSink
-from spark_purgatory.spark.sink.ledger import Ledger, Run
+from spark_purgatory.spark.sink.drain import delta_sink, failpoints
+from spark_purgatory.spark.sink.drain.delta_sink import DeltaSink
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
-from spark_purgatory.spark.sink.stager import Stager
-from spark_purgatory.spark.sink.staging_folder import StagingFolder
+from spark_purgatory.spark.sink.staging import stager
+from spark_purgatory.spark.sink.staging.ledger import Ledger, Run
+from spark_purgatory.spark.sink.staging.stager import Stager
+from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 
 BATCH_BYTES = 16 << 10
 ROW = "n bigint, part bigint, text string"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_purgatory.spark.sink.storage_errors import is_lasting
+from spark_purgatory.spark.storage.storage_errors import is_lasting
 
 LASTING = [
     "java.lang.RuntimeException: java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem",

@@ -17,12 +17,12 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from spark_purgatory.accumulator.futures import Callback, RecordFuture
 from spark_purgatory.config import Duration, SinkOptions, is_duration, parse_duration, require_name
 from spark_purgatory.errors import ConfigError, StorageError
-from spark_purgatory.spark.sink.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.policy_adapter import Delivery
-from spark_purgatory.spark.sink.sender import Sender
+from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
+from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.staged_view import staged_view
 from spark_purgatory.spark.sink.start_checks import check_state, checked
-from spark_purgatory.spark.sink.storage_access import look_anew
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
+from spark_purgatory.spark.storage.storage_access import look_anew
 from spark_purgatory.version import __version__
 
 LOG = logging.getLogger(__name__)

@@ -9,15 +9,15 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.errors import ConfigError, StagingError
-from spark_purgatory.spark.sink.delta_log import TXN_SCHEMA, last_txn_version
-from spark_purgatory.spark.sink.delta_sink import app_id_of
-from spark_purgatory.spark.sink.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.ledger import NO_BATCH, Ledger
-from spark_purgatory.spark.sink.ledger_format import replay
-from spark_purgatory.spark.sink.staged_files import read_pieces
-from spark_purgatory.spark.sink.stager import missing, pieces_below
-from spark_purgatory.spark.sink.staging_folder import StagingFolder, local_folder
-from spark_purgatory.spark.sink.table_claim import claimed_by
+from spark_purgatory.spark.sink.drain.delta_sink import app_id_of
+from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, Ledger
+from spark_purgatory.spark.sink.staging.ledger_format import replay
+from spark_purgatory.spark.sink.staging.staged_files import read_pieces
+from spark_purgatory.spark.sink.staging.stager import missing, pieces_below
+from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, local_folder
+from spark_purgatory.spark.sink.table.delta_log import TXN_SCHEMA, last_txn_version
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
+from spark_purgatory.spark.sink.table.table_claim import claimed_by
 from spark_purgatory.spark.storage.commits import next_batch
 from spark_purgatory.spark.storage.paths import delta_log, literal
 

@@ -26,15 +26,15 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, StorageError, TableForgetsError
 from spark_purgatory.spark.checkpoint.start_check import check_if_outcomes
-from spark_purgatory.spark.sink.column_rules import unfit
-from spark_purgatory.spark.sink.delta_session import check_features, is_without_delta, what_lacks
-from spark_purgatory.spark.sink.delta_target import FORGETS, DeltaTarget, TableFacts
-from spark_purgatory.spark.sink.storage_access import described, sql_text, touch
-from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS, said, state_fault
-from spark_purgatory.spark.sink.table_claim import claim, claim_path
-from spark_purgatory.spark.sink.table_columns import SPECIAL_FEATURES, SpecialColumns, special_columns
+from spark_purgatory.spark.sink.table.column_rules import unfit
+from spark_purgatory.spark.sink.table.delta_session import check_features, is_without_delta, what_lacks
+from spark_purgatory.spark.sink.table.delta_target import FORGETS, DeltaTarget, TableFacts
+from spark_purgatory.spark.sink.table.table_claim import claim, claim_path
+from spark_purgatory.spark.sink.table.table_columns import SPECIAL_FEATURES, SpecialColumns, special_columns
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
+from spark_purgatory.spark.storage.storage_access import described, sql_text, touch
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, said, state_fault
 
 LOG = logging.getLogger(__name__)
 DEFAULTS = "spark.databricks.delta.properties.defaults."

@@ -7,8 +7,8 @@ import re
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 PLAN_CACHE = "spark.connect.session.planCache.enabled"
 DETAILS = ("format", "id", "location", "partitionColumns", "properties", "tableFeatures")

@@ -13,16 +13,23 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_purgatory.accumulator.futures import Callback, RecordFuture
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import BufferExhaustedError
-from spark_purgatory.spark.sink.backlog import most_bytes
-from spark_purgatory.spark.sink.delta_sink import DeltaSink, Load
-from spark_purgatory.spark.sink.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.drain_loop import DrainLoop, load_of
-from spark_purgatory.spark.sink.failpoints import reach
-from spark_purgatory.spark.sink.ledger import Intent, Piece, StagedBatch
-from spark_purgatory.spark.sink.policy_adapter import Delivery, PolicyAdapter
-from spark_purgatory.spark.sink.staged_files import PIECES_PER_FILE, WRITE_SETTINGS, Rules, quoted, rules_of, stage
-from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS, state_fault, writing
+from spark_purgatory.spark.sink.drain.delta_sink import DeltaSink, Load
+from spark_purgatory.spark.sink.drain.drain_loop import DrainLoop, load_of
+from spark_purgatory.spark.sink.drain.failpoints import reach
+from spark_purgatory.spark.sink.drain.policy_adapter import Delivery, PolicyAdapter
+from spark_purgatory.spark.sink.staging.backlog import most_bytes
+from spark_purgatory.spark.sink.staging.ledger import Intent, Piece, StagedBatch
+from spark_purgatory.spark.sink.staging.staged_files import (
+    PIECES_PER_FILE,
+    WRITE_SETTINGS,
+    Rules,
+    quoted,
+    rules_of,
+    stage,
+)
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.storage.commits import next_batch
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault, writing
 
 
 class Sender:

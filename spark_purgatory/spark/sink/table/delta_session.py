@@ -9,7 +9,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from spark_purgatory.errors import StorageError
-from spark_purgatory.spark.sink.storage_errors import SPARK_FAULTS
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 DELTA_SETTINGS: Mapping[str, str] = {

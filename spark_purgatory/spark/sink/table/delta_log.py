@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory.spark.sink.ledger import NO_BATCH
+from spark_purgatory.spark.sink.staging.ledger import NO_BATCH
 from spark_purgatory.spark.storage.paths import delta_log, literal
 from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
 

@@ -12,8 +12,8 @@ from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, TableForgetsError, TableLostError
-from spark_purgatory.spark.sink.column_rules import changed
-from spark_purgatory.spark.sink.storage_access import described, sql_text
+from spark_purgatory.spark.sink.table.column_rules import changed
+from spark_purgatory.spark.storage.storage_access import described, sql_text
 
 LEAN_SETTINGS: Mapping[str, str] = {
     # Reading the table's log is one task for each partition of the snapshot, at every commit. 50 are for

@@ -68,17 +68,17 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from spark_purgatory.errors import BugError, ForeignWriterError, SkippedWriteError, StagingError, TableLostError
-from spark_purgatory.spark.sink.delta_log import Commit, find_commit, find_restore, last_txn_version
-from spark_purgatory.spark.sink.delta_target import DeltaTarget, TableFacts
-from spark_purgatory.spark.sink.failpoints import reach
-from spark_purgatory.spark.sink.ledger import NO_BATCH, Intent, Piece
-from spark_purgatory.spark.sink.ledger_format import intent_body, replay
-from spark_purgatory.spark.sink.staged_files import read_files, reading
-from spark_purgatory.spark.sink.stager import Stager
-from spark_purgatory.spark.sink.staging_folder import StagingFolder, local_folder
-from spark_purgatory.spark.sink.storage_errors import writing
+from spark_purgatory.spark.sink.drain.failpoints import reach
+from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, Intent, Piece
+from spark_purgatory.spark.sink.staging.ledger_format import intent_body, replay
+from spark_purgatory.spark.sink.staging.staged_files import read_files, reading
+from spark_purgatory.spark.sink.staging.stager import Stager
+from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, local_folder
+from spark_purgatory.spark.sink.table.delta_log import Commit, find_commit, find_restore, last_txn_version
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget, TableFacts
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import settings
+from spark_purgatory.spark.storage.storage_errors import writing
 
 LOG = logging.getLogger(__name__)
 USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"

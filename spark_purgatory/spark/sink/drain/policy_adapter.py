@@ -21,10 +21,10 @@ from spark_purgatory.accumulator.futures import Callback, RecordFuture
 from spark_purgatory.accumulator.policy import AccumulatorPolicy
 from spark_purgatory.accumulator.sizing import PartSizing, SizeCalibration
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.spark.sink.backlog import Backlog
-from spark_purgatory.spark.sink.delta_log import Commit
-from spark_purgatory.spark.sink.ledger import Piece, StagedBatch
-from spark_purgatory.spark.sink.storage_errors import said
+from spark_purgatory.spark.sink.staging.backlog import Backlog
+from spark_purgatory.spark.sink.staging.ledger import Piece, StagedBatch
+from spark_purgatory.spark.sink.table.delta_log import Commit
+from spark_purgatory.spark.storage.storage_errors import said
 
 NODE = "table"
 RIDES_FULL = 0.9

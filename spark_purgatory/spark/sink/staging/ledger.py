@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
 from spark_purgatory.errors import ForeignWriterError, StagingError
-from spark_purgatory.spark.sink.staging_folder import EPOCHS_A_GENERATION, StagingFolder
+from spark_purgatory.spark.sink.staging.staging_folder import EPOCHS_A_GENERATION, StagingFolder
 
 NO_BATCH = -1
 """The micro-batch before micro-batch 0, and the drain before drain 0."""

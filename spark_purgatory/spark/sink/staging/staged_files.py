@@ -27,8 +27,10 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError
 from spark_purgatory.spark.placement import shard_label
-from spark_purgatory.spark.sink.ledger import Piece
-from spark_purgatory.spark.sink.storage_errors import (
+from spark_purgatory.spark.sink.staging.ledger import Piece
+from spark_purgatory.spark.storage.paths import literal
+from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, STRICT_FILES
+from spark_purgatory.spark.storage.storage_errors import (
     DAMAGED_ROW,
     SPARK_FAULTS,
     is_interruption,
@@ -36,8 +38,6 @@ from spark_purgatory.spark.sink.storage_errors import (
     state_fault,
     storage_fault,
 )
-from spark_purgatory.spark.storage.paths import literal
-from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, STRICT_FILES
 
 PIECES_PER_FILE = 8
 """A staged file is at most this part of ``batch_size``: a batch that has no room for the next is at least 7/8 full."""

@@ -13,13 +13,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from spark_purgatory.errors import StagingError
-from spark_purgatory.spark.sink.ledger import Ledger, Piece, StagedBatch
-from spark_purgatory.spark.sink.ledger_format import record_body
-from spark_purgatory.spark.sink.staged_files import check_one_writer, hash_names, measured
-from spark_purgatory.spark.sink.staging_folder import StagingFolder
-from spark_purgatory.spark.sink.storage_errors import writing
+from spark_purgatory.spark.sink.staging.ledger import Ledger, Piece, StagedBatch
+from spark_purgatory.spark.sink.staging.ledger_format import record_body
+from spark_purgatory.spark.sink.staging.staged_files import check_one_writer, hash_names, measured
+from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
+from spark_purgatory.spark.storage.storage_errors import writing
 
 COUNTING = {name: value for name, value in SMALL_QUERY.items() if name != "spark.sql.codegen.wholeStage"}
 """The same query for ever, of as many rows as a drain has: it is compiled once."""

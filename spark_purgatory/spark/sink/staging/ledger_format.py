@@ -18,7 +18,7 @@ from dataclasses import fields
 from typing import Any
 
 from spark_purgatory.errors import ForeignWriterError, StagingError
-from spark_purgatory.spark.sink.ledger import Intent, Ledger, Piece, StagedBatch
+from spark_purgatory.spark.sink.staging.ledger import Intent, Ledger, Piece, StagedBatch
 
 PIECE_FIELDS = ("partition", "path", "rows", "staged_bytes", "batch_id", "epoch", "staged_ms", "run")
 Body = dict[str, Any]

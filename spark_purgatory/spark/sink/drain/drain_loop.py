@@ -15,11 +15,11 @@ from spark_purgatory.accumulator.batch_results import RetryOutcome
 from spark_purgatory.accumulator.futures import RecordFuture
 from spark_purgatory.accumulator.sizing import SizeCalibration
 from spark_purgatory.errors import BufferExhaustedError, DeliveryTimeoutError, StorageError
-from spark_purgatory.spark.sink.delta_log import Commit
-from spark_purgatory.spark.sink.delta_sink import DeltaSink, Load
-from spark_purgatory.spark.sink.ledger import Intent, Piece
-from spark_purgatory.spark.sink.policy_adapter import NODE, Delivery, FileBatch, PolicyAdapter, StagedRecord
-from spark_purgatory.spark.sink.storage_errors import (
+from spark_purgatory.spark.sink.drain.delta_sink import DeltaSink, Load
+from spark_purgatory.spark.sink.drain.policy_adapter import NODE, Delivery, FileBatch, PolicyAdapter, StagedRecord
+from spark_purgatory.spark.sink.staging.ledger import Intent, Piece
+from spark_purgatory.spark.sink.table.delta_log import Commit
+from spark_purgatory.spark.storage.storage_errors import (
     SPARK_FAULTS,
     is_interruption,
     is_lasting,

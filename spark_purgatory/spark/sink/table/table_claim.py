@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.errors import ConfigError, StagingError, StorageError
-from spark_purgatory.spark.sink.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.storage_errors import MAX_SAID, SPARK_FAULTS, said
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.storage.paths import beside, literal
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE
+from spark_purgatory.spark.storage.storage_errors import MAX_SAID, SPARK_FAULTS, said
 
 CLAIM = "staging/table"
 """Below the checkpoint."""
