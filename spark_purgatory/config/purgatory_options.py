@@ -26,16 +26,6 @@ MAX_SHARDS = 1 << 15
 """Shards are scanned for due time-outs in every micro-batch; and 16 bits name one in the exchange."""
 
 
-def check_need(criterion: Criterion | ByRow) -> None:
-    """Raise ConfigError for a number of keys or events that is reached before anything happens."""
-    if isinstance(criterion, Criterion) and criterion.rule in ("quorum", "count") and criterion.need < 1:
-        raise ConfigError(
-            f"criterion {criterion.rule}({int(criterion.need)}) holds before any event: every operation would be "
-            "COMPLETED when it is created; give at least 1. Where single operations need nothing, criteria.by_row "
-            "reads the number from a column"
-        )
-
-
 def _whole(value: object) -> int:
     """An int as it is; 0, which no limit allows, for everything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
@@ -138,4 +128,3 @@ class PurgatoryOptions:
             raise ConfigError(f"name={self.name!r} must be a name for the counters in observedMetrics")
         if not isinstance(self.outcome_prefix, str):
             raise ConfigError(f"outcome_prefix={self.outcome_prefix!r} must be a string")
-        check_need(self.criterion)

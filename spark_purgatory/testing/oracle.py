@@ -22,7 +22,7 @@ Readings, where the documentation leaves a choice:
     three are the same row, and either may stand. A DUPLICATE or REJECTED row receives no event and remembers nothing.
  4. An id is known by itself. A host that routes rows by key knows it together with its key.
  5. An event within the lookback may resolve an operation before its `created`: then `wait_ms` is negative. A criterion
-    that needs no event (a need of 0 or less), and `level`, which reads values from whenever, hold at `created` at the
+    that needs no event (a sum of 0), and `level`, which reads values from whenever, hold at `created` at the
     earliest. A cancellation or failure within the lookback comes before that.
  6. An outcome is emitted when the watermark has reached `resolved_at` and `created`, an ORPHAN when it has reached
     the event's time + lookback, a REJECTED row at once.
@@ -31,7 +31,8 @@ Readings, where the documentation leaves a choice:
  8. A null value completes its key and is matched; it adds 0 to a sum and reaches no level, as NaN reaches none.
  9. Values are never rounded, and add up exactly. A need or level is read in the type of the values: beside decimals
     and whole numbers a float is what it is written as, 0.8 is Decimal("0.8"); beside floats every need is the nearest
-    float. All else is compared exactly, Decimal("2.5") with whole numbers for example.
+    float. All else is compared exactly, Decimal("2.5") with whole numbers for example. A number of keys or events is
+    read as a float. Whether values are floats, and the needs of sums so limited, is the query's: `doubles` says it.
 10. Of the deliveries of one event id that speak to an operation and count for it, the earliest counts, at one time the
     one with the smallest value (null is 0). Each delivery completes its own key and raises its own level.
 11. A failure is looked at when a `fail` event comes: a quorum of three keys of two is FAILED with the first failure,
@@ -88,13 +89,15 @@ def decide(
     criterion: Mapping[str, Any] | None = None,
     lookback_us: int = 0,
     orphans: bool | Literal["all"] = False,
+    doubles: bool = False,
 ) -> list[Row]:
     """Give the outcomes of all operations in their order, then the ORPHAN events if `orphans` asks for them.
 
     An operation has id, keys, created, deadline, rule, need, level (one number, or key -> number) and row, its
     payload. `criterion` (rule, need) holds for operations without a rule of their own. An event has key, time, and
     perhaps kind, value, event_id and operation_id. Without `watermark_us` everything is decided; with it, only what a
-    stream has emitted once its watermark stands there. `orphans` is True for control events or "all".
+    stream has emitted once its watermark stands there. `orphans` is True for control events or "all". `doubles` says
+    that values are compared as doubles, which limits the needs of sums.
     """
     given = list(events)
     heard = [{**BARE_EVENT, **event, "place": place} for place, event in enumerate(given)]
@@ -110,7 +113,7 @@ def decide(
     outcomes: dict[int, Row] = {}
     rows_of_id: dict[Any, list[int]] = {}
     for place, op in enumerate(rows):
-        why = why_operation_rejected(op)
+        why = why_operation_rejected(op, doubles)
         if why is None:
             rows_of_id.setdefault(op["id"], []).append(place)
         else:
@@ -150,7 +153,7 @@ def decide(
     return emitted
 
 
-def why_operation_rejected(op: Mapping[str, Any]) -> str | None:
+def why_operation_rejected(op: Mapping[str, Any], doubles: bool = False) -> str | None:
     """Tell why an operation is REJECTED; None if it is sound."""
     keys, created, deadline, rule, need = (op.get(name) for name in ("keys", "created", "deadline", "rule", "need"))
     if op.get("id") is None:
@@ -167,9 +170,9 @@ def why_operation_rejected(op: Mapping[str, Any]) -> str | None:
         return "deadline_before_created"
     if rule not in RULES:
         return "unknown_rule"
-    if rule in ("quorum", "count", "sum_at_least") and _is_no_number(need):
+    if rule in ("quorum", "count") and not _is_whole_from_one(need):
         return "bad_need"
-    if rule == "sum_at_least" and need is not None and need < 0:
+    if rule == "sum_at_least" and not _is_a_sum(need, doubles):
         return "bad_need"
     if rule == "level" and any(_is_no_number(_level_of(op, key)) for key in keys):
         return "bad_need"
@@ -322,6 +325,16 @@ def _level_of(op: Mapping[str, Any], key: str) -> Any:
 def _is_no_number(value: Any) -> bool:
     """Null or NaN."""
     return value is None or bool(value != value)
+
+
+def _is_whole_from_one(need: Any) -> bool:
+    return not _is_no_number(need) and not _is_infinite(need) and need >= 1 and float(need).is_integer()
+
+
+def _is_a_sum(need: Any, doubles: bool) -> bool:
+    if _is_no_number(need) or _is_infinite(need) or need < 0:
+        return False
+    return not doubles or need == 0 or 2.0**-43 <= need <= 2.0**62
 
 
 def _is_infinite(value: Any) -> bool:

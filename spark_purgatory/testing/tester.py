@@ -24,6 +24,7 @@ from spark_purgatory.core.state.payload_schema import conform
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS
 from spark_purgatory.spark.host.calls import counts_of
+from spark_purgatory.spark.host.exchange import outcome_columns
 from spark_purgatory.spark.operator.field_types import check_value_is_named
 from spark_purgatory.spark.operator.inputs import InputTypes
 from spark_purgatory.spark.operator.key_types import check_compared
@@ -318,12 +319,7 @@ class PurgatoryTester:
     def _outcome_table(self, batches: list[pa.RecordBatch]) -> pa.Table:
         schema = self._outcome_schema()
         tables = [schema.empty_table()]
-        for batch in batches:
-            lacking = len(schema) - batch.num_columns  # ORPHANs lack the operation's columns
-            columns = [pa.nulls(len(batch), kind) for kind in schema.types[:lacking]]
-            given = zip(batch.columns, schema.types[lacking:], strict=True)
-            columns += [conform(column, kind) for column, kind in given]
-            tables.append(pa.Table.from_arrays(columns, schema=schema))
+        tables += [pa.Table.from_arrays(outcome_columns(batch, schema), schema=schema) for batch in batches]
         return pa.concat_tables(tables)
 
 

@@ -46,7 +46,9 @@ def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, contro
     rng, world, criterion = draw(seed, rule, several, kinds=kinds, worlds=worlds)
     lookback_us = rng.choice((0, 0, 2 * STEP_US))
     orphans = ORPHANS[seed % 2] if not several or shards == 1 else False
-    expected, unheard = split_orphans(decide(*world, criterion=criterion, lookback_us=lookback_us, orphans=orphans))
+    expected, unheard = split_orphans(
+        decide(*world, doubles=True, criterion=criterion, lookback_us=lookback_us, orphans=orphans)
+    )
     spec = spec_of(criterion, final=True, lookback_us=lookback_us, orphans=orphans)
     batches = splits(
         rng,
@@ -99,7 +101,7 @@ def compare_where_nothing_was_late(seed: int, several: bool, shards: int, worlds
     outcomes, left_over = split_orphans(engine.run([*batches, ([], [], END_MS)]))
     assert multiset(outcomes, "row") == multiset(world.operations, "row")
     sound = untouched(batches)
-    expected, unheard = split_orphans(decide(*world, orphans=orphans))
+    expected, unheard = split_orphans(decide(*world, doubles=True, orphans=orphans))
     told = [[outcome for outcome in side if outcome["row"] in sound] for side in (outcomes, expected)]
     assert multiset(told[0], *COLUMNS) == multiset(told[1], *COLUMNS)
     if orphans:
@@ -160,12 +162,14 @@ def test_a_batch_query_gives_what_the_stream_has_given_once_its_watermark_stands
     _, world, criterion = draw(seed, rule, several, kinds=KINDS, worlds=worlds)
     watermark_us = 10_000_000 + watermark_steps * STEP_US
     orphans: bool | Literal["all"] = False if several else "all"
-    expected, unheard = split_orphans(decide(*world, criterion=criterion, watermark_us=watermark_us, orphans=orphans))
+    expected, unheard = split_orphans(
+        decide(*world, doubles=True, criterion=criterion, watermark_us=watermark_us, orphans=orphans)
+    )
     engine = Shards(spec_of(criterion, final=True, orphans=orphans), 3, several)
     outcomes, left_over = split_orphans(engine.run([(*world, 0), ([], [], watermark_us // 1000)]))
     assert (multiset(outcomes, *COLUMNS), left_over) == (multiset(expected, *COLUMNS), unheard)
     rest, left_over = split_orphans(engine.run([([], [], END_MS)]))
-    everything, all_unheard = split_orphans(decide(*world, criterion=criterion, orphans=orphans))
+    everything, all_unheard = split_orphans(decide(*world, doubles=True, criterion=criterion, orphans=orphans))
     assert multiset(outcomes + rest, *COLUMNS) == multiset(everything, *COLUMNS)
     assert unheard + left_over == all_unheard
     SEQUENCES["batch"] += worlds
@@ -176,7 +180,7 @@ def test_a_batch_query_gives_what_the_stream_has_given_once_its_watermark_stands
 @settings(max_examples=9, deadline=None, suppress_health_check=list(HealthCheck))
 def test_early_outcomes_have_the_statuses_of_final_ones(rule: str, seed: int, several: bool, worlds: int) -> None:
     rng, world, criterion = draw(seed, rule, several, duplicates=False, worlds=worlds)
-    expected = multiset(decide(*world, criterion=criterion), "row", "status")
+    expected = multiset(decide(*world, doubles=True, criterion=criterion), "row", "status")
     engine = Shards(spec_of(criterion), 3, several)
     outcomes = engine.run(splits(rng, *world, rng.choice((1, 3, 9))))
     assert multiset(outcomes, "row", "status") == expected
@@ -226,7 +230,7 @@ def test_a_small_world_comes_out_alike_in_every_order_and_split(rule: str, contr
     for copy, places in enumerate(product(*open_to)):
         for (field, row), step in zip(rows, places, strict=True):
             batches[step][field == "time"].append(renamed(row, f"{copy}/"))
-    expected = multiset(decide(*world), *COLUMNS)
+    expected = multiset(decide(*world, doubles=True), *COLUMNS)
     spec = EngineSpec(ByRow("rule", "need", "levels"), final=True)
     outcomes = Shards(spec, several=True).run([*batches, ([], [], 4), ([], [], END_MS)])
     copies: dict[str, list[dict[str, Any]]] = {}

@@ -72,7 +72,10 @@ def compare(seed: int, numbers: str = "double") -> None:
     spec = spec_of(criterion, final=True, lookback_us=lookback_us, orphans=orphans, number=NUMBER[numbers])
     engine = Shards(spec, shards, several, hash_bits=rng.choice((64, 64, 8)), restarts=rng)
     outcomes, left_over = split_orphans(engine.run(batches))
-    expected, unheard = split_orphans(decide(*world, criterion=criterion, lookback_us=lookback_us, orphans=orphans))
+    doubles = NUMBER[numbers] == "double"
+    expected, unheard = split_orphans(
+        decide(*world, criterion=criterion, lookback_us=lookback_us, orphans=orphans, doubles=doubles)
+    )
     SEQUENCES[numbers] += WORLDS
     SEEN.update(one["status"] for one in expected)
     got, want = multiset(outcomes, *COLUMNS), multiset(expected, *COLUMNS)

@@ -127,7 +127,13 @@ def run(case: Case, **given: Any) -> tuple[list[dict[str, Any]], Simulation]:
 def check_against_oracle(case: Case, outcomes: list[dict[str, Any]]) -> None:
     """Under ``final`` and with every row on time, outcomes are the oracle's."""
     expected, unheard = split_orphans(
-        decide(*case.world, criterion=case.criterion, orphans=case.spec.orphans, lookback_us=case.spec.lookback_us)
+        decide(
+            *case.world,
+            criterion=case.criterion,
+            orphans=case.spec.orphans,
+            lookback_us=case.spec.lookback_us,
+            doubles=case.spec.number == "double",
+        )
     )
     found, left_over = split_orphans(outcomes)
     assert multiset(found, *COLUMNS) == multiset(expected, *COLUMNS)

@@ -74,7 +74,7 @@ def test_mixed_rules_and_control_events_give_what_batch_and_oracle_give(
     landing = Landing(tmp_path, wide=True)
     land(landing, world, seed, regions)
     purgatory = controlled(several, partition_by, orphans)
-    expected, unheard = split_orphans(decide(*world, orphans=orphans))
+    expected, unheard = split_orphans(decide(*world, doubles=True, orphans=orphans))
     of_batch = [row.asDict() for row in purgatory.resolve(*landing.frames(spark, streaming=False)).collect()]
     for outcomes in (landing.run(spark, purgatory), of_batch):
         decided, found = split_orphans(outcomes)
@@ -94,6 +94,24 @@ def test_orphans_cannot_be_told_where_every_shard_sees_every_event(
     landing.add([], [])
     with pytest.raises(ConfigError, match=rf"orphans={orphans!r}.* give partition_by= or shards=1"):
         controlled(True, None, orphans).resolve(*landing.frames(spark, streaming=False))
+
+
+def test_a_rejected_event_beside_an_operation_that_ends_leaves_each_column_its_own_values(spark: SparkSession) -> None:
+    # The operation's columns have the types of the outcome's.
+    operations = spark.createDataFrame(
+        [("a", datetime(2024, 5, 1, 12, tzinfo=UTC), 7, "o1")],
+        "key string, created timestamp, quantity bigint, order_id string",
+    )
+    events = spark.createDataFrame([("b", None)], "key string, time timestamp")
+    purgatory = Purgatory(
+        operations=Operations(id="order_id", keys="key", created="created", timeout="5 seconds"),
+        completions=Completions(key="key", time="time"),
+        criterion=criteria.any_key(),
+        shards=1,
+        orphans="all",
+    )
+    rows = purgatory.resolve(operations, events).select("order_id", "quantity", "status", "wait_ms").collect()
+    assert sorted(rows, key=str) == [("o1", 7, "EXPIRED", 5000), (None, None, "ORPHAN", None)]
 
 
 # --- heartbeats -----------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -104,10 +105,11 @@ def test_a_timeout_that_names_no_column_is_told_of_durations_too(spark: SparkSes
         made(operations=waiting("wait")).resolve(rows, rows)
 
 
-@pytest.mark.parametrize("criterion", [criteria.quorum(0), criteria.count(0), Criterion("count", 0.0)])
-def test_a_number_that_is_reached_before_any_event_is_refused(criterion: Criterion) -> None:
-    with pytest.raises(ConfigError, match=rf"criterion {criterion.rule}\(0\) holds before any event.* at least 1"):
-        made(criterion=criterion)
+@pytest.mark.parametrize("need", [0, -1, 0.0, 0.5, 1.5, Decimal("2.5")])
+@pytest.mark.parametrize("rule", ["quorum", "count"])
+def test_a_number_of_keys_or_events_that_is_not_whole_or_below_one_is_refused(rule: str, need: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"criterion {rule} needs a (whole )?number of at least [01], got "):
+        Criterion(rule, need)
 
 
 @pytest.mark.spark

@@ -57,14 +57,16 @@ class LawStream:
 
     def expected(self, watermark_us: int | None) -> Counter[Any]:
         """What the oracle decides by that watermark; None: all of it."""
-        return multiset(decide(*self.world, criterion=self.criterion, watermark_us=watermark_us), *COLUMNS)
+        return multiset(
+            decide(*self.world, doubles=True, criterion=self.criterion, watermark_us=watermark_us), *COLUMNS
+        )
 
 
 def law_stream(seed: int, worlds: int = 1) -> LawStream:
     """The stream of a seed; several ``worlds`` share it and nothing else."""
     rule = RULES[seed % len(RULES)]
     several = seed % 2 == 1
-    rng, world, criterion = draw(seed * 7919 + 12, rule, several, worlds=worlds)
+    rng, world, criterion = draw(seed * 7919 + 12, rule, several, worlds=worlds, spoiled=False)
     if rule in ("quorum", "count"):
         # A number that holds before any event, or that the one key cannot reach, is refused; rows may bring it.
         criterion["need"] = 1 if rule == "quorum" and not several else max(criterion["need"], 1)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from spark_purgatory.core.spec.codes import RULES, EventRejection
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.testing.oracle import why_operation_rejected
 from spark_purgatory.testing.worlds import NUMBERS, Batch, World, needs_of, random_world
 from tests.support.engine_driver import microseconds
 
@@ -52,7 +53,7 @@ def draw(
             rules=RULES if mixed else (rule,),
             kinds=kinds,
             duplicates=duplicates,
-            spoiled=spoiled and mixed and several and rng.random() < 0.5,
+            spoiled=spoiled and rng.random() < 0.5,
             numbers=numbers,
         )
         for mine, rows in zip(drawn, world, strict=True):
@@ -62,7 +63,10 @@ def draw(
     need = rng.choice(needs_of(rule, NUMBERS[numbers]))
     need = 1.0 if need is None else need  # a criterion has one, also where its rule reads none
     for operation in drawn.operations:
-        operation.update(need=need, level=None)
+        operation.update(rule=rule, need=need, level=None)
+    # A row whose fault was its rule is sound now, and would be its operation's second.
+    sound = [row for row in drawn.operations if "spoiled" not in row["row"] or why_operation_rejected(row)]
+    drawn = World(sound, drawn.events)
     return rng, drawn, {"rule": rule, "need": need}
 
 

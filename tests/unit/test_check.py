@@ -53,7 +53,7 @@ def test_a_rule_of_each_row_is_shown_by_its_columns() -> None:
     [
         ("operations.timeuot=1", "unknown field, did you mean 'timeout'"),
         ("purgatory.tick=1 us", "tick='1 us' must be at least 1 millisecond"),
-        ("purgatory.criterion={quorum: 0}", "quorum(0) holds before any event"),
+        ("purgatory.criterion={quorum: 0}", "criterion quorum needs a whole number of at least 1, got 0"),
         ("output.batch_size=huge", "output.batch_size: 'huge': size='huge' is not a size"),
     ],
 )

@@ -7,6 +7,7 @@ outcome is written `o COMPLETED 15000`: id, status, resolved_at; `-` where it ha
 
 from __future__ import annotations
 
+import math
 import random
 import resource
 import signal
@@ -134,11 +135,10 @@ def events_of(words: str) -> list[Row]:
         (criteria.all_keys(), "aab", "a13 b14", ("COMPLETED", 14_000, 2, "")),
         (criteria.quorum(2), "abc", "a13 a14 c15 b16", ("COMPLETED", 15_000, 3, "b")),
         (criteria.quorum(3), "ab", "a13 b14", ("EXPIRED", 20_000, 2, "")),
-        (criteria.quorum(0), "ab", "a10 a9 b11", ("COMPLETED", 10_000, 1, "b")),
         (criteria.count(3), "ab", "a13 a14 b15 b16", ("COMPLETED", 15_000, 3, None)),
         (criteria.count(2), "a", "a13 a13", ("COMPLETED", 13_000, 2, None)),
         (criteria.count(2), "aa", "a13", ("EXPIRED", 20_000, 1, None)),
-        (criteria.count(0), "a", "", ("COMPLETED", 10_000, 0, None)),
+        (criteria.sum_at_least(0), "a", "", ("COMPLETED", 10_000, 0, None)),
         (criteria.sum_at_least(1), "ab", "a13=0.5 b14=0.25 a15=0.25 a16=9", ("COMPLETED", 15_000, 3, None)),
         (criteria.sum_at_least(1), "ab", "a13 b14=0.75", ("EXPIRED", 20_000, 2, None)),
         (criteria.level(2), "ab", "a12=2 b14=1 b16=3 a17=0", ("COMPLETED", 16_000, 3, "")),
@@ -399,7 +399,7 @@ def test_an_operation_is_rejected_with_its_reason(spec: EngineSpec, operation: R
 
 
 UNKNOWN = "the rule is none of any_key, all_keys, quorum, count, sum_at_least, level"
-NO_NUMBER = "the number that the rule needs is missing, not a number, or out of the range of sums"
+NO_NUMBER = OperationRejection.NO_NEED.reason
 NAN = float("nan")
 REJECTED_RULES = [
     (None, None, None, UNKNOWN),
@@ -409,6 +409,12 @@ REJECTED_RULES = [
     ("count", NAN, None, NO_NUMBER),
     ("sum_at_least", -0.25, None, NO_NUMBER),
     ("sum_at_least", 1e300, None, NO_NUMBER),
+    ("sum_at_least", math.inf, None, NO_NUMBER),
+    *(
+        (rule, need, None, NO_NUMBER)
+        for rule in ("quorum", "count")
+        for need in (0.0, -0.0, -1.0, 0.5, 1.5, math.inf, -math.inf, NAN)
+    ),
     ("level", None, None, NO_NUMBER),
     ("level", 1.0, {}, NO_NUMBER),
     ("level", 1.0, {"a": NAN}, NO_NUMBER),
@@ -698,7 +704,7 @@ def test_under_final_what_holds_from_before_its_creation_waits_for_its_creation(
 
 
 def test_under_final_a_need_of_nothing_is_held_until_the_creation() -> None:
-    play(replace(HELD, criterion=criteria.count(0)), (5, [op()], ""), (9, [], ""), (10, [], "o COMPLETED 10000"))
+    play(replace(HELD, criterion=criteria.sum_at_least(0)), (5, [op()], ""), (9, [], ""), (10, [], "o COMPLETED 10000"))
 
 
 def test_under_final_one_held_back_and_one_overtaken_leave_each_in_its_time() -> None:

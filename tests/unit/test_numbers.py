@@ -294,7 +294,7 @@ def test_a_negative_value_is_rejected_under_a_sum_and_none_counts_but_adds_nothi
         ("sum_at_least", 0, "COMPLETED"),
         ("sum_at_least", 1e300, "EXPIRED"),
         ("sum_at_least", 1e-300, "COMPLETED"),
-        ("sum_at_least", float("inf"), "EXPIRED"),
+        ("sum_at_least", float("inf"), "REJECTED"),
         ("level", float("inf"), "EXPIRED"),
         ("level", -1e300, "COMPLETED"),
         ("level", D(10) ** 37, "EXPIRED"),

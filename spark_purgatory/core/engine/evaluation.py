@@ -20,7 +20,6 @@ from spark_purgatory.core.events.control_log import ControlEffects
 from spark_purgatory.core.events.cross_key_redelivery import CrossKeyRedeliveries
 from spark_purgatory.core.events.event_log import EventSegment, Spans, bisect_within
 from spark_purgatory.core.spec.codes import Rule, Status
-from spark_purgatory.core.spec.criteria import NUMBERED
 
 
 @dataclass(frozen=True)
@@ -76,8 +75,8 @@ def evaluate(inputs: EvaluationInput, spans: list[Spans], history: list[Spans]) 
         chosen = np.flatnonzero(inputs.rule == rule)
         if len(chosen):
             resolved_us[chosen] = resolve(inputs, chosen, relevant, satisfied_us)
-    numbered = np.isin(inputs.rule, NUMBERED)
-    resolved_us = np.where(numbered & (inputs.need <= 0), inputs.created_us, resolved_us)
+    needs_nothing = (inputs.rule == Rule.SUM_AT_LEAST) & (inputs.need <= 0)
+    resolved_us = np.where(needs_nothing, inputs.created_us, resolved_us)
     status = None
     if inputs.effects is not None:
         resolved_us, status = _with_controls(inputs, inputs.effects, satisfied_us, resolved_us)
@@ -119,14 +118,14 @@ def _failed_us(inputs: EvaluationInput, fail_us: Int64s, satisfied_us: Int64s) -
     first, counts = inputs.first_entry, np.bincount(inputs.owner, minlength=len(inputs.rule))
     all_failed = np.maximum.reduceat(fail_us, first)
     # A quorum survives as long as enough keys are left; one of more keys than there are fails with the first.
-    spare = counts - np.ceil(np.fmin(inputs.need, counts + 1.0)).astype(np.int64)
+    spare = counts - np.fmin(inputs.need, counts + 1.0).astype(np.int64)
     quorum = np.where(spare < 0, np.minimum.reduceat(fail_us, first), _nth(lost_us, first, counts, spare + 1))
     by_rule = {
         Rule.ANY_KEY: np.maximum.reduceat(lost_us, first),
         Rule.ALL_KEYS: np.minimum.reduceat(lost_us, first),
         Rule.LEVEL: np.minimum.reduceat(lost_us, first),
-        Rule.QUORUM: np.where(inputs.need > 0, quorum, MAX_TIME_US),
-        Rule.COUNT: np.where(inputs.need > 0, all_failed, MAX_TIME_US),
+        Rule.QUORUM: quorum,
+        Rule.COUNT: all_failed,
         Rule.SUM_AT_LEAST: np.where(inputs.need > 0, all_failed, MAX_TIME_US),
     }
     return np.choose(inputs.rule, [by_rule[rule] for rule in Rule])
@@ -154,7 +153,7 @@ def _last_key(inputs: EvaluationInput, chosen: Int64s, relevant: RelevantEvents,
 def _nth_key(inputs: EvaluationInput, chosen: Int64s, relevant: RelevantEvents, satisfied_us: Int64s) -> Int64s:
     values, first = _entries(inputs, chosen, satisfied_us)
     counts = np.diff(np.append(first, len(values)))
-    nth = np.ceil(np.clip(inputs.need[chosen], 1, counts + 1.0)).astype(np.int64)
+    nth = np.fmin(inputs.need[chosen], counts + 1.0).astype(np.int64)
     return _nth(values, first, counts, nth)
 
 

@@ -36,7 +36,7 @@ from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US
 from spark_purgatory.core.arrays.value_column import as_bools
 from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind, EventRejection, OperationRejection, Rule
-from spark_purgatory.core.spec.criteria import LARGEST_SUM, NUMBERED, SMALLEST_SUM, ByRow, Criterion
+from spark_purgatory.core.spec.criteria import COUNTED, LARGEST_SUM, SMALLEST_SUM, ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import ROLES, EngineSpec
 
 OPERATION_COLUMNS = ("id", "id_hash", "keys", "key_hashes", "created_us", "deadline_us", "ahead")
@@ -156,8 +156,8 @@ def _with_rules(arrivals: OperationArrivals, table: pa.Table, kept: Int64s | sli
     """The operations with their own rules; ``kept``: which of the keys given are left."""
     rule = _codes(_whole(table, "rule"), RULES)
     need, level_need = _floats(_whole(table, "need")), _floats(_flat(_whole(table, "levels")))[kept]
-    bad = np.isin(rule, NUMBERED) & np.isnan(need)
-    within = (need >= SMALLEST_SUM) & (need <= LARGEST_SUM) if doubles else need > 0
+    bad = np.isin(rule, COUNTED) & ~((need >= 1) & np.isfinite(need) & (need == np.floor(need)))
+    within = (need >= SMALLEST_SUM) & (need <= LARGEST_SUM) if doubles else (need > 0) & np.isfinite(need)
     bad |= (rule == Rule.SUM_AT_LEAST) & (need != 0) & ~within
     owner = np.repeat(np.arange(len(rule)), np.diff(arrivals.offsets))
     bad[owner[np.isnan(level_need) & (rule[owner] == Rule.LEVEL)]] = True

@@ -111,7 +111,8 @@ _OPERATION_REASONS = {
     OperationRejection.CREATED_AHEAD: "the created time is too far ahead of processing time (max_future)",
     OperationRejection.UNKNOWN_RULE: f"the rule is none of {', '.join(RULES)}",
     OperationRejection.NO_NEED: (
-        "the number that the rule needs is missing, not a number, or out of the range of sums"
+        "the number that the rule needs is missing or out of range: a whole number of at least 1 of keys or events, a "
+        "sum of at least 0 within the range of sums"
     ),
     OperationRejection.DEADLINE_OVERFLOWS: (
         "the deadline is past the end of time: created + time-out does not fit in 64 bits of microseconds"

@@ -17,8 +17,8 @@ KEYED = (Rule.ANY_KEY, Rule.ALL_KEYS, Rule.QUORUM, Rule.LEVEL)
 """Rules that are satisfied key by key: these have missing keys."""
 VALUED = (Rule.SUM_AT_LEAST, Rule.LEVEL)
 """Rules that read the events' values."""
-NUMBERED = (Rule.QUORUM, Rule.COUNT, Rule.SUM_AT_LEAST)
-"""Rules that read a need, and hold from the creation on where it is nothing."""
+COUNTED = (Rule.QUORUM, Rule.COUNT)
+"""Rules that need a whole number, of at least 1: of keys or of events."""
 SMALLEST_SUM, LARGEST_SUM = 2.0**-43, 2.0**62
 """Bounds of the need of a sum of doubles: within them every digit counts (`exact_sums`)."""
 
@@ -39,8 +39,8 @@ class Criterion:
             raise ConfigError(f"criterion {self.rule} needs a number of at least 0, got {self.need!r}")
         if isinstance(self.need, float):
             self.check_double()
-        if self.code in (Rule.QUORUM, Rule.COUNT) and self.need != int(self.need):
-            raise ConfigError(f"criterion {self.rule} needs a whole number, got {self.need!r}")
+        if self.code in COUNTED and (self.need < 1 or self.need != int(self.need)):
+            raise ConfigError(f"criterion {self.rule} needs a whole number of at least 1, got {self.need!r}")
 
     @property
     def code(self) -> Rule:
@@ -100,7 +100,7 @@ def by_row(rule: str = "rule", need: str | None = None, levels: str | None = Non
         levels: A column of maps from key to the level that a ``level`` operation needs there; without it, ``need`` at
             every key.
 
-    An unknown rule, or a number that is missing, makes the operation REJECTED.
+    An unknown rule, or a number that is missing or that the rule does not allow, makes the operation REJECTED.
 
     Example:
         >>> criterion = by_row(rule="rule", need="acks")
@@ -133,7 +133,7 @@ def quorum(n: int) -> Criterion:
 
     Args:
         n: How many keys. An operation whose array of keys has fewer cannot complete: it waits until its deadline and is
-            EXPIRED. More than there are columns in a list of keys is refused.
+            EXPIRED. More than there are columns in a list of keys is refused, and so is less than 1.
 
     Example:
         >>> quorum(2).need

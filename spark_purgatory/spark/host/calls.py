@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from spark_purgatory.core.engine.outcomes import Tally
+from spark_purgatory.core.spec.codes import Status
 from spark_purgatory.core.state.step_log import Step
 from spark_purgatory.errors import LimitError
 from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS
@@ -55,10 +56,17 @@ def step_of(rows: Iterable[tuple[int, bytes]], watermark_ms: int, broadcast: Bro
 
 def counts_of(tally: Tally) -> dict[str, int]:
     """What a shard has counted since its beginning, by counter."""
-    events = (tally.events_received, tally.events_rejected, tally.events_late)
     reasons = (*tally.rejections[1:], *tally.event_rejections[1:])
-    totals = (tally.received, *tally.by_status[:6], *events, tally.pending, 0, *reasons)
-    return dict(zip((*COUNTERS, *REJECTION_COUNTERS), totals, strict=True))
+    return {
+        "received": tally.received,
+        **{status.name.lower(): tally.by_status[status] for status in Status if status != Status.ORPHAN},
+        "events_received": tally.events_received,
+        "events_rejected": tally.events_rejected,
+        "events_late": tally.events_late,
+        "pending_change": tally.pending,
+        "state_bytes_written": 0,
+        **dict(zip(REJECTION_COUNTERS, reasons, strict=True)),
+    }
 
 
 def added(tally: Tally, before: Mapping[str, int]) -> dict[str, int]:
@@ -68,7 +76,7 @@ def added(tally: Tally, before: Mapping[str, int]) -> dict[str, int]:
 
 def packed(outcomes: Sequence[pa.RecordBatch]) -> bytes | None:
     """Outcomes as one blob, None of none."""
-    # ORPHANs come last and lack the operation's columns, which become null.
+    # ORPHANs lack the operation's columns, which become null; these come last where the first batch is of ORPHANs.
     tables = [pa.Table.from_batches([batch]) for batch in outcomes]
     return to_blob(pa.concat_tables(tables, promote_options="default")).to_pybytes() if tables else None
 

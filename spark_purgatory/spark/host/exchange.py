@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
+from spark_purgatory.core.engine.outcomes import OUTCOME_FIELDS
 from spark_purgatory.core.state.payload_schema import conform, conform_batch, plain, sent
 from spark_purgatory.spark.host.worker import end_task, prepare_worker
 from spark_purgatory.spark.placement import shard_label
@@ -150,10 +151,7 @@ def from_blob(blob: bytes) -> pa.Table:
 
 
 def unpacker(schema: pa.Schema) -> Callable[[Batches], Batches]:
-    """The function for ``mapInArrow`` that turns blobs into rows of ``schema``, which all of them have.
-
-    ORPHANs lack the first columns, the operation's, and get nulls there.
-    """
+    """The function for ``mapInArrow`` that turns blobs into rows of ``schema``."""
 
     def unpack(batches: Batches) -> Batches:
         prepare_worker()
@@ -165,11 +163,22 @@ def unpacker(schema: pa.Schema) -> Callable[[Batches], Batches]:
                 moved += blob.as_buffer().size
                 with pa.ipc.open_stream(blob.as_buffer()) as reader:
                     for rows in reader:
-                        lacking = len(schema) - rows.num_columns
-                        columns = [pa.nulls(len(rows), kind) for kind in schema.types[:lacking]]
-                        given = zip(rows.columns, schema.types[lacking:], strict=True)
-                        columns += [conform(column, kind) for column, kind in given]
-                        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+                        yield pa.RecordBatch.from_arrays(outcome_columns(rows, schema), schema=schema)
         end_task(moved)
 
     return unpack
+
+
+def outcome_columns(rows: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array]:
+    """The engine's outcomes as columns of ``schema``: found by name, in whatever order ``rows`` has them.
+
+    The engine calls the operation's own columns ``p0``, ``p1``, ...; ORPHANs lack these, and get nulls there.
+    ``schema`` has the users' names for them, in this order, then the outcome's columns.
+    """
+    added = [field.name for field in OUTCOME_FIELDS]
+    names = [*(f"p{i}" for i in range(len(schema) - len(added))), *added]
+    unknown = set(rows.schema.names) - set(names)
+    assert not unknown, f"bug: outcomes have columns {sorted(unknown)} that the query does not"
+    given = dict(zip(rows.schema.names, rows.columns, strict=True))
+    kinds = zip(names, schema.types, strict=True)
+    return [conform(given[name], kind) if name in given else pa.nulls(len(rows), kind) for name, kind in kinds]
