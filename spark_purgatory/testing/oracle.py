@@ -54,13 +54,23 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
+from spark_purgatory.testing.oracle_rejections import (
+    KINDS,
+    LAST_US,
+    RULES,
+    is_infinite,
+    is_no_number,
+    level_of,
+    why_event_rejected,
+    why_operation_rejected,
+)
+
+__all__ = ["KINDS", "RULES", "decide", "why_event_rejected", "why_operation_rejected"]
+
 Row = dict[str, Any]
 
-RULES = ("any_key", "all_keys", "quorum", "count", "sum_at_least", "level")
-KINDS = ("complete", "fail", "cancel", "force", "extend")
 BARE_OPERATION: Row = {"rule": None, "need": None, "level": None, "row": None}
 BARE_EVENT: Row = {"kind": "complete", "value": None, "event_id": None, "operation_id": None}
-LAST_US = 2**63 - 1
 
 
 class Fate(NamedTuple):
@@ -153,48 +163,6 @@ def decide(
     return emitted
 
 
-def why_operation_rejected(op: Mapping[str, Any], doubles: bool = False) -> str | None:
-    """Tell why an operation is REJECTED; None if it is sound."""
-    keys, created, deadline, rule, need = (op.get(name) for name in ("keys", "created", "deadline", "rule", "need"))
-    if op.get("id") is None:
-        return "null_id"
-    if not keys:
-        return "null_keys"
-    if any(key is None for key in keys):
-        return "null_key"
-    if created is None:
-        return "null_created"
-    if deadline is None:
-        return "null_deadline"
-    if deadline < created:
-        return "deadline_before_created"
-    if rule not in RULES:
-        return "unknown_rule"
-    if rule in ("quorum", "count") and not _is_whole_from_one(need):
-        return "bad_need"
-    if rule == "sum_at_least" and not _is_a_sum(need, doubles):
-        return "bad_need"
-    if rule == "level" and any(_is_no_number(_level_of(op, key)) for key in keys):
-        return "bad_need"
-    return None
-
-
-def why_event_rejected(event: Mapping[str, Any], rule: str | None = None) -> str | None:
-    """Tell why an event is rejected, by everybody or by operations under `rule`; None if it is sound."""
-    kind = event.get("kind")
-    value: Any = event.get("value")
-    if event.get("key") is None:
-        return "null_key"
-    if event.get("time") is None:
-        return "null_time"
-    if kind is not None and kind not in KINDS:
-        return "unknown_kind"
-    summed = rule == "sum_at_least" and kind in (None, "complete") and value is not None
-    if summed and (_is_no_number(value) or value < 0):
-        return "bad_value"
-    return None
-
-
 # --- one operation --------------------------------------------------------------------------------
 
 
@@ -253,7 +221,7 @@ def _on_its_keys(op: Row, on_key: Mapping[str, Sequence[Row]]) -> list[Row]:
 def _extended_to(event: Row) -> int:
     """Where an `extend` moves a deadline that lies before."""
     seconds = event["value"]
-    if _is_no_number(seconds) or _is_infinite(seconds):
+    if is_no_number(seconds) or is_infinite(seconds):
         return int(event["time"])
     return min(LAST_US, int(event["time"]) + round(Fraction(seconds) * 1_000_000))
 
@@ -302,48 +270,21 @@ def _sum(events: Sequence[Row]) -> Fraction | float:
 
 def _addend(event: Row) -> Fraction | float:
     """What an event adds to a sum; other rules than a sum may meet a NaN, and do not mind."""
-    return Fraction(0) if _is_no_number(event["value"]) else _exact(event["value"])
+    return Fraction(0) if is_no_number(event["value"]) else _exact(event["value"])
 
 
 def _has_reached_its_level(op: Row, key: str, events: Sequence[Row], value_types: set[type]) -> bool:
-    level = _need(_level_of(op, key), value_types)
+    level = _need(level_of(op, key), value_types)
     values = [event["value"] for event in events if event["key"] == key]
-    return any(_exact(value) >= level for value in values if not _is_no_number(value))
-
-
-def _level_of(op: Mapping[str, Any], key: str) -> Any:
-    """The level that the operation needs on a key."""
-    level = op.get("level")
-    if isinstance(level, Mapping):
-        return level.get(key)
-    return op.get("need") if level is None else level
+    return any(_exact(value) >= level for value in values if not is_no_number(value))
 
 
 # --- numbers --------------------------------------------------------------------------------------
 
 
-def _is_no_number(value: Any) -> bool:
-    """Null or NaN."""
-    return value is None or bool(value != value)
-
-
-def _is_whole_from_one(need: Any) -> bool:
-    return not _is_no_number(need) and not _is_infinite(need) and need >= 1 and float(need).is_integer()
-
-
-def _is_a_sum(need: Any, doubles: bool) -> bool:
-    if _is_no_number(need) or _is_infinite(need) or need < 0:
-        return False
-    return not doubles or need == 0 or 2.0**-43 <= need <= 2.0**62
-
-
-def _is_infinite(value: Any) -> bool:
-    return value in (math.inf, -math.inf)
-
-
 def _exact(value: Any) -> Fraction | float:
     """The number itself, as a Fraction; plus or minus infinity as it is."""
-    if _is_infinite(value):
+    if is_infinite(value):
         return math.inf if value > 0 else -math.inf
     return Fraction(value)
 

@@ -210,7 +210,18 @@ NAMES = ["id", "row", "status", "resolved_at", "wait_ms", "matched", "missing_ke
 def outcome_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
     """Outcomes of operations that bring an id and a row's name."""
     # ORPHANs have no operation's columns.
-    return batch.rename_columns(NAMES if len(batch.schema) == len(NAMES) else NAMES[2:]).to_pylist()
+    batch = batch.rename_columns(NAMES if len(batch.schema) == len(NAMES) else NAMES[2:])
+    at = batch.schema.get_field_index("resolved_at")
+    rows = batch.set_column(at, "resolved_at", batch["resolved_at"].cast(pa.int64())).to_pylist()
+    return [{**row, "resolved_at": moment(row["resolved_at"])} for row in rows]
+
+
+def moment(time_us: int | None) -> datetime | int | None:
+    """A time as a datetime; beyond the years that Python has, as its microseconds."""
+    try:
+        return None if time_us is None else EPOCH + timedelta(microseconds=time_us)
+    except OverflowError:
+        return time_us
 
 
 def multiset(outcomes: Iterable[dict[str, Any]], *columns: str) -> Counter[tuple[Any, ...]]:
@@ -218,8 +229,10 @@ def multiset(outcomes: Iterable[dict[str, Any]], *columns: str) -> Counter[tuple
     return Counter(tuple(_plain(outcome[column]) for column in columns) for outcome in outcomes)
 
 
-def microseconds(time: datetime) -> int:
+def microseconds(time: datetime | int) -> int:
     """Microseconds since 1970, exactly; a time without a zone is local, as Spark's ``collect`` gives it."""
+    if isinstance(time, int):
+        return time
     return (time.astimezone(UTC) - EPOCH) // timedelta(microseconds=1)
 
 

@@ -12,7 +12,8 @@ from spark_purgatory import Completions, Operations, Purgatory
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.testing.oracle import decide
-from spark_purgatory.testing.worlds import STEP_US, World
+from spark_purgatory.testing.world_numbers import STEP_US
+from spark_purgatory.testing.worlds import World
 from tests.support.engine_driver import multiset
 from tests.support.law_worlds import draw
 from tests.support.streams import Host, Landing

@@ -30,8 +30,9 @@ from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.errors import BugError, LimitError
+from spark_purgatory.testing.oracle import decide
 from spark_purgatory.testing.worlds import random_world, splits
-from tests.support.engine_driver import END_MS, Shards, events_table, final, microseconds, operations_table
+from tests.support.engine_driver import END_MS, Shards, events_table, final, microseconds, multiset, operations_table
 from tests.support.operations import Batch, Row, ev, many_operations, op, play, the_outcome, written
 
 ANY = EngineSpec(criteria.any_key())
@@ -370,7 +371,7 @@ REJECTED = [
     (op(deadline=None), "the deadline or time-out is null"),
     (
         op(created=-(2**63)),
-        "the created time is the first microsecond that a timestamp can hold, which stands for no time",
+        "the created time is the first or last microsecond that a timestamp can hold, which stand for no time",
     ),
     (op(deadline=9_999), "the deadline is before the created time"),
     (op(ahead=True), "the created time is too far ahead of processing time (max_future)"),
@@ -431,6 +432,42 @@ def test_a_rule_that_cannot_be_is_rejected_with_its_reason(
     for several in (True, False):
         (outcome,) = play(spec, (0, [row, ev()], "o REJECTED -"), (END_MS, [], ""), several=several)
         assert outcome["reason"] == reason
+
+
+END_US = 2**63 - 1
+
+
+@both
+@pytest.mark.parametrize("deadline", [END_US, END_US - 1, 20_000])
+@pytest.mark.parametrize(
+    "criterion", [criteria.all_keys(), criteria.quorum(3), criteria.level(2), criteria.count(5), criteria.any_key()]
+)
+def test_a_deadline_at_the_end_of_time_satisfies_no_key_without_an_event(
+    spec: EngineSpec, criterion: Criterion, deadline: int
+) -> None:
+    events = [ev("z" if criterion.rule == "any_key" else "a", 12_000, value=1.0)]
+    if deadline == 20_000:
+        events.append(ev("a", 13_000, kind="extend", value=1e13))
+    waits = {**op(keys="abc", deadline=deadline), "row": "o"}
+    engine = Shards(replace(spec, criterion=criterion), several=True)
+    outcomes = engine.run([([waits], events, 0), ([], [], 30), ([], [], END_MS)])
+    columns = ("status", "resolved_at", "wait_ms", "matched", "missing_keys")
+    expected = decide([waits], events, criterion={"rule": criterion.rule, "need": criterion.need})
+    assert multiset(outcomes, *columns) == multiset(expected, *columns)
+    assert outcomes[0]["status"] == "EXPIRED"
+
+
+@both
+def test_a_wait_of_longer_than_half_of_all_time_is_exact_and_the_ends_of_time_are_rejected(spec: EngineSpec) -> None:
+    early = op(created=-END_US, deadline=END_US - 2)
+    (outcome,) = play(spec, (0, [early], ""), (END_MS, [], f"o EXPIRED {END_US - 2}"))
+    assert outcome["wait_ms"] == (2 * END_US - 2) // 1000
+    for created in (END_US, -END_US - 1):
+        (outcome,) = play(spec, (0, [op(created=created, deadline=END_US)], "o REJECTED -"))
+        assert outcome["reason"] == OperationRejection.CREATED_AT_NO_TIME.reason
+        shards = Shards(spec)
+        shards.step([], [ev(time=created)], 0)
+        assert shards.tallies()[0].event_rejections[EventRejection.AT_NO_TIME] == 1
 
 
 PAST_THE_END = "the deadline is past the end of time: created + time-out does not fit in 64 bits of microseconds"

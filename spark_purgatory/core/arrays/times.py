@@ -28,15 +28,6 @@ def saturating_add(left_us: Int64s, right_us: Int64s | int) -> Int64s:
     return np.where(over, MAX_TIME_US, np.where(under, MIN_TIME_US, total))
 
 
-def saturating_subtract(left_us: Int64s, right_us: Int64s) -> Int64s:
-    """``left - right`` in int64, clamped to [MIN_TIME_US, MAX_TIME_US]; (n,) int64."""
-    with np.errstate(over="ignore"):
-        difference = left_us - right_us
-    over = (right_us < 0) & (difference < left_us)
-    under = (right_us > 0) & (difference > left_us)
-    return np.where(over, MAX_TIME_US, np.where(under, MIN_TIME_US, difference))
-
-
 def ceil_ms(times_us: Int64s) -> Int64s:
     """The first millisecond at or after each time, (n,) int64."""
     return -(-np.maximum(times_us, MIN_TIME_US + 1) // US_PER_MS)
@@ -54,6 +45,7 @@ def clock_ms(watermark_ms: int, tick_ms: int) -> int:
     return watermark_ms // tick_ms * tick_ms
 
 
-def floor_ms(durations_us: Int64s) -> Int64s:
-    """Whole milliseconds, rounded down, (n,) int64."""
-    return durations_us // US_PER_MS
+def elapsed_ms(until_us: Int64s, from_us: Int64s) -> Int64s:
+    """Whole milliseconds between two times, rounded down, (n,) int64: exact, where microseconds would overflow."""
+    borrowed = until_us % US_PER_MS < from_us % US_PER_MS
+    return until_us // US_PER_MS - from_us // US_PER_MS - borrowed

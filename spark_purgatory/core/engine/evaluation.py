@@ -87,7 +87,9 @@ def evaluate(inputs: EvaluationInput, spans: list[Spans], history: list[Spans]) 
         matched += np.bincount(owner, span.counted(span.until(end_us[owner])), minlength=n).astype(np.int64)
     for cross_key in relevant.cross_key:
         matched -= cross_key.total(np.arange(n), end_us)[0]
-    return EvaluationResult(resolved_us, matched, satisfied_us <= end_us[inputs.owner], status)
+    # A deadline may be the end of time, which in satisfied_us stands for never.
+    satisfied = (satisfied_us <= end_us[inputs.owner]) & (satisfied_us != MAX_TIME_US)
+    return EvaluationResult(resolved_us, matched, satisfied, status)
 
 
 def _echoes(inputs: EvaluationInput, spans: list[Spans]) -> list[CrossKeyRedeliveries]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
-from spark_purgatory.core.arrays.times import floor_ms, saturating_subtract
+from spark_purgatory.core.arrays.times import elapsed_ms
 from spark_purgatory.core.spec.arrivals import OperationArrivals
 from spark_purgatory.core.spec.codes import STATUSES, EventRejection, OperationRejection, Status
 from spark_purgatory.errors import BugError
@@ -96,7 +96,7 @@ class OutcomeBatch:
         undated = None if self.dated is None else ~self.dated
         wait_ms = pa.nulls(n, pa.int64())
         if self.created_us is not None:
-            wait_ms = pa.array(floor_ms(saturating_subtract(self.resolved_us, self.created_us)), mask=undated)
+            wait_ms = pa.array(elapsed_ms(self.resolved_us, self.created_us), mask=undated)
         columns = [
             *([] if self.payload is None else self.payload.flatten()),
             pa.repeat(STATUSES[self.status], n),

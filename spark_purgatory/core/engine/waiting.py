@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_purgatory.core.arrays.sorted_runs import Int64s
-from spark_purgatory.core.arrays.times import floor_ms, saturating_subtract
+from spark_purgatory.core.arrays.times import elapsed_ms
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.outcomes import MissingKeys
 from spark_purgatory.core.engine.resolver import Resolutions
@@ -113,15 +113,15 @@ class Waiting:
         return pa.array(self._resolved.resolved_us, mask=~held).cast(TIMESTAMP)
 
     def _age_ms(self) -> pa.Array:
-        return self._ms(lambda now_us: saturating_subtract(now_us, self._resolved.created_us))
+        return self._ms(lambda now_us: elapsed_ms(now_us, self._resolved.created_us))
 
     def _remaining_ms(self) -> pa.Array:
-        return self._ms(lambda now_us: saturating_subtract(self._resolved.deadline_us, now_us))
+        return self._ms(lambda now_us: elapsed_ms(self._resolved.deadline_us, now_us))
 
-    def _ms(self, difference_us: Callable[[Int64s], Int64s]) -> pa.Array:
+    def _ms(self, elapsed: Callable[[Int64s], Int64s]) -> pa.Array:
         if self._watermark_us is None:
             return pa.nulls(len(self), pa.int64())
-        return pa.array(floor_ms(difference_us(np.full(len(self), self._watermark_us))))
+        return pa.array(elapsed(np.full(len(self), self._watermark_us)))
 
 
 def _digits(values: np.ndarray) -> pa.StringArray:

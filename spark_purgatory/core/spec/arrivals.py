@@ -128,8 +128,8 @@ def read_operations(table: pa.Table, spec: EngineSpec) -> OperationArrivals:
     )
     hashes = _whole(table, "key_hashes")
     created_us, deadline_us = _int64(created), _int64(deadline)
-    # MIN_TIME_US is the watermark of a stream that has none yet.
-    at_no_time = created_us == MIN_TIME_US
+    # MIN_TIME_US is the watermark of a stream that has none yet, MAX_TIME_US the resolution of what is not resolved.
+    at_no_time = (created_us == MIN_TIME_US) | (created_us == MAX_TIME_US)
     rejection = np.where(at_no_time, OperationRejection.CREATED_AT_NO_TIME, OperationRejection.NONE)
     if bool(pc.any(table["ahead"]).as_py()):
         rejection[as_bools(_whole(table, "ahead"))] = OperationRejection.CREATED_AHEAD
@@ -212,7 +212,8 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow) -> EventArrivals:
     """Read and check a table of events."""
     keys, times = _whole(table, "key"), _whole(table, "time_us")
     time_us = _int64(times.fill_null(MIN_TIME_US) if times.null_count else times)
-    rejection = np.where(time_us == MIN_TIME_US, EventRejection.AT_NO_TIME, EventRejection.NONE)
+    at_no_time = (time_us == MIN_TIME_US) | (time_us == MAX_TIME_US)
+    rejection = np.where(at_no_time, EventRejection.AT_NO_TIME, EventRejection.NONE)
     value: Numbers | None = None
     granted_us: Int64s | None = None
     if bool(pc.any(table["ahead"]).as_py()):

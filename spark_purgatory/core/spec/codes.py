@@ -118,7 +118,7 @@ _OPERATION_REASONS = {
         "the deadline is past the end of time: created + time-out does not fit in 64 bits of microseconds"
     ),
     OperationRejection.CREATED_AT_NO_TIME: (
-        "the created time is the first microsecond that a timestamp can hold, which stands for no time"
+        "the created time is the first or last microsecond that a timestamp can hold, which stand for no time"
     ),
 }
 _EVENT_REASONS = {
@@ -129,6 +129,6 @@ _EVENT_REASONS = {
     EventRejection.TIME_AHEAD: "the time is too far ahead of processing time (max_future)",
     EventRejection.UNKNOWN_KIND: f"the kind is none of {', '.join(KINDS)}",
     EventRejection.AT_NO_TIME: (
-        "the time is the first microsecond that a timestamp can hold, which stands for no time"
+        "the time is the first or last microsecond that a timestamp can hold, which stand for no time"
     ),
 }
