@@ -12,19 +12,29 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from spark_purgatory.core.engine import evaluation, resolver
+from spark_purgatory.core.engine.evaluation import evaluate
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.events import cross_key_redelivery as echoes
-from spark_purgatory.core.events.redelivery import Redeliveries
+from spark_purgatory.core.events.redelivery import Redeliveries, first_in_ranges
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.errors import LimitError
 from spark_purgatory.testing.oracle import KINDS, decide
 from spark_purgatory.testing.worlds import random_world, splits
 from tests.support.control_events import Row, told
-from tests.support.engine_driver import END_MS, Shards, events_table, final, microseconds, multiset, operations_table
+from tests.support.engine_driver import (
+    END_MS,
+    NAMES,
+    Shards,
+    events_table,
+    final,
+    microseconds,
+    multiset,
+    operations_table,
+)
 from tests.support.operations import ev, many_operations, op, play
 
 ANY = EngineSpec(criteria.any_key(), operation_ids=True, event_ids=True)
@@ -166,10 +176,58 @@ def test_an_event_counts_once_whichever_keys_it_comes_on_and_whomever_it_names(
     assert (outcome["status"], outcome["matched"]) == (expected[0], expected[2])
 
 
-def test_too_many_deliveries_to_tell_apart_are_an_error_that_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(echoes, "MAX_DELIVERIES", 3)
-    with pytest.raises(LimitError, match=r"4 deliveries .* 2 keys of operations, at most 3: use more shards"):
-        fate(replace(HELD, criterion=COUNT), named_events("x:a:12 x:b:13 y:a:14 y:b:15"), "ab")
+@pytest.mark.parametrize(("criterion", "keys", "words", "expected"), HEARD)
+def test_operations_with_many_deliveries_to_compare_are_resolved_in_parts_with_the_same_outcomes(
+    criterion: Criterion, keys: str, words: str, expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcomes() -> list[Row]:
+        rows = [op(f"o{i}", keys, deadline=20_000 + i) for i in range(5)]
+        spec = replace(HELD, criterion=criterion, operation_ids=False)
+        events = [{**event, "operation_id": None} for event in named_events(words)]
+        return Shards(spec, several=True).run([(rows, events, 0), ([], [], END_MS)])
+
+    whole = outcomes()
+    resolved: list[int] = []
+    monkeypatch.setattr(
+        resolver, "evaluate", lambda inputs, *others: resolved.append(len(inputs.rule)) or evaluate(inputs, *others)
+    )
+    monkeypatch.setattr(evaluation, "MAX_DELIVERIES", 3)
+    assert multiset(outcomes(), *NAMES) == multiset(whole, *NAMES)
+    if len(keys) > 1:
+        assert max(resolved) == 1, resolved
+
+
+def test_an_event_delivered_often_on_several_keys_costs_one_delivery_for_each_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    laid_out: list[int] = []
+
+    def counted(*of: Any) -> Any:
+        found = first_in_ranges(*of)
+        laid_out.append(len(found[0]))
+        return found
+
+    monkeypatch.setattr(echoes, "first_in_ranges", counted)
+    spec = replace(ANY, criterion=criteria.count(3), operation_ids=False)
+    events = [ev("abcd"[i % 4], 15_000 + i % 97, event_id="xy"[i // 4 % 2]) for i in range(20_000)]
+    rows = [op(f"o{i}", "abcd") for i in range(5_000)]
+    outcomes = Shards(spec, several=True).run([(rows, events, 0), ([], [], END_MS)])
+    assert {(outcome["status"], outcome["matched"]) for outcome in outcomes} == {("EXPIRED", 2)}
+    assert len(outcomes) == 5_000
+    assert max(laid_out) <= 5_000 * 4 * 2, "two events on each key of each operation"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_first_deliveries_in_ranges_are_those_that_a_loop_finds(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, m = int(rng.integers(0, 40)), int(rng.integers(0, 30))
+    previous = np.where(rng.random(n) < 0.4, -1, rng.integers(-1, max(n, 1), n))
+    starts = rng.integers(0, n + 1, m)
+    ends = starts + (rng.random(m) * (n - starts + 1)).astype(np.int64)
+    before = rng.integers(0, n + 1, m)
+    expected = [(i, at) for i in range(m) for at in range(starts[i], ends[i]) if previous[at] < before[i]]
+    which, position = first_in_ranges(previous, starts, ends, before)
+    assert list(zip(which.tolist(), position.tolist(), strict=True)) == expected
 
 
 def test_repeats_by_hand_are_those_of_the_table() -> None:

@@ -68,6 +68,16 @@ def expand(starts: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
     return np.arange(len(owner)) + (starts - first)[owner], owner
 
 
+def parts_of(costs: Int64s, most: int) -> Iterator[slice]:
+    """Consecutive parts of what has these costs, (n,): the costs of each add up to at most ``most``, or it is one."""
+    until, start = costs.cumsum(), 0
+    while start < len(costs):
+        before = int(until[start - 1]) if start else 0
+        end = max(start + 1, int(until.searchsorted(before + most, side="right")))
+        yield slice(start, end)
+        start = end
+
+
 class Directory:
     """Finds needles in one run: by binary search, and once many were sought by where each leading bits begin."""
 

@@ -7,17 +7,18 @@ one by one, so a thousand events on a key that a million operations watch cost a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from spark_purgatory.core.arrays.exact_sums import ExactSums
 from spark_purgatory.core.arrays.numbers import Floats, Numbers, comparable, is_double
-from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
+from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s, parts_of
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US
 from spark_purgatory.core.events.control_log import ControlEffects
-from spark_purgatory.core.events.cross_key_redelivery import CrossKeyRedeliveries
+from spark_purgatory.core.events.cross_key_redelivery import MAX_DELIVERIES, CrossKeyDeliveries, CrossKeyRedeliveries
 from spark_purgatory.core.events.event_log import EventSegment, Spans, bisect_within
 from spark_purgatory.core.spec.codes import Rule, Status
 
@@ -53,23 +54,45 @@ class RelevantEvents:
     """The relevant events of all inputs."""
 
     spans: list[Spans]
-    cross_key: list[CrossKeyRedeliveries]
-    """Those of them that are counted on another key already."""
+    shared: list[CrossKeyDeliveries]
+    """Deliveries among them of events that are on several keys."""
+
+    @staticmethod
+    def of(inputs: EvaluationInput, spans: list[Spans]) -> RelevantEvents:
+        """The events of spans. Sums and the other rules may read the same events from different segments."""
+        by_sum: dict[bool, list[tuple[Int64s, Spans]]] = {}
+        for span in spans:
+            if len(span.owner):
+                operations = inputs.owner[span.owner]
+                by_sum.setdefault(bool(inputs.rule[operations[0]] == Rule.SUM_AT_LEAST), []).append((operations, span))
+        found = (CrossKeyDeliveries.of(len(inputs.rule), each) for each in by_sum.values())
+        return RelevantEvents(spans, [deliveries for deliveries in found if deliveries is not None])
+
+    def parts(self, n: int) -> Iterator[slice]:
+        """The n operations in parts, each with few enough deliveries of events that are on several keys."""
+        costs = np.zeros(n, np.int64)
+        for deliveries in self.shared:
+            costs += deliveries.most()
+        return parts_of(costs, MAX_DELIVERIES)
+
+    @cached_property
+    def cross_key(self) -> list[CrossKeyRedeliveries]:
+        """Those of the events that are counted on another key already."""
+        return [deliveries.redeliveries() for deliveries in self.shared]
 
 
-def evaluate(inputs: EvaluationInput, spans: list[Spans], history: list[Spans]) -> EvaluationResult:
-    """Evaluate all inputs. ``spans``: relevant events by entry; ``history``: for level entries, events from whenever.
+def evaluate(inputs: EvaluationInput, relevant: RelevantEvents, history: list[Spans]) -> EvaluationResult:
+    """Evaluate all inputs over their relevant events; ``history``: for level entries, events from whenever.
 
     Neither has events later than the first failure of the entry's key.
     """
     n, m = len(inputs.rule), len(inputs.owner)
     satisfied_us = np.full(m, MAX_TIME_US)
-    for span in spans:
+    for span in relevant.spans:
         np.minimum.at(satisfied_us, span.owner, span.segment.time_us[span.low])
     levels = np.flatnonzero(inputs.rule == Rule.LEVEL)
     if len(levels):
         _reach_levels(inputs, history, satisfied_us)
-    relevant = RelevantEvents(spans, _echoes(inputs, spans))
     resolved_us = np.full(n, MAX_TIME_US)
     for rule, resolve in _RESOLVERS.items():
         chosen = np.flatnonzero(inputs.rule == rule)
@@ -82,7 +105,7 @@ def evaluate(inputs: EvaluationInput, spans: list[Spans], history: list[Spans]) 
         resolved_us, status = _with_controls(inputs, inputs.effects, satisfied_us, resolved_us)
     matched = np.zeros(n, np.int64)
     end_us = np.minimum(resolved_us, inputs.deadline_us)
-    for span in spans:
+    for span in relevant.spans:
         owner = inputs.owner[span.owner]
         matched += np.bincount(owner, span.counted(span.until(end_us[owner])), minlength=n).astype(np.int64)
     for cross_key in relevant.cross_key:
@@ -90,17 +113,6 @@ def evaluate(inputs: EvaluationInput, spans: list[Spans], history: list[Spans]) 
     # A deadline may be the end of time, which in satisfied_us stands for never.
     satisfied = (satisfied_us <= end_us[inputs.owner]) & (satisfied_us != MAX_TIME_US)
     return EvaluationResult(resolved_us, matched, satisfied, status)
-
-
-def _echoes(inputs: EvaluationInput, spans: list[Spans]) -> list[CrossKeyRedeliveries]:
-    """Redeliveries on other keys. Sums and the other rules may read the same events from different segments."""
-    by_sum: dict[bool, list[tuple[Int64s, Spans]]] = {}
-    for span in spans:
-        if len(span.owner):
-            operations = inputs.owner[span.owner]
-            by_sum.setdefault(bool(inputs.rule[operations[0]] == Rule.SUM_AT_LEAST), []).append((operations, span))
-    found = (CrossKeyRedeliveries.of(len(inputs.rule), relevant) for relevant in by_sum.values())
-    return [cross_key for cross_key in found if cross_key is not None]
 
 
 def _with_controls(
@@ -220,16 +232,17 @@ def totals(inputs: EvaluationInput, spans: list[Spans], resolved_us: Int64s) -> 
 
     In units where values are; 0 under rules that are no sums. For people to read: it is rounded to a double.
     """
-    total = np.zeros(len(inputs.rule))
-    chosen = np.flatnonzero(inputs.rule == Rule.SUM_AT_LEAST)
-    if len(chosen):
-        place = np.full(len(inputs.rule), -1)
+    n, end_us = len(inputs.rule), np.minimum(resolved_us, inputs.deadline_us)
+    total, is_sum = np.zeros(n), inputs.rule == Rule.SUM_AT_LEAST
+    for part in RelevantEvents.of(inputs, spans).parts(n) if is_sum.any() else ():
+        chosen = np.flatnonzero(is_sum[part]) + part.start
+        if not len(chosen):
+            continue
+        place = np.full(n, -1)
         place[chosen] = np.arange(len(chosen))
-        relevant = RelevantEvents(spans, _echoes(inputs, spans))
-        end_us = np.minimum(resolved_us, inputs.deadline_us)[chosen]
-        total[chosen] = (
-            _Sums(relevant).up_to(*_spans_of(inputs, spans, place), chosen, end_us).rounded(is_double(inputs.sum_need))
-        )
+        mine, position = _spans_of(inputs, spans, place)
+        sums = _Sums(RelevantEvents.of(inputs, mine)).up_to(mine, position, chosen, end_us[chosen])
+        total[chosen] = sums.rounded(is_double(inputs.sum_need))
     return total
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,13 @@ import pyarrow as pa
 from spark_purgatory.core.arrays.numbers import Floats, Numbers, as_doubles, constant, units_up
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US, saturating_add
-from spark_purgatory.core.engine.evaluation import EvaluationInput, EvaluationResult, evaluate, totals
+from spark_purgatory.core.engine.evaluation import (
+    EvaluationInput,
+    EvaluationResult,
+    RelevantEvents,
+    evaluate,
+    totals,
+)
 from spark_purgatory.core.engine.operation_table import OperationTable
 from spark_purgatory.core.engine.outcomes import MissingKeys, OutcomeBatch
 from spark_purgatory.core.events.control_log import ControlEffects, ControlLog, Targets
@@ -50,6 +57,15 @@ class Resolutions:
         """(n,) bool: resolved at some time, perhaps ahead of the watermark."""
         return self.result.resolved_us != MAX_TIME_US
 
+    @staticmethod
+    def joined(parts: list[Resolutions]) -> Resolutions:
+        """The resolutions of all rows from those of some rows each, in order."""
+        first = np.cumsum([0, *(len(part.rows) for part in parts)])
+        columns = {name: [getattr(part, name) for part in parts] for name in vars(parts[0]) if name != "result"}
+        results = {name: [getattr(part.result, name) for part in parts] for name in vars(parts[0].result)}
+        columns["owner"] = [part.owner + at for part, at in zip(parts, first, strict=False)]
+        return Resolutions(result=EvaluationResult(**_concatenated(results)), **_concatenated(columns))
+
     def by_status(self, chosen: Bools) -> list[tuple[Status, Bools]]:
         """Rows chosen, (n,) bool, by the status with which they are resolved."""
         status = self.result.status
@@ -71,7 +87,11 @@ class Resolver:
     def resolve(self, rows: Int64s) -> Resolutions:
         """Evaluate the criterion of ``rows``, (n,) int64."""
         inputs, entries = self._inputs(rows)
-        result = evaluate(inputs, self._relevant(inputs, rows, entries), self._history(inputs, rows, entries))
+        relevant = RelevantEvents.of(inputs, self._relevant(inputs, rows, entries))
+        parts = list(relevant.parts(len(rows)))
+        if len(parts) > 1:
+            return Resolutions.joined([self.resolve(rows[part]) for part in parts])
+        result = evaluate(inputs, relevant, self._history(inputs, rows, entries))
         deadline_us, fail_us = inputs.deadline_us, None
         if inputs.effects is not None:
             deadline_us, fail_us = inputs.effects.left_us(result.resolved_us), inputs.effects.fail_us
@@ -206,6 +226,11 @@ class Resolver:
         at = np.flatnonzero(chosen)
         found = log.spans(self.watchers.keys, entries[at], hashes[at], from_us[at], until_us[at])
         return [replace(span, owner=at[span.owner]) for span in found]
+
+
+def _concatenated(columns: dict[str, list[Any]]) -> dict[str, Any]:
+    """Columns from their parts; one that is None in one part is None in all, since the same logs are read."""
+    return {name: None if parts[0] is None else np.concatenate(parts) for name, parts in columns.items()}
 
 
 def _until(inputs: EvaluationInput, until_us: Int64s) -> Int64s:

@@ -7,13 +7,7 @@ completions, so that their order of arrival does not matter:
 
 fail     the key has failed: completions later than the first failure do not count on it
 cancel, force   end the operation at the first of each
-extend   moves the deadline to the event's time + value seconds, where that is later, if the event's time is not past
-         the deadline at that time. One extension makes the next one count, so an extension *reaches* as far as
-         the last of the chain it starts. By hand, deadline 10::
-
-             extensions      8 + 4 s   11 + 9 s   25 + 9 s
-             reach           20        20         34
-             deadline 10     -> 20: the first counts, and reaches 20 by the second; the third comes too late
+extend   moves the deadline (`extensions`)
 """
 
 from __future__ import annotations
@@ -25,10 +19,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_purgatory.core.arrays.sorted_runs import EMPTY, Int64s
-from spark_purgatory.core.arrays.times import MAX_TIME_US, saturating_add
+from spark_purgatory.core.arrays.sorted_runs import Int64s
+from spark_purgatory.core.arrays.times import MAX_TIME_US
 from spark_purgatory.core.arrays.value_column import ValueColumn
-from spark_purgatory.core.events.event_log import EventLog, EventSegment, Spans, bisect_within
+from spark_purgatory.core.events.event_log import EventLog, EventSegment, Spans
+from spark_purgatory.core.events.extensions import extended, extended_at
 from spark_purgatory.core.spec.arrivals import EventArrivals
 from spark_purgatory.core.spec.codes import KINDS, EventKind
 
@@ -69,15 +64,8 @@ class ControlEffects:
         early = np.flatnonzero((resolved_us < deadline_us) & (deadline_us > self.given_us))
         if not len(early):
             return deadline_us
-        left_us = self.given_us.copy()
-        end_us = np.minimum(resolved_us, deadline_us)
-        for span in self.extensions:
-            high = span.until(end_us[span.owner])
-            some = np.flatnonzero(high > span.low)
-            # Every extension up to the resolution counts: the operation was pending, its deadline not yet past.
-            largest = _largest(_tables(_moved_to(span.segment)), span.low[some], high[some])
-            np.maximum.at(left_us, span.owner[some], largest)
-        return left_us
+        # Every extension up to the resolution counts: the operation was pending, its deadline not yet past.
+        return extended_at(self.extensions, self.given_us, np.minimum(resolved_us, deadline_us))
 
 
 class ControlLog:
@@ -128,7 +116,7 @@ class ControlLog:
         owner = targets.owner
         from_entry = from_us[owner]
         extensions = _owned(self.spans(EventKind.EXTEND, targets, from_entry, np.full(len(owner), MAX_TIME_US)), owner)
-        given_us, deadline_us = deadline_us, _extended(extensions, deadline_us)
+        given_us, deadline_us = deadline_us, extended(extensions, deadline_us)
         until = deadline_us[owner]
         fail_us = _first_us(self.spans(EventKind.FAIL, targets, from_entry, until), len(owner))
         force_us, cancel_us = (
@@ -212,54 +200,3 @@ def _first_us(spans: list[Spans], n: int) -> Int64s:
     for span in spans:
         np.minimum.at(first, span.owner, span.segment.time_us[span.low])
     return first
-
-
-def _extended(extensions: list[Spans], deadline_us: Int64s) -> Int64s:
-    """Deadlines after all extensions; another round only where one on another key made more of them count."""
-    reaches = [_reach(span.segment) for span in extensions]
-    while True:
-        later = deadline_us.copy()
-        for span, reach in zip(extensions, reaches, strict=True):
-            high = span.until(deadline_us[span.owner])
-            some = np.flatnonzero(high > span.low)
-            np.maximum.at(later, span.owner[some], _largest(reach, span.low[some], high[some]))
-        if np.array_equal(later, deadline_us):
-            return later
-        deadline_us = later
-
-
-def _reach(segment: EventSegment) -> Int64s:
-    """How far each extension reaches by itself and those it makes count; as largest of 1, 2, 4, ... from each on."""
-    reach = _moved_to(segment)
-    at, group_end = np.arange(len(segment)), np.repeat(segment.start[1:], np.diff(segment.start))
-    while True:
-        # Each round follows the chain twice as far.
-        largest = _tables(reach)
-        further = _largest(largest, at, bisect_within(segment.time_us, at, group_end, reach, after=True))
-        if np.array_equal(further, reach):
-            return largest
-        reach = further
-
-
-def _moved_to(segment: EventSegment) -> Int64s:
-    """The deadline that each extension gives by itself, (E,) int64."""
-    return segment.time_us if segment.value is None else saturating_add(segment.time_us, segment.value)
-
-
-def _tables(values: Int64s) -> Int64s:
-    """(levels, E): at level k the largest of the 2**k values from each place on."""
-    tables, step = [values], 1
-    while 2 * step <= len(values):
-        wider = tables[-1].copy()
-        np.maximum(wider[:-step], tables[-1][step:], out=wider[:-step])
-        tables.append(wider)
-        step *= 2
-    return np.stack(tables)
-
-
-def _largest(tables: Int64s, low: Int64s, high: Int64s) -> Int64s:
-    """The largest value of each range ``low[i] .. high[i] - 1``, none of them empty."""
-    if not len(low):
-        return EMPTY
-    level = np.frexp((high - low).astype(np.float64))[1] - 1
-    return np.maximum(tables[level, low], tables[level, high - (1 << level)])

@@ -7,8 +7,8 @@ deliveries on each further key. Worked example, an operation on keys a and b::
     a    x at 12   y at 13   x at 15       x at 15 is a redelivery on the same key
     b    x at 14   z at 16                 x at 14 is a redelivery on another key: 3 events count, x at 12
 
-They are laid out one by one for each operation. An event can be one only if its id is on two keys, so a stream whose
-ids belong to one key each has none, and costs one pass over its ids.
+First deliveries are laid out one by one for each operation, further ones on the same key are not. An event can be one
+only if its id is on two keys, so a stream whose ids belong to one key each has none, and costs one pass over its ids.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ import pyarrow as pa
 
 from spark_purgatory.core.arrays.exact_sums import LIMBS, limbs_of
 from spark_purgatory.core.arrays.numbers import Numbers, addends, joined
-from spark_purgatory.core.arrays.sorted_runs import Int64s, expand
+from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.events.event_log import EventSegment, Spans, bisect_within
-from spark_purgatory.core.events.redelivery import shared_ids
-from spark_purgatory.errors import LimitError
+from spark_purgatory.core.events.redelivery import first_in_ranges, shared_ids
 
 MAX_DELIVERIES = 1 << 25
-"""Deliveries of ids that are on several keys, over all operations of one call: 2 GB of columns."""
+"""Deliveries that are laid out together, 2 GB of columns: operations that have more are resolved in parts."""
 
 
 @dataclass(frozen=True)
@@ -42,36 +41,59 @@ class CrossKeyRedeliveries:
         start, end = self.start[operations], self.start[operations + 1]
         return self.sums[:, bisect_within(self.time_us, start, end, until_us, after=True)] - self.sums[:, start]
 
+
+@dataclass(frozen=True)
+class CrossKeyDeliveries:
+    """Deliveries to n operations of events whose id is on several keys: what has to be compared for redeliveries."""
+
+    spans: list[tuple[Int64s, Spans]]
+    """Spans of events with ids, and the operation of each span."""
+    several: Bools
+    """(n,) whether an operation has more than one span."""
+    shared: dict[int, tuple[Int64s, Int64s]]
+    """By ``id(segment)``: where it has events whose id is on several keys, ascending, and a number for each id."""
+
     @staticmethod
-    def of(n: int, heard: list[tuple[Int64s, Spans]]) -> CrossKeyRedeliveries | None:
-        """Those of n operations, from their spans; None where there is none."""
-        named = [(operation, spans) for operation, spans in heard if spans.segment.event_ids is not None]
+    def of(n: int, spans: list[tuple[Int64s, Spans]]) -> CrossKeyDeliveries | None:
+        """Find those to n operations, from the operations' spans; None where there is none."""
+        named = [(operation, span) for operation, span in spans if span.segment.event_ids is not None]
         if not named:
             return None
         several = np.bincount(np.concatenate([operation for operation, _ in named]), minlength=n) > 1
         if not several.any():
             return None
-        segments = {id(spans.segment): spans.segment for _, spans in named}
+        segments = {id(span.segment): span.segment for _, span in named}
         shared = dict(zip(segments, _shared(list(segments.values())), strict=True))
-        if not any(len(at) for at, _ in shared.values()):
-            return None
-        found, left = [], MAX_DELIVERIES
-        valued = all(spans.segment.value is not None for _, spans in named)
-        for operation, spans in named:
-            at, codes = shared[id(spans.segment)]
-            found.append(_firsts(operation, spans, np.flatnonzero(several[operation]), at, codes, left, valued))
-            left -= len(found[-1][0])
+        return CrossKeyDeliveries(named, several, shared) if any(len(at) for at, _ in shared.values()) else None
+
+    def most(self) -> Int64s:
+        """At most so many first deliveries has each operation, (n,) int64."""
+        most = np.zeros(len(self.several), np.int64)
+        for operation, span in self.spans:
+            at, codes = self.shared[id(span.segment)]
+            deliveries = at.searchsorted(span.high) - at.searchsorted(span.low)
+            np.add.at(most, operation, np.minimum(deliveries, np.count_nonzero(np.bincount(codes))))
+        return np.where(self.several, most, 0)
+
+    def redeliveries(self) -> CrossKeyRedeliveries:
+        """Compare them: each operation counts the first delivery of an event, the others are redeliveries."""
+        valued = all(span.segment.value is not None for _, span in self.spans)
+        found = [
+            _firsts(operation, span, np.flatnonzero(self.several[operation]), *self.shared[id(span.segment)], valued)
+            for operation, span in self.spans
+        ]
         *columns, values = zip(*found, strict=True)
         operation, code, time_us = map(np.concatenate, columns)
         value = joined(list(values))
         order = np.lexsort((value, time_us, code, operation))
         again = (operation[order][1:] == operation[order][:-1]) & (code[order][1:] == code[order][:-1])
-        echo = order[1:][again]
-        echo = echo[np.lexsort((time_us[echo], operation[echo]))]
-        weights = np.concatenate((np.ones((1, len(echo)), np.int64), limbs_of(value[echo])))
-        sums = np.zeros((1 + LIMBS, len(echo) + 1), np.int64)
+        later = order[1:][again]
+        later = later[np.lexsort((time_us[later], operation[later]))]
+        weights = np.concatenate((np.ones((1, len(later)), np.int64), limbs_of(value[later])))
+        sums = np.zeros((1 + LIMBS, len(later) + 1), np.int64)
         np.cumsum(weights, axis=1, out=sums[:, 1:])
-        return CrossKeyRedeliveries(operation[echo].searchsorted(np.arange(n + 1)), time_us[echo], sums)
+        start = operation[later].searchsorted(np.arange(len(self.several) + 1))
+        return CrossKeyRedeliveries(start, time_us[later], sums)
 
 
 def _shared(segments: list[EventSegment]) -> list[tuple[Int64s, Int64s]]:
@@ -93,22 +115,13 @@ def _shared(segments: list[EventSegment]) -> list[tuple[Int64s, Int64s]]:
 
 
 def _firsts(
-    operation: Int64s, spans: Spans, chosen: Int64s, at: Int64s, codes: Int64s, at_most: int, valued: bool
+    operation: Int64s, span: Spans, chosen: Int64s, at: Int64s, codes: Int64s, valued: bool
 ) -> tuple[Int64s, Int64s, Int64s, Numbers]:
     """(operation, code, time, value) of each first delivery, in each chosen span, of events at positions ``at``."""
-    first = at.searchsorted(spans.low[chosen])
-    counts = at.searchsorted(spans.high[chosen]) - first
-    if (deliveries := int(counts.sum())) > at_most:
-        raise LimitError(
-            f"{deliveries:,} deliveries or more, of events that come on several keys under one event_id, would have to "
-            f"be compared for {len(operation):,} keys of operations, at most {MAX_DELIVERIES:,}: use more shards (a "
-            "new checkpoint), or give an event an id of its own on each key; nothing was lost"
-        )
-    which, row = expand(first, counts)
-    row, segment = chosen[row], spans.segment
-    kept = segment.previous[at[which]] < spans.low[row]
-    which, row = which[kept], row[kept]
+    segment, low = span.segment, span.low[chosen]
+    ends = at.searchsorted(span.high[chosen])
+    row, which = first_in_ranges(segment.previous[at], at.searchsorted(low), ends, low)
     value: Numbers = np.zeros(len(which))
     if valued and segment.value is not None:
         value = addends(segment.value[at[which]])
-    return operation[row], codes[which], segment.time_us[at[which]], value
+    return operation[chosen[row]], codes[which], segment.time_us[at[which]], value

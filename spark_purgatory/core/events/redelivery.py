@@ -70,6 +70,29 @@ class Redeliveries:
         return total
 
 
+def first_in_ranges(previous: Int64s, starts: Int64s, ends: Int64s, before: Int64s) -> tuple[Int64s, Int64s]:
+    """(which range, position) of the positions ``starts[i] .. ends[i] - 1`` with ``previous < before[i]``, (m,) each.
+
+    Blocks of positions are halved, and only those looked into that hold one: it costs what it finds, with a factor of
+    log2(positions), and not the lengths of the ranges.
+    """
+    least = [previous]
+    while len(least[-1]) > 1:
+        below = least[-1]
+        least.append(np.minimum(below[: len(below) // 2 * 2 : 2], below[1::2]))
+        if len(below) % 2:
+            least[-1] = np.append(least[-1], below[-1])
+    which, block = np.arange(len(starts)), np.zeros(len(starts), np.int64)
+    for level in range(len(least) - 1, -1, -1):
+        holds = (block << level < ends[which]) & ((block + 1) << level > starts[which])
+        holds[holds] = least[level][block[holds]] < before[which[holds]]
+        which, block = which[holds], block[holds]
+        if level:
+            which, block = which.repeat(2), (2 * block).repeat(2)
+            block[1::2] += 1
+    return which, block
+
+
 def shared_ids(group: Int64s, event_ids: pa.Array) -> tuple[Int64s, Int64s]:
     """The events whose id is in more than one group: positions, ascending, and a number for each id."""
     named, codes, group = _by_id(group, event_ids)

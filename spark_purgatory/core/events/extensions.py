@@ -1,0 +1,171 @@
+"""How far ``extend`` events move deadlines.
+
+An extension moves the deadline to the event's time + value seconds, where that is later, if the event's time is not
+past the deadline at that time. One extension makes the next one count, so an extension *reaches* as far as the last of
+the chain that it starts. Worked example, deadline 10::
+
+    extensions      8 + 4 s   11 + 9 s   25 + 9 s
+    reach           20        20         34
+    deadline 10     -> 20: the first counts, and reaches 20 by the second; the third comes too late
+
+Reaches are computed for each key once, whatever waits on it. Where extensions on one key make those on another count,
+the keys are read in rounds. Where they take turns for more than `ROUNDS` rounds, the extensions of the operation's keys
+are put together in the order of their times, and their reaches are computed over that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s, expand, first_of_each, parts_of
+from spark_purgatory.core.arrays.times import saturating_add
+from spark_purgatory.core.events.event_log import EventSegment, Spans, bisect_within
+
+ROUNDS = 8
+"""A round costs the spans of all operations: chains over several keys are short, unless somebody renews in turns."""
+MOST_TOGETHER = 1 << 19
+"""Extensions that are put together at a time: their tables take 20 * 8 bytes each."""
+
+
+def extended(extensions: list[Spans], deadline_us: Int64s) -> Int64s:
+    """Deadlines, (n,), after all extensions; the spans are owned by operations."""
+    reaches = [_reach(span.segment) for span in extensions]
+    for _ in range(ROUNDS):
+        given_us, deadline_us = deadline_us, _furthest(extensions, reaches, deadline_us, deadline_us)
+        moved = deadline_us > given_us
+        if not moved.any():
+            return deadline_us
+    for span in _Together.of(extensions, moved).spans():
+        deadline_us = _furthest([span], [_reach(span.segment)], deadline_us, deadline_us)
+    return deadline_us
+
+
+def extended_at(extensions: list[Spans], given_us: Int64s, until_us: Int64s) -> Int64s:
+    """Deadlines, (n,), after the extensions up to a time of each, where all of these count."""
+    tables = [_tables(_moved_to(span.segment)) for span in extensions]
+    return _furthest(extensions, tables, given_us, until_us)
+
+
+def _furthest(extensions: list[Spans], tables: list[Int64s], deadline_us: Int64s, until_us: Int64s) -> Int64s:
+    """The latest of each deadline and the times in tables of its extensions up to ``until_us``, (n,)."""
+    latest_us = deadline_us.copy()
+    for span, table in zip(extensions, tables, strict=True):
+        high = span.until(until_us[span.owner])
+        some = np.flatnonzero(high > span.low)
+        np.maximum.at(latest_us, span.owner[some], _largest(table, span.low[some], high[some]))
+    return latest_us
+
+
+@dataclass(frozen=True)
+class _Together:
+    """Operations whose extensions, of several groups each, are put together: k of them with s spans."""
+
+    owner: Int64s  # (k,) ascending
+    from_us: Int64s  # (k,) the first extension that counts
+    chosen: Int64s  # (s,) the groups of each, operation after operation
+    first: Int64s  # (k + 1,) where the groups of each begin in `chosen`
+    group_start: Int64s  # (g,) where the events of each group begin
+    group_size: Int64s  # (g,)
+    time_us: Int64s  # (e,)
+    granted_us: Int64s  # (e,)
+
+    @staticmethod
+    def of(extensions: list[Spans], moved: Bools) -> _Together:
+        """Those of operations that moved, (n,) bool."""
+        first_group = np.cumsum([0, *(len(span.segment.group_hash) for span in extensions)])
+        groups, owners, times_us = [], [], []
+        for span, group in zip(extensions, first_group, strict=False):
+            at = np.flatnonzero(moved[span.owner])
+            groups.append(span.segment.start.searchsorted(span.group_start[at]) + group)
+            owners.append(span.owner[at])
+            times_us.append(span.segment.time_us[span.low[at]])
+        group, owner, from_us = map(np.concatenate, (groups, owners, times_us))
+        order = np.lexsort((group, owner))
+        first = first_of_each(owner[order])
+        size = np.concatenate([np.diff(span.segment.start) for span in extensions])
+        return _Together(
+            owner=owner[order][first],
+            from_us=np.minimum.reduceat(from_us[order], first),
+            chosen=group[order],
+            first=np.append(first, len(order)),
+            group_start=np.cumsum(size) - size,
+            group_size=size,
+            time_us=np.concatenate([span.segment.time_us for span in extensions]),
+            granted_us=np.concatenate([_granted(span.segment) for span in extensions]),
+        )
+
+    def spans(self) -> Iterator[Spans]:
+        """One span for each operation. Operations with the same groups share their events."""
+        which, examples = self._same_groups()
+        start, end = self.first[examples], self.first[examples + 1]
+        costs = np.add.reduceat(self.group_size[self.chosen], self.first[:-1])[examples]
+        for part in parts_of(costs, MOST_TOGETHER):
+            places, of = expand(start[part], (end - start)[part])
+            group = self.chosen[places]
+            events, place = expand(self.group_start[group], self.group_size[group])
+            segment = self._segment(events, of[place], part.stop - part.start)
+            mine = np.flatnonzero((which >= part.start) & (which < part.stop))
+            begin, finish = (segment.start[which[mine] - part.start + i] for i in (0, 1))
+            low = bisect_within(segment.time_us, begin, finish, self.from_us[mine], after=False)
+            yield Spans(segment, self.owner[mine], begin, low, finish)
+
+    def _segment(self, events: Int64s, group: Int64s, n: int) -> EventSegment:
+        """Events in n groups anew, each by time."""
+        order = np.lexsort((self.time_us[events], group))
+        events, start = events[order], group[order].searchsorted(np.arange(n + 1))
+        return EventSegment(np.arange(n), pa.nulls(n), start, self.time_us[events], self.granted_us[events])
+
+    def _same_groups(self) -> tuple[Int64s, Int64s]:
+        """(number of each operation's set of groups, (k,); for each set an operation that has it)."""
+        codes, counts = np.zeros(len(self.owner), np.int64), np.diff(self.first)
+        for place in range(int(counts.max(initial=0))):
+            more = np.flatnonzero(counts > place)
+            pairs = codes[more] * len(self.group_size) + self.chosen[self.first[more] + place]
+            codes[more] = np.unique(pairs, return_inverse=True)[1] + codes.max() + 1
+        _, examples, which = np.unique(codes, return_index=True, return_inverse=True)
+        return which, examples
+
+
+def _reach(segment: EventSegment) -> Int64s:
+    """How far each extension reaches by itself and those it makes count; as largest of 1, 2, 4, ... from each on."""
+    reach = _moved_to(segment)
+    at, group_end = np.arange(len(segment)), np.repeat(segment.start[1:], np.diff(segment.start))
+    while True:
+        # Each round follows the chain twice as far.
+        largest = _tables(reach)
+        further = _largest(largest, at, bisect_within(segment.time_us, at, group_end, reach, after=True))
+        if np.array_equal(further, reach):
+            return largest
+        reach = further
+
+
+def _moved_to(segment: EventSegment) -> Int64s:
+    """The deadline that each extension gives by itself, (E,) int64."""
+    return saturating_add(segment.time_us, _granted(segment))
+
+
+def _granted(segment: EventSegment) -> Int64s:
+    return np.zeros(len(segment), np.int64) if segment.value is None else segment.value
+
+
+def _tables(values: Int64s) -> Int64s:
+    """(levels, E): at level k the largest of the 2**k values from each place on."""
+    tables, step = [values], 1
+    while 2 * step <= len(values):
+        wider = tables[-1].copy()
+        np.maximum(wider[:-step], tables[-1][step:], out=wider[:-step])
+        tables.append(wider)
+        step *= 2
+    return np.stack(tables)
+
+
+def _largest(tables: Int64s, low: Int64s, high: Int64s) -> Int64s:
+    """The largest value of each range ``low[i] .. high[i] - 1``, none of them empty."""
+    if not len(low):
+        return EMPTY
+    level = np.frexp((high - low).astype(np.float64))[1] - 1
+    return np.maximum(tables[level, low], tables[level, high - (1 << level)])
