@@ -117,7 +117,7 @@ def run_once(spark: SparkSession, name: str, folder: Path, batches: int, batch_b
         accumulator = RecordAccumulator(
             path=str(table),
             partition_by=["part"],
-            batch_size_bytes=batch_bytes,
+            batch_size=batch_bytes,
             linger="1 hour",
             delivery_timeout="1 hour",
         )

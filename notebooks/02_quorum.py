@@ -71,7 +71,7 @@ acknowledgements.orderBy("acked_at").show(5)
 
 def purgatory(criterion):
     return Purgatory(
-        operations=Operations(id="command_id", keys="replicas", created="sent_at", timeout_ms=TIMEOUT_MS),
+        operations=Operations(id="command_id", keys="replicas", created="sent_at", timeout=f"{TIMEOUT_MS} ms"),
         completions=Completions(key="replica", time="acked_at"),
         criterion=criterion,
         partition_by="command_id",

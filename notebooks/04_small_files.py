@@ -68,7 +68,7 @@ plain.groupby("city")["bytes"].agg(["count", "mean", "max"])
 
 BATCH_SIZE = 384 * 1024
 accumulator = RecordAccumulator(
-    path=f"{folder}/accumulated", partition_by="city", batch_size_bytes=BATCH_SIZE, linger="5 minutes"
+    path=f"{folder}/accumulated", partition_by="city", batch_size=BATCH_SIZE, linger="5 minutes"
 )
 query = accumulator.write_stream(readings, checkpoint=f"{folder}/acc_check", trigger={"availableNow": True})
 query.awaitTermination()

@@ -38,57 +38,56 @@ MAX_DURATION_US = 1000 * 366 * US_OF_UNIT["day"]
 WITHOUT_LENGTH = ("month", "quarter", "year")
 DURATIONS = (
     "A duration is one or more numbers, each with a unit: microseconds (us), milliseconds (ms), seconds (s), "
-    'minutes (m), hours (h), days (d) or weeks; such as "30 minutes" or "1 hour 30 minutes"'
+    'minutes (m), hours (h), days (d) or weeks; such as "30 minutes" or "1 hour 30 minutes"; in Python also a timedelta'
 )
-SIZES = "B, KB, MB, GB, TB, KiB, MiB, GiB and TiB"
+SIZES = 'A size is a number and one of B, KB, MB, GB, TB, KiB, MiB, GiB and TiB, such as "128 MiB", or an int of bytes'
+NEGATIVE = "it is negative; a duration is 0 or longer"
 
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]+)\s*")
 
 Duration = str | timedelta
+"""Text such as "30 minutes", or a ``timedelta``."""
+Size = str | int
+"""Text such as "128 MiB", or an int of bytes."""
 
 
 def parse_duration(value: object, field: str) -> int:
     """A duration in microseconds. Raises ConfigError naming ``field``."""
+    wrong = not_a_duration(value)
+    if wrong is not None:
+        raise ConfigError(f"{field}={value!r} is not a duration: {wrong}")
     if isinstance(value, timedelta):
         us = value // timedelta(microseconds=1)
-    elif isinstance(value, str):
-        wrong = not_a_duration(value)
-        if wrong is not None:
-            raise ConfigError(f"{field}={value!r} is not a duration: {wrong}")
-        us = round(sum(Decimal(n) * US_OF_UNIT[_unit(u)] for n, u in _PART.findall(value)))
     else:
-        hint = f"; for a bare number use {field}_ms=" if isinstance(value, (int, float)) else ""
-        raise ConfigError(f'{field}={value!r} is not a duration: write "30 minutes" or a timedelta{hint}')
-    return _checked_us(us, value, field)
-
-
-def parse_ms(value: object, field: str) -> int:
-    """An int of milliseconds, given for ``field``, whose name ends in ``_ms``, in microseconds."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{field}={value!r} must be an int of milliseconds")
-    return _checked_us(value * US_OF_UNIT["ms"], value, field)
-
-
-def _checked_us(us: int, value: object, field: str) -> int:
-    if us < 0:
-        raise ConfigError(f"{field}={value!r} is negative: a duration is 0 or longer")
+        us = round(sum(Decimal(n) * US_OF_UNIT[_unit(u)] for n, u in _PART.findall(str(value))))
     if us > MAX_DURATION_US:
         raise ConfigError(f"{field}={value!r} is longer than 1000 years, the longest duration allowed")
     return us
 
 
-def is_duration(text: str) -> bool:
-    """Whether ``text`` reads as a duration, such as "1 hour 30 minutes"."""
-    return not_a_duration(text) is None
+def us_per(unit: str) -> int:
+    """Microseconds of a unit of time: "minutes", "s"."""
+    return US_OF_UNIT[_unit(unit)]
 
 
-def not_a_duration(text: str) -> str | None:
-    """Why ``text`` does not read as a duration, and what does; None if it does."""
-    rest = _PART.sub("", text).strip()
-    units = [unit for _, unit in _PART.findall(text)]
+def is_duration(value: object) -> bool:
+    """Whether ``value`` is a duration, such as "1 hour 30 minutes"."""
+    return not_a_duration(value) is None
+
+
+def not_a_duration(value: object) -> str | None:
+    """Why ``value`` is no duration, and what is one; None if it is one."""
+    if isinstance(value, timedelta):
+        return NEGATIVE if value < timedelta(0) else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return f"it has no unit. {DURATIONS}"
+    if not isinstance(value, str):
+        return f"it is neither text nor a timedelta. {DURATIONS}"
+    rest = _PART.sub("", value).strip()
+    units = [unit for _, unit in _PART.findall(value)]
     unknown = [unit for unit in units if _unit(unit) not in US_OF_UNIT]
-    if re.match(r"\s*[-\u2212]\s*\d", text):
-        return "it is negative; a duration is 0 or longer"
+    if re.match(r"\s*[-\u2212]\s*\d", value):
+        return NEGATIVE
     if unknown and _unit(unknown[0]) in WITHOUT_LENGTH:
         wrong = f"{unknown[0]!r} has no fixed length; say it in days"
     elif unknown:
@@ -113,12 +112,25 @@ def _unit(word: str) -> str:
 
 
 def parse_size(value: object, field: str) -> int:
-    """A size in bytes. Raises ConfigError naming ``field``."""
+    """A size in bytes, at least 1. Raises ConfigError naming ``field``."""
+    wrong = not_a_size(value)
+    if wrong is not None:
+        raise ConfigError(f"{field}={value!r} is not a size: {wrong}")
+    return _bytes(value)
+
+
+def not_a_size(value: object) -> str | None:
+    """Why ``value`` is no size, and what is one; None if it is one."""
     match = _PART.fullmatch(value) if isinstance(value, str) else None
-    factor = BYTES_OF_UNIT.get(match[2].lower()) if match else None
-    if match is None or factor is None:
-        hint = f"; for a bare number use {field}_bytes=" if isinstance(value, (int, float)) else ""
-        raise ConfigError(
-            f'{field}={value!r} is not a size: write a number and one of {SIZES}, such as "128 MiB"{hint}'
-        )
-    return round(Decimal(match[1]) * factor)
+    is_known = match is not None and match[2].lower() in BYTES_OF_UNIT
+    if not is_known and (isinstance(value, bool) or not isinstance(value, int)):
+        return SIZES
+    return None if _bytes(value) >= 1 else f"it is less than a byte. {SIZES}"
+
+
+def _bytes(value: object) -> int:
+    if isinstance(value, int):
+        return value
+    match = _PART.fullmatch(str(value))
+    assert match is not None
+    return round(Decimal(match[1]) * BYTES_OF_UNIT[match[2].lower()])

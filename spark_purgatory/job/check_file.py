@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from spark_purgatory.config import PurgatoryOptions
+from spark_purgatory.config import Completions, Operations, PurgatoryOptions
 from spark_purgatory.core.spec.criteria import COUNTED, VALUED, ByRow
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.config_file import load_config
-from spark_purgatory.job.job_config import DeltaSource, Input, JobConfig, KafkaSource, purgatory_arguments
+from spark_purgatory.job.job_config import DeltaSource, Input, JobConfig, KafkaSource
 from spark_purgatory.terminal import terminal
 
 EXIT_CONFIG = 2
@@ -23,27 +22,27 @@ def check_file(conf: Path, changes: Sequence[str], console: Console) -> int:
     """Print what a job's file would run; the exit code: 0, or 2 where the file is wrong."""
     try:
         config = load_config(conf, changes)
-        options = PurgatoryOptions(**purgatory_arguments(config))
     except ConfigError as error:
         terminal(stderr=True).print(str(error), style="red", soft_wrap=True, highlight=False)
         return EXIT_CONFIG
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in described(config, options):
+    for name, text in described(config):
         table.add_row(name, text)
     console.print(table)
     console.print(f"{conf} is right. Columns, their types and the places are checked when the job starts.")
     return 0
 
 
-def described(config: JobConfig, options: PurgatoryOptions) -> Iterator[tuple[str, str]]:
+def described(config: JobConfig) -> Iterator[tuple[str, str]]:
     """What a job would run, line by line; values of options and of Spark settings are left out."""
+    options = config.options()
     operations, completions = options.operations, options.completions
     yield "job", config.name
     yield "operations", source_text(config.operations)
-    ends = {"timeout": operations.timeout, "timeout_ms": operations.timeout_ms, "deadline": operations.deadline}
-    end = ", ".join(f"{name} {value}" for name, value in ends.items() if value is not None)
+    end = f"deadline {operations.deadline}" if operations.timeout is None else f"timeout {operations.timeout}"
+    end += f" {operations.timeout_unit}" if operations.timeout_unit else ""
     yield "", f"id {operations.id}, keys {names(operations.keys)}, created {operations.created}, {end}"
     yield "", delays(operations)
     yield "completions", source_text(config.completions)
@@ -57,8 +56,8 @@ def described(config: JobConfig, options: PurgatoryOptions) -> Iterator[tuple[st
         f"emit {options.emit}, shards {options.shards}"
         + (f", partition_by {options.partition_by}" if options.partition_by else ""),
     )
-    output = config.output.options()
-    yield "output", ", ".join(f"{name} {names(value)}" for name, value in output.items())
+    given = config.output.model_fields_set
+    yield "output", ", ".join(f"{name} {names(value)}" for name, value in vars(config.output).items() if name in given)
     yield "checkpoint", config.checkpoint
     trigger = config.trigger
     yield "trigger", "availableNow: until all was read" if trigger.availableNow else f"every {trigger.processingTime}"
@@ -78,14 +77,10 @@ def source_text(given: Input) -> str:
     return f"{source.format} {place}{where}, select {', '.join(given.select)}"
 
 
-def delays(side: Any) -> str:
+def delays(side: Operations | Completions) -> str:
     """The watermark's delay of an input, and when it is idle."""
-    given = []
-    for field in ("watermark", "idle_after"):
-        value, value_ms = getattr(side, field), getattr(side, f"{field}_ms")
-        if value_ms is not None or value is not None:
-            given.append(f"{field} {value if value_ms is None else f'{value_ms} ms'}")
-    return ", ".join(given)
+    idle = "" if side.idle_after is None else f", idle_after {side.idle_after}"
+    return f"watermark {side.watermark}{idle}"
 
 
 def criterion_text(options: PurgatoryOptions) -> str:

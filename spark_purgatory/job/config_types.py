@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from spark_purgatory.config import not_a_duration, parse_size
+from spark_purgatory.config import not_a_duration, not_a_size
 
 FREE_FORM = ("options", "spark")
 """Mappings whose keys hold dots and whose values may be secret."""
@@ -24,16 +24,18 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-def _is_duration(text: str) -> str:
-    wrong = not_a_duration(text)
+def _is_duration(value: object) -> object:
+    wrong = not_a_duration(value)
     if wrong is not None:
-        raise ValueError(f"a duration is allowed; {wrong}")
-    return text
+        raise ValueError(f"this is not a duration: {wrong}")
+    return value
 
 
-def _is_size(text: str) -> str:
-    parse_size(text, "size")
-    return text
+def _is_size(value: object) -> object:
+    wrong = not_a_size(value)
+    if wrong is not None:
+        raise ValueError(f"this is not a size: {wrong}")
+    return value
 
 
 def _is_setting(name: str) -> str:
@@ -45,8 +47,8 @@ def _is_setting(name: str) -> str:
 Text = Annotated[str, Field(min_length=1)]
 Scalar = Annotated[str, BeforeValidator(_as_text)]
 Texts = Annotated[list[Text], BeforeValidator(_as_list)]
-Duration = Annotated[str, AfterValidator(_is_duration)]
-Size = Annotated[str, AfterValidator(_is_size)]
+Duration = Annotated[str, BeforeValidator(_is_duration)]
+Size = Annotated[str | int, BeforeValidator(_is_size)]
 Setting = Annotated[str, AfterValidator(_is_setting)]
 
 

@@ -11,20 +11,25 @@ Options and Spark settings may hold passwords: their values appear in no repr. B
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container
+from collections.abc import Callable, Container
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, create_model, model_validator
 
 from spark_purgatory.config import (
+    ColumnLike,
+    Columns,
     Completions,
+    Names,
     Operations,
     PurgatoryOptions,
     SinkOptions,
-    parse_duration,
+    TimeOut,
+    options_of,
 )
-from spark_purgatory.config.reference import options_of
+from spark_purgatory.config import Duration as DurationOption
+from spark_purgatory.config import Size as SizeOption
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.job.config_types import Duration, Model, Scalar, Setting, Size, Text, Texts, exactly_one
 
@@ -86,65 +91,63 @@ def _given(model: Model, but: Container[str] = ()) -> dict[str, Any]:
     return {name: getattr(model, name) for name in model.model_fields_set if name not in but}
 
 
-_COLUMN, _MS = Text, Annotated[int, Field(ge=0)]
-TYPES: dict[str, Any] = {
-    "column": _COLUMN,
-    "columns": Texts,
-    "column or duration": _COLUMN,
-    "column or ms": _COLUMN | _MS,
-    "duration": Duration,
-    "ms": _MS,
-    "size": Size,
-    "bytes": Annotated[int, Field(ge=1)],
-    "name": Text,
-    "names": Texts,
-    "text": str,
-    "flag": bool,
-    "flag or all": bool | Literal["all"],
-    "count": Annotated[int, Field(ge=1)],
+TYPES: dict[Any, Any] = {
+    ColumnLike: Text,
+    TimeOut: Text,
+    Columns: Texts,
+    Names: Texts,
+    DurationOption: Duration,
+    SizeOption: Size,
+    int: Annotated[int, Field(ge=1)],
 }
-"""The YAML type of each kind of `Option`."""
+"""What the file takes for an option of each type; what is not here, it takes as Python does."""
+M = TypeVar("M", bound=Model)
 
 
-def mirror(options: type, but: Container[str] = ()) -> dict[str, Any]:
-    """Fields for a model, one for each option that a class of `spark_purgatory.config` declares."""
-    fields: dict[str, Any] = {}
-    for name, (option, default) in options_of(options).items():
-        if name in but:
-            continue
-        kind: Any = Literal[option.choices] if option.kind == "choice" else TYPES[option.kind]
-        if default is dataclasses.MISSING:
-            fields[name] = (kind, Field(description=option.text))
-            continue
-        default = list(default) if option.kind == "names" else default
-        optional = kind | None if default is None or name == "shards" else kind
-        fields[name] = (optional, Field(default=default, description=option.text))
-    return fields
+def with_options_of(declared: type, but: Container[str] = ()) -> Callable[[type[M]], type[M]]:
+    """A model with a field for each option that a class of `spark_purgatory.config` declares."""
+
+    def add(model: type[M]) -> type[M]:
+        added: dict[str, Any] = {}
+        for name, option in options_of(declared).items():
+            kind = TYPES.get(option.kind, option.kind)
+            default = ... if option.default is dataclasses.MISSING else option.default
+            if name not in but:
+                added[name] = (kind | None if option.is_optional else kind, Field(default, description=option.text))
+        return create_model(model.__name__, __base__=model, __doc__=model.__doc__, __module__=__name__, **added)
+
+    return add
 
 
-class _OperationsInput(Input):
+@with_options_of(Operations)
+class OperationsInput(Input):
+    """Rows that wait; a field means what the argument of `Operations` of that name means."""
+
     @model_validator(mode="after")
-    def _one_end(self) -> _OperationsInput:
-        exactly_one(self, "timeout", "timeout_ms", "deadline")
-        Operations(**self.options())
+    def _checked(self) -> OperationsInput:
+        self.made()
         return self
 
+    def made(self) -> Operations:
+        """The library's own."""
+        options = self.options()
+        if len(options["keys"]) == 1:
+            [options["keys"]] = options["keys"]
+        return Operations(**options)
 
-class _CompletionsInput(Input):
+
+@with_options_of(Completions)
+class CompletionsInput(Input):
+    """Events; a field means what the argument of `Completions` of that name means."""
+
     @model_validator(mode="after")
-    def _checked(self) -> _CompletionsInput:
-        Completions(**self.options())
+    def _checked(self) -> CompletionsInput:
+        self.made()
         return self
 
-
-if TYPE_CHECKING:
-    OperationsInput = _OperationsInput
-    CompletionsInput = _CompletionsInput
-else:
-    OperationsInput = create_model("OperationsInput", __base__=_OperationsInput, **mirror(Operations))
-    CompletionsInput = create_model("CompletionsInput", __base__=_CompletionsInput, **mirror(Completions))
-OperationsInput.__doc__ = "Rows that wait; a field means what the argument of `Operations` of that name means."
-CompletionsInput.__doc__ = "Events; a field means what the argument of `Completions` of that name means."
+    def made(self) -> Completions:
+        """The library's own."""
+        return Completions(**self.options())
 
 
 class ByRow(Model):
@@ -207,46 +210,29 @@ def _decimal(text: str) -> Decimal:
         raise ValueError(f"need={text!r} is not a number") from None
 
 
-class _Rules(Model):
+@with_options_of(PurgatoryOptions, but=("operations", "completions", "criterion"))
+class Rules(Model):
+    """How operations are decided; a field means what the argument of `Purgatory` of that name means."""
+
     criterion: Criterion = Criterion(rule="any_key")
-    # As the mirrored options have them; named here for the code that reads them.
-    shards: int | None = PurgatoryOptions.shards
-    outcome_prefix: str = PurgatoryOptions.outcome_prefix
-    name: str = PurgatoryOptions.name
 
     def options(self) -> dict[str, Any]:
         """The arguments of `Purgatory` that the file gives, but for its inputs and its criterion."""
         return _given(self, but=("criterion",))
 
 
-if TYPE_CHECKING:
-    Rules = _Rules
-else:
-    inputs = ("operations", "completions", "criterion")
-    Rules = create_model("Rules", __base__=_Rules, **mirror(PurgatoryOptions, but=inputs))
-Rules.__doc__ = "How operations are decided; a field means what the argument of `Purgatory` of that name means."
-
-
-class _Output(Model):
-    # As the mirrored option has it; named here for the code that reads it.
-    path: str | None = None
+@with_options_of(SinkOptions)
+class Output(Model):
+    """The Delta table of outcomes; a field means what the argument of `RecordAccumulator` means."""
 
     @model_validator(mode="after")
-    def _one_place(self) -> _Output:
-        exactly_one(self, "path", "table")
-        SinkOptions(**self.options())
+    def _checked(self) -> Output:
+        self.made()
         return self
 
-    def options(self) -> dict[str, Any]:
-        """The arguments of `RecordAccumulator` that the file gives."""
-        return _given(self)
-
-
-if TYPE_CHECKING:
-    Output = _Output
-else:
-    Output = create_model("Output", __base__=_Output, **mirror(SinkOptions))
-Output.__doc__ = "The Delta table of outcomes; a field means what the argument of `RecordAccumulator` means."
+    def made(self) -> SinkOptions:
+        """The library's own."""
+        return SinkOptions(**_given(self))
 
 
 class Trigger(Model):
@@ -277,14 +263,13 @@ class MetricsOutput(Model):
     """Append them to this local file."""
     opentelemetry: bool = False
     """Give them to OpenTelemetry's metrics API."""
-    gauges_every: Text = "1 minute"
+    gauges_every: Duration = "1 minute"
     """How often those of the state are read."""
 
     @model_validator(mode="after")
     def _goes_somewhere(self) -> MetricsOutput:
         if not (self.prometheus_port or self.json_lines or self.opentelemetry):
             raise ValueError("metrics go nowhere: give prometheus_port, json_lines or opentelemetry")
-        parse_duration(self.gauges_every, "metrics.gauges_every")
         return self
 
 
@@ -308,10 +293,19 @@ class JobConfig(Model):
     """With ``idle_after``; false while a backlog is read, see `Purgatory.resolve`."""
     metrics: MetricsOutput | None = None
 
+    def options(self) -> PurgatoryOptions:
+        """The options of `Purgatory` that the file gives."""
+        return PurgatoryOptions(
+            operations=self.operations.made(),
+            completions=self.completions.made(),
+            criterion=self.purgatory.criterion.made(),
+            **self.purgatory.options(),
+        )
+
     @property
     def is_log_host(self) -> bool:
         """Whether the state is a snapshot and a log."""
-        return self.purgatory.options().get("host") == "transformWithState"
+        return self.options().host == "transformWithState"
 
     @property
     def chosen_store(self) -> str:
@@ -320,6 +314,7 @@ class JobConfig(Model):
 
     @model_validator(mode="after")
     def _store_is_of_the_host(self) -> JobConfig:
+        self.options()
         if self.is_log_host and self.chosen_store != "rocksdb":
             raise ValueError(
                 f"state_store is {self.state_store}, and purgatory.host transformWithState needs rocksdb: leave "
@@ -335,7 +330,7 @@ class JobConfig(Model):
 
     @model_validator(mode="after")
     def _places_differ(self) -> JobConfig:
-        places = {"checkpoint": self.checkpoint, "output.path": self.output.path}
+        places = {"checkpoint": self.checkpoint, "output.path": self.output.made().path}
         if self.dead_letters is not None:
             places["dead_letters.path"] = self.dead_letters.path
             places["dead_letters.checkpoint"] = self.dead_letters_checkpoint
@@ -357,16 +352,3 @@ class JobConfig(Model):
                 "only json, csv and kafka have rows that cannot be read: leave dead_letters out"
             )
         return self
-
-
-def purgatory_arguments(config: JobConfig) -> dict[str, Any]:
-    """The arguments of `Purgatory` that the file gives."""
-    operations = config.operations.options()
-    if len(operations["keys"]) == 1:
-        [operations["keys"]] = operations["keys"]
-    return {
-        "operations": Operations(**operations),
-        "completions": Completions(**config.completions.options()),
-        "criterion": config.purgatory.criterion.made(),
-        **config.purgatory.options(),
-    }

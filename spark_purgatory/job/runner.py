@@ -60,7 +60,7 @@ class StopRequest:
 
 def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequest) -> Summary | None:
     """Run the query until it ends or is asked to stop; its summary, if the file wants one."""
-    sink = RecordAccumulator(**config.output.options())
+    sink = RecordAccumulator(**vars(config.output.made()))
     outcomes = outcomes_of(spark, config)
     before = state_tally(spark, config.checkpoint)
     if before is None and sink.exists(spark):
@@ -75,10 +75,10 @@ def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequ
     reporters = reporters_of(wanted)  # a port that is taken is said before a query starts
     dead = dead_letters.start(spark, config)
     try:
-        with Progress(console, pending, config.purgatory.name) as progress:
+        with Progress(console, pending, config.options().name) as progress:
             query = sink.write_stream(outcomes, checkpoint=config.checkpoint, trigger=trigger, query_name=config.name)
             if config.metrics is not None or console.is_terminal:
-                every, name = wanted.gauges_every, config.purgatory.name
+                every, name = wanted.gauges_every, config.options().name
                 monitor(query, progress.take_sample, *reporters, gauges_every=every, name=name, spark=spark)
             _follow(query, dead, progress, stop)
     finally:
@@ -138,7 +138,7 @@ def _summarise(spark: SparkSession, config: JobConfig, sink: RecordAccumulator, 
         return None
     tally = state_tally(spark, config.checkpoint) or Tally()
     table = sink.read(spark)
-    summary = summarise(table, tally, file_sizes(table), config.purgatory.outcome_prefix)
+    summary = summarise(table, tally, file_sizes(table), config.options().outcome_prefix)
     print_summary(console, summary, str(sink))
     if config.dead_letters is not None:
         n = dead_letters.count(spark, config)

@@ -63,7 +63,7 @@ NOT_HANDED_ON = ("spark.submit.", "spark.app.", "spark.files", "spark.repl.")
 
 def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None) -> dict[str, str]:
     """Every Spark setting of the job: ours first, those of spark-submit, and the file's own on top."""
-    shards = config.purgatory.shards or 8
+    shards = config.options().shards or 8
     defaults = {
         "spark.app.name": config.name,
         # A worker that dies is tried again only where a number of failures is given.

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from spark_purgatory import Purgatory
 from spark_purgatory.job.config_file import JobConfigError, Problem
-from spark_purgatory.job.job_config import DeltaSource, FolderSource, Input, JobConfig, KafkaSource, purgatory_arguments
+from spark_purgatory.job.job_config import DeltaSource, FolderSource, Input, JobConfig, KafkaSource
 
 
 def outcomes_of(spark: SparkSession, config: JobConfig) -> DataFrame:
@@ -23,7 +23,7 @@ def outcomes_of(spark: SparkSession, config: JobConfig) -> DataFrame:
 
 def purgatory_of(config: JobConfig) -> Purgatory:
     """The library's own configuration, field by field."""
-    return Purgatory(**purgatory_arguments(config))
+    return Purgatory(**vars(config.options()))
 
 
 def read_input(spark: SparkSession, given: Input, name: str) -> DataFrame:

@@ -24,7 +24,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_purgatory.config import duration_us
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import OUTCOME_COLUMNS
 from spark_purgatory.spark.operator.inputs import field_column
@@ -113,8 +112,8 @@ def stream_outcomes(
         "time": _times_us(completions, field_column(completions, purgatory.completions.time, "completions.time")),
     }
     delays_us = {
-        "created": duration_us(purgatory.operations, "watermark"),
-        "time": duration_us(purgatory.completions, "watermark"),
+        "created": purgatory.operations.us_of("watermark"),
+        "time": purgatory.completions.us_of("watermark"),
     }
     rows = {field: [{field: us, "row": i} for i, us in enumerate(column)] for field, column in times.items()}
     plan = splits(
@@ -124,7 +123,7 @@ def stream_outcomes(
         batches,
         operations_delay_us=delays_us["created"],
         events_delay_us=delays_us["time"],
-        lookback_us=duration_us(purgatory, "lookback"),
+        lookback_us=purgatory.us_of("lookback"),
     )[:-3]
     # After a restart Spark's watermark does not move until both inputs have rows again.
     rests = [(number, plan[number:]) for number in range(1, len(plan))]

@@ -5,7 +5,7 @@ with Spark's columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from decimal import ROUND_CEILING, Decimal, localcontext
 from hashlib import md5
 from typing import Any, cast
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from spark_purgatory.config import ColumnLike, Operations, PurgatoryOptions, is_duration, parse_duration, parse_ms
+from spark_purgatory.config import ColumnLike, Operations, PurgatoryOptions, us_per
 from spark_purgatory.core.arrays.numbers import DOUBLE, scale_of
 from spark_purgatory.core.arrays.sorted_runs import Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US
@@ -199,15 +199,12 @@ def _within_int64(deadline_us: int) -> int:
 
 
 def _waits_us(table: pa.Table, config: Operations) -> Iterable[int | None]:
-    timeout, timeout_ms = config.timeout, config.timeout_ms
-    if isinstance(timeout_ms, int):
-        return [parse_ms(timeout_ms, "operations.timeout_ms")] * len(table)
-    if timeout_ms is not None:
-        waits = _column(table, timeout_ms)
-        return [None if wait is None else wait * 1000 for wait in waits.to_pylist()]
-    if isinstance(timeout, timedelta) or (isinstance(timeout, str) and is_duration(timeout)):
-        return [parse_duration(timeout, "operations.timeout")] * len(table)
-    return cast("list[int | None]", _column(table, timeout).cast(pa.int64()).to_pylist())
+    if config.timeout_column is None:
+        return [config.us_of("timeout")] * len(table)
+    # An interval is a number of microseconds.
+    waits = cast("list[int | None]", _column(table, config.timeout_column).cast(pa.int64()).to_pylist())
+    factor = 1 if config.timeout_unit is None else us_per(config.timeout_unit)
+    return [None if wait is None else wait * factor for wait in waits]
 
 
 # --- numbers --------------------------------------------------------------------------------------

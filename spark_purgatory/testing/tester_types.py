@@ -5,20 +5,18 @@ The checks of types are the same functions; what only Spark can evaluate is refu
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import cast
 
 from pyspark.sql import Column
 from pyspark.sql import types as T
 
-from spark_purgatory.config import ColumnLike, Operations, PurgatoryOptions, is_duration
+from spark_purgatory.config import ColumnLike, Operations, PurgatoryOptions
 from spark_purgatory.core.arrays.numbers import DOUBLE
 from spark_purgatory.core.spec.codes import KINDS, RULES
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.field_types import (
     check_timeout,
-    check_timeout_ms,
     check_value,
     key_type_of,
     level_key_type,
@@ -128,9 +126,5 @@ def _need_types(schema: T.StructType, criterion: Criterion | ByRow) -> dict[str,
 
 def check_wait(schema: T.StructType, config: Operations) -> None:
     """Raise ConfigError where a column of time-outs has the wrong type."""
-    timeout, timeout_ms = config.timeout, config.timeout_ms
-    if timeout_ms is not None and not isinstance(timeout_ms, int):
-        check_timeout_ms(kind_of(schema, timeout_ms, "operations.timeout_ms"))
-    if timeout is None or isinstance(timeout, timedelta) or (isinstance(timeout, str) and is_duration(timeout)):
-        return
-    check_timeout(kind_of(schema, timeout, "operations.timeout"))
+    if config.timeout_column is not None:
+        check_timeout(kind_of(schema, config.timeout_column, "operations.timeout"), config.timeout_unit)

@@ -163,7 +163,7 @@ def test_other_writers_and_optimize_beside_the_sink_cost_no_row(stream: Stream) 
         except BaseException as error:
             errors.append(error)
 
-    accumulator(stream, batch_size_bytes=1000)
+    accumulator(stream, batch_size=1000)
     beside = threading.Thread(target=others)
     beside.start()
     try:

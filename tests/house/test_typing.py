@@ -13,7 +13,7 @@ WRONG = {
     'Operations(keys="b", created="c", timeout="1 s")': "Missing named argument",
     'Operations(id=3, keys="b", created="c", timeout="1 s")': "incompatible type",
     'Completions(key="k", time=4)': "incompatible type",
-    'RecordAccumulator(path="p", batch_size=5)': "incompatible type",
+    'RecordAccumulator(path="p", batch_size=5.5)': "incompatible type",
     'RecordAccumulator(path="p", linger=True)': "incompatible type",
     'criteria.quorum("2")': "incompatible type",
     "Purgatory(operations=1, completions=2, criterion=3)": "incompatible type",

@@ -17,7 +17,9 @@ def outcomes_of(orders: DataFrame, payments: DataFrame) -> DataFrame:
     operations = Operations(
         id="order_id", keys=["order_id", F.col("cart_id")], created=F.col("at"), timeout=timedelta(minutes=30)
     )
-    completions = Completions(key=F.lower("key"), time="paid_at", value="amount", event_id="delivery", watermark_ms=5)
+    completions = Completions(
+        key=F.lower("key"), time="paid_at", value="amount", event_id="delivery", watermark=timedelta(milliseconds=5)
+    )
     purgatory = Purgatory(
         operations=operations, completions=completions, criterion=criteria.sum_at_least(Decimal("1.50")), emit="final"
     )

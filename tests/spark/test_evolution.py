@@ -317,7 +317,7 @@ def test_a_stream_is_known_by_its_columns_whatever_is_done_to_them(spark: SparkS
 
 def test_the_latest_streams_are_known(spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(origin, "MOST_ORIGINS", 2)
-    streams = [outcomes_of(spark, landing, BEFORE, lookback_ms=i) for i in range(3)]
+    streams = [outcomes_of(spark, landing, BEFORE, lookback=f"{i} ms") for i in range(3)]
     found = [origin_of(each) for each in streams]
     assert [None if each is None else each.spec.lookback_us for each in found] == [None, 1000, 2000]
 

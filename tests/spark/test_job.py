@@ -42,8 +42,8 @@ PATIENCE_SECONDS = 180
 
 WRONG = [
     ("operations.watermrk=1 minute", "operations.watermrk: unknown field, did you mean 'watermark'"),
-    ("operations.watermark=ten minutes", "operations.watermark: 'ten minutes': a duration is allowed"),
-    ("operations.timeout=5 minutes", "operations: give exactly one of timeout, timeout_ms, deadline"),
+    ("operations.watermark=ten minutes", "operations.watermark: 'ten minutes': this is not a duration"),
+    ("operations.timeout=5 minutes", "operations: give exactly one of timeout and deadline, got timeout and deadline"),
     ("operations.source.format=parket", "operations.source.format: 'parket': allowed: 'parquet', 'json'"),
     ("operations.source.schema=", "operations.source.schema: None: Input should be a valid string"),
     ("completions.source={format: kafka, topic: t, schema: a int}", "completions.source.options: required"),
@@ -51,12 +51,12 @@ WRONG = [
     ("purgatory.criterion=some_keys", "purgatory.criterion.rule: 'some_keys': allowed: 'any_key'"),
     ("purgatory.criterion=quorum", "purgatory.criterion: 'quorum': quorum needs a number"),
     ("purgatory.shards=0", "purgatory.shards: 0: Input should be greater than or equal to 1"),
-    ("output.linger=soon", "output.linger: 'soon': a duration is allowed"),
-    ("output.batch_size=big", "output.batch_size: 'big': size='big' is not a size"),
+    ("output.linger=soon", "output.linger: 'soon': this is not a duration"),
+    ("output.batch_size=big", "output.batch_size: 'big': this is not a size"),
     ("output.linger=1 hour", "output: delivery_timeout"),
-    ("output={path: a, table: b}", "output: give exactly one of path, table; got path and table"),
+    ("output={path: a, table: b}", "output: give exactly one of path and table, got path='a', table='b'"),
     ("checkpoint=.demo/outcomes", "checkpoint and output.path are both '.demo/outcomes'"),
-    ("trigger={processingTime: soon}", "trigger.processingTime: 'soon': a duration is allowed"),
+    ("trigger={processingTime: soon}", "trigger.processingTime: 'soon': this is not a duration"),
     ("spark={master: local}", "spark.master: a setting whose name starts with 'spark.' is allowed"),
     ("state_store=redis", "state_store: 'redis': allowed: 'hdfs' or 'rocksdb'"),
     ("operations.id=${NO_SUCH_VARIABLE}", "operations.id: ${NO_SUCH_VARIABLE}: set this environment"),
@@ -384,7 +384,8 @@ def test_a_delta_table_and_csv_in_a_table_by_name_out(spark: SparkSession, tmp_p
           id: id
           keys: [id]
           created: created
-          timeout_ms: within
+          timeout: within
+          timeout_unit: milliseconds
         completions:
           source:
             format: csv

@@ -86,7 +86,7 @@ def test_flush_and_close_bring_everything_to_the_table(stream: Stream) -> None:
 
 
 def test_a_micro_batch_larger_than_buffer_memory_passes_whole(stream: Stream) -> None:
-    stream.sink = accumulator(stream, batch_size_bytes=1000, buffer_memory_bytes=1000)
+    stream.sink = accumulator(stream, batch_size=1000, buffer_memory=1000)
     assert stream.add(2).run(stream.rows()).numbers() == every(2)
     assert staged_files(stream) == []
 
@@ -98,7 +98,7 @@ def test_a_micro_batch_that_fills_files_goes_straight_to_the_table_also_when_it_
     direct: list[int] = []
     write = Sender._write_direct
     monkeypatch.setattr(Sender, "_write_direct", lambda *given: (direct.append(given[3]), write(*given))[1])
-    accumulator(stream, batch_size_bytes=100)
+    accumulator(stream, batch_size=100)
     stream.add(3).run(stream.rows()).forget_last_commit().run(stream.rows())
     assert stream.numbers() == every(3)
     assert direct == [1, 2], "the first was staged: nobody could know its size"
@@ -115,7 +115,7 @@ def test_a_row_that_no_sink_could_take_is_refused_before_anything_counts(
     stream: Stream, column: str, said: str
 ) -> None:
     stream.add(1)
-    options = {"buffer_memory_bytes": 2000, "batch_size_bytes": 1000}
+    options = {"buffer_memory": 2000, "batch_size": 1000}
     sink = RecordAccumulator(path=str(stream.folder / "table"), partition_by=["text"], **options)
     rows = stream.rows().selectExpr("n", f"{column} AS text")
     with pytest.raises(PySparkException, match=said) as raised:

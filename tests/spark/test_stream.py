@@ -207,7 +207,7 @@ def test_operations_with_several_keys_see_events_of_all_of_them(spark: SparkSess
     assert replace(little, shards=1).resolve(*landing.frames(spark, streaming=False)).count() == 6
 
 
-def test_column_arguments_take_columns_intervals_and_milliseconds(spark: SparkSession, tmp_path: Path) -> None:
+def test_column_arguments_take_columns_intervals_and_numbers_of_a_unit(spark: SparkSession, tmp_path: Path) -> None:
     landing = Landing(tmp_path).add([operation("a"), operation("b")], [event("A", 4)])
     operations, events = landing.frames(spark, streaming=False)
     operations = operations.withColumn("wait", F.expr("interval '5' minute")).withColumn("ms", F.lit(180_000))
@@ -220,10 +220,21 @@ def test_column_arguments_take_columns_intervals_and_milliseconds(spark: SparkSe
         {"timeout": "wait"},
         {"timeout": F.col("wait")},
         {"timeout": timedelta(minutes=5)},
-        {"timeout_ms": 300_000},
     ):
         assert decided(**five_minutes) == {"a": "COMPLETED", "b": "EXPIRED"}
-    assert decided(timeout_ms="ms") == {"a": "EXPIRED", "b": "EXPIRED"}
+    for number, unit in ((180_000, "milliseconds"), (180, "seconds"), (3, "minutes")):
+        assert decided(timeout=F.lit(number), timeout_unit=unit) == {"a": "EXPIRED", "b": "EXPIRED"}, unit
+    for number, unit in ((300_000, "milliseconds"), (300, "seconds"), (5, "minutes")):
+        assert decided(timeout=F.lit(number), timeout_unit=unit) == {"a": "COMPLETED", "b": "EXPIRED"}, unit
+    for unit in ("hours", "days"):
+        assert decided(timeout=F.lit(1), timeout_unit=unit) == {"a": "COMPLETED", "b": "EXPIRED"}, unit
+    for column, unit, said in (
+        ("ms", None, "timeout is int, and of which unit is not said: set timeout_unit='minutes'"),
+        ("wait", "minutes", "which has its units: leave out timeout_unit='minutes'"),
+        ("key", "minutes", 'timeout is string: write "30 minutes", or name a column of day-time intervals'),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            decided(timeout=column, timeout_unit=unit)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +250,7 @@ def test_column_arguments_take_columns_intervals_and_milliseconds(spark: SparkSe
         ),
         (
             {"operations": Operations(id="id", keys="key", created="created", timeout="row")},
-            "operations.timeout is string, not a day-time interval",
+            "operations.timeout is string: write .30 minutes., or name a column of day-time intervals",
         ),
         ({"completions": Completions(key="value", time="time")}, "completions.key is double"),
         (

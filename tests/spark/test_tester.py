@@ -121,7 +121,9 @@ def test_numbers_of_every_type_are_compared_as_spark_compares_them(spark: SparkS
         return float(exact) if ddl in ("double", "float") else int(exact)
 
     purgatory = Purgatory(
-        operations=Operations(id="id", keys=["left", "right"], created="created", timeout_ms="wait_ms"),
+        operations=Operations(
+            id="id", keys=["left", "right"], created="created", timeout="wait_ms", timeout_unit="milliseconds"
+        ),
         completions=Completions(key="key", time="time", value="value"),
         criterion=criteria.by_row("rule", "need", "levels"),
         outcome_prefix="o_",
@@ -163,7 +165,7 @@ def test_what_the_product_refuses_the_tester_refuses_in_the_same_words(spark: Sp
         {"operations": Operations(id="at", keys="key", created="created", timeout="1 hour")},
         {"operations": Operations(id="id", keys=["key", "many"], created="created", timeout="1 hour")},
         {"operations": Operations(id="id", keys="nothing", created="created", timeout="1 hour")},
-        {"operations": Operations(id="id", keys="key", created="created", timeout_ms="at")},
+        {"operations": Operations(id="id", keys="key", created="created", timeout="at", timeout_unit="days")},
         {"operations": Operations(id="id", keys="key", created="created", timeout="many")},
         {"operations": Operations(id="id", keys="keys", created="created", timeout="1 hour"), "shards": None},
         {"operations": Operations(id="id", keys="keys", created="created", timeout="1 hour"), "orphans": True},

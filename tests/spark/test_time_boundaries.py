@@ -127,11 +127,10 @@ def test_every_row_with_a_time_at_the_ends_of_int64_gets_its_outcome(spark: Spar
             (created, None if wait is None else int(wait / abs(wait or 1)) * (abs(wait) // 1000) * 1000)
             for created, wait in cases
         ]
-        check(in_ms, told(made(timeout_ms="ms").resolve(rows, events)))
-        for literal in ({"timeout": "1 day"}, {"timeout_ms": 86_400_000}):
-            days = [(created, DAY_US) for created in TIMES_US]
-            rows, events = frames(spark, days)
-            check(days, told(made(**literal).resolve(rows.drop("wait_ms"), events)))
+        check(in_ms, told(made(timeout="ms", timeout_unit="milliseconds").resolve(rows, events)))
+        days = [(created, DAY_US) for created in TIMES_US]
+        rows, events = frames(spark, days)
+        check(days, told(made(timeout="1 day").resolve(rows.drop("wait_ms"), events)))
 
 
 @pytest.mark.parametrize("ansi", ["true", "false"])
@@ -152,7 +151,7 @@ def test_a_stream_decides_times_at_the_ends_of_int64_as_a_batch_does(
         ddls = {"operations": "id string, created timestamp, wait_ms bigint", "events": "key string, time timestamp"}
         read = [spark.read.schema(ddl).parquet(str(tmp_path / side)) for side, ddl in ddls.items()]
         streams = [spark.readStream.schema(ddl).parquet(str(tmp_path / side)) for side, ddl in ddls.items()]
-        for end in ({"timeout": "1 day"}, {"timeout_ms": F.col("wait_ms")}):
+        for end in ({"timeout": "1 day"}, {"timeout": F.col("wait_ms"), "timeout_unit": "milliseconds"}):
             decide = made(**end)
             decide = Purgatory(**{**vars(decide), "outcome_prefix": "o_"})
             name = "-".join(end)

@@ -59,7 +59,7 @@ def session(folder: Path) -> SparkSession:
 def accumulator(folder: Path) -> RecordAccumulator:
     """Files of 16 KiB: a drain every few micro-batches."""
     return RecordAccumulator(
-        path=str(folder / "table"), partition_by=["part"], batch_size_bytes=BATCH_BYTES, linger="10 minutes"
+        path=str(folder / "table"), partition_by=["part"], batch_size=BATCH_BYTES, linger="10 minutes"
     )
 
 

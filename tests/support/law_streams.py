@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +43,11 @@ class LawStream:
                 keys="keys" if self.several else "key",
                 created="created",
                 deadline="deadline",
-                watermark_ms=self.delays_us["created"] // 1000,
+                watermark=timedelta(microseconds=self.delays_us["created"]),
             ),
-            completions=Completions(key="key", time="time", value="value", watermark_ms=self.delays_us["time"] // 1000),
+            completions=Completions(
+                key="key", time="time", value="value", watermark=timedelta(microseconds=self.delays_us["time"])
+            ),
             criterion=Criterion(self.criterion["rule"], self.criterion["need"]),
             emit="final",
             shards=self.shards,

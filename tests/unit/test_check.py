@@ -42,10 +42,10 @@ def test_a_file_that_is_right_is_shown_without_java_and_without_secrets(tmp_path
 
 def test_a_rule_of_each_row_is_shown_by_its_columns() -> None:
     changes = ("--set", "purgatory.criterion={by_row: {rule: how, need: many}}", "--set", "completions.value=amount")
-    ran = check("conf/orders.yaml", *changes, "--set", "completions.idle_after_ms=5000")
+    ran = check("conf/orders.yaml", *changes, "--set", "completions.idle_after=5 seconds")
     assert ran.returncode == 0
     assert "of each row: rule how, need many" in ran.stdout
-    assert "watermark 10 minutes, idle_after 5000 ms" in ran.stdout
+    assert "watermark 10 minutes, idle_after 5 seconds" in ran.stdout
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_rule_of_each_row_is_shown_by_its_columns() -> None:
         ("operations.timeuot=1", "unknown field, did you mean 'timeout'"),
         ("purgatory.tick=1 us", "tick='1 us' must be at least 1 millisecond"),
         ("purgatory.criterion={quorum: 0}", "criterion quorum needs a whole number of at least 1, got 0"),
-        ("output.batch_size=huge", "output.batch_size: 'huge': size='huge' is not a size"),
+        ("output.batch_size=huge", "output.batch_size: 'huge': this is not a size"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_with_its_field(change: str, message: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,7 @@ import pytest
 import yaml
 
 from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria
-from spark_purgatory.config import PurgatoryOptions, SinkOptions
-from spark_purgatory.config.reference import options_of, reference
+from spark_purgatory.config import Duration, Names, PurgatoryOptions, SinkOptions, Size, options_of
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import (
@@ -27,6 +28,7 @@ from spark_purgatory.job.job_config import (
     Trigger,
 )
 from spark_purgatory.job.sources import purgatory_of
+from tools.configuration_page import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = {"format": "parquet", "path": "landing", "schema": "a string"}
@@ -61,17 +63,102 @@ def config(tmp_path: Path, **sections: dict[str, Any]) -> JobConfig:
 def test_the_file_has_every_option_of_python(model: Any, declared: type, beside: set[str]) -> None:
     python = set(options_of(declared)) - {"operations", "completions", "criterion"}
     assert set(model.model_fields) - beside == python
-    for name, (option, default) in options_of(declared).items():
-        if name in python and default is not dataclasses.MISSING:
-            assert model.model_fields[name].default == (list(default) if option.kind == "names" else default), name
+    for name, option in options_of(declared).items():
+        if name in python and option.default is not dataclasses.MISSING:
+            assert model.model_fields[name].default == option.default, name
 
 
-def test_purgatory_and_the_accumulator_take_what_is_declared_with_its_defaults() -> None:
-    assert [field.name for field in dataclasses.fields(Purgatory)] == list(options_of(PurgatoryOptions))
-    signature = inspect.signature(RecordAccumulator).parameters
-    assert set(signature) == {*options_of(SinkOptions), "on_delivery"}
-    for name, (_, default) in options_of(SinkOptions).items():
-        assert signature[name].default == default, name
+def test_purgatory_and_the_accumulator_are_their_options() -> None:
+    assert list(options_of(Purgatory)) == list(options_of(PurgatoryOptions))
+    assert list(options_of(RecordAccumulator)) == list(options_of(SinkOptions))
+    accumulator = RecordAccumulator(path="out", linger="1 minute")
+    assert accumulator.options == SinkOptions(path="out", linger="1 minute")
+    assert set(inspect.signature(RecordAccumulator).parameters) == {*options_of(SinkOptions), "on_delivery"}
+
+
+ANOTHER: dict[Any, Any] = {Duration: timedelta(minutes=29), Size: 200 << 20, Names: ("a", "b"), int: 3, str: "other"}
+
+
+def every_option() -> list[tuple[type, str]]:
+    classes = (Operations, Completions, PurgatoryOptions, SinkOptions)
+    return [(declared, name) for declared in classes for name in options_of(declared)]
+
+
+def replaceable() -> list[tuple[type, str]]:
+    return [(declared, name) for declared, name in every_option() if options_of(declared)[name].kind in ANOTHER]
+
+
+def test_no_option_is_another_in_other_units() -> None:
+    for declared, name in every_option():
+        for unit in ("_ms", "_us", "_bytes", "_seconds"):
+            assert name.removesuffix(unit) == name or name.removesuffix(unit) not in options_of(declared), name
+
+
+SMALLEST_OPTIONS: dict[type, dict[str, Any]] = {
+    Operations: {"id": "id", "keys": "key", "created": "at", "timeout": "1 hour"},
+    Completions: {"key": "key", "time": "at"},
+    SinkOptions: {"path": "out"},
+}
+SMALLEST_OPTIONS[PurgatoryOptions] = {
+    "operations": Operations(**SMALLEST_OPTIONS[Operations]),
+    "completions": Completions(**SMALLEST_OPTIONS[Completions]),
+    "criterion": criteria.any_key(),
+}
+
+
+@pytest.mark.parametrize(("declared", "name"), replaceable(), ids=lambda part: getattr(part, "__name__", part))
+def test_replace_changes_an_option_and_what_is_computed_from_it(declared: type, name: str) -> None:
+    option = options_of(declared)[name]
+    given = SMALLEST_OPTIONS[declared]
+    value = ANOTHER[option.kind]
+    beside = {"path": None} if name == "table" else {}
+    made: Any = dataclasses.replace(declared(**given), **{name: value}, **beside)
+    assert made == declared(**{**given, name: value, **beside})
+    assert getattr(made, name) == value
+    if option.kind == Duration:
+        assert (made.us_of(name), made.ms_of(name)) == (29 * 60_000_000, 29 * 60_000)
+    if option.kind == Size:
+        assert made.bytes_of(name) == 200 << 20
+    if option.kind == Names:
+        assert made.names_of(name) == ("a", "b")
+
+
+def test_text_a_timedelta_and_an_int_mean_the_same() -> None:
+    for linger in ("90 seconds", "1 minute 30 s", timedelta(seconds=90)):
+        assert SinkOptions(path="out", linger=linger).ms_of("linger") == 90_000
+    for batch_size in ("1 MiB", "1024 KiB", 1 << 20):
+        assert SinkOptions(path="out", batch_size=batch_size).bytes_of("batch_size") == 1 << 20
+    for wrong, said in (
+        (0, "less than a byte"),
+        ("0 B", "less than a byte"),
+        (True, "a number and one of"),
+        (1.5, "a number"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^batch_size={wrong!r} is not a size: .*{said}"):
+            SinkOptions(path="out", batch_size=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            lambda: Operations(id="a", keys="a", created="a", timout="1 s"),
+            "Operations has no timout=, did you mean 'timeout'",
+        ),
+        (lambda: Completions(keys="a", time="a"), "Completions has no keys=, did you mean 'key'"),
+        (lambda: Purgatory(operation=1), "Purgatory has no operation=, did you mean 'operations'"),
+        (lambda: RecordAccumulator(path="a", lingr="1 s"), "RecordAccumulator has no lingr=, did you mean 'linger'"),
+        (
+            lambda: RecordAccumulator(path="a", linger_ms=1),
+            "RecordAccumulator has no linger_ms=, did you mean 'linger'",
+        ),
+        (lambda: RecordAccumulator("a"), "RecordAccumulator takes its options by name: path, table, "),
+        (lambda: Completions(key="a", time="a", nonsense=1), r"Completions has no nonsense=\. It has key, time, value"),
+    ],
+)
+def test_a_misspelt_option_is_answered_with_the_one_that_was_meant(make: Callable[[], Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make()
 
 
 def test_every_option_of_the_file_reaches_the_library(tmp_path: Path) -> None:
@@ -84,8 +171,8 @@ def test_every_option_of_the_file_reaches_the_library(tmp_path: Path) -> None:
                 "kind": "kind",
                 "operation_id": "order",
                 "event_id": "delivery",
-                "watermark_ms": 7,
-                "idle_after_ms": 9,
+                "watermark": "7 ms",
+                "idle_after": "9 s",
             },
             purgatory={
                 "criterion": {"by_row": {"rule": "rule", "need": "need", "levels": "levels"}},
@@ -117,8 +204,8 @@ def test_every_option_of_the_file_reaches_the_library(tmp_path: Path) -> None:
             kind="kind",
             operation_id="order",
             event_id="delivery",
-            watermark_ms=7,
-            idle_after_ms=9,
+            watermark="7 ms",
+            idle_after="9 s",
         ),
         criterion=criteria.by_row("rule", "need", "levels"),
         emit="final",
@@ -163,7 +250,7 @@ def test_a_need_in_quotes_is_an_exact_decimal(tmp_path: Path) -> None:
         ({"purgatory": {"emit": "late"}}, r"purgatory.emit: 'late'; allowed: 'early' or 'final'|purgatory.emit"),
         ({"purgatory": {"partitioned_by": "x"}}, "did you mean 'partition_by'"),
         ({"purgatory": {"criterion": {"sum_at_least": "much"}}}, "'much' is not a number"),
-        ({"output": {"linger_ms": -1}}, "output.linger_ms"),
+        ({"output": {"linger": -1}}, "output.linger: -1: this is not a duration: it has no unit"),
     ],
 )
 def test_a_wrong_value_is_named_by_its_field(tmp_path: Path, sections: dict[str, Any], message: str) -> None:
@@ -173,7 +260,7 @@ def test_a_wrong_value_is_named_by_its_field(tmp_path: Path, sections: dict[str,
 
 def test_the_reference_is_current() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == reference(), (
-        "run python -m spark_purgatory.config.reference > docs/configuration.md"
+        "run python -m tools.configuration_page > docs/configuration.md"
     )
 
 
@@ -187,12 +274,11 @@ def test_the_reference_names_every_section_of_a_jobs_file() -> None:
 
 
 def test_dropped_columns_are_named_in_python_and_in_the_file(tmp_path: Path) -> None:
-    assert purgatory_of(config(tmp_path, operations={"dropped": ["city", "place.zip"]})).operations.dropped == (
-        "city",
-        "place.zip",
-    )
+    assert purgatory_of(config(tmp_path, operations={"dropped": ["city", "place.zip"]})).operations.names_of(
+        "dropped"
+    ) == ("city", "place.zip")
     given = {"id": "id", "keys": "key", "created": "at", "timeout": "1 hour"}
-    assert Operations(**given, dropped="city").dropped == ("city",)
+    assert Operations(**given, dropped="city").names_of("dropped") == ("city",)
     for wrong in ([""], ["a", "a"], 3, [None]):
         with pytest.raises(ConfigError, match=r"operations\.dropped=.* must be names of columns, each once"):
             Operations(**given, dropped=wrong)  # type: ignore[arg-type]

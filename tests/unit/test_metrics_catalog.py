@@ -12,8 +12,8 @@ import yaml
 
 from spark_purgatory.core.spec.codes import EventRejection, OperationRejection
 from spark_purgatory.metrics.catalog import BY_NAME, METRICS, PREFIX, reference
-from spark_purgatory.metrics.dashboard import ALERTS, PANELS, alerts, dashboard
 from spark_purgatory.schema import EVENT_REJECTIONS, REJECTIONS
+from tools.dashboard import ALERTS, PANELS, alerts, dashboard
 
 ROOT = Path(__file__).resolve().parents[2]
 

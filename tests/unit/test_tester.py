@@ -101,7 +101,7 @@ def test_random_worlds_step_by_step_have_the_outcomes_of_the_oracle(seed: int) -
         ),
         criterion=Criterion(rule, criterion["need"]) if criterion else ByRow("rule", "need", "levels"),
         emit="final",
-        lookback_ms=lookback_us // 1000,
+        lookback=timedelta(microseconds=lookback_us),
         orphans=True,
         shards=1,
     )
@@ -278,7 +278,7 @@ class Expression:
                 operations=Operations(id="order_id", keys="order_id", created="ordered_at", timeout="wait")
             ),
             order(7, wait=5),
-            "operations.timeout is bigint, not a day-time interval",
+            "operations.timeout is bigint, and of which unit is not said",
         ),
         (
             orders_and_payments(criterion=criteria.by_row("rule", "need")),

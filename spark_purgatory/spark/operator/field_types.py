@@ -39,20 +39,17 @@ def level_key_type(kind: T.DataType, levels: str) -> T.DataType:
     return kind.keyType
 
 
-def check_timeout_ms(kind: T.DataType) -> None:
-    """Raise ConfigError unless a column can be operations.timeout_ms."""
-    if not isinstance(kind, T.IntegralType):
+def check_timeout(kind: T.DataType, unit: str | None) -> None:
+    """Raise ConfigError unless a column can be operations.timeout with ``unit`` as operations.timeout_unit."""
+    name = kind.simpleString()
+    if isinstance(kind, T.IntegralType) and unit is None:
+        raise ConfigError(f"operations.timeout is {name}, and of which unit is not said: set timeout_unit='minutes'")
+    if isinstance(kind, T.DayTimeIntervalType) and unit is not None:
+        raise ConfigError(f"operations.timeout is {name}, which has its units: leave out timeout_unit={unit!r}")
+    if not isinstance(kind, (T.IntegralType, T.DayTimeIntervalType)):
         raise ConfigError(
-            f"operations.timeout_ms is {kind.simpleString()}, not a whole number of milliseconds: cast it to bigint"
-        )
-
-
-def check_timeout(kind: T.DataType) -> None:
-    """Raise ConfigError unless a column can be operations.timeout."""
-    if not isinstance(kind, T.DayTimeIntervalType):
-        raise ConfigError(
-            f"operations.timeout is {kind.simpleString()}, not a day-time interval: "
-            'write "30 minutes", or name a column of milliseconds in timeout_ms='
+            f'operations.timeout is {name}: write "30 minutes", or name a column of day-time intervals, or one of '
+            "whole numbers and its timeout_unit"
         )
 
 

@@ -7,7 +7,6 @@ watermark included, is one ``select``.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -18,13 +17,7 @@ from spark_purgatory.config import (
     ColumnLike,
     Completions,
     Operations,
-    duration_us,
-    idle_after_us,
-    is_duration,
-    not_a_duration,
-    parse_duration,
-    parse_ms,
-    reads_like_a_duration,
+    us_per,
 )
 from spark_purgatory.core.arrays.numbers import DOUBLE
 from spark_purgatory.core.spec.codes import KINDS, RULES
@@ -33,7 +26,6 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.event_times import deadline_after, interval_us, placed
 from spark_purgatory.spark.operator.field_types import (
     check_timeout,
-    check_timeout_ms,
     check_value,
     check_value_is_named,
     key_type_of,
@@ -305,29 +297,20 @@ def _deadline_us(frame: DataFrame, config: Operations, created: Column) -> Colum
     if config.deadline is not None:
         return F.unix_micros(timestamp_column(frame, config.deadline, "operations.deadline"))
     created_us = F.unix_micros(created)
-    if isinstance(config.timeout_ms, int):
-        return deadline_after(created_us, F.lit(parse_ms(config.timeout_ms, "operations.timeout_ms")).cast("bigint"))
-    if config.timeout_ms is not None:
-        column = field_column(frame, config.timeout_ms, "operations.timeout_ms")
-        check_timeout_ms(column_type(frame, column))
-        return deadline_after(created_us, column.cast("bigint"), us_per_unit=1000)
-    if isinstance(config.timeout, timedelta) or (isinstance(config.timeout, str) and is_duration(config.timeout)):
-        return deadline_after(created_us, F.lit(parse_duration(config.timeout, "operations.timeout")).cast("bigint"))
-    column = _timeout_column(frame, config.timeout)
-    check_timeout(column_type(frame, column))
+    if config.timeout_column is None:
+        return deadline_after(created_us, F.lit(config.us_of("timeout")).cast("bigint"))
+    column = _timeout_column(frame, config.timeout_column)
+    check_timeout(column_type(frame, column), config.timeout_unit)
+    if config.timeout_unit is not None:
+        return deadline_after(created_us, column.cast("bigint"), us_per_unit=us_per(config.timeout_unit))
     return deadline_after(created_us, interval_us(column))
 
 
-def _timeout_column(frame: DataFrame, timeout: Any) -> Column:
+def _timeout_column(frame: DataFrame, timeout: ColumnLike) -> Column:
     """The column that ``timeout`` names; where there is none, the error says why it is no duration either."""
     try:
         return field_column(frame, timeout, "operations.timeout")
     except ConfigError as error:
-        if reads_like_a_duration(timeout):
-            wrong = not_a_duration(timeout)
-            raise ConfigError(
-                f"operations.timeout={timeout!r} is not a duration: {wrong}; nor is it a column"
-            ) from None
         raise ConfigError(f'{error}; nor is it a duration, such as "30 minutes"') from None
 
 
@@ -355,10 +338,10 @@ def _watermarked(
     """Columns over a guarded watermark."""
     selected = frame.select(*columns, _guarded(time, reading.max_future_us).alias("guarded"))
     if frame.isStreaming and not reading.is_chained:
-        idle_us = idle_after_us(config)
-        if idle_us is not None:
-            selected = selected.unionByName(_heartbeats(frame, selected, idle_us, reading.heartbeats))
-        selected = selected.withWatermark("guarded", f"{duration_us(config, 'watermark') // 1000} milliseconds")
+        if config.idle_after is not None:
+            beats = _heartbeats(frame, selected, config.us_of("idle_after"), reading.heartbeats)
+            selected = selected.unionByName(beats)
+        selected = selected.withWatermark("guarded", f"{config.ms_of('watermark')} milliseconds")
     return selected
 
 

@@ -14,7 +14,6 @@ from hashlib import blake2b
 
 from pyspark.sql import DataFrame
 
-from spark_purgatory.config.purgatory_options import HOSTS
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 ALIAS = "spark_purgatory_"
@@ -28,7 +27,7 @@ class Origin:
 
     spec: EngineSpec
     shards: int | None
-    host: str = HOSTS[0]
+    host: str = "applyInPandasWithState"
     """As `Purgatory.host`."""
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from spark_purgatory.config import ColumnLike, Completions, Operations, PurgatoryOptions, duration_us, idle_after_us
+from spark_purgatory.config import ColumnLike, Completions, Operations, PurgatoryOptions
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
@@ -93,7 +93,7 @@ def is_chained(frame: DataFrame, given: Operations | Completions) -> bool:
             f"{side} are outcomes of a purgatory with host={origin.host!r}, after which Spark runs no other in the "
             "query: give that purgatory host='transformWithState', or write its outcomes to a table and read it here"
         )
-    if idle_after_us(given) is not None:
+    if given.idle_after is not None:
         raise ConfigError(
             f"{side}.idle_after: outcomes of a purgatory have its watermark: set idle_after= on its own inputs"
         )
@@ -105,8 +105,8 @@ def engine_spec(options: PurgatoryOptions, operations: InputTypes, completions: 
     return EngineSpec(
         criterion=options.criterion,
         final=options.emit == "final",
-        lookback_us=duration_us(options, "lookback"),
-        tick_ms=duration_us(options, "tick") // 1000,
+        lookback_us=options.us_of("lookback"),
+        tick_ms=options.ms_of("tick"),
         operation_ids=options.completions.operation_id is not None,
         event_ids=options.completions.event_id is not None,
         orphans=options.orphans,
@@ -118,11 +118,11 @@ def engine_spec(options: PurgatoryOptions, operations: InputTypes, completions: 
         roles=operations.roles,
         sources=payload_sources(options.operations, options.partition_by),
         texts=kept_texts(operations.types),
-        dropped=tuple(options.operations.dropped),
+        dropped=options.operations.names_of("dropped"),
         utc_fields=timestamp_fields(operations.types, completions.types),
         deadline_is_sum=options.operations.deadline is None,
         max_pending=options.max_pending_per_shard,
-        max_state_bytes=options.max_state_bytes_per_shard,
+        max_state_bytes=options.bytes_of("max_state_bytes_per_shard"),
     )
 
 
@@ -172,11 +172,8 @@ class Purgatory(PurgatoryOptions):
         shards: Groups that operations are spread over by key. Choose it so that the state of a shard stays around 1 to
             5 MB; the checkpoint fixes it. None gives every key a group of its own, for few and busy keys.
         lookback: How long before its operation's created time an event still counts.
-        lookback_ms: The same in milliseconds.
         max_future: A time further ahead of processing time is rejected and does not move the watermark.
-        max_future_ms: The same in milliseconds.
         tick: Resolution of deadlines, which are rounded up to it; at least 1 millisecond.
-        tick_ms: The same in milliseconds.
         outcome_prefix: Put before the names of the outcome's columns.
         partition_by: A column that both inputs have, of a type that keys have. Keys and ids are then those of its
             value, and rows are routed by it. So operations with several keys meet their events in one shard; otherwise
@@ -255,7 +252,7 @@ class Purgatory(PurgatoryOptions):
         columns = columns_of(operations.schema, case_sensitive)
         schema = outcome_schema(self, operations.schema)
         number = number_of(operations, completions, self.completions, self.criterion)
-        reading = Reading(self.criterion, duration_us(self, "max_future"), self.partition_by, heartbeats, number)
+        reading = Reading(self.criterion, self.us_of("max_future"), self.partition_by, heartbeats, number)
         chained = [is_chained(frame, given) for frame, given in self._sides(operations, completions)]
         left = operations_input(operations, self.operations, replace(reading, is_chained=chained[0]))
         right = events_input(completions, self.completions, replace(reading, is_chained=chained[1]))
@@ -263,7 +260,7 @@ class Purgatory(PurgatoryOptions):
         check_quorum(self.criterion, self.operations.keys, left.several_keys)
         check_local_workers(operations.sparkSession)
         broadcast = is_broadcast(self, left.several_keys)
-        sent = Broadcast(self.shards or 1, self.max_broadcast_bytes) if broadcast else None
+        sent = Broadcast(self.shards or 1, self.bytes_of("max_broadcast_bytes")) if broadcast else None
         packed = self._pack(left, OPERATIONS, columns).unionByName(self._pack(right, EVENTS, broadcast=broadcast))
         spec = replace(engine_spec(self, left, right), columns=columns, case_sensitive=case_sensitive)
         if operations.isStreaming:
@@ -291,7 +288,7 @@ class Purgatory(PurgatoryOptions):
         own whose delay could make room for those that come behind it.
         """
         sides = zip(chained, (self.operations, self.completions), strict=True)
-        return max((duration_us(side, "watermark") // 1000 for given, side in sides if given), default=0)
+        return max((side.ms_of("watermark") for given, side in sides if given), default=0)
 
     def _stream(self, packed: DataFrame, spec: EngineSpec, sent: Broadcast | None, clock_delay_ms: int) -> DataFrame:
         # The real watermark was set below the exchange and drives the clock. This null column satisfies Spark's
@@ -303,7 +300,7 @@ class Purgatory(PurgatoryOptions):
             from spark_purgatory.spark.host.log_host import LogHost, LogHostOptions
 
             check_log_host(packed.sparkSession)
-            options = LogHostOptions(self.shards or 0, self.max_warm_bytes, sent, clock_delay_ms)
+            options = LogHostOptions(self.shards or 0, self.bytes_of("max_warm_bytes"), sent, clock_delay_ms)
             results = groups.transformWithState(LogHost(spec, options), RESULT_DDL, "append", "EventTime")
         else:
             results = groups.applyInPandasWithState(

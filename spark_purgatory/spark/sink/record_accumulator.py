@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pyspark.errors import AnalysisException
@@ -15,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_purgatory.accumulator.futures import Callback, RecordFuture
-from spark_purgatory.config import Duration, SinkOptions, is_duration, parse_duration, require_name
+from spark_purgatory.config import Duration, SinkOptions, Size, is_duration, options_of, parse_duration, require_name
 from spark_purgatory.errors import ConfigError, StorageError
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Sender
@@ -44,12 +46,14 @@ STOP_MS = 500
 
 def settings_text(options: SinkOptions) -> str:
     """Sizes and durations of a sink, for a log line."""
-    sizes = [f"{name} {options.bytes_of(name):,} bytes" for name in ("batch_size", "buffer_memory", "max_request_size")]
-    names = ("linger", "max_block", "retry_backoff", "delivery_timeout")
-    return ", ".join([*sizes, *(f"{name} {options.ms_of(name):,} ms" for name in names)])
+    declared = options_of(SinkOptions)
+    sizes = [f"{name} {options.bytes_of(name):,} bytes" for name in declared if declared[name].kind == Size]
+    durations = [f"{name} {options.ms_of(name):,} ms" for name in declared if declared[name].kind == Duration]
+    return ", ".join([*sizes, *durations])
 
 
-class RecordAccumulator:
+@dataclass(frozen=True, kw_only=True)
+class RecordAccumulator(SinkOptions):
     """Writes a stream into a Delta table in files of a good size, each row exactly once (Kafka: ``RecordAccumulator``).
 
     Args:
@@ -70,8 +74,6 @@ class RecordAccumulator:
         on_delivery: Called with (delivery, None) when rows have reached the table, and with (None, error) when their
             query gave up.
 
-    Durations and sizes may also be ints, in ``linger_ms``, ``batch_size_bytes`` and so on.
-
     Raises:
         ConfigError: An option has a wrong value; the message names it and the remedy.
 
@@ -81,33 +83,19 @@ class RecordAccumulator:
         query = accumulator.write_stream(outcomes, checkpoint="/lake/_checkpoints/outcomes")
     """
 
-    def __init__(
-        self,
-        *,
-        path: str | None = None,
-        table: str | None = None,
-        partition_by: str | Sequence[str] = (),
-        batch_size: str = "128 MiB",
-        batch_size_bytes: int | None = None,
-        linger: Duration = "5 minutes",
-        linger_ms: int | None = None,
-        buffer_memory: str = "16 GiB",
-        buffer_memory_bytes: int | None = None,
-        max_block: Duration = "1 minute",
-        max_block_ms: int | None = None,
-        retry_backoff: Duration = "1 second",
-        retry_backoff_ms: int | None = None,
-        delivery_timeout: Duration = "30 minutes",
-        delivery_timeout_ms: int | None = None,
-        max_request_size: str = "4 GiB",
-        max_request_size_bytes: int | None = None,
-        on_delivery: Callback[Delivery] | None = None,
-    ) -> None:
-        given = dict(locals())
-        self.options = SinkOptions(**{name: given[name] for name in SinkOptions.__dataclass_fields__})
-        self.on_delivery = on_delivery
-        self.target = DeltaTarget(self.options)
-        self._query: AccumulatorQuery | None = None
+    on_delivery: Callback[Delivery] | None = None
+    _started: list[AccumulatorQuery] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The query that this accumulator started last, if it started one."""
+
+    @cached_property
+    def options(self) -> SinkOptions:
+        """The options alone."""
+        return SinkOptions(**{name: getattr(self, name) for name in options_of(SinkOptions)})
+
+    @cached_property
+    def target(self) -> DeltaTarget:
+        """The table."""
+        return DeltaTarget(self.options)
 
     def __str__(self) -> str:
         return str(self.target)
@@ -162,10 +150,11 @@ class RecordAccumulator:
         writer = writer.trigger(**chosen)
         if query_name:
             writer = writer.queryName(query_name)
-        self._query = AccumulatorQuery(_start(writer), sender, df.sparkSession, chosen)
+        query = AccumulatorQuery(_start(writer), sender, df.sparkSession, chosen)
+        self._started[:] = [query]
         LOG.info(
             "query %s started: table %s, checkpoint %s, trigger %s, %s; spark_purgatory %s, Spark %s, application %s",
-            query_name or self._query.id,
+            query_name or query.id,
             self.target,
             checkpoint,
             chosen,
@@ -174,7 +163,7 @@ class RecordAccumulator:
             df.sparkSession.version,
             df.sparkSession.conf.get("spark.app.id", "unknown"),
         )
-        return self._query
+        return query
 
     def flush(self) -> None:
         """Bring everything staged to the table, and return when it is there (Kafka: ``flush``).
@@ -189,7 +178,7 @@ class RecordAccumulator:
 
             accumulator.flush()
         """
-        self._started("flush").flush()
+        self._query_to("flush").flush()
 
     def close(self) -> None:
         """Stop the query and bring everything staged to the table (Kafka: ``close``).
@@ -202,7 +191,7 @@ class RecordAccumulator:
 
             accumulator.close()
         """
-        query = self._started("close")
+        query = self._query_to("close")
         query.stop()
         query.drain()
 
@@ -238,18 +227,18 @@ class RecordAccumulator:
         if not staged:
             return self.target.read(spark)
         if checkpoint is None:
-            checkpoint = self._started("read staged rows, or give checkpoint=").checkpoint
+            checkpoint = self._query_to("read staged rows, or give checkpoint=").checkpoint
         return staged_view(spark, self.target, checkpoint)
 
-    def _started(self, what: str) -> AccumulatorQuery:
-        if self._query is None:
+    def _query_to(self, what: str) -> AccumulatorQuery:
+        if not self._started:
             raise ConfigError(f"there is nothing to {what}: call write_stream first")
-        return self._query
+        return self._started[-1]
 
     def _refuse(self, df: DataFrame, checkpoint: str, output_mode: str) -> None:
         if not df.isStreaming:
             raise ConfigError("write_stream takes a streaming DataFrame; write a batch one with df.write")
-        if self._query is not None and self._query.running:
+        if self._started and self._started[-1].running:
             raise ConfigError(f"this accumulator already writes to {self}: stop its query, or make another one")
         if not isinstance(output_mode, str) or output_mode.lower() != "append":
             raise ConfigError(f"output_mode={output_mode!r} is not possible: {APPENDS}")

@@ -59,7 +59,7 @@ def _checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, ch
     facts = _facts(spark, target)
     claim(spark, checkpoint, target)
     if facts is None:
-        partition_by = tuple(_in_stream(spark, name, schema) for name in options.partition_by)
+        partition_by = tuple(_in_stream(spark, name, schema) for name in options.names_of("partition_by"))
         _check_new_columns(spark, target, schema, partition_by, _default(spark, "columnMapping.mode") != "none")
         if (retention := _default(spark, FORGETS.removeprefix("delta."))) != "none":
             raise TableForgetsError(
@@ -134,11 +134,12 @@ def _of_table(
 ) -> tuple[str, ...]:
     """The table's partition columns that the stream has, as it names them."""
     theirs = [name.lower() for name in facts.partition_by]
-    for name in options.partition_by:
+    ours = options.names_of("partition_by")
+    for name in ours:
         if name.lower() not in special.generated:
             _in_stream(spark, name, schema)
-    if options.partition_by and [name.lower() for name in options.partition_by] != theirs:
-        raise DeltaTarget(options).partitioned_otherwise(options.partition_by, facts)
+    if ours and [name.lower() for name in ours] != theirs:
+        raise DeltaTarget(options).partitioned_otherwise(ours, facts)
     lower = {name.lower() for name in schema.names}
     lacking = [name for name in facts.partition_by if name.lower() not in lower]
     strange = [name for name in lacking if name.lower() not in special.generated]

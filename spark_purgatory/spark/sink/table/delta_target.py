@@ -47,7 +47,7 @@ class DeltaTarget:
 
     def __init__(self, options: SinkOptions) -> None:
         self.path, self.table = options.path, options.table
-        self.partition_by = options.partition_by
+        self.partition_by = options.names_of("partition_by")
         self._folders: tuple[str, ...] | None = None
         """Partition columns of the table when it was last looked at; None if it was not there."""
         self.has_folder = False

@@ -1,4 +1,4 @@
-"""``python -m spark_purgatory.metrics.dashboard``: the Grafana dashboard and the alerts, made from the catalogue.
+"""``python -m tools.dashboard``: the Grafana dashboard and the alerts, made from the catalogue.
 
 It needs grafana-foundation-sdk (in the extra ``dev``), Grafana's own builder, so that the JSON is what Grafana reads.
 """
@@ -126,7 +126,7 @@ def dashboard() -> str:
 def alerts() -> str:
     """The alerts as rules of Prometheus, in YAML."""
     lines = [
-        "# Made by `python -m spark_purgatory.metrics.dashboard`.",
+        "# Made by `python -m tools.dashboard`.",
         "groups:",
         "  - name: spark_purgatory",
         "    rules:",

@@ -1,22 +1,34 @@
-"""`python -m spark_purgatory.config.reference`: docs/configuration.md, made from the declared options."""
+"""`python -m tools.configuration_page`: docs/configuration.md, made from the declared options."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, get_type_hints
+from typing import Any
 
-from spark_purgatory.config.options import Completions, Operations, Option, SinkOptions
-from spark_purgatory.config.purgatory_options import PurgatoryOptions
+from spark_purgatory.config import (
+    ColumnLike,
+    Columns,
+    Completions,
+    Duration,
+    Names,
+    Operations,
+    PurgatoryOptions,
+    SinkOptions,
+    Size,
+    TimeOut,
+    choices_of,
+    options_of,
+)
+from spark_purgatory.core.spec.criteria import ByRow, Criterion
 
 HEAD = """# Configuration
 
-`python -m spark_purgatory.config.reference` generates this page from the options that the code declares. A test checks
+`python -m tools.configuration_page` generates this page from the options that the code declares. A test checks
 that the page and the code agree.
 
 The same option has the same name in Python and in the job's YAML file. A column is given by its name or, in Python
 only, also as a `Column` expression. A duration is text such as "30 minutes", or in Python a `timedelta`. A size is text
-such as "128 MiB". An option whose name ends in `_ms` or `_bytes` gives the same duration or size as a whole number.
-Give one of the two.
+such as "128 MiB", or a whole number of bytes.
 
 In YAML the criterion is `any_key`, `{quorum: 2}`, `{sum_at_least: "100.00"}` (in quotes: an exact decimal), or
 `{by_row: {rule: rule, need: need, levels: levels}}` with names of columns.
@@ -46,18 +58,21 @@ REST = """
 
 `source`, in `operations` and `completions`, is where an input is read from: conf/ has an example of each format.
 """
-
-
-def options_of(declared: type) -> dict[str, tuple[Option, Any]]:
-    """Every option of a class by name, with its default; ``dataclasses.MISSING`` where it must be given."""
-    hints = get_type_hints(declared, include_extras=True)
-    return {
-        field.name: (
-            next(extra for extra in hints[field.name].__metadata__ if isinstance(extra, Option)),
-            field.default,
-        )
-        for field in dataclasses.fields(declared)
-    }
+TAKES: dict[Any, str] = {
+    ColumnLike: "column",
+    Columns: "column or columns",
+    Names: "name or names",
+    TimeOut: "duration or column",
+    Duration: "duration",
+    Size: "size",
+    int: "count",
+    str: "text",
+    bool: "true or false",
+    Operations: "part",
+    Completions: "part",
+    Criterion | ByRow: "criterion",
+}
+"""What the page calls each type of option."""
 
 
 def reference() -> str:
@@ -67,10 +82,14 @@ def reference() -> str:
         parts.append(
             f"\n## {name} (YAML: `{section}`)\n\n| Option | Takes | Default | Meaning |\n| --- | --- | --- | --- |\n"
         )
-        for option_name, (option, default) in options_of(declared).items():
-            takes = " or ".join(f'"{choice}"' for choice in option.choices) or option.kind
-            parts.append(f"| `{option_name}` | {takes} | {_default(default)} | {option.text} |\n")
+        for option_name, option in options_of(declared).items():
+            parts.append(f"| `{option_name}` | {_takes(option.kind)} | {_default(option.default)} | {option.text} |\n")
     return "".join([*parts, REST])
+
+
+def _takes(kind: Any) -> str:
+    choices = [f'"{each}"' if isinstance(each, str) else str(each).lower() for each in choices_of(kind)]
+    return " or ".join(choices) or TAKES[kind]
 
 
 def _default(value: object) -> str:

@@ -1,0 +1,220 @@
+"""How options are declared: frozen dataclasses whose annotations say what each option is.
+
+An option is ``Annotated[type, "one sentence"]``. The type alone decides how a value is checked, what the job's YAML
+file takes, and what docs/configuration.md calls it. Values stay as they were given; what is computed from them has a
+method (`Options.us_of`, `ms_of`, `bytes_of`, `names_of`). So ``dataclasses.replace`` changes an option as expected.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from spark_purgatory.config.units import Duration, Size, parse_duration, parse_size
+from spark_purgatory.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ColumnExpression(Protocol):
+    """A ``pyspark.sql.Column``, of classic Spark or Spark Connect; pyspark is not imported here."""
+
+    def alias(self, *alias: str, **kwargs: Any) -> Any:
+        """The column under another name."""
+
+    def cast(self, dataType: Any) -> Any:
+        """The column as another type."""
+
+
+ColumnLike = str | ColumnExpression
+"""A column's name, or a ``pyspark.sql.Column``."""
+Columns = ColumnLike | Sequence[ColumnLike]
+"""One column or several."""
+Names = str | Sequence[str]
+"""Names of columns: one or several."""
+TimeOut = ColumnLike | Duration
+"""A duration for all rows, or a column that holds each row's."""
+
+
+def is_column(value: object) -> bool:
+    """Whether a value can name a column: a non-empty string, or a Column."""
+    return (isinstance(value, str) and bool(value)) or (hasattr(value, "alias") and hasattr(value, "cast"))
+
+
+def require_column(value: object, field: str) -> None:
+    """Raise ConfigError unless ``value`` can name a column."""
+    if not is_column(value):
+        raise ConfigError(f"{field}={value!r} must be a column's name or a Column")
+
+
+def checked_names(given: object, field: str) -> tuple[str, ...]:
+    """Names of columns as a tuple. Raises ConfigError unless each is a text that is given once."""
+    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (None,)
+    if not all(isinstance(name, str) and name for name in names) or len(set(names)) < len(names):
+        raise ConfigError(f"{field}={given!r} must be names of columns, each once")
+    return names
+
+
+def _require_columns(value: object, field: str) -> None:
+    if not isinstance(value, (list, tuple)):
+        require_column(value, field)
+        return
+    if not value:
+        raise ConfigError(f"{field} is an empty list: name at least one column")
+    for i, column in enumerate(value):
+        require_column(column, f"{field}[{i}]")
+
+
+def _require_count(value: object, field: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{field}={value!r} must be an int of at least 1")
+
+
+def _require_text(value: object, field: str) -> None:
+    if not isinstance(value, str):
+        raise ConfigError(f"{field}={value!r} must be a string")
+
+
+def _require_flag(value: object, field: str) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{field}={value!r} must be True or False")
+
+
+CHECKS: dict[Any, Callable[[Any, str], object]] = {
+    ColumnLike: require_column,
+    Columns: _require_columns,
+    Names: checked_names,
+    Duration: parse_duration,
+    Size: parse_size,
+    int: _require_count,
+    str: _require_text,
+    bool: _require_flag,
+}
+"""What checks a value of each type of option; a type that is not here is checked by the class that has the option."""
+
+
+class Declared(NamedTuple):
+    """An option as its class declares it."""
+
+    kind: Any
+    """The type, without ``None``."""
+    is_optional: bool
+    """Whether it may be ``None``."""
+    text: str
+    """One sentence for the reference."""
+    default: Any
+    """``dataclasses.MISSING`` where it must be given."""
+
+
+@functools.cache
+def options_of(declared: type) -> dict[str, Declared]:
+    """Every option of a class by name."""
+    hints = get_type_hints(declared, include_extras=True)
+    found = {}
+    for field in fields(declared):
+        if get_origin(hints[field.name]) is Annotated:
+            kind, text = get_args(hints[field.name])
+            is_union = get_origin(kind) in (Union, UnionType)
+            members = [member for member in get_args(kind) if member is not NoneType] if is_union else [kind]
+            optional = is_union and NoneType in get_args(kind)
+            found[field.name] = Declared(functools.reduce(operator.or_, members), optional, text, field.default)
+    return found
+
+
+def choices_of(kind: Any) -> tuple[Any, ...]:
+    """The values of a type like ``Literal["early", "final"]`` or ``bool | Literal["all"]``; none of other types."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    if get_origin(kind) in (Union, UnionType):
+        members = [(False, True) if member is bool else choices_of(member) for member in get_args(kind)]
+        return sum(members, ()) if all(members) else ()
+    return ()
+
+
+def near(name: str, names: Iterable[str]) -> str:
+    """``, did you mean 'timeout'?``, or nothing where no name is near."""
+    found = difflib.get_close_matches(name, list(names), n=1)
+    return f", did you mean {found[0]!r}?" if found else ""
+
+
+def _refuse_unknown(owner: str, given: Iterable[str], names: Sequence[str]) -> None:
+    for name in given:
+        if name not in names:
+            raise ConfigError(f"{owner} has no {name}={near(name, names) or '.'} It has {', '.join(names)}")
+
+
+def refuses_unknown_names(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that answers a misspelt argument with the name that was probably meant."""
+    names = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @functools.wraps(function)
+    def call(*given: P.args, **named: P.kwargs) -> R:
+        _refuse_unknown(f"{function.__name__}()", named, names)
+        return function(*given, **named)
+
+    return call
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """A class of options: checks each by its type, and computes what is derived from their values."""
+
+    section: ClassVar[str] = ""
+    """What errors put before the name of an option: ``operations.``."""
+
+    def __new__(cls, *given: object, **named: object) -> Self:
+        """Refuse names that the class does not have."""
+        names = [field.name for field in fields(cls) if field.init]
+        if given:
+            raise ConfigError(f"{cls.__name__} takes its options by name: {', '.join(names)}")
+        _refuse_unknown(cls.__name__, named, names)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        declared: type = type(self)
+        for name, option in options_of(declared).items():
+            value, field = getattr(self, name), self.section + name
+            choices = choices_of(option.kind)
+            if value is None and option.is_optional:
+                continue
+            if choices and not any(type(value) is type(choice) and value == choice for choice in choices):
+                raise ConfigError(f"{field}={value!r} must be {' or '.join(map(repr, choices))}")
+            if option.kind in CHECKS:
+                CHECKS[option.kind](value, field)
+
+    def us_of(self, name: str) -> int:
+        """A duration in microseconds."""
+        return parse_duration(getattr(self, name), self.section + name)
+
+    def ms_of(self, name: str) -> int:
+        """A duration in milliseconds, rounded down."""
+        return self.us_of(name) // 1000
+
+    def bytes_of(self, name: str) -> int:
+        """A size in bytes."""
+        return parse_size(getattr(self, name), self.section + name)
+
+    def names_of(self, name: str) -> tuple[str, ...]:
+        """Names of columns, however they were given."""
+        return checked_names(getattr(self, name), self.section + name)

@@ -1,0 +1,1 @@
+"""Makers of pages and files that the code declares: docs/configuration.md, the dashboard, the alerts."""
