@@ -17,8 +17,6 @@ MAX_SHARDS = 1 << 15
 """Shards are scanned for due time-outs in every micro-batch; and 16 bits name one in the exchange."""
 
 
-
-
 @dataclass(frozen=True, kw_only=True)
 class PurgatoryOptions(Options):
     """What `Purgatory` takes; its docstring says what each option does."""
