@@ -82,7 +82,7 @@ def delivery_finding(spark: SparkSession, target: DeltaTarget, checkpoint: str) 
     """What the sink would say at its start: was the table replaced, restored or written under the query's id?"""
     what = "table and checkpoint"
     try:
-        sink = DeltaSink(target, checkpoint, lambda: time.time_ns() // 1_000_000)
+        sink = DeltaSink(target, checkpoint)
         sink.recover(spark)  # reads, and changes nothing
     except PurgatoryError as error:
         return Finding(what, type(error).__name__, str(error))

@@ -59,9 +59,7 @@ class Staged:
     def delivered(self) -> str | Counter[str]:
         """What a restart would bring to the table, or the name of the error that stops it."""
         checkpoint = str(self.folder / "checkpoint")
-        sink = DeltaSink(
-            DeltaTarget(SinkOptions(path=str(self.folder / "table"), partition_by=("part",))), checkpoint, lambda: 0
-        )
+        sink = DeltaSink(DeltaTarget(SinkOptions(path=str(self.folder / "table"), partition_by=("part",))), checkpoint)
         try:
             sink.recover(self.spark)
             sink.stager.adopt(self.spark, next_batch(self.spark, checkpoint))

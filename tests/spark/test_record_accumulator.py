@@ -13,10 +13,10 @@ from pyspark.errors import PySparkException
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
-from spark_purgatory.spark.sink.drain.delta_sink import app_id_of
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.staging.ledger_format import replay
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
+from spark_purgatory.spark.sink.table.table_truth import app_id_of
 from tests.support.sink_queries import HOUR, LINGER_S, TRIGGER_S, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
 
@@ -165,7 +165,7 @@ def test_what_was_done_to_table_or_staging_behind_our_back_is_named(stream: Stre
     writer = spark.range(0).selectExpr("id AS n", "id AS part").write.format("delta").mode("append")
     writer.option("txnAppId", app_id).option("txnVersion", 7).save(str(table))
     stream.add(1)
-    stops(r"ForeignWriterError: .* transaction 7 ")
+    stops(r"SkippedWriteError: .* someone else writes with this app id")
     shutil.rmtree(table)
     spark.range(0).selectExpr("id AS n", "id AS part").write.format("delta").save(str(table))
     stops(r"TableLostError: .* replaced")

@@ -156,7 +156,7 @@ def drains(spark: SparkSession, sink: DeltaSink, numbers: range, rows: Path) -> 
 
 @pytest.mark.long
 def test_ten_thousand_drains_leave_as_many_files_and_folders_as_ten(spark: SparkSession, tmp_path: Path) -> None:
-    sink = DeltaSink(DeltaTarget(accumulator(Stream(spark, tmp_path)).options), str(tmp_path / "checkpoint"), lambda: 0)
+    sink = DeltaSink(DeltaTarget(accumulator(Stream(spark, tmp_path)).options), str(tmp_path / "checkpoint"))
     sink.stager.place.local = tmp_path / "checkpoint" / "staging"
     drains(spark, sink, range(10), sink.stager.place.local)
     after_ten = len(list(sink.stager.place.local.rglob("*")))
@@ -173,7 +173,7 @@ def test_ten_thousand_drains_leave_as_many_files_and_folders_as_ten(spark: Spark
 def test_drains_on_storage_that_cannot_remove_folders_leave_a_bounded_number(
     spark: SparkSession, elsewhere: str, tmp_path: Path
 ) -> None:
-    sink = DeltaSink(DeltaTarget(accumulator(Stream(spark, tmp_path)).options), elsewhere, lambda: 0)
+    sink = DeltaSink(DeltaTarget(accumulator(Stream(spark, tmp_path)).options), elsewhere)
     staging = tmp_path / "remote" / "checkpoint" / "staging"
     cycle = EPOCHS_A_GENERATION * GENERATIONS
     counts = []

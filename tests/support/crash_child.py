@@ -22,6 +22,7 @@ from spark_purgatory.spark.sink.staging import stager
 from spark_purgatory.spark.sink.staging.ledger import Ledger, Run
 from spark_purgatory.spark.sink.staging.stager import Stager
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
+from spark_purgatory.spark.sink.table.table_truth import TableTruth
 
 BATCH_BYTES = 16 << 10
 ROW = "n bigint, part bigint, text string"
@@ -144,7 +145,7 @@ def _no_intent(patch: Callable[[Any, str, Any], None]) -> None:
 
     patch(StagingFolder, "write_entry", silent)
     patch(delta_sink, "check_alone", lambda spark, place, intent: None)
-    patch(DeltaSink, "_compare", lambda self, last, number, facts: None)
+    patch(TableTruth, "compare", lambda self, ledger, state: None)
 
 
 def _clean_up_first(patch: Callable[[Any, str, Any], None]) -> None:
@@ -199,7 +200,7 @@ def _all_left_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
 def _app_id_of_the_run(patch: Callable[[Any, str, Any], None]) -> None:
     """The app id changes with every run, and a lost record is not missed."""
     patch(delta_sink, "app_id_of", lambda spark, checkpoint, target: f"spark_purgatory/{os.getpid()}")
-    patch(DeltaSink, "_compare", lambda self, last, number, facts: None)
+    patch(TableTruth, "compare", lambda self, ledger, state: None)
 
 
 BUGS: dict[str, tuple[Callable[[Callable[[Any, str, Any], None]], None], str]] = {

@@ -18,7 +18,7 @@ from spark_purgatory.errors import BufferExhaustedError, DeliveryTimeoutError, S
 from spark_purgatory.spark.sink.drain.delta_sink import DeltaSink, Load
 from spark_purgatory.spark.sink.drain.policy_adapter import NODE, Delivery, FileBatch, PolicyAdapter, StagedRecord
 from spark_purgatory.spark.sink.staging.ledger import Intent, Piece
-from spark_purgatory.spark.sink.table.delta_log import Commit
+from spark_purgatory.spark.sink.table.history import Commit
 from spark_purgatory.spark.storage.storage_errors import (
     SPARK_FAULTS,
     is_interruption,
@@ -57,9 +57,9 @@ class DrainCounts:
     def add(self, commit: Commit, took_ms: int) -> None:
         """Count a drain."""
         self.drains += 1
-        self.rows += sum(file.rows or 0 for file in commit.files)
-        self.files += len(commit.files)
-        self.bytes += sum(file.bytes for file in commit.files)
+        self.rows += commit.rows or 0
+        self.files += commit.files or 0
+        self.bytes += commit.bytes or 0
         self.last_ms = took_ms
 
 
@@ -206,9 +206,9 @@ class DrainLoop:
             "drain %d to table %s: %d rows in %d files, %d bytes, %d ms, version %d",
             opened.intent.number,
             self._sink.target,
-            sum(file.rows or 0 for file in commit.files),
-            len(commit.files),
-            sum(file.bytes for file in commit.files),
+            commit.rows or opened.intent.taken_rows,
+            commit.files or 0,
+            commit.bytes or 0,
             self._adapter.drain_ms,
             commit.version,
         )
@@ -269,13 +269,16 @@ class DrainLoop:
         )
 
     def _settle(self, batches: Sequence[FileBatch], commit: Commit) -> None:
-        """Futures and callbacks, and corrected estimates of sizes; file n is of batch n."""
-        for number, batch in enumerate(batches):
-            mine = [file for file in commit.files if file.path.rsplit("/", 1)[-1].startswith(f"part-{number:05d}-")]
-            if mine:
-                staged_bytes = sum(record.piece.staged_bytes for record in batch.records)
-                self._adapter.sizes.observe_committed(batch.partition, staged_bytes, sum(file.bytes for file in mine))
-            delivery = self._adapter.delivery_of(str(self._sink.target), commit, mine or commit.files, batch.created_ms)
+        """Futures and callbacks, and corrected estimates of sizes: a batch's bytes are its share of the drain's."""
+        staged = [sum(record.piece.staged_bytes for record in batch.records) for batch in batches]
+        for batch, staged_bytes in zip(batches, staged, strict=True):
+            file_bytes = None if commit.bytes is None else commit.bytes * staged_bytes // max(1, sum(staged))
+            if file_bytes is not None:
+                self._adapter.sizes.observe_committed(batch.partition, staged_bytes, file_bytes)
+            rows = sum(record.piece.rows for record in batch.records)
+            delivery = self._adapter.delivery_of(
+                str(self._sink.target), commit.version, rows, file_bytes or 0, batch.created_ms
+            )
             self._adapter.policy.complete(batch, delivery, self._adapter.now())
             self._adapter.notify(delivery, None)
 

@@ -23,7 +23,6 @@ from spark_purgatory.accumulator.sizing import PartSizing, SizeCalibration
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.spark.sink.staging.backlog import Backlog
 from spark_purgatory.spark.sink.staging.ledger import Piece, StagedBatch
-from spark_purgatory.spark.sink.table.delta_log import Commit
 from spark_purgatory.spark.storage.storage_errors import said
 
 NODE = "table"
@@ -43,11 +42,10 @@ class Delivery:
 
     table: str
     version: int
-    """Of the table; -1 where the log has forgotten it."""
-    files: tuple[str, ...]
-    """Below the table's folder."""
+    """Of the table; -1 where its history was cut."""
     rows: int
     bytes: int
+    """In the table's files, as a share of the drain's; 0 where Delta does not say."""
     queued_ms: int
     """From their staging to their drain."""
 
@@ -150,17 +148,9 @@ class PolicyAdapter:
         """Why the last drain failed."""
         return said(self.last_error) if self.last_error is not None else "no drain was tried"
 
-    def delivery_of(self, table: str, commit: Commit, files: Sequence[object], since_ms: int) -> Delivery:
-        """The delivery of some of a commit's files."""
-        mine = [file for file in commit.files if file in files]
-        return Delivery(
-            table=table,
-            version=commit.version,
-            files=tuple(file.path for file in mine),
-            rows=sum(file.rows or 0 for file in mine),
-            bytes=sum(file.bytes for file in mine),
-            queued_ms=self.now() - since_ms,
-        )
+    def delivery_of(self, table: str, version: int, rows: int, file_bytes: int, since_ms: int) -> Delivery:
+        """A delivery that has arrived now."""
+        return Delivery(table, version, rows, file_bytes, queued_ms=self.now() - since_ms)
 
     def notify(self, delivery: Delivery | None, error: BaseException | None) -> None:
         """Call the user's callback, if there is one."""

@@ -6,6 +6,7 @@ a run starts.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
@@ -28,8 +29,13 @@ from spark_purgatory.spark.sink.staging.staged_files import (
     stage,
 )
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
+from spark_purgatory.spark.sink.table.history import Commit
 from spark_purgatory.spark.storage.commits import next_batch
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault, writing
+
+FILLED = 0.5
+"""A direct write has filled its files where they hold so much of batch_size on average: the last one of a table
+partition holds what is left over."""
 
 
 class Sender:
@@ -40,7 +46,7 @@ class Sender:
         self.checkpoint = checkpoint
         self.on_delivery = on_delivery
         self.adapter = PolicyAdapter(options, on_delivery)
-        self.sink = DeltaSink(DeltaTarget(options), checkpoint, self.adapter.now)
+        self.sink = DeltaSink(DeltaTarget(options), checkpoint)
         self.drains = DrainLoop(self.adapter, self.sink)
         self.flush_requested = False
         self.is_busy = False
@@ -194,9 +200,7 @@ class Sender:
         started_ms = self.adapter.now()
         load = load_of(_by_partition(pieces), self.adapter.sizes, self.options.bytes_of("batch_size"))
         commit = self.drains.commit_once(spark, intent, load)
-        self.adapter.remember(
-            batch_id, [self._settled(self.adapter.delivery_of(str(self.sink.target), commit, commit.files, started_ms))]
-        )
+        self._remember_settled(batch_id, commit, intent.taken_rows, started_ms)
 
     def _write_direct(self, spark: SparkSession, batch: DataFrame, batch_id: int, awaited: Intent | None) -> None:
         """A micro-batch of which the last one's size says that it fills files by itself."""
@@ -206,20 +210,18 @@ class Sender:
         rows = batch.repartition(*map(quoted, self.options.partition_by)) if self.options.partition_by else batch
         max_rows = self.adapter.sizes.rows_for("", self.options.bytes_of("batch_size"))
         commit = self.drains.commit_once(spark, intent, Load(direct=rows, max_file_rows=max_rows))
-        sizes: dict[object, int] = {}
-        for file in commit.files:
-            sizes[file.partition_values] = sizes.get(file.partition_values, 0) + file.bytes
-        self.adapter.fills_files = bool(sizes) and min(sizes.values()) >= self.options.bytes_of("batch_size")
-        self.adapter.remember(
-            batch_id, [self._settled(self.adapter.delivery_of(str(self.sink.target), commit, commit.files, started_ms))]
-        )
+        # A table partition is in one file, or in several of which the last alone is not full.
+        least_files = max(1, math.ceil((commit.files or 0) * FILLED)) if self.options.partition_by else 1
+        self.adapter.fills_files = (commit.bytes or 0) >= least_files * self.options.bytes_of("batch_size")
+        self._remember_settled(batch_id, commit, commit.rows or 0, started_ms)
 
-    def _settled(self, delivery: Delivery) -> RecordFuture[Delivery]:
-        """A future that has its value already."""
+    def _remember_settled(self, batch_id: int, commit: Commit, rows: int, started_ms: int) -> None:
+        """The future of a micro-batch that a drain of its own has taken."""
+        delivery = self.adapter.delivery_of(str(self.sink.target), commit.version, rows, commit.bytes or 0, started_ms)
         future: RecordFuture[Delivery] = RecordFuture()
         future.settle(delivery, None)
+        self.adapter.remember(batch_id, [future])
         self.adapter.notify(delivery, None)
-        return future
 
 
 def _by_partition(pieces: Sequence[Piece]) -> tuple[tuple[Piece, ...], ...]:

@@ -107,6 +107,8 @@ class Intent:
     """Number of the run that made it."""
     table_version: int | None = None
     """Of the table after the drain before it; None if that is not known."""
+    base_version: int = -1
+    """Of the table when the intent was made, -1 if there was none: the drain's own is a later one."""
 
     @property
     def taken_rows(self) -> int:
@@ -144,8 +146,8 @@ class Ledger:
     """False if what is staged was staged by a version that wrote no records."""
     table_version: int | None = None
     """Of the table after the last drain that was read back; None if that is not known."""
-    committed_ms: int | None = None
-    """When that was."""
+    table_id: str | None = None
+    """Delta's id of the table that it was; None as long as there is none."""
 
     @property
     def next_drain(self) -> int:

@@ -6,7 +6,7 @@
 | ``batch=<id>-<run>`` | the record of a staged micro-batch: ``path``, ``rows``, ``plain_bytes``, ``staged_ms`` |
 | ``empty=<first>-<0 or 1>`` | ``first``, ``last``: micro-batches without rows, one after the other |
 | ``intent=<N>`` | an `Intent`; its pieces are columns: a list for each field of `Piece` |
-| ``done=<N>`` | ``number``, ``table_version``, ``committed_ms``: the commit of drain N was read back |
+| ``done=<N>`` | ``number``, ``table_version``, ``table_id``: the commit of drain N was read back |
 
 In format 1 a piece is a list of values, in the order of `PIECE_FIELDS`, and there are no records.
 """
@@ -91,7 +91,7 @@ def _note_done(ledger: Ledger, done: Body | None) -> None:
     assert ledger.intent is not None
     ledger.is_done = done is not None
     ledger.table_version = ledger.intent.table_version if done is None else done.get("table_version")
-    ledger.committed_ms = None if done is None else done.get("committed_ms")
+    ledger.table_id = ledger.intent.table_id if done is None else done.get("table_id")
 
 
 def _intent(body: Body) -> Intent:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,8 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, TableForgetsError, TableLostError
 from spark_purgatory.spark.sink.table.column_rules import changed
+from spark_purgatory.spark.sink.table.history import History, mark, read_history
+from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import described, sql_text
 
 LEAN_SETTINGS: Mapping[str, str] = {
@@ -26,6 +27,7 @@ LEAN_SETTINGS: Mapping[str, str] = {
 FORGETS = "delta.setTransactionRetentionDuration"
 AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
 COLUMN_MAPPING = "delta.columnMapping.mode"
+USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,15 @@ class DeltaTarget:
 
     def __str__(self) -> str:
         return str(self.table or self.path)
+
+    @property
+    def place(self) -> str:
+        """The table as Delta's statements have it."""
+        return self.table or sql_text(str(self.path))
+
+    def history(self, spark: SparkSession, since: int | None = None) -> History:
+        """What the table says of its last versions, and of all after version ``since``."""
+        return read_history(spark, self.place, since)
 
     def exists(self, spark: SparkSession) -> bool:
         """Whether the table is there."""
@@ -113,15 +124,16 @@ class DeltaTarget:
             self.check_columns(spark, self.read(spark).schema, schema)
         return facts
 
-    def append(self, rows: DataFrame, app_id: str, number: int, metadata: Mapping[str, object],
+    def append(self, rows: DataFrame, app_id: str, number: int, intent_uuid: str,
                max_file_rows: int = 0, partition_by: Sequence[str] = ()) -> None:  # fmt: skip
-        """Write rows in one transaction of the table, marked with app id and number."""
+        """Write rows in one transaction of the table, with the mark of a drain."""
+        metadata = mark(app_id, number, intent_uuid)
         writer = (
             rows.write.format("delta")
             .mode("append")
             .option("txnAppId", app_id)
             .option("txnVersion", number)
-            .option("userMetadata", json.dumps(metadata))
+            .option("userMetadata", metadata)
             .option("maxRecordsPerFile", max_file_rows)
         )
         if self._folders is not None and self._folders != tuple(partition_by):
@@ -129,14 +141,16 @@ class DeltaTarget:
             partition_by = ()
         if partition_by:
             writer = writer.partitionBy(*partition_by)
-        if self.table:
-            writer.saveAsTable(self.table)
-        else:
-            writer.save(str(self.path))
+        # Given twice: the write that creates a table by name reads it from the session only.
+        with settings(rows.sparkSession, {USER_METADATA: metadata}):
+            if self.table:
+                writer.saveAsTable(self.table)
+            else:
+                writer.save(str(self.path))
 
     def _detail(self, spark: SparkSession) -> Row | None:
         """A SQL statement of Delta: its Python class needs the JVM, or under Spark Connect a plugin."""
-        name = self._known_name(spark) if self.table else sql_text(str(self.path))
+        name = self._known_name(spark) if self.table else self.place
         try:
             row = None if name is None else described(spark, name)
         except AnalysisException as error:

@@ -1,0 +1,147 @@
+"""What a Delta table says of its past: DESCRIBE HISTORY, by path and by name, whoever keeps the table's log.
+
+A drain is one version of the table. Its writer puts its *mark* into the version's ``userMetadata``: the app id, the
+drain's number, and the uuid of the drain's intent. Delta's own record of transactions is not in the history.
+
+Log clean-up cuts the history from its oldest version on. So what is not in the history was never done only where the
+history is *whole* since a version from before it; elsewhere nobody can say. Delta itself still knows: a write whose
+``txnVersion`` is not above the app id's last is skipped. So a drain that may have been done is done again::
+
+    intent 7 was made at version 40; the query crashed; the history now begins at version 55, the table is at 60
+    7 is not in 55 .. 60, and the history is not whole since 40         so: write 7 again
+    the table is at 61, which has the mark of 7                         it was not there, and is now
+    the table is at 60, or at 61 with another's mark                    Delta skipped it: it was there
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+NO_VERSION = -1
+"""The version before a table's version 0."""
+FIRST_LOOK = 10
+"""Versions that are asked for first: all since the last drain, unless others write much."""
+_COLUMNS = ("version", "operation", "operationParameters", "operationMetrics", "userMetadata")
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A drain as the table's history has it."""
+
+    version: int
+    """Of the table; `NO_VERSION` where the history has lost it."""
+    app_id: str
+    number: int
+    """Of the drain."""
+    intent_uuid: str
+    """Whose commit it is."""
+    rows: int | None = None
+    """None where Delta keeps no metrics, or the history has lost it; so with files and bytes."""
+    files: int | None = None
+    bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A version of the table."""
+
+    version: int
+    operation: str
+    parameters: Mapping[str, str | None]
+    commit: Commit | None
+    """None where the version is no drain."""
+
+
+@dataclass(frozen=True)
+class History:
+    """The last versions of a table."""
+
+    entries: tuple[Entry, ...]
+    """The newest first, none left out."""
+
+    @property
+    def version(self) -> int:
+        """Of the table."""
+        return self.entries[0].version if self.entries else NO_VERSION
+
+    def is_whole_since(self, version: int) -> bool:
+        """Whether every version after this one is here."""
+        return not self.entries or self.entries[-1].version <= version + 1
+
+    def drains(self, app_id: str) -> dict[int, Commit]:
+        """Those of an app id, by number."""
+        commits = [entry.commit for entry in self.entries if entry.commit is not None]
+        # Delta's automatic compaction after a drain has the drain's mark, too: the oldest of a number is the drain.
+        return {commit.number: commit for commit in commits if commit.app_id == app_id}
+
+    def undone(self, version: int) -> str | None:
+        """What the table was made into, if version ``version`` is no longer part of it; None if it is.
+
+        A RESTORE keeps the table's id and Delta's record of transactions, so that neither shows it. A later RESTORE may
+        have brought the version back: the versions that the table is made of are followed from the newest on. Where
+        a RESTORE names a time, the version that it led to is unknown: then the version counts as gone.
+        """
+        at = self.version
+        for entry in self.entries:
+            if entry.version <= version:
+                return None
+            if entry.version > at:
+                continue
+            if "REPLACE TABLE" in entry.operation:
+                return f"replaced in version {entry.version}"
+            if entry.operation == "RESTORE":
+                to_version, to_time = (_unquoted(entry.parameters.get(name)) for name in ("version", "timestamp"))
+                if to_version is None or not to_version.isdigit():
+                    return f"restored to time {to_time}"
+                at = int(to_version)
+                if at < version:
+                    return f"restored to version {at}"
+        return None
+
+
+def mark(app_id: str, number: int, intent_uuid: str) -> str:
+    """The ``userMetadata`` of a drain."""
+    return json.dumps({"app_id": app_id, "drain": number, "intent": intent_uuid})
+
+
+def read_history(spark: SparkSession, place: str, since: int | None = None) -> History:
+    """The last versions of a table, and all after version ``since`` that it still has.
+
+    ``place``: the table as SQL has it, a name or the literal of a path.
+    """
+    history = _read(spark, place, FIRST_LOOK)
+    if since is None or len(history.entries) < FIRST_LOOK or history.is_whole_since(since):
+        return history
+    # Others may go on: what they add meanwhile is read as well.
+    return _read(spark, place, 2 * FIRST_LOOK + history.version - since)
+
+
+def _read(spark: SparkSession, place: str, limit: int) -> History:
+    rows = spark.sql(f"DESCRIBE HISTORY {place} LIMIT {limit}").select(*_COLUMNS).collect()
+    rows.sort(key=lambda row: row["version"], reverse=True)
+    return History(tuple(_entry(row.asDict()) for row in rows))
+
+
+def _entry(row: Mapping[str, Any]) -> Entry:
+    return Entry(row["version"], row["operation"] or "", row["operationParameters"] or {}, _commit(row))
+
+
+def _commit(row: Mapping[str, Any]) -> Commit | None:
+    try:
+        said = json.loads(row["userMetadata"] or "null")
+        app_id, number, uuid = said["app_id"], said["drain"], said["intent"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    metrics = row["operationMetrics"] or {}
+    counts = [metrics.get(name) for name in ("numOutputRows", "numFiles", "numOutputBytes")]
+    rows, files, size = (None if count is None else int(count) for count in counts)
+    return Commit(row["version"], str(app_id), int(number), str(uuid), rows, files, size)
+
+
+def _unquoted(value: str | None) -> str | None:
+    return None if value is None else value.strip('"')

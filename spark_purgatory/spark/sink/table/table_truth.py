@@ -1,0 +1,171 @@
+"""What the table holds of a query's drains, beside what the staging log says of them: cases D, E, G, H of `delta_sink`.
+
+The table is asked in Delta's own words (`history`), by path or by name.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+from pyspark.sql import types as T
+
+from spark_purgatory.errors import ForeignWriterError, SkippedWriteError, StagingError, StorageError, TableLostError
+from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, Intent, Ledger
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget, TableFacts
+from spark_purgatory.spark.sink.table.history import NO_VERSION, Commit, History
+from spark_purgatory.spark.storage.paths import literal
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TableState:
+    """What there is of the table."""
+
+    facts: TableFacts | None
+    """None if there is none."""
+    history: History
+    """Whole since the last drain, or since the open intent, as far as it was not cut; empty if there is none."""
+
+
+class TableTruth:
+    """Compares the table with a query's ledger; it changes neither."""
+
+    def __init__(self, target: DeltaTarget, checkpoint: str) -> None:
+        self.target = target
+        self.checkpoint = checkpoint
+        self.app_id = ""
+        """The query's; known once it has begun."""
+        self._said_cut = False
+
+    def look(self, spark: SparkSession, ledger: Ledger) -> TableState:
+        """The table, and what it says of everything since the last drain, or since the open intent."""
+        facts = self.target.facts(spark)
+        if facts is None:
+            return TableState(None, History(()))
+        since = ledger.table_version
+        if since is not None:
+            since -= 1  # That of the drain itself is looked at.
+        elif ledger.intent is not None and not ledger.is_done:
+            since = ledger.intent.base_version
+        return TableState(facts, self.target.history(spark, since))
+
+    def compare(self, ledger: Ledger, state: TableState) -> None:
+        """Cases G and H. TableLostError, ForeignWriterError."""
+        facts, history = state.facts, state.history
+        number = ledger.intent.number if ledger.intent else NO_BATCH
+        if ledger.table_id is not None and (facts is None or facts.id != ledger.table_id):
+            raise self._lost(number, "it was dropped or replaced")
+        last_done = number if ledger.is_done else number - 1
+        if facts is None and last_done > NO_BATCH:
+            raise self._lost(number, "it was dropped, or is another table")
+        drains = history.drains(self.app_id)
+        if drains and max(drains) > number:
+            raise self._foreign(max(drains), number)
+        version = ledger.table_version
+        if version is None:
+            return
+        is_there = last_done in drains or not history.is_whole_since(version - 1)
+        if history.version < version or not is_there:
+            raise self._lost(
+                number,
+                f"its version {version} is to be drain {last_done}, and it is at version {history.version}: it was "
+                "replaced, is an old copy, or is another table",
+            )
+        self.check_restore(ledger, history)
+
+    def check(self, spark: SparkSession, ledger: Ledger, table_id: str | None, schema: str) -> TableState:
+        """The table before a drain: TableLostError, SchemaMismatchError."""
+        facts = self.target.check(spark, table_id, T.StructType.fromJson(json.loads(schema)))
+        if facts is None:
+            return TableState(None, History(()))
+        history = self.target.history(spark, ledger.table_version)
+        self.check_restore(ledger, history)
+        return TableState(facts, history)
+
+    def read_back(self, spark: SparkSession, intent: Intent, before: int) -> tuple[Commit, str]:
+        """The commit of an intent that was just written, and the table's id.
+
+        The table was at version ``before`` before it. SkippedWriteError, ForeignWriterError, TableLostError.
+        """
+        facts = self.target.facts(spark)
+        if facts is None:
+            raise self._lost(intent.number, "it is gone after a commit to it")
+        history = self.target.history(spark, intent.base_version)
+        commit = self.found(history, intent)
+        if commit is None:
+            if history.is_whole_since(intent.base_version):
+                raise SkippedWriteError(
+                    f"drain {intent.number} was written to table {self.target} without an error, but its history has "
+                    f"no such commit of app id {self.app_id!r}: Delta skips a txnVersion that is not above the app "
+                    "id's last, so someone else writes with this app id, or an old copy of the checkpoint was "
+                    "brought back. Staged rows wait. Stop the other writer and start with a new checkpoint"
+                )
+            if not history.is_whole_since(before):
+                raise StorageError(
+                    f"the history of table {self.target} was cut to versions {history.entries[-1].version} and later "
+                    f"while drain {intent.number} was written, which is the version after {before} or none. Staged "
+                    "rows wait. Raise delta.logRetentionDuration, and start again"
+                )
+            LOG.warning(
+                "drain %d had been committed to table %s before its history was cut: Delta skipped it (case E)",
+                intent.number,
+                self.target,
+            )
+            commit = Commit(NO_VERSION, self.app_id, intent.number, intent.uuid)
+        return commit, facts.id
+
+    def found(self, history: History, intent: Intent) -> Commit | None:
+        """The commit of an intent in the table's history. ForeignWriterError if it is another run's."""
+        drains = history.drains(self.app_id)
+        commit = drains.get(intent.number)
+        if drains and (max(drains) > intent.number or (commit is not None and commit.intent_uuid != intent.uuid)):
+            raise self._foreign(max(drains), intent.number)
+        return commit
+
+    def check_restore(self, ledger: Ledger, history: History) -> None:
+        """Raise TableLostError if the table was restored to a version before the last drain's."""
+        version = ledger.table_version
+        if version is None:
+            return
+        if (undone := history.undone(version)) is not None:
+            raise TableLostError(
+                f"table {self.target} was {undone}, before version {version} with the last drain of this query: rows "
+                f"that were delivered are gone. Nothing was written, staged rows wait. RESTORE the table to version "
+                f"{version} or later and start again, or start with a new checkpoint, which reads the sources again"
+            )
+        if not history.is_whole_since(version) and not self._said_cut:
+            self._said_cut = True
+            LOG.warning(
+                "the history of table %s was cut since the last drain (version %d): a RESTORE in that time would not "
+                "show. Raise delta.logRetentionDuration",
+                self.target,
+                version,
+            )
+
+    def _lost(self, number: int, why: str) -> TableLostError:
+        return TableLostError(
+            f"checkpoint {self.checkpoint} has made {number + 1} drains, but table {self.target} does not hold them: "
+            f"{why}. Nothing was written, staged rows wait. Bring the table back, or start with a new checkpoint, "
+            "which reads the sources again"
+        )
+
+    def _foreign(self, last: int, number: int) -> ForeignWriterError:
+        return ForeignWriterError(
+            f"table {self.target} holds transaction {last} of app id {self.app_id!r}, which this run did not make (its "
+            f"last drain is {number}): another run of the query, or someone with its app id, writes to the table. "
+            "Nothing was removed, staged rows wait. Stop the other writer and start with a new checkpoint"
+        )
+
+
+def app_id_of(spark: SparkSession, checkpoint: str, target: DeltaTarget | str) -> str:
+    """The ``txnAppId``: Spark's id of the query, made at its first start and kept, and the table as it was named."""
+    rows = spark.read.text(f"{literal(checkpoint)}/metadata").collect()
+    try:
+        query_id = json.loads(rows[0]["value"])["id"]
+    except (IndexError, KeyError, ValueError) as error:
+        raise StagingError(f"checkpoint {checkpoint} is damaged: its file 'metadata' names no query id") from error
+    return f"spark_purgatory/{query_id}/{target}"

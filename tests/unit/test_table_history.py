@@ -1,0 +1,61 @@
+"""What is read out of a table's history, without a table: drains, RESTOREs, and what a cut history leaves open."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_purgatory.spark.sink.table.history import NO_VERSION, Commit, Entry, History
+
+OURS, THEIRS = "spark_purgatory/1/t", "spark_purgatory/2/t"
+
+
+def write(version: int, app_id: str = "", number: int = 0, uuid: str = "u") -> Entry:
+    commit = Commit(version, app_id, number, uuid) if app_id else None
+    return Entry(version, "WRITE", {}, commit)
+
+
+def restore(version: int, to: int | str) -> Entry:
+    time = f'"{to}"' if isinstance(to, str) else None
+    return Entry(version, "RESTORE", {"version": None if time else str(to), "timestamp": time}, None)
+
+
+def history(*entries: Entry) -> History:
+    """Of entries in the order of their versions."""
+    return History(tuple(reversed(entries)))
+
+
+def test_a_table_that_is_not_there_has_no_version_and_nothing_is_left_out() -> None:
+    nothing = History(())
+    assert nothing.version == NO_VERSION
+    assert nothing.is_whole_since(NO_VERSION)
+    assert nothing.drains(OURS) == {}
+
+
+@pytest.mark.parametrize(("since", "is_whole"), [(3, False), (4, True), (5, True), (9, True)])
+def test_a_history_is_whole_since_the_version_before_its_oldest(since: int, is_whole: bool) -> None:
+    assert history(write(5), write(6)).is_whole_since(since) is is_whole
+
+
+def test_drains_are_those_of_the_app_id_and_a_compaction_with_its_mark_is_not_the_drain() -> None:
+    found = history(write(0, OURS, 0), write(1, OURS, 1), write(2, OURS, 1), write(3, THEIRS, 7), write(4)).drains(OURS)
+    assert {number: commit.version for number, commit in found.items()} == {0: 0, 1: 1}
+
+
+@pytest.mark.parametrize(
+    ("entries", "undone"),
+    [
+        ([write(3), write(4)], None),
+        ([write(3), restore(4, 3)], None),
+        ([write(3), write(4), restore(5, 4)], None),
+        ([write(3), restore(4, 2)], "restored to version 2"),
+        ([write(3), restore(4, 2), write(5)], "restored to version 2"),
+        ([write(3), restore(4, 2), restore(5, 3)], None),
+        ([write(3), restore(4, 2), restore(5, 3), restore(6, 4)], "restored to version 2"),
+        ([write(3), restore(4, "2026-01-01"), write(5)], "restored to time 2026-01-01"),
+        ([write(3), Entry(4, "CREATE OR REPLACE TABLE AS SELECT", {}, None), write(5)], "replaced in version 4"),
+        ([write(3), Entry(4, "CREATE OR REPLACE TABLE", {}, None), restore(5, 3)], None),
+        ([restore(2, 0), write(3)], None),
+    ],
+)
+def test_version_3_is_undone_where_the_table_is_no_longer_made_of_it(entries: list[Entry], undone: str | None) -> None:
+    assert history(*entries).undone(3) == undone
