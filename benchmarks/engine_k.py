@@ -14,10 +14,20 @@ import pyarrow as pa
 
 from benchmarks.workload_k import STEP_MS, Ended, WorkloadK
 from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, GrowableArray, Int64s
-from spark_purgatory.core.kafka.purgatory import DelayedOperationPurgatory
+from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory
 from spark_purgatory.core.kafka.timing_wheel import SystemTimer
-from spark_purgatory.core.state.blob import read_blob, write_blob
-from spark_purgatory.core.state.purgatory_snapshot import restore_purgatory, save_purgatory
+from spark_purgatory.core.state.blob import Tables, read_blob, write_blob
+from spark_purgatory.core.state.purgatory_snapshot import (
+    purgatory_numbers,
+    restore_counts,
+    restore_keys,
+    restore_timer,
+    restore_watchers,
+    save_keys,
+    save_timer,
+    save_watchers,
+)
+from spark_purgatory.core.state.table_encoding import Arrays
 
 
 @dataclass(frozen=True)
@@ -51,13 +61,7 @@ class EngineK:
         self.purgatory = self._empty()
 
     def _empty(self) -> DelayedOperationPurgatory:
-        return DelayedOperationPurgatory(
-            SystemTimer(),
-            try_complete=self._try,
-            on_complete=self._ended,
-            on_expiration=self._expired,
-            purge_interval=100_000,
-        )
+        return DelayedOperationPurgatory(SystemTimer(), purge_interval=100_000)
 
     def run(self) -> Ended:
         """All steps until nothing waits."""
@@ -68,7 +72,7 @@ class EngineK:
         events = np.searchsorted(workload.event[completing], numbers)
         arrivals = np.searchsorted(workload.arrive, numbers)
         for self.step in range(workload.last_step):
-            self.purgatory.advance_clock(self.step * STEP_MS)
+            self.purgatory.advance_clock(self, self.step * STEP_MS)
             now = slice(self.step, self.step + 2)
             self._events(completing[slice(*events[now])])
             self._register(*arrivals[now])
@@ -94,7 +98,7 @@ class EngineK:
         if len(operations):
             self.flag.writable[self.row_of[operations]] = True
             first = self.workload.keys[self.workload.offsets[operations]]
-            self.purgatory.check_and_complete(pa.array(first))
+            self.purgatory.check_and_complete(self, pa.array(first))
 
     def _register(self, start: int, end: int) -> None:
         if start == end:
@@ -106,17 +110,44 @@ class EngineK:
         offsets = workload.offsets[start : end + 1]
         keys = pa.array(workload.keys[offsets[0] : offsets[-1]])
         deadlines = self.step * STEP_MS + workload.delay_ms[start:end]
-        self.purgatory.try_complete_else_watch(keys, offsets - offsets[0], deadlines)
+        self.purgatory.try_complete_else_watch(self, keys, offsets - offsets[0], deadlines)
 
-    def _try(self, rows: Int64s) -> Bools:
-        return self.flag.values[rows]
+    def try_complete(self, rows: Int64s, /) -> tuple[Bools, Int64s | None]:
+        """Rows whose event has happened complete."""
+        completed = self.flag.values[rows]
+        self._count(rows[completed])
+        return completed, None
 
-    def _ended(self, rows: Int64s) -> None:
+    def on_expiration(self, rows: Int64s, /) -> None:
+        """Rows have expired."""
+        self._count(rows)
+        self.counts[1] += len(rows)
+
+    def _count(self, rows: Int64s) -> None:
         self.counts[0] += len(rows)
         self.checksum += int((self.operation_of.values[rows] + 1).sum()) * self.step
 
-    def _expired(self, rows: Int64s) -> None:
-        self.counts[1] += len(rows)
+
+def save_purgatory(purgatory: DelayedOperationPurgatory) -> tuple[dict[str, int], Arrays, Tables]:
+    """All of a purgatory but its settings; what has ended is on no list any more."""
+    purgatory.purge()
+    arrays: Arrays = {"rows.state": purgatory.state.values}
+    tables: Tables = {}
+    save_watchers(purgatory.watchers, purgatory.state.values == WAITING, arrays)
+    save_keys("watch.keys", purgatory.watchers.keys, tables)
+    save_timer(purgatory.timer, None, arrays)
+    return purgatory_numbers(purgatory), arrays, tables
+
+
+def restore_purgatory(
+    purgatory: DelayedOperationPurgatory, numbers: dict[str, int], arrays: Arrays, tables: Tables
+) -> None:
+    """Make a purgatory without operations the one that `save_purgatory` saw."""
+    restore_counts(purgatory, numbers, arrays)
+    waiting = purgatory.state.values == WAITING
+    restore_watchers(purgatory.watchers, waiting, arrays)
+    purgatory.watchers.keys = restore_keys("watch.keys", tables)
+    restore_timer(purgatory.timer, numbers, None, arrays)
 
 
 def run_purgatory(workload: WorkloadK, saving: bool = False) -> Timed:

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.kafka.purgatory import DelayedOperationPurgatory
 from spark_purgatory.core.kafka.timing_wheel import SystemTimer
 from spark_purgatory.errors import EmptyWatchKeysError
 from tests.conformance.criteria import DrivenOperation, DriverState
+from tests.conformance.kafka_purgatory import KafkaPurgatory, validate
 from tests.conformance.traces import Inputs, Step
 
 Int64s = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -50,7 +50,7 @@ class PurgatoryReplayer:
             wheel_size=config.get("wheel_size", 20),
             start_ms=config["start_ms"],
         )
-        self.purgatory = DelayedOperationPurgatory(
+        self.purgatory = KafkaPurgatory(
             timer,
             purge_interval=config.get("purge_interval", 1000),
             timer_enabled=config.get("timer_enabled", True),
@@ -110,7 +110,7 @@ class PurgatoryReplayer:
 
     def finish(self) -> None:
         """Have the purgatory recompute its counts."""
-        self.purgatory.validate()
+        validate(self.purgatory)
 
     def drive(self, step: Step) -> Step:
         """Change what the driver knows of a key; the engine is not called."""
@@ -135,7 +135,7 @@ class PurgatoryReplayer:
         offsets = np.cumsum([0, *(len(step["watch"]) for step in batch)])
         deadlines_ms = self.now_ms + np.array([step["delay_ms"] for step in batch], np.int64)
         try:
-            rows, completed = self.purgatory.try_complete_else_watch(pa.array(keys, pa.string()), offsets, deadlines_ms)
+            rows, completed = self.purgatory.watch(pa.array(keys, pa.string()), offsets, deadlines_ms)
         except EmptyWatchKeysError:
             assert len(batch) == 1, "a refused operation shares no call"
             assert self.purgatory.next_row == first_row, "a refused operation gets no row"
@@ -151,7 +151,7 @@ class PurgatoryReplayer:
 
     def check(self, batch: Sequence[Step]) -> list[Step]:
         """checkAndComplete; what completed is dealt out to the keys by their counts."""
-        counts = self.purgatory.check_and_complete(pa.array([step["key"] for step in batch], pa.string())).tolist()
+        counts = self.purgatory.check(pa.array([step["key"] for step in batch], pa.string())).tolist()
         ends = np.cumsum(counts).tolist()
         assert ends[-1] == len(self.completed), f"{ends[-1]} counted, {len(self.completed)} completed"
         return [
@@ -183,7 +183,7 @@ class PurgatoryReplayer:
     def advance(self, step: Step) -> Step:
         """The clock moves, the timer and then the purge run."""
         self.now_ms = step["to"]
-        expired = self.purgatory.advance_clock(self.now_ms).tolist()
+        expired = self.purgatory.advance(self.now_ms).tolist()
         assert expired == self.expired, f"returned {expired}, onExpiration ran for {self.expired}"
         return self.ended(self.completed)
 

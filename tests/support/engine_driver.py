@@ -22,6 +22,7 @@ from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
+from tests.conformance.kafka_purgatory import validate
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Rows = Sequence[dict[str, Any]]
@@ -194,7 +195,7 @@ class Shards:
         if events:
             evs = read_events(events_table(events, self.hash_bits, self.spec), self.spec.criterion)
         batches = engine.step(ops, evs, watermark_ms)
-        engine.purgatory.validate()
+        validate(engine.purgatory)
         self.due_ms[shard] = engine.next_due_ms()
         if self.restarts is None or self.restarts.random() < 0.25:
             self.blobs[shard] = save(engine, self.shards)

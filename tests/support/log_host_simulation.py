@@ -44,6 +44,7 @@ from spark_purgatory.spark.host.log_host import FAILPOINTS, LogHost, LogHostOpti
 from spark_purgatory.spark.host.warm_engines import WarmEngines
 from spark_purgatory.spark.host.warm_messages import Answer, Request
 from spark_purgatory.testing.worlds import Batch
+from tests.conformance.kafka_purgatory import validate
 from tests.support.engine_driver import NAMES, events_table, multiset, operations_table, outcome_rows
 from tests.support.spark_state import Handle, ShardState
 
@@ -443,7 +444,7 @@ class Simulation:
             self.seen["loaded"] += 1
             entries = [entry for _, entry in sorted(state.maps.get("log", {}).items())]
             loaded = load(self.spec, self.shards, head, state.values["snapshot"], entries)
-            loaded.purgatory.validate()
+            validate(loaded.purgatory)
             never_saved = copy.deepcopy(plain.engine)
             _check(save(loaded, 1) == save(never_saved, 1), True, f"{where}: the state that is loaded")
             gauges, expected = dict(head.gauges), gauges_of(never_saved)

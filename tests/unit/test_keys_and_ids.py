@@ -22,12 +22,12 @@ from spark_purgatory.core.arrays import value_column as keys
 from spark_purgatory.core.arrays.sorted_runs import by_first
 from spark_purgatory.core.arrays.value_column import MOST_CHUNKS, ValueColumn, as_bools, hash_keys, mix64
 from spark_purgatory.core.engine.seen_ids import FORGET_FLOOR, SeenIds
-from spark_purgatory.core.kafka.purgatory import DelayedOperationPurgatory
 from spark_purgatory.core.kafka.timing_wheel import SystemTimer
 from spark_purgatory.core.kafka.watchers import Watchers
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.testing.worlds import random_world, splits
+from tests.conformance.kafka_purgatory import KafkaPurgatory, validate
 from tests.support.engine_driver import Shards, multiset
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -344,9 +344,7 @@ def test_a_purgatory_completes_the_same_whatever_the_hashes(forge: Callable[[Arr
         return np.array([keys_of[row] <= happened for row in rows], bool)
 
     ended: list[int] = []
-    purgatory = DelayedOperationPurgatory(
-        SystemTimer(), try_complete=holds, on_complete=lambda r: ended.extend(r.tolist())
-    )
+    purgatory = KafkaPurgatory(SystemTimer(), try_complete=holds, on_complete=lambda r: ended.extend(r.tolist()))
     expected: set[int] = set()
     for step in range(40):
         keys = [[rng.choice("abcdefgh") for _ in range(rng.randint(1, 3))] for _ in range(5)]
@@ -354,16 +352,16 @@ def test_a_purgatory_completes_the_same_whatever_the_hashes(forge: Callable[[Arr
         flat = pa.array([key for each in keys for key in each], pa.string())
         offsets = np.cumsum([0, *map(len, keys)])
         deadlines = np.full(5, 10**6)
-        purgatory.try_complete_else_watch(flat, offsets, deadlines, forge(hash_keys(flat)))
+        purgatory.watch(flat, offsets, deadlines, forge(hash_keys(flat)))
         expected |= {row for row in range(len(keys_of) - 5, len(keys_of)) if keys_of[row] <= happened}
         key = rng.choice("abcdefgh")
         happened = {key, rng.choice("abcdefgh")}
         asked = pa.array([key, "unknown"])
-        counts = purgatory.check_and_complete(asked, forge(hash_keys(asked)))
+        counts = purgatory.check(asked, forge(hash_keys(asked)))
         new = {row for row, each in enumerate(keys_of) if key in each and each <= happened} - expected
         assert counts.tolist() == [len(new), 0], step
         expected |= new
-        purgatory.validate()
+        validate(purgatory)
     assert set(ended) == expected and len(ended) == len(expected) > 20
 
 

@@ -20,6 +20,7 @@ from spark_purgatory.core.state.engine_snapshot import PAYLOAD, differences, res
 from spark_purgatory.core.state.payload_evolution import Payload, merged
 from spark_purgatory.core.state.payload_schema import conform, widens
 from spark_purgatory.errors import StateMismatchError
+from tests.conformance.kafka_purgatory import validate
 from tests.support.golden_states import GOLDEN, GOLDEN_SHARDS
 from tests.support.payload_states import arrivals, expired, saved, spec_of
 
@@ -44,7 +45,7 @@ def rows(**values: list[Any]) -> list[dict[str, Any]]:
 def after(then: EngineSpec, now: EngineSpec, given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What waits under the one spec, as it comes out under the other; written, read and written again on the way."""
     engine = restore(now, saved(then, given), 1)
-    engine.purgatory.validate()
+    validate(engine.purgatory)
     blob = save(engine, 1)
     assert save(restore(now, blob, 1), 1) == blob
     return [{k: v for k, v in row.items() if k not in ("id", "key")} for row in expired(restore(now, blob, 1))]
@@ -412,7 +413,7 @@ def test_a_golden_state_with_names_is_evolved() -> None:
     then, now = columns_spec(COLUMNS_TYPES), columns_spec(EVOLVED)
     assert expired(restore(then, stored, 1)) == COLUMNS_ROWS
     engine = restore(now, stored, 1)
-    engine.purgatory.validate()
+    validate(engine.purgatory)
     again = restore(now, save(engine, 1), 1)
     more = [{**expected_of(row), "id": f"{row['id']} more", "new": ["b"]} for row in COLUMNS_ROWS]
     assert again.step(arrivals(more, now), None, 0) == []
@@ -437,7 +438,7 @@ def test_golden_states_of_each_version_get_names_and_then_evolve(version: int) -
     named = save(restore(replace(base, columns=first), stored, GOLDEN_SHARDS), GOLDEN_SHARDS)
     now = pa.schema([("new", pa.list_(LONG)), *list(first)[::-1][:-1]])
     engine = restore(replace(base, columns=now), named, GOLDEN_SHARDS)
-    engine.purgatory.validate()
+    validate(engine.purgatory)
     evolved = pa.concat_arrays(engine.rows.payload.chunks)
     assert evolved.field(0).null_count == len(evolved) == len(waits)
     assert sorted(map(str, evolved.field(1).to_pylist())) == sorted(map(str, waits.column(len(held) - 1).to_pylist()))

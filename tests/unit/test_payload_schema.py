@@ -20,6 +20,7 @@ from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.payload_evolution import Comparison, Payload
 from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform, matched, plain, sent, type_text
 from spark_purgatory.errors import StateMismatchError
+from tests.conformance.kafka_purgatory import validate
 from tests.support.payload_states import NAMED, WAITING, arrivals, expired, saved, spec_of
 
 KOLKATA = pa.timestamp("us", "Asia/Kolkata")
@@ -319,7 +320,7 @@ def test_columns_in_another_order_come_out_with_their_own_values(played: tuple[t
         more = [{**row, "id": f"{row['id']} again", "key": "k"} for row in WAITING]
         assert engine.step(arrivals(more, swapped), None, 0) == []
         engine = restore(spec_of(NAMED, *played), save(engine, 1), 1)
-        engine.purgatory.validate()
+        validate(engine.purgatory)
         assert expired(engine) == sorted(WAITING + more, key=lambda row: row["id"])
 
 
@@ -458,7 +459,7 @@ def test_a_state_of_an_earlier_release_with_a_zone_and_large_types_is_read(as_it
         columns = pa.schema([columns.field(at) for at in (6, 5, 4, 3, 2, 1, 0)])
         spec = replace(OLD_SPEC, columns=columns, roles=(("id", 6), ("keys", 5), ("created_us", 4)))
         engine = restore(spec, blob, OLD_SHARDS)
-    engine.purgatory.validate()
+    validate(engine.purgatory)
     table = today(old_operations())
     payload = {name: table[f"p{i}"] for i, name in enumerate(OLD_NAMES)}
     table = table.drop_columns([f"p{i}" for i in range(len(OLD_NAMES))])

@@ -19,6 +19,7 @@ import pytest
 from spark_purgatory.core.kafka.purgatory import ENDED, TRANSITIONS, WAITING, DelayedOperationPurgatory
 from spark_purgatory.core.kafka.timing_wheel import SystemTimer
 from spark_purgatory.errors import BugError, EmptyWatchKeysError
+from tests.conformance.kafka_purgatory import KafkaPurgatory, validate
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -27,7 +28,7 @@ class World:
     """A purgatory whose operations have names; every call ends in `validate`."""
 
     def __init__(self, **options: Any) -> None:
-        self.purgatory = DelayedOperationPurgatory(
+        self.purgatory = KafkaPurgatory(
             SystemTimer(tick_ms=1, wheel_size=4),
             try_complete=self._try,
             on_complete=lambda rows: self._note(self.completed, rows),
@@ -69,13 +70,13 @@ class World:
         flat = pa.array([key for _, keys, _ in parts for key in keys], pa.string())
         offsets = np.cumsum([0, *(len(keys) for _, keys, _ in parts)])
         deadlines = np.array([self.now + int(delay) for _, _, delay in parts], np.int64)
-        _, completed = self.purgatory.try_complete_else_watch(flat, offsets, deadlines)
-        self.purgatory.validate()
+        _, completed = self.purgatory.watch(flat, offsets, deadlines)
+        validate(self.purgatory)
         return list(completed.tolist())
 
     def check(self, keys: str) -> list[int]:
-        counts = self.purgatory.check_and_complete(pa.array(list(keys), pa.string()))
-        self.purgatory.validate()
+        counts = self.purgatory.check(pa.array(list(keys), pa.string()))
+        validate(self.purgatory)
         return list(counts.tolist())
 
     def happen(self, keys: str) -> None:
@@ -83,27 +84,27 @@ class World:
 
     def force(self, names: str) -> list[bool]:
         done = self.purgatory.force_complete(self.rows(names))
-        self.purgatory.validate()
+        validate(self.purgatory)
         return list(done.tolist())
 
     def cancel(self, key: str) -> str:
         rows = self.purgatory.cancel_for_key(key)
-        self.purgatory.validate()
+        validate(self.purgatory)
         return "".join(self.names[row] for row in rows)
 
     def advance(self, by: int) -> str:
         self.now += by
-        rows = self.purgatory.advance_clock(self.now)
-        self.purgatory.validate()
+        rows = self.purgatory.advance(self.now)
+        validate(self.purgatory)
         return "".join(self.names[row] for row in rows)
 
     def rearm(self, names: str, *delays: int) -> None:
         self.purgatory.rearm(self.rows(names), np.array([self.now + delay for delay in delays], np.int64))
-        self.purgatory.validate()
+        validate(self.purgatory)
 
     def compact(self) -> None:
         new_row = self.purgatory.compact()
-        self.purgatory.validate()
+        validate(self.purgatory)
         self.names = [name for name, row in zip(self.names, new_row, strict=True) if row >= 0]
 
 
@@ -163,7 +164,7 @@ def test_no_watch_keys_are_an_error_that_changes_nothing() -> None:
     world = World()
     world.happen("a")
     with pytest.raises(EmptyWatchKeysError, match="operation 1 of 3 has no watch keys"):
-        world.purgatory.try_complete_else_watch(pa.array(["a", "b"]), np.array([0, 1, 1, 2]), np.array([5, 5, 5]))
+        world.purgatory.watch(pa.array(["a", "b"]), np.array([0, 1, 1, 2]), np.array([5, 5, 5]))
     assert (world.counts, world.purgatory.next_row, world.tried, world.completed) == ((0, 0, 0), 0, 0, [])
 
 
@@ -206,18 +207,28 @@ def test_with_the_timer_off_nothing_expires() -> None:
     assert (world.advance(100), world.counts, world.waiting) == ("", (2, 0, 2), "pq")
 
 
-def test_deadlines_may_be_asked_for_once_it_is_known_who_is_left() -> None:
-    world, asked = World(), []
+class Moving:
+    """Operations that never complete, and whose deadlines are found to be others when they are tried."""
 
-    def deadlines(rows: Array) -> Array:
-        asked.append(rows.tolist())
-        return np.array([5, 7])
+    def __init__(self, *deadlines_ms: int) -> None:
+        self.deadlines_ms = np.array(deadlines_ms)
+        self.expired: list[int] = []
 
-    world.happen("b")
-    world.names, world.keys = list("pqr"), {"p": "a", "q": "b", "r": "a"}
-    world.purgatory.try_complete_else_watch(pa.array(["a", "b", "a"]), np.arange(4), deadlines)
-    assert asked == [[0, 2]]
-    assert (world.advance(6), world.advance(1)) == ("p", "r")
+    def try_complete(self, rows: Array, /) -> tuple[Array, Array]:
+        return np.zeros(len(rows), bool), self.deadlines_ms[rows]
+
+    def on_expiration(self, rows: Array, /) -> None:
+        self.expired += rows.tolist()
+
+
+def test_an_operation_that_is_tried_gets_the_deadline_that_was_found() -> None:
+    purgatory, moving = DelayedOperationPurgatory(SystemTimer()), Moving(5, 7)
+    purgatory.try_complete_else_watch(moving, pa.array(["a", "a"]), np.arange(3), np.array([2, 2]))
+    assert purgatory.advance_clock(moving, 4).tolist() == []
+    moving.deadlines_ms = np.array([9, 6])
+    assert purgatory.check_and_complete(moving, pa.array(["a"])).tolist() == [0]
+    assert [purgatory.advance_clock(moving, now).tolist() for now in (5, 6, 8, 9)] == [[], [1], [], [0]]
+    assert moving.expired == [1, 0]
 
 
 def test_a_rearmed_operation_expires_at_its_new_deadline_only() -> None:
@@ -282,7 +293,7 @@ def test_validate_finds_what_does_not_add_up(named: str, spoil: Any) -> None:
     world.watch("p ab 5", "q b 5")
     spoil(world.purgatory)
     with pytest.raises(BugError, match=f"^bug: .*'{named}'"):
-        world.purgatory.validate()
+        validate(world.purgatory)
 
 
 # --- against lists and dictionaries ---------------------------------------------------------------
@@ -517,13 +528,13 @@ def test_compacting_nothing_and_everything_leaves_a_purgatory_that_works() -> No
 @pytest.mark.parametrize("answers", [2, 4])
 def test_a_hook_that_does_not_answer_for_every_operation_is_an_error(answers: int) -> None:
     """Those left out would be on no list and in no timer."""
-    purgatory = DelayedOperationPurgatory(SystemTimer(), try_complete=lambda rows: np.zeros(answers, bool))
+    purgatory = KafkaPurgatory(SystemTimer(), try_complete=lambda rows: np.zeros(answers, bool))
     with pytest.raises(IndexError, match="boolean index"):
-        purgatory.try_complete_else_watch(pa.array(["a", "b", "c"]), np.arange(4), np.full(3, 10))
+        purgatory.watch(pa.array(["a", "b", "c"]), np.arange(4), np.full(3, 10))
 
 
 @pytest.mark.parametrize("given", [2, 4])
 def test_a_deadline_for_every_operation_or_an_error(given: int) -> None:
-    purgatory = DelayedOperationPurgatory(SystemTimer(), try_complete=lambda rows: np.zeros(len(rows), bool))
+    purgatory = KafkaPurgatory(SystemTimer(), try_complete=lambda rows: np.zeros(len(rows), bool))
     with pytest.raises(IndexError, match="boolean index"):
-        purgatory.try_complete_else_watch(pa.array(["a", "b", "c"]), np.arange(4), np.full(given, 10))
+        purgatory.watch(pa.array(["a", "b", "c"]), np.arange(4), np.full(given, 10))

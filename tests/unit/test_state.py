@@ -37,6 +37,7 @@ from spark_purgatory.errors import (
     StateVersionError,
 )
 from spark_purgatory.testing.worlds import random_world, splits
+from tests.conformance.kafka_purgatory import validate
 from tests.support.engine_driver import NAMES, Rows, Shards, events_table, microseconds, multiset, operations_table
 from tests.support.golden_states import GOLDEN, GOLDEN_SHARDS
 
@@ -59,7 +60,7 @@ def steps(engine: EventTimePurgatory, batches: list[Batch], several: bool = True
         ops = read_operations(operations_table(operations, several), engine.spec) if operations else None
         evs = read_events(events_table(events), engine.spec.criterion) if events else None
         tables = engine.step(ops, evs, watermark_ms)
-        engine.purgatory.validate()
+        validate(engine.purgatory)
         outcomes += [row for table in tables for row in table.rename_columns(NAMES).to_pylist()]
     return outcomes
 
@@ -111,7 +112,7 @@ def test_a_sound_blob_is_read_and_saved_again_to_the_byte(name: str) -> None:
     engine = restore(SPECS[name], blob, 1)
     assert engine.pending > 1 and len(engine.events.log) > 0
     assert any(CANARY in row["p0"] for chunk in engine.rows.payload.chunks for row in chunk.to_pylist())
-    engine.purgatory.validate()
+    validate(engine.purgatory)
     assert save(engine, 1) == blob
 
 
@@ -123,7 +124,7 @@ def test_a_state_has_few_chunks_however_many_micro_batches_it_is_old(several: bo
     blob = shards.blobs[0]
     assert blob is not None
     engine = restore(shards.spec, blob, 1)
-    columns = [engine.rows.payload, engine.purgatory.watchers.keys, *engine.ids.columns]
+    columns = [engine.rows.payload, engine.purgatory.watchers.keys, *engine.deduplication.ids.columns]
     for column in columns:
         chunks = [len(chunk) for chunk in column.chunks]
         assert sum(chunks) >= 2 * (MOST_CHUNKS - 1)
@@ -317,7 +318,7 @@ def test_columns_that_the_payload_has_are_kept_once_and_change_no_outcome(seed: 
             for batch in engine.step(arrivals, happened, watermark_ms):
                 names = [name for name in batch.schema.names if name not in ("p2", "p3", "p4")]
                 outcomes.setdefault(each, []).extend(batch.select(names).rename_columns(NAMES).to_pylist())
-            engine.purgatory.validate()
+            validate(engine.purgatory)
             blobs[each] = save(engine, 1)
             assert save(restore(each, blobs[each], 1), 1) == blobs[each]
     assert multiset(outcomes[spec], *NAMES) == multiset(outcomes[by_payload], *NAMES), f"seed {seed}"
@@ -449,7 +450,7 @@ def test_the_golden_states_hold_something_of_everything(version: int) -> None:
     engine = restore(GOLDEN_SPEC, GOLDEN[version].read_bytes(), GOLDEN_SHARDS)
     timer = engine.purgatory.timer
     assert engine.pending == 5 + BYSTANDERS and engine.purgatory.ended == 3
-    assert len(engine.events.log) > 3 and len(engine.ids) == 7 + BYSTANDERS
+    assert len(engine.events.log) > 3 and len(engine.deduplication.ids) == 7 + BYSTANDERS
     assert len(timer.entries.outlier_ticks) == 1 and len(timer.entries.near) == 4 + BYSTANDERS
     assert engine.outcomes.tally.by_status == [1, 1, 0, 0, 1, 1, 0]
     with pytest.raises(BugError):

@@ -25,6 +25,7 @@ from spark_purgatory.core.state.shard_head import ShardHead, read_head, write_he
 from spark_purgatory.core.state.step_log import Step, digest, load, read_entry, take_step, write_entry
 from spark_purgatory.errors import StateCorruptError, StateMismatchError, StateVersionError
 from spark_purgatory.spark.host.exchange import from_blob, to_blob
+from tests.conformance.kafka_purgatory import validate
 from tests.support.engine_driver import END_MS, events_table, operations_table, outcome_rows
 from tests.support.payload_states import delivered, expired, spec_of
 
@@ -324,7 +325,7 @@ def test_a_log_of_other_columns_is_loaded_as_a_snapshot_of_them_is(name: str, pl
     now = spec_of(pa.schema(columns_now), *played, **others)
     steps = evolving_steps(then, at_first)
     loaded = load(now, 1, *logged(then, steps))
-    loaded.purgatory.validate()
+    validate(loaded.purgatory)
     expected = restore(now, never_logged(then, steps), 1)
     assert loaded.pending == expected.pending == at_first + 9 - (2 if at_first else 1)
     again = evolving_steps(now, 0)[-1:]

@@ -6,10 +6,12 @@ things differ from Kafka:
 
 * Kafka completes an operation when it is first seen to be complete. Under ``emit="final"`` an outcome that lies ahead
   of the watermark is *held*: the operation stays, and its timer moves to the time at which the outcome may leave.
-* Control events may move a deadline or undo a held outcome. So where there are any, the timer of each row that was
-tried
-  and did not leave is set anew.
+* Control events may move a deadline or undo a held outcome. So where there are any, trying a row also says when it is
+  due.
 * Kafka does not try an operation again when it times out. Here the logs decide what the outcome is.
+
+Deadlines are rounded up to ticks before they reach the timer, and the watermark down: an operation expires when the
+watermark has reached its deadline, never before, where Kafka's timer may fire up to a tick early.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s
-from spark_purgatory.core.arrays.times import MIN_TIME_US, tick_up_ms
+from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
+from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US, US_PER_MS, clock_ms, tick_up_ms
 from spark_purgatory.core.engine.deduplication import Deduplication
 from spark_purgatory.core.engine.operation_table import OperationTable
 from spark_purgatory.core.engine.outcomes import Outcomes
@@ -38,62 +40,51 @@ COMPACT_SHARE = 4
 class Completion:
     """A purgatory whose operations are resolved over logs of events, and the outcomes that they get."""
 
-    def __init__(self, spec: EngineSpec, rows: OperationTable, events: ShardEvents, outcomes: Outcomes) -> None:
+    def __init__(self, spec: EngineSpec, events: ShardEvents, outcomes: Outcomes) -> None:
         timer = SystemTimer(spec.tick_ms, spec.wheel_size, start_ms=MIN_TIME_US // 1000)
-        self.purgatory = DelayedOperationPurgatory(
-            timer,
-            try_complete=self._try_complete,
-            on_expiration=self._on_expiration,
-            purge_interval=0,
-            compact_share=COMPACT_SHARE,
-        )
-        self.watermark_us = MIN_TIME_US
-        self._spec, self._rows, self._events, self._outcomes = spec, rows, events, outcomes
-        self._deduplication: Deduplication | None = None
-        self._to_move: tuple[Int64s, Int64s] = (EMPTY, EMPTY)
-        """Rows of the last try that stay, whose timer may have to move, and the time to move it to."""
+        self.purgatory = DelayedOperationPurgatory(timer, purge_interval=0, compact_share=COMPACT_SHARE)
+        self.rows = OperationTable(spec, self.purgatory.watchers)
+        self.deduplication = Deduplication(spec, self.rows, self.purgatory)
+        self.watermark_ms = 0
+        """Rounded down to the tick. 0: there is no watermark yet, as in Spark; nothing is late and nothing is due."""
+        self._spec, self._events, self._outcomes = spec, events, outcomes
 
     @property
-    def deduplication(self) -> Deduplication:
-        """Which rows are undecided; given after the purgatory, on which it depends."""
-        assert self._deduplication is not None, "bug: completion without deduplication"
-        return self._deduplication
-
-    @deduplication.setter
-    def deduplication(self, deduplication: Deduplication) -> None:
-        self._deduplication = deduplication
+    def watermark_us(self) -> int:
+        """The watermark in microseconds; MIN_TIME_US while there is none."""
+        return min(self.watermark_ms * US_PER_MS, MAX_TIME_US) if self.watermark_ms > 0 else MIN_TIME_US
 
     @property
     def resolver(self) -> Resolver:
         """Resolves rows over the logs as they are now."""
-        return Resolver(self._spec, self._rows, self.purgatory.watchers, self._events.log, self._events.controls)
+        return Resolver(self._spec, self.rows, self.purgatory.watchers, self._events.log, self._events.controls)
 
     # --- what a step calls -----------------------------------------------------------------------------
 
-    def expire(self, watermark_ms: int) -> None:
+    def move_watermark(self, watermark_ms: int) -> None:
+        """Move the watermark forward; one below the last counts as the last."""
+        self.watermark_ms = max(self.watermark_ms, clock_ms(watermark_ms, self._spec.tick_ms))
+
+    def expire(self) -> None:
         """Move the clock to the watermark; outcomes whose time has come leave."""
-        if watermark_ms > 0:
-            self.purgatory.advance_clock(watermark_ms)
+        if self.watermark_ms > 0:
+            self.purgatory.advance_clock(self, self.watermark_ms)
 
     def check(self, arrived: EventSegment) -> None:
         """Try the operations that wait on the keys of events that arrived."""
-        self._to_move = (EMPTY, EMPTY)
-        self.purgatory.check_and_complete(arrived.group_keys, arrived.group_hash)
-        self.move_timers(*self._to_move)
+        self.purgatory.check_and_complete(self, arrived.group_keys, arrived.group_hash)
 
     def register(self, operations: OperationArrivals) -> None:
         """Try operations that are in the table already, and watch those that stay."""
-        self._to_move = (EMPTY, EMPTY)
+        rows = self.purgatory.next_row + np.arange(len(operations))
+        deadlines_ms = self._ticks_ms(rows, operations.deadline_us)
         self.purgatory.try_complete_else_watch(
-            operations.keys, operations.offsets, self._first_due_ms, operations.key_hash
+            self, operations.keys, operations.offsets, deadlines_ms, operations.key_hash
         )
 
     def move_timers(self, rows: Int64s, due_us: Int64s) -> None:
-        """Set the timers of rows, (n,), to other times, (n,), where they differ."""
-        due_ms = self._ticks_ms(rows, due_us)
-        moved = due_ms != self.purgatory.timer.armed_tick.values[rows] * self._spec.tick_ms
-        if moved.any():
-            self.purgatory.rearm(rows[moved], due_ms[moved])
+        """Set the timers of rows, (n,), to other times, (n,)."""
+        self.purgatory.rearm(rows, self._ticks_ms(rows, due_us))
 
     def due_us(self, resolutions: Resolutions) -> Int64s:
         """When outcomes may leave under final, or else expire, (n,) int64.
@@ -105,39 +96,32 @@ class Completion:
 
     # --- what the purgatory calls ----------------------------------------------------------------------
 
-    def _try_complete(self, rows: Int64s) -> Bools:
-        """Resolve waiting rows, (n,): True for those whose outcome leaves now."""
+    def try_complete(self, rows: Int64s, /) -> tuple[Bools, Int64s | None]:
+        """Resolve waiting rows, (n,): True for those whose outcome leaves now, and when the others are due."""
         resolutions = self.resolver.resolve(rows)
         leaves, has_controls = resolutions.is_resolved, bool(self._events.controls)
+        due_ms = None
         if has_controls:
             self.deduplication.extend(rows, resolutions.deadline_us)
         if self._spec.final or has_controls:
             due_us = self.due_us(resolutions)
+            due_ms = self._ticks_ms(rows, due_us)
             if self._spec.final:
                 leaves = leaves & (due_us <= self.watermark_us)
-            stays = np.flatnonzero(~leaves & (resolutions.is_resolved | has_controls))
-            self._to_move = (rows[stays], due_us[stays])
         self._emit_resolved(resolutions, leaves)
-        return leaves
+        return leaves, due_ms
 
-    def _on_expiration(self, rows: Int64s) -> None:
+    def on_expiration(self, rows: Int64s, /) -> None:
         """The timer fired: the deadline has passed, or a held outcome may leave."""
         resolutions = self.resolver.resolve(rows)
         self._emit_resolved(resolutions, resolutions.is_resolved)
         self._emit(Status.EXPIRED, resolutions, ~resolutions.is_resolved)
 
-    def _first_due_ms(self, rows: Int64s) -> Int64s:
-        """The timers of rows that were just tried: at the deadline or, for a held outcome, when it may leave."""
-        due_us = self._rows.deadline_us[rows]
-        held, leaves_us = self._to_move
-        due_us[rows.searchsorted(held)] = leaves_us
-        return self._ticks_ms(rows, due_us)
-
     def _ticks_ms(self, rows: Int64s, due_us: Int64s) -> Int64s:
         """Due times rounded up to ticks; an undecided row is due at its created time, whatever its end is."""
         undecided = self.deduplication.undecided
         if len(undecided):
-            due_us = np.where(np.isin(rows, undecided), self._rows.created_us[rows], due_us)
+            due_us = np.where(np.isin(rows, undecided), self.rows.created_us[rows], due_us)
         return tick_up_ms(due_us, self._spec.tick_ms)
 
     # --- outcomes --------------------------------------------------------------------------------------

@@ -46,10 +46,8 @@ Extend = Callable[[Int64s], Int64s]
 class Deduplication:
     """Ids of accepted rows, and the undecided rows."""
 
-    def __init__(
-        self, spec: EngineSpec, ids: SeenIds, rows: OperationTable, purgatory: DelayedOperationPurgatory
-    ) -> None:
-        self.ids = ids
+    def __init__(self, spec: EngineSpec, rows: OperationTable, purgatory: DelayedOperationPurgatory) -> None:
+        self.ids = SeenIds(spec.identity_width)
         self.undecided = EMPTY
         """Rows that are not decided yet, (u,) int64."""
         self.undecided_hash = EMPTY

@@ -34,9 +34,6 @@ from spark_purgatory.core.arrays.held_bytes import held_bytes
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import (
     MAX_TIME_US,
-    MIN_TIME_US,
-    US_PER_MS,
-    clock_ms,
     saturating_add,
     tick_up_ms,
 )
@@ -45,7 +42,6 @@ from spark_purgatory.core.engine.deduplication import Deduplication
 from spark_purgatory.core.engine.operation_table import OperationTable
 from spark_purgatory.core.engine.outcomes import MissingKeys, OutcomeBatch, Outcomes
 from spark_purgatory.core.engine.resolver import Resolver
-from spark_purgatory.core.engine.seen_ids import SeenIds
 from spark_purgatory.core.engine.shard_events import ShardEvents
 from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory
@@ -103,23 +99,8 @@ class EventTimePurgatory:
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self.events = ShardEvents(spec)
-        self.ids = SeenIds(spec.identity_width)
-        self.rows = OperationTable(spec, lambda: self.purgatory.watchers.keys)
         self.outcomes = Outcomes()
-        self.watermark_ms = 0
-        """Rounded down to the tick. 0: there is no watermark yet, as in Spark; nothing is late and nothing is due."""
-        self.completion = Completion(spec, self.rows, self.events, self.outcomes)
-        self.deduplication = Deduplication(spec, self.ids, self.rows, self.purgatory)
-        self.completion.deduplication = self.deduplication
-
-    def release(self) -> None:
-        """Give all memory back at once. An engine refers to itself, so it would stay until the garbage collector comes.
-
-        Nothing can be done with it any more.
-        """
-        for part in (self.__dict__.get("completion"), self.__dict__.get("rows"), self):
-            if part is not None:
-                vars(part).clear()
+        self.completion = Completion(spec, self.events, self.outcomes)
 
     def step(
         self, operations: OperationArrivals | None, events: EventArrivals | None, watermark_ms: int
@@ -137,15 +118,15 @@ class EventTimePurgatory:
         Raises:
             LimitError: More operations would wait than ``max_pending``. Nothing is lost: the step counts as not made.
         """
-        self._move_watermark(watermark_ms)
+        self.completion.move_watermark(watermark_ms)
         self._decide_ids()
-        self.completion.expire(self.watermark_ms)
+        self.completion.expire()
         self._forget_events()
         if events is not None and len(events):
             self._complete(self._count_events(events))
         if operations is not None and len(operations):
             self._admit(operations)
-            self.completion.expire(self.watermark_ms)
+            self.completion.expire()
         self._clean_up()
         self.outcomes.tally.conserve(self.pending)
         if self.spec.orphans == "all":
@@ -153,10 +134,6 @@ class EventTimePurgatory:
         return self.outcomes.take()
 
     # --- the stages, in order --------------------------------------------------------------------------
-
-    def _move_watermark(self, watermark_ms: int) -> None:
-        self.watermark_ms = max(self.watermark_ms, clock_ms(watermark_ms, self.spec.tick_ms))
-        self.completion.watermark_us = self.watermark_us
 
     def _decide_ids(self) -> None:
         """Undecided rows whose created time has passed: DUPLICATEs leave, accepted rows wait for their own time."""
@@ -250,6 +227,16 @@ class EventTimePurgatory:
         return self.completion.purgatory
 
     @property
+    def rows(self) -> OperationTable:
+        """Columns of the operations."""
+        return self.completion.rows
+
+    @property
+    def deduplication(self) -> Deduplication:
+        """Ids of accepted rows, and the undecided rows."""
+        return self.completion.deduplication
+
+    @property
     def resolver(self) -> Resolver:
         """Resolves rows over the logs as they are now."""
         return self.completion.resolver
@@ -265,9 +252,14 @@ class EventTimePurgatory:
         return held_bytes(self)
 
     @property
+    def watermark_ms(self) -> int:
+        """The watermark, rounded down to the tick; 0 while there is none."""
+        return self.completion.watermark_ms
+
+    @property
     def watermark_us(self) -> int:
         """The watermark in microseconds; MIN_TIME_US while there is none."""
-        return min(self.watermark_ms * US_PER_MS, MAX_TIME_US) if self.watermark_ms > 0 else MIN_TIME_US
+        return self.completion.watermark_us
 
     @property
     def _floor_us(self) -> int:

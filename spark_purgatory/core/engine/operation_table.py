@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, GrowableArray,
 from spark_purgatory.core.arrays.times import saturating_add
 from spark_purgatory.core.arrays.value_column import ValueColumn
 from spark_purgatory.core.engine.payload import TIMES, Payload
+from spark_purgatory.core.kafka.watchers import Watchers
 from spark_purgatory.core.spec.arrivals import OperationArrivals
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import StateMismatchError
@@ -34,7 +34,7 @@ def extra_columns(spec: EngineSpec) -> list[str]:
 class OperationTable:
     """Columns of the operations that have a row, waiting or ended and not yet compacted away."""
 
-    def __init__(self, spec: EngineSpec, keys: Callable[[], ValueColumn]) -> None:
+    def __init__(self, spec: EngineSpec, watchers: Watchers) -> None:
         self.spec = spec
         self.columns = {name: GrowableArray(EMPTY) for name in [*TIMES, *extra_columns(spec)]}
         self.numbers: dict[str, GrowableArray[Any]] = {
@@ -42,7 +42,7 @@ class OperationTable:
             for name in rule_numbers(spec)
         }
         self.late_column = GrowableArray(np.empty(0, bool))
-        self.payload = Payload(spec, lambda role: self.columns[role].values, keys)
+        self.payload = Payload(spec, self.columns, watchers)
         self._late_rows, self._late_from_us = EMPTY, EMPTY
         """Rows, ascending, that count events from another time than `usual_from_us`, and that time."""
         self.own_ids = ValueColumn()

@@ -6,14 +6,15 @@ reads it, and put back when rows leave. So is the id as long as it equals the ke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s, count_of
+from spark_purgatory.core.arrays.sorted_runs import Bools, GrowableArray, Int64s, count_of
 from spark_purgatory.core.arrays.value_column import ValueColumn
+from spark_purgatory.core.kafka.watchers import Watchers
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 TIMES = ("created_us", "deadline_us")
@@ -23,12 +24,12 @@ TIMES = ("created_us", "deadline_us")
 class Payload:
     """Columns of the operations, as structs, by row."""
 
-    def __init__(self, spec: EngineSpec, time_us: Callable[[str], Int64s], keys: Callable[[], ValueColumn]) -> None:
+    def __init__(self, spec: EngineSpec, columns: Mapping[str, GrowableArray[np.int64]], watchers: Watchers) -> None:
         roles = dict(spec.roles)
-        self._time_us = time_us
-        """Of a role in `TIMES` to the time of every row."""
-        self._keys = keys
-        """The watch key of every row; asked for only where a payload column has it."""
+        self._columns = columns
+        """The engine's own columns, by name: the times of every row are those of `TIMES`."""
+        self._watchers = watchers
+        """Its keys are the watch keys of every row where a payload column has them."""
         self._time_at = {roles[role]: role for role in TIMES if role in roles}
         self._id_at, self._key_at = roles.get("id"), roles.get("keys")
         self._kind: pa.StructType | None = None
@@ -68,7 +69,7 @@ class Payload:
             self._own = {at: ValueColumn() for at in range(len(columns)) if at not in in_engine}
         if self._id_at is not None and self._id_differs(columns):
             self._own[self._id_at] = ValueColumn.restored(
-                [self._keys().take(np.arange(self._rows))] if self._rows else []
+                [self._watchers.keys.take(np.arange(self._rows))] if self._rows else []
             )
         for at, column in self._own.items():
             column.append(columns[at])
@@ -82,7 +83,7 @@ class Payload:
         for at, field in enumerate(self._kind):
             column = self._column(at)
             if column is None:
-                columns.append(_times(self._time_us(self._time_at[at])[rows], field.type))
+                columns.append(_times(self._columns[self._time_at[at]].values[rows], field.type))
                 continue
             if id(column) not in made:
                 made[id(column)] = column.take(rows)
@@ -113,14 +114,14 @@ class Payload:
         if at in self._time_at:
             return None
         own = self._own.get(at)
-        return self._keys() if own is None else own
+        return self._watchers.keys if own is None else own
 
     def _slice(self, columns: list[ValueColumn | None], start: int, end: int) -> pa.StructArray:
         assert self._kind is not None
         parts = []
         for at, column in enumerate(columns):
             if column is None:
-                parts.append(_times(self._time_us(self._time_at[at])[start:end], self._kind[at].type))
+                parts.append(_times(self._columns[self._time_at[at]].values[start:end], self._kind[at].type))
                 continue
             chunk = int(column.starts.searchsorted(start, side="right")) - 1
             parts.append(column.chunks[chunk].slice(start - int(column.starts[chunk]), end - start))

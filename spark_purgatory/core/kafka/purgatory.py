@@ -2,8 +2,8 @@
 
 Every operation completes exactly once: by a criterion that holds when it is tried (`try_complete_else_watch`,
 `check_and_complete`), by `force_complete`, or by its time-out in `advance_clock`; the first of these wins. The caller
-defines the criterion: ``try_complete(rows) -> (n,) bool``. Nothing completes by itself when its
-criterion comes true: only a check of one of its watch keys looks.
+gives what it knows of operations to each call, as `DelayedOperations`. Nothing completes by itself when its criterion
+comes true: only a check of one of its watch keys looks.
 
 Operations are *rows*, numbered in the order of registration. Their state is a byte, and a transition is an entry of
 ``TRANSITIONS``. What Kafka does one call at a time happens here in the order of the arrays given, with the same result,
@@ -19,14 +19,12 @@ The boundary: the timer runs a task at ``deadline < clock + tick``, up to a tick
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.arrays.sorted_runs import (
-    EMPTY,
     ROW_BITS,
     ROW_MASK,
     Bools,
@@ -39,9 +37,9 @@ from spark_purgatory.core.arrays.sorted_runs import (
     ordered,
 )
 from spark_purgatory.core.arrays.value_column import hash_keys
-from spark_purgatory.core.kafka.timing_wheel import UNARMED, SystemTimer
+from spark_purgatory.core.kafka.timing_wheel import SystemTimer
 from spark_purgatory.core.kafka.watchers import Watchers
-from spark_purgatory.errors import BugError, EmptyWatchKeysError
+from spark_purgatory.errors import EmptyWatchKeysError
 
 COMPACT_FLOOR = 1024
 """Ended rows below which compacting is not worth a pass."""
@@ -50,15 +48,14 @@ TRANSITIONS = {(WAITING, "complete"): ENDED, (WAITING, "expire"): ENDED}
 """(state, event) -> state; whatever is not here changes nothing and is answered with False."""
 
 
-class RowsHook(Protocol):
-    """Called with the rows, (n,) int64, that an event happened to."""
+class DelayedOperations(Protocol):
+    """What the caller knows of the operations (Kafka: ``DelayedOperation``)."""
 
-    def __call__(self, rows: Int64s, /) -> None:
-        """Handle them."""
+    def try_complete(self, rows: Int64s, /) -> tuple[Bools, Int64s | None]:
+        """Which of the waiting rows, (n,), complete now, and the deadlines of all in ms; None: these have not moved."""
 
-
-def _ignore(rows: Int64s, /) -> None:
-    """The hook that does nothing."""
+    def on_expiration(self, rows: Int64s, /) -> None:
+        """Rows, (n,), have expired."""
 
 
 class DelayedOperationPurgatory:
@@ -68,27 +65,19 @@ class DelayedOperationPurgatory:
         self,
         timer: SystemTimer,
         *,
-        try_complete: Callable[[Int64s], Bools],
-        on_complete: RowsHook = _ignore,
-        on_expiration: RowsHook = _ignore,
         purge_interval: int = 1000,
-        timer_enabled: bool = True,
         compact_share: int = 2,
     ) -> None:
         self.timer = timer
         self.watchers = Watchers()
         self.state = GrowableArray(np.empty(0, np.uint8))
         self.purge_interval = purge_interval
-        self.timer_enabled = timer_enabled
         self.compact_share = compact_share
         """Ended rows are worth compacting once they are this part of those that wait: memory against time."""
         self.estimated_total = 0
         """Operations watched since the last purge and those delayed then (Kafka: ``estimatedTotalOperations``)."""
         self.ended = 0
         """Rows that completed or expired and still have a number."""
-        self._try_complete = try_complete
-        self._on_complete = on_complete
-        self._on_expiration = on_expiration
         self._ended_since_purge: list[Int64s] = []
 
     @property
@@ -117,17 +106,18 @@ class DelayedOperationPurgatory:
 
     def try_complete_else_watch(
         self,
+        operations: DelayedOperations,
         keys: pa.Array,
         offsets: Int64s,
-        deadlines_ms: Int64s | Callable[[Int64s], Int64s],
+        deadlines_ms: Int64s,
         key_hashes: Int64s | None = None,
     ) -> tuple[Int64s, Bools]:
         """Register operations; those whose criterion holds already complete and are watched nowhere.
 
-        Operation i watches ``keys[offsets[i]:offsets[i + 1]]`` (a key may come twice) until ``deadlines_ms[i]``; a
-        function there is called with the rows left after they were tried, and returns their deadlines. Returns rows
-        (n,) int64 and (n,) bool, True where trying completed it. One that the timer runs at once is completed and
-        expired, but answered with False, as in Kafka. Raises EmptyWatchKeysError, with nothing changed.
+        Operation i watches ``keys[offsets[i]:offsets[i + 1]]`` (a key may come twice) until ``deadlines_ms[i]``, or
+        another deadline that it gets when it is tried. Returns rows (n,) int64 and (n,) bool, True where trying
+        completed it. One that the timer runs at once is completed and expired, but answered with False, as in Kafka.
+        Raises EmptyWatchKeysError, with nothing changed.
         """
         empty = offsets[1:] == offsets[:-1]
         if empty.any():
@@ -136,26 +126,30 @@ class DelayedOperationPurgatory:
             )
         rows = self.watchers.append(keys, hash_keys(keys) if key_hashes is None else key_hashes, offsets)
         self.state.append(np.full(len(rows), WAITING, np.uint8))
-        completed = self._try_complete(rows)
+        completed, moved_ms = operations.try_complete(rows)
         self._end(rows[completed], "complete")
         left = rows[~completed]
         self.watchers.watch(left)
         self.estimated_total += len(left)
-        if self.timer_enabled and len(left):
-            deadlines = deadlines_ms(left) if callable(deadlines_ms) else deadlines_ms[~completed]
-            added = self.timer.add(left, deadlines)
-            if not added.all_armed:
-                self._expire(left[~added.armed])
+        if len(left):
+            self._arm(operations, left, (deadlines_ms if moved_ms is None else moved_ms)[~completed])
         return rows, completed
 
-    def check_and_complete(self, keys: pa.Array, key_hashes: Int64s | None = None) -> Int64s:
+    def _arm(self, operations: DelayedOperations, rows: Int64s, deadlines_ms: Int64s) -> None:
+        added = self.timer.add(rows, deadlines_ms)
+        if not added.all_armed:
+            self._expire(operations, rows[~added.armed])
+
+    def check_and_complete(
+        self, operations: DelayedOperations, keys: pa.Array, key_hashes: Int64s | None = None
+    ) -> Int64s:
         """Try the operations watching each key, keys in order; returns how many each completed, (k,) int64."""
         hashes = hash_keys(keys) if key_hashes is None else key_hashes
         needle, entries = self.watchers.find(keys, hashes)
         rows = self.watchers.rows_of(entries)
         waiting = self.state.values[rows] == WAITING
         candidates = each_once(rows.compress(waiting))
-        completed = candidates[self._try_complete(candidates)] if len(candidates) else candidates
+        completed = self._try(operations, candidates) if len(candidates) else candidates
         # The state marks which of the entries found, often several of a row, are theirs; `_end` does the other steps.
         self.state.writable[completed] = ENDED
         gone = (self.state.values[rows] != WAITING).nonzero()[0]
@@ -168,28 +162,23 @@ class DelayedOperationPurgatory:
         self._end(self.watchers.rows_of(met & ROW_MASK), "complete")
         return np.bincount(met >> ROW_BITS, minlength=len(keys))
 
+    def _try(self, operations: DelayedOperations, rows: Int64s) -> Int64s:
+        """The rows, of those given, that complete now; the timers of the others move."""
+        completes, moved_ms = operations.try_complete(rows)
+        if moved_ms is not None:
+            self.rearm(rows[~completes], moved_ms[~completes])
+        return rows[completes]
+
     def force_complete(self, rows: Int64s) -> Bools:
         """Complete rows, (n,) distinct, whatever their criterion says; True where this call did it."""
         can = self.state.values[rows] == WAITING
         self._end(rows[can], "complete")
         return can
 
-    def cancel_for_key(self, key: object) -> Int64s:
-        """Drop a key's list and return all its rows in order, ended and repeated ones too (Kafka: ``cancelForKey``).
-
-        They leave the timer but do not complete: another key's check or a force still may.
-        """
-        keys = pa.array([key], type=self.watchers.keys.chunks[0].type if self.watchers.keys.chunks else None)
-        _, entries = self.watchers.find(keys, hash_keys(keys))
-        rows = self.watchers.rows_of(entries)
-        self.watchers.drop(entries)
-        self.timer.cancel(each_once(rows))
-        return rows
-
-    def advance_clock(self, now_ms: int) -> Int64s:
+    def advance_clock(self, operations: DelayedOperations, now_ms: int) -> Int64s:
         """Expire what is due, then purge if enough ended; returns the rows expired, (m,) int64, by deadline tick."""
         due = self.timer.advance_clock(now_ms)
-        self._expire(due)
+        self._expire(operations, due)
         if self.estimated_total - self.num_delayed > self.purge_interval:
             self.purge()
         return due
@@ -201,17 +190,16 @@ class DelayedOperationPurgatory:
             self.watchers.forget(np.concatenate(self._ended_since_purge))
         self._ended_since_purge = []
 
-    def is_to_purge(self, rows: Int64s) -> None:
-        """The next purge drops the entries of these ended rows, (n,) distinct: those of a restored state."""
-        self._ended_since_purge = [rows] if len(rows) else []
-
     def rearm(self, rows: Int64s, deadlines_ms: Int64s) -> None:
-        """Move waiting rows, (n,) distinct, to other deadlines.
+        """Move waiting rows, (n,) distinct, to other deadlines; the timers of rows that have theirs already stay.
 
         Kafka's operations keep the deadline they were made with; event time needs this where a completion lies ahead
         of the watermark or an event extends the wait. A deadline already due runs on the next `advance_clock`.
         """
-        self.timer.add(rows, np.maximum(deadlines_ms, (self.timer.wheel.clock + 1) * self.timer.tick_ms))
+        moved = deadlines_ms != self.timer.armed_tick.values[rows] * self.timer.tick_ms
+        if moved.any():
+            due_ms = np.maximum(deadlines_ms[moved], (self.timer.wheel.clock + 1) * self.timer.tick_ms)
+            self.timer.add(rows[moved], due_ms)
 
     def compact(self) -> Rows:
         """Forget ended rows and number the waiting ones anew; returns ``new_row[old_row]``, -1 where forgotten."""
@@ -225,33 +213,11 @@ class DelayedOperationPurgatory:
         self.ended = 0
         return new_row
 
-    def validate(self) -> None:
-        """Recompute every derived count from the primary columns; raises BugError where one differs."""
-        watchers, state = self.watchers, self.state.values
-        entries = np.arange(len(watchers.listed))
-        listed = watchers.is_listed(entries)
-        facts = {
-            "watched": (watchers.watched, int(listed.sum())),
-            "ended": (self.ended, int(np.count_nonzero(state != WAITING))),
-            "of other rows": (0, int(np.count_nonzero(watchers.rows_of(entries) != watchers.row_of))),
-            "indexed": (0, len(np.setdiff1d(entries[listed], self._indexed()))),
-        }
-        armed = np.flatnonzero(self.timer.armed_tick.values != UNARMED)
-        facts["armed"] = (self.timer.size, len(armed))
-        facts["armed after the end"] = (0, int(np.count_nonzero(state[armed] != WAITING)))
-        wrong = {name: pair for name, pair in facts.items() if pair[0] != pair[1]}
-        if wrong:
-            raise BugError(f"purgatory counts (kept, recomputed): {wrong}")
-
-    def _indexed(self) -> Int64s:
-        runs = self.watchers.index.runs
-        return np.concatenate(runs) & ((1 << 28) - 1) if runs else EMPTY
-
-    def _expire(self, rows: Int64s) -> None:
+    def _expire(self, operations: DelayedOperations, rows: Int64s) -> None:
         rows = rows.compress(self.state.values[rows] == WAITING)
         self._end(rows, "expire")
         if len(rows):
-            self._on_expiration(rows)
+            operations.on_expiration(rows)
 
     def _end(self, rows: Int64s, event: str) -> None:
         if not len(rows):
@@ -261,4 +227,3 @@ class DelayedOperationPurgatory:
         if event != "expire":
             self.timer.cancel(rows)
         self._ended_since_purge.append(rows)
-        self._on_complete(rows)

@@ -177,7 +177,3 @@ class Watchers:
             counts = self._counts(np.flatnonzero(kept_rows))
             self.set_first_entry(np.concatenate(([0], np.cumsum(counts))).astype(np.int64))
         self.watched = int(np.count_nonzero(self.listed.values))
-
-    def is_listed(self, entries: Int64s) -> Bools:
-        """Whether each entry, (m,), is on its key's list."""
-        return self.listed.values[entries]

@@ -63,9 +63,9 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
     if engine.spec.role("keys") is None:
         save_keys("watch.keys", watchers.keys, tables)
     save_timer(engine.purgatory.timer, _ticks_of_deadlines(engine), arrays)
-    save_runs("ids.run", engine.ids.index, arrays)
-    arrays["ids.deadline_us"] = engine.ids.deadline_us.values
-    for i, column in enumerate(engine.ids.columns):
+    save_runs("ids.run", engine.deduplication.ids.index, arrays)
+    arrays["ids.deadline_us"] = engine.deduplication.ids.deadline_us.values
+    for i, column in enumerate(engine.deduplication.ids.columns):
         save_keys(f"ids.{i}", column, tables)
     for i, segment in enumerate(engine.events.log.segments):
         save_segment(f"log.{i}", segment, arrays, tables)
@@ -169,16 +169,16 @@ def _restored(spec: EngineSpec, facts: dict[str, object], arrays: Arrays, tables
     """The engine of a state that was found to belong to the query."""
     counts = cast("dict[str, int]", facts["numbers"])
     engine = EventTimePurgatory(spec)
-    engine.watermark_ms = counts["watermark_ms"]
+    engine.completion.watermark_ms = counts["watermark_ms"]
     tally = cast("dict[str, int]", facts["tally"])
     engine.outcomes.tally = Tally(**tally)  # type: ignore[arg-type]
     _restore_rows(engine, arrays, tables)
     restore_counts(engine.purgatory, counts, arrays)
     _restore_watchers(engine, arrays, tables)
     restore_timer(engine.purgatory.timer, counts, _ticks_of_deadlines(engine), arrays)
-    engine.ids.index = restore_runs("ids.run", arrays)
-    engine.ids.deadline_us = GrowableArray(arrays["ids.deadline_us"])
-    engine.ids.columns = [restore_keys(f"ids.{i}", tables) for i in range(spec.identity_width)]
+    engine.deduplication.ids.index = restore_runs("ids.run", arrays)
+    engine.deduplication.ids.deadline_us = GrowableArray(arrays["ids.deadline_us"])
+    engine.deduplication.ids.columns = [restore_keys(f"ids.{i}", tables) for i in range(spec.identity_width)]
     segments = [restore_segment(f"log.{i}", arrays, tables) for i in range(counts["segments"])]
     engine.events.log = EventLog(segments, counts["log_kept"])
     for name, (count, kept) in cast("dict[str, list[int]]", facts.get("logs", {})).items():

@@ -1,8 +1,7 @@
 """A `DelayedOperationPurgatory` as named arrays and tables, and back: sorted runs and primary columns as they lie.
 
-`snapshot` writes them beside what event time adds; alone, a purgatory goes through `save_purgatory` and
-`restore_purgatory`. What follows from the arrays at the speed of memory is derived again: which entry belongs to which
-row, its hash, how many are listed, the timer's runs.
+`engine_snapshot` writes them beside what event time adds. What follows from the arrays at the speed of memory is
+derived again: which entry belongs to which row, its hash, how many are listed, the timer's runs.
 """
 
 from __future__ import annotations
@@ -20,34 +19,13 @@ from spark_purgatory.core.arrays.sorted_runs import (
     SortedRuns,
 )
 from spark_purgatory.core.arrays.value_column import ValueColumn
-from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory
+from spark_purgatory.core.kafka.purgatory import DelayedOperationPurgatory
 from spark_purgatory.core.kafka.timing_wheel import UNARMED, SystemTimer
 from spark_purgatory.core.kafka.watchers import Watchers
 from spark_purgatory.core.state.blob import Tables
 from spark_purgatory.core.state.table_encoding import Arrays
 
 Numbers = dict[str, int]
-
-
-def save_purgatory(purgatory: DelayedOperationPurgatory) -> tuple[Numbers, Arrays, Tables]:
-    """All of a purgatory but its hooks and settings."""
-    arrays: Arrays = {"rows.state": purgatory.state.values}
-    tables: Tables = {}
-    save_watchers(purgatory.watchers, purgatory.state.values == WAITING, arrays)
-    save_keys("watch.keys", purgatory.watchers.keys, tables)
-    save_timer(purgatory.timer, None, arrays)
-    return purgatory_numbers(purgatory), arrays, tables
-
-
-def restore_purgatory(purgatory: DelayedOperationPurgatory, numbers: Numbers, arrays: Arrays, tables: Tables) -> None:
-    """Make a purgatory without operations the one that `save_purgatory` saw."""
-    restore_counts(purgatory, numbers, arrays)
-    waiting = purgatory.state.values == WAITING
-    restore_watchers(purgatory.watchers, waiting, arrays)
-    purgatory.watchers.keys = restore_keys("watch.keys", tables)
-    restore_timer(purgatory.timer, numbers, None, arrays)
-    # All that ended: those purged before are on no list and purged again for nothing.
-    purgatory.is_to_purge(np.flatnonzero(~waiting))
 
 
 def purgatory_numbers(purgatory: DelayedOperationPurgatory) -> Numbers:

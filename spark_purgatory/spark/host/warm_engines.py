@@ -56,7 +56,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Held:
-    engine: EventTimePurgatory
+    engine: EventTimePurgatory | None
+    """None: it is held no more."""
     token: str
     """Empty while a step is made, and for good if it fails."""
     spec_digest: str
@@ -66,8 +67,7 @@ class _Held:
 
     def release(self) -> None:
         """Let go of the engine, for good; only with the lock."""
-        self.token = ""
-        self.engine.release()
+        self.token, self.engine = "", None
 
     def release_unless_stepped(self) -> bool:
         """The same, where nobody steps it just now; whether it was done."""
@@ -137,7 +137,7 @@ class WarmEngines:
             self._held.move_to_end(request.shard_id)
             held.asked_at = time.monotonic()
         with held.lock:
-            if held.token != request.token or held.spec_digest != request.spec_digest:
+            if held.engine is None or held.token != request.token or held.spec_digest != request.spec_digest:
                 self._drop(request.shard_id, held)
                 return None
             held.token = ""
