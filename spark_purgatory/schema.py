@@ -19,7 +19,16 @@ REJECTIONS = (
     "created_at_no_time",
 )
 """Why operations are REJECTED, as counters name it."""
-EVENT_REJECTIONS = ("null_key", "null_time", "bad_value", "time_ahead", "unknown_kind", "at_no_time")
+EVENT_REJECTIONS = (
+    "null_key",
+    "null_time",
+    "bad_value",
+    "time_ahead",
+    "unknown_kind",
+    "at_no_time",
+    "bad_extension",
+    "operation_alone",
+)
 """Why events are rejected, as counters name it."""
 COUNTERS = (
     "received",

@@ -110,7 +110,9 @@ class Completions(Options):
         kind: A column of ``complete`` (null means the same), ``fail`` (the key has failed), ``cancel``, ``force``
             (completes) and ``extend`` (moves the deadline to the event's time + value). Without it all are
             ``complete``.
-        operation_id: Where not null, the event applies to that operation alone, on its key.
+        operation_id: Where not null, the event applies to that operation alone, on the key that it has. A control event
+            whose key is null applies to the operation with all its keys, where operations have several keys or with
+            ``partition_by``; elsewhere it is rejected.
         event_id: An event of one id counts once for an operation, however often it is delivered and on whichever of its
             keys. A key is satisfied by any delivery on it.
         watermark: How far events may arrive out of order.
@@ -124,16 +126,18 @@ class Completions(Options):
         >>> scans = Completions(key="depot", time="scanned_at", kind="what", event_id="scan_id")
     """
 
-    key: Annotated[ColumnLike, "The key on which the event completes operations."]
+    key: Annotated[ColumnLike, "The key on which the event completes operations; null only beside an `operation_id`."]
     time: Annotated[ColumnLike, "The event time: a timestamp."]
     value: Annotated[
         ColumnLike | None,
         "The number that `sum_at_least` and `level` read. In an extend event it is a number of seconds.",
     ] = None
     kind: Annotated[ColumnLike | None, "complete (or null), fail, cancel, force or extend."] = None
-    operation_id: Annotated[ColumnLike | None, "The one operation that the event applies to; null: all on its key."] = (
-        None
-    )
+    operation_id: Annotated[
+        ColumnLike | None,
+        "The one operation that the event applies to; null: all on its key. With it a control event needs no key if "
+        "operations have several keys or with `partition_by`.",
+    ] = None
     event_id: Annotated[ColumnLike | None, "An id: an event that is delivered again counts once."] = None
     watermark: Annotated[Duration, WATERMARK] = "0 seconds"
     idle_after: Annotated[Duration | None, IDLE_AFTER] = None

@@ -26,8 +26,7 @@ Readings, where the documentation leaves a choice:
     earliest. A cancellation or failure within the lookback comes before that.
  6. An outcome is emitted when the watermark has reached `resolved_at` and `created`, an ORPHAN when it has reached
     the event's time + lookback, a REJECTED row at once.
- 7. An extension is rounded to the nearest whole microsecond, and ends with int64. A value that is null, NaN or
-    infinite extends nothing. A negative one never moves a deadline back.
+ 7. An extension is rounded to the nearest whole microsecond, and ends with int64.
  8. A null value completes its key and is matched; it adds 0 to a sum and reaches no level, as NaN reaches none.
  9. Values are never rounded, and add up exactly. A need or level is read in the type of the values: beside decimals
     and whole numbers a float is what it is written as, 0.8 is Decimal("0.8"); beside floats every need is the nearest
@@ -39,8 +38,7 @@ Readings, where the documentation leaves a choice:
     and without any it is EXPIRED.
 12. `matched` counts `complete` events only, those at `resolved_at` among them, whatever the status.
 13. A `level` that is a mapping is read alone: a key that it lacks makes the operation REJECTED, whatever its `need`.
-14. A control event whose key, time and kind are sound finds an operation also where it changes nothing, for example an
-    `extend` without a value.
+14. A control event that is not rejected finds an operation also where it changes nothing, for example an `extend` of 0.
 15. Nothing is late here. Under `orphans="all"` an event that counts for no operation has a reason: rejected (the words
     of `why_event_rejected`), already_ended, not_taken or no_such_operation, the first that one of the operations on its
     key gives. An event that only operations under `sum_at_least` reject is not_taken by those.
@@ -100,6 +98,7 @@ def decide(
     lookback_us: int = 0,
     orphans: bool | Literal["all"] = False,
     doubles: bool = False,
+    whole_operations: bool = False,
 ) -> list[Row]:
     """Give the outcomes of all operations in their order, then the ORPHAN events if `orphans` asks for them.
 
@@ -107,16 +106,22 @@ def decide(
     payload. `criterion` (rule, need) holds for operations without a rule of their own. An event has key, time, and
     perhaps kind, value, event_id and operation_id. Without `watermark_us` everything is decided; with it, only what a
     stream has emitted once its watermark stands there. `orphans` is True for control events or "all". `doubles` says
-    that values are compared as doubles, which limits the needs of sums.
+    that values are compared as doubles, which limits the needs of sums. `whole_operations` says that a control event
+    may name an operation without a key.
     """
     given = list(events)
     heard = [{**BARE_EVENT, **event, "place": place} for place, event in enumerate(given)]
     for event in heard:
         event["kind"] = "complete" if event["kind"] is None else event["kind"]
-    sound = sorted((event for event in heard if why_event_rejected(event) is None), key=lambda event: event["time"])
-    on_key: dict[str, list[Row]] = {}
+    sound = sorted(
+        (event for event in heard if why_event_rejected(event, None, whole_operations) is None),
+        key=lambda event: event["time"],
+    )
+    on_key: dict[Any, list[Row]] = {}
     for event in sound:
-        on_key.setdefault(event["key"], []).append(event)
+        # Where the key is null, the operation that the event names is its place.
+        place = event["key"] if event["key"] is not None else (event["operation_id"],)
+        on_key.setdefault(place, []).append(event)
     value_types = {type(event["value"]) for event in heard}
 
     rows = [{**BARE_OPERATION, **(criterion or {}), **operation} for operation in operations]
@@ -150,7 +155,7 @@ def decide(
     emitted = [outcomes[place] for place, op in enumerate(rows) if _is_out(outcomes[place], op, watermark_us)]
     everybody = (criterion or {}).get("rule")
     for event in heard if orphans else []:
-        why = why_event_rejected(event, everybody)
+        why = why_event_rejected(event, everybody, whole_operations)
         if why is not None:
             if orphans == "all":
                 emitted.append(_orphan(given[event["place"]], event, why))
@@ -170,7 +175,7 @@ def _fate(op: Row, on_its_keys: Sequence[Row], lookback_us: int, value_types: se
     """Go through the operation's time, instant by instant; events on its keys that name it or nobody, by time."""
     created, deadline = op["created"], op["deadline"]
     begins = created - lookback_us
-    speaking = [event for event in on_its_keys if why_event_rejected(event, op["rule"]) is None]
+    speaking = [event for event in on_its_keys if why_event_rejected(event, op["rule"], True) is None]
     history = [event for event in speaking if event["time"] < begins and event["kind"] == "complete"]
     counted: list[Row] = []
     failed: set[str] = set()
@@ -189,7 +194,8 @@ def _fate(op: Row, on_its_keys: Sequence[Row], lookback_us: int, value_types: se
         kinds = {event["kind"] for event in here}
         deadline = max(deadline, *(_extended_to(event) for event in here if event["kind"] == "extend"), now)
         counted += [event for event in here if event["kind"] == "complete" and event["key"] not in failed]
-        failed |= {event["key"] for event in here if event["kind"] == "fail"}
+        for event in (event for event in here if event["kind"] == "fail"):
+            failed |= {event["key"]} if event["key"] is not None else set(op["keys"])
         may_hold = now >= created or not needs_no_event_of_its_own
         if (may_hold and progress().holds) or "force" in kinds:
             status = "COMPLETED"
@@ -210,9 +216,9 @@ def _fate(op: Row, on_its_keys: Sequence[Row], lookback_us: int, value_types: se
     return Fate(outcome, deadline, told, whys)
 
 
-def _on_its_keys(op: Row, on_key: Mapping[str, Sequence[Row]]) -> list[Row]:
+def _on_its_keys(op: Row, on_key: Mapping[Any, Sequence[Row]]) -> list[Row]:
     """Events on the operation's keys that name it or nobody, in the order of time."""
-    events = [event for key in set(op["keys"]) for event in on_key.get(key, ())]
+    events = [event for place in {*op["keys"], (op["id"],)} for event in on_key.get(place, ())]
     return sorted(
         (event for event in events if event["operation_id"] in (None, op["id"])), key=lambda event: event["time"]
     )
@@ -220,10 +226,7 @@ def _on_its_keys(op: Row, on_key: Mapping[str, Sequence[Row]]) -> list[Row]:
 
 def _extended_to(event: Row) -> int:
     """Where an `extend` moves a deadline that lies before."""
-    seconds = event["value"]
-    if is_no_number(seconds) or is_infinite(seconds):
-        return int(event["time"])
-    return min(LAST_US, int(event["time"]) + round(Fraction(seconds) * 1_000_000))
+    return min(LAST_US, int(event["time"]) + round(Fraction(event["value"]) * 1_000_000))
 
 
 # --- criteria -------------------------------------------------------------------------------------

@@ -39,18 +39,27 @@ def why_operation_rejected(op: Mapping[str, Any], doubles: bool = False) -> str 
     return None
 
 
-def why_event_rejected(event: Mapping[str, Any], rule: str | None = None) -> str | None:
-    """Tell why an event is rejected, by everybody or by operations under `rule`; None if it is sound."""
+def why_event_rejected(event: Mapping[str, Any], rule: str | None = None, whole_operations: bool = False) -> str | None:
+    """Tell why an event is rejected, by everybody or by operations under `rule`; None if it is sound.
+
+    `whole_operations`: operations have several keys, or keys are scoped, so an operation id needs no key.
+    """
     kind = event.get("kind")
     value: Any = event.get("value")
     if event.get("key") is None:
-        return "null_key"
+        alone = event.get("operation_id") is not None and kind in ("fail", "cancel", "force", "extend")
+        if not alone:
+            return "null_key"
+        if not whole_operations:
+            return "operation_alone"
     if event.get("time") is None:
         return "null_time"
     if event["time"] in (FIRST_US, LAST_US):
         return "no_time"
     if kind is not None and kind not in KINDS:
         return "unknown_kind"
+    if kind == "extend" and (is_no_number(value) or is_infinite(value) or value < 0):
+        return "bad_extension"
     summed = rule == "sum_at_least" and kind in (None, "complete") and value is not None
     if summed and (is_no_number(value) or value < 0):
         return "bad_value"

@@ -289,7 +289,9 @@ class PurgatoryTester:
             table = operations_table(given.operations, schema, self.purgatory, now.known.operations)
             operations = read_operations(table, spec)
         if given.completions is not None and len(given.completions):
-            events = read_events(events_table(given.completions, self.purgatory, spec.number), spec.criterion)
+            events = read_events(
+                events_table(given.completions, self.purgatory, spec.number), spec.criterion, spec.whole_operations
+            )
         outcomes = self._outcome_table(engine.step(operations, events, given.watermark_ms))
         found = (*now.outcomes, outcomes) if len(outcomes) else now.outcomes
         return now._replace(watermark_ms=given.watermark_ms, state=save(engine, SHARDS), outcomes=found)

@@ -84,12 +84,14 @@ def random_world(
     kinds: Sequence[str] = KINDS,
     duplicates: bool = True,
     spoiled: bool = False,
+    keyless: bool = False,
     numbers: str = "double",
 ) -> World:
     """Draw a world: at most `max_keys` keys to an operation, out of `n_keys` in all.
 
     `rules`, `kinds` and `numbers` limit what is drawn. `duplicates` lets ids come again, always on the same keys, so
-    that they meet whatever the rows are routed by; `spoiled` adds rows that must be REJECTED. Lookback belongs
+    that they meet whatever the rows are routed by; `spoiled` adds rows that must be REJECTED; with
+    `keyless` some control events name an operation and no key. Lookback belongs
     to whoever decides: events lie before their operations as often as after them.
     """
     if not 1 <= n_keys <= len(KEYS):
@@ -114,6 +116,8 @@ def random_world(
     ids = [operation["id"] for operation in operations]
     for number in range(len(events), n_events):
         events.append(_event(rng, names, kinds, ids, drawn, events, number))
+        if keyless and events[-1]["operation_id"] and events[-1]["kind"] != "complete" and rng.random() < 0.4:
+            events[-1]["key"] = None
     if spoiled:
         operations += [_spoiled_operation(rng, operation, drawn) for operation in operations if rng.random() < 0.3]
         events += [_spoiled_event(rng, event, drawn) for event in events if rng.random() < 0.2]

@@ -74,7 +74,14 @@ def compare(seed: int, numbers: str = "double") -> None:
     outcomes, left_over = split_orphans(engine.run(batches))
     doubles = NUMBER[numbers] == "double"
     expected, unheard = split_orphans(
-        decide(*world, criterion=criterion, lookback_us=lookback_us, orphans=orphans, doubles=doubles)
+        decide(
+            *world,
+            criterion=criterion,
+            lookback_us=lookback_us,
+            orphans=orphans,
+            doubles=doubles,
+            whole_operations=several,
+        )
     )
     SEQUENCES[numbers] += WORLDS
     SEEN.update(one["status"] for one in expected)

@@ -133,6 +133,7 @@ def check_against_oracle(case: Case, outcomes: list[dict[str, Any]]) -> None:
             orphans=case.spec.orphans,
             lookback_us=case.spec.lookback_us,
             doubles=case.spec.number == "double",
+            whole_operations=case.spec.identity_width == 1,
         )
     )
     found, left_over = split_orphans(outcomes)

@@ -35,6 +35,9 @@ Row = dict[str, Any]
 Fate = tuple[str, int | None, int, list[str] | None]
 
 
+BAD_SECONDS = (None, -0.5, float("nan"), float("inf"), float("-inf"), Decimal("-0.01"))
+
+
 def an_operation(keys: str = "a", rule: str | None = "any_key", need: float | None = None, **others: Any) -> Row:
     sound = {"id": "o", "keys": list(keys), "created": 10, "deadline": 20, "rule": rule, "need": need}
     return {**sound, "level": None, "row": "payload", **others}
@@ -860,7 +863,12 @@ def test_sums_of_doubles_have_a_range_of_needs(need: float, sound: bool) -> None
         (an_event("a", 12, value=Decimal("-0.00")), "sum_at_least", None),
         (an_event("a", 12, None, value=-0.5), "sum_at_least", "bad_value"),
         (an_event("a", 12, value=-0.5), "count", None),
-        (an_event("a", 12, "extend", value=-0.5), "sum_at_least", None),
+        *((an_event("a", 12, "extend", value=value), None, "bad_extension") for value in BAD_SECONDS),
+        (an_event("a", 12, "extend", value=0), "sum_at_least", None),
+        (an_event("a", 2**63 - 1), None, "no_time"),
+        (an_event("a", -(2**63)), None, "no_time"),
+        *((an_event(None, 12, kind, operation_id="o"), None, "operation_alone") for kind in KINDS[1:]),
+        (an_event(None, 12, operation_id="o"), None, "null_key"),
         (an_event("a", 12, value=None), "sum_at_least", None),
         (an_event("a", 12, value=0.0), "sum_at_least", None),
     ],
@@ -890,7 +898,7 @@ def orphans_of(operations: Sequence[Row], events: Sequence[Row], **options: Any)
 
 def test_a_control_event_that_finds_no_pending_operation_is_an_orphan() -> None:
     operations = [an_operation("ab", "all_keys")]
-    events = controls("extend:c12 fail:a9 complete:c13 fail:a14 fail:b15 cancel:a16 force:b30")
+    events = controls("extend:c12=1 fail:a9 complete:c13 fail:a14 fail:b15 cancel:a16 force:b30")
     # Too early, of a key that nobody watches, after the operation had failed (at 14), after everything.
     assert sorted(orphans_of(operations, events), key=lambda one: one[1]) == [
         ("fail", 9),

@@ -74,7 +74,7 @@ def test_mixed_rules_and_control_events_give_what_batch_and_oracle_give(
     landing = Landing(tmp_path, wide=True)
     land(landing, world, seed, regions)
     purgatory = controlled(several, partition_by, orphans)
-    expected, unheard = split_orphans(decide(*world, doubles=True, orphans=orphans))
+    expected, unheard = split_orphans(decide(*world, doubles=True, whole_operations=True, orphans=orphans))
     of_batch = [row.asDict() for row in purgatory.resolve(*landing.frames(spark, streaming=False)).collect()]
     for outcomes in (landing.run(spark, purgatory), of_batch):
         decided, found = split_orphans(outcomes)

@@ -147,7 +147,8 @@ class Shards:
         restarts: random.Random | None = None,
     ) -> None:
         """``restarts``: chance that restarts a shard after one step in four; None restarts it after every step."""
-        self.spec = replace(spec, identity_width=1 if several else 2)
+        whole = several and spec.operation_ids
+        self.spec = replace(spec, identity_width=1 if several else 2, whole_operations=whole)
         self.shards, self.several, self.hash_bits = shards, several, hash_bits
         self.restarts = restarts
         self.running: dict[int, EventTimePurgatory] = {}
@@ -193,7 +194,9 @@ class Shards:
                 self.spec,
             )
         if events:
-            evs = read_events(events_table(events, self.hash_bits, self.spec), self.spec.criterion)
+            evs = read_events(
+                events_table(events, self.hash_bits, self.spec), self.spec.criterion, self.spec.whole_operations
+            )
         batches = engine.step(ops, evs, watermark_ms)
         validate(engine.purgatory)
         self.due_ms[shard] = engine.next_due_ms()

@@ -55,6 +55,7 @@ def draw(
             kinds=kinds,
             duplicates=duplicates,
             spoiled=spoiled and rng.random() < 0.5,
+            keyless=rng.random() < 0.5,
             numbers=numbers,
         )
         for mine, rows in zip(drawn, world, strict=True):
@@ -105,6 +106,9 @@ REASONS = {
     "null_key": f"rejected, {EventRejection.NULL_KEY.reason}",
     "null_time": f"rejected, {EventRejection.NULL_TIME.reason}",
     "bad_value": f"rejected, {EventRejection.BAD_VALUE.reason}",
+    "bad_extension": f"rejected, {EventRejection.BAD_EXTENSION.reason}",
+    "operation_alone": f"rejected, {EventRejection.OPERATION_ALONE.reason}",
+    "no_time": f"rejected, {EventRejection.AT_NO_TIME.reason}",
 }
 """How the engine writes what the oracle says of an event, under ``orphans="all"``."""
 

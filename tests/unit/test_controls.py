@@ -16,10 +16,11 @@ from spark_purgatory.core.engine import evaluation, resolver
 from spark_purgatory.core.engine.evaluation import evaluate
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.events import cross_key_redelivery as echoes
+from spark_purgatory.core.events.control_log import pair_of, split_pairs
 from spark_purgatory.core.events.redelivery import Redeliveries, first_in_ranges
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
-from spark_purgatory.core.spec.codes import RULES
+from spark_purgatory.core.spec.codes import RULES, EventRejection
 from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.testing.oracle import KINDS, decide
@@ -35,7 +36,7 @@ from tests.support.engine_driver import (
     multiset,
     operations_table,
 )
-from tests.support.operations import ev, many_operations, op, play
+from tests.support.operations import ev, many_operations, op, play, written
 
 ANY = EngineSpec(criteria.any_key(), operation_ids=True, event_ids=True)
 HELD = final(ANY)
@@ -117,7 +118,7 @@ def test_a_failure_that_comes_later_undoes_what_was_held_and_an_extension_moves_
 
 @both
 def test_a_control_event_that_finds_no_operation_pending_is_an_orphan(spec: EngineSpec) -> None:
-    told_of = told("cancel:a:9 extend:a:13@p fail:a:19 cancel:a:20")
+    told_of = told("cancel:a:9 extend:a:13:1@p fail:a:19 cancel:a:20")
     outcomes = Shards(replace(spec, orphans=True)).run([([op()], told_of, 0), ([], [], 19), ([], [], 20)])
     orphans = [outcome for outcome in outcomes if outcome["status"] == "ORPHAN"]
     assert sorted(outcome["reason"] for outcome in orphans) == [
@@ -126,6 +127,75 @@ def test_a_control_event_that_finds_no_operation_pending_is_an_orphan(spec: Engi
         "extend on key a for operation p found no operation pending",
     ]
     assert {outcome["wait_ms"] for outcome in orphans} == {None}
+
+
+# --- by operation alone -------------------------------------------------------------------------
+
+
+def alone(words: str) -> list[Row]:
+    """Events of `told` without their key."""
+    return [{**event, "key": None} for event in told(words)]
+
+
+@both
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        ("cancel:-:14@o", "o CANCELLED 14000, p EXPIRED 20000"),
+        ("fail:-:14@o", "o FAILED 14000, p EXPIRED 20000"),
+        ("force:-:14@o", "o COMPLETED 14000, p EXPIRED 20000"),
+        ("extend:-:14:0.02@o", "o EXPIRED 34000, p EXPIRED 20000"),
+        ("extend:-:14:0.02@o extend:a:30:0.02@o", "o EXPIRED 50000, p EXPIRED 20000"),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_an_event_with_an_operation_and_no_key_reaches_this_operation_with_all_its_keys(
+    spec: EngineSpec, words: str, left: str, first: bool
+) -> None:
+    spec = replace(spec, criterion=criteria.quorum(2), orphans="all")
+    waits, events = [op("o", "abc"), op("p", "abc")], alone(words)
+    steps = [([*waits, *([] if first else events)], 0), (events if first else [], 0), ([], 60)]
+    shards, outcomes = Shards(spec, several=True), list[Row]()
+    for rows, watermark_ms in steps:
+        sides = [[row for row in rows if ("id" in row) == is_operation] for is_operation in (True, False)]
+        outcomes += shards.step(*sides, watermark_ms)
+    assert sorted(map(written, outcomes)) == sorted(left.split(", ")), "and no event is an orphan"
+
+
+def test_under_early_an_operation_that_is_cancelled_by_its_id_alone_leaves_at_once() -> None:
+    shards = Shards(replace(ANY, criterion=criteria.all_keys()), several=True)
+    shards.step([op("o", "abc"), op("p", "a")], [], 0)
+    assert [row["status"] for row in shards.step([], alone("cancel:-:14@o"), 0)] == ["CANCELLED"]
+
+
+@both
+def test_where_events_go_to_the_shard_of_their_key_an_operation_alone_is_rejected_and_counted(spec: EngineSpec) -> None:
+    shards = Shards(replace(spec, orphans="all"))
+    outcomes = shards.run([([op()], alone("cancel:-:14@o complete:-:14@o"), 0), ([], [], 60)])
+    told_of = [outcome["reason"] for outcome in outcomes if outcome["status"] == "ORPHAN"]
+    assert told_of == [
+        f"cancel on key null for operation o counted for no operation: rejected, "
+        f"{EventRejection.OPERATION_ALONE.reason}",
+        "complete on key null for operation o counted for no operation: rejected, the key is null",
+    ]
+    rejections = shards.tallies()[0].event_rejections
+    assert rejections[EventRejection.OPERATION_ALONE] == rejections[EventRejection.NULL_KEY] == 1
+
+
+def test_a_pair_without_a_key_is_none_with_an_empty_one() -> None:
+    ids, keys = pa.array(["", "", "7:x", "7:x", "0"]), pa.array([None, "", None, "a", None])
+    pairs = pair_of(ids, keys)
+    assert len(pairs.unique()) == len(ids)
+    assert [part.cast(pa.string()).to_pylist() for part in split_pairs(pairs)] == [ids.to_pylist(), keys.to_pylist()]
+
+
+@both
+@pytest.mark.parametrize("seconds", [None, -0.001, float("nan"), float("inf")])
+def test_an_extension_without_a_duration_is_rejected_and_counted(spec: EngineSpec, seconds: float | None) -> None:
+    shards = Shards(spec)
+    shards.step([op()], [ev(kind="extend", value=seconds)], 0)
+    tally = shards.tallies()[0]
+    assert (tally.events_rejected, tally.event_rejections[EventRejection.BAD_EXTENSION]) == (1, 1)
 
 
 # --- events by id ---------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ def test_a_state_written_with_the_places_of_ids_is_read_where_none_are_asked_for
         (without, ANY),
         (replace(without, operation_ids=False), replace(ANY, operation_ids=False)),
     ):
-        engine = restore(read, saved(written), 1)
+        engine = restore(Shards(read, several=True).spec, saved(written), 1)
         assert engine.pending == 1 and save(engine, 1) is not None
 
 

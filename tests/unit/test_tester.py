@@ -113,7 +113,13 @@ def test_random_worlds_step_by_step_have_the_outcomes_of_the_oracle(seed: int) -
     for row in world.operations if criterion else []:
         row.update(criterion)
     expected, expected_orphans = split_orphans(
-        decide(*world, lookback_us=lookback_us, orphans=True, doubles=numbers in ("double", "tenths"))
+        decide(
+            *world,
+            lookback_us=lookback_us,
+            orphans=True,
+            doubles=numbers in ("double", "tenths"),
+            whole_operations=several,
+        )
     )
     assert multiset(outcomes, *COLUMNS) == multiset(expected, *COLUMNS)
     assert unheard == expected_orphans

@@ -235,6 +235,14 @@ def restored(values: Numbers) -> Numbers:
     return values.view(WIDE) if values.dtype.kind == "V" else values
 
 
+def no_seconds(column: pa.Array) -> Bools:
+    """Which are no durations in seconds: null, negative, infinite or not a number; (n,) bool."""
+    bad = pc.or_kleene(pc.is_null(column, nan_is_null=True), pc.less(column, pa.scalar(0, pa.int8()).cast(column.type)))
+    if pa.types.is_floating(column.type):
+        bad = pc.or_kleene(bad, pc.invert(pc.is_finite(column)))
+    return bad.fill_null(True).to_numpy(zero_copy_only=False)
+
+
 def seconds_us(column: pa.Array) -> Int64s:
     """Seconds as whole microseconds, (n,) int64, at least 0: 0 for null, MAX_TIME_US for too many."""
     if pa.types.is_floating(column.type):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 
 from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s
 from spark_purgatory.core.arrays.times import MIN_TIME_US
@@ -41,8 +42,11 @@ class EndedRanges:
         self._append(BY_KEY, EventSegment.build(keys, targets.hashes[ahead], *times))
         if targets.ids is not None:
             owner = targets.owner[ahead]
-            pairs = pair_of(targets.ids.take(owner), keys)
-            self._append(BY_OPERATION, EventSegment.build(pairs, targets.id_hash[owner], *times))
+            ids = targets.ids.take(owner)
+            self._append(BY_OPERATION, EventSegment.build(pair_of(ids, keys), targets.id_hash[owner], *times))
+            if targets.whole:
+                alone = pair_of(ids, pa.nulls(len(ids), pa.string()))
+                self._append(BY_OPERATION, EventSegment.build(alone, targets.id_hash[owner], *times))
 
     def _append(self, name: str, segment: EventSegment) -> None:
         self.logs.setdefault(name, EventLog()).append(segment)

@@ -37,6 +37,7 @@ from spark_purgatory.core.arrays.times import (
     saturating_add,
     tick_up_ms,
 )
+from spark_purgatory.core.arrays.value_column import as_bools
 from spark_purgatory.core.engine.completion import Completion
 from spark_purgatory.core.engine.deduplication import Deduplication
 from spark_purgatory.core.engine.operation_table import OperationTable
@@ -91,6 +92,16 @@ def earliest_read(purgatory: DelayedOperationPurgatory, table: OperationTable, s
     reads = purgatory.state.values[rows] == WAITING
     np.minimum.at(earliest, group[reads], table.from_us_of(rows[reads]))
     return earliest
+
+
+def first_keys(purgatory: DelayedOperationPurgatory, table: OperationTable, events: EventArrivals) -> EventSegment:
+    """The first key of each waiting operation that the events name by id, as if it had come: to have them tried."""
+    assert events.operation_hash is not None, "bug: an event without a key and an operation"
+    rows = np.flatnonzero((purgatory.state.values == WAITING) & np.isin(table.id_hash, events.operation_hash))
+    entries, watchers = purgatory.watchers.first_entries(rows), purgatory.watchers
+    return EventSegment.build(
+        watchers.keys.take(entries), watchers.hashes.values[entries], np.zeros(len(rows), np.int64)
+    )
 
 
 class EventTimePurgatory:
@@ -174,6 +185,9 @@ class EventTimePurgatory:
             arrived = self.events.take(events, self.watermark_us)
             if self.pending:
                 self.completion.check(arrived)
+                if events.keys.null_count:
+                    alone = events.take(np.flatnonzero(as_bools(events.keys.is_null())))
+                    self.completion.check(first_keys(self.purgatory, self.rows, alone))
 
     def _admit(self, operations: OperationArrivals) -> None:
         self.outcomes.tally.received += len(operations)

@@ -141,7 +141,8 @@ class Resolver:
         """Rows and their watch entries, as control logs look them up."""
         ids = self.rows.ids.take(rows) if self.spec.operation_ids else None
         id_hash = self.rows.id_hash[rows] if self.spec.operation_ids else rows
-        return Targets(self.watchers.keys, entries, self.watchers.hashes.values[entries], owner, ids, id_hash)
+        hashes, whole = self.watchers.hashes.values[entries], self.spec.whole_operations
+        return Targets(self.watchers.keys, entries, hashes, owner, ids, id_hash, whole)
 
     def outcomes_of(self, status: Status, resolutions: Resolutions, chosen: Bools) -> OutcomeBatch:
         """The outcome of every chosen row, (n,) bool; EXPIRED ones are resolved at their deadline."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from spark_purgatory.core.arrays.numbers import is_double
 from spark_purgatory.core.arrays.sorted_runs import Int64s
+from spark_purgatory.core.arrays.value_column import as_bools
 from spark_purgatory.core.engine.orphans import OrphanEvents
 from spark_purgatory.core.events.control_log import ControlLog
 from spark_purgatory.core.events.event_log import EventLog, EventSegment
@@ -39,7 +40,8 @@ class ShardEvents:
         self._take_completions(events.take(np.flatnonzero(~control)), watermark_us)
         for name, segment in self.controls.append(events.take(np.flatnonzero(control))):
             self.orphans.add(name, segment, watermark_us)
-        return EventSegment.build(events.keys, events.key_hash, events.time_us)
+        with_keys = events.take(np.flatnonzero(as_bools(events.keys.is_valid())))
+        return EventSegment.build(with_keys.keys, with_keys.key_hash, with_keys.time_us)
 
     def _take_completions(self, events: EventArrivals, watermark_us: int) -> EventSegment:
         value = events.value if self.spec.criterion.reads_values else None

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from spark_purgatory.core.arrays.sorted_runs import Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US
-from spark_purgatory.core.arrays.value_column import ValueColumn
+from spark_purgatory.core.arrays.value_column import ValueColumn, as_bools
 from spark_purgatory.core.events.event_log import EventLog, EventSegment, Spans
 from spark_purgatory.core.events.extensions import extended, extended_at
 from spark_purgatory.core.spec.arrivals import EventArrivals
@@ -38,11 +38,18 @@ class Targets:
     owner: Int64s  # (m,) operation of each entry
     ids: pa.Array | None  # (n,) where events may name an operation
     id_hash: Int64s  # (n,)
+    whole: bool = False
+    """Events may name an operation without a key."""
 
     def named(self) -> ValueColumn:
         """(operation, key) of each entry, as the logs of named events have it."""
         assert self.ids is not None, "bug: an event names an operation in a query without operation ids"
         return ValueColumn([pair_of(self.ids.take(pa.array(self.owner)), self.keys.take(self.entries))])
+
+    def named_alone(self) -> ValueColumn:
+        """(operation, no key) of each entry, likewise."""
+        assert self.ids is not None, "bug: an event names an operation in a query without operation ids"
+        return ValueColumn([pair_of(self.ids.take(pa.array(self.owner)), pa.nulls(len(self.owner), pa.string()))])
 
 
 @dataclass(frozen=True)
@@ -101,8 +108,10 @@ class ControlLog:
         if (log := self.logs.get(KINDS[kind])) is not None:
             found += log.spans(targets.keys, targets.entries, targets.hashes, from_us, to_us)
         if (log := self.logs.get(f"named.{KINDS[kind]}")) is not None:
-            hashes = targets.id_hash[targets.owner]
-            found += log.spans(targets.named(), np.arange(len(hashes)), hashes, from_us, to_us)
+            hashes, entries = targets.id_hash[targets.owner], np.arange(len(targets.owner))
+            found += log.spans(targets.named(), entries, hashes, from_us, to_us)
+            if targets.whole and kind != EventKind.COMPLETE:
+                found += log.spans(targets.named_alone(), entries, hashes, from_us, to_us)
         return found
 
     def summable(self) -> ControlLog:
@@ -151,18 +160,22 @@ class ControlLog:
 
 
 def pair_of(ids: pa.Array, keys: pa.Array) -> pa.Array:
-    """(operation, key) as one binary value, (n,): the id's length separates them."""
+    """(operation, key) as one binary value, (n,): the id's length separates them, with a 0 before it without a key."""
     ids, keys = _as_binary(ids), _as_binary(keys)
     lengths = pc.binary_length(ids).cast(pa.string()).cast(pa.binary())
+    if keys.null_count:
+        lengths = pc.if_else(keys.is_null(), pc.binary_join_element_wise(b"0", lengths, b""), lengths)
+        keys = keys.fill_null(b"")
     return pc.binary_join_element_wise(lengths, pc.binary_join_element_wise(ids, keys, b""), b":")
 
 
 def split_pairs(pairs: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The ids and keys of `pair_of`, both (n,) binary."""
+    """The ids and keys of `pair_of`, both (n,) binary; keys null where there is none."""
     pairs = pa.concat_arrays([pairs.cast(pa.binary())])
     _, offsets, data = pairs.buffers()
     start = np.frombuffer(offsets, np.int32, len(pairs) + 1, pairs.offset * 4).astype(np.int64)
-    colon = start[:-1] + pc.find_substring(pairs, b":").to_numpy()
+    digits_of = pc.find_substring(pairs, b":").to_numpy()
+    colon = start[:-1] + digits_of
     octets = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
     length, at = np.zeros(len(pairs), np.int64), start[:-1].copy()
     while (digits := at < colon).any():
@@ -173,7 +186,8 @@ def split_pairs(pairs: pa.Array) -> tuple[pa.Array, pa.Array]:
         pa.binary(), 3 * len(pairs), [None, pa.py_buffer(np.append(ends, start[-1]).astype(np.int32)), data]
     )
     each = 3 * np.arange(len(pairs))
-    return parts.take(pa.array(each + 1)), parts.take(pa.array(each + 2))
+    alone = (digits_of > 1) & as_bools(pc.starts_with(pairs, b"0"))
+    return parts.take(pa.array(each + 1)), parts.take(pa.array(each + 2, mask=alone))
 
 
 def _as_binary(values: pa.Array) -> pa.Array:

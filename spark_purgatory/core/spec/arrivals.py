@@ -28,6 +28,7 @@ from spark_purgatory.core.arrays.numbers import (
     Numbers,
     is_double,
     is_negative,
+    no_seconds,
     read_needs,
     read_numbers,
     seconds_us,
@@ -208,8 +209,8 @@ def _payload(table: pa.Table) -> pa.StructArray:
     return _as_array(columns.to_struct_array())
 
 
-def read_events(table: pa.Table, criterion: Criterion | ByRow) -> EventArrivals:
-    """Read and check a table of events."""
+def read_events(table: pa.Table, criterion: Criterion | ByRow, whole_operations: bool = False) -> EventArrivals:
+    """Read and check a table of events; ``whole_operations`` as of `EngineSpec`."""
     keys, times = _whole(table, "key"), _whole(table, "time_us")
     time_us = _int64(times.fill_null(MIN_TIME_US) if times.null_count else times)
     at_no_time = (time_us == MIN_TIME_US) | (time_us == MAX_TIME_US)
@@ -219,12 +220,16 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow) -> EventArrivals:
     if bool(pc.any(table["ahead"]).as_py()):
         rejection[as_bools(_whole(table, "ahead"))] = EventRejection.TIME_AHEAD
     kind = _codes(_whole(table, "kind").fill_null("complete"), KINDS) if "kind" in table.column_names else None
+    if kind is not None:
+        extensions = np.flatnonzero(kind == EventKind.EXTEND)
+        seconds = _whole(table, "value").take(pa.array(extensions)) if "value" in table.column_names else None
+        if seconds is not None:
+            granted_us = np.zeros(len(table), np.int64)
+            granted_us[extensions] = seconds_us(seconds)
+        bad_seconds = slice(None) if seconds is None else no_seconds(seconds)
+        rejection[extensions[bad_seconds]] = EventRejection.BAD_EXTENSION
     if "value" in table.column_names:
         column = _whole(table, "value")
-        if kind is not None:
-            granted_us = np.zeros(len(table), np.int64)
-            extensions = np.flatnonzero(kind == EventKind.EXTEND)
-            granted_us[extensions] = seconds_us(column.take(pa.array(extensions)))
         if criterion.reads_values:
             value, bad = _values(column)
             bad &= True if kind is None else kind == EventKind.COMPLETE
@@ -237,8 +242,15 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow) -> EventArrivals:
     if kind is not None:
         rejection[kind < 0] = EventRejection.UNKNOWN_KIND
     _mark_nulls(rejection, times, EventRejection.NULL_TIME)
-    _mark_nulls(rejection, keys, EventRejection.NULL_KEY)
     addressed, named = (name in table.column_names for name in ("operation_id", "event_id"))
+    if keys.null_count:
+        keyless = _nulls(keys)
+        alone = np.zeros(len(table), bool)
+        if addressed and kind is not None:
+            alone = keyless & (kind > EventKind.COMPLETE) & ~_nulls(_whole(table, "operation_id"))
+        rejection[keyless & ~alone] = EventRejection.NULL_KEY
+        if not whole_operations:
+            rejection[alone] = EventRejection.OPERATION_ALONE
     return EventArrivals(
         keys,
         _int64(_whole(table, "key_hash")),

@@ -73,6 +73,8 @@ class EventRejection(IntEnum):
     TIME_AHEAD = 4
     UNKNOWN_KIND = 5
     AT_NO_TIME = 6
+    BAD_EXTENSION = 7
+    OPERATION_ALONE = 8
 
     @property
     def reason(self) -> str:
@@ -128,6 +130,10 @@ _EVENT_REASONS = {
     EventRejection.BAD_VALUE: "the value is not a number, or negative, where values add up",
     EventRejection.TIME_AHEAD: "the time is too far ahead of processing time (max_future)",
     EventRejection.UNKNOWN_KIND: f"the kind is none of {', '.join(KINDS)}",
+    EventRejection.BAD_EXTENSION: "the seconds of the extend are null, negative, infinite or not a number",
+    EventRejection.OPERATION_ALONE: (
+        "the key is null, and without partition_by operation_id alone reaches no operation with one key"
+    ),
     EventRejection.AT_NO_TIME: (
         "the time is the first or last microsecond that a timestamp can hold, which stand for no time"
     ),

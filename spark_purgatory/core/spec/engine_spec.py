@@ -19,6 +19,7 @@ ROLES = ("id", "keys", "created_us", "deadline_us")
 LATER_FIELDS: dict[str, str | float | int | bool] = {
     "identity_width": 1,
     "operation_ids": False,
+    "whole_operations": False,
     "event_ids": False,
     "orphans": False,
     "key_prefix": 0,
@@ -41,6 +42,8 @@ class EngineSpec:
     """Columns that identify an operation: 1, the id; 2, the id and its watch key, where rows are routed by key."""
     operation_ids: bool = False
     """Events may apply to one operation, by its id."""
+    whole_operations: bool = False
+    """An event may apply to one operation with all its keys, by its id and a null key."""
     event_ids: bool = False
     """Events bring ids: an event counts once for an operation, however often it is delivered."""
     orphans: bool | Literal["all"] = False

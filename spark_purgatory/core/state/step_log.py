@@ -97,7 +97,7 @@ def take_step(engine: EventTimePurgatory, step: Step, is_kept: bool = False) -> 
         operations = pa.table({name: pa.concat_arrays(operations[name].chunks) for name in operations.column_names})
     return engine.step(
         None if operations is None else read_operations(operations, engine.spec),
-        None if events is None else read_events(events, engine.spec.criterion),
+        None if events is None else read_events(events, engine.spec.criterion, engine.spec.whole_operations),
         step.watermark_ms,
     )
 

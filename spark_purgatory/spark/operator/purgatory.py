@@ -108,6 +108,8 @@ def engine_spec(options: PurgatoryOptions, operations: InputTypes, completions: 
         lookback_us=options.us_of("lookback"),
         tick_ms=options.ms_of("tick"),
         operation_ids=options.completions.operation_id is not None,
+        whole_operations=options.completions.operation_id is not None
+        and (operations.several_keys or options.partition_by is not None),
         event_ids=options.completions.event_id is not None,
         orphans=options.orphans,
         control_events=options.completions.kind is not None,
