@@ -36,7 +36,7 @@ from benchmarks.inputs import ROWS, as_rows, read_sides
 from benchmarks.per_operation import per_operation, with_timers
 from spark_purgatory import Completions, Operations, criteria
 from spark_purgatory.spark.host.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
-from spark_purgatory.spark.host.requirements import LOG_HOST_SETTINGS, PROVIDER
+from spark_purgatory.spark.host.requirements import PROVIDER, TRANSFORM_WITH_STATE_SETTINGS
 from spark_purgatory.spark.host.requirements import ROCKSDB as ROCKSDB_PROVIDER
 from spark_purgatory.spark.operator.inputs import WATERMARK_METADATA
 from spark_purgatory.spark.operator.payload import arrow_schema
@@ -181,10 +181,14 @@ CONTENDERS = {
     for contender in (
         Contender("ours", "Purgatory, any_key, emit early", ours, decides=True),
         Contender("ours_rocksdb", "ours, state in RocksDB", ours, decides=True, settings=ROCKSDB),
-        Contender("log", "ours, a snapshot and a log in RocksDB", log, decides=True, settings=LOG_HOST_SETTINGS),
+        Contender(
+            "log", "ours, a snapshot and a log in RocksDB", log, decides=True, settings=TRANSFORM_WITH_STATE_SETTINGS
+        ),
         Contender("join", "stream-stream left outer join", join, decides=True, grace_ms=1),
         Contender("identity", "packed exchange, no engine", identity, decides=False),
-        Contender("identity_log", "the same, log host's operator", identity_log, False, settings=LOG_HOST_SETTINGS),
+        Contender(
+            "identity_log", "the same, log host's operator", identity_log, False, settings=TRANSFORM_WITH_STATE_SETTINGS
+        ),
         Contender("identity_rows", "applyInPandasWithState, plain rows, no work", identity_rows, decides=False),
         Contender("jvm_only", "union, repartition; no Python, no state", jvm_only, decides=False),
         Contender("join_rocksdb", "the same, state in RocksDB", join, decides=True, grace_ms=1, settings=ROCKSDB),

@@ -25,7 +25,7 @@ from benchmarks import harness
 from benchmarks.contenders import ROCKSDB, Contender, join, jvm_only, log, ours
 from benchmarks.process_tree import cpu_seconds, sampled, worker_bytes
 from benchmarks.workload_l import Shape, prepared
-from spark_purgatory.spark.host.requirements import COUNT_ROWS, LOG_HOST_SETTINGS
+from spark_purgatory.spark.host.requirements import COUNT_ROWS, TRANSFORM_WITH_STATE_SETTINGS
 
 FIRST_STEADY_BATCH = 2
 """The third one: by then what waits is in the state, and the workers run."""
@@ -103,13 +103,15 @@ class Marks:
 def contenders(minutes: int) -> dict[str, Contender]:
     """Who runs workload L; ``minutes`` is its longest delay."""
     joined = partial(join, longest_delay_minutes=minutes)
-    rocksdb = {**LOG_HOST_SETTINGS, **ROCKSDB}
+    rocksdb = {**TRANSFORM_WITH_STATE_SETTINGS, **ROCKSDB}
     counted = {**rocksdb, COUNT_ROWS: "true"}
     return {
         contender.name: contender
         for contender in (
             Contender("blob", "Purgatory, the state of a shard as one value, rewritten", ours, decides=True),
-            Contender("log", "Purgatory, a snapshot and a log", log, decides=True, settings=LOG_HOST_SETTINGS),
+            Contender(
+                "log", "Purgatory, a snapshot and a log", log, decides=True, settings=TRANSFORM_WITH_STATE_SETTINGS
+            ),
             Contender("join", "stream-stream left outer join", joined, decides=True, grace_ms=1),
             Contender("blob_rocksdb", "blob, state in RocksDB", ours, decides=True, settings=rocksdb),
             Contender("blob_rocksdb_counted", "the same, Spark counts its rows", ours, decides=True, settings=counted),

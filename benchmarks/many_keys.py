@@ -3,8 +3,8 @@
 | contender | what it is |
 | --- | --- |
 | broadcast | `Purgatory` as it comes: every shard gets every event; with one key a plain column, and no broadcast |
-| partition_by | the same with ``partition_by``, where the keys share an attribute (world ``own`` alone) |
-| broadcast_log, partition_by_log | both with ``host="transformWithState"`` |
+| scope | the same with ``scope``, where the keys share an attribute (world ``own`` alone) |
+| broadcast_log, scope_log | both with ``host="transformWithState"`` |
 | by_shard | watchers by shard of keys, chained to the purgatory by operation (`chained`) |
 | by_key | watchers by key, a group each, chained likewise |
 
@@ -37,7 +37,7 @@ from benchmarks.contenders import ROCKSDB
 from benchmarks.rates import FIRST_STEADY_BATCH
 from benchmarks.workload_m import CHECK_MODULO, FACTOR, WORLDS, Draw, expected, prepared
 from benchmarks.workload_w import START_US
-from spark_purgatory import LOG_HOST_SETTINGS, Completions, Operations, Purgatory, criteria
+from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS, Completions, Operations, Purgatory, criteria
 
 OPERATIONS_DDL = "op string, n bigint, keys array<string>, created timestamp, deadline timestamp"
 EVENTS_DDL = "key string, time timestamp, op string"
@@ -74,9 +74,9 @@ def broadcast(operations: DataFrame, events: DataFrame, n_keys: int, **more: Any
     return _purgatory(n_keys, **more).resolve(operations, events.select("key", "time"))
 
 
-def partition_by(operations: DataFrame, events: DataFrame, n_keys: int, **more: Any) -> DataFrame:
+def scope(operations: DataFrame, events: DataFrame, n_keys: int, **more: Any) -> DataFrame:
     """Keys within the operation that they belong to, which events name."""
-    return _purgatory(n_keys, partition_by="op", **more).resolve(operations, events)
+    return _purgatory(n_keys, scope="op", **more).resolve(operations, events)
 
 
 def _purgatory(n_keys: int, **more: Any) -> Purgatory:
@@ -94,9 +94,9 @@ def _purgatory(n_keys: int, **more: Any) -> Purgatory:
 
 CONTENDERS: dict[str, Callable[[DataFrame, DataFrame, int], DataFrame]] = {
     "broadcast": broadcast,
-    "partition_by": partition_by,
+    "scope": scope,
     "broadcast_log": partial(broadcast, host="transformWithState"),
-    "partition_by_log": partial(partition_by, host="transformWithState"),
+    "scope_log": partial(scope, host="transformWithState"),
     "by_shard": lambda operations, events, n_keys: chained.by_shard(operations, events),
     "by_key": lambda operations, events, n_keys: chained.by_key(operations, events),
 }
@@ -139,7 +139,7 @@ def run_once(spark: SparkSession, log: EventLog, contender: str, drawn: Draw, fi
     load = os.getloadavg()[0]
     log.shuffled()
     started = time.monotonic()
-    with harness.set_for(spark, LOG_HOST_SETTINGS if contender.endswith("_log") else {}):
+    with harness.set_for(spark, TRANSFORM_WITH_STATE_SETTINGS if contender.endswith("_log") else {}):
         counted = CONTENDERS[contender](operations, events, n_keys).observe(
             harness.OBSERVATION,
             F.count_if(F.col("status") == "COMPLETED").alias("completed"),
@@ -237,7 +237,7 @@ def main(
     if unknown := [name for name in (*names, world) if name not in (*CONTENDERS, *WORLDS)]:
         raise typer.BadParameter(f"{unknown[0]!r} is none of {', '.join((*CONTENDERS, *WORLDS))}")
     if world == "shared":
-        names = [name for name in names if not name.startswith("partition_by")]
+        names = [name for name in names if not name.startswith("scope")]
     console = Console(highlight=False, width=report.TABLE_WIDTH + 20)
     harness.WORK.mkdir(parents=True, exist_ok=True)
     workload = partial(prepared, world, seed=harness.SEED, root=harness.WORK)

@@ -60,7 +60,7 @@ acknowledgements.orderBy("acked_at").show(5)
 # MAGIC ## Three of five
 # MAGIC
 # MAGIC `keys` is an array column: the replicas. `quorum(3)` holds when three different keys have had an event. A
-# MAGIC replica name alone does not tell which command it acknowledged, so `partition_by="command_id"` routes both
+# MAGIC replica name alone does not tell which command it acknowledged, so `scope="command_id"` routes both
 # MAGIC inputs: a key is then a replica *of a command*.
 # MAGIC
 # MAGIC Both inputs are batch DataFrames here, so `resolve` gives a batch DataFrame. Two streams would give a stream
@@ -74,7 +74,7 @@ def purgatory(criterion):
         operations=Operations(id="command_id", keys="replicas", created="sent_at", timeout=f"{TIMEOUT_MS} ms"),
         completions=Completions(key="replica", time="acked_at"),
         criterion=criterion,
-        partition_by="command_id",
+        scope="command_id",
         shards=4,
     )
 

@@ -76,7 +76,7 @@ purgatory = Purgatory(
     operations=Operations(id="upload_id", keys="parts", created="begun_at", deadline="due_at", watermark="10 minutes"),
     completions=Completions(key="part", time="stored_at", watermark="10 minutes"),
     criterion=criteria.all_keys(),
-    partition_by="upload_id",
+    scope="upload_id",
     emit="final",
     shards=2,
 )

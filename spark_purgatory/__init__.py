@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from spark_purgatory.spark.checkpoint.gauges import gauges
     from spark_purgatory.spark.checkpoint.pending import pending
     from spark_purgatory.spark.checkpoint.start_check import check_checkpoint
-    from spark_purgatory.spark.host.requirements import LOG_HOST_SETTINGS
+    from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS
     from spark_purgatory.spark.monitoring.monitor import monitor
     from spark_purgatory.spark.operator.purgatory import Purgatory
     from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
-    "LOG_HOST_SETTINGS",
+    "TRANSFORM_WITH_STATE_SETTINGS",
     "Completions",
     "Operations",
     "Purgatory",
@@ -42,7 +42,7 @@ __all__ = [
     "pending",
 ]
 _MODULES = {
-    "LOG_HOST_SETTINGS": "spark.host.requirements",
+    "TRANSFORM_WITH_STATE_SETTINGS": "spark.host.requirements",
     "Completions": "config",
     "Operations": "config",
     "Purgatory": "spark.operator.purgatory",

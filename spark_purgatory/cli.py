@@ -1,6 +1,4 @@
-"""The command line: ``run`` runs a job, ``demo`` shows the library at work, ``doctor`` checks what they need,
-``check`` a job's file.
-"""
+"""Operations that wait for events, on Spark. Begin with demo; then example > job.yaml, check job.yaml, run job.yaml."""
 
 from __future__ import annotations
 
@@ -82,8 +80,14 @@ def demo(
 
 
 @app.command()
+def example() -> None:
+    """Print a job's YAML file to begin with: spark-purgatory example > job.yaml. It runs on what demo --dir writes."""
+    typer.echo((Path(__file__).parent / "demo" / "orders.yaml").read_text(encoding="utf-8"), nl=False)
+
+
+@app.command()
 def run(
-    conf: Annotated[Path, typer.Argument(help="The job's YAML file; conf/ has examples.", show_default=False)],
+    job_file: Annotated[Path, typer.Argument(help="The job's YAML file.", show_default=False)],
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change a field: operations.timeout='5 minutes'.")
     ] = None,
@@ -99,12 +103,12 @@ def run(
     require_spark("The job")
     from spark_purgatory.job.runner import run_file
 
-    raise typer.Exit(run_file(conf, set_ or (), spark_log, traceback))
+    raise typer.Exit(run_file(job_file, set_ or (), spark_log, traceback))
 
 
 @app.command()
 def check(
-    conf: Annotated[Path, typer.Argument(help="The job's YAML file; conf/ has examples.", show_default=False)],
+    job_file: Annotated[Path, typer.Argument(help="The job's YAML file.", show_default=False)],
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change a field: operations.timeout='5 minutes'.")
     ] = None,
@@ -115,7 +119,7 @@ def check(
     """
     from spark_purgatory.job.check_file import check_file
 
-    raise typer.Exit(check_file(conf, set_ or (), terminal()))
+    raise typer.Exit(check_file(job_file, set_ or (), terminal()))
 
 
 @app.command()
@@ -147,7 +151,7 @@ def report(
     checkpoint: Annotated[str, typer.Argument(help="The query's checkpointLocation.", show_default=False)],
     table: Annotated[str, typer.Argument(help="The outcomes' Delta table: a path, or a name.", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
-    outcome_prefix: Annotated[str, typer.Option(help="The purgatory's outcome_prefix.")] = "",
+    prefix: Annotated[str, typer.Option(help="The purgatory's prefix.")] = "",
     conf: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
 ) -> None:
     """Write one HTML page on a query: outcomes, waits, what is pending, files, state. The query may run.
@@ -157,4 +161,4 @@ def report(
     require_spark("The report")
     from spark_purgatory.job.show_report import write_report
 
-    raise typer.Exit(write_report(checkpoint, table, output, outcome_prefix, conf or [], terminal()))
+    raise typer.Exit(write_report(checkpoint, table, output, prefix, conf or [], terminal()))

@@ -60,7 +60,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
     from spark_purgatory.demo.runner import QUICK_SETTINGS
     from spark_purgatory.spark.host.exchange import unix_sockets
-    from spark_purgatory.spark.host.requirements import LOG_HOST_SETTINGS
+    from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS
 
     builder = (
         SparkSession.builder.master("local[2]")
@@ -77,7 +77,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     )
     settings = {**QUICK_SETTINGS, **INTERPRETED, **unix_sockets(tempfile.gettempdir())}
     if request.config.getoption("host") == "transformWithState":
-        settings |= LOG_HOST_SETTINGS
+        settings |= TRANSFORM_WITH_STATE_SETTINGS
     for name, value in settings.items():
         builder = builder.config(name, value)
     session = configure_spark_with_delta_pip(builder).getOrCreate()
@@ -89,10 +89,10 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def _settings_of_the_host(request: pytest.FixtureRequest) -> None:
     """Under ``--host``: what the host needs, which a test before may have taken back."""
     if request.config.getoption("host") == "transformWithState" and "spark" in request.fixturenames:
-        from spark_purgatory import LOG_HOST_SETTINGS
+        from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS
 
         session = request.getfixturevalue("spark")
-        for name, value in LOG_HOST_SETTINGS.items():
+        for name, value in TRANSFORM_WITH_STATE_SETTINGS.items():
             session.conf.set(name, value)
 
 

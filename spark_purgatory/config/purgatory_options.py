@@ -32,8 +32,8 @@ class PurgatoryOptions(Options):
     lookback: Annotated[Duration, "How long before its operation's created time an event still counts."] = "0 seconds"
     max_future: Annotated[Duration, "A time further ahead of processing time is rejected."] = "1 day"
     tick: Annotated[Duration, "Resolution of deadlines, which are rounded up to it."] = "1 millisecond"
-    outcome_prefix: Annotated[str, "Put before the names of the outcome's columns."] = ""
-    partition_by: Annotated[
+    prefix: Annotated[str, "Put before the names of the outcome's columns."] = ""
+    scope: Annotated[
         ColumnLike | None,
         "A column of both inputs: keys and ids belong to its value, and rows go to shards by it.",
     ] = None

@@ -22,9 +22,9 @@ from spark_purgatory.doctor.machine import PYSPARK
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.host.requirements import (
     CHANGELOG,
-    LOG_HOST_SETTINGS,
     PROTOBUF,
     PROVIDER,
+    TRANSFORM_WITH_STATE_SETTINGS,
     check_log_host,
 )
 from spark_purgatory.spark.sink.start_checks import DEFAULTS
@@ -215,7 +215,11 @@ def log_host_finding(spark: SparkSession) -> Finding:
         check_log_host(spark)
     except ConfigError as error:
         return note(what, f"not in this session: {str(error).removeprefix(what).strip()}")
-    lacking = [f"{name} = {value}" for name, value in LOG_HOST_SETTINGS.items() if spark.conf.get(name, None) != value]
+    lacking = [
+        f"{name} = {value}"
+        for name, value in TRANSFORM_WITH_STATE_SETTINGS.items()
+        if spark.conf.get(name, None) != value
+    ]
     return note(what, f"slower than it could be: set {', '.join(lacking)}") if lacking else Finding(what, "ready")
 
 

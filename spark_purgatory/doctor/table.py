@@ -13,7 +13,6 @@ from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.session import clock_finding, first_cause
 from spark_purgatory.errors import PurgatoryError
 from spark_purgatory.spark.sink.drain.delta_sink import DeltaSink
-from spark_purgatory.spark.sink.table.delta_log import CLOCK_SLACK_MS
 from spark_purgatory.spark.sink.table.delta_session import KNOWN_FEATURES
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.storage.paths import literal
@@ -22,6 +21,8 @@ from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 TELLING = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "delta.enableExpiredLogCleanup")
 """Properties that cut a table's history. They do not end exactly-once: Delta keeps its record of transactions."""
+CLOCK_SLACK_MS = 15 * 60_000
+"""How far the clocks of the storage and of the driver may differ."""
 REPLACED = "write to a new table with a new checkpoint, which reads the sources again"
 
 

@@ -18,10 +18,10 @@ from spark_purgatory.terminal import terminal
 EXIT_CONFIG = 2
 
 
-def check_file(conf: Path, changes: Sequence[str], console: Console) -> int:
+def check_file(job_file: Path, changes: Sequence[str], console: Console) -> int:
     """Print what a job's file would run; the exit code: 0, or 2 where the file is wrong."""
     try:
-        config = load_config(conf, changes)
+        config = load_config(job_file, changes)
     except ConfigError as error:
         terminal(stderr=True).print(str(error), style="red", soft_wrap=True, highlight=False)
         return EXIT_CONFIG
@@ -31,7 +31,7 @@ def check_file(conf: Path, changes: Sequence[str], console: Console) -> int:
     for name, text in described(config):
         table.add_row(name, text)
     console.print(table)
-    console.print(f"{conf} is right. Columns, their types and the places are checked when the job starts.")
+    console.print(f"{job_file} is right. Columns, their types and the places are checked when the job starts.")
     return 0
 
 
@@ -53,8 +53,7 @@ def described(config: JobConfig) -> Iterator[tuple[str, str]]:
     yield "criterion", criterion_text(options)
     yield (
         "outcomes",
-        f"emit {options.emit}, shards {options.shards}"
-        + (f", partition_by {options.partition_by}" if options.partition_by else ""),
+        f"emit {options.emit}, shards {options.shards}" + (f", scope {options.scope}" if options.scope else ""),
     )
     given = config.output.model_fields_set
     yield "output", ", ".join(f"{name} {names(value)}" for name, value in vars(config.output).items() if name in given)

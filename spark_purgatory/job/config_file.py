@@ -189,7 +189,9 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
         raise JobConfigError(origin, [Problem("the file", "", f"cannot be read: {error}")]) from error
     document = _parse(text, origin)
     if not isinstance(document, Mapping):
-        raise JobConfigError(origin, [Problem("the file", "", "must hold fields; start from conf/orders.yaml")])
+        raise JobConfigError(
+            origin, [Problem("the file", "", "must hold fields; begin with: spark-purgatory example > job.yaml")]
+        )
     fields = dict(document)
     for assignment in overrides:
         _override(fields, assignment)

@@ -81,11 +81,11 @@ class Report:
     """The query committed a micro-batch while the numbers were read: they may differ by its rows."""
 
 
-def read_report(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, outcome_prefix: str = "") -> Report:
+def read_report(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix: str = "") -> Report:
     """Read everything that the page shows; again if the query has gone on meanwhile, up to `TRIES` times."""
     for left in range(TRIES - 1, -1, -1):
         try:
-            report = _read(spark, checkpoint, sink, outcome_prefix)
+            report = _read(spark, checkpoint, sink, prefix)
         except SPARK_FAULTS as error:
             # A drain that ended meanwhile has removed staged files.
             if "FILE_NOT_EXIST" not in str(error) or not left:
@@ -96,19 +96,19 @@ def read_report(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, o
     return report
 
 
-def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, outcome_prefix: str) -> Report:
+def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix: str) -> Report:
     table = sink.read(spark, staged=True, checkpoint=checkpoint)
     tally = state_tally(spark, checkpoint)
     found = gauges(spark, checkpoint)
     ages, remaining, criteria = _of_pending(spark, checkpoint, found["batch_id"])
     by_hour: dict[str, dict[int, int]] = {}
     waits: dict[str, dict[int, int]] = {}
-    hour = F.floor(F.unix_millis(f"{outcome_prefix}resolved_at") / 3_600_000)
+    hour = F.floor(F.unix_millis(f"{prefix}resolved_at") / 3_600_000)
     for column, into in (
         (hour, by_hour),
-        (F.when(F.col(f"{outcome_prefix}wait_ms").isNotNull(), _bin(F.col(f"{outcome_prefix}wait_ms"))), waits),
+        (F.when(F.col(f"{prefix}wait_ms").isNotNull(), _bin(F.col(f"{prefix}wait_ms"))), waits),
     ):
-        counted = table.groupBy(F.col(f"{outcome_prefix}status").alias("status"), column.alias("at")).count()
+        counted = table.groupBy(F.col(f"{prefix}status").alias("status"), column.alias("at")).count()
         for row in counted.where("at IS NOT NULL").collect():
             into.setdefault(row["status"], {})[int(row["at"])] = row["count"]
     in_table, file_bytes = 0, list[int]()
@@ -121,7 +121,7 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, outcome
         table=str(sink),
         checkpoint=checkpoint,
         made_ms=int(datetime.now(UTC).timestamp() * MS),
-        summary=summarise(table, tally or Tally(), file_bytes, outcome_prefix),
+        summary=summarise(table, tally or Tally(), file_bytes, prefix),
         in_table=in_table,
         gauges=found,
         by_hour=by_hour,

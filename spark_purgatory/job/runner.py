@@ -138,7 +138,7 @@ def _summarise(spark: SparkSession, config: JobConfig, sink: RecordAccumulator, 
         return None
     tally = state_tally(spark, config.checkpoint) or Tally()
     table = sink.read(spark)
-    summary = summarise(table, tally, file_sizes(table), config.options().outcome_prefix)
+    summary = summarise(table, tally, file_sizes(table), config.options().prefix)
     print_summary(console, summary, str(sink))
     if config.dead_letters is not None:
         n = dead_letters.count(spark, config)
@@ -172,11 +172,11 @@ def guarded(console: Console, show_traceback: bool, body: Callable[[], int]) -> 
     return code
 
 
-def run_file(conf: Path, changes: Sequence[str], spark_log: Path | None, show_traceback: bool) -> int:
+def run_file(job_file: Path, changes: Sequence[str], spark_log: Path | None, show_traceback: bool) -> int:
     """Run the job that a YAML file describes, until it ends or is stopped.
 
     Args:
-        conf: The YAML file.
+        job_file: The YAML file.
         changes: ``field=value`` each, over the file's own values.
         spark_log: Where what Spark prints on stderr goes; None: it stays on stderr.
         show_traceback: Raise an expected failure with its traceback, in place of a message.
@@ -188,7 +188,7 @@ def run_file(conf: Path, changes: Sequence[str], spark_log: Path | None, show_tr
     stop = StopRequest()
 
     def body() -> int:
-        config = load_config(conf, changes)
+        config = load_config(job_file, changes)
         spark = build_session(config, spark_log)
         stop.listen()
         try:

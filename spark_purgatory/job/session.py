@@ -33,7 +33,7 @@ from spark_purgatory.config import parse_duration
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.job_config import JobConfig, KafkaSource, Trigger
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
-from spark_purgatory.spark.host.requirements import COUNT_ROWS, LOG_HOST_SETTINGS, PROVIDER, ROCKSDB
+from spark_purgatory.spark.host.requirements import COUNT_ROWS, PROVIDER, ROCKSDB, TRANSFORM_WITH_STATE_SETTINGS
 from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS, EXTENSION
 from spark_purgatory.spark.sink.table.delta_target import LEAN_SETTINGS
 
@@ -73,7 +73,7 @@ def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None) -
         # A shard is a group, and more partitions than groups are empty ones. Fixed by the checkpoint.
         "spark.sql.shuffle.partitions": str(shards),
         **STATE_STORES[config.chosen_store],
-        **(LOG_HOST_SETTINGS if config.is_log_host else {}),
+        **(TRANSFORM_WITH_STATE_SETTINGS if config.is_log_host else {}),
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         **LEAN_SETTINGS,

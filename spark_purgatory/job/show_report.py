@@ -15,7 +15,7 @@ from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 
 
 def write_report(
-    checkpoint: str, table: str, output: Path, outcome_prefix: str, settings: Sequence[str], console: Console
+    checkpoint: str, table: str, output: Path, prefix: str, settings: Sequence[str], console: Console
 ) -> int:
     """Write the page; the exit code."""
 
@@ -29,7 +29,7 @@ def write_report(
         place = place_of(table)
         sink = RecordAccumulator(path=place.get("path"), table=place.get("table"))
         with console.status("Reading the checkpoint and the table"):
-            text = page(read_report(spark, checkpoint, sink, outcome_prefix))
+            text = page(read_report(spark, checkpoint, sink, prefix))
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text, encoding="utf-8")
         console.print(f"Written: {output} ({len(text):,} bytes)", soft_wrap=True, highlight=False)

@@ -78,7 +78,7 @@ def assert_stream_equals_batch(
     as_of = operations.sparkSession.range(1).select(F.timestamp_micros(F.lit(watermark_us)).alias("t"))
     decided = purgatory.resolve(operations, completions, as_of=as_of.collect()[0]["t"])
     known = ("status",) if purgatory.emit == "early" else tuple(name for name in OUTCOME_COLUMNS if name != "late")
-    ignored = tuple(purgatory.outcome_prefix + name for name in OUTCOME_COLUMNS if name not in known)
+    ignored = tuple(purgatory.prefix + name for name in OUTCOME_COLUMNS if name not in known)
     where = f"emit={purgatory.emit!r}, seed {seed}, {batches} micro-batches, {restarts} restarts"
     assert_outcomes_equal(streamed, decided, where, ignored)
     return streamed
@@ -194,7 +194,7 @@ def assert_exactly_once(
         outcomes: What came out; ORPHAN rows are left out.
         id: The column, or columns, that both have and that identify an operation.
         may_be_pending: Whether operations may still wait.
-        status: The outcomes' column of the status, under ``outcome_prefix`` for example "outcome_status". Without such
+        status: The outcomes' column of the status, under ``prefix`` for example "outcome_status". Without such
             a column all rows count.
 
     Raises:
@@ -230,8 +230,8 @@ def _check_early(purgatory: Purgatory, operations: DataFrame) -> None:
     fields: dict[str, Any] = {"operations.id": purgatory.operations.id, "operations.keys": purgatory.operations.keys}
     if isinstance(fields["operations.keys"], (list, tuple)):
         del fields["operations.keys"]
-    if purgatory.partition_by is not None:
-        fields["partition_by"] = purgatory.partition_by
+    if purgatory.scope is not None:
+        fields["scope"] = purgatory.scope
     identity = [field_column(operations, value, field).alias(field) for field, value in fields.items()]
     again = operations.select(*identity).groupBy(*(f"`{field}`" for field in fields)).count().where("count > 1")
     repeated = again.count()

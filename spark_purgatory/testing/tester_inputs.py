@@ -163,9 +163,9 @@ def _time_text(moment: datetime) -> str:
 
 def _scope(table: pa.Table, options: PurgatoryOptions) -> pa.Array | None:
     """What scopes each row's keys by its partition, 32 hexadecimal digits; None without partitions."""
-    if options.partition_by is None:
+    if options.scope is None:
         return None
-    values = _texts(_column(table, options.partition_by)).to_pylist()
+    values = _texts(_column(table, options.scope)).to_pylist()
     return pa.array([md5(b"null" if value is None else b"=" + as_bytes(value)).hexdigest() for value in values])
 
 

@@ -55,7 +55,7 @@ def operation_types(schema: T.StructType, options: PurgatoryOptions, completions
     if config.deadline is not None:
         _check_time(schema, config.deadline, "operations.deadline")
     roles = payload_roles(schema, config)
-    if options.partition_by is not None:
+    if options.scope is not None:
         roles = {role: at for role, at in roles.items() if role not in ("id", "keys")}
     needs = _need_types(schema, options.criterion)
     if isinstance(options.criterion, ByRow):
@@ -97,9 +97,9 @@ def _key_type(schema: T.StructType, config: Operations) -> tuple[T.DataType, boo
 
 
 def _check_scope(schema: T.StructType, options: PurgatoryOptions, given: str, types: dict[str, T.DataType]) -> None:
-    if options.partition_by is not None:
-        name = f"partition_by ({given})"
-        types[name] = kind_of(schema, options.partition_by, "partition_by")
+    if options.scope is not None:
+        name = f"scope ({given})"
+        types[name] = kind_of(schema, options.scope, "scope")
         check_key_type(types[name], name)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_purgatory import LOG_HOST_SETTINGS, Completions, Operations, Purgatory, criteria, gauges, pending
+from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS, Completions, Operations, Purgatory, criteria, gauges, pending
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.engine_driver import multiset
@@ -33,7 +33,7 @@ def shipped(host: Host, watermark: str = "60 minutes") -> Purgatory:
         emit="final",
         shards=2,
         host=host,
-        outcome_prefix="ship_",
+        prefix="ship_",
         name="shipments",
     )
 
@@ -82,7 +82,7 @@ def test_two_purgatories_in_one_query_give_what_two_batch_resolves_give(
     spark: SparkSession, tmp_path: Path, host: Host
 ) -> None:
     sources = Sources(tmp_path)
-    with settings(spark, LOG_HOST_SETTINGS):
+    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
         for batch in range(BATCHES):
             sources.add(batch)
             if batch == BATCHES // 2:
@@ -108,7 +108,7 @@ def test_without_room_outcomes_of_the_first_are_late_for_the_second_and_all_are_
         sources.add(batch)
     sources.close()
     second = shipped("transformWithState", watermark="0 seconds")
-    with settings(spark, LOG_HOST_SETTINGS):
+    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
         rows = sources.run(spark, second)
     expected = [row.asDict() for row in sources.outcomes(spark, False, second).collect()]
     assert multiset(rows, "id", "wait_ms") == multiset(expected, "id", "wait_ms")
@@ -123,7 +123,7 @@ def test_what_cannot_be_chained_is_refused_by_name(spark: SparkSession, tmp_path
     blob = purgatory(host="applyInPandasWithState").resolve(orders, payments)
     with pytest.raises(ConfigError, match=r"operations are outcomes of .* give that purgatory host='transformWithSta"):
         shipped("transformWithState").resolve(blob, shipments)
-    with settings(spark, LOG_HOST_SETTINGS):
+    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
         paid = PAID.resolve(orders, payments)
         idle = replace(
             shipped("transformWithState"),

@@ -191,7 +191,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], list[str]]] = {
     ),
     "keys within a partition": (
         BEFORE,
-        {"partition_by": "key", "tick": "1 second"},
+        {"scope": "key", "tick": "1 second"},
         ["key_prefix: the checkpoint was written with 0", "tick_ms: the checkpoint was written with 1"],
     ),
     "shards by key": (BEFORE, {"shards": None}, ["the query has None: set shards=4"]),
@@ -259,7 +259,7 @@ def test_other_settings_go_on_with_what_waits(spark: SparkSession, landing: Land
         "max_future": "2 days",
         "max_pending_per_shard": 10,
         "max_state_bytes_per_shard": 1 << 20,
-        "outcome_prefix": "its_",
+        "prefix": "its_",
         "name": "other",
     }
     landing.add([waits("new", 2, 61, "99")], [{"key": "k-o1", "time": at(5)}])

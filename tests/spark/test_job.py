@@ -394,7 +394,7 @@ def test_a_delta_table_and_csv_in_a_table_by_name_out(spark: SparkSession, tmp_p
             options: {{header: true, sep: ;}}
           key: to
           time: time
-        purgatory: {{outcome_prefix: outcome_}}
+        purgatory: {{prefix: outcome_}}
         output: {{table: replies_awaited, partition_by: outcome_status}}
         checkpoint: "{tmp_path}/checkpoint"
         trigger: {{availableNow: true}}

@@ -96,7 +96,7 @@ def test_two_instants_of_a_repeated_hour_are_two_events_and_two_partitions(spark
     twice = replace(
         PURGATORY, completions=replace(PURGATORY.completions, event_id="instant"), criterion=criteria.count(2)
     )
-    apart = replace(PURGATORY, partition_by="instant")
+    apart = replace(PURGATORY, scope="instant")
     with settings(spark, ZONE):
         assert decided(twice.resolve(operations, events)) == [("o", "COMPLETED", None)]
         placed = rows_of(spark, "('s', 'k')", "('w', 'k')").withColumn(
@@ -126,9 +126,9 @@ def test_levels_at_instants_of_a_repeated_hour_are_two_levels(spark: SparkSessio
 
 
 @pytest.mark.parametrize("id_type", ["string", "binary"])
-@pytest.mark.parametrize("partition_by", [None, "id"])
+@pytest.mark.parametrize("scope", [None, "id"])
 def test_an_orphan_shows_its_key_and_id_as_users_know_them(
-    spark: SparkSession, partition_by: str | None, id_type: str
+    spark: SparkSession, scope: str | None, id_type: str
 ) -> None:
     events = rows_of(spark, f"('x', {WINTER})", f"('y', {SUMMER})").selectExpr(
         f"cast(id as {id_type}) as id", "key", "created", "'cancel' as kind", f"cast('o' as {id_type}) as op"
@@ -137,7 +137,7 @@ def test_an_orphan_shows_its_key_and_id_as_users_know_them(
         PURGATORY,
         completions=replace(PURGATORY.completions, kind="kind", operation_id="op"),
         orphans=True,
-        partition_by=partition_by,
+        scope=scope,
     )
     plain = replace(made, completions=replace(PURGATORY.completions, kind="kind"))
     with settings(spark, ZONE):
@@ -264,14 +264,14 @@ def test_a_checkpoint_that_kept_timestamps_as_the_sessions_text_is_refused_by_na
             r"operations\.id is int and completions\.operation_id is string: .* cast operations",
         ),
         ({"id": ("string", "double")}, r"completions\.operation_id is double, which cannot be a key"),
-        ({"part": ("int", "double")}, r"partition_by \(completions\) is double, which cannot be a key"),
-        ({"part": ("double", "double")}, r"partition_by \(operations\) is double, which cannot be a key"),
+        ({"part": ("int", "double")}, r"scope \(completions\) is double, which cannot be a key"),
+        ({"part": ("double", "double")}, r"scope \(operations\) is double, which cannot be a key"),
         (
             {"part": ("date", "timestamp")},
-            r"partition_by \(operations\) is date and partition_by \(comp.* is timestamp",
+            r"scope \(operations\) is date and scope \(comp.* is timestamp",
         ),
-        ({"part": ("decimal(10,2)", "decimal(10,3)")}, r"cast partition_by \(operations\) to decimal\(10,3\)"),
-        ({"part": ("array<int>", "array<int>")}, r"partition_by \(operations\) is array<int>, which cannot be a key"),
+        ({"part": ("decimal(10,2)", "decimal(10,3)")}, r"cast scope \(operations\) to decimal\(10,3\)"),
+        ({"part": ("array<int>", "array<int>")}, r"scope \(operations\) is array<int>, which cannot be a key"),
         (
             {"levels": ("map<int,double>", "")},
             r"keys is string and criterion\.levels \(its keys\) is int: .*; cast crit",
@@ -289,7 +289,7 @@ def test_a_checkpoint_that_kept_timestamps_as_the_sessions_text_is_refused_by_na
                 ("key", "", "", r"operations\.keys", ".*UTF8_BINARY"),
                 ("key", "array<", ">", r"operations\.keys \(its elements\)", ".*UTF8_BINARY"),
                 ("id", "", "", r"operations\.id", ".*UTF8_BINARY"),
-                ("part", "", "", r"partition_by \(operations\)", ".*UTF8_BINARY"),
+                ("part", "", "", r"scope \(operations\)", ".*UTF8_BINARY"),
                 ("levels", "map<", ",double>", r"criterion\.levels \(its keys\)", ".*UTF8_BINARY"),
                 ("event_id", "", "", r"completions\.event_id", ".*UTF8_BINARY"),
                 ("rule", "", "", r"criterion\.rule", ".* lower"),
@@ -335,5 +335,5 @@ def resolved(spark: SparkSession, types: dict[str, tuple[str, str]]) -> DataFram
             key="key", time="created", value="value", kind="kind", operation_id="id", event_id="event_id"
         ),
         criterion=criteria.by_row(levels="levels"),
-        partition_by="part",
+        scope="part",
     ).resolve(*sides)

@@ -46,7 +46,7 @@ def test_early_outcomes_have_the_same_statuses_and_where_they_need_not_that_is_r
         operations=ORDERS,
         completions=Completions(key="order_id", time="paid_at", watermark="9 minutes"),
         criterion=criteria.count(1),
-        outcome_prefix="o_",
+        prefix="o_",
     )
     outcomes = assert_stream_equals_batch(purgatory, orders, payments, tmp_path / "early", seed=5, batches=3).cache()
     assert_exactly_once(orders, outcomes, id="order_id", may_be_pending=True, status="o_status")

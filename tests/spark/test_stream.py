@@ -202,7 +202,7 @@ def test_operations_with_several_keys_see_events_of_all_of_them(spark: SparkSess
     assert [rows[f"o{i}"].status for i in range(6)] == ["COMPLETED"] * 3 + ["EXPIRED"] * 3
     assert rows["o4"].missing_keys == ["own-4"] and rows["o4"].matched == 2
     little = replace(both, max_broadcast_bytes=100)
-    with pytest.raises(PythonException, match=r"max_broadcast_bytes is 100 and .* each of 3 shards .* partition_by="):
+    with pytest.raises(PythonException, match=r"max_broadcast_bytes is 100 and .* each of 3 shards .* scope="):
         little.resolve(*landing.frames(spark, streaming=False)).collect()
     assert replace(little, shards=1).resolve(*landing.frames(spark, streaming=False)).count() == 6
 
@@ -273,11 +273,11 @@ def test_mixtures_clashes_and_second_watermarks_are_errors_that_say_so(spark: Sp
     stream, stream_events = landing.frames(spark)
     with pytest.raises(ConfigError, match="operations are a stream and completions a batch DataFrame"):
         purgatory().resolve(stream, events)
-    with pytest.raises(ConfigError, match=r"already have a column status.*outcome_prefix"):
+    with pytest.raises(ConfigError, match=r"already have a column status.*prefix"):
         purgatory().resolve(operations.withColumnRenamed("row", "status"), events)
     with pytest.raises(ConfigError, match="'created' already has a watermark: remove withWatermark"):
         purgatory().resolve(stream.withWatermark("created", "1 minute"), stream_events)
-    prefixed = purgatory(outcome_prefix="o_").resolve(operations.withColumnRenamed("row", "status"), events)
+    prefixed = purgatory(prefix="o_").resolve(operations.withColumnRenamed("row", "status"), events)
     assert prefixed.columns[-7:] == [
         "o_" + name for name in ("status", "resolved_at", "wait_ms", "matched", "missing_keys", "late", "reason")
     ]

@@ -26,7 +26,7 @@ CLOSING_US = 10_000_000_000
 CLOSING = {"id": "closing", "keys": ["closing"], "created": CLOSING_US, "deadline": CLOSING_US + 1, "rule": "any_key"}
 
 
-def controlled(several: bool, partition_by: str | None, orphans: bool | Literal["all"]) -> Purgatory:
+def controlled(several: bool, scope: str | None, orphans: bool | Literal["all"]) -> Purgatory:
     return Purgatory(
         operations=Operations(id="id", keys="keys" if several else "key", created="created", deadline="deadline"),
         completions=Completions(
@@ -35,7 +35,7 @@ def controlled(several: bool, partition_by: str | None, orphans: bool | Literal[
         criterion=criteria.by_row(need="need", levels="levels"),
         emit="final",
         shards=3,
-        partition_by=partition_by,
+        scope=scope,
         orphans=orphans,
     )
 
@@ -57,23 +57,23 @@ def land(landing: Landing, world: World, seed: int, regions: tuple[str, ...]) ->
 
 
 @pytest.mark.parametrize(
-    ("several", "partition_by", "orphans", "seed"),
+    ("several", "scope", "orphans", "seed"),
     [(True, None, False, 11), (True, "region", True, 12), (False, "region", "all", 13)],
 )
 def test_mixed_rules_and_control_events_give_what_batch_and_oracle_give(
     spark: SparkSession,
     tmp_path: Path,
     several: bool,
-    partition_by: str | None,
+    scope: str | None,
     orphans: bool | Literal["all"],
     seed: int,
 ) -> None:
     _, world, _ = draw(seed, "mixed", several, kinds=KINDS, worlds=3)
     world = World([row for row in world.operations if "spoiled" not in row["row"]], world.events)
-    regions = ("north", "south") if partition_by else ("north",)
+    regions = ("north", "south") if scope else ("north",)
     landing = Landing(tmp_path, wide=True)
     land(landing, world, seed, regions)
-    purgatory = controlled(several, partition_by, orphans)
+    purgatory = controlled(several, scope, orphans)
     expected, unheard = split_orphans(decide(*world, doubles=True, whole_operations=True, orphans=orphans))
     of_batch = [row.asDict() for row in purgatory.resolve(*landing.frames(spark, streaming=False)).collect()]
     for outcomes in (landing.run(spark, purgatory), of_batch):
@@ -92,7 +92,7 @@ def test_orphans_cannot_be_told_where_every_shard_sees_every_event(
 ) -> None:
     landing = Landing(tmp_path, wide=True)
     landing.add([], [])
-    with pytest.raises(ConfigError, match=rf"orphans={orphans!r}.* give partition_by= or shards=1"):
+    with pytest.raises(ConfigError, match=rf"orphans={orphans!r}.* give scope= or shards=1"):
         controlled(True, None, orphans).resolve(*landing.frames(spark, streaming=False))
 
 

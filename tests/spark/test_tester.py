@@ -81,7 +81,7 @@ def test_keys_of_every_type_have_the_texts_that_spark_gives_them(spark: SparkSes
         completions=Completions(key="key", time="time", operation_id="named", event_id="event", kind="kind"),
         criterion=criteria.quorum(1) if keys == "one" else criteria.all_keys(),
         emit="final",
-        partition_by="region" if keys == "partition" else None,
+        scope="region" if keys == "partition" else None,
         shards=3,
     )
     regions = ["north", None]
@@ -126,7 +126,7 @@ def test_numbers_of_every_type_are_compared_as_spark_compares_them(spark: SparkS
         ),
         completions=Completions(key="key", time="time", value="value"),
         criterion=criteria.by_row("rule", "need", "levels"),
-        outcome_prefix="o_",
+        prefix="o_",
     )
     levels: list[Any] = [None, {}, {"a": number(need, "2.5"), "b": number(need, "0.1")}, {"a": number(need, "1")}]
     operations = [
@@ -177,7 +177,7 @@ def test_what_the_product_refuses_the_tester_refuses_in_the_same_words(spark: Sp
         {"criterion": criteria.sum_at_least(2)},
         {"criterion": criteria.by_row("many", "many")},
         {"criterion": criteria.by_row("id", "many", "at")},
-        {"partition_by": "key", "operations": Operations(id="many", keys="at", created="created", timeout="1 hour")},
+        {"scope": "key", "operations": Operations(id="many", keys="at", created="created", timeout="1 hour")},
     ]
     for case in cases:
         purgatory = Purgatory(**base | case)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_purgatory import LOG_HOST_SETTINGS
+from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS
 from spark_purgatory.spark.storage.spark_access import settings
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
@@ -30,7 +30,7 @@ def namespace() -> dict[str, Any]:
 def test_a_snippet_passes(name: str, spark: SparkSession, tmp_path: Path) -> None:
     fixtures = {"spark": spark}
     test = namespace()[name]
-    with settings(spark, LOG_HOST_SETTINGS if "host" in inspect.signature(test).parameters else {}):
+    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS if "host" in inspect.signature(test).parameters else {}):
         for number, parameters in enumerate(cases(test)):
             given = {**fixtures, "tmp_path": tmp_path / str(number), **parameters}
             test(**{argument: given[argument] for argument in inspect.signature(test).parameters})

@@ -153,7 +153,7 @@ def test_a_stream_decides_times_at_the_ends_of_int64_as_a_batch_does(
         streams = [spark.readStream.schema(ddl).parquet(str(tmp_path / side)) for side, ddl in ddls.items()]
         for end in ({"timeout": "1 day"}, {"timeout": F.col("wait_ms"), "timeout_unit": "milliseconds"}):
             decide = made(**end)
-            decide = Purgatory(**{**vars(decide), "outcome_prefix": "o_"})
+            decide = Purgatory(**{**vars(decide), "prefix": "o_"})
             name = "-".join(end)
             out = str(tmp_path / name)
             decide.resolve(*streams).writeStream.format("parquet").option("path", out).option(

@@ -130,7 +130,7 @@ def test_a_quorum_of_more_keys_than_there_are_columns_is_refused_and_of_an_array
         ({"max_pending_per_shard": "many"}, "max_pending_per_shard='many' must be an int of at least 1"),
         ({"tick": "0 s"}, "tick='0 s' must be at least 1 millisecond"),
         ({"name": ""}, "name='' must be a name for the counters"),
-        ({"outcome_prefix": None}, "outcome_prefix=None must be a string"),
+        ({"prefix": None}, "prefix=None must be a string"),
     ],
 )
 def test_an_argument_of_a_wrong_type_is_refused_by_name(changes: dict[str, Any], said: str) -> None:

@@ -99,3 +99,13 @@ def test_an_old_pyspark_and_none_are_one_sentence(tmp_path: Path, source: str, m
     ran = run("-c", "from spark_purgatory import Purgatory", path=str(tmp_path))
     assert ran.returncode == 1
     assert message in ran.stderr.splitlines()[-1]
+
+
+def test_the_example_is_a_jobs_file_that_check_takes(tmp_path: Path) -> None:
+    printed = run("-m", "spark_purgatory", "example")
+    assert (printed.returncode, printed.stderr) == (0, "")
+    job = tmp_path / "job.yaml"
+    job.write_text(printed.stdout, encoding="utf-8")
+    ran = check(str(job))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "timeout" in ran.stdout or "deadline" in ran.stdout

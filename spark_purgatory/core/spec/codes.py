@@ -132,7 +132,7 @@ _EVENT_REASONS = {
     EventRejection.UNKNOWN_KIND: f"the kind is none of {', '.join(KINDS)}",
     EventRejection.BAD_EXTENSION: "the seconds of the extend are null, negative, infinite or not a number",
     EventRejection.OPERATION_ALONE: (
-        "the key is null, and without partition_by operation_id alone reaches no operation with one key"
+        "the key is null, and without scope operation_id alone reaches no operation with one key"
     ),
     EventRejection.AT_NO_TIME: (
         "the time is the first or last microsecond that a timestamp can hold, which stand for no time"

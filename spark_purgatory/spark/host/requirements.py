@@ -19,7 +19,7 @@ PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 COUNT_ROWS = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
-LOG_HOST_SETTINGS: Mapping[str, str] = {
+TRANSFORM_WITH_STATE_SETTINGS: Mapping[str, str] = {
     # transformWithState runs on no other store.
     PROVIDER: ROCKSDB,
     # A commit uploads what the micro-batch wrote; without it, whole files of RocksDB.
@@ -67,7 +67,7 @@ def check_log_host(spark: SparkSession) -> None:
     if "RocksDB" not in (provider or ""):
         raise ConfigError(
             f"{asked} needs RocksDB as state store, and {PROVIDER} is {provider}: set it to {ROCKSDB} before "
-            "resolve(), or set all of spark_purgatory.LOG_HOST_SETTINGS"
+            "resolve(), or set all of spark_purgatory.TRANSFORM_WITH_STATE_SETTINGS"
         )
     if spark.conf.get(CHANGELOG) != "true":
         logger.warning(

@@ -112,20 +112,20 @@ class Reading:
 
     criterion: Criterion | ByRow
     max_future_us: int
-    partition_by: ColumnLike | None = None
+    scope: ColumnLike | None = None
     heartbeats: bool = True
     number: str = DOUBLE
     is_chained: bool = False
     """The input is the outcomes of another purgatory of the query, whose watermark holds here too."""
 
-    def scope(self, frame: DataFrame, given: str, types: dict[str, T.DataType]) -> Column | None:
+    def scope_hash(self, frame: DataFrame, given: str, types: dict[str, T.DataType]) -> Column | None:
         """The column that scopes keys and ids by their partition, 32 hexadecimal digits; None without partitions.
 
         Its type is added to ``types``.
         """
-        if self.partition_by is None:
+        if self.scope is None:
             return None
-        column, name = field_column(frame, self.partition_by, "partition_by"), f"partition_by ({given})"
+        column, name = field_column(frame, self.scope, "scope"), f"scope ({given})"
         types[name] = column_type(frame, column)
         value = key_text(column, types[name], name).cast("string")
         return F.md5(F.coalesce(F.concat(F.lit("="), value), F.lit("null")).cast("binary"))
@@ -157,7 +157,7 @@ def operations_input(frame: DataFrame, config: Operations, reading: Reading) -> 
     created = timestamp_column(frame, config.created, "operations.created")
     id_raw = field_column(frame, config.id, "operations.id")
     id_type, types = column_type(frame, id_raw), dict[str, T.DataType]()
-    scope = reading.scope(frame, "operations", types)
+    scope = reading.scope_hash(frame, "operations", types)
     id_column = scoped(key_text(id_raw, id_type, "operations.id"), id_type, scope)
     raw, keys, key_type, several = _keys(frame, config)
     types |= {"operations.id": id_type, "operations.keys": key_type}
@@ -197,7 +197,7 @@ def payload_roles(schema: T.StructType, config: Operations) -> dict[str, int]:
     return roles
 
 
-def payload_sources(config: Operations, partition_by: ColumnLike | None) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def payload_sources(config: Operations, scope: ColumnLike | None) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Columns that are named by what the checkpoint keeps of an operation; none where one is an expression."""
     keys = tuple(config.keys) if isinstance(config.keys, (list, tuple)) else (config.keys,)
     named: dict[str, tuple[Any, ...]] = {
@@ -205,7 +205,7 @@ def payload_sources(config: Operations, partition_by: ColumnLike | None) -> tupl
         "operations.keys": keys,
         "operations.created": (config.created,),
         "operations.deadline": (config.deadline,),
-        "partition_by": (partition_by,),
+        "scope": (scope,),
     }
     return tuple((field, names) for field, names in named.items() if all(isinstance(name, str) for name in names))
 
@@ -217,7 +217,7 @@ def events_input(frame: DataFrame, config: Completions, reading: Reading) -> Inp
     key_raw = field_column(frame, config.key, "completions.key")
     key_type = column_type(frame, key_raw)
     types = {"completions.key": key_type}
-    scope = reading.scope(frame, "completions", types)
+    scope = reading.scope_hash(frame, "completions", types)
     key = scoped(key_text(key_raw, key_type, "completions.key"), key_type, scope)
     engine = [key.alias("key"), F.xxhash64(key).alias("key_hash"), F.unix_micros(time).alias("time_us")]
     check_value_is_named(config.value, reading.criterion)

@@ -51,12 +51,12 @@ COMPARED = (
     ("operations.keys", "completions.key"),
     ("operations.keys", LEVEL_KEYS),
     ("operations.id", "completions.operation_id"),
-    ("partition_by (operations)", "partition_by (completions)"),
+    ("scope (operations)", "scope (completions)"),
 )
 """Pairs of fields whose values are compared."""
-KEPT = ("operations.id", "operations.keys", "completions.event_id", "partition_by")
+KEPT = ("operations.id", "operations.keys", "completions.event_id", "scope")
 """Fields whose texts a checkpoint holds; what is compared with them has their type."""
-KEPT_OF_OPERATIONS = ("operations.id", "operations.keys", "partition_by (operations)")
+KEPT_OF_OPERATIONS = ("operations.id", "operations.keys", "scope (operations)")
 """The same, of operations alone."""
 CASTS = (
     T.BooleanType,

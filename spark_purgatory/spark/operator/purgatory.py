@@ -66,16 +66,15 @@ def check_quorum(criterion: Criterion | ByRow, keys: ColumnLike | Sequence[Colum
 
 def is_broadcast(options: PurgatoryOptions, several_keys: bool) -> bool:
     """Whether every shard is sent every event. Raises ConfigError where that cannot work."""
-    broadcast = several_keys and options.shards != 1 and options.partition_by is None
+    broadcast = several_keys and options.shards != 1 and options.scope is None
     if broadcast and options.shards is None:
         raise ConfigError(
-            "shards=None routes by key, and these operations have several keys: give a number of shards, "
-            "or partition_by="
+            "shards=None routes by key, and these operations have several keys: give a number of shards, or scope="
         )
     if broadcast and options.orphans:
         raise ConfigError(
             f"orphans={options.orphans!r}, and these operations have several keys: each shard gets all events, and "
-            "none can find out that no other has the operation; give partition_by= or shards=1"
+            "none can find out that no other has the operation; give scope= or shards=1"
         )
     return broadcast
 
@@ -109,16 +108,16 @@ def engine_spec(options: PurgatoryOptions, operations: InputTypes, completions: 
         tick_ms=options.ms_of("tick"),
         operation_ids=options.completions.operation_id is not None,
         whole_operations=options.completions.operation_id is not None
-        and (operations.several_keys or options.partition_by is not None),
+        and (operations.several_keys or options.scope is not None),
         event_ids=options.completions.event_id is not None,
         orphans=options.orphans,
         control_events=options.completions.kind is not None,
         number=operations.number,
-        key_prefix=0 if options.partition_by is None else key_prefix(operations.key_type),
-        id_prefix=0 if options.partition_by is None else key_prefix(operations.types["operations.id"]),
+        key_prefix=0 if options.scope is None else key_prefix(operations.key_type),
+        id_prefix=0 if options.scope is None else key_prefix(operations.types["operations.id"]),
         identity_width=1 if operations.keyed_by_id else 2,
         roles=operations.roles,
-        sources=payload_sources(options.operations, options.partition_by),
+        sources=payload_sources(options.operations, options.scope),
         texts=kept_texts(operations.types),
         dropped=options.operations.names_of("dropped"),
         utc_fields=timestamp_fields(operations.types, completions.types),
@@ -130,13 +129,13 @@ def engine_spec(options: PurgatoryOptions, operations: InputTypes, completions: 
 
 def outcome_schema(options: PurgatoryOptions, operations: T.StructType) -> T.StructType:
     """The operations' columns and the outcome's. Raises ConfigError where two have one name."""
-    names = [options.outcome_prefix + name for name in OUTCOME_COLUMNS]
+    names = [options.prefix + name for name in OUTCOME_COLUMNS]
     taken = {name.lower() for name in operations.names}
     clash = [name for name in names if name.lower() in taken]
     if clash:
         raise ConfigError(
             f"operations already have a column {', '.join(clash)}, which the outcome adds: "
-            "set outcome_prefix=, for example 'outcome_'"
+            "set prefix=, for example 'outcome_'"
         )
     renamed = [T.StructField(name, kind) for name, kind in zip(names, OUTCOME_TYPES, strict=True)]
     fields = operations.fields
@@ -176,8 +175,8 @@ class Purgatory(PurgatoryOptions):
         lookback: How long before its operation's created time an event still counts.
         max_future: A time further ahead of processing time is rejected and does not move the watermark.
         tick: Resolution of deadlines, which are rounded up to it; at least 1 millisecond.
-        outcome_prefix: Put before the names of the outcome's columns.
-        partition_by: A column that both inputs have, of a type that keys have. Keys and ids are then those of its
+        prefix: Put before the names of the outcome's columns.
+        scope: A column that both inputs have, of a type that keys have. Keys and ids are then those of its
             value, and rows are routed by it. So operations with several keys meet their events in one shard; otherwise
             every shard is sent every event.
         orphans: Which events become ORPHAN rows: False, none; True, control events that count for no operation; "all",
@@ -254,7 +253,7 @@ class Purgatory(PurgatoryOptions):
         columns = columns_of(operations.schema, case_sensitive)
         schema = outcome_schema(self, operations.schema)
         number = number_of(operations, completions, self.completions, self.criterion)
-        reading = Reading(self.criterion, self.us_of("max_future"), self.partition_by, heartbeats, number)
+        reading = Reading(self.criterion, self.us_of("max_future"), self.scope, heartbeats, number)
         chained = [is_chained(frame, given) for frame, given in self._sides(operations, completions)]
         left = operations_input(operations, self.operations, replace(reading, is_chained=chained[0]))
         right = events_input(completions, self.completions, replace(reading, is_chained=chained[1]))
