@@ -14,6 +14,7 @@ MARKS ?= not slow and not long
 BENCH_ARGS ?=
 SINK_ARGS ?=
 DEMO_ARGS ?=
+MATRIX_ARGS ?=
 
 # Spark's workers must run the Python that runs the driver, or they miss pyarrow.
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
@@ -22,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-all test-only test-log-host coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-soak bench-picture crash conformance clean java
+.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-soak bench-picture crash conformance clean java
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -84,6 +85,9 @@ crash: java $(STAMP) ## The long tests: kills, restarts, many seeds
 
 test-log-host: java $(STAMP) $(CLASSES) ## The tests on Spark with host="transformWithState" where they name no host
 	$(MAKE) test-only MARKS="spark and not slow and not long" PYTEST_ARGS="--host transformWithState $(PYTEST_ARGS)"
+
+test-matrix: java $(STAMP) ## A slice of the tests on other releases of Spark, Python, Java and packages; checkpoints that travel: an hour
+	$(BIN)/python -m tests.matrix $(MATRIX_ARGS)
 
 coverage: $(STAMP) ## Lines and branches that the tests without Spark reach
 	$(BIN)/python -m pytest -m "not slow and not spark" --numprocesses 2 --dist loadfile \

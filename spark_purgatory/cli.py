@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +56,12 @@ def doctor(
 
 
 def require_spark(what: str, needs_delta: bool = True) -> None:
-    """Exit with a message where what Spark needs is missing; ``what`` is the command that needs it."""
+    """Exit with a message where what Spark needs is missing; ``what`` is the command that needs it.
+
+    Under spark-submit there is a JVM, with the cluster's Spark, and perhaps with its Delta: nothing is asked for.
+    """
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return
     for finding in (java_finding(), pyspark_finding(), *([delta_finding()] if needs_delta else [])):
         if finding.remedy:
             sentence = f"{what} runs on Spark, which needs {finding.what} ({finding.found}): {finding.remedy}."

@@ -29,6 +29,7 @@ COMPILED = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMo
 def pytest_addoption(parser: pytest.Parser) -> None:
     """``--host transformWithState``: the purgatories of all tests that name no host have this one."""
     parser.addoption("--host", default=None, help="Purgatory's host where a test names none")
+    parser.addoption("--without-delta", action="store_true", help="For a Spark for which there is no Delta yet")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -58,15 +59,15 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
 
+    from spark_purgatory.config.purgatory_options import LOG_HOSTS
     from spark_purgatory.demo.runner import QUICK_SETTINGS
     from spark_purgatory.spark.host.exchange import unix_sockets
     from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS
+    from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS
 
     builder = (
         SparkSession.builder.master("local[2]")
         .appName("spark_purgatory tests")
-        .config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
@@ -76,11 +77,15 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         .config("spark.log.level", "ERROR")
     )
     settings = {**QUICK_SETTINGS, **INTERPRETED, **unix_sockets(tempfile.gettempdir())}
-    if request.config.getoption("host") == "transformWithState":
+    if request.config.getoption("host") in LOG_HOSTS:
         settings |= TRANSFORM_WITH_STATE_SETTINGS
     for name, value in settings.items():
         builder = builder.config(name, value)
-    session = configure_spark_with_delta_pip(builder).getOrCreate()
+    if not request.config.getoption("without_delta"):
+        for name, value in DELTA_SETTINGS.items():
+            builder = builder.config(name, value)
+        builder = configure_spark_with_delta_pip(builder)
+    session = builder.getOrCreate()
     yield session
     session.stop()
 
@@ -88,7 +93,9 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(autouse=True)
 def _settings_of_the_host(request: pytest.FixtureRequest) -> None:
     """Under ``--host``: what the host needs, which a test before may have taken back."""
-    if request.config.getoption("host") == "transformWithState" and "spark" in request.fixturenames:
+    from spark_purgatory.config.purgatory_options import LOG_HOSTS
+
+    if request.config.getoption("host") in LOG_HOSTS and "spark" in request.fixturenames:
         from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS
 
         session = request.getfixturevalue("spark")

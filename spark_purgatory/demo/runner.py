@@ -21,8 +21,9 @@ from spark_purgatory.demo.recount import Counted, recount
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig
-from spark_purgatory.job.runner import EXIT_FAILED, EXIT_INTERRUPTED, StopRequest, guarded, run
+from spark_purgatory.job.runner import EXIT_FAILED, EXIT_INTERRUPTED, guarded, run
 from spark_purgatory.job.session import LOCAL_CHECKPOINT, ROOT, build_session
+from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.job.summary import Summary
 
 CONF = Path(__file__).with_name("orders.yaml")

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
+from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.state.blob import HEADER, VERSION
 from spark_purgatory.core.state.shard_state import ShardState
@@ -19,8 +20,6 @@ from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.session import clock_finding, first_cause
 from spark_purgatory.errors import ConfigError, StagingError, StateError
 from spark_purgatory.spark.checkpoint.shard_states import (
-    LOG_HOST,
-    OPERATORS,
     ShardStates,
     StatePathError,
     collected,
@@ -29,7 +28,7 @@ from spark_purgatory.spark.checkpoint.shard_states import (
 )
 from spark_purgatory.spark.sink.table.table_claim import claimed_by
 from spark_purgatory.spark.storage.paths import literal
-from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_reach
 
 GOOD_STATE_BYTES = 5_000_000
 """Of a shard: a micro-batch writes the whole state of each shard that it touches (docs/choosing.md)."""
@@ -37,6 +36,7 @@ RESTORE_STATE = (
     "bring back the checkpoint's folder `state` from a copy, or start with a new checkpoint, which reads the sources "
     "again"
 )
+CLAIM_FAULTS: tuple[type[Exception], ...] = (StagingError, *SPARK_FAULTS)
 KEPT_SETTINGS = ("spark.sql.streaming.stateStore.providerClass", "spark.sql.shuffle.partitions")
 
 
@@ -54,7 +54,7 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Findin
             yield Finding("checkpoint", "not that of a purgatory", str(error))
         return
     except SPARK_FAULTS as error:
-        yield Finding("checkpoint", first_cause(error), f"give the session what its storage needs, or {RESTORE_STATE}")
+        yield Finding("checkpoint", first_cause(error), without_reach(error) or RESTORE_STATE)
         return
     if states is None:
         yield note("checkpoint", f"{checkpoint}: no micro-batch is committed yet")
@@ -86,7 +86,7 @@ def state_findings(states: ShardStates) -> Iterator[Finding]:
     try:
         rows = collected(states.whole.mapInArrow(_about_states, "said string"))
     except SPARK_FAULTS as error:
-        yield Finding("state", first_cause(error), RESTORE_STATE)
+        yield Finding("state", first_cause(error), without_reach(error) or RESTORE_STATE)
         return
     shards = [json.loads(row["said"]) for row in rows]
     damaged = [shard["error"] for shard in shards if "error" in shard]
@@ -115,7 +115,7 @@ def state_findings(states: ShardStates) -> Iterator[Finding]:
 def size_finding(sizes: list[int], host: str) -> Finding:
     """Whether shards are of a size that a micro-batch can write; the log host writes what arrived, and wants few."""
     found = f"{sum(sizes):,} bytes, the largest shard {max(sizes):,}"
-    if max(sizes) <= GOOD_STATE_BYTES or host == OPERATORS[LOG_HOST]:
+    if max(sizes) <= GOOD_STATE_BYTES or host in LOG_HOSTS:
         return Finding("state size", found)
     return note("state size", f"{found}: above {GOOD_STATE_BYTES:,} take more shards with the next checkpoint")
 
@@ -124,9 +124,9 @@ def claim_of(spark: SparkSession, checkpoint: str) -> dict[str, str] | Finding:
     """The table that a checkpoint is claimed for, as `claimed_by` gives it; a finding where it cannot be read."""
     try:
         return claimed_by(spark, checkpoint)
-    except (StagingError, *SPARK_FAULTS) as error:
+    except CLAIM_FAULTS as error:
         remedy = "bring back the checkpoint's folder `staging` from a copy, or start with a new checkpoint"
-        return Finding("table of the checkpoint", first_cause(error), remedy)
+        return Finding("table of the checkpoint", first_cause(error), without_reach(error) or remedy)
 
 
 def _about_states(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

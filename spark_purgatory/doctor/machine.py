@@ -9,15 +9,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from spark_purgatory.doctor.finding import Finding, note
+from spark_purgatory.doctor.verified import release_finding
 from spark_purgatory.worker_python import why_unfit
 
 JAVA_MIN, PYTHON_MIN = 17, (3, 11)
-PYSPARK, DELTA_SPARK = "4.2.0", "4.4.0"
-DELTA_JAR = f"io.delta_delta-spark_4.2_2.13-{DELTA_SPARK}.jar"
+INSTALL_SPARK = "pip install 'spark-purgatory[spark]'"
+DELTA_SPARK, WITHOUT_JARS = "4.4.0", "4.4.1"
+"""The tested release of Delta, and one that has a wheel, but whose jars were never published."""
 INSTALL_JAVA = (
     "install Java 17 (Debian, Ubuntu: apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) "
     "and put it on the PATH or in JAVA_HOME"
@@ -47,24 +50,24 @@ def python_finding() -> Finding:
     return Finding("Python", f"{platform.python_version()} ({sys.executable})", remedy)
 
 
-def package_finding(package: str, wanted: str, because: str) -> Finding:
-    """Whether a package is there in the one version that works."""
-    install = f"pip install {package}=={wanted} ({because})"
-    try:
-        found = version(package)
-    except PackageNotFoundError:
-        return Finding(package, "not installed", install)
-    return Finding(package, found, "" if found == wanted else install)
-
-
 def pyspark_finding() -> Finding:
-    """Whether Spark is the release that Delta was built for."""
-    return package_finding("pyspark", PYSPARK, f"delta-spark {DELTA_SPARK} is built for it")
+    """Whether there is a Spark, and one that was tested. Clusters have it without a distribution of that name."""
+    try:
+        return release_finding("pyspark", str(import_module("pyspark").__version__))
+    except ModuleNotFoundError:
+        return Finding("pyspark", "not installed", INSTALL_SPARK)
 
 
 def delta_finding() -> Finding:
-    """Whether Delta is the release whose jars can be had."""
-    return package_finding("delta-spark", DELTA_SPARK, "4.4.1 has a wheel, but its jars were never published")
+    """Whether there is a Delta whose jars can be had."""
+    what = "delta-spark"
+    try:
+        found = version(what)
+    except PackageNotFoundError:
+        return Finding(what, "not installed", INSTALL_SPARK)
+    if found == WITHOUT_JARS:
+        return Finding(what, found, f"pip install {what}=={DELTA_SPARK} (the jars of {found} were never published)")
+    return Finding(what, found) if found == DELTA_SPARK else note(what, f"{found}; tested is {DELTA_SPARK}")
 
 
 def worker_python_finding() -> Finding:
@@ -84,7 +87,7 @@ def worker_python_finding() -> Finding:
 def jars_finding() -> Finding:
     """Whether Delta's jars were downloaded already, or where they would come from."""
     cache = Path.home() / ".ivy2.5.2" / "jars"
-    if (cache / DELTA_JAR).exists():
+    if list(cache.glob(f"io.delta_delta-spark_*-{DELTA_SPARK}.jar")):
         return Finding("Delta's jars", f"cached in {cache}")
     return Finding("Delta's jars", "not cached; the first start downloads 90 MB from Maven Central")
 

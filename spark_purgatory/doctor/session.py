@@ -18,14 +18,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.doctor.finding import Finding, note
-from spark_purgatory.doctor.machine import PYSPARK
+from spark_purgatory.doctor.verified import release_finding
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.host.requirements import (
     CHANGELOG,
-    PROTOBUF,
+    LOG_HOST_HERE,
+    MESSAGES,
     PROVIDER,
     TRANSFORM_WITH_STATE_SETTINGS,
     check_log_host,
+    fitting_protobuf,
 )
 from spark_purgatory.spark.sink.start_checks import DEFAULTS
 from spark_purgatory.spark.sink.table.delta_session import is_without_delta, what_lacks
@@ -35,13 +37,12 @@ from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, said
 
 PACKAGES = ("numpy", "pandas", "pyarrow", "pyspark", "spark_purgatory")
 """What a worker imports to run a purgatory."""
-LOG_HOST_PACKAGE = "google.protobuf"
-"""What it imports besides with ``host="transformWithState"``."""
 TASKS = 16
 """Of the tiny job: some for each executor of a small cluster."""
 MAX_CLOCK_SKEW_MS = 60_000
 TESTED_STORES = {"HDFSBackedStateStoreProvider": "on the JVM's heap", "RocksDBStateStoreProvider": "on disk"}
 SOCKETS = "spark.python.unix.domain.socket.enabled"
+NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
 PYTHON_ERROR = re.compile(r"[\w.]*(?:Error|Exception): ")
 SHIP = "docs/shipping.md has the ways to give workers their packages"
@@ -49,17 +50,11 @@ SHIP = "docs/shipping.md has the ways to give workers their packages"
 
 def session_findings(spark: SparkSession) -> Iterator[Finding]:
     """Everything about a session, in the order in which a query would need it."""
-    yield release_finding(spark)
+    yield release_finding("Spark", spark.version)
     yield from worker_findings(spark)
     yield delta_finding(spark)
     yield transactions_finding(spark)
     yield from setting_findings(spark)
-
-
-def release_finding(spark: SparkSession) -> Finding:
-    """Whether it is the Spark that everything was tested with."""
-    remedy = "" if spark.version == PYSPARK else f"take Spark {PYSPARK}: no other release is tested"
-    return Finding("Spark", spark.version, remedy)
 
 
 # --- workers --------------------------------------------------------------------------------------
@@ -78,7 +73,7 @@ def about_worker(packages: Sequence[str]) -> Callable[[Any], str]:
         versions = {}
         for name in packages:
             try:
-                versions[name] = str(import_module(name).__version__)
+                versions[name] = str(getattr(import_module(name), "__version__", "fits"))
             except Exception as error:
                 versions[name] = "not installed" if isinstance(error, ModuleNotFoundError) else f"broken: {error}"
         python = "{}.{}.{}".format(*sys.version_info[:3])
@@ -98,7 +93,7 @@ def about_worker(packages: Sequence[str]) -> Callable[[Any], str]:
 def worker_findings(spark: SparkSession) -> Iterator[Finding]:
     """Workers' Python and packages beside this process's, and their clocks."""
     # Plain rows: with Arrow, a worker that lacks it could not answer.
-    asked = (*PACKAGES, LOG_HOST_PACKAGE)
+    asked = (*PACKAGES, MESSAGES)
     ask = F.udf(about_worker(asked), "string", useArrow=False)
     began_ms = time.time() * 1000
     try:
@@ -120,7 +115,7 @@ def worker_findings(spark: SparkSession) -> Iterator[Finding]:
     )
     for package in PACKAGES:
         yield package_finding(package, here["packages"][package], {w["packages"][package] for w in workers})
-    yield protobuf_finding({w["packages"][LOG_HOST_PACKAGE] for w in workers})
+    yield protobuf_finding({w["packages"][MESSAGES] for w in workers})
 
     moments = [worker["now_ms"] for worker in workers] + [row["at"] for row in rows]
     skew_ms = max([0, *(began_ms - moment for moment in moments), *(moment - ended_ms for moment in moments)])
@@ -139,9 +134,9 @@ def package_finding(package: str, here: str, there: set[str]) -> Finding:
 def protobuf_finding(there: set[str]) -> Finding:
     """Whether workers have what ``host="transformWithState"`` needs besides; a note, as the other host needs none."""
     what, found = "workers' protobuf", ", ".join(sorted(there))
-    if all(version[:1].isdigit() for version in there):
+    if there == {"fits"}:
         return Finding(what, found)
-    return note(what, f"{found}; only host='transformWithState' needs it: pip install {PROTOBUF} on every worker")
+    return note(what, f"{found}; only host='transformWithState' needs it: pip install {fitting_protobuf()} on each")
 
 
 def clock_finding(what: str, skew_ms: float, than: str) -> Finding:
@@ -202,6 +197,10 @@ def setting_findings(spark: SparkSession) -> Iterator[Finding]:
         yield note("state store's changelog", f"{CHANGELOG} = {spark.conf.get(CHANGELOG, 'false')}")
     yield log_host_finding(spark)
     yield note("micro-batches kept", f"{RETAINED} = {spark.conf.get(RETAINED)}: `pending` and a rollback reach so far")
+    if setting(spark, NO_DATA) == "false":
+        yield note(
+            "deadlines on a silent stream", f"{NO_DATA} = false: they wait for a row; set idle_after on an input"
+        )
     if setting(spark, SOCKETS) == "true":
         yield Finding("Unix sockets", "between the JVM and Python")
     else:
@@ -210,9 +209,9 @@ def setting_findings(spark: SparkSession) -> Iterator[Finding]:
 
 def log_host_finding(spark: SparkSession) -> Finding:
     """Whether a purgatory could have ``host="transformWithState"``, and with all that makes it fast."""
-    what = 'host="transformWithState"'
+    what = f'host="{LOG_HOST_HERE}"'
     try:
-        check_log_host(spark)
+        check_log_host(spark, LOG_HOST_HERE)
     except ConfigError as error:
         return note(what, f"not in this session: {str(error).removeprefix(what).strip()}")
     lacking = [

@@ -17,7 +17,7 @@ from spark_purgatory.spark.sink.table.delta_session import KNOWN_FEATURES
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.storage_access import described, sql_text
-from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_reach
 
 TELLING = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "delta.enableExpiredLogCleanup")
 """Properties that cut a table's history. They do not end exactly-once: Delta keeps its record of transactions."""
@@ -88,7 +88,8 @@ def delivery_finding(spark: SparkSession, target: DeltaTarget, checkpoint: str) 
     except PurgatoryError as error:
         return Finding(what, type(error).__name__, str(error))
     except SPARK_FAULTS as error:
-        return Finding(what, first_cause(error), "bring the checkpoint's folder `staging` back, or " + REPLACED)
+        remedy = without_reach(error) or f"bring the checkpoint's folder `staging` back, or {REPLACED}"
+        return Finding(what, first_cause(error), remedy)
     ledger = sink.stager.ledger
     drains = ledger.intent.number + 1 if ledger.intent else 0
     return Finding(

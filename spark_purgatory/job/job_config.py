@@ -30,6 +30,7 @@ from spark_purgatory.config import (
 )
 from spark_purgatory.config import Duration as DurationOption
 from spark_purgatory.config import Size as SizeOption
+from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.job.config_types import Duration, Model, Scalar, Setting, Size, Text, Texts, exactly_one
 
@@ -305,7 +306,7 @@ class JobConfig(Model):
     @property
     def is_log_host(self) -> bool:
         """Whether the state is a snapshot and a log."""
-        return self.options().host == "transformWithState"
+        return self.options().host in LOG_HOSTS
 
     @property
     def chosen_store(self) -> str:
@@ -317,8 +318,8 @@ class JobConfig(Model):
         self.options()
         if self.is_log_host and self.chosen_store != "rocksdb":
             raise ValueError(
-                f"state_store is {self.state_store}, and purgatory.host transformWithState needs rocksdb: leave "
-                "state_store out"
+                f"state_store is {self.state_store}, and purgatory.host {self.options().host} needs "
+                "rocksdb: leave state_store out"
             )
         return self
 

@@ -17,14 +17,13 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.job.summary import (
     Summary,
-    Tally,
     file_sizes,
     readable_bytes,
     readable_ms,
-    state_tally,
     summarise,
     verdict,
 )
+from spark_purgatory.job.tally import Tally, state_tally
 from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
 from spark_purgatory.spark.checkpoint.pending import pending
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator

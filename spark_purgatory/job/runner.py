@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import re
 import signal
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
@@ -26,7 +24,9 @@ from spark_purgatory.job.job_config import JobConfig, MetricsOutput
 from spark_purgatory.job.progress import Progress
 from spark_purgatory.job.session import build_session
 from spark_purgatory.job.sources import outcomes_of
-from spark_purgatory.job.summary import Summary, Tally, file_sizes, print_summary, state_tally, summarise
+from spark_purgatory.job.stopping import StopRequest
+from spark_purgatory.job.summary import Summary, file_sizes, print_summary, summarise
+from spark_purgatory.job.tally import Tally, state_tally
 from spark_purgatory.spark.monitoring.monitor import monitor
 from spark_purgatory.spark.sink.record_accumulator import AccumulatorQuery, RecordAccumulator
 from spark_purgatory.terminal import terminal
@@ -39,23 +39,6 @@ OUR_ERROR = re.compile(r"spark_purgatory\.errors\.\w+: (.*)")
 PYTHON_ERROR = re.compile(r"^(\w+(?:Error|Exception): .*)$", re.MULTILINE)
 LACKS_US = re.compile(r"No module named '(?:spark_purgatory|numpy|pandas|pyarrow)\b")
 WORKERS_LACK_IT = ": Spark's workers do not have it (spark-purgatory doctor --spark; docs/shipping.md)"
-
-
-class StopRequest:
-    """Whether someone asked the job to stop, and by which signal."""
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        self.event = threading.Event()
-
-    def listen(self) -> None:
-        """Take SIGTERM and ctrl-C from here on; PySpark's own handler of the latter cancels jobs, raises."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
-        self.event.set()
 
 
 def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequest) -> Summary | None:
@@ -192,7 +175,8 @@ def run_file(job_file: Path, changes: Sequence[str], spark_log: Path | None, sho
         spark = build_session(config, spark_log)
         stop.listen()
         try:
-            run(spark, config, console, stop)
+            with stop.heard_by_the_jvm():
+                run(spark, config, console, stop)
         except (Py4JNetworkError, ConnectionError):
             # Ctrl-C reaches spark-submit's JVM as well, and it may be gone before we have stopped the query.
             if stop.signal is None:

@@ -19,12 +19,10 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TextIO
 
 import pyspark
-from delta import configure_spark_with_delta_pip
 from pyspark import java_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
@@ -34,10 +32,11 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.job_config import JobConfig, KafkaSource, Trigger
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
 from spark_purgatory.spark.host.requirements import COUNT_ROWS, PROVIDER, ROCKSDB, TRANSFORM_WITH_STATE_SETTINGS
-from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS, EXTENSION
+from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS, EXTENSION, delta_package
 from spark_purgatory.spark.sink.table.delta_target import LEAN_SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = "spark.jars.packages"
 KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 STATE_STORES = {
     "hdfs": {PROVIDER: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"},
@@ -144,16 +143,27 @@ def _session_with(settings: Mapping[str, str], packages: list[str] | None = None
     for name, value in settings.items():
         builder = builder.config(name, value)
     if packages is not None:
-        builder = configure_spark_with_delta_pip(builder, extra_packages=packages)
+        builder = _with_jars(builder, [*packages, *filter(None, settings.get(PACKAGES, "").split(","))])
     session: SparkSession = builder.getOrCreate()
     return session
+
+
+def _with_jars(builder: Any, packages: list[str]) -> Any:
+    """A session that downloads Delta's jars, and ``packages`` with them."""
+    try:
+        from delta import configure_spark_with_delta_pip
+    except ModuleNotFoundError as error:
+        if error.name != "delta":
+            raise
+        raise ConfigError("there is no module 'delta': pip install 'spark-purgatory[spark]'") from error
+    return configure_spark_with_delta_pip(builder, extra_packages=packages)
 
 
 def _packages(config: JobConfig) -> list[str]:
     """Jars beside Delta's: the file's, and Kafka's if an input reads it."""
     reads_kafka = any(isinstance(each.source, KafkaSource) for each in (config.operations, config.completions))
-    kafka = f"{KAFKA_PACKAGE}:{version('pyspark')}"
-    named = any(package.startswith(KAFKA_PACKAGE) for package in config.packages)
+    kafka = f"{KAFKA_PACKAGE}:{pyspark.__version__}"
+    named = KAFKA_PACKAGE in ",".join((*config.packages, str(config.spark.get(PACKAGES, ""))))
     return [*config.packages, *([kafka] if reads_kafka and not named else [])]
 
 
@@ -176,10 +186,9 @@ def _submitted_settings() -> dict[str, str] | None:
 
 def _leave_submitted_jvm(master: str) -> None:
     if not master.startswith("local"):
-        package = f"io.delta:delta-spark_4.2_2.13:{version('delta-spark')}"
         raise ConfigError(
             f"Delta's jars are not on the classpath of the Spark at {master!r}: "
-            f"spark-submit --packages {package} jobs/await_completion.py ..."
+            f"spark-submit --packages {delta_package(pyspark.__version__)} jobs/await_completion.py ..."
         )
     for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_GATEWAY_SECRET"):
         os.environ.pop(name, None)

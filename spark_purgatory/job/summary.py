@@ -6,35 +6,16 @@ back from the checkpoint, and set against the rows of the table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
 
-import numpy as np
-import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
 
-from spark_purgatory.core.spec.codes import Status
-from spark_purgatory.core.state.blob import read_blob
-from spark_purgatory.spark.checkpoint.shard_states import StatePathError, shard_states, states_in
-from spark_purgatory.spark.storage.commits import NoCheckpointError
+from spark_purgatory.job.tally import Tally
 
 WAIT_PERCENTILES = (0.5, 0.95, 0.99)
-WAITING = 0
-"""In a shard's state: the operation is neither decided nor dropped."""
-TALLY_DDL = "received bigint, decided bigint, pending bigint"
-
-
-@dataclass(frozen=True)
-class Tally:
-    """What a checkpoint says of its operations, over all its runs."""
-
-    received: int = 0
-    decided: int = 0
-    pending: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,38 +37,6 @@ class Summary:
         """Whether every operation received is decided or pending, and every decided one in the table."""
         tally = self.tally
         return tally.received == tally.decided + tally.pending and tally.decided == self.outcomes
-
-
-def state_tally(spark: SparkSession, checkpoint: str) -> Tally | None:
-    """What the checkpoint's state holds, read from the state store; None while no batch was committed, and where Spark
-    cannot read state at such a path.
-    """
-    try:
-        states = shard_states(spark, checkpoint)
-    except (NoCheckpointError, StatePathError):
-        return None
-    if states is None:
-        return None
-    row = states.whole.mapInArrow(_tallies, TALLY_DDL).groupBy().sum().first()
-    return Tally(*(int(value or 0) for value in row)) if row is not None else Tally()
-
-
-def _tallies(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For ``mapInArrow``: a row of counts for every shard, counted in the workers."""
-    for batch in batches:
-        rows = [_tally_of(state.blob()) for state in states_in(batch)]
-        columns = [pa.array([getattr(row, name) for row in rows], pa.int64()) for name in vars(Tally())]
-        yield pa.RecordBatch.from_arrays(columns, names=list(vars(Tally())))
-
-
-def _tally_of(blob: bytes) -> Tally:
-    facts, arrays, _ = read_blob(blob, None)
-    tally = cast("dict[str, Any]", facts["tally"])
-    return Tally(
-        received=tally["received"],
-        decided=sum(tally["by_status"][: Status.ORPHAN]),
-        pending=int(np.count_nonzero(arrays["rows.state"] == WAITING)),
-    )
 
 
 def file_sizes(table: DataFrame) -> list[int]:

@@ -7,7 +7,7 @@ import re
 from spark_purgatory.errors import ConfigError
 
 OLDEST_SPARK = 4
-"""Releases before 4.0 lack what the library calls. 4.2 is the one that is tested."""
+"""Releases before 4.0 lack what the library calls."""
 
 
 def check_release(pyspark_version: str) -> None:
@@ -15,8 +15,8 @@ def check_release(pyspark_version: str) -> None:
     major = re.match(r"\d+", pyspark_version)
     if major is not None and int(major[0]) < OLDEST_SPARK:
         raise ConfigError(
-            f"pyspark is {pyspark_version}, and spark_purgatory needs {OLDEST_SPARK}.0 or later (only 4.2 is tested): "
-            "pip install 'spark-purgatory[spark]', or run it on a cluster with Spark 4.2"
+            f"pyspark is {pyspark_version}, and spark_purgatory needs {OLDEST_SPARK}.0 or later: "
+            "pip install 'spark-purgatory[spark]', or run it on a cluster with Spark 4"
         )
 
 

@@ -8,27 +8,26 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_purgatory.spark.host.requirements import PROVIDER, ROCKSDB, TRANSFORM_WITH_STATE_SETTINGS
+from spark_purgatory.spark.host.requirements import LOG_HOST_HERE, PROVIDER, ROCKSDB, TRANSFORM_WITH_STATE_SETTINGS
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.testing.kit import stream_outcomes
 from tests.support.engine_driver import multiset
 from tests.support.law_streams import COLUMNS, law_stream
-from tests.support.streams import Host
 
 pytestmark = pytest.mark.spark
 
 SEEDS_EACH_COMMIT = [*range(8)]
 SEEDS_NOW_AND_THEN = [pytest.param(seed, marks=pytest.mark.long) for seed in range(8, 20)]
 HDFS = {PROVIDER: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"}
-HOSTS: tuple[tuple[Host, Mapping[str, str]], ...] = (
+HOSTS: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("applyInPandasWithState", HDFS),
     ("applyInPandasWithState", {PROVIDER: ROCKSDB}),
-    ("transformWithState", TRANSFORM_WITH_STATE_SETTINGS),
+    (LOG_HOST_HERE, TRANSFORM_WITH_STATE_SETTINGS),
 )
 
 
 @pytest.fixture
-def host(spark: SparkSession, seed: int) -> Iterator[Host]:
+def host(spark: SparkSession, seed: int) -> Iterator[str]:
     """One of the hosts and state stores, for the streams of one seed."""
     name, needed = HOSTS[seed // 2 % len(HOSTS)]
     with settings(spark, needed):
@@ -37,7 +36,7 @@ def host(spark: SparkSession, seed: int) -> Iterator[Host]:
 
 @pytest.mark.parametrize("seed", SEEDS_EACH_COMMIT + SEEDS_NOW_AND_THEN)
 def test_a_stream_in_any_order_and_split_stopped_and_restarted_gives_what_batch_and_oracle_give(
-    spark: SparkSession, tmp_path: Path, seed: int, host: Host
+    spark: SparkSession, tmp_path: Path, seed: int, host: str
 ) -> None:
     stream = law_stream(seed)
     frames = stream.landed(tmp_path).frames(spark, streaming=False)

@@ -17,7 +17,8 @@ from spark_purgatory.errors import PurgatoryError
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.dead_letters import COLUMNS, malformed_records
 from spark_purgatory.job.job_config import JobConfig
-from spark_purgatory.job.runner import StopRequest, run
+from spark_purgatory.job.runner import run
+from spark_purgatory.job.stopping import StopRequest
 
 ORDERS = "order_id string, amount int, ordered_at timestamp, lines array<struct<n: int>>"
 PAYMENTS = "order_id string, paid_at timestamp"

@@ -22,7 +22,8 @@ from typer.testing import CliRunner
 
 from spark_purgatory.cli import app
 from spark_purgatory.job.config_file import load_config
-from spark_purgatory.job.runner import StopRequest, run
+from spark_purgatory.job.runner import run
+from spark_purgatory.job.stopping import StopRequest
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import venv
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +24,7 @@ from spark_purgatory.doctor.session import package_finding, protobuf_finding, se
 from spark_purgatory.doctor.table import table_findings
 from spark_purgatory.errors import StagingError
 from spark_purgatory.job.arguments import place_of
-from spark_purgatory.spark.host.requirements import CHANGELOG, TRANSFORM_WITH_STATE_SETTINGS
+from spark_purgatory.spark.host.requirements import CHANGELOG, LOG_HOST_HERE, TRANSFORM_WITH_STATE_SETTINGS
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.golden_states import GOLDEN
 from tests.support.sink_streams import Stream
@@ -32,7 +33,7 @@ from tests.support.streams import Landing
 
 ROOT = Path(__file__).resolve().parents[2]
 
-LOG_HOST = 'host="transformWithState"'
+LOG_HOST = f'host="{LOG_HOST_HERE}"'
 
 
 def by_name(findings: Iterable[Finding]) -> dict[str, Finding]:
@@ -99,6 +100,15 @@ def test_settings_that_do_harm_are_found(spark: SparkSession) -> None:
     assert found["new tables keep transactions"].remedy.startswith("unset spark.databricks.delta")
 
 
+@pytest.mark.spark
+def test_a_session_without_micro_batches_of_no_rows_is_told_of_idle_after(spark: SparkSession) -> None:
+    what = "deadlines on a silent stream"
+    assert what not in by_name(session_findings(spark))
+    with settings(spark, {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}):
+        found = by_name(session_findings(spark))[what]
+    assert found.status == "note" and "idle_after" in found.found
+
+
 @pytest.mark.long
 @pytest.mark.spark
 def test_a_worker_without_the_packages_says_which_and_what_to_do(tmp_path: Path) -> None:
@@ -113,6 +123,19 @@ def test_a_worker_without_the_packages_says_which_and_what_to_do(tmp_path: Path)
     assert found["Delta"]["status"] == "ok"
 
 
+@pytest.mark.spark
+def test_jars_that_are_asked_for_come_beside_deltas_and_a_missing_one_is_no_damage(tmp_path: Path) -> None:
+    """Delta's own package once replaced those of ``--conf``; a checkpoint whose jar is missing is not to be left."""
+    asked = "spark.jars.packages=org.apache.commons:commons-csv:1.14.1"
+    code, found = doctor("--spark", "--conf", "spark.master=local[1]", "--conf", asked, "--checkpoint", "s3a://b/c")
+    log = max(Path(tempfile.gettempdir()).glob("spark_purgatory_*/spark.log"), key=os.path.getmtime)
+    assert "found org.apache.commons#commons-csv;1.14.1" in log.read_text()
+    assert code == 1 and found["Delta"]["status"] == "ok"
+    assert "S3AFileSystem" in found["checkpoint"]["found"]
+    assert "jars (spark.jars.packages)" in found["checkpoint"]["remedy"]
+    assert "new checkpoint" not in found["checkpoint"]["remedy"]
+
+
 def test_another_version_of_a_package_is_found() -> None:
     assert package_finding("numpy", "2.4.6", {"2.4.6"}).status == "ok"
     other = package_finding("numpy", "2.4.6", {"2.4.6", "not installed"})
@@ -121,8 +144,8 @@ def test_another_version_of_a_package_is_found() -> None:
 
 
 def test_workers_without_protobuf_are_noted_for_the_host_that_needs_it() -> None:
-    assert protobuf_finding({"6.33.5"}).status == "ok"
-    lacking = protobuf_finding({"6.33.5", "not installed"})
+    assert protobuf_finding({"fits"}).status == "ok"
+    lacking = protobuf_finding({"fits", "not installed"})
     assert lacking.status == "note" and "transformWithState" in lacking.found and "pip install" in lacking.found
 
 

@@ -20,7 +20,8 @@ from rich.console import Console
 
 from spark_purgatory.demo.runner import QUICK_JAVA
 from spark_purgatory.job.config_file import load_config
-from spark_purgatory.job.runner import StopRequest, run
+from spark_purgatory.job.runner import run
+from spark_purgatory.job.stopping import StopRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 SLA_MS = 400

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 from rich.console import Console
@@ -24,10 +25,12 @@ from spark_purgatory.demo.runner import QUICK_SETTINGS, DemoRequest, demo_config
 from spark_purgatory.errors import ConfigError, StateMismatchError
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
-from spark_purgatory.job.runner import EXIT_CONFIG, StopRequest, explain, run
+from spark_purgatory.job.runner import EXIT_CONFIG, explain, run
 from spark_purgatory.job.session import settings_of
 from spark_purgatory.job.sources import parse_records, purgatory_of
+from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.spark.host.requirements import COUNT_ROWS
+from spark_purgatory.spark.sink.table.delta_session import delta_package
 
 ROOT = Path(__file__).resolve().parents[2]
 ORDERS = ROOT / "conf" / "orders.yaml"
@@ -209,14 +212,14 @@ def settings_for(folder: Path, trigger: str) -> list[str]:
 class Job:
     """The job in a process group of its own, with its JVM and workers in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, command: Callable[[Path, Sequence[str]], list[str]] = job_command) -> None:
         self.log = folder / "job.log"
         forever = settings_for(folder, "{processingTime: 0 seconds}")
         arguments = [word for setting in forever for word in ("--set", setting)]
         self.start = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                job_command(ORDERS, arguments),
+                command(ORDERS, arguments),
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
@@ -294,6 +297,45 @@ def test_two_kills_and_a_stop_lose_and_double_nothing(spark: SparkSession, survi
     decided = sum(status.expected for status in counted.values())
     said = f"{decided + pending:,} received = {decided:,} decided + {pending:,} pending; {decided:,} in the table: OK"
     assert said in survivor.said
+
+
+def submitted(conf: Path, arguments: Sequence[str]) -> list[str]:
+    """The job as ``spark-submit`` runs it: the process is the JVM, and the job's Python its child."""
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    packages = ["--packages", delta_package(pyspark.__version__)]
+    return [str(submit), *packages, "jobs/await_completion.py", str(conf.relative_to(ROOT)), *arguments]
+
+
+def to_the_group(job: Job) -> None:
+    os.killpg(job.process.pid, signal.SIGTERM)
+
+
+def to_the_process(job: Job) -> None:
+    job.process.terminate()
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("command", "send", "exit_code"),
+    # A JVM that SIGTERM ends says so in its exit code, whatever was done before.
+    [(job_command, to_the_group, 0), (submitted, to_the_process, 143), (submitted, to_the_group, 143)],
+    ids=["systemd and timeout", "spark-submit", "spark-submit in systemd"],
+)
+def test_sigterm_to_the_jvm_is_a_clean_stop(
+    tmp_path: Path,
+    command: Callable[[Path, Sequence[str]], list[str]],
+    send: Callable[[Job], None],
+    exit_code: int,
+) -> None:
+    write_landing(tmp_path / "landing", OPERATIONS, seed=11)
+    job = Job(tmp_path, command)
+    job.wait_until(lambda: "batch 0: " in job.said())
+    send(job)
+    assert job.process.wait(PATIENCE_SECONDS) == exit_code, job.said()
+    said = job.said()
+    assert "Stopped by SIGTERM" in said and "in the table: OK" in said, said
+    assert "Traceback" not in said and "STREAM_FAILED" not in said, said
 
 
 @pytest.mark.long

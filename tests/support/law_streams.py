@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from spark_purgatory import Completions, Operations, Purgatory
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.testing.oracle import decide
 from spark_purgatory.testing.world_numbers import STEP_US
-from spark_purgatory.testing.worlds import World
+from spark_purgatory.testing.worlds import World, splits
 from tests.support.engine_driver import multiset
 from tests.support.law_worlds import draw
 from tests.support.streams import Host, Landing
@@ -35,7 +36,7 @@ class LawStream:
     shards: int
     batches: int
 
-    def purgatory(self, host: Host, **options: Any) -> Purgatory:
+    def purgatory(self, host: str, **options: Any) -> Purgatory:
         """On that host; ``options`` are more of `Purgatory`."""
         return Purgatory(
             operations=Operations(
@@ -51,13 +52,29 @@ class LawStream:
             criterion=Criterion(self.criterion["rule"], self.criterion["need"]),
             emit="final",
             shards=self.shards,
-            host=host,
+            host=cast("Host", host),
             **options,
         )
 
     def landed(self, folder: Path) -> Landing:
         """The world's rows in files."""
         return Landing(folder).add(*([with_file_columns(row) for row in side] for side in self.world))
+
+    def landed_in_batches(self, folder: Path, seed: int, batches: int) -> Landing:
+        """The same, a file a side and micro-batch, in an order in which every row is on time; once in a folder."""
+        landing = Landing(folder)
+        if landing.is_landed:
+            return landing
+        cut = splits(
+            random.Random(seed),
+            *self.world,
+            batches,
+            operations_delay_us=self.delays_us["created"],
+            events_delay_us=self.delays_us["time"],
+        )
+        for batch in cut[:-3]:
+            landing.add(*([with_file_columns(row) for row in side] for side in (batch.operations, batch.events)))
+        return landing
 
     def expected(self, watermark_us: int | None) -> Counter[Any]:
         """What the oracle decides by that watermark; None: all of it."""

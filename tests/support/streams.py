@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import Purgatory
 
-Host = Literal["applyInPandasWithState", "transformWithState"]
+Host = Literal["applyInPandasWithState", "transformWithState", "transformWithStateInPandas"]
 TIMESTAMP = pa.timestamp("us", "UTC")
 OPERATIONS = pa.schema(
     [
@@ -55,6 +56,23 @@ class Landing:
         self.checkpoint = folder / f"checkpoint-{name}"
         self.outcomes = folder / name
         self._files = 0
+
+    @property
+    def is_landed(self) -> bool:
+        """Whether rows have landed in this folder, perhaps by another process."""
+        return (self.folder / "operations").exists()
+
+    @property
+    def last_batch(self) -> int:
+        """The last micro-batch that was planned; -1 before the first."""
+        names = [path.name for path in self.checkpoint.glob("offsets/*")]
+        return max((int(name) for name in names if name.isdigit()), default=-1)
+
+    @property
+    def last_watermark_us(self) -> int:
+        """With which the last micro-batch that was planned decided."""
+        text = (self.checkpoint / "offsets" / str(self.last_batch)).read_text()
+        return int(json.loads(text.splitlines()[1])["batchWatermarkMs"]) * 1000
 
     def add(self, operations: Rows, events: Rows) -> Landing:
         """Land one micro-batch; a side without rows gets an empty file, so that the sides stay in step."""

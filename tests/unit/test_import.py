@@ -2,10 +2,36 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import spark_purgatory
+
+PACKAGE = Path(spark_purgatory.__file__).parent
+SENDS_FUNCTIONS = frozenset(
+    "mapInArrow mapInPandas applyInPandas applyInArrow applyInPandasWithState transformWithState "
+    "transformWithStateInPandas udf foreachBatch".split()
+)
+"""Methods of Spark that have functions run by its workers, which import the modules that define them."""
+WITHOUT = """
+import sys
+
+class Lacks:
+    def find_spec(self, name, path=None, target=None):
+        if name in {lacking!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Lacks())
+import {module}
+"""
+COMMAND_LINE = ("matplotlib", "pydantic", "rich", "typer", "yaml")
+"""Packages of the extras `cli` and `plot`."""
+CLASSIC = ("py4j", "pyspark.core")
+"""What PySpark has and pyspark-client has not."""
 
 IMPORT = """
 import sys, time
@@ -28,3 +54,38 @@ def test_every_name_is_there_when_it_is_used() -> None:
     for name in spark_purgatory.__all__:
         assert getattr(spark_purgatory, name) is not None
     assert dir(spark_purgatory) == sorted(spark_purgatory.__all__)
+
+
+def modules_with_functions_for_workers() -> list[str]:
+    found = []
+    for file in PACKAGE.rglob("*.py"):
+        calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+        if any(isinstance(call, ast.Attribute) and call.attr in SENDS_FUNCTIONS for call in calls):
+            found.append(".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts))
+    return sorted(found)
+
+
+def import_without(lacking: tuple[str, ...], module: str) -> subprocess.CompletedProcess[str]:
+    code = WITHOUT.format(lacking=lacking, module=module)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_what_workers_run_is_in_many_modules() -> None:
+    found = modules_with_functions_for_workers()
+    assert {"spark_purgatory.job.tally", "spark_purgatory.spark.operator.purgatory"} <= set(found)
+
+
+@pytest.mark.parametrize("module", modules_with_functions_for_workers())
+def test_workers_need_no_package_of_the_command_line(module: str) -> None:
+    ran = import_without(COMMAND_LINE, module)
+    assert ran.returncode == 0, ran.stderr.splitlines()[-1]
+
+
+def test_the_check_finds_a_module_that_workers_could_not_import() -> None:
+    assert "No module named 'rich" in import_without(COMMAND_LINE, "spark_purgatory.job.summary").stderr
+
+
+@pytest.mark.parametrize("name", list(spark_purgatory.__all__))
+def test_every_public_name_is_there_with_the_client_of_spark_connect_alone(name: str) -> None:
+    ran = import_without(CLASSIC, f"spark_purgatory; spark_purgatory.{name}")
+    assert ran.returncode == 0, ran.stderr.splitlines()[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_purgatory.spark.storage.storage_errors import is_lasting
+from spark_purgatory.spark.storage.storage_errors import is_lasting, state_fault, without_reach
 
 LASTING = [
     "java.lang.RuntimeException: java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem",
@@ -30,3 +30,29 @@ def test_what_no_further_try_can_mend(text: str) -> None:
 @pytest.mark.parametrize("text", PASSING)
 def test_what_may_pass(text: str) -> None:
     assert not is_lasting(RuntimeError(text))
+
+
+OUT_OF_REACH = [
+    LASTING[0],
+    LASTING[1],
+    PASSING[1],
+    "java.net.UnknownHostException: bucket.s3.example",
+    "java.nio.file.AccessDeniedException: s3a://bucket/checkpoint: HTTP 403",
+]
+DAMAGED = [
+    "[CANNOT_LOAD_STATE_STORE.CANNOT_READ_DELTA_FILE_NOT_EXISTS] Error reading delta file /c/state/0/1/2.delta",
+    "java.io.FileNotFoundException: /c/state/0/1/2.delta does not exist",
+]
+
+
+@pytest.mark.parametrize("text", OUT_OF_REACH)
+def test_a_storage_out_of_reach_is_no_reason_for_a_new_checkpoint(text: str) -> None:
+    assert "keep it" in (without_reach(RuntimeError(text)) or "")
+    fault = state_fault(RuntimeError(f"[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED] An error occurred\nCaused by: {text}"))
+    assert fault is not None and "new checkpoint" not in str(fault)
+
+
+@pytest.mark.parametrize("text", DAMAGED)
+def test_what_is_missing_from_the_storage_is_brought_back_or_left(text: str) -> None:
+    assert without_reach(RuntimeError(text)) is None
+    assert "start with a new checkpoint" in str(state_fault(RuntimeError(text)))

@@ -23,8 +23,12 @@ from spark_purgatory.spark.storage.commits import committed_batches
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import settings
 
-BLOB_HOST, LOG_HOST = "applyInPandasWithState", "transformWithStateInPySparkExec"
-OPERATORS = {BLOB_HOST: "applyInPandasWithState", LOG_HOST: "transformWithState"}
+BLOB_HOST = "applyInPandasWithState"
+OPERATORS = {
+    BLOB_HOST: "applyInPandasWithState",
+    "transformWithStateInPySparkExec": "transformWithState",
+    "transformWithStateInPandasExec": "transformWithStateInPandas",
+}
 """What Spark calls the operators that hold our state, and their names as `Purgatory.host`."""
 
 

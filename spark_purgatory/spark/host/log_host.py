@@ -46,11 +46,12 @@ the timer is the deadline. Spark's late filter never drops a row: its marked col
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pyspark.sql import Row
+import pandas as pd
+from pyspark.sql import DataFrame, GroupedData, Row
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
@@ -60,7 +61,7 @@ from spark_purgatory.core.state.blob import other_shards
 from spark_purgatory.core.state.shard_head import ShardHead, read_head, write_head
 from spark_purgatory.core.state.step_log import STEP_VERSION, Step, digest, load, write_entry
 from spark_purgatory.errors import StateMismatchError
-from spark_purgatory.spark.host.calls import Broadcast, clock_behind, result_of, step_of
+from spark_purgatory.spark.host.calls import RESULT_DDL, Broadcast, clock_behind, result_of, step_of
 from spark_purgatory.spark.host.warm_engines import WarmEngines, step_engine, warm_engines
 from spark_purgatory.spark.host.warm_messages import Answer, Request
 from spark_purgatory.spark.host.worker import prepare_worker
@@ -264,6 +265,35 @@ class LogHost(StatefulProcessor):
         if head.shards != self._options.shards:
             raise StateMismatchError(f"{other_shards(head.shards, self._options.shards)}; or start a new checkpoint")
         return head
+
+
+class PandasLogHost(LogHost):
+    """The same for ``transformWithStateInPandas``, where rows come and go as pandas frames."""
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        """A shard's operations and events."""
+        sent = (
+            {"side": side, "blob": blob}
+            for frame in rows
+            for side, blob in zip(frame["side"], frame["blob"], strict=True)
+        )
+        yield from _frames(super().handleInputRows(key, sent, timerValues))
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        """A shard whose next deadline has passed."""
+        yield from _frames(super().handleExpiredTimer(key, timerValues, expiredTimerInfo))
+
+
+def log_hosted(groups: GroupedData, host: str, spec: EngineSpec, options: LogHostOptions) -> DataFrame:
+    """The calls' rows, by the operator named ``host``."""
+    if host == "transformWithState":
+        return groups.transformWithState(LogHost(spec, options), RESULT_DDL, "append", "EventTime")
+    return groups.transformWithStateInPandas(PandasLogHost(spec, options), RESULT_DDL, "append", "EventTime")
+
+
+def _frames(rows: Iterable[Row]) -> Iterator[pd.DataFrame]:
+    for row in rows:
+        yield pd.DataFrame({name: [value] for name, value in row.asDict().items()})
 
 
 def _timer_ms(due_ms: int | None, watermark_ms: int) -> int | None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import re
 import sys
 from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
 
 import pyspark
-from pyspark.sql import SparkSession, is_remote
+from pyspark.sql import GroupedData, SparkSession, is_remote
 
+from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.worker_python import why_unfit
 
@@ -28,8 +30,10 @@ TRANSFORM_WITH_STATE_SETTINGS: Mapping[str, str] = {
     COUNT_ROWS: "false",
 }
 """Settings of a session for ``Purgatory(host="transformWithState")``: it needs the first, the others make it faster."""
-OLDEST_SPARK = (4, 1)
-PROTOBUF = "'protobuf>=6.33.5,<7'"
+LOG_HOST_HERE = next(host for host in LOG_HOSTS if hasattr(GroupedData, host))
+"""The name under which a new query has the log host in this Spark."""
+MESSAGES = "pyspark.sql.streaming.proto.StateMessage_pb2"
+"""Spark's messages for the log host: code that protobuf generated, and that only a protobuf of its age imports."""
 
 logger = logging.getLogger(__name__)
 
@@ -50,18 +54,35 @@ def check_local_workers(spark: SparkSession) -> None:
         )
 
 
-def check_log_host(spark: SparkSession) -> None:
+def why_no_messages() -> str:
+    """Why this Python cannot import the messages of the log host, in a line; "" if it can."""
+    try:
+        import_module(MESSAGES)
+    except Exception as error:  # of protobuf's own: each release refuses in another way
+        return f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    return ""
+
+
+def fitting_protobuf() -> str:
+    """The versions of protobuf that PySpark's messages were generated for, as pip takes them."""
+    file = Path(pyspark.__file__).parents[1] / f"{MESSAGES.replace('.', '/')}.py"
+    generated = re.search(r"Protobuf Python Version: (\d+)([\d.]*)", file.read_text(encoding="utf-8"))
+    assert generated is not None, f"bug: {file} does not tell which protobuf generated it"
+    return f"'protobuf>={generated[1]}{generated[2]},<{int(generated[1]) + 1}'"
+
+
+def check_log_host(spark: SparkSession, host: str) -> None:
     """Raise ConfigError where a session lacks what the host needs; warn of what makes it slow."""
-    asked = 'host="transformWithState"'
-    release = re.match(r"(\d+)\.(\d+)", pyspark.__version__)
-    if release is not None and (int(release[1]), int(release[2])) < OLDEST_SPARK:
+    asked = f'host="{host}"'
+    if not hasattr(GroupedData, host):
         raise ConfigError(
-            f"{asked} needs Spark 4.1 or later, and pyspark is {pyspark.__version__}: leave host= out, or upgrade Spark"
+            f'{asked} needs Spark 4.1 or later, and pyspark is {pyspark.__version__}: set host="{LOG_HOSTS[1]}", which '
+            "is the same, and which later releases go on with"
         )
-    if importlib.util.find_spec("google") is None or importlib.util.find_spec("google.protobuf") is None:
+    if why := why_no_messages():
         raise ConfigError(
-            f"{asked} needs the module google.protobuf, on the driver and on every executor: "
-            f"pip install 'spark-purgatory[spark]', or pip install {PROTOBUF}"
+            f"{asked} needs the package protobuf, on the driver and on every executor, of a version that fits PySpark "
+            f"{pyspark.__version__} ({why}): pip install {fitting_protobuf()}"
         )
     provider = spark.conf.get(PROVIDER)
     if "RocksDB" not in (provider or ""):

@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from spark_purgatory.config import ColumnLike, Completions, Operations, PurgatoryOptions
+from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
@@ -87,7 +88,7 @@ def is_chained(frame: DataFrame, given: Operations | Completions) -> bool:
     if origin is None:
         return False
     side = type(given).__name__.lower()
-    if origin.host != "transformWithState":
+    if origin.host not in LOG_HOSTS:
         raise ConfigError(
             f"{side} are outcomes of a purgatory with host={origin.host!r}, after which Spark runs no other in the "
             "query: give that purgatory host='transformWithState', or write its outcomes to a table and read it here"
@@ -187,8 +188,9 @@ class Purgatory(PurgatoryOptions):
         max_broadcast_bytes: Bytes of packed events in a micro-batch that is sent to all shards; more stop the query.
         host: Spark's operator that holds the state. "applyInPandasWithState" rewrites the state of each shard that a
             micro-batch touches. "transformWithState" writes what arrived, and keeps the shards in the memory of
-            Spark's workers: for many waiting operations and frequent micro-batches (docs/choosing.md). It needs Spark
-            4.1, RocksDB as state store and protobuf. The checkpoint fixes it.
+            Spark's workers: for many waiting operations and frequent micro-batches (docs/choosing.md). It needs
+            RocksDB as state store and protobuf. "transformWithStateInPandas" is the same under the only name that
+            Spark 4.0 has for it; later releases go on with it. The checkpoint fixes the host.
         max_warm_bytes: Under "transformWithState", bytes of memory that shards may take in the Python workers of one
             executor; shards beyond it are loaded from the checkpoint in each micro-batch.
         name: Name under which the counters of each micro-batch (`schema.COUNTERS`: what it changed) appear in the
@@ -296,13 +298,13 @@ class Purgatory(PurgatoryOptions):
         # analyzer, and no row of it is ever behind: late rows arrive and are counted, not dropped silently.
         marker = F.lit(None).cast(T.TimestampType()).alias("marker", metadata={WATERMARK_METADATA: 0})
         groups = packed.select("shard", "side", "blob", marker).groupBy("shard")
-        if self.host == "transformWithState":
-            # Imported here, for it needs Spark 4.1 and protobuf.
-            from spark_purgatory.spark.host.log_host import LogHost, LogHostOptions
+        if self.host in LOG_HOSTS:
+            # Checked first, for the import needs protobuf.
+            check_log_host(packed.sparkSession, self.host)
+            from spark_purgatory.spark.host.log_host import LogHostOptions, log_hosted
 
-            check_log_host(packed.sparkSession)
             options = LogHostOptions(self.shards or 0, self.bytes_of("max_warm_bytes"), sent, clock_delay_ms)
-            results = groups.transformWithState(LogHost(spec, options), RESULT_DDL, "append", "EventTime")
+            results = log_hosted(groups, self.host, spec, options)
         else:
             results = groups.applyInPandasWithState(
                 stream_function(spec, self.shards, sent, clock_delay_ms),

@@ -10,21 +10,33 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from spark_purgatory.errors import StagingError, StateError, StateUnreadableError
 
-SPARK_FAULTS = (PySparkException, Py4JJavaError)
-"""The second where a file system's own exception comes through."""
+try:
+    from py4j.protocol import Py4JJavaError
+
+    JAVA_FAULTS: tuple[type[Exception], ...] = (Py4JJavaError,)
+except ModuleNotFoundError:  # pyspark-client speaks Spark Connect alone, and brings no py4j
+    JAVA_FAULTS = ()
+SPARK_FAULTS: tuple[type[Exception], ...] = (PySparkException, *JAVA_FAULTS)
+"""`JAVA_FAULTS` where a file system's own exception comes through."""
+WRITE_FAULTS: tuple[type[Exception], ...] = (*SPARK_FAULTS, OSError)
 MAX_SAID = 300
 _STORAGE = re.compile(r"\b(?:java\.nio\.file|java\.io|org\.apache\.hadoop)\.[\w.$]*(?:Exception|Error)\b[^\n]*")
 
 _INTERRUPTION = re.compile(r"\b(?:Interrupted(?:IO)?|ClosedByInterrupt)Exception\b")
 _QUOTED = re.compile(r"'[^']*'")
+_NO_CLASS = r"\b(?:ClassNotFoundException|NoClassDefFoundError|NoSuchMethodError|UnsupportedFileSystemException)\b"
+_OUT_OF_REACH = re.compile(
+    _NO_CLASS
+    + r"|\b(?:AccessControl|AccessDenied|NoAuthWithAWS|UnknownHost|Connect|NoRouteToHost|SocketTimeout)Exception\b"
+)
+"""Errors of a session that does not reach its storage, whatever lies there."""
 _LASTING = re.compile(
-    r"\b(?:ClassNotFoundException|NoClassDefFoundError|NoSuchMethodError|UnsupportedFileSystemException)\b"
-    r"|\[(?:DELTA_UNSUPPORTED_FEATURES_FOR_(?:READ|WRITE)|DELTA_INVALID_PROTOCOL_VERSION|DATA_SOURCE_NOT_FOUND"
+    _NO_CLASS
+    + r"|\[(?:DELTA_UNSUPPORTED_FEATURES_FOR_(?:READ|WRITE)|DELTA_INVALID_PROTOCOL_VERSION|DATA_SOURCE_NOT_FOUND"
     r"|DELTA_MISSING_NOT_NULL_COLUMN_VALUE|DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG)\b"
 )
 """What a session says for as long as it lives. A constraint may be dropped, and a permission given, while we wait."""
@@ -45,6 +57,18 @@ def is_lasting(error: BaseException) -> bool:
     return not is_interruption(error) and _LASTING.search(str(error)) is not None
 
 
+def without_reach(error: BaseException) -> str | None:
+    """What to do where the session does not reach the storage: a jar is missing, or a permission, or the network. None
+    where something else failed, and what lies in the storage may be damaged.
+    """
+    if _OUT_OF_REACH.search(str(error)) is None:
+        return None
+    return (
+        "give the session what its storage needs: jars (spark.jars.packages), settings, permissions, the network. "
+        "Nothing says that what is stored is damaged: keep it"
+    )
+
+
 def storage_fault(error: BaseException) -> str | None:
     """The message of a failed file system, the innermost cause; None if none failed."""
     found = [] if is_interruption(error) else _STORAGE.findall(str(error))
@@ -56,7 +80,7 @@ def said(error: BaseException) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
     # The first line of this one says which method was called.
-    first = lines[min(1, len(lines) - 1)].removeprefix(": ") if isinstance(error, Py4JJavaError) else lines[0]
+    first = lines[min(1, len(lines) - 1)].removeprefix(": ") if isinstance(error, JAVA_FAULTS) else lines[0]
     told = storage_fault(error) or (causes[-1] if causes else f"{type(error).__name__}: {first}")
     return _QUOTED.sub("'...'", told)[:MAX_SAID]
 
@@ -79,10 +103,13 @@ def state_fault(error: BaseException) -> StateError | None:
     found = _STATE.search(str(error))
     if found is None or is_interruption(error):
         return None
+    remedy = without_reach(error) or (
+        "bring the missing or damaged files of the checkpoint's folder 'state' back from a copy, or start with a new "
+        "checkpoint, which reads the sources again"
+    )
     return StateUnreadableError(
         f"the state of the query cannot be read from its checkpoint: {said(error)}. Nothing was lost and nothing was "
-        "staged. Bring the missing or damaged files of the checkpoint's folder 'state' back from a copy, or start with "
-        "a new checkpoint, which reads the sources again"
+        f"staged. {remedy[0].upper()}{remedy[1:]}"
     )
 
 
@@ -91,7 +118,7 @@ def writing(what: str, folder: str) -> Iterator[None]:
     """Name what could not be written. It may be there or not: only a restart can tell."""
     try:
         yield
-    except (*SPARK_FAULTS, OSError) as error:
+    except WRITE_FAULTS as error:
         if is_interruption(error):
             raise
         raise StagingError(

@@ -36,18 +36,23 @@ def is_without_delta(error: BaseException) -> bool:
     return isinstance(error, AnalysisException) and error.getCondition() in WITHOUT_DELTA
 
 
+def delta_package(spark_version: str) -> str:
+    """The package with Delta's jars for a release of Spark."""
+    major, minor = spark_version.split(".")[:2]
+    try:
+        delta = version("delta-spark")
+    except PackageNotFoundError:
+        delta = TESTED_DELTA
+    return f"io.delta:delta-spark_{major}.{minor}_2.13:{delta}"
+
+
 def what_lacks(spark: SparkSession) -> str:
     """What to add to such a session."""
     lacks = [name for name, value in DELTA_SETTINGS.items() if value not in (spark.conf.get(name, None) or "")]
     found = (
         f"it has no {' and no '.join(lacks)}" if lacks else "its settings name Delta, but Delta's jars are not there"
     )
-    major, minor = spark.version.split(".")[:2]
-    try:
-        delta = version("delta-spark")
-    except PackageNotFoundError:
-        delta = TESTED_DELTA
-    lines = [f"--packages io.delta:delta-spark_{major}.{minor}_2.13:{delta}"]
+    lines = [f"--packages {delta_package(spark.version)}"]
     lines += [f"--conf {name}={value}" for name, value in DELTA_SETTINGS.items()]
     return (
         f"this Spark session cannot write Delta tables: {found}. Nothing was started. Start the session, or the server "

@@ -1,0 +1,88 @@
+"""How a job learns that it is to stop: by a signal to its own process, or by one to Spark's JVM.
+
+``spark-submit`` is the JVM, and the job's Python is its child: SIGTERM to ``spark-submit`` reaches the JVM alone. Sent
+to the process group, as systemd and ``timeout`` send it, it reaches both. A JVM that gets it ends at once, and takes
+the query with it. So the job has the JVM wait: Hadoop keeps a list of what is done before the end, by priority, and
+Spark's own entry, which stops the session, comes after the job's.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+from pyspark.java_gateway import ensure_callback_server_started
+
+BEFORE_SPARK = 1000
+"""The priority; Spark's own are below 60."""
+PATIENCE_SECONDS = 3600
+"""Of the JVM: a drain may be large, and who wants it shorter sends SIGKILL."""
+
+logger = logging.getLogger(__name__)
+
+
+class StopRequest:
+    """Whether someone asked the job to stop, and by which signal."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self.event = threading.Event()
+        self._stopped = threading.Event()
+
+    def listen(self) -> None:
+        """Take SIGTERM and ctrl-C from here on; PySpark's own handler of the latter cancels jobs, raises."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.signal = number
+        self.event.set()
+
+    @contextmanager
+    def heard_by_the_jvm(self) -> Iterator[None]:
+        """A JVM that is told to end within it waits until it is left."""
+        gateway = SparkContext._gateway
+        assert gateway is not None, "bug: the job has a session with a JVM"
+        ensure_callback_server_started(gateway)
+        jvm = gateway.jvm
+        hooks = jvm.org.apache.hadoop.util.ShutdownHookManager.get()
+        # A thread that is never started: an object of the JVM's own around ours, by which it can be removed again.
+        hook = jvm.java.lang.Thread(_JvmEnds(self))
+        hooks.addShutdownHook(hook, BEFORE_SPARK, PATIENCE_SECONDS, jvm.java.util.concurrent.TimeUnit.SECONDS)
+        try:
+            yield
+        finally:
+            self._stopped.set()
+            try:
+                hooks.removeShutdownHook(hook)
+            except (Py4JError, OSError):
+                logger.debug("the JVM is gone, or on its way", exc_info=True)
+
+    def wait_until_stopped(self) -> None:
+        """Ask for the stop, as SIGTERM does, and wait until the job is done with it."""
+        if self.signal is None:
+            self.signal = signal.SIGTERM
+        self.event.set()
+        self._stopped.wait(PATIENCE_SECONDS)
+
+
+class _JvmEnds:
+    """What the JVM calls before it ends, through py4j's callback server, in a thread of this process."""
+
+    def __init__(self, stop: StopRequest) -> None:
+        self._stop = stop
+
+    def run(self) -> None:
+        """As ``java.lang.Runnable``."""
+        self._stop.wait_until_stopped()
+
+    class Java:
+        """What py4j asks for."""
+
+        implements = ("java.lang.Runnable",)

@@ -1,0 +1,64 @@
+"""What a checkpoint's state says of its operations, counted by the workers.
+
+The module imports nothing that only the command line has: workers need not have ``rich``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from spark_purgatory.core.spec.codes import Status
+from spark_purgatory.core.state.blob import read_blob
+from spark_purgatory.spark.checkpoint.shard_states import StatePathError, shard_states, states_in
+from spark_purgatory.spark.storage.commits import NoCheckpointError
+
+WAITING = 0
+"""In a shard's state: the operation is neither decided nor dropped."""
+TALLY_DDL = "received bigint, decided bigint, pending bigint"
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a checkpoint says of its operations, over all its runs."""
+
+    received: int = 0
+    decided: int = 0
+    pending: int = 0
+
+
+def state_tally(spark: SparkSession, checkpoint: str) -> Tally | None:
+    """What the checkpoint's state holds, read from the state store; None while no batch was committed, and where Spark
+    cannot read state at such a path.
+    """
+    try:
+        states = shard_states(spark, checkpoint)
+    except (NoCheckpointError, StatePathError):
+        return None
+    if states is None:
+        return None
+    row = states.whole.mapInArrow(_tallies, TALLY_DDL).groupBy().sum().first()
+    return Tally(*(int(value or 0) for value in row)) if row is not None else Tally()
+
+
+def _tallies(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For ``mapInArrow``: a row of counts for every shard, counted in the workers."""
+    for batch in batches:
+        rows = [_tally_of(state.blob()) for state in states_in(batch)]
+        columns = [pa.array([getattr(row, name) for row in rows], pa.int64()) for name in vars(Tally())]
+        yield pa.RecordBatch.from_arrays(columns, names=list(vars(Tally())))
+
+
+def _tally_of(blob: bytes) -> Tally:
+    facts, arrays, _ = read_blob(blob, None)
+    tally = cast("dict[str, Any]", facts["tally"])
+    return Tally(
+        received=tally["received"],
+        decided=sum(tally["by_status"][: Status.ORPHAN]),
+        pending=int(np.count_nonzero(arrays["rows.state"] == WAITING)),
+    )

@@ -1,0 +1,1 @@
+"""The tests in other environments: ``make test-matrix``."""

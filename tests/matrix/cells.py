@@ -1,0 +1,74 @@
+"""What is tried: environments, the tests that run in each, and the releases between which a checkpoint travels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+DEVELOPMENT = "4.2.0"
+"""The PySpark that `make test` installs: a cell with it needs none of its own."""
+DELTA = "4.4.0"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """An environment. What it does not name is that of `make test`."""
+
+    name: str
+    spark: str = DEVELOPMENT
+    python: str = "3.11"
+    java: str = "17"
+    packages: tuple[str, ...] = ()
+    """Over those of `make test`, as pip takes them."""
+    has_delta: bool = True
+
+    @property
+    def log_host(self) -> str:
+        """`Purgatory.host` of the log host there."""
+        return "transformWithStateInPandas" if self.spark.startswith("4.0.") else "transformWithState"
+
+
+LOWEST = ("numpy==2.0.0", "pandas==2.2.2", "pyarrow==18.0.0")
+"""What pyproject.toml allows: 2.2.2 is the first pandas that takes numpy 2."""
+NEWEST = ("numpy>=2.0,<3", "pandas>=2.2,<3", "pyarrow>=18,<27", "protobuf>=6.33.5,<7")
+
+CELLS = (
+    Cell("spark-4.0", "4.0.5", packages=(*LOWEST, "protobuf==5.28.3")),
+    Cell("spark-4.1", "4.1.4"),
+    Cell("spark-4.2", "4.2.0"),
+    Cell("spark-4.3", "4.3.0", has_delta=False),
+    Cell("lowest", packages=(*LOWEST, "protobuf==6.33.5")),
+    Cell("python-3.13", python="3.13", packages=NEWEST),
+    # As Fabric 2.0 has it.
+    Cell("fabric", "4.1.4", "3.13", "21", ("numpy==2.4.1", "pandas==2.3.3", "pyarrow==24.0.0", "protobuf==6.33.5")),
+)
+
+WITH_DELTA = (
+    "tests/spark/test_record_accumulator.py",
+    "tests/spark/test_pending.py",
+    "tests/spark/test_doctor.py::test_a_session_is_ready_for_the_log_host_or_says_what_is_missing",
+    "tests/spark/test_doctor.py::test_a_checkpoint_that_is_right_says_where_the_query_stands",
+)
+SLICE = (
+    "tests/spark/test_stream.py",
+    "tests/spark/test_key_types.py",
+    "tests/spark/test_gauges.py",
+    "tests/law/test_stream_law.py",
+    "tests/unit/test_state.py",
+    "tests/unit/test_step_log.py",
+    "tests/unit/test_payload_evolution.py",
+    "tests/unit/test_releases.py",
+)
+"""Run in every cell; the first host is the default one."""
+SLICE_OF_THE_LOG_HOST = ("tests/spark/test_stream.py",)
+
+Walk = tuple[str, ...]
+WALKS: tuple[tuple[str, str, Walk], ...] = (
+    ("applyInPandasWithState", "parquet", ("4.0.5", "4.1.4", "4.2.0", "4.3.0", "4.2.0", "4.1.4", "4.0.5")),
+    ("transformWithStateInPandas", "parquet", ("4.0.5", "4.1.4", "4.2.0", "4.3.0", "4.2.0", "4.1.4", "4.0.5")),
+    ("transformWithState", "parquet", ("4.1.4", "4.2.0", "4.3.0", "4.2.0", "4.1.4")),
+    # 4.3 has no Delta yet.
+    ("applyInPandasWithState", "delta", ("4.0.5", "4.1.4", "4.2.0", "4.1.4", "4.0.5")),
+    ("transformWithStateInPandas", "delta", ("4.0.5", "4.1.4", "4.2.0", "4.1.4", "4.0.5")),
+    ("transformWithState", "delta", ("4.1.4", "4.2.0", "4.1.4")),
+)
+"""(host, sink, releases that go on with one checkpoint in turn, each killed in a micro-batch but the last)."""

@@ -1,0 +1,120 @@
+"""Which Spark and protobuf are accepted, noted or refused, each release as the package index has it or made up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from spark_purgatory.doctor import verified
+from spark_purgatory.doctor.verified import release_finding, verified_releases
+from spark_purgatory.spark.host.requirements import MESSAGES, fitting_protobuf, why_no_messages
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python(code: str, first: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """A Python of its own, with ``first`` before everything that is installed."""
+    lines = [] if first is None else [f"import sys; sys.path.insert(0, {str(first)!r})"]
+    source = "\n".join([*lines, code])
+    return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, cwd=ROOT, check=False)
+
+
+def test_the_release_that_is_installed_here_was_tested() -> None:
+    found = release_finding("Spark", pyspark.__version__)
+    assert found.status == "ok"
+    assert found.found == f"{pyspark.__version__}, tested on {verified.verified()['date']}"
+
+
+@pytest.mark.parametrize("release", ["4.2.99", "4.9.0", "4.0.99", "5.0.0", "4.3.0.dev2"])
+def test_a_release_that_was_not_tested_is_a_note_with_those_that_were(release: str) -> None:
+    found = release_finding("Spark", release)
+    assert found.status == "note"
+    assert all(tested in found.found for tested in verified_releases())
+
+
+@pytest.mark.parametrize("release", ["3.5.6", "2.4.8"])
+def test_a_release_that_is_too_old_has_a_remedy(release: str) -> None:
+    assert release_finding("Spark", release).remedy.startswith("take Spark 4.0.1 or later")
+
+
+def test_a_cell_of_which_a_test_failed_is_no_tested_release(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [{"spark": "4.1.4", "failed": 0}, {"spark": "4.3.0", "failed": 1}, {"spark": "4.0.5", "failed": 0}]
+    monkeypatch.setattr(verified, "verified", lambda: {"date": "2026-01-01", "cells": cells})
+    assert verified_releases() == ["4.0.5", "4.1.4"]
+
+
+def test_the_protobuf_that_is_installed_here_fits() -> None:
+    assert why_no_messages() == ""
+    least = fitting_protobuf().strip("'").removeprefix("protobuf>=").split(",")[0]
+    here = tuple(map(int, version("protobuf").split(".")))
+    assert tuple(map(int, least.split("."))) <= here
+
+
+def test_a_protobuf_older_than_sparks_messages_is_refused_with_the_one_that_fits(tmp_path: Path) -> None:
+    """protobuf itself tells that it is older: the file that says which one it is, of another copy of it."""
+    import google.protobuf
+
+    package = tmp_path / "google" / "protobuf"
+    package.parent.mkdir()
+    package.symlink_to(Path(google.protobuf.__file__).parent)
+    older = tmp_path / "runtime_version.py"
+    text = (package / "runtime_version.py").read_text()
+    older.write_text(text.replace("\nMAJOR = OSS_MAJOR", "\nMAJOR = 5"))
+    assert older.read_text() != text
+    code = (
+        "import importlib.util\n"
+        f"spec = importlib.util.spec_from_file_location('google.protobuf.runtime_version', {str(older)!r})\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        "sys.modules['google.protobuf.runtime_version'] = module\n"
+        "from spark_purgatory.spark.host.requirements import check_log_host\n"
+        "check_log_host(None, 'transformWithState')"
+    )
+    ran = python(code, tmp_path)
+    said = ran.stderr.splitlines()[-1]
+    assert "ConfigError" in said and f"fits PySpark {pyspark.__version__}" in said and "VersionError" in said, said
+    assert said.endswith(f"pip install {fitting_protobuf()}")
+
+
+def test_without_protobuf_the_log_host_is_refused_and_the_other_is_not() -> None:
+    lacks = (
+        "import sys\n"
+        "class Lacks:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.startswith('google'):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Lacks())\n"
+        "from spark_purgatory import Purgatory\n"
+        "from spark_purgatory.spark.host.requirements import check_log_host\n"
+        "print('imported')\n"
+        "check_log_host(None, 'transformWithState')"
+    )
+    ran = python(lacks)
+    assert ran.stdout == "imported\n"
+    assert "ModuleNotFoundError: No module named 'google'" in ran.stderr.splitlines()[-1]
+
+
+def test_the_messages_are_where_this_spark_has_them() -> None:
+    assert (Path(pyspark.__file__).parents[1] / f"{MESSAGES.replace('.', '/')}.py").exists()
+
+
+def test_nobody_asks_for_a_distribution_named_pyspark() -> None:
+    """Databricks has the module pyspark without a distribution of that name."""
+    code = (
+        "import importlib.metadata as metadata, sys\n"
+        "known = metadata.distribution\n"
+        "def distribution(name):\n"
+        "    if name.startswith('pyspark'):\n"
+        "        raise metadata.PackageNotFoundError(name)\n"
+        "    return known(name)\n"
+        "metadata.distribution = distribution\n"
+        "from spark_purgatory.doctor.machine import pyspark_finding\n"
+        "print(pyspark_finding().status)"
+    )
+    ran = python(code)
+    assert ran.stdout == "ok\n", ran.stderr
