@@ -5,6 +5,8 @@ from __future__ import annotations
 OUTCOME_COLUMNS = ("status", "resolved_at", "wait_ms", "matched", "missing_keys", "late", "reason")
 """Added to the operation's own columns, in this order."""
 
+ORPHAN_COLUMNS = ("reason_code", "event_kind", "event_key", "event_operation_id")
+"""Added behind these where ORPHAN rows are asked for."""
 REJECTIONS = (
     "null_id",
     "no_keys",

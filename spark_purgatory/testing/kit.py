@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.schema import OUTCOME_COLUMNS
+from spark_purgatory.schema import ORPHAN_COLUMNS, OUTCOME_COLUMNS
 from spark_purgatory.spark.operator.inputs import field_column
 from spark_purgatory.spark.operator.purgatory import Purgatory
 from spark_purgatory.testing.worlds import splits, watermark_us_after
@@ -77,8 +77,9 @@ def assert_stream_equals_batch(
     )
     as_of = operations.sparkSession.range(1).select(F.timestamp_micros(F.lit(watermark_us)).alias("t"))
     decided = purgatory.resolve(operations, completions, as_of=as_of.collect()[0]["t"])
-    known = ("status",) if purgatory.emit == "early" else tuple(name for name in OUTCOME_COLUMNS if name != "late")
-    ignored = tuple(purgatory.prefix + name for name in OUTCOME_COLUMNS if name not in known)
+    added = (*OUTCOME_COLUMNS, *(ORPHAN_COLUMNS if purgatory.orphans else ()))
+    known = ("status",) if purgatory.emit == "early" else tuple(name for name in added if name != "late")
+    ignored = tuple(purgatory.prefix + name for name in added if name not in known)
     where = f"emit={purgatory.emit!r}, seed {seed}, {batches} micro-batches, {restarts} restarts"
     assert_outcomes_equal(streamed, decided, where, ignored)
     return streamed

@@ -40,7 +40,8 @@ Readings, where the documentation leaves a choice:
 13. A `level` that is a mapping is read alone: a key that it lacks makes the operation REJECTED, whatever its `need`.
 14. A control event that is not rejected finds an operation also where it changes nothing, for example an `extend` of 0.
 15. Nothing is late here. Under `orphans="all"` an event that counts for no operation has a reason: rejected (the words
-    of `why_event_rejected`), already_ended, not_taken or no_such_operation, the first that one of the operations on its
+    of `why_event_rejected`), already_ended, not_taken, past_deadline or
+    no_such_operation, the first that one of the operations on its
     key gives. An event that only operations under `sum_at_least` reject is not_taken by those.
 """
 
@@ -67,6 +68,8 @@ __all__ = ["KINDS", "RULES", "decide", "why_event_rejected", "why_operation_reje
 
 Row = dict[str, Any]
 
+WHYS = ("already_ended", "not_taken", "past_deadline", "no_such_operation")
+"""Why events count for no operation, the first that one of the operations on their key gives."""
 BARE_OPERATION: Row = {"rule": None, "need": None, "level": None, "row": None}
 BARE_EVENT: Row = {"kind": "complete", "value": None, "event_id": None, "operation_id": None}
 
@@ -148,9 +151,7 @@ def decide(
             remembered_until_us = fate.remembered_until_us
             counted |= fate.counted
             for at, reason in fate.not_counted.items():
-                # An operation that had ended goes before one that was pending.
-                if not_counted.get(at) != "already_ended":
-                    not_counted[at] = reason
+                not_counted[at] = min(reason, not_counted.get(at, reason), key=WHYS.index)
 
     emitted = [outcomes[place] for place, op in enumerate(rows) if _is_out(outcomes[place], op, watermark_us)]
     everybody = (criterion or {}).get("rule")
@@ -211,9 +212,17 @@ def _fate(op: Row, on_its_keys: Sequence[Row], lookback_us: int, value_types: se
     why = {"FAILED": "failed", "CANCELLED": "cancelled"}.get(status)
     outcome = _outcome(op, status, resolved, progress().matched, progress().missing_keys, why)
     told = {event["place"] for event in [*counted, *controls]}
-    others = [event for event in on_its_keys if begins <= event["time"] <= deadline and event["place"] not in told]
-    whys = {event["place"]: "not_taken" if event["time"] <= resolved else "already_ended" for event in others}
+    others = [event for event in on_its_keys if begins <= event["time"] and event["place"] not in told]
+    whys = {event["place"]: _why_not_counted(event["time"], resolved, deadline, created) for event in others}
     return Fate(outcome, deadline, told, whys)
+
+
+def _why_not_counted(time: int, resolved: int, deadline: int, created: int) -> str:
+    if time <= resolved:
+        return "not_taken"
+    if time <= deadline:
+        return "already_ended"
+    return "past_deadline" if time <= deadline + (deadline - created) else "no_such_operation"
 
 
 def _on_its_keys(op: Row, on_key: Mapping[Any, Sequence[Row]]) -> list[Row]:

@@ -319,10 +319,10 @@ class PurgatoryTester:
         return arrow_schema(outcome_schema(self.purgatory, self._operations.schema))
 
     def _outcome_table(self, batches: list[pa.RecordBatch]) -> pa.Table:
-        schema = self._outcome_schema()
-        tables = [schema.empty_table()]
-        tables += [pa.Table.from_arrays(outcome_columns(batch, schema), schema=schema) for batch in batches]
-        return pa.concat_tables(tables)
+        schema, orphans = self._outcome_schema(), bool(self.purgatory.orphans)
+        given = [outcome_columns(batch, schema, orphans) for batch in batches]
+        tables = [pa.Table.from_arrays(columns, schema=schema) for columns in given]
+        return pa.concat_tables([schema.empty_table(), *tables])
 
 
 def _dicts(table: pa.Table) -> list[dict[str, Any]]:

@@ -214,7 +214,7 @@ NAMES = ["id", "row", "status", "resolved_at", "wait_ms", "matched", "missing_ke
 def outcome_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
     """Outcomes of operations that bring an id and a row's name."""
     # ORPHANs have no operation's columns.
-    batch = batch.rename_columns(NAMES if len(batch.schema) == len(NAMES) else NAMES[2:])
+    batch = batch.rename_columns([{"p0": "id", "p1": "row"}.get(name, name) for name in batch.schema.names])
     at = batch.schema.get_field_index("resolved_at")
     rows = batch.set_column(at, "resolved_at", batch["resolved_at"].cast(pa.int64())).to_pylist()
     return [{**row, "resolved_at": moment(row["resolved_at"])} for row in rows]

@@ -102,6 +102,7 @@ def spec_of(criterion: dict[str, Any], **others: Any) -> EngineSpec:
 REASONS = {
     "already_ended": "already ended",
     "not_taken": "not taken",
+    "past_deadline": "past deadline",
     "no_such_operation": "no such operation",
     "null_key": f"rejected, {EventRejection.NULL_KEY.reason}",
     "null_time": f"rejected, {EventRejection.NULL_TIME.reason}",

@@ -61,7 +61,7 @@ def test_each_event_that_counted_for_no_operation_is_a_row_with_its_reason(spec:
         "9: complete on key a counted for no operation: no such operation",
         "12: complete on key b counted for no operation: no such operation",
         "15: complete on key a counted for no operation: already ended",
-        "21: complete on key a counted for no operation: no such operation",
+        "21: complete on key a counted for no operation: past deadline",
     ]
     assert {(row["late"], row["wait_ms"], row["matched"]) for row in outcomes if row["status"] == "ORPHAN"} == {
         (False, None, 0)
@@ -102,8 +102,68 @@ def test_an_operation_that_ended_is_remembered_until_its_deadline() -> None:
     assert why(shards.run([([], at(14), 19), ([], [], 30)])) == [
         "14 late",
         "20 already ended",
-        "20.001 no such operation",
+        "20.001 past deadline",
     ]
+
+
+@both
+@pytest.mark.parametrize("watermark_ms", [0, 20, 25])
+def test_an_event_past_the_deadline_by_no_more_than_the_wait_says_that_the_time_was_over(
+    spec: EngineSpec, watermark_ms: int
+) -> None:
+    # The operation waits still, has just expired, or is gone from the watch lists.
+    spec = replace(spec, operation_ids=True)
+    events = [*at(26, 30, 30.001), *({**event, "operation_id": "p"} for event in at(27)), *at(28, key="b")]
+    outcomes = Shards(spec).run([([op()], [], 0), ([], [], watermark_ms), ([], events, watermark_ms), ([], [], 60)])
+    assert why(outcomes) == [
+        "26 past deadline",
+        "27 no such operation",
+        "28 no such operation",
+        "30 past deadline",
+        "30.001 no such operation",
+    ]
+
+
+def test_an_extension_lengthens_the_wait_and_so_the_time_that_is_remembered_and_a_wait_of_nothing_has_none() -> None:
+    extended = [{**at(15)[0], "kind": "extend", "value": 0.01}]
+    outcomes = Shards(FINAL).run([([op()], [*extended, *at(26, 40, 41)], 0), ([], [], 60)])
+    assert why(outcomes) == ["26 past deadline", "40 past deadline", "41 no such operation"]
+    outcomes = Shards(FINAL).run([([op(deadline=10_000)], at(10.001), 0), ([], [], 60)])
+    assert why(outcomes) == ["10.001 no such operation"]
+
+
+CODES = ("reason_code", "event_kind", "event_key", "event_operation_id")
+
+
+def test_reasons_have_codes_and_orphans_tell_their_event_in_columns() -> None:
+    events = [
+        *at(15, key="b"),
+        *told("fail:f:12 cancel:c:13 cancel:a:14@p unknown:a:15"),
+        {**at(12)[0], "key": None},
+    ]
+    waits = [op("e", "e"), op("f", "f"), op("c", "c"), op("c", "c"), op("n", None)]
+    outcomes = Shards(NAMED).run([(waits, events, 0), ([], [], END_MS)])
+    of_operations = {(row["status"], *(row[name] for name in CODES)) for row in outcomes if row["status"] != "ORPHAN"}
+    assert of_operations == {
+        ("EXPIRED", None, None, None, None),
+        ("FAILED", "keys_failed", None, None, None),
+        ("CANCELLED", "cancelled", None, None, None),
+        ("DUPLICATE", "duplicate", None, None, None),
+        ("REJECTED", "null_key", None, None, None),
+    }
+    assert {tuple(row[name] for name in CODES) for row in outcomes if row["status"] == "ORPHAN"} == {
+        ("no_such_operation", "complete", "b", None),
+        ("no_such_operation", "cancel", "a", "p"),
+        ("unknown_kind", None, "a", None),
+        ("null_key", "complete", None, None),
+    }
+    controls = Shards(replace(NAMED, orphans=True)).run([([], events, 0), ([], [], END_MS)])
+    assert {tuple(row[name] for name in CODES) for row in controls} == {
+        ("not_pending", "fail", "f", None),
+        ("not_pending", "cancel", "c", None),
+        ("not_pending", "cancel", "a", "p"),
+    }
+    assert "reason_code" not in Shards(replace(NAMED, orphans=False)).run([([op("n", None)], [], 0)])[0]
 
 
 def test_under_early_what_comes_after_the_outcome_was_emitted_came_after_the_end() -> None:
@@ -139,7 +199,7 @@ def test_an_event_counts_once_any_operation_counts_it_whatever_others_do() -> No
 def test_duplicate_and_rejected_operations_count_nothing() -> None:
     rows = [op(), op(created=15_000, deadline=40_000), op("r", deadline=5_000)]
     outcomes = Shards(FINAL).run([(rows, at(12, 18, 30), 0), ([], [], END_MS)])
-    assert why(outcomes) == ["18 already ended", "30 no such operation"]
+    assert why(outcomes) == ["18 already ended", "30 past deadline"]
 
 
 def test_an_event_that_names_an_operation_meets_that_one_alone() -> None:
@@ -157,7 +217,7 @@ def test_an_event_that_names_an_operation_meets_that_one_alone() -> None:
 def test_an_extension_that_counted_lengthens_the_range() -> None:
     events = told("extend:a:12:0.013 complete:a:13 complete:a:24 complete:a:26")
     outcomes = Shards(FINAL).run([([op()], events, 0), ([], [], END_MS)])
-    assert why(outcomes) == ["24 already ended", "26 no such operation"]
+    assert why(outcomes) == ["24 already ended", "26 past deadline"]
 
 
 def test_a_redelivery_within_the_time_of_an_operation_is_no_orphan() -> None:
@@ -213,6 +273,7 @@ def test_nothing_is_kept_once_the_watermark_has_passed_it() -> None:
     assert len(outcomes) == n and {row["reason"].partition(": ")[2] for row in outcomes} == {"already ended"}
     engine = shards._engine(0)
     assert (len(engine.events.orphans), engine.events.orphans.ended.logs, shards.due_ms) == (0, {}, [None])
+    assert engine.events.orphans.past.logs == {}
 
 
 def test_the_ranges_of_a_hot_key_become_few() -> None:

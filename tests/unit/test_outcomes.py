@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
-from spark_purgatory.core.engine.outcomes import OUTCOME_FIELDS
+from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
@@ -40,9 +40,9 @@ def test_orphans_that_are_decided_before_an_operation_do_not_move_its_columns() 
     events = read_events(events_table([ev("b", time=None), ev("b", time=12_000)], 64, spec), spec.criterion)
     outcomes = engine.step(read_operations(operations, spec), events, 0) + engine.step(None, None, END_MS)
     assert [batch.num_rows for batch in outcomes] == [1, 1, 1], "a rejected event first, then the operation, an orphan"
-    schema = pa.schema([("order_id", pa.string()), ("quantity", pa.int64()), *OUTCOME_FIELDS])
+    schema = pa.schema([("order_id", pa.string()), ("quantity", pa.int64()), *OUTCOME_FIELDS, *ORPHAN_FIELDS])
     blobs = pa.RecordBatch.from_pydict({"blob": pa.array([packed(outcomes)], pa.binary())})
-    rows = [row for batch in unpacker(schema)(iter([blobs])) for row in batch.to_pylist()]
+    rows = [row for batch in unpacker(schema, orphans=True)(iter([blobs])) for row in batch.to_pylist()]
     assert [(row["order_id"], row["quantity"], row["status"], row["wait_ms"]) for row in rows] == [
         (None, None, "ORPHAN", None),
         ("o", 7, "EXPIRED", 10),

@@ -34,7 +34,7 @@ class EndedRanges:
 
     def add(self, targets: Targets, from_us: Int64s, until_us: Int64s, watermark_us: int) -> None:
         """Operations end: the ranges of their watch entries, (m,) each, but for those that the watermark has passed."""
-        ahead = np.flatnonzero(until_us > watermark_us)
+        ahead = np.flatnonzero((until_us > watermark_us) & (until_us >= from_us))
         if not len(ahead):
             return
         keys = targets.keys.take(targets.entries[ahead])

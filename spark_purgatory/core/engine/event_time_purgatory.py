@@ -51,15 +51,16 @@ from spark_purgatory.core.spec.codes import OperationRejection, Status
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import LimitError
 
-DUPLICATE_REASON = "the id was seen before and its deadline has not passed"
+DUPLICATE_REASON, DUPLICATE_CODE = "the id was seen before and its deadline has not passed", "duplicate"
 
 
 def duplicates_of(table: OperationTable, rows: Int64s, key_type: pa.DataType) -> OutcomeBatch:
     """The outcomes of rows, (n,), that turned out to be DUPLICATEs: resolved at their created time."""
     created_us, zeros = table.created_us[rows], np.zeros(len(rows), np.int64)
-    none, reasons = MissingKeys.none(len(rows), key_type), pa.repeat(DUPLICATE_REASON, len(rows))
+    none = MissingKeys.none(len(rows), key_type)
+    reasons, codes = (pa.repeat(text, len(rows)) for text in (DUPLICATE_REASON, DUPLICATE_CODE))
     payload, late = table.payload.take(rows), table.late[rows]
-    return OutcomeBatch(payload, Status.DUPLICATE, created_us, created_us, zeros, none, late, reasons)
+    return OutcomeBatch(payload, Status.DUPLICATE, created_us, created_us, zeros, none, late, reasons, codes)
 
 
 def without_rejected(operations: OperationArrivals, outcomes: Outcomes) -> OperationArrivals:
@@ -69,8 +70,11 @@ def without_rejected(operations: OperationArrivals, outcomes: Outcomes) -> Opera
         return operations
     rows, none = operations.take(bad), np.zeros(len(bad), bool)
     outcomes.tally.count_rejections(operations=rows.rejection)
-    reasons = pa.array([rejection.reason for rejection in OperationRejection]).take(pa.array(rows.rejection))
-    outcomes.unwatched(Status.REJECTED, rows, reasons, late=none, dated=none)
+    reasons, codes = (
+        pa.array(texts).take(pa.array(rows.rejection))
+        for texts in zip(*((each.reason, each.name.lower()) for each in OperationRejection), strict=True)
+    )
+    outcomes.unwatched(Status.REJECTED, rows, reasons, codes, late=none, dated=none)
     return operations.take(np.flatnonzero(operations.rejection == 0))
 
 
@@ -110,7 +114,7 @@ class EventTimePurgatory:
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self.events = ShardEvents(spec)
-        self.outcomes = Outcomes()
+        self.outcomes = Outcomes(bool(spec.orphans))
         self.completion = Completion(spec, self.events, self.outcomes)
 
     def step(
@@ -210,7 +214,8 @@ class EventTimePurgatory:
         if duplicate.any():
             rows = operations.take(np.flatnonzero(duplicate))
             late = rows.created_us <= self.watermark_us
-            self.outcomes.unwatched(Status.DUPLICATE, rows, pa.repeat(DUPLICATE_REASON, len(rows)), late)
+            reasons, codes = (pa.repeat(text, len(rows)) for text in (DUPLICATE_REASON, DUPLICATE_CODE))
+            self.outcomes.unwatched(Status.DUPLICATE, rows, reasons, codes, late)
         return operations.take(np.flatnonzero(~duplicate & ~again)), operations.take(np.flatnonzero(again))
 
     def _register(self, operations: OperationArrivals) -> None:
@@ -226,7 +231,8 @@ class EventTimePurgatory:
             waiting, orphans = self.purgatory.state.values == WAITING, self.events.orphans
             for batch in orphans.release(self.resolver, waiting, self._floor_us):
                 self.outcomes.add(batch)
-            orphans.ended.forget(self.watermark_us)
+            for ranges in (orphans.ended, orphans.past):
+                ranges.forget(self.watermark_us)
             self.outcomes.tally.events_counted += orphans.take_counted()
         if self.purgatory.is_worth_compacting:
             waiting = self.purgatory.state.values == WAITING

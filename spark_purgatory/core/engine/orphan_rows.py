@@ -15,17 +15,24 @@ import pyarrow.compute as pc
 
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MIN_TIME_US
-from spark_purgatory.core.engine.outcomes import MissingKeys, OutcomeBatch, without_prefix
+from spark_purgatory.core.engine.outcomes import EVENT_FIELDS, MissingKeys, OutcomeBatch, without_prefix
 from spark_purgatory.core.events.control_log import split_pairs
 from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.spec.arrivals import EventArrivals
 from spark_purgatory.core.spec.codes import KINDS, EventMark, EventRejection, Status
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
-REASONS = ((EventMark.LATE, "late"), (EventMark.ENDED, "already ended"), (EventMark.NOT_TAKEN, "not taken"))
+REASONS = (
+    (EventMark.LATE, "late"),
+    (EventMark.ENDED, "already ended"),
+    (EventMark.NOT_TAKEN, "not taken"),
+    (EventMark.PAST, "past deadline"),
+)
 """Why an event counted for no operation, by its marks; the first that it has is the reason."""
 NO_OPERATION = "no such operation"
 """The reason of an event without any of them."""
+NOT_PENDING = "not_pending"
+"""The code of every reason where the events have no marks."""
 
 
 def rows_of(name: str, segment: EventSegment, spec: EngineSpec) -> OutcomeBatch:
@@ -35,40 +42,47 @@ def rows_of(name: str, segment: EventSegment, spec: EngineSpec) -> OutcomeBatch:
     ids, keys = split_pairs(segment.group_keys) if kind != name else (None, segment.group_keys)
     of_event = pa.array(segment.group)
     # Keys and ids are written once for each key.
-    texts = _texts(pa.repeat(kind, len(keys)), keys, ids, spec).take(of_event)
+    of_key = _event(pa.repeat(kind, len(keys)), keys, ids, spec)
+    event, texts = of_key.take(of_event), _texts(of_key).take(of_event)
     if spec.orphans != "all":
-        return _batch(pc.binary_join_element_wise(texts, "found no operation pending", " "), segment.time_us)
+        reasons = pc.binary_join_element_wise(texts, "found no operation pending", " ")
+        return _batch(event, reasons, pa.repeat(NOT_PENDING, len(event)), segment.time_us)
     assert segment.value is not None, "bug: an event without marks"
     marks = segment.value
     why = np.select([marks & mark > 0 for mark, _ in REASONS], list(range(len(REASONS))), len(REASONS))
-    reasons = pa.array([*(reason for _, reason in REASONS), NO_OPERATION]).take(pa.array(why))
-    return _batch(_with_reason(texts, reasons), segment.time_us, (marks & EventMark.LATE) > 0)
+    reasons = pa.array([*(reason for _, reason in REASONS), NO_OPERATION])
+    codes = pc.replace_substring(reasons, " ", "_").take(pa.array(why))
+    late = (marks & EventMark.LATE) > 0
+    return _batch(event, _with_reason(texts, reasons.take(pa.array(why))), codes, segment.time_us, late)
 
 
 def rows_of_rejected(events: EventArrivals, watermark_us: int, spec: EngineSpec) -> OutcomeBatch:
     """The rows of rejected events."""
     codes = np.zeros(len(events), np.int64) if events.kind is None else events.kind
-    kinds = pa.array([*KINDS, "event"]).take(pa.array(np.where(codes < 0, len(KINDS), codes)))
-    faults = pa.array([f"rejected, {rejection.reason}" for rejection in EventRejection])
-    reasons = _with_reason(
-        _texts(kinds, events.keys, events.operation_ids, spec), faults.take(pa.array(events.rejection))
-    )
+    kinds = pa.array([*KINDS, None]).take(pa.array(np.where(codes < 0, len(KINDS), codes)))
+    event, faults = _event(kinds, events.keys, events.operation_ids, spec), pa.array(events.rejection)
+    reasons = pa.array([f"rejected, {rejection.reason}" for rejection in EventRejection]).take(faults)
+    names = pa.array([rejection.name.lower() for rejection in EventRejection]).take(faults)
     dated = events.time_us != MIN_TIME_US
-    return _batch(reasons, events.time_us, (events.time_us <= watermark_us) & dated, dated)
+    late = (events.time_us <= watermark_us) & dated
+    return _batch(event, _with_reason(_texts(event), reasons), names, events.time_us, late, dated)
 
 
 def _with_reason(texts: pa.Array, reasons: pa.Array) -> pa.Array:
     return pc.binary_join_element_wise(texts, reasons, " counted for no operation: ")
 
 
-def _texts(kinds: pa.Array, keys: pa.Array, ids: pa.Array | None, spec: EngineSpec) -> pa.Array:
+def _event(kinds: pa.Array, keys: pa.Array, ids: pa.Array | None, spec: EngineSpec) -> pa.StructArray:
+    """Kind, key and operation of events, (n,), as users know them: keys and ids begin with their partition's value."""
+    named = pa.nulls(len(keys), pa.string()) if ids is None else shown(ids, spec.id_prefix)
+    return pa.StructArray.from_arrays([kinds, shown(keys, spec.key_prefix), named], fields=list(EVENT_FIELDS))
+
+
+def _texts(event: pa.StructArray) -> pa.Array:
     """What happened on which key to which operation, (n,); a key that is null is written so."""
-    # Keys and ids begin with the value of their partition.
-    texts = pc.binary_join_element_wise(kinds, shown(keys, spec.key_prefix).fill_null("null"), " on key ")
-    if ids is None:
-        return texts
-    named = pc.binary_join_element_wise(texts, shown(ids, spec.id_prefix), " for operation ")
-    return pc.coalesce(named, texts)
+    kinds, keys, ids = event.flatten()
+    texts = pc.binary_join_element_wise(kinds.fill_null("event"), keys.fill_null("null"), " on key ")
+    return pc.coalesce(pc.binary_join_element_wise(texts, ids, " for operation "), texts)
 
 
 def shown(values: pa.Array, prefix: int) -> pa.Array:
@@ -83,7 +97,14 @@ def shown(values: pa.Array, prefix: int) -> pa.Array:
         return pa.array(texts, pa.string())
 
 
-def _batch(reasons: pa.Array, time_us: Int64s, late: Bools | None = None, dated: Bools | None = None) -> OutcomeBatch:
+def _batch(
+    event: pa.StructArray,
+    reasons: pa.Array,
+    codes: pa.Array,
+    time_us: Int64s,
+    late: Bools | None = None,
+    dated: Bools | None = None,
+) -> OutcomeBatch:
     n = len(reasons)
     return OutcomeBatch(
         payload=None,
@@ -94,5 +115,7 @@ def _batch(reasons: pa.Array, time_us: Int64s, late: Bools | None = None, dated:
         missing=MissingKeys.none(n, pa.string()),
         late=np.zeros(n, bool) if late is None else late,
         reasons=reasons,
+        codes=codes,
         dated=dated,
+        event=event,
     )

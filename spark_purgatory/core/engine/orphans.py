@@ -11,7 +11,7 @@ completes at 15 and then leaves, while events of the times 12, 15, 18 and 21 are
 
     12, 15      counted: taken away
     18          marked ENDED
-    21          nothing: behind the deadline
+    21          marked PAST: behind the deadline by no more than the 10 that the operation had
     19          comes later, lies in the ended range: marked ENDED on arrival
 """
 
@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 
 from spark_purgatory.core.arrays import numbers
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
+from spark_purgatory.core.arrays.times import MAX_TIME_US, saturating_add
 from spark_purgatory.core.arrays.value_column import as_bools
 from spark_purgatory.core.engine.ended_ranges import EndedRanges
 from spark_purgatory.core.engine.orphan_rows import rows_of, rows_of_rejected
@@ -43,6 +44,7 @@ class EntryTimes:
     from_us: Int64s  # (m,)
     end_us: Int64s  # (m,) the last time at which the operation was pending
     until_us: Int64s  # (m,) its deadline
+    past_us: Int64s  # (m,) how long after its deadline it is remembered
     fail_us: Int64s | None  # (m,) first failure of the key; None: no key has failed
     sums: Bools | None  # (m,) whether only events count that a sum can take; None: there are no others
 
@@ -62,6 +64,8 @@ class OrphanEvents:
         self.unmatched = ControlLog()
         """Events by kind; with "all" their values are their marks."""
         self.ended = EndedRanges()
+        self.past = EndedRanges()
+        """From the deadlines of operations that ended, for as long as these had waited."""
         self._rejected: list[OutcomeBatch] = []
         self._counted = 0
 
@@ -89,7 +93,8 @@ class OrphanEvents:
             marks = np.where(segment.time_us <= watermark_us, EventMark.LATE, 0).astype(np.int64)
             if completes and segment.value is not None and self._spec.by_row:
                 marks[numbers.is_negative(segment.value)] |= EventMark.NO_ADDEND
-            marks[self.ended.contain(segment, named=name.startswith("named."))] |= EventMark.ENDED
+            for ranges, mark in ((self.ended, EventMark.ENDED), (self.past, EventMark.PAST)):
+                marks[ranges.contain(segment, named=name.startswith("named."))] |= mark
             segment = replace(segment, value=marks, event_ids=None)
         self.unmatched.logs.setdefault(name, EventLog()).append(segment)
 
@@ -106,19 +111,23 @@ class OrphanEvents:
         rows = resolutions.rows[chosen]
         entries, owner = resolver.watchers.entries_of(rows)
         targets = resolver.targets(rows, entries, owner)
-        until_us = resolutions.deadline_us[chosen]
+        until_us, created_us = resolutions.deadline_us[chosen], resolutions.created_us[chosen]
+        wait_us = saturating_add(until_us, -np.maximum(created_us, -MAX_TIME_US))
+        past_us = saturating_add(until_us, wait_us)
         end_us = np.minimum(resolutions.resolved_us[chosen], until_us)
         fail_us = resolutions.fail_us
         times = EntryTimes(
             from_us=resolver.rows.from_us_of(rows)[owner],
             end_us=end_us[owner],
             until_us=until_us[owner],
+            past_us=past_us[owner],
             fail_us=None if fail_us is None else fail_us[chosen[resolutions.owner]],
             sums=self._sums(resolver, rows, owner),
         )
         self._compare(targets, times)
         if self._has_marks:
             self.ended.add(targets, times.from_us, times.until_us, watermark_us)
+            self.past.add(targets, saturating_add(times.until_us, 1), times.past_us, watermark_us)
 
     def _sums(self, resolver: Resolver, rows: Int64s, owner: Int64s) -> Bools | None:
         if not (self._has_marks and self._spec.by_row):
@@ -129,7 +138,7 @@ class OrphanEvents:
     def _compare(self, targets: Targets, times: EntryTimes) -> None:
         """Take away the events that count for operations, (m,) watch entries, and mark those that do not."""
         for kind in EventKind:
-            to_us = times.until_us if self._has_marks else times.end_us
+            to_us = times.past_us if self._has_marks else times.end_us
             found: dict[int, list[Spans]] = {}
             for span in self.unmatched.spans(kind, targets, times.from_us, to_us):
                 found.setdefault(id(span.segment), []).append(span)
@@ -140,16 +149,20 @@ class OrphanEvents:
 
     def _without(self, segment: EventSegment, spans: list[Spans], times: EntryTimes, kind: int) -> EventSegment:
         """A segment without the events that count; the others in the spans are marked."""
-        counted, pending, ended = (np.zeros(len(segment), bool) for _ in range(3))
+        counted, pending, ended, past = (np.zeros(len(segment), bool) for _ in range(4))
         for span in spans:
             count_end, end = span.until(times.counted_us(kind)[span.owner]), span.until(times.end_us[span.owner])
             counted |= self._counting(span, count_end, times)
             if self._has_marks:
                 pending |= covered(len(segment), span.low, end)
-                ended |= covered(len(segment), end, span.high)
+                until = span.until(times.until_us[span.owner])
+                ended |= covered(len(segment), end, until)
+                past |= covered(len(segment), until, span.high)
         self._counted += int(np.count_nonzero(counted))
         if segment.value is not None and self._has_marks:
-            marks = segment.value | np.where(pending, EventMark.NOT_TAKEN, 0) | np.where(ended, EventMark.ENDED, 0)
+            marks = segment.value.copy()
+            for marked, mark in ((pending, EventMark.NOT_TAKEN), (ended, EventMark.ENDED), (past, EventMark.PAST)):
+                marks[marked] |= mark
             segment = replace(segment, value=marks)
         return segment.where(~counted)
 
@@ -193,7 +206,8 @@ class OrphanEvents:
         targets = resolver.targets(rows, entries, owner)
         from_us, floor = resolver.rows.from_us_of(rows), np.full(len(rows), floor_us)
         fail_us = resolver.controls.read(targets, from_us, floor).fail_us if resolver.controls else None
-        times = EntryTimes(from_us[owner], floor[owner], floor[owner], fail_us, self._sums(resolver, rows, owner))
+        until = floor[owner]
+        times = EntryTimes(from_us[owner], until, until, until, fail_us, self._sums(resolver, rows, owner))
         self._compare(targets, times)
 
     def _may_match(self, resolver: Resolver, floor_us: int) -> Bools:

@@ -1,6 +1,6 @@
 """Outcomes, collected during a step as arrays and turned into one Arrow table at its end.
 
-Columns: the payload's, then `OUTCOME_FIELDS`, in this order.
+Columns: the payload's, then `OUTCOME_FIELDS`, then `ORPHAN_FIELDS` where ORPHAN rows are asked for.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ OUTCOME_FIELDS = (
     pa.field("late", pa.bool_()),
     pa.field("reason", pa.string()),
 )
+EVENT_FIELDS = tuple(pa.field(f"event_{name}", pa.string()) for name in ("kind", "key", "operation_id"))
+"""What an ORPHAN tells of its event."""
+ORPHAN_FIELDS = (pa.field("reason_code", pa.string()), *EVENT_FIELDS)
 
 MOST_BYTES = 2**31 - 1
 """Of one value: Arrow's binary arrays count bytes in 32 bits."""
@@ -84,14 +87,17 @@ class OutcomeBatch:
     missing: MissingKeys
     late: Bools
     reasons: pa.Array | None = None
+    codes: pa.Array | None = None
     dated: Bools | None = None
     """False where resolved_at and wait_ms are null; None: all dated."""
+    event: pa.StructArray | None = None
+    """`EVENT_FIELDS` of ORPHANs."""
 
     def __len__(self) -> int:
         return len(self.matched)
 
-    def to_arrow(self) -> pa.RecordBatch:
-        """As rows of the outcome table."""
+    def to_arrow(self, orphans: bool) -> pa.RecordBatch:
+        """As rows of the outcome table; with ``orphans`` they have `ORPHAN_FIELDS`."""
         n = len(self)
         undated = None if self.dated is None else ~self.dated
         wait_ms = pa.nulls(n, pa.int64())
@@ -108,6 +114,11 @@ class OutcomeBatch:
             self.reasons if self.reasons is not None else pa.nulls(n, pa.string()),
         ]
         fields = [*([] if self.payload is None else self.payload.type), *OUTCOME_FIELDS]
+        if orphans:
+            nothing = pa.nulls(n, pa.string())
+            columns.append(nothing if self.codes is None else self.codes)
+            columns += [nothing] * len(EVENT_FIELDS) if self.event is None else self.event.flatten()
+            fields += ORPHAN_FIELDS
         return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
@@ -162,8 +173,9 @@ class Tally:
 class Outcomes:
     """What a step has decided, in the order of decision."""
 
-    def __init__(self) -> None:
+    def __init__(self, orphans: bool = False) -> None:
         self.batches: list[OutcomeBatch] = []
+        self._orphans = orphans
         self.tally = Tally()
 
     def add(self, batch: OutcomeBatch) -> None:
@@ -172,17 +184,25 @@ class Outcomes:
         self.batches.append(batch)
 
     def unwatched(
-        self, status: Status, rows: OperationArrivals, reasons: pa.Array, late: Bools, dated: Bools | None = None
+        self,
+        status: Status,
+        rows: OperationArrivals,
+        reasons: pa.Array,
+        codes: pa.Array,
+        late: Bools,
+        dated: Bools | None = None,
     ) -> None:
         """Operations that never waited: REJECTED and DUPLICATE; resolved when created, where that is known."""
         n = len(rows)
         missing = MissingKeys.none(n, rows.keys.type)
         zeros = np.zeros(n, np.int64)
         self.add(
-            OutcomeBatch(rows.payload, status, rows.created_us, rows.created_us, zeros, missing, late, reasons, dated)
+            OutcomeBatch(
+                rows.payload, status, rows.created_us, rows.created_us, zeros, missing, late, reasons, codes, dated
+            )
         )
 
     def take(self) -> list[pa.RecordBatch]:
         """The outcomes as Arrow, removed."""
         batches, self.batches = self.batches, []
-        return [batch.to_arrow() for batch in batches if len(batch)]
+        return [batch.to_arrow(self._orphans) for batch in batches if len(batch)]

@@ -28,10 +28,10 @@ from spark_purgatory.core.spec.criteria import KEYED, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 REASONS = {
-    Status.FAILED: "keys failed and the criterion can no longer be met",
-    Status.CANCELLED: "an event cancelled the operation",
+    Status.FAILED: ("keys failed and the criterion can no longer be met", "keys_failed"),
+    Status.CANCELLED: ("an event cancelled the operation", "cancelled"),
 }
-"""Reason of an outcome by status."""
+"""Reason of an outcome, and its code, by status."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,7 @@ class Resolver:
     def outcomes_of(self, status: Status, resolutions: Resolutions, chosen: Bools) -> OutcomeBatch:
         """The outcome of every chosen row, (n,) bool; EXPIRED ones are resolved at their deadline."""
         rows = resolutions.rows[chosen]
+        reasons, codes = [pa.repeat(text, len(rows)) for text in REASONS[status]] if status in REASONS else (None, None)
         keyed = np.isin(resolutions.rule, KEYED)
         missing = MissingKeys.none(len(rows), self.watchers.keys.chunks[0].type)
         if keyed.any():
@@ -162,7 +163,8 @@ class Resolver:
             matched=resolutions.result.matched[chosen],
             missing=missing,
             late=self.rows.late[rows],
-            reasons=pa.repeat(REASONS[status], len(rows)) if status in REASONS else None,
+            reasons=reasons,
+            codes=codes,
         )
 
     def _criteria(self, rows: Int64s, entries: Int64s) -> tuple[Int64s, Floats, Numbers, Numbers]:

@@ -93,6 +93,8 @@ class EventMark(IntFlag):
     """An operation was pending at its time and did not count it."""
     NO_ADDEND = 8
     """It has a value that no sum can take."""
+    PAST = 16
+    """It came after the deadline of an operation, by no more than this had waited."""
 
 
 RULES = tuple(rule.name.lower() for rule in Rule)

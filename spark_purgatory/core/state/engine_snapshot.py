@@ -268,7 +268,12 @@ def _control_logs(engine: EventTimePurgatory) -> dict[str, EventLog]:
 def _logs_by_prefix(engine: EventTimePurgatory) -> dict[str, dict[str, EventLog]]:
     """Logs by name, by what the names of their tables begin with."""
     orphans = engine.events.orphans
-    return {"control": engine.events.controls.logs, "unheard": orphans.unmatched.logs, "ended": orphans.ended.logs}
+    return {
+        "control": engine.events.controls.logs,
+        "unheard": orphans.unmatched.logs,
+        "ended": orphans.ended.logs,
+        "past": orphans.past.logs,
+    }
 
 
 def _facts(engine: EventTimePurgatory) -> dict[str, object]:

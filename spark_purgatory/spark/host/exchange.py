@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.engine.outcomes import OUTCOME_FIELDS
+from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS
 from spark_purgatory.core.state.payload_schema import conform, conform_batch, plain, sent
 from spark_purgatory.spark.host.worker import end_task, prepare_worker
 from spark_purgatory.spark.placement import shard_label
@@ -150,8 +150,8 @@ def from_blob(blob: bytes) -> pa.Table:
         return reader.read_all()
 
 
-def unpacker(schema: pa.Schema) -> Callable[[Batches], Batches]:
-    """The function for ``mapInArrow`` that turns blobs into rows of ``schema``."""
+def unpacker(schema: pa.Schema, orphans: bool = False) -> Callable[[Batches], Batches]:
+    """The function for ``mapInArrow`` that turns blobs into rows of ``schema``; ``orphans``: as `outcome_columns`."""
 
     def unpack(batches: Batches) -> Batches:
         prepare_worker()
@@ -163,19 +163,20 @@ def unpacker(schema: pa.Schema) -> Callable[[Batches], Batches]:
                 moved += blob.as_buffer().size
                 with pa.ipc.open_stream(blob.as_buffer()) as reader:
                     for rows in reader:
-                        yield pa.RecordBatch.from_arrays(outcome_columns(rows, schema), schema=schema)
+                        yield pa.RecordBatch.from_arrays(outcome_columns(rows, schema, orphans), schema=schema)
         end_task(moved)
 
     return unpack
 
 
-def outcome_columns(rows: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array]:
+def outcome_columns(rows: pa.RecordBatch, schema: pa.Schema, orphans: bool) -> list[pa.Array]:
     """The engine's outcomes as columns of ``schema``: found by name, in whatever order ``rows`` has them.
 
     The engine calls the operation's own columns ``p0``, ``p1``, ...; ORPHANs lack these, and get nulls there.
-    ``schema`` has the users' names for them, in this order, then the outcome's columns.
+    ``schema`` has the users' names for them, in this order, then the outcome's columns, with ``orphans`` those of
+    `ORPHAN_FIELDS` too.
     """
-    added = [field.name for field in OUTCOME_FIELDS]
+    added = [field.name for field in (*OUTCOME_FIELDS, *(ORPHAN_FIELDS if orphans else ()))]
     names = [*(f"p{i}" for i in range(len(schema) - len(added))), *added]
     unknown = set(rows.schema.names) - set(names)
     assert not unknown, f"bug: outcomes have columns {sorted(unknown)} that the query does not"

@@ -18,7 +18,7 @@ from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.schema import COUNTERS, OUTCOME_COLUMNS, REJECTION_COUNTERS
+from spark_purgatory.schema import COUNTERS, ORPHAN_COLUMNS, OUTCOME_COLUMNS, REJECTION_COUNTERS
 from spark_purgatory.spark.host.blob_host import STATE_DDL, batch_function, stream_function
 from spark_purgatory.spark.host.calls import RESULT_DDL, Broadcast
 from spark_purgatory.spark.host.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
@@ -130,7 +130,9 @@ def engine_spec(options: PurgatoryOptions, operations: InputTypes, completions: 
 
 def outcome_schema(options: PurgatoryOptions, operations: T.StructType) -> T.StructType:
     """The operations' columns and the outcome's. Raises ConfigError where two have one name."""
-    names = [options.prefix + name for name in OUTCOME_COLUMNS]
+    of_orphans = ORPHAN_COLUMNS if options.orphans else ()
+    names = [options.prefix + name for name in (*OUTCOME_COLUMNS, *of_orphans)]
+    types = (*OUTCOME_TYPES, *(T.StringType() for _ in of_orphans))
     taken = {name.lower() for name in operations.names}
     clash = [name for name in names if name.lower() in taken]
     if clash:
@@ -138,7 +140,7 @@ def outcome_schema(options: PurgatoryOptions, operations: T.StructType) -> T.Str
             f"operations already have a column {', '.join(clash)}, which the outcome adds: "
             "set prefix=, for example 'outcome_'"
         )
-    renamed = [T.StructField(name, kind) for name, kind in zip(names, OUTCOME_TYPES, strict=True)]
+    renamed = [T.StructField(name, kind) for name, kind in zip(names, types, strict=True)]
     fields = operations.fields
     if options.orphans:
         fields = [T.StructField(field.name, field.dataType, True, field.metadata) for field in fields]
@@ -181,8 +183,8 @@ class Purgatory(PurgatoryOptions):
             value, and rows are routed by it. So operations with several keys meet their events in one shard; otherwise
             every shard is sent every event.
         orphans: Which events become ORPHAN rows: False, none; True, control events that count for no operation; "all",
-            every event that counts for no operation, with the reason: late, already ended, not taken, no such
-            operation, or rejected.
+            every event that counts for no operation, with the reason: late, already ended, not taken, past deadline,
+            no such operation, or rejected. With either the outcomes have the columns `schema.ORPHAN_COLUMNS` too.
         max_pending_per_shard: Operations that may wait in one shard; more stop the query.
         max_state_bytes_per_shard: Bytes of one shard's state; more stop the query.
         max_broadcast_bytes: Bytes of packed events in a micro-batch that is sent to all shards; more stop the query.
@@ -268,7 +270,7 @@ class Purgatory(PurgatoryOptions):
         spec = replace(engine_spec(self, left, right), columns=columns, case_sensitive=case_sensitive)
         if operations.isStreaming:
             results = self._stream(packed, spec, sent, self._clock_delay_ms(chained)).mapInArrow(
-                unpacker(arrow_schema(schema)), schema
+                unpacker(arrow_schema(schema), bool(self.orphans)), schema
             )
             return with_origin(results, Origin(spec, self.shards, self.host))
         as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
@@ -276,7 +278,7 @@ class Purgatory(PurgatoryOptions):
         return (
             packed.groupBy("shard")
             .applyInPandas(decided, RESULT_DDL)
-            .mapInArrow(unpacker(arrow_schema(schema)), schema)
+            .mapInArrow(unpacker(arrow_schema(schema), bool(self.orphans)), schema)
         )
 
     def _pack(self, side: Input, number: int, columns: pa.Schema | None = None, broadcast: bool = False) -> DataFrame:
