@@ -25,6 +25,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from spark_purgatory.testing.oracle import KINDS, RULES
+from spark_purgatory.testing.oracle_rejections import LAST_US
 from spark_purgatory.testing.world_numbers import NUMBERS, STEP_US, Numbers, needs_of
 
 Row = dict[str, Any]
@@ -85,13 +86,15 @@ def random_world(
     duplicates: bool = True,
     spoiled: bool = False,
     keyless: bool = False,
+    extremes: bool = False,
     numbers: str = "double",
 ) -> World:
     """Draw a world: at most `max_keys` keys to an operation, out of `n_keys` in all.
 
     `rules`, `kinds` and `numbers` limit what is drawn. `duplicates` lets ids come again, always on the same keys, so
     that they meet whatever the rows are routed by; `spoiled` adds rows that must be REJECTED; with
-    `keyless` some control events name an operation and no key. Lookback belongs
+    `keyless` some control events name an operation and no key; with `extremes` some deadlines are the end of time, some
+    extensions reach it, and some operations are renewed in turns on their keys. Lookback belongs
     to whoever decides: events lie before their operations as often as after them.
     """
     if not 1 <= n_keys <= len(KEYS):
@@ -118,6 +121,8 @@ def random_world(
         events.append(_event(rng, names, kinds, ids, drawn, events, number))
         if keyless and events[-1]["operation_id"] and events[-1]["kind"] != "complete" and rng.random() < 0.4:
             events[-1]["key"] = None
+    if extremes:
+        _to_extremes(rng, operations, events, drawn)
     if spoiled:
         operations += [_spoiled_operation(rng, operation, drawn) for operation in operations if rng.random() < 0.3]
         events += [_spoiled_event(rng, event, drawn) for event in events if rng.random() < 0.2]
@@ -168,7 +173,7 @@ def splits(
         sides = {side: [row for field, row in chosen if field == side] for side in ("created", "time")}
         batches.append(Batch(sides["created"], sides["time"], watermark_us // 1000))
         watermark_us = after_us
-    end_ms = max(watermark_us, _horizon_us(operations, events) + lookback_us) // 1000 + 1
+    end_ms = min(max(watermark_us, _horizon_us(operations, events) + lookback_us), LAST_US) // 1000 + 1
     between_ms = rng.randint(watermark_us // 1000, end_ms)
     return batches + [Batch([], [], ms) for ms in (watermark_us // 1000, between_ms, end_ms)]
 
@@ -277,6 +282,31 @@ def _event(
     }
 
 
+def _to_extremes(rng: random.Random, operations: list[Row], events: list[Row], drawn: Numbers) -> None:
+    for operation in operations:
+        chance = rng.random()
+        if chance < 0.1:
+            operation["deadline"] = rng.choice((LAST_US, LAST_US - 1))
+        elif chance < 0.3 and any(event["kind"] == "extend" for event in events):
+            events += _renewals(rng, operation, drawn)
+    for event in events:
+        if event["kind"] == "extend" and rng.random() < 0.05:
+            event["value"] = drawn.second * 10**13
+
+
+def _renewals(rng: random.Random, operation: Row, drawn: Numbers) -> list[Row]:
+    """Extensions on the operation's keys in turns, each just before, at or just past the deadline by then."""
+    renewals, end_us = [], operation["deadline"]
+    for turn in range(rng.randint(2, 6)):
+        time_us = end_us + rng.choice((-1, 0, 0, 0, 1))
+        value = _seconds(rng.randint(1, 2), drawn)
+        named = {"event_id": None, "operation_id": rng.choice((None, operation["id"]))}
+        key = operation["keys"][turn % len(operation["keys"])]
+        renewals.append({"key": key, "time": time_us, "kind": "extend", "value": value, **named})
+        end_us = _granted_us(renewals[-1])
+    return renewals
+
+
 def _spoiled_operation(rng: random.Random, operation: Row, drawn: Numbers) -> Row:
     faults: list[Row] = [
         {"id": None},
@@ -331,4 +361,5 @@ def _horizon_us(operations: Sequence[Row], events: Sequence[Row]) -> int:
 def _granted_us(extension: Row) -> int:
     """Where an `extend` event puts a deadline; one without a value that says so, nowhere."""
     seconds = extension.get("value") or 0
-    return (extension.get("time") or 0) + (max(0, round(seconds * 1_000_000)) if math.isfinite(seconds) else 0)
+    granted_us = max(0, round(seconds * 1_000_000)) if math.isfinite(seconds) else 0
+    return min(LAST_US, (extension.get("time") or 0) + granted_us)

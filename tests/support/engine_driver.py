@@ -18,10 +18,12 @@ from spark_purgatory.core.arrays.numbers import scale_of
 from spark_purgatory.core.arrays.times import END_OF_TIME_MS
 from spark_purgatory.core.arrays.value_column import hash_keys
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
-from spark_purgatory.core.engine.outcomes import Tally
+from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS, Tally
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
+from spark_purgatory.spark.host.calls import packed
+from spark_purgatory.spark.host.exchange import from_blob, outcome_columns
 from tests.conformance.kafka_purgatory import validate
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -176,6 +178,16 @@ class Shards:
         """What each shard has counted since its beginning."""
         return [self._engine(shard).outcomes.tally for shard in range(self.shards)]
 
+    def _sent(self, outcomes: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        """The outcomes as Spark gets them: packed, and unpacked by name."""
+        orphans = bool(self.spec.orphans)
+        schema = pa.schema([*OWN, *OUTCOME_FIELDS, *(ORPHAN_FIELDS if orphans else ())])
+        blob = packed(outcomes)
+        return [
+            pa.RecordBatch.from_arrays(outcome_columns(batch, schema, orphans), schema=schema)
+            for batch in (from_blob(blob).to_batches() if blob else [])
+        ]
+
     def _shard(self, key: str | None) -> int:
         return sum((key or "").encode()) % self.shards
 
@@ -197,7 +209,7 @@ class Shards:
             evs = read_events(
                 events_table(events, self.hash_bits, self.spec), self.spec.criterion, self.spec.whole_operations
             )
-        batches = engine.step(ops, evs, watermark_ms)
+        batches = self._sent(engine.step(ops, evs, watermark_ms))
         validate(engine.purgatory)
         self.due_ms[shard] = engine.next_due_ms()
         if self.restarts is None or self.restarts.random() < 0.25:
@@ -208,6 +220,7 @@ class Shards:
         return [row for batch in batches for row in outcome_rows(batch)]
 
 
+OWN = (pa.field("p0", pa.string()), pa.field("p1", pa.string()))
 NAMES = ["id", "row", "status", "resolved_at", "wait_ms", "matched", "missing_keys", "late", "reason"]
 
 

@@ -87,7 +87,7 @@ def law_stream(seed: int, worlds: int = 1) -> LawStream:
     """The stream of a seed; several ``worlds`` share it and nothing else."""
     rule = RULES[seed % len(RULES)]
     several = seed % 2 == 1
-    rng, world, criterion = draw(seed * 7919 + 12, rule, several, worlds=worlds, spoiled=False)
+    rng, world, criterion = draw(seed * 7919 + 12, rule, several, worlds=worlds, spoiled=False, extremes=False)
     if rule in ("quorum", "count"):
         # A number that holds before any event, or that the one key cannot reach, is refused; rows may bring it.
         criterion["need"] = 1 if rule == "quorum" and not several else max(criterion["need"], 1)

@@ -35,6 +35,7 @@ def draw(
     worlds: int = 1,
     spoiled: bool = True,
     numbers: str = "double",
+    extremes: bool = True,
 ) -> tuple[random.Random, World, dict[str, Any]]:
     """Worlds of one rule that share a stream and nothing else, and that rule as the oracle takes it.
 
@@ -56,6 +57,7 @@ def draw(
             duplicates=duplicates,
             spoiled=spoiled and rng.random() < 0.5,
             keyless=rng.random() < 0.5,
+            extremes=extremes and rng.random() < 0.5,
             numbers=numbers,
         )
         for mine, rows in zip(drawn, world, strict=True):
