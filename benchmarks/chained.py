@@ -79,9 +79,11 @@ def by_key(operations: DataFrame, events: DataFrame) -> DataFrame:
 def by_shard(operations: DataFrame, events: DataFrame) -> DataFrame:
     """Outcomes, with a group for every shard of keys."""
     single = operations.select("op", F.explode("keys").alias("key"), "created", "deadline")
-    config = Operations(id="op", keys="key", created="created", deadline="deadline")
+    config = Operations(id="op", keys="key", created="created", deadline="deadline", watermark="0 seconds")
     left = operations_input(single, config, READING)
-    right = events_input(events.select("key", "time"), Completions(key="key", time="time"), READING)
+    right = events_input(
+        events.select("key", "time"), Completions(key="key", time="time", watermark="0 seconds"), READING
+    )
     packed = left.frame.mapInArrow(packer(OPERATIONS, SHARDS, broadcast=False), DDL).unionByName(
         right.frame.mapInArrow(packer(EVENTS, SHARDS, broadcast=False), DDL)
     )
@@ -101,7 +103,7 @@ def _marker() -> Any:
 
 def _resolved(operations: DataFrame, notices: DataFrame) -> DataFrame:
     """Operations by the shard of their id, and the notices that are for them."""
-    config = Operations(id="op", keys="keys", created="created", deadline="deadline")
+    config = Operations(id="op", keys="keys", created="created", deadline="deadline", watermark="0 seconds")
     left = operations_input(operations, config, READING)
     right = notices.select(
         "key",

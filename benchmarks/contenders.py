@@ -65,8 +65,8 @@ def ours(spark: SparkSession, folder: Path, shards: int, **options: Any) -> Data
     """The library as its users call it; ``options`` are more of `Purgatory`."""
     operations, events = read_sides(spark, folder)
     purgatory = Purgatory(
-        operations=Operations(id="op_id", keys="key", created="created", deadline="deadline"),
-        completions=Completions(key="key", time="time"),
+        operations=Operations(id="op_id", keys="key", created="created", deadline="deadline", watermark="0 seconds"),
+        completions=Completions(key="key", time="time", watermark="0 seconds"),
         criterion=criteria.any_key(),
         emit="early",
         shards=shards,

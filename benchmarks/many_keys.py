@@ -82,9 +82,13 @@ def scope(operations: DataFrame, events: DataFrame, n_keys: int, **more: Any) ->
 def _purgatory(n_keys: int, **more: Any) -> Purgatory:
     return Purgatory(
         operations=Operations(
-            id="op", keys="keys" if n_keys > 1 else F.col("keys")[0], created="created", deadline="deadline"
+            id="op",
+            keys="keys" if n_keys > 1 else F.col("keys")[0],
+            created="created",
+            deadline="deadline",
+            watermark="0 seconds",
         ),
-        completions=Completions(key="key", time="time"),
+        completions=Completions(key="key", time="time", watermark="0 seconds"),
         criterion=criteria.all_keys(),
         shards=chained.SHARDS,
         max_broadcast_bytes=1 << 31,

@@ -14,7 +14,7 @@ from spark_purgatory.config.declared import ColumnLike, Columns, Names, Options,
 from spark_purgatory.config.units import Duration, Size, is_duration, not_a_duration, reads_like_a_duration
 from spark_purgatory.errors import ConfigError
 
-WATERMARK = "How far rows may arrive out of order."
+WATERMARK = "How far rows may arrive out of order; a stream needs it, a batch DataFrame does not."
 IDLE_AFTER = "After a silence this long the watermark advances without this input."
 Unit = Literal["milliseconds", "seconds", "minutes", "hours", "days"]
 
@@ -32,7 +32,7 @@ class Operations(Options):
         timeout_unit: The unit of a ``timeout`` column of whole numbers: "milliseconds", "seconds", "minutes", "hours"
             or "days".
         deadline: The timestamp column until which it waits.
-        watermark: How far operations may arrive out of order.
+        watermark: How far operations may arrive out of order. A stream needs it, a batch DataFrame does not.
         idle_after: After a silence this long, the watermark advances without this input (see `Purgatory.resolve`).
         dropped: Columns of the checkpoint that you give up although the query has a new column of the same type.
             Without this the query is refused: it looks as if a column was renamed, and its values would be lost. Fields
@@ -60,7 +60,7 @@ class Operations(Options):
     ] = None
     timeout_unit: Annotated[Unit | None, "The unit of a `timeout` column of whole numbers."] = None
     deadline: Annotated[ColumnLike | None, "Until when it waits: a timestamp, in place of a time-out."] = None
-    watermark: Annotated[Duration, WATERMARK] = "0 seconds"
+    watermark: Annotated[Duration | None, WATERMARK] = None
     idle_after: Annotated[Duration | None, IDLE_AFTER] = None
     dropped: Annotated[Names, "Columns of the checkpoint to give up, which a new column looks like."] = ()
 
@@ -115,7 +115,7 @@ class Completions(Options):
             ``partition_by``; elsewhere it is rejected.
         event_id: An event of one id counts once for an operation, however often it is delivered and on whichever of its
             keys. A key is satisfied by any delivery on it.
-        watermark: How far events may arrive out of order.
+        watermark: How far events may arrive out of order. A stream needs it, a batch DataFrame does not.
         idle_after: After a silence this long, the watermark advances without this input (see `Purgatory.resolve`).
 
     Raises:
@@ -139,10 +139,21 @@ class Completions(Options):
         "operations have several keys or with `partition_by`.",
     ] = None
     event_id: Annotated[ColumnLike | None, "An id: an event that is delivered again counts once."] = None
-    watermark: Annotated[Duration, WATERMARK] = "0 seconds"
+    watermark: Annotated[Duration | None, WATERMARK] = None
     idle_after: Annotated[Duration | None, IDLE_AFTER] = None
 
     section: ClassVar[str] = "completions."
+
+
+def stream_watermark_us(side: Operations | Completions) -> int:
+    """The watermark's delay of a stream, in microseconds. Raises ConfigError where it was not said."""
+    if side.watermark is None:
+        raise ConfigError(
+            f"{side.section}watermark is missing, and this input is a stream: say how far its rows may arrive out of "
+            "order, for example watermark='10 minutes'. A row that comes later than that is late, and an operation "
+            "whose event is late expires. '0 seconds' says that rows always come in order"
+        )
+    return side.us_of("watermark")
 
 
 MAX_NAME_BYTES = 1024

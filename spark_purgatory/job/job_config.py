@@ -27,6 +27,7 @@ from spark_purgatory.config import (
     SinkOptions,
     TimeOut,
     options_of,
+    stream_watermark_us,
 )
 from spark_purgatory.config import Duration as DurationOption
 from spark_purgatory.config import Size as SizeOption
@@ -126,7 +127,7 @@ class OperationsInput(Input):
 
     @model_validator(mode="after")
     def _checked(self) -> OperationsInput:
-        self.made()
+        stream_watermark_us(self.made())
         return self
 
     def made(self) -> Operations:
@@ -143,7 +144,7 @@ class CompletionsInput(Input):
 
     @model_validator(mode="after")
     def _checked(self) -> CompletionsInput:
-        self.made()
+        stream_watermark_us(self.made())
         return self
 
     def made(self) -> Completions:

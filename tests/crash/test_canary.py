@@ -44,8 +44,8 @@ def test_rows_that_pass_leave_no_trace_in_progress_or_names_of_files(stream: Str
 def test_a_limit_of_the_purgatory_names_no_payload(spark: SparkSession) -> None:
     rows = spark.range(10).selectExpr(f"concat('{CANARY}', id) AS text", "timestamp_seconds(id) AS at")
     purgatory = Purgatory(
-        operations=Operations(id="text", keys="text", created="at", timeout="1 minute"),
-        completions=Completions(key="text", time="at"),
+        operations=Operations(id="text", keys="text", created="at", timeout="1 minute", watermark="0 seconds"),
+        completions=Completions(key="text", time="at", watermark="0 seconds"),
         criterion=criteria.any_key(),
         max_pending_per_shard=1,
         shards=1,

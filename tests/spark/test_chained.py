@@ -28,7 +28,7 @@ def shipped(host: Host, watermark: str = "60 minutes") -> Purgatory:
     """Paid orders wait ten minutes for their shipment."""
     return Purgatory(
         operations=Operations(id="id", keys="key", created="resolved_at", timeout="10 minutes", watermark=watermark),
-        completions=Completions(key="key", time="time"),
+        completions=Completions(key="key", time="time", watermark="0 seconds"),
         criterion=criteria.any_key(),
         emit="final",
         shards=2,
@@ -127,7 +127,14 @@ def test_what_cannot_be_chained_is_refused_by_name(spark: SparkSession, tmp_path
         paid = PAID.resolve(orders, payments)
         idle = replace(
             shipped("transformWithState"),
-            operations=Operations(id="id", keys="key", created="resolved_at", timeout="1 hour", idle_after="1 minute"),
+            operations=Operations(
+                id="id",
+                keys="key",
+                created="resolved_at",
+                timeout="1 hour",
+                idle_after="1 minute",
+                watermark="0 seconds",
+            ),
         )
         with pytest.raises(ConfigError, match=r"operations\.idle_after: outcomes of a purgatory have its watermark"):
             idle.resolve(paid, shipments)

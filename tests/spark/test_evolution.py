@@ -63,8 +63,8 @@ def waits(name: str, created: float, deadline: float, row: str) -> dict[str, Any
 
 def purgatory(**changes: Any) -> Purgatory:
     given: dict[str, Any] = {
-        "operations": Operations(id="id", keys="key", created="created", deadline="deadline"),
-        "completions": Completions(key="key", time="time"),
+        "operations": Operations(id="id", keys="key", created="created", deadline="deadline", watermark="0 seconds"),
+        "completions": Completions(key="key", time="time", watermark="0 seconds"),
         "criterion": criteria.any_key(),
         "shards": 4,
     }
@@ -161,7 +161,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], list[str]]] = {
     ),
     "another key": (
         BEFORE,
-        {"operations": Operations(id="id", keys="text", created="created", deadline="deadline")},
+        {"operations": Operations(id="id", keys="text", created="created", deadline="deadline", watermark="0 seconds")},
         ["operations.keys: the checkpoint takes it from column 'key', the query from column 'text': set it back"],
     ),
     "everything at once": (
@@ -177,12 +177,17 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], list[str]]] = {
     ),
     "another end": (
         BEFORE,
-        {"operations": Operations(id="id", keys="key", created="created", timeout="1 hour")},
+        {"operations": Operations(id="id", keys="key", created="created", timeout="1 hour", watermark="0 seconds")},
         ["operations.deadline: the checkpoint takes it from column 'deadline', the query from an expression"],
     ),
     "other columns of events": (
         BEFORE,
-        {"completions": Completions(key="key", time="time", event_id="key", operation_id="key"), "orphans": True},
+        {
+            "completions": Completions(
+                key="key", time="time", event_id="key", operation_id="key", watermark="0 seconds"
+            ),
+            "orphans": True,
+        },
         [
             "event_ids: the checkpoint was written with False",
             "operation_ids: the checkpoint",
@@ -212,7 +217,9 @@ def test_what_cannot_change_is_refused_before_a_micro_batch_runs(spark: SparkSes
         assert str(refused_again.value) == str(refused.value)
     assert begun(landing) == before and not spark.streams.active
     # Who means it says so.
-    given_up = Operations(id="id", keys="key", created="created", deadline="deadline", dropped="text")
+    given_up = Operations(
+        id="id", keys="key", created="created", deadline="deadline", dropped="text", watermark="0 seconds"
+    )
     run(spark, landing, changed("row as text", "row as label"), operations=given_up)
     assert len(begun(landing)) > len(before)
     [row] = spark.read.format("delta").load(str(landing.outcomes)).where("status = 'COMPLETED'").collect()
@@ -280,7 +287,9 @@ def test_other_settings_go_on_with_what_waits(spark: SparkSession, landing: Land
 
 def test_heartbeats_are_a_source_that_spark_does_not_add(spark: SparkSession, landing: Landing) -> None:
     landing.add([waits("new", 2, 61, "99")], [])
-    idle = Operations(id="id", keys="key", created="created", deadline="deadline", idle_after="1 minute")
+    idle = Operations(
+        id="id", keys="key", created="created", deadline="deadline", idle_after="1 minute", watermark="0 seconds"
+    )
     with pytest.raises(StreamingQueryException, match="sources in the checkpoint offsets and now there are"):
         run(spark, landing, BEFORE, operations=idle)
 

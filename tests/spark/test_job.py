@@ -428,6 +428,7 @@ def test_a_delta_table_and_csv_in_a_table_by_name_out(spark: SparkSession, tmp_p
           created: created
           timeout: within
           timeout_unit: milliseconds
+          watermark: 0 seconds
         completions:
           source:
             format: csv
@@ -436,6 +437,7 @@ def test_a_delta_table_and_csv_in_a_table_by_name_out(spark: SparkSession, tmp_p
             options: {{header: true, sep: ;}}
           key: to
           time: time
+          watermark: 0 seconds
         purgatory: {{prefix: outcome_}}
         output: {{table: replies_awaited, partition_by: outcome_status}}
         checkpoint: "{tmp_path}/checkpoint"

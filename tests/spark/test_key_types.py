@@ -26,8 +26,8 @@ ZONE = {"spark.sql.session.timeZone": "Europe/Berlin"}
 SUMMER, WINTER = "timestamp'2026-10-25 00:30:00Z'", "timestamp'2026-10-25 01:30:00Z'"
 """Both are 02:30 in Berlin."""
 PURGATORY = Purgatory(
-    operations=Operations(id="id", keys="key", created="created", timeout="1 hour"),
-    completions=Completions(key="key", time="created"),
+    operations=Operations(id="id", keys="key", created="created", timeout="1 hour", watermark="0 seconds"),
+    completions=Completions(key="key", time="created", watermark="0 seconds"),
     criterion=criteria.any_key(),
     shards=2,
 )
@@ -49,8 +49,8 @@ def decided(outcomes: DataFrame) -> list[tuple[Any, ...]]:
 def both_hours(spark: SparkSession, kind: str) -> tuple[DataFrame, DataFrame, Purgatory]:
     """Two operations that differ in an instant of the repeated hour alone, and an event of the first."""
     made = Purgatory(
-        operations=Operations(id="id", keys="key", created="created", timeout="1 hour"),
-        completions=Completions(key="key", time="created"),
+        operations=Operations(id="id", keys="key", created="created", timeout="1 hour", watermark="0 seconds"),
+        completions=Completions(key="key", time="created", watermark="0 seconds"),
         criterion=criteria.any_key(),
         shards=2,
     )
@@ -212,9 +212,13 @@ def test_a_checkpoint_keeps_instants_when_the_zone_of_the_session_changes(spark:
         sides = [spark.readStream.schema(ddl).parquet(str(tmp_path / side)) for side in ("operations", "events")]
         made = Purgatory(
             operations=Operations(
-                id="id", keys=F.expr(key), created=F.timestamp_micros("created_us"), timeout="1 hour"
+                id="id",
+                keys=F.expr(key),
+                created=F.timestamp_micros("created_us"),
+                timeout="1 hour",
+                watermark="0 seconds",
             ),
-            completions=Completions(key=F.expr(key), time=F.timestamp_micros("created_us")),
+            completions=Completions(key=F.expr(key), time=F.timestamp_micros("created_us"), watermark="0 seconds"),
             criterion=criteria.any_key(),
             shards=2,
         )
@@ -330,9 +334,15 @@ def resolved(spark: SparkSession, types: dict[str, tuple[str, str]]) -> DataFram
         columns = [f"cast(null as {kinds[side]}) as {name}" for name, kinds in chosen.items() if kinds[side]]
         sides.append(spark.range(1).selectExpr(*columns, "timestamp'2026-01-01' as created", "1D as value"))
     return Purgatory(
-        operations=Operations(id="id", keys="key", created="created", timeout="1 hour"),
+        operations=Operations(id="id", keys="key", created="created", timeout="1 hour", watermark="0 seconds"),
         completions=Completions(
-            key="key", time="created", value="value", kind="kind", operation_id="id", event_id="event_id"
+            key="key",
+            time="created",
+            value="value",
+            kind="kind",
+            operation_id="id",
+            event_id="event_id",
+            watermark="0 seconds",
         ),
         criterion=criteria.by_row(levels="levels"),
         scope="part",

@@ -34,8 +34,8 @@ ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvi
 STORE = "spark.sql.streaming.stateStore.providerClass"
 RULES = ("any_key", "all_keys", "quorum", "count", "sum_at_least", "level")
 BY_ROW = Purgatory(
-    operations=Operations(id="id", keys="keys", created="created", deadline="deadline"),
-    completions=Completions(key="key", time="time", value="value"),
+    operations=Operations(id="id", keys="keys", created="created", deadline="deadline", watermark="0 seconds"),
+    completions=Completions(key="key", time="time", value="value", watermark="0 seconds"),
     criterion=criteria.by_row(rule="rule", need="need", levels="levels"),
     shards=3,
 )

@@ -86,8 +86,10 @@ def batches() -> list[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
 
 def purgatory(**changes: Any) -> Purgatory:
     given: dict[str, Any] = {
-        "operations": Operations(id="id", keys="key", created="created", deadline="deadline"),
-        "completions": Completions(key="key", time="time", value="value", kind="kind", event_id="event_id"),
+        "operations": Operations(id="id", keys="key", created="created", deadline="deadline", watermark="0 seconds"),
+        "completions": Completions(
+            key="key", time="time", value="value", kind="kind", event_id="event_id", watermark="0 seconds"
+        ),
         "criterion": criteria.by_row(need="need", levels="levels"),
         "emit": "final",
         "shards": 6,

@@ -53,8 +53,10 @@ def test_every_type_of_payload_survives_in_batch_and_stream(spark: SparkSession,
     operations = spark.read.parquet(str(tmp_path / "operations"))
     events = spark.sql("select 'a' as key, timestamp'2024-05-01 12:10:00' as time")
     decide = Purgatory(
-        operations=Operations(id="id", keys="order_key", created="created", timeout="30 minutes"),
-        completions=Completions(key="key", time="time"),
+        operations=Operations(
+            id="id", keys="order_key", created="created", timeout="30 minutes", watermark="0 seconds"
+        ),
+        completions=Completions(key="key", time="time", watermark="0 seconds"),
         criterion=criteria.any_key(),
         shards=2,
     )
@@ -195,7 +197,7 @@ def test_operations_with_several_keys_see_events_of_all_of_them(spark: SparkSess
         operations, [event("left", 3), event("right", 5)] + [event(f"own-{i}", i) for i in range(3)]
     )
     both = purgatory(
-        operations=Operations(id="id", keys="keys", created="created", deadline="deadline"),
+        operations=Operations(id="id", keys="keys", created="created", deadline="deadline", watermark="0 seconds"),
         criterion=criteria.all_keys(),
     )
     rows = {o.id: o for o in both.resolve(*landing.frames(spark, streaming=False)).collect()}
@@ -241,20 +243,27 @@ def test_column_arguments_take_columns_intervals_and_numbers_of_a_unit(spark: Sp
     ("changes", "message"),
     [
         (
-            {"operations": Operations(id="nope", keys="key", created="created", timeout="1 minute")},
+            {
+                "operations": Operations(
+                    id="nope", keys="key", created="created", timeout="1 minute", watermark="0 seconds"
+                )
+            },
             "operations.id='nope' is not a column: there are id, key",
         ),
         (
-            {"operations": Operations(id="id", keys="key", created="row", timeout="1 minute")},
+            {"operations": Operations(id="id", keys="key", created="row", timeout="1 minute", watermark="0 seconds")},
             "operations.created is string, not a timestamp",
         ),
         (
-            {"operations": Operations(id="id", keys="key", created="created", timeout="row")},
+            {"operations": Operations(id="id", keys="key", created="created", timeout="row", watermark="0 seconds")},
             "operations.timeout is string: write .30 minutes., or name a column of day-time intervals",
         ),
-        ({"completions": Completions(key="value", time="time")}, "completions.key is double"),
+        ({"completions": Completions(key="value", time="time", watermark="0 seconds")}, "completions.key is double"),
         (
-            {"completions": Completions(key="key", time="time"), "criterion": criteria.sum_at_least(3)},
+            {
+                "completions": Completions(key="key", time="time", watermark="0 seconds"),
+                "criterion": criteria.sum_at_least(3),
+            },
             "completions.value is missing",
         ),
     ],

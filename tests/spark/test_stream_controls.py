@@ -28,9 +28,17 @@ CLOSING = {"id": "closing", "keys": ["closing"], "created": CLOSING_US, "deadlin
 
 def controlled(several: bool, scope: str | None, orphans: bool | Literal["all"]) -> Purgatory:
     return Purgatory(
-        operations=Operations(id="id", keys="keys" if several else "key", created="created", deadline="deadline"),
+        operations=Operations(
+            id="id", keys="keys" if several else "key", created="created", deadline="deadline", watermark="0 seconds"
+        ),
         completions=Completions(
-            key="key", time="time", value="value", kind="kind", operation_id="operation_id", event_id="event_id"
+            key="key",
+            time="time",
+            value="value",
+            kind="kind",
+            operation_id="operation_id",
+            event_id="event_id",
+            watermark="0 seconds",
         ),
         criterion=criteria.by_row(need="need", levels="levels"),
         emit="final",
@@ -104,8 +112,8 @@ def test_a_rejected_event_beside_an_operation_that_ends_leaves_each_column_its_o
     )
     events = spark.createDataFrame([("b", None)], "key string, time timestamp")
     purgatory = Purgatory(
-        operations=Operations(id="order_id", keys="key", created="created", timeout="5 seconds"),
-        completions=Completions(key="key", time="time"),
+        operations=Operations(id="order_id", keys="key", created="created", timeout="5 seconds", watermark="0 seconds"),
+        completions=Completions(key="key", time="time", watermark="0 seconds"),
         criterion=criteria.any_key(),
         shards=1,
         orphans="all",

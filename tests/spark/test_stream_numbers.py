@@ -54,8 +54,8 @@ def events(spark: SparkSession, kind: str, values: dict[str, list[Any]]) -> Data
 
 def purgatory(criterion: Criterion | ByRow, **others: Any) -> Purgatory:
     return Purgatory(
-        operations=Operations(id="id", keys="key", created="created", deadline="deadline"),
-        completions=Completions(key="key", time="time", value="value", **others),
+        operations=Operations(id="id", keys="key", created="created", deadline="deadline", watermark="0 seconds"),
+        completions=Completions(key="key", time="time", value="value", watermark="0 seconds", **others),
         criterion=criterion,
         shards=2,
     )
@@ -196,8 +196,10 @@ def test_rows_bring_needs_and_levels_of_any_type(
     expected = {name: case[4] for name, case in cases.items()}
     assert statuses(purgatory(by_row).resolve(rows, heard)) == expected
     several = Purgatory(
-        operations=Operations(id="id", keys=F.array("key"), created="created", deadline="deadline"),
-        completions=Completions(key="key", time="time", value="value"),
+        operations=Operations(
+            id="id", keys=F.array("key"), created="created", deadline="deadline", watermark="0 seconds"
+        ),
+        completions=Completions(key="key", time="time", value="value", watermark="0 seconds"),
         criterion=by_row,
         shards=2,
         emit="final",

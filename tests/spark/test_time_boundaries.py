@@ -107,8 +107,8 @@ def check(cases: list[tuple[int | None, int | None]], found: dict[str, tuple[Any
 
 def made(**end: Any) -> Purgatory:
     return Purgatory(
-        operations=Operations(id="id", keys="id", created="created", **end),
-        completions=Completions(key="key", time="time"),
+        operations=Operations(id="id", keys="id", created="created", watermark="0 seconds", **end),
+        completions=Completions(key="key", time="time", watermark="0 seconds"),
         criterion=criteria.any_key(),
         emit="final",
         shards=2,

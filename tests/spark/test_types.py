@@ -81,8 +81,8 @@ def columns() -> Iterator[str]:
 
 
 PURGATORY = Purgatory(
-    operations=Operations(id="id", keys="key", created="created", deadline="deadline"),
-    completions=Completions(key="key", time="time"),
+    operations=Operations(id="id", keys="key", created="created", deadline="deadline", watermark="0 seconds"),
+    completions=Completions(key="key", time="time", watermark="0 seconds"),
     criterion=criteria.any_key(),
     shards=2,
 )
@@ -149,8 +149,8 @@ def test_a_user_defined_type_comes_out_as_it_went_in(spark: SparkSession) -> Non
     operations = vectors.withColumn("created", F.current_timestamp()).withColumn("vectors", F.array("vector"))
     events = operations.select("id", "created")
     purgatory = Purgatory(
-        operations=Operations(id="id", keys="id", created="created", timeout="1 minute"),
-        completions=Completions(key="id", time="created"),
+        operations=Operations(id="id", keys="id", created="created", timeout="1 minute", watermark="0 seconds"),
+        completions=Completions(key="id", time="created", watermark="0 seconds"),
         criterion=criteria.any_key(),
     )
     names = ["id", "vector", "vectors"]

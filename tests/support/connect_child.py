@@ -30,8 +30,8 @@ from tests.support.crash_child import builder_with
 from tests.support.silence import let_a_silence_pass
 
 PURGATORY = Purgatory(
-    operations=Operations(id="id", keys="id", created="at", timeout="1 minute"),
-    completions=Completions(key="key", time="at"),
+    operations=Operations(id="id", keys="id", created="at", timeout="1 minute", watermark="0 seconds"),
+    completions=Completions(key="key", time="at", watermark="0 seconds"),
     criterion=criteria.any_key(),
     shards=1,
 )

@@ -13,8 +13,10 @@ from tests.support.streams import Landing
 
 IDLE_AFTER = timedelta(minutes=1)
 IDLE = Purgatory(
-    operations=Operations(id="id", keys="key", created="created", deadline="deadline", idle_after=IDLE_AFTER),
-    completions=Completions(key="key", time="time", idle_after=IDLE_AFTER),
+    operations=Operations(
+        id="id", keys="key", created="created", deadline="deadline", idle_after=IDLE_AFTER, watermark="0 seconds"
+    ),
+    completions=Completions(key="key", time="time", idle_after=IDLE_AFTER, watermark="0 seconds"),
     criterion=criteria.any_key(),
     shards=2,
 )

@@ -26,8 +26,8 @@ def event(key: str, time: float, value: float = 1.0) -> dict[str, Any]:
 
 def purgatory(**changes: Any) -> Purgatory:
     made = Purgatory(
-        operations=Operations(id="id", keys="key", created="created", deadline="deadline"),
-        completions=Completions(key="key", time="time", value="value"),
+        operations=Operations(id="id", keys="key", created="created", deadline="deadline", watermark="0 seconds"),
+        completions=Completions(key="key", time="time", value="value", watermark="0 seconds"),
         criterion=criteria.any_key(),
         shards=3,
     )

@@ -33,8 +33,15 @@ from tools.configuration_page import reference
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = {"format": "parquet", "path": "landing", "schema": "a string"}
 SMALLEST: dict[str, Any] = {
-    "operations": {"source": SOURCE, "id": "id", "keys": "key", "created": "at", "timeout": "1 hour"},
-    "completions": {"source": SOURCE, "key": "key", "time": "at"},
+    "operations": {
+        "source": SOURCE,
+        "id": "id",
+        "keys": "key",
+        "created": "at",
+        "timeout": "1 hour",
+        "watermark": "0 s",
+    },
+    "completions": {"source": SOURCE, "key": "key", "time": "at", "watermark": "0 s"},
     "output": {"path": "out"},
     "checkpoint": "checkpoint",
 }
@@ -246,6 +253,11 @@ def test_a_need_in_quotes_is_an_exact_decimal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
+        (
+            {"operations": {"watermark": None}},
+            "operations: operations.watermark is missing, and this input is a st",
+        ),
+        ({"completions": {"watermark": 30}}, "completions.watermark: 30: this is not a duration: it has no unit"),
         ({"operations": {"idle_after": "soon"}}, "operations.idle_after"),
         ({"purgatory": {"emit": "late"}}, r"purgatory.emit: 'late'; allowed: 'early' or 'final'|purgatory.emit"),
         ({"purgatory": {"scop": "x"}}, "did you mean 'scope'"),

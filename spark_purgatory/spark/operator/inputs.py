@@ -17,6 +17,7 @@ from spark_purgatory.config import (
     ColumnLike,
     Completions,
     Operations,
+    stream_watermark_us,
     us_per,
 )
 from spark_purgatory.core.arrays.numbers import DOUBLE
@@ -341,7 +342,7 @@ def _watermarked(
         if config.idle_after is not None:
             beats = _heartbeats(frame, selected, config.us_of("idle_after"), reading.heartbeats)
             selected = selected.unionByName(beats)
-        selected = selected.withWatermark("guarded", f"{config.ms_of('watermark')} milliseconds")
+        selected = selected.withWatermark("guarded", f"{stream_watermark_us(config) // 1000} milliseconds")
     return selected
 
 

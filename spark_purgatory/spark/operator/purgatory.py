@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from spark_purgatory.config import ColumnLike, Completions, Operations, PurgatoryOptions
+from spark_purgatory.config import ColumnLike, Completions, Operations, PurgatoryOptions, refuses_unknown_names
 from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
@@ -204,13 +204,16 @@ class Purgatory(PurgatoryOptions):
     Example::
 
         purgatory = Purgatory(
-            operations=Operations(id="order_id", keys="order_id", created="ordered_at", timeout="30 minutes"),
+            operations=Operations(
+                id="order_id", keys="order_id", created="ordered_at", timeout="30 minutes", watermark="10 minutes"
+            ),
             completions=Completions(key="order_id", time="paid_at", watermark="10 minutes"),
             criterion=criteria.any_key(),
         )
         outcomes = purgatory.resolve(orders, payments)
     """
 
+    @refuses_unknown_names
     def resolve(
         self,
         operations: DataFrame,
@@ -246,6 +249,12 @@ class Purgatory(PurgatoryOptions):
 
             late = purgatory.resolve(orders, payments, as_of="2026-11-01 11:35:00").where("status = 'EXPIRED'")
         """
+        for name, frame in (("operations", operations), ("completions", completions)):
+            if not hasattr(frame, "isStreaming"):
+                raise ConfigError(
+                    f"{name} is a {type(frame).__name__}, not a DataFrame: read it first, with spark.readStream for a "
+                    "stream or with spark.read"
+                )
         if operations.isStreaming != completions.isStreaming:
             kinds = ["a stream" if frame.isStreaming else "a batch DataFrame" for frame in (operations, completions)]
             raise ConfigError(
@@ -253,12 +262,14 @@ class Purgatory(PurgatoryOptions):
             )
         if as_of is not None and operations.isStreaming:
             raise ConfigError("as_of is for batch DataFrames: a stream has a watermark")
+        chained = [
+            is_chained(frame, given) for frame, given in zip((operations, completions), self._sides(), strict=True)
+        ]
         case_sensitive = operations.sparkSession.conf.get("spark.sql.caseSensitive") in ("true", "TRUE")
         columns = columns_of(operations.schema, case_sensitive)
         schema = outcome_schema(self, operations.schema)
         number = number_of(operations, completions, self.completions, self.criterion)
         reading = Reading(self.criterion, self.us_of("max_future"), self.scope, heartbeats, number)
-        chained = [is_chained(frame, given) for frame, given in self._sides(operations, completions)]
         left = operations_input(operations, self.operations, replace(reading, is_chained=chained[0]))
         right = events_input(completions, self.completions, replace(reading, is_chained=chained[1]))
         check_compared(left.types, right.types)
@@ -285,15 +296,15 @@ class Purgatory(PurgatoryOptions):
         ddl = EXCHANGE_DDL.format(shard_type="bigint" if self.shards is None else "int")
         return side.frame.mapInArrow(packer(number, self.shards, broadcast, columns), ddl)
 
-    def _sides(self, *frames: DataFrame) -> list[tuple[DataFrame, Operations | Completions]]:
-        return list(zip(frames, (self.operations, self.completions), strict=True))
+    def _sides(self) -> tuple[Operations | Completions, Operations | Completions]:
+        return self.operations, self.completions
 
     def _clock_delay_ms(self, chained: Sequence[bool]) -> int:
         """How far the clock is behind Spark's watermark: the outcomes of another purgatory have no watermark of their
         own whose delay could make room for those that come behind it.
         """
-        sides = zip(chained, (self.operations, self.completions), strict=True)
-        return max((side.ms_of("watermark") for given, side in sides if given), default=0)
+        given = [side for side, is_given in zip(self._sides(), chained, strict=True) if is_given]
+        return max((side.ms_of("watermark") for side in given if side.watermark is not None), default=0)
 
     def _stream(self, packed: DataFrame, spec: EngineSpec, sent: Broadcast | None, clock_delay_ms: int) -> DataFrame:
         # The real watermark was set below the exchange and drives the clock. This null column satisfies Spark's
