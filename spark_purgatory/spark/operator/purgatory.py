@@ -30,6 +30,7 @@ from spark_purgatory.spark.operator.inputs import (
     InputTypes,
     Reading,
     events_input,
+    field_column,
     key_prefix,
     number_of,
     operations_input,
@@ -268,6 +269,9 @@ class Purgatory(PurgatoryOptions):
         case_sensitive = operations.sparkSession.conf.get("spark.sql.caseSensitive") in ("true", "TRUE")
         columns = columns_of(operations.schema, case_sensitive)
         schema = outcome_schema(self, operations.schema)
+        helpers = self.operations.names_of("helpers")
+        for name in helpers:
+            field_column(operations, name, "operations.helpers")
         number = number_of(operations, completions, self.completions, self.criterion)
         reading = Reading(self.criterion, self.us_of("max_future"), self.scope, heartbeats, number)
         left = operations_input(operations, self.operations, replace(reading, is_chained=chained[0]))
@@ -283,13 +287,14 @@ class Purgatory(PurgatoryOptions):
             results = self._stream(packed, spec, sent, self._clock_delay_ms(chained)).mapInArrow(
                 unpacker(arrow_schema(schema), bool(self.orphans)), schema
             )
-            return with_origin(results, Origin(spec, self.shards, self.host))
+            return with_origin(results.drop(*helpers), Origin(spec, self.shards, self.host))
         as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
         decided = batch_function(spec, as_of_ms, sent)
         return (
             packed.groupBy("shard")
             .applyInPandas(decided, RESULT_DDL)
             .mapInArrow(unpacker(arrow_schema(schema), bool(self.orphans)), schema)
+            .drop(*helpers)
         )
 
     def _pack(self, side: Input, number: int, columns: pa.Schema | None = None, broadcast: bool = False) -> DataFrame:
