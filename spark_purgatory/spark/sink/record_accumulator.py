@@ -18,9 +18,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_purgatory.accumulator.futures import Callback, RecordFuture
 from spark_purgatory.config import (
-    Duration,
     SinkOptions,
-    Size,
     is_duration,
     options_of,
     parse_duration,
@@ -47,23 +45,11 @@ APPENDS = (
 )
 OTHER_MODES = re.compile(r"STREAMING_OUTPUT_MODE|with Append output mode")
 """In Spark's errors about a plan and its output mode; those about a function's own mode have no name."""
-TRIGGERS = {
-    "processingTime": {"processingTime": "10 seconds"},
-    "availableNow": {"availableNow": True},
-}
-"""The triggers of a query, and how each is given."""
+TRIGGERS = "{'processingTime': '10 seconds'} or {'availableNow': True}"
 PAUSE_POLLS = 200
 """Ten seconds for a query to pause between two micro-batches."""
 STOP_MS = 500
 """The time for a pausing query to stop."""
-
-
-def settings_text(options: SinkOptions) -> str:
-    """Sizes and durations of a sink, for a log line."""
-    declared = options_of(SinkOptions)
-    sizes = [f"{name} {options.bytes_of(name):,} bytes" for name in declared if declared[name].kind == Size]
-    durations = [f"{name} {options.ms_of(name):,} ms" for name in declared if declared[name].kind == Duration]
-    return ", ".join([*sizes, *durations])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +155,7 @@ class RecordAccumulator(SinkOptions):
             self.target,
             checkpoint,
             chosen,
-            settings_text(self.options),
+            self.options.in_numbers(),
             __version__,
             df.sparkSession.version,
             df.sparkSession.conf.get("spark.app.id", "unknown"),
@@ -250,8 +236,12 @@ class RecordAccumulator(SinkOptions):
         if trigger is None:
             default_ms = min(DEFAULT_TRIGGER_MS, max(1000, self.options.ms_of("linger")))
             return {"processingTime": f"{default_ms} milliseconds"}
-        if not isinstance(trigger, Mapping) or len(trigger) != 1 or not TRIGGERS.keys() >= trigger.keys():
-            raise ConfigError(f"trigger={trigger!r} must be {' or '.join(map(str, TRIGGERS.values()))}")
+        if (
+            not isinstance(trigger, Mapping)
+            or len(trigger) != 1
+            or not {*trigger} <= {"processingTime", "availableNow"}
+        ):
+            raise ConfigError(f"trigger={trigger!r} must be {TRIGGERS}")
         if "processingTime" in trigger:
             parse_duration(trigger["processingTime"], "trigger processingTime")
         return dict(trigger)
