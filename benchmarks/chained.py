@@ -30,7 +30,7 @@ from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
-from spark_purgatory.schema import COUNTERS, OUTCOME_COLUMNS
+from spark_purgatory.schema import COUNTERS
 from spark_purgatory.spark.host.blob_host import STATE_DDL, stream_function
 from spark_purgatory.spark.host.calls import RESULT_DDL
 from spark_purgatory.spark.host.exchange import (
@@ -45,7 +45,7 @@ from spark_purgatory.spark.host.exchange import (
 from spark_purgatory.spark.host.worker import prepare_worker
 from spark_purgatory.spark.operator.inputs import WATERMARK_METADATA, Reading, events_input, operations_input
 from spark_purgatory.spark.operator.payload import arrow_schema
-from spark_purgatory.spark.operator.purgatory import OUTCOME_TYPES
+from spark_purgatory.spark.operator.purgatory import OUTCOME
 
 SHARDS = 8
 COUNTED = "spark_purgatory"
@@ -127,7 +127,7 @@ def _resolved(operations: DataFrame, notices: DataFrame) -> DataFrame:
         )
         .observe(COUNTED, *(F.sum(name).alias(name) for name in COUNTERS))
     )
-    added = [T.StructField(name, kind) for name, kind in zip(OUTCOME_COLUMNS, OUTCOME_TYPES, strict=True)]
+    added = OUTCOME.fields
     schema = T.StructType([*operations.schema.fields, *added])
     return results.mapInArrow(unpacker(arrow_schema(schema)), schema)
 

@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-OUTCOME_COLUMNS = ("status", "resolved_at", "wait_ms", "matched", "missing_keys", "late", "reason")
+from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS
+from spark_purgatory.core.spec.codes import EventRejection, OperationRejection
+
+OUTCOME_COLUMNS = tuple(field.name for field in OUTCOME_FIELDS)
 """Added to the operation's own columns, in this order."""
 
-ORPHAN_COLUMNS = ("reason_code", "event_kind", "event_key", "event_operation_id")
+ORPHAN_COLUMNS = tuple(field.name for field in ORPHAN_FIELDS)
 """Added behind these where ORPHAN rows are asked for."""
-REJECTIONS = (
-    "null_id",
-    "no_keys",
-    "null_key",
-    "null_created",
-    "null_deadline",
-    "deadline_before_created",
-    "created_ahead",
-    "unknown_rule",
-    "no_need",
-    "deadline_overflows",
-    "created_at_no_time",
-)
+REJECTIONS = tuple(each.name.lower() for each in OperationRejection if each)
 """Why operations are REJECTED, as counters name it."""
-EVENT_REJECTIONS = (
-    "null_key",
-    "null_time",
-    "bad_value",
-    "time_ahead",
-    "unknown_kind",
-    "at_no_time",
-    "bad_extension",
-    "operation_alone",
-)
+EVENT_REJECTIONS = tuple(each.name.lower() for each in EventRejection if each)
 """Why events are rejected, as counters name it."""
 COUNTERS = (
     "received",
@@ -43,6 +25,7 @@ COUNTERS = (
     "events_received",
     "events_rejected",
     "events_late",
+    "operations_late",
     "pending_change",
     "state_bytes_written",
 )

@@ -19,6 +19,7 @@ PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Watermark lag", ("watermark_lag_ms",)),
     ("Oldest waiting, next deadline (event time)", ("oldest_pending_age_ms", "next_deadline_ms")),
     ("Events a second: received, late", ("events_received_total", "events_late_total")),
+    ("Operations a second: received, late", ("operations_received_total", "operations_late_total")),
     ("Rejected a second", ("rejected_total", "events_rejected_total")),
     ("A micro-batch takes", ("batch_duration_ms",)),
     ("State", ("state_bytes", "largest_shard_state_bytes")),
@@ -31,7 +32,7 @@ PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Alert:
-    """One of the five to watch."""
+    """One of those to watch."""
 
     name: str
     expression: str
@@ -64,6 +65,15 @@ ALERTS = (
         "A fifth of the operations that end are EXPIRED: the events that complete them are missing or late.",
     ),
     Alert(
+        "RowsComeLate",
+        f"sum by (query) (rate({PREFIX}events_late_total[30m]) + rate({PREFIX}operations_late_total[30m]))"
+        f" > 0.05 * sum by (query) (rate({PREFIX}events_received_total[30m])"
+        f" + rate({PREFIX}operations_received_total[30m]))",
+        15,
+        "One row in twenty comes behind the watermark, and may be decided wrongly: an operation is EXPIRED although "
+        "its event exists. Give the input that is late a longer watermark.",
+    ),
+    Alert(
         "TableTakesNothing",
         f"{PREFIX}staged_age_ms > 1.2e6 or increase({PREFIX}drain_retries_total[10m]) > 5",
         0,
@@ -77,7 +87,7 @@ ALERTS = (
         "checkpoint.",
     ),
 )
-"""Which five to watch, and at what value; change the values to what is usual with you."""
+"""Which ones to watch, and at what value; change the values to what is usual with you."""
 
 
 def expression(name: str) -> tuple[str, str]:

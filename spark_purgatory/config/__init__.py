@@ -14,7 +14,7 @@ from spark_purgatory.config.declared import (
     refuses_unknown_names,
     require_column,
 )
-from spark_purgatory.config.options import Completions, Operations, SinkOptions, require_name, stream_watermark_us
+from spark_purgatory.config.options import Completions, Operations, SinkOptions, require_name, watermark_ms
 from spark_purgatory.config.purgatory_options import MAX_SHARDS, PurgatoryOptions
 from spark_purgatory.config.units import (
     Duration,
@@ -53,6 +53,6 @@ __all__ = [
     "refuses_unknown_names",
     "require_column",
     "require_name",
-    "stream_watermark_us",
     "us_per",
+    "watermark_ms",
 ]

@@ -8,14 +8,28 @@ as "30 minutes", or a ``timedelta``. Sizes are text such as "128 MiB", or an int
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal, Protocol, cast
 
 from spark_purgatory.config.declared import ColumnLike, Columns, Names, Options, TimeOut, is_column
 from spark_purgatory.config.units import Duration, Size, is_duration, not_a_duration, reads_like_a_duration
 from spark_purgatory.errors import ConfigError
 
-WATERMARK = "How far rows may arrive out of order; a stream needs it, a batch DataFrame does not."
+WATERMARK = "How far rows may arrive out of order. A stream must have one; a batch DataFrame needs none."
 IDLE_AFTER = "After a silence this long the watermark advances without this input."
+
+
+class NamedPurgatory(Protocol):
+    """A `Purgatory`, of which an input's options need no more than this."""
+
+    @property
+    def name(self) -> str:
+        """Name of its counters in the query."""
+
+    @property
+    def host(self) -> str:
+        """Spark's operator that holds its state."""
+
+
 Unit = Literal["milliseconds", "seconds", "minutes", "hours", "days"]
 
 
@@ -32,13 +46,13 @@ class Operations(Options):
         timeout_unit: The unit of a ``timeout`` column of whole numbers: "milliseconds", "seconds", "minutes", "hours"
             or "days".
         deadline: The timestamp column until which it waits.
-        watermark: How far operations may arrive out of order. A stream needs it, a batch DataFrame does not.
+        watermark: How far operations may arrive out of order. A stream must have one; a batch DataFrame needs none.
         idle_after: After a silence this long, the watermark advances without this input (see `Purgatory.resolve`).
+        outcomes_of: The `Purgatory` whose outcomes this input is, in the same query (docs/how-to/several_stages.md).
+            ``watermark`` is then how far its outcomes may come behind the query's watermark.
         dropped: Columns of the checkpoint that you give up although the query has a new column of the same type.
             Without this the query is refused: it looks as if a column was renamed, and its values would be lost. Fields
             of structs are named by their path ("address.city", "lines.element.city").
-        helpers: Columns that the outcome leaves out, and so the table does: a ``timeout`` of intervals, which Delta
-            cannot store, or what a ``criterion`` reads. `pending` shows them.
 
     Ids and keys are strings (of the collation UTF8_BINARY), whole numbers, decimals, booleans, dates, timestamps or
     binary. What is compared with them has the same type. A timestamp is compared by its instant and shown in UTC:
@@ -64,9 +78,8 @@ class Operations(Options):
     deadline: Annotated[ColumnLike | None, "Until when it waits: a timestamp, in place of a time-out."] = None
     watermark: Annotated[Duration | None, WATERMARK] = None
     idle_after: Annotated[Duration | None, IDLE_AFTER] = None
+    outcomes_of: NamedPurgatory | None = None
     dropped: Annotated[Names, "Columns of the checkpoint to give up, which a new column looks like."] = ()
-
-    helpers: Annotated[Names, "Columns that are read here and that the outcome leaves out, such as `timeout`."] = ()
 
     section: ClassVar[str] = "operations."
 
@@ -119,8 +132,10 @@ class Completions(Options):
             ``partition_by``; elsewhere it is rejected.
         event_id: An event of one id counts once for an operation, however often it is delivered and on whichever of its
             keys. A key is satisfied by any delivery on it.
-        watermark: How far events may arrive out of order. A stream needs it, a batch DataFrame does not.
+        watermark: How far events may arrive out of order. A stream must have one; a batch DataFrame needs none.
         idle_after: After a silence this long, the watermark advances without this input (see `Purgatory.resolve`).
+        outcomes_of: The `Purgatory` whose outcomes this input is, in the same query (docs/how-to/several_stages.md).
+            ``watermark`` is then how far its outcomes may come behind the query's watermark.
 
     Raises:
         ConfigError: A field has a wrong value; the message names it and the remedy.
@@ -145,23 +160,24 @@ class Completions(Options):
     event_id: Annotated[ColumnLike | None, "An id: an event that is delivered again counts once."] = None
     watermark: Annotated[Duration | None, WATERMARK] = None
     idle_after: Annotated[Duration | None, IDLE_AFTER] = None
+    outcomes_of: NamedPurgatory | None = None
 
     section: ClassVar[str] = "completions."
 
 
-def stream_watermark_us(side: Operations | Completions) -> int:
-    """The watermark's delay of a stream, in microseconds. Raises ConfigError where it was not said."""
-    if side.watermark is None:
-        raise ConfigError(
-            f"{side.section}watermark is missing, and this input is a stream: say how far its rows may arrive out of "
-            "order, for example watermark='10 minutes'. A row that comes later than that is late, and an operation "
-            "whose event is late expires. '0 seconds' says that rows always come in order"
-        )
-    return side.us_of("watermark")
-
-
 MAX_NAME_BYTES = 1024
 """Of a path or a table's name: what object stores take as a key, with room for files below it."""
+
+
+def watermark_ms(side: Operations | Completions) -> int:
+    """The side's ``watermark`` in milliseconds. Raises ConfigError where it is not set: a stream must have one."""
+    if side.watermark is None:
+        raise ConfigError(
+            f"{side.section}watermark is not set: say how far its rows arrive out of order, for example "
+            '"10 minutes". Rows that come later may be decided wrongly, and outcomes wait as long as you say. '
+            'Give "0 seconds" where rows arrive in the order of their times'
+        )
+    return side.ms_of("watermark")
 
 
 @dataclass(frozen=True, kw_only=True)

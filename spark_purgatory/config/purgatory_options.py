@@ -77,6 +77,11 @@ class PurgatoryOptions(Options):
                     f"{kind.__name__}(...)" if isinstance(kind, type) else "criteria.any_key() or another of criteria"
                 )
                 raise ConfigError(f"{field}={getattr(self, field)!r} must be made with {made}")
+        for side in (self.operations, self.completions):
+            if side.outcomes_of is not None and not isinstance(side.outcomes_of, PurgatoryOptions):
+                raise ConfigError(
+                    f"{side.section}outcomes_of={side.outcomes_of!r} must be the Purgatory whose outcomes the input is"
+                )
         super().__post_init__()
         if self.shards is not None and self.shards > MAX_SHARDS:
             raise ConfigError(f"shards={self.shards!r} must be None or between 1 and {MAX_SHARDS}")

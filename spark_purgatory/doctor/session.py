@@ -24,10 +24,13 @@ from spark_purgatory.spark.host.requirements import (
     CHANGELOG,
     LOG_HOST_HERE,
     MESSAGES,
+    NO_DATA,
+    ONLY_WITH_ROWS,
     PROVIDER,
     TRANSFORM_WITH_STATE_SETTINGS,
     check_log_host,
     fitting_protobuf,
+    runs_only_with_rows,
 )
 from spark_purgatory.spark.sink.start_checks import DEFAULTS
 from spark_purgatory.spark.sink.table.delta_session import is_without_delta, what_lacks
@@ -42,7 +45,6 @@ TASKS = 16
 MAX_CLOCK_SKEW_MS = 60_000
 TESTED_STORES = {"HDFSBackedStateStoreProvider": "on the JVM's heap", "RocksDBStateStoreProvider": "on disk"}
 SOCKETS = "spark.python.unix.domain.socket.enabled"
-NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
 PYTHON_ERROR = re.compile(r"[\w.]*(?:Error|Exception): ")
 SHIP = "docs/shipping.md has the ways to give workers their packages"
@@ -197,10 +199,8 @@ def setting_findings(spark: SparkSession) -> Iterator[Finding]:
         yield note("state store's changelog", f"{CHANGELOG} = {spark.conf.get(CHANGELOG, 'false')}")
     yield log_host_finding(spark)
     yield note("micro-batches kept", f"{RETAINED} = {spark.conf.get(RETAINED)}: `pending` and a rollback reach so far")
-    if setting(spark, NO_DATA) == "false":
-        yield note(
-            "deadlines on a silent stream", f"{NO_DATA} = false: they wait for a row; set idle_after on an input"
-        )
+    if runs_only_with_rows(spark):
+        yield note("deadlines on a silent stream", f"{NO_DATA} = false: {ONLY_WITH_ROWS}")
     if setting(spark, SOCKETS) == "true":
         yield Finding("Unix sockets", "between the JVM and Python")
     else:

@@ -27,7 +27,7 @@ from spark_purgatory.config import (
     SinkOptions,
     TimeOut,
     options_of,
-    stream_watermark_us,
+    watermark_ms,
 )
 from spark_purgatory.config import Duration as DurationOption
 from spark_purgatory.config import Size as SizeOption
@@ -127,7 +127,7 @@ class OperationsInput(Input):
 
     @model_validator(mode="after")
     def _checked(self) -> OperationsInput:
-        stream_watermark_us(self.made())
+        watermark_ms(self.made())
         return self
 
     def made(self) -> Operations:
@@ -144,7 +144,7 @@ class CompletionsInput(Input):
 
     @model_validator(mode="after")
     def _checked(self) -> CompletionsInput:
-        stream_watermark_us(self.made())
+        watermark_ms(self.made())
         return self
 
     def made(self) -> Completions:

@@ -19,7 +19,6 @@ from rich.console import Console
 from spark_purgatory import metrics
 from spark_purgatory.errors import ConfigError, PurgatoryError
 from spark_purgatory.job import dead_letters
-from spark_purgatory.job.check_columns import check_job
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
 from spark_purgatory.job.progress import Progress
@@ -173,7 +172,6 @@ def run_file(job_file: Path, changes: Sequence[str], spark_log: Path | None, sho
 
     def body() -> int:
         config = load_config(job_file, changes)
-        check_job(config, str(job_file))
         spark = build_session(config, spark_log)
         stop.listen()
         try:

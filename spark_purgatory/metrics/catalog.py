@@ -35,6 +35,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("events_received_total", "counter", "events", "Events that arrived."),
     Metric("events_late_total", "counter", "events", "Events whose time was at or before the watermark."),
+    Metric("operations_late_total", "counter", "operations", "Operations that arrived at or behind the watermark."),
     Metric(
         "events_rejected_total",
         "counter",

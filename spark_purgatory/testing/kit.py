@@ -24,7 +24,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_purgatory.config import stream_watermark_us
+from spark_purgatory.config import watermark_ms
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import ORPHAN_COLUMNS, OUTCOME_COLUMNS
 from spark_purgatory.spark.operator.inputs import field_column
@@ -114,8 +114,8 @@ def stream_outcomes(
         "time": _times_us(completions, field_column(completions, purgatory.completions.time, "completions.time")),
     }
     delays_us = {
-        "created": stream_watermark_us(purgatory.operations),
-        "time": stream_watermark_us(purgatory.completions),
+        "created": watermark_ms(purgatory.operations) * 1000,
+        "time": watermark_ms(purgatory.completions) * 1000,
     }
     rows = {field: [{field: us, "row": i} for i, us in enumerate(column)] for field, column in times.items()}
     plan = splits(

@@ -31,7 +31,7 @@ OWN_IMPORTS: dict[str, frozenset[str]] = {
     "terminal": frozenset(),
     "core": frozenset({"core", "errors"}),
     "accumulator": frozenset({"accumulator", "errors"}),
-    "schema": frozenset({"schema", "errors"}),
+    "schema": frozenset({"schema", "core", "errors"}),
     "config": frozenset({"config", "core", "accumulator", "schema", "errors"}),
     "metrics": frozenset({"metrics", "config", "schema", "errors"}),
     "spark": frozenset(

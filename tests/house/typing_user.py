@@ -15,7 +15,11 @@ from spark_purgatory.testing import World, decide, random_world
 
 def outcomes_of(orders: DataFrame, payments: DataFrame) -> DataFrame:
     operations = Operations(
-        id="order_id", keys=["order_id", F.col("cart_id")], created=F.col("at"), timeout=timedelta(minutes=30)
+        id="order_id",
+        keys=["order_id", F.col("cart_id")],
+        created=F.col("at"),
+        timeout=timedelta(minutes=30),
+        watermark="0 seconds",
     )
     completions = Completions(
         key=F.lower("key"), time="paid_at", value="amount", event_id="delivery", watermark=timedelta(milliseconds=5)

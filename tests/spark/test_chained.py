@@ -27,7 +27,9 @@ PAID = replace(purgatory(), host="transformWithState", emit="final", name="payme
 def shipped(host: Host, watermark: str = "60 minutes") -> Purgatory:
     """Paid orders wait ten minutes for their shipment."""
     return Purgatory(
-        operations=Operations(id="id", keys="key", created="resolved_at", timeout="10 minutes", watermark=watermark),
+        operations=Operations(
+            id="id", keys="key", created="resolved_at", timeout="10 minutes", watermark=watermark, outcomes_of=PAID
+        ),
         completions=Completions(key="key", time="time", watermark="0 seconds"),
         criterion=criteria.any_key(),
         emit="final",
@@ -121,21 +123,13 @@ def test_what_cannot_be_chained_is_refused_by_name(spark: SparkSession, tmp_path
     orders, payments = sources.first.frames(spark)
     shipments = sources.second.frames(spark)[1]
     blob = purgatory(host="applyInPandasWithState").resolve(orders, payments)
+    second = shipped("transformWithState")
+    after_blob = replace(second, operations=replace(second.operations, outcomes_of=purgatory()))
     with pytest.raises(ConfigError, match=r"operations are outcomes of .* give that purgatory host='transformWithSta"):
-        shipped("transformWithState").resolve(blob, shipments)
+        after_blob.resolve(blob, shipments)
     with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
         paid = PAID.resolve(orders, payments)
-        idle = replace(
-            shipped("transformWithState"),
-            operations=Operations(
-                id="id",
-                keys="key",
-                created="resolved_at",
-                timeout="1 hour",
-                idle_after="1 minute",
-                watermark="0 seconds",
-            ),
-        )
+        idle = replace(second, operations=replace(second.operations, idle_after="1 minute"))
         with pytest.raises(ConfigError, match=r"operations\.idle_after: outcomes of a purgatory have its watermark"):
             idle.resolve(paid, shipments)
         with pytest.raises(ConfigError, match=r"name='payments' is taken"):

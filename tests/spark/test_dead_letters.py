@@ -175,10 +175,16 @@ def test_folders_that_are_the_same_are_refused_by_name(tmp_path: Path, sections:
 
 def test_sources_without_text_have_no_dead_letters(tmp_path: Path) -> None:
     typed = {"format": "parquet", "path": "x", "schema": PAYMENTS}
-    named = {"id": "order_id", "keys": "order_id", "created": "at", "timeout": "1 hour"}
     inputs = {
-        "operations": {"source": typed, "watermark": "0 seconds", **named},
-        "completions": {"source": typed, "key": "order_id", "time": "paid_at", "watermark": "0 seconds"},
+        "operations": {
+            "source": typed,
+            "id": "order_id",
+            "keys": "order_id",
+            "created": "at",
+            "timeout": "1 hour",
+            "watermark": "1 s",
+        },
+        "completions": {"source": typed, "key": "order_id", "time": "paid_at", "watermark": "1 s"},
     }
     with pytest.raises(JobConfigError, match="the sources are parquet and parquet, whose rows always fit their types"):
         job(tmp_path, **inputs)

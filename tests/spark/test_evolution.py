@@ -18,8 +18,6 @@ from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulato
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError, StateCorruptError, StateMismatchError
 from spark_purgatory.spark.checkpoint import start_check
-from spark_purgatory.spark.operator import origin
-from spark_purgatory.spark.operator.origin import origin_of
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.payload_states import saved, spec_of
 from tests.support.streams import Landing
@@ -292,43 +290,6 @@ def test_heartbeats_are_a_source_that_spark_does_not_add(spark: SparkSession, la
     )
     with pytest.raises(StreamingQueryException, match="sources in the checkpoint offsets and now there are"):
         run(spark, landing, BEFORE, operations=idle)
-
-
-def test_a_stream_is_known_by_its_columns_whatever_is_done_to_them(spark: SparkSession, landing: Landing) -> None:
-    outcomes = outcomes_of(spark, landing, BEFORE, emit="final")
-    known = origin_of(outcomes)
-    assert known is not None and known.shards == 4 and known.spec.final
-    other = spark.range(3).select(F.col("id").cast("string").alias("id"))
-    for frame in (
-        outcomes.where("late"),
-        outcomes.select("id"),
-        outcomes.withColumn("more", F.lit(1)).drop("id"),
-        outcomes.withColumnRenamed("status", "fate"),
-        outcomes.join(other, "id"),
-        other.join(outcomes, "id"),
-        outcomes.union(outcomes),
-        outcomes.dropDuplicates(["id"]),
-        outcomes.repartition(2),
-    ):
-        assert origin_of(frame) == known
-        with pytest.raises(StateMismatchError, match=r"^emit: .*set it back to 'early'; or start a new checkpoint"):
-            check_checkpoint(spark, str(landing.checkpoint), frame)
-    operations, _ = landing.frames(spark)
-    for frame in (operations, outcomes.select(F.upper("status").alias("status")), outcomes.alias("o")):
-        assert origin_of(frame) is None
-        with pytest.raises(ConfigError, match="this is no stream of outcomes, or its columns are all computed anew"):
-            check_checkpoint(spark, str(landing.checkpoint), frame)
-    as_batch = purgatory(emit="final").resolve(*landing.frames(spark, streaming=False))
-    assert origin_of(as_batch) is None
-    assert all(not field.metadata for field in outcomes.schema.fields), "no trace in a schema, nor in a table"
-    assert origin_of(outcomes_of(spark, landing, BEFORE)) != known, "the latest is not everybody's"
-
-
-def test_the_latest_streams_are_known(spark: SparkSession, landing: Landing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(origin, "MOST_ORIGINS", 2)
-    streams = [outcomes_of(spark, landing, BEFORE, lookback=f"{i} ms") for i in range(3)]
-    found = [origin_of(each) for each in streams]
-    assert [None if each is None else each.spec.lookback_us for each in found] == [None, 1000, 2000]
 
 
 def test_a_checkpoint_that_is_new_or_another_querys(spark: SparkSession, landing: Landing, tmp_path: Path) -> None:

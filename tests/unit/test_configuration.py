@@ -39,9 +39,9 @@ SMALLEST: dict[str, Any] = {
         "keys": "key",
         "created": "at",
         "timeout": "1 hour",
-        "watermark": "0 s",
+        "watermark": "1 minute",
     },
-    "completions": {"source": SOURCE, "key": "key", "time": "at", "watermark": "0 s"},
+    "completions": {"source": SOURCE, "key": "key", "time": "at", "watermark": "1 minute"},
     "output": {"path": "out"},
     "checkpoint": "checkpoint",
 }
@@ -253,11 +253,6 @@ def test_a_need_in_quotes_is_an_exact_decimal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        (
-            {"operations": {"watermark": None}},
-            "operations: operations.watermark is missing, and this input is a st",
-        ),
-        ({"completions": {"watermark": 30}}, "completions.watermark: 30: this is not a duration: it has no unit"),
         ({"operations": {"idle_after": "soon"}}, "operations.idle_after"),
         ({"purgatory": {"emit": "late"}}, r"purgatory.emit: 'late'; allowed: 'early' or 'final'|purgatory.emit"),
         ({"purgatory": {"scop": "x"}}, "did you mean 'scope'"),
@@ -301,3 +296,12 @@ def test_the_state_store_follows_the_host(tmp_path: Path) -> None:
     assert config(tmp_path, purgatory={"host": "transformWithState"}).chosen_store == "rocksdb"
     with pytest.raises(JobConfigError, match=r"state_store is hdfs, and purgatory\.host transformWithState needs"):
         config(tmp_path, purgatory={"host": "transformWithState"}, state_store="hdfs")
+
+
+@pytest.mark.parametrize("side", ["operations", "completions"])
+def test_a_stream_is_asked_for_its_watermark(tmp_path: Path, side: str) -> None:
+    without = {name: value for name, value in SMALLEST[side].items() if name != "watermark"}
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump({**SMALLEST, side: without}))
+    with pytest.raises(JobConfigError, match=rf'{side}\.watermark is not set: .* for example "10 minutes"'):
+        load_config(path, ())

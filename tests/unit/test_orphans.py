@@ -353,8 +353,8 @@ def test_events_that_do_not_add_up_are_a_bug() -> None:
 def test_another_setting_is_an_error_that_names_those_there_are(given: object) -> None:
     with pytest.raises(ConfigError, match=r"orphans=.* must be False or True or 'all'"):
         PurgatoryOptions(
-            operations=Operations(id="id", keys="key", created="at", timeout="1 hour"),
-            completions=Completions(key="key", time="at"),
+            operations=Operations(id="id", keys="key", created="at", timeout="1 hour", watermark="0 seconds"),
+            completions=Completions(key="key", time="at", watermark="0 seconds"),
             criterion=criteria.any_key(),
             orphans=given,  # type: ignore[arg-type]
         )

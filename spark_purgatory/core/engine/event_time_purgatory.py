@@ -196,6 +196,7 @@ class EventTimePurgatory:
     def _admit(self, operations: OperationArrivals) -> None:
         self.outcomes.tally.received += len(operations)
         left = without_rejected(operations, self.outcomes)
+        self.outcomes.tally.operations_late += int(np.count_nonzero(left.created_us <= self.watermark_us))
         while len(left):
             accepted, left = self._without_duplicates(left)
             if len(accepted):

@@ -127,6 +127,8 @@ class Tally:
     """Rows counted since the shard's beginning: received, and by what became of them."""
 
     received: int = 0
+    operations_late: int = 0
+    """Operations, but for REJECTED ones, whose created time was at or before the watermark when they arrived."""
     by_status: list[int] = field(default_factory=lambda: [0] * len(STATUSES))
     events_received: int = 0
     events_rejected: int = 0

@@ -6,6 +6,7 @@ Codes are stored in checkpoints: add at the end, never renumber.
 from __future__ import annotations
 
 from enum import IntEnum, IntFlag
+from typing import Self
 
 
 class Rule(IntEnum):
@@ -41,45 +42,73 @@ class Status(IntEnum):
     ORPHAN = 6
 
 
-class OperationRejection(IntEnum):
+RULES = tuple(rule.name.lower() for rule in Rule)
+"""Names of the rules, by code."""
+KINDS = tuple(kind.name.lower() for kind in EventKind)
+"""Names of the kinds of events, by code."""
+STATUSES = tuple(status.name for status in Status)
+"""Names of the statuses, by code."""
+
+
+class Rejection(IntEnum):
+    """Why a row is rejected: a code, and its reason as a text."""
+
+    reason: str
+    """Empty where nothing is wrong."""
+
+    def __new__(cls, code: int, reason: str) -> Self:
+        """A code with its text."""
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.reason = reason
+        return member
+
+
+class OperationRejection(Rejection):
     """Why an operation is REJECTED; `reason` is the text of its outcome. Where several hold, the last set stands."""
 
-    NONE = 0
-    NULL_ID = 1
-    NO_KEYS = 2
-    NULL_KEY = 3
-    NULL_CREATED = 4
-    NULL_DEADLINE = 5
-    DEADLINE_BEFORE_CREATED = 6
-    CREATED_AHEAD = 7
-    UNKNOWN_RULE = 8
-    NO_NEED = 9
-    DEADLINE_OVERFLOWS = 10
-    CREATED_AT_NO_TIME = 11
+    NONE = 0, ""
+    NULL_ID = 1, "the id is null"
+    NO_KEYS = 2, "the operation has no watch keys"
+    NULL_KEY = 3, "a watch key is null"
+    NULL_CREATED = 4, "the created time is null"
+    NULL_DEADLINE = 5, "the deadline or time-out is null"
+    DEADLINE_BEFORE_CREATED = 6, "the deadline is before the created time"
+    CREATED_AHEAD = 7, "the created time is too far ahead of processing time (max_future)"
+    UNKNOWN_RULE = 8, f"the rule is none of {', '.join(RULES)}"
+    NO_NEED = (
+        9,
+        "the number that the rule needs is missing or out of range: a whole number of at least 1 of keys or events, a "
+        "sum of at least 0 within the range of sums",
+    )
+    DEADLINE_OVERFLOWS = (
+        10,
+        "the deadline is past the end of time: created + time-out does not fit in 64 bits of microseconds",
+    )
+    CREATED_AT_NO_TIME = (
+        11,
+        "the created time is the first or last microsecond that a timestamp can hold, which stand for no time",
+    )
 
-    @property
-    def reason(self) -> str:
-        """The text of the outcome's ``reason``, empty for `NONE`."""
-        return _OPERATION_REASONS[self]
 
-
-class EventRejection(IntEnum):
+class EventRejection(Rejection):
     """Why an event is rejected and counted."""
 
-    NONE = 0
-    NULL_KEY = 1
-    NULL_TIME = 2
-    BAD_VALUE = 3
-    TIME_AHEAD = 4
-    UNKNOWN_KIND = 5
-    AT_NO_TIME = 6
-    BAD_EXTENSION = 7
-    OPERATION_ALONE = 8
-
-    @property
-    def reason(self) -> str:
-        """The reason as a text, empty for `NONE`."""
-        return _EVENT_REASONS[self]
+    NONE = 0, ""
+    NULL_KEY = 1, "the key is null"
+    NULL_TIME = 2, "the time is null"
+    BAD_VALUE = 3, "the value is not a number, or negative, where values add up"
+    TIME_AHEAD = 4, "the time is too far ahead of processing time (max_future)"
+    UNKNOWN_KIND = 5, f"the kind is none of {', '.join(KINDS)}"
+    AT_NO_TIME = (
+        6,
+        "the time is the first or last microsecond that a timestamp can hold, which stand for no time",
+    )
+    BAD_EXTENSION = 7, "the seconds of the extend are null, negative, infinite or not a number"
+    OPERATION_ALONE = (
+        8,
+        "the key is null, and without scope operation_id alone reaches no operation with one key",
+    )
 
 
 class EventMark(IntFlag):
@@ -95,48 +124,3 @@ class EventMark(IntFlag):
     """It has a value that no sum can take."""
     PAST = 16
     """It came after the deadline of an operation, by no more than this had waited."""
-
-
-RULES = tuple(rule.name.lower() for rule in Rule)
-"""Names of the rules, by code."""
-KINDS = tuple(kind.name.lower() for kind in EventKind)
-"""Names of the kinds of events, by code."""
-STATUSES = tuple(status.name for status in Status)
-"""Names of the statuses, by code."""
-
-_OPERATION_REASONS = {
-    OperationRejection.NONE: "",
-    OperationRejection.NULL_ID: "the id is null",
-    OperationRejection.NO_KEYS: "the operation has no watch keys",
-    OperationRejection.NULL_KEY: "a watch key is null",
-    OperationRejection.NULL_CREATED: "the created time is null",
-    OperationRejection.NULL_DEADLINE: "the deadline or time-out is null",
-    OperationRejection.DEADLINE_BEFORE_CREATED: "the deadline is before the created time",
-    OperationRejection.CREATED_AHEAD: "the created time is too far ahead of processing time (max_future)",
-    OperationRejection.UNKNOWN_RULE: f"the rule is none of {', '.join(RULES)}",
-    OperationRejection.NO_NEED: (
-        "the number that the rule needs is missing or out of range: a whole number of at least 1 of keys or events, a "
-        "sum of at least 0 within the range of sums"
-    ),
-    OperationRejection.DEADLINE_OVERFLOWS: (
-        "the deadline is past the end of time: created + time-out does not fit in 64 bits of microseconds"
-    ),
-    OperationRejection.CREATED_AT_NO_TIME: (
-        "the created time is the first or last microsecond that a timestamp can hold, which stand for no time"
-    ),
-}
-_EVENT_REASONS = {
-    EventRejection.NONE: "",
-    EventRejection.NULL_KEY: "the key is null",
-    EventRejection.NULL_TIME: "the time is null",
-    EventRejection.BAD_VALUE: "the value is not a number, or negative, where values add up",
-    EventRejection.TIME_AHEAD: "the time is too far ahead of processing time (max_future)",
-    EventRejection.UNKNOWN_KIND: f"the kind is none of {', '.join(KINDS)}",
-    EventRejection.BAD_EXTENSION: "the seconds of the extend are null, negative, infinite or not a number",
-    EventRejection.OPERATION_ALONE: (
-        "the key is null, and without scope operation_id alone reaches no operation with one key"
-    ),
-    EventRejection.AT_NO_TIME: (
-        "the time is the first or last microsecond that a timestamp can hold, which stand for no time"
-    ),
-}

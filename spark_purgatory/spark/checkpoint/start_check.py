@@ -24,7 +24,7 @@ from spark_purgatory.spark.checkpoint.shard_states import (
     shard_states,
     states_in,
 )
-from spark_purgatory.spark.operator.origin import Origin, origin_of
+from spark_purgatory.spark.operator.stream_plan import Query, query_of
 
 LOG = logging.getLogger(__name__)
 FOUND_DDL = "fault string, differences array<string>"
@@ -41,8 +41,7 @@ def check_checkpoint(spark: SparkSession, checkpoint: str, outcomes: DataFrame) 
     Args:
         spark: The session.
         checkpoint: The ``checkpointLocation`` that the query will have.
-        outcomes: The stream that `Purgatory.resolve` returned in this process, or one made of it by ``where``,
-            ``select``, ``withColumn``, ``drop`` or a join.
+        outcomes: The stream that `Purgatory.resolve` returned, or one made of it, in whatever way.
 
     Raises:
         StateMismatchError: The query is another one than the checkpoint's. The message lists every difference and what
@@ -57,36 +56,35 @@ def check_checkpoint(spark: SparkSession, checkpoint: str, outcomes: DataFrame) 
         check_checkpoint(spark, "/lake/_checkpoints/console", outcomes)
         query = outcomes.writeStream.format("console").option("checkpointLocation", "/lake/_checkpoints/console")
     """
-    origin = origin_of(outcomes)
-    if origin is None:
+    query = query_of(outcomes)
+    if query is None:
         raise ConfigError(
-            "outcomes: this is no stream of outcomes, or its columns are all computed anew or have another alias: give "
-            "the stream that Purgatory.resolve returned in this process"
+            "outcomes: no purgatory is in this stream: give what Purgatory.resolve returned, or a stream made of it"
         )
-    _check(spark, checkpoint, origin)
+    _check(spark, checkpoint, query)
 
 
 def check_if_outcomes(df: DataFrame, checkpoint: str) -> None:
     """`check_checkpoint` for a stream that may come from a purgatory or not."""
-    origin = origin_of(df)
-    if origin is None:
+    query = query_of(df)
+    if query is None:
         return
     try:
-        _check(df.sparkSession, checkpoint, origin)
+        _check(df.sparkSession, checkpoint, query)
     except StatePathError as error:
         LOG.warning("the checkpoint is not compared with the query before it starts: %s", error)
 
 
-def _check(spark: SparkSession, checkpoint: str, origin: Origin) -> None:
+def _check(spark: SparkSession, checkpoint: str, query: Query) -> None:
     states = shard_states(spark, checkpoint) if is_checkpoint(spark, checkpoint) else None
     if states is None:
         return
-    if states.host != origin.host:
+    if states.host != query.host:
         raise StateMismatchError(
-            f"host: the checkpoint was written with host={states.host!r}, the query has host={origin.host!r}: set "
+            f"host: the checkpoint was written with host={states.host!r}, the query has host={query.host!r}: set "
             f"host={states.host!r}, or start a new checkpoint"
         )
-    found = collected(states.whole.mapInArrow(_comparer(origin.spec, origin.shards or 0), FOUND_DDL))
+    found = collected(states.whole.mapInArrow(_comparer(query.spec, query.shards or 0), FOUND_DDL))
     for row in found:
         if row["fault"] is not None:
             raise getattr(errors, row["fault"])(row["differences"][0])

@@ -63,6 +63,7 @@ def counts_of(tally: Tally) -> dict[str, int]:
         "events_received": tally.events_received,
         "events_rejected": tally.events_rejected,
         "events_late": tally.events_late,
+        "operations_late": tally.operations_late,
         "pending_change": tally.pending,
         "state_bytes_written": 0,
         **dict(zip(REJECTION_COUNTERS, reasons, strict=True)),

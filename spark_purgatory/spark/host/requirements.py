@@ -34,6 +34,12 @@ LOG_HOST_HERE = next(host for host in LOG_HOSTS if hasattr(GroupedData, host))
 """The name under which a new query has the log host in this Spark."""
 MESSAGES = "pyspark.sql.streaming.proto.StateMessage_pb2"
 """Spark's messages for the log host: code that protobuf generated, and that only a protobuf of its age imports."""
+NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
+ONLY_WITH_ROWS = (
+    "an operation whose deadline the watermark has passed gets its outcome only when further rows arrive: set "
+    f"idle_after= of operations and completions, or {NO_DATA} = true before the query starts"
+)
+"""What it means that `NO_DATA` is false, and the remedy."""
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +75,11 @@ def fitting_protobuf() -> str:
     generated = re.search(r"Protobuf Python Version: (\d+)([\d.]*)", file.read_text(encoding="utf-8"))
     assert generated is not None, f"bug: {file} does not tell which protobuf generated it"
     return f"'protobuf>={generated[1]}{generated[2]},<{int(generated[1]) + 1}'"
+
+
+def runs_only_with_rows(spark: SparkSession) -> bool:
+    """Whether Spark runs no micro-batch when the watermark has moved and no row has come."""
+    return (spark.conf.get(NO_DATA, None) or "true").lower() == "false"
 
 
 def check_log_host(spark: SparkSession, host: str) -> None:

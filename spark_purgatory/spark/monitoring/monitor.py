@@ -41,6 +41,7 @@ COUNTED: dict[str, tuple[str, Labels]] = {
     **{f"rejected_{reason}": ("rejected_total", (reason,)) for reason in REJECTIONS},
     "events_received": ("events_received_total", ()),
     "events_late": ("events_late_total", ()),
+    "operations_late": ("operations_late_total", ()),
     **{f"events_rejected_{reason}": ("events_rejected_total", (reason,)) for reason in EVENT_REJECTIONS},
 }
 """Counters of a micro-batch and the metric that adds them up; "batches" is 1 of each."""

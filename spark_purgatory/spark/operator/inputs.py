@@ -17,8 +17,8 @@ from spark_purgatory.config import (
     ColumnLike,
     Completions,
     Operations,
-    stream_watermark_us,
     us_per,
+    watermark_ms,
 )
 from spark_purgatory.core.arrays.numbers import DOUBLE
 from spark_purgatory.core.spec.codes import KINDS, RULES
@@ -85,16 +85,6 @@ def column_type(frame: DataFrame, column: Column) -> T.DataType:
     return frame.select(column.alias("c")).schema[0].dataType
 
 
-def check_no_watermark(frame: DataFrame, given: str) -> None:
-    """Raise ConfigError if the frame already carries a watermark."""
-    for column in frame.schema.fields:
-        if WATERMARK_METADATA in (column.metadata or {}):
-            raise ConfigError(
-                f"{given}: column {column.name!r} already has a watermark: remove withWatermark there, "
-                f"{given}.watermark= sets it"
-            )
-
-
 def timestamp_column(frame: DataFrame, value: Any, field: str) -> Column:
     """A timestamp column; other types are an error, except timestamp_ntz and date, which the session's zone places."""
     column = field_column(frame, value, field)
@@ -116,8 +106,6 @@ class Reading:
     scope: ColumnLike | None = None
     heartbeats: bool = True
     number: str = DOUBLE
-    is_chained: bool = False
-    """The input is the outcomes of another purgatory of the query, whose watermark holds here too."""
 
     def scope_hash(self, frame: DataFrame, given: str, types: dict[str, T.DataType]) -> Column | None:
         """The column that scopes keys and ids by their partition, 32 hexadecimal digits; None without partitions.
@@ -154,7 +142,6 @@ def key_prefix(kind: T.DataType) -> int:
 
 def operations_input(frame: DataFrame, config: Operations, reading: Reading) -> Input:
     """Operations: id, keys, times, payload; routed by partition, by key, or by id where there are several keys."""
-    check_no_watermark(frame, "operations")
     created = timestamp_column(frame, config.created, "operations.created")
     id_raw = field_column(frame, config.id, "operations.id")
     id_type, types = column_type(frame, id_raw), dict[str, T.DataType]()
@@ -213,7 +200,6 @@ def payload_sources(config: Operations, scope: ColumnLike | None) -> tuple[tuple
 
 def events_input(frame: DataFrame, config: Completions, reading: Reading) -> Input:
     """Completion events: key, time, and what the criterion or control events read besides."""
-    check_no_watermark(frame, "completions")
     time = timestamp_column(frame, config.time, "completions.time")
     key_raw = field_column(frame, config.key, "completions.key")
     key_type = column_type(frame, key_raw)
@@ -338,11 +324,11 @@ def _watermarked(
 ) -> DataFrame:
     """Columns over a guarded watermark."""
     selected = frame.select(*columns, _guarded(time, reading.max_future_us).alias("guarded"))
-    if frame.isStreaming and not reading.is_chained:
+    if frame.isStreaming and config.outcomes_of is None:
         if config.idle_after is not None:
             beats = _heartbeats(frame, selected, config.us_of("idle_after"), reading.heartbeats)
             selected = selected.unionByName(beats)
-        selected = selected.withWatermark("guarded", f"{stream_watermark_us(config) // 1000} milliseconds")
+        selected = selected.withWatermark("guarded", f"{watermark_ms(config)} milliseconds")
     return selected
 
 

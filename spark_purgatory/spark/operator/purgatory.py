@@ -11,14 +11,16 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from spark_purgatory.config import ColumnLike, Completions, Operations, PurgatoryOptions, refuses_unknown_names
+from spark_purgatory.config import ColumnLike, PurgatoryOptions, watermark_ms
 from spark_purgatory.config.purgatory_options import LOG_HOSTS
+from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.schema import COUNTERS, ORPHAN_COLUMNS, OUTCOME_COLUMNS, REJECTION_COUNTERS
+from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS
 from spark_purgatory.spark.host.blob_host import STATE_DDL, batch_function, stream_function
 from spark_purgatory.spark.host.calls import RESULT_DDL, Broadcast
 from spark_purgatory.spark.host.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
@@ -30,26 +32,20 @@ from spark_purgatory.spark.operator.inputs import (
     InputTypes,
     Reading,
     events_input,
-    field_column,
     key_prefix,
     number_of,
     operations_input,
     payload_sources,
 )
 from spark_purgatory.spark.operator.key_types import check_compared, kept_texts, timestamp_fields
-from spark_purgatory.spark.operator.origin import Origin, origin_of, with_origin
 from spark_purgatory.spark.operator.payload import arrow_schema, columns_of, with_nullable_voids
+from spark_purgatory.spark.operator.query_watch import watch
+from spark_purgatory.spark.operator.stream_plan import Query, check_inputs, with_query
 
-OUTCOME_TYPES = (
-    T.StringType(),
-    T.TimestampType(),
-    T.LongType(),
-    T.LongType(),
-    T.ArrayType(T.StringType()),
-    T.BooleanType(),
-    T.StringType(),
-)
-"""Types of `OUTCOME_COLUMNS`."""
+OUTCOME = from_arrow_schema(pa.schema(OUTCOME_FIELDS))
+"""What an outcome adds to the operation's columns."""
+OF_ORPHANS = from_arrow_schema(pa.schema(ORPHAN_FIELDS))
+"""What comes behind that where ORPHAN rows are asked for."""
 
 
 def check_quorum(criterion: Criterion | ByRow, keys: ColumnLike | Sequence[ColumnLike], several: bool) -> None:
@@ -79,26 +75,6 @@ def is_broadcast(options: PurgatoryOptions, several_keys: bool) -> bool:
             "none can find out that no other has the operation; give scope= or shards=1"
         )
     return broadcast
-
-
-def is_chained(frame: DataFrame, given: Operations | Completions) -> bool:
-    """Whether a stream is the outcomes of another purgatory, in the same query. Raises ConfigError where Spark could
-    not run that.
-    """
-    origin = origin_of(frame) if frame.isStreaming else None
-    if origin is None:
-        return False
-    side = type(given).__name__.lower()
-    if origin.host not in LOG_HOSTS:
-        raise ConfigError(
-            f"{side} are outcomes of a purgatory with host={origin.host!r}, after which Spark runs no other in the "
-            "query: give that purgatory host='transformWithState', or write its outcomes to a table and read it here"
-        )
-    if given.idle_after is not None:
-        raise ConfigError(
-            f"{side}.idle_after: outcomes of a purgatory have its watermark: set idle_after= on its own inputs"
-        )
-    return True
 
 
 def engine_spec(options: PurgatoryOptions, operations: InputTypes, completions: InputTypes) -> EngineSpec:
@@ -131,9 +107,8 @@ def engine_spec(options: PurgatoryOptions, operations: InputTypes, completions: 
 
 def outcome_schema(options: PurgatoryOptions, operations: T.StructType) -> T.StructType:
     """The operations' columns and the outcome's. Raises ConfigError where two have one name."""
-    of_orphans = ORPHAN_COLUMNS if options.orphans else ()
-    names = [options.prefix + name for name in (*OUTCOME_COLUMNS, *of_orphans)]
-    types = (*OUTCOME_TYPES, *(T.StringType() for _ in of_orphans))
+    added = [*OUTCOME.fields, *(OF_ORPHANS.fields if options.orphans else ())]
+    names = [options.prefix + field.name for field in added]
     taken = {name.lower() for name in operations.names}
     clash = [name for name in names if name.lower() in taken]
     if clash:
@@ -141,7 +116,7 @@ def outcome_schema(options: PurgatoryOptions, operations: T.StructType) -> T.Str
             f"operations already have a column {', '.join(clash)}, which the outcome adds: "
             "set prefix=, for example 'outcome_'"
         )
-    renamed = [T.StructField(name, kind) for name, kind in zip(names, types, strict=True)]
+    renamed = [T.StructField(name, field.dataType) for name, field in zip(names, added, strict=True)]
     fields = operations.fields
     if options.orphans:
         fields = [T.StructField(field.name, field.dataType, True, field.metadata) for field in fields]
@@ -214,7 +189,6 @@ class Purgatory(PurgatoryOptions):
         outcomes = purgatory.resolve(orders, payments)
     """
 
-    @refuses_unknown_names
     def resolve(
         self,
         operations: DataFrame,
@@ -250,12 +224,6 @@ class Purgatory(PurgatoryOptions):
 
             late = purgatory.resolve(orders, payments, as_of="2026-11-01 11:35:00").where("status = 'EXPIRED'")
         """
-        for name, frame in (("operations", operations), ("completions", completions)):
-            if not hasattr(frame, "isStreaming"):
-                raise ConfigError(
-                    f"{name} is a {type(frame).__name__}, not a DataFrame: read it first, with spark.readStream for a "
-                    "stream or with spark.read"
-                )
         if operations.isStreaming != completions.isStreaming:
             kinds = ["a stream" if frame.isStreaming else "a batch DataFrame" for frame in (operations, completions)]
             raise ConfigError(
@@ -263,19 +231,16 @@ class Purgatory(PurgatoryOptions):
             )
         if as_of is not None and operations.isStreaming:
             raise ConfigError("as_of is for batch DataFrames: a stream has a watermark")
-        chained = [
-            is_chained(frame, given) for frame, given in zip((operations, completions), self._sides(), strict=True)
-        ]
         case_sensitive = operations.sparkSession.conf.get("spark.sql.caseSensitive") in ("true", "TRUE")
         columns = columns_of(operations.schema, case_sensitive)
         schema = outcome_schema(self, operations.schema)
-        helpers = self.operations.names_of("helpers")
-        for name in helpers:
-            field_column(operations, name, "operations.helpers")
         number = number_of(operations, completions, self.completions, self.criterion)
         reading = Reading(self.criterion, self.us_of("max_future"), self.scope, heartbeats, number)
-        left = operations_input(operations, self.operations, replace(reading, is_chained=chained[0]))
-        right = events_input(completions, self.completions, replace(reading, is_chained=chained[1]))
+        if operations.isStreaming:
+            check_inputs(operations, self.operations, completions, self.completions)
+            watch(self, operations)
+        left = operations_input(operations, self.operations, reading)
+        right = events_input(completions, self.completions, reading)
         check_compared(left.types, right.types)
         check_quorum(self.criterion, self.operations.keys, left.several_keys)
         check_local_workers(operations.sparkSession)
@@ -284,34 +249,29 @@ class Purgatory(PurgatoryOptions):
         packed = self._pack(left, OPERATIONS, columns).unionByName(self._pack(right, EVENTS, broadcast=broadcast))
         spec = replace(engine_spec(self, left, right), columns=columns, case_sensitive=case_sensitive)
         if operations.isStreaming:
-            results = self._stream(packed, spec, sent, self._clock_delay_ms(chained)).mapInArrow(
-                unpacker(arrow_schema(schema), bool(self.orphans)), schema
-            )
-            return with_origin(results.drop(*helpers), Origin(spec, self.shards, self.host))
+            results = with_query(self._stream(packed, spec, sent), Query(spec, self.shards, self.host))
+            return results.mapInArrow(unpacker(arrow_schema(schema), bool(self.orphans)), schema)
         as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
         decided = batch_function(spec, as_of_ms, sent)
         return (
             packed.groupBy("shard")
             .applyInPandas(decided, RESULT_DDL)
             .mapInArrow(unpacker(arrow_schema(schema), bool(self.orphans)), schema)
-            .drop(*helpers)
         )
 
     def _pack(self, side: Input, number: int, columns: pa.Schema | None = None, broadcast: bool = False) -> DataFrame:
         ddl = EXCHANGE_DDL.format(shard_type="bigint" if self.shards is None else "int")
         return side.frame.mapInArrow(packer(number, self.shards, broadcast, columns), ddl)
 
-    def _sides(self) -> tuple[Operations | Completions, Operations | Completions]:
-        return self.operations, self.completions
-
-    def _clock_delay_ms(self, chained: Sequence[bool]) -> int:
+    def _clock_delay_ms(self) -> int:
         """How far the clock is behind Spark's watermark: the outcomes of another purgatory have no watermark of their
         own whose delay could make room for those that come behind it.
         """
-        given = [side for side, is_given in zip(self._sides(), chained, strict=True) if is_given]
-        return max((side.ms_of("watermark") for side in given if side.watermark is not None), default=0)
+        sides = (side for side in (self.operations, self.completions) if side.outcomes_of is not None)
+        return max((watermark_ms(side) for side in sides), default=0)
 
-    def _stream(self, packed: DataFrame, spec: EngineSpec, sent: Broadcast | None, clock_delay_ms: int) -> DataFrame:
+    def _stream(self, packed: DataFrame, spec: EngineSpec, sent: Broadcast | None) -> DataFrame:
+        clock_delay_ms = self._clock_delay_ms()
         # The real watermark was set below the exchange and drives the clock. This null column satisfies Spark's
         # analyzer, and no row of it is ever behind: late rows arrive and are counted, not dropped silently.
         marker = F.lit(None).cast(T.TimestampType()).alias("marker", metadata={WATERMARK_METADATA: 0})

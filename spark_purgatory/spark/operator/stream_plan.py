@@ -1,0 +1,225 @@
+"""What a streaming DataFrame went through before it came to us, read from the plan that Spark explains.
+
+Spark gives a query one watermark, and no watermark can move below an operator that waits for it. So a second watermark,
+or a stateful operator, in front of a purgatory can leave it without an outcome for ever, and Spark raises no error. The
+plan shows both however the stream was wrapped (alias, view, ``toDF``, ``mapInArrow``), and ``EXPLAIN`` gives its text
+under Spark Connect too. `Purgatory.resolve` writes into the plan what its query is (`with_query`), in an alias below
+its last step: it is in no schema, so in no table, and a checkpoint can be compared with it before the query starts
+(`query_of`).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from spark_purgatory.config import Completions, Operations
+from spark_purgatory.config.purgatory_options import LOG_HOSTS
+from spark_purgatory.core.spec.engine_spec import EngineSpec, spec_of
+from spark_purgatory.errors import ConfigError
+
+ANALYZED = re.compile(r"^== Analyzed Logical Plan ==\n(.*?)(?:^== |\Z)", re.MULTILINE | re.DOTALL)
+NODE = re.compile(r"^((?:[ :]  )*)(?:[+:]- )?(~?)([A-Z]\w*)(.*)$")
+"""A node of a plan's tree: three characters for each level above it, ``~`` where it streams, its name, the rest."""
+WATERMARKED = re.compile(r"(\w+)#\d+\S*: ")
+OBSERVED = re.compile(r" (.*?), \[coalesce\(sum\(received#")
+"""A purgatory's counters, under its name."""
+ALIAS = "spark_purgatory_"
+STATEFUL = {
+    "Aggregate": "an aggregation (groupBy, or a window)",
+    "Deduplicate": "dropDuplicates",
+    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
+    "Distinct": "distinct",
+    "Join": "a join of two streams",
+    "GlobalLimit": "limit",
+    "FlatMapGroupsWithState": "flatMapGroupsWithState",
+    "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
+    "TransformWithState": "transformWithState",
+    "TransformWithStateInPandas": "transformWithStateInPandas",
+    "TransformWithStateInPySpark": "transformWithState",
+}
+"""Spark's stateful operators, as the plan calls them and as users do."""
+INSTEAD = {
+    "Deduplicate": "; duplicates need none: an id that comes again is DUPLICATE, completions.event_id counts an event "
+    "once"
+}
+INSTEAD |= dict.fromkeys(("DeduplicateWithinWatermark", "Distinct"), INSTEAD["Deduplicate"])
+
+
+@dataclass(frozen=True)
+class Node:
+    """A line of a plan."""
+
+    name: str
+    detail: str
+    depth: int
+    streams: bool
+
+
+@dataclass(frozen=True)
+class Query:
+    """What a purgatory's query is, as far as its checkpoint is concerned."""
+
+    spec: EngineSpec
+    shards: int | None
+    host: str
+    """As `Purgatory.host`."""
+
+
+def plan_of(frame: DataFrame) -> list[Node]:
+    """The nodes of a DataFrame's analyzed plan, each before those below it; none where Spark does not say."""
+    # A literal in place of the columns: two of them may have one name, which no view can have.
+    one = frame.select(F.lit(1).alias("one"))
+    text = frame.sparkSession.sql("EXPLAIN EXTENDED SELECT * FROM {frame}", frame=one).collect()[0][0]
+    found = ANALYZED.search(text)
+    lines = [NODE.match(line) for line in (found[1] if found else "").splitlines()]
+    return [
+        Node(line[3], line[4], line.start(2), bool(line[2]) or line[3].startswith("StreamingRelation"))
+        for line in lines
+        if line is not None
+    ]
+
+
+def _below(plan: Sequence[Node], at: int) -> Iterator[int]:
+    """Positions of the nodes under that at a position."""
+    for i in range(at + 1, len(plan)):
+        if plan[i].depth <= plan[at].depth:
+            return
+        yield i
+
+
+def _keeps_state(plan: Sequence[Node], at: int) -> bool:
+    """Whether a node of a stream keeps state between micro-batches; a join does if both of its sides stream."""
+    below = list(_below(plan, at))
+    if plan[at].name != "Join":
+        return plan[at].name in STATEFUL and (plan[at].streams or any(plan[i].streams for i in below))
+    sides = [i for i in below if plan[i].depth == min(plan[j].depth for j in below)]
+    return sum(any(plan[j].streams for j in (i, *_below(plan, i))) for i in sides) > 1
+
+
+def check_inputs(operations: DataFrame, waits: Operations, completions: DataFrame, completes: Completions) -> None:
+    """Raise ConfigError where the watermark of a query over two streams could not move, or not as was said."""
+    check_input(operations, waits)
+    check_input(completions, completes)
+    if waits.outcomes_of is not None and completes.outcomes_of is not None:
+        raise ConfigError(
+            "operations.outcomes_of and completions.outcomes_of: no input would have a watermark of its own: write the "
+            "outcomes of one of the two purgatories to a table, and read that table here"
+        )
+
+
+def check_input(frame: DataFrame, given: Operations | Completions) -> None:
+    """Raise ConfigError where a stream went through what no watermark of ours can pass, or is not what was said.
+
+    That is a watermark, a stateful operator, or another purgatory than the one that ``outcomes_of`` names.
+    """
+    side, first, plan = type(given).__name__.lower(), given.outcomes_of, plan_of(frame)
+    _check_first(given, side)
+    found, own = _purgatories(plan)
+    _check_said(found, given, side, known=bool(plan))
+    for node in (plan[i] for i in own if _keeps_state(plan, i)):
+        raise ConfigError(
+            f"{side}: the stream comes out of {STATEFUL[node.name]}, which keeps state, and a purgatory behind it may "
+            "wait for the watermark for ever: write the stream to a table, and read that table here in a query of its "
+            f"own{INSTEAD.get(node.name, '')}"
+        )
+    for node in (plan[i] for i in own if plan[i].name == "EventTimeWatermark"):
+        column = WATERMARKED.search(node.detail)
+        which = f"column {column[1]!r}" if column else "a column"
+        holds = "that of the first purgatory holds here" if first else f"{side}.watermark= sets it"
+        raise ConfigError(f"{side}: {which} already has a watermark: remove withWatermark there, {holds}")
+
+
+def _purgatories(plan: Sequence[Node]) -> tuple[dict[str, str], list[int]]:
+    """(hosts of the purgatories whose outcomes a plan holds, by name; positions of the nodes outside of these)."""
+    found: dict[str, str] = {}
+    own: list[int] = []
+    inside: set[int] = set()
+    for i, node in enumerate(plan):
+        if i in inside:
+            continue
+        if node.name == "CollectMetrics" and (observed := OBSERVED.match(node.detail)):
+            found[observed[1]] = "applyInPandasWithState" if plan[i + 1].name.startswith("FlatMap") else LOG_HOSTS[0]
+            inside.update(_below(plan, i))
+        else:
+            own.append(i)
+    return found, own
+
+
+def _check_first(given: Operations | Completions, side: str) -> None:
+    """Raise ConfigError where Spark could not run another purgatory behind the one that ``outcomes_of`` names."""
+    if given.outcomes_of is None:
+        return
+    if (host := given.outcomes_of.host) not in LOG_HOSTS:
+        raise ConfigError(
+            f"{side} are outcomes of a purgatory with host={host!r}, after which Spark runs no other in the query: "
+            "give that purgatory host='transformWithState', or write its outcomes to a table and read it here"
+        )
+    if given.idle_after is not None:
+        raise ConfigError(
+            f"{side}.idle_after: outcomes of a purgatory have its watermark: set idle_after= on its own inputs"
+        )
+
+
+def _check_said(found: dict[str, str], given: Operations | Completions, side: str, known: bool) -> None:
+    """Raise ConfigError unless the purgatories of a stream are what ``outcomes_of`` says."""
+    first = given.outcomes_of
+    for name, host in found.items():
+        if first is not None and name == first.name:
+            continue
+        ways = "write its outcomes to a table and read it here"
+        if host in LOG_HOSTS and first is None:
+            ways = f"give {side}.outcomes_of= that purgatory, or {ways}"
+        raise ConfigError(f"{side}: the stream holds outcomes of the purgatory {name!r} with host={host!r}: {ways}")
+    if first is not None and known and first.name not in found:
+        raise ConfigError(
+            f"{side}.outcomes_of names the purgatory {first.name!r}, and the stream does not come out of it: leave "
+            "outcomes_of= out, or give the stream that its resolve() returned"
+        )
+
+
+def with_query(results: DataFrame, query: Query) -> DataFrame:
+    """The same rows; a stream made of them lets `query_of` find the query again."""
+    spec = query.spec
+    said = {
+        "fingerprint": spec.fingerprint(),
+        "columns": None if spec.columns is None else base64.b64encode(spec.columns.serialize()).decode(),
+        "case_sensitive": spec.case_sensitive,
+        "sources": spec.sources,
+        "texts": spec.texts,
+        "dropped": spec.dropped,
+        "shards": query.shards,
+        "host": query.host,
+    }
+    return results.alias(ALIAS + base64.b32hexencode(zlib.compress(json.dumps(said).encode(), 9)).decode().strip("="))
+
+
+def query_of(outcomes: DataFrame) -> Query | None:
+    """What `with_query` wrote into the stream's plan, the last one of several; None where it has none."""
+    for node in plan_of(outcomes):
+        if node.name == "SubqueryAlias" and (text := re.fullmatch(rf" {ALIAS}([0-9A-V]+)", node.detail)):
+            packed = text[1] + "=" * (-len(text[1]) % 8)
+            return _query(json.loads(zlib.decompress(base64.b32hexdecode(packed))))
+    return None
+
+
+def _query(said: dict[str, Any]) -> Query:
+    columns = said["columns"]
+    spec = replace(
+        spec_of(said["fingerprint"]),
+        columns=None if columns is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(columns))),
+        case_sensitive=said["case_sensitive"],
+        sources=tuple((field, tuple(names)) for field, names in said["sources"]),
+        texts=tuple((field, kind) for field, kind in said["texts"]),
+        dropped=tuple(said["dropped"]),
+    )
+    return Query(spec, said["shards"], said["host"])

@@ -1,0 +1,261 @@
+"""Every way in which a stream may be wrapped before `resolve`: the outcomes are right, or it is refused by name.
+
+A purgatory whose watermark cannot move gives no outcome, and Spark raises no error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark_purgatory import (
+    TRANSFORM_WITH_STATE_SETTINGS,
+    Completions,
+    Operations,
+    Purgatory,
+    check_checkpoint,
+    criteria,
+)
+from spark_purgatory.errors import ConfigError, StateMismatchError
+from spark_purgatory.spark.operator.stream_plan import query_of
+from spark_purgatory.spark.storage.spark_access import settings
+from tests.support.engine_driver import multiset
+from tests.support.stream_rows import event, operation, purgatory
+from tests.support.streams import Host, Landing
+
+pytestmark = pytest.mark.spark
+
+Wrap = Callable[[DataFrame], DataFrame]
+HOSTS: tuple[Host, ...] = ("applyInPandasWithState", "transformWithState")
+PAID = replace(purgatory(), host="transformWithState", emit="final", name="payments")
+SHIPPED = Purgatory(
+    operations=Operations(
+        id="id", keys="key", created="resolved_at", timeout="10 minutes", watermark="2 hours", outcomes_of=PAID
+    ),
+    completions=Completions(key="key", time="time", watermark="0 seconds"),
+    criterion=criteria.any_key(),
+    shards=2,
+    host="transformWithState",
+    prefix="ship_",
+    name="shipments",
+)
+
+
+def batches_as_they_are(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+def frames_as_they_are(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    yield from frames
+
+
+def viewed(frame: DataFrame) -> DataFrame:
+    frame.createOrReplaceTempView("wrapped")
+    return frame.sparkSession.sql("select * from wrapped")
+
+
+def renamed(frame: DataFrame) -> DataFrame:
+    for name in frame.columns:
+        frame = frame.withColumnRenamed(name, f"its_{name}")
+    return frame.toDF(*(name.removeprefix("its_") for name in frame.columns))
+
+
+def joined(frame: DataFrame) -> DataFrame:
+    """With a table that is an aggregation, and has a limit and no duplicates: it is no stream."""
+    ids = frame.sparkSession.range(5).selectExpr("'o' as o").groupBy("o").count().dropDuplicates().limit(10)
+    return frame.crossJoin(ids).drop("o", "count")
+
+
+STATELESS: dict[str, Wrap] = {
+    "alias": lambda frame: frame.alias("wrapped"),
+    "view": viewed,
+    "toDF and withColumnRenamed": renamed,
+    "select": lambda frame: frame.select(*(F.col(name).alias(name) for name in frame.columns)),
+    "columns computed anew": lambda frame: frame.withColumn("key", F.concat("key", F.lit(""))).where("key is not null"),
+    "union": lambda frame: frame.where("id < 'o3'").unionByName(frame.where("id >= 'o3'")),
+    "join with a table": joined,
+    "repartition": lambda frame: frame.repartition(2),
+    "mapInArrow": lambda frame: frame.mapInArrow(batches_as_they_are, frame.schema),
+    "mapInPandas": lambda frame: frame.mapInPandas(frames_as_they_are, frame.schema),
+}
+
+
+def watermarked(frame: DataFrame) -> DataFrame:
+    return frame.withWatermark("created", "1 minute")
+
+
+def windowed(frame: DataFrame) -> DataFrame:
+    by = F.window("created", "1 minute").alias("window")
+    counted = watermarked(frame).groupBy(by, "id", "key", "keys", "deadline", "row").count()
+    return counted.select("id", "key", "keys", F.col("window.start").alias("created"), "deadline", "row")
+
+
+def joined_streams(frame: DataFrame) -> DataFrame:
+    other = frame.select(F.col("id").alias("other"))
+    return frame.join(other, F.col("id") == F.col("other")).drop("other")
+
+
+def first_of(host: Host) -> Wrap:
+    return lambda frame: (
+        replace(PAID, host=host)
+        .resolve(frame, frame.select("key", F.col("created").alias("time"), F.lit(1.0).alias("value")))
+        .select(frame.columns)
+    )
+
+
+REFUSED: dict[str, tuple[Wrap, str]] = {
+    "withWatermark": (watermarked, "operations: column 'created' already has a watermark: remove withWatermark there"),
+    "its column dropped": (
+        lambda frame: (
+            watermarked(frame.withColumn("moment", F.col("created")))
+            .drop("created")
+            .withColumnRenamed("moment", "created")
+        ),
+        "operations: column 'created' already has a watermark",
+    ),
+    "window": (windowed, "operations: the stream comes out of an aggregation"),
+    "dropDuplicates": (lambda frame: frame.dropDuplicates(["id"]), "comes out of dropDuplicates, .* is DUPLICATE"),
+    "distinct": (lambda frame: viewed(frame).sparkSession.sql("select distinct * from wrapped"), "comes out of "),
+    "dropDuplicatesWithinWatermark": (
+        lambda frame: watermarked(frame).dropDuplicatesWithinWatermark(["id"]),
+        "comes out of dropDuplicatesWithinWatermark",
+    ),
+    "join of two streams": (joined_streams, "comes out of a join of two streams"),
+    "a purgatory on one host": (
+        first_of(HOSTS[0]),
+        "holds outcomes of the purgatory 'payments' .*: write its outcomes",
+    ),
+    "a purgatory on the other": (first_of(HOSTS[1]), "holds .*: give operations.outcomes_of= that purgatory, or write"),
+}
+"""What is done to operations, and what the error says whatever is done to them afterwards."""
+
+
+def landed(folder: Path) -> Landing:
+    """Ten orders of which five are paid, then rows whose times let these be decided."""
+    landing = Landing(folder)
+    landing.add([operation(f"o{i}", i, i + 10) for i in range(10)], [event(f"o{i}", i + 1) for i in range(0, 10, 2)])
+    return landing.add([operation("clock", 90, 91)], [event("nobody", 90)])
+
+
+def outcomes(spark: SparkSession, stream: DataFrame, folder: Path) -> list[dict[str, Any]]:
+    writer = stream.writeStream.format("parquet").option("path", str(folder / "out"))
+    writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
+    return [row.asDict() for row in spark.read.parquet(str(folder / "out")).collect()]
+
+
+def every(frame: DataFrame) -> DataFrame:
+    """All stateless ways, one after the other."""
+    return reduce(lambda wrapped, way: way(wrapped), STATELESS.values(), frame)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_streams_that_keep_no_state_may_be_wrapped_in_every_way(
+    spark: SparkSession, tmp_path: Path, host: Host
+) -> None:
+    landing, made = landed(tmp_path), purgatory(host=host, emit="final")
+    expected = [row.asDict() for row in made.resolve(*landing.frames(spark, streaming=False)).collect()]
+    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
+        rows = outcomes(
+            spark, made.resolve(every(landing.frames(spark)[0]), every_event(landing.frames(spark)[1])), tmp_path
+        )
+    decided = [row for row in expected if row["id"] != "clock"]
+    assert multiset(rows, "id", "status") == multiset(decided, "id", "status")
+    assert {row["status"] for row in rows} == {"COMPLETED", "EXPIRED"}
+
+
+def every_event(frame: DataFrame) -> DataFrame:
+    ways = (way for name, way in STATELESS.items() if name not in ("columns computed anew", "union"))
+    return reduce(lambda wrapped, way: way(wrapped), ways, frame)
+
+
+@pytest.mark.parametrize("way", REFUSED)
+def test_streams_that_no_watermark_passes_are_refused_however_they_are_wrapped(
+    spark: SparkSession, tmp_path: Path, way: str
+) -> None:
+    wrap, said = REFUSED[way]
+    operations, events = landed(tmp_path).frames(spark)
+    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
+        for host, after in zip(HOSTS, (lambda frame: frame, every), strict=True):
+            with pytest.raises(ConfigError, match=said):
+                purgatory(host=host, name="later").resolve(after(wrap(operations)), events)
+
+
+def test_completions_are_looked_at_too(spark: SparkSession, tmp_path: Path) -> None:
+    operations, events = landed(tmp_path).frames(spark)
+    for frame, said in (
+        (
+            events.withWatermark("time", "1 minute").select("key", "time", "value"),
+            r"completions: column 'time' already",
+        ),
+        (events.dropDuplicates(["key"]), r"completions: the stream comes out of dropDuplicates"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            purgatory().resolve(operations, every_event(frame))
+
+
+@pytest.mark.parametrize("way", ["alias", "view", "toDF and withColumnRenamed", "mapInArrow"])
+def test_a_second_purgatory_decides_right_however_the_first_ones_outcomes_are_wrapped(
+    spark: SparkSession, tmp_path: Path, way: str
+) -> None:
+    landing = landed(tmp_path)
+
+    def decided(streaming: bool, wrap: Wrap) -> DataFrame:
+        operations, events = landing.frames(spark, streaming)
+        paid = wrap(PAID.resolve(operations, events)).where("status = 'COMPLETED'")
+        return SHIPPED.resolve(paid, landing.frames(spark, streaming)[1])
+
+    expected = [row.asDict() for row in decided(False, lambda frame: frame).collect()]
+    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
+        rows = outcomes(spark, decided(True, STATELESS[way]), tmp_path)
+    assert len(rows) == 5
+    assert multiset(rows, "id", "ship_status") == multiset(expected, "id", "ship_status")
+
+
+def test_what_is_said_of_a_first_purgatory_must_be_true(spark: SparkSession, tmp_path: Path) -> None:
+    landing = landed(tmp_path)
+    operations, events = landing.frames(spark)
+    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
+        paid = PAID.resolve(operations, events)
+        plain = operations.withColumn("resolved_at", F.col("created"))
+        with pytest.raises(
+            ConfigError, match=r"operations\.outcomes_of names .*'payments', and the stream does not come"
+        ):
+            SHIPPED.resolve(plain, events)
+        other = replace(SHIPPED, operations=replace(SHIPPED.operations, outcomes_of=replace(PAID, name="others")))
+        with pytest.raises(ConfigError, match=r"operations: the stream holds outcomes of the purgatory 'payments'"):
+            other.resolve(paid, events)
+        with pytest.raises(ConfigError, match=r"column 'resolved_at' already has a watermark.* first purgatory holds"):
+            SHIPPED.resolve(every(paid.withWatermark("resolved_at", "1 hour")), events)
+        both = replace(
+            SHIPPED, completions=Completions(key="key", time="resolved_at", outcomes_of=PAID, watermark="0 seconds")
+        )
+        with pytest.raises(ConfigError, match=r"no input would have a watermark of its own"):
+            both.resolve(paid, paid)
+    with pytest.raises(ConfigError, match=r"completions\.outcomes_of='payments' must be the Purgatory"):
+        replace(PAID, completions=Completions(key="key", time="time", outcomes_of="payments", watermark="0 seconds"))  # type: ignore[arg-type]
+
+
+def test_what_a_query_is_stands_in_its_plan_however_the_stream_is_wrapped(spark: SparkSession, tmp_path: Path) -> None:
+    landing = landed(tmp_path)
+    stream = purgatory().resolve(*landing.frames(spark))
+    landing.run(spark, purgatory())
+    known = query_of(stream)
+    assert known is not None and known.shards == 3
+    later = purgatory(emit="final").resolve(*landing.frames(spark))
+    wrapped = {**STATELESS, "every": every, "dropDuplicates": lambda frame: frame.dropDuplicates(["id"])}
+    for name, wrap in wrapped.items():
+        assert query_of(wrap(stream)) == known, name
+        with pytest.raises(StateMismatchError, match=r"^emit: .*set it back to 'early'; or start a new checkpoint"):
+            check_checkpoint(spark, str(landing.checkpoint), wrap(later))
+    assert query_of(landing.frames(spark)[0]) is None
+    assert all(not field.metadata for field in stream.schema.fields), "no trace in a schema, nor in a table"
