@@ -26,7 +26,7 @@ from tests.support.engine_driver import multiset
 from tests.support.law_streams import COLUMNS, law_stream
 from tests.support.streams import Landing
 
-SEED, WORLDS, BATCHES = 7, 12, 16
+SEED, WORLDS, BATCHES = 7, 12, 24
 PATIENCE_SECONDS = 240
 
 
