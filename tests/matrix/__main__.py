@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -242,37 +243,40 @@ def with_tables(page: str, found: dict[str, Any]) -> str:
 
 
 def tables_of(found: dict[str, Any]) -> dict[str, str]:
-    """Both tables of docs/shipping.md, by mark."""
+    """Both tables of docs/shipping.md, by mark; what was not run yet says so."""
+    ran = {cell["name"]: cell for cell in found["cells"]}
     cells = [
         "| Spark | Delta | Java | Python | numpy, pandas, pyarrow, protobuf | tests passed | on |",
         "| --- | --- | --- | --- | --- | --- | --- |",
-        *map(cell_line, found["cells"]),
+        *(cell_line(cell, ran.get(cell.name, {"named": "not run yet", "date": ""})) for cell in CELLS),
     ]
     return {"cells": "\n".join(cells), "upgrades": "\n".join(upgrade_lines(found["upgrades"]))}
 
 
-def cell_line(cell: dict[str, Any]) -> str:
+def cell_line(cell: Cell, found: dict[str, Any]) -> str:
     """A row of the first table."""
-    if "numpy" not in cell:
-        return f"| {cell['spark']} | | {cell['java']} | | | not run: {cell['named']} | {cell['date']} |"
-    total = cell["passed"] + cell["failed"]
-    said = f"{cell['passed']} of {total}" + (f", not: {cell['named']}" if cell["failed"] else "")
-    packages = ", ".join(cell[name] for name in ("numpy", "pandas", "pyarrow", "protobuf"))
-    delta = cell["delta"] or "none yet"
-    return f"| {cell['spark']} | {delta} | {cell['java']} | {cell['python']} | {packages} | {said} | {cell['date']} |"
+    if "numpy" not in found:
+        return f"| {cell.spark} | | {cell.java} | {cell.python} | | {found['named']} | {found['date']} |"
+    total = found["passed"] + found["failed"]
+    said = f"{found['passed']} of {total}" + (f", not: {found['named']}" if found["failed"] else "")
+    packages = ", ".join(found[name] for name in ("numpy", "pandas", "pyarrow", "protobuf"))
+    versions = (found["spark"], found["delta"] or "none yet", found["java"], found["python"], packages)
+    return f"| {' | '.join(versions)} | {said} | {found['date']} |"
 
 
 def upgrade_lines(legs: list[dict[str, Any]]) -> Iterator[str]:
     """Rows of the second table: by pair of releases, what each host's checkpoints did, by sink."""
-    pairs = dict.fromkeys((leg["from"], leg["to"]) for leg in legs if leg["from"])
-    hosts = dict.fromkeys(leg["host"] for leg in legs)
+    results = {(leg["host"], leg["sink"], leg["from"], leg["to"]): leg["result"] for leg in legs}
+    ways = [(host, sink, pair) for host, sink, walk in WALKS for pair in pairwise(walk)]
+    hosts = dict.fromkeys(host for host, _, _ in WALKS)
     yield f"| Checkpoint of | goes on with | {' | '.join(f'`{host}`' for host in hosts)} |"
     yield f"| --- | --- |{' --- |' * len(hosts)}"
-    for before, after in pairs:
-        cells = []
-        for host in hosts:
-            mine = [leg for leg in legs if (leg["host"], leg["from"], leg["to"]) == (host, before, after)]
-            cells.append("; ".join(f"{leg['sink']}: {leg['result']}" for leg in mine))
+    for before, after in dict.fromkeys(pair for _, _, pair in ways):
+        sinks = {host: [sink for of, sink, pair in ways if (of, pair) == (host, (before, after))] for host in hosts}
+        cells = [
+            "; ".join(f"{sink}: {results.get((host, sink, before, after), 'not run yet')}" for sink in sinks[host])
+            for host in hosts
+        ]
         yield f"| {before} | {after} | {' | '.join(cells)} |"
 
 
