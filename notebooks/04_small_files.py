@@ -10,7 +10,6 @@
 
 # COMMAND ----------
 
-import json
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -136,12 +135,9 @@ assert accumulated["bytes"].max() < 1.3 * BATCH_SIZE
 
 
 def files_by_version(name: str) -> pd.Series:
-    """How many files the table had after each commit, from its log."""
-    actions = spark.read.text(f"{folder}/{name}/_delta_log/*.json").selectExpr("_metadata.file_name AS name", "value")
-    added = {row["name"]: 0 for row in actions.select("name").distinct().collect()}
-    for row in actions.collect():
-        added[row["name"]] += "add" in json.loads(row["value"])
-    return pd.Series(added).sort_index().cumsum()
+    """How many files the table had after each commit, from its history."""
+    history = spark.sql(f"DESCRIBE HISTORY '{folder}/{name}'").toPandas().set_index("version").sort_index()
+    return history["operationMetrics"].map(lambda metrics: int(metrics.get("numFiles", 0))).cumsum()
 
 
 figure, axes = plt.subplots(figsize=(9, 3.5), layout="constrained")

@@ -91,7 +91,7 @@ class ForeignWriterError(StorageError):
 
 
 class SkippedWriteError(StorageError):
-    """Delta took a write without an error and has no record of it."""
+    """Delta took a write without an error, and the table's history does not have it: its app id is another's, too."""
 
 
 class SchemaMismatchError(StorageError):

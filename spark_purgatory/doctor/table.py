@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 
@@ -14,15 +15,18 @@ from spark_purgatory.doctor.session import clock_finding, first_cause
 from spark_purgatory.errors import PurgatoryError
 from spark_purgatory.spark.sink.drain.delta_sink import DeltaSink
 from spark_purgatory.spark.sink.table.delta_session import KNOWN_FEATURES
-from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.storage.paths import literal
-from spark_purgatory.spark.storage.storage_access import described, sql_text
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget, TableFacts
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_reach
 
 TELLING = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "delta.enableExpiredLogCleanup")
 """Properties that cut a table's history. They do not end exactly-once: Delta keeps its record of transactions."""
-CLOCK_SLACK_MS = 15 * 60_000
-"""How far the clocks of the storage and of the driver may differ."""
+LOG_RETENTION = TELLING[0]
+MIN_HISTORY_HOURS = 24
+"""A query that is stopped for a night finds its last drain in the history when it starts again."""
+UNIT_HOURS = {"week": 168.0, "day": 24.0, "hour": 1.0, "minute": 1 / 60, "second": 1 / 3600}
+_LENGTH = re.compile(rf"(\d+) ({'|'.join(UNIT_HOURS)})s?", re.IGNORECASE)
+CATALOG_MANAGED = frozenset({"catalogManaged", "catalogOwned-preview", "coordinatedCommits-preview"})
+"""Features of a table whose last commits may be known to a catalog alone."""
 REPLACED = "write to a new table with a new checkpoint, which reads the sources again"
 
 
@@ -36,7 +40,10 @@ def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: st
         yield Finding("table", f"{name}: exactly-once would end" if "Forgets" in name else name, str(error))
         return
     except SPARK_FAULTS as error:
-        yield Finding("table", first_cause(error), "give the session what its storage or catalog needs")
+        remedy = "give the session what its storage or catalog needs"
+        if "PATH_BASED_ACCESS_TO_CATALOG_MANAGED" in str(error):
+            remedy = "give its name (--table): its catalog keeps its commits"
+        yield Finding("table", first_cause(error), remedy)
         return
     if facts is None:
         yield note("table", f"{target}: there is none yet, the first drain makes it")
@@ -47,36 +54,44 @@ def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: st
         features = ", ".join(facts.features) or "none"
         remedy = f"write a row with this session's Delta, or DROP FEATURE {', '.join(unknown)}" if unknown else ""
         yield Finding("table features", features, remedy)
-        yield from property_findings(spark, target)
-        yield from clock_findings(spark, facts.location)
+        yield from kind_findings(target, facts)
+        yield from property_findings(facts.properties)
+        yield from clock_findings(spark, target)
     if checkpoint is not None:
         yield delivery_finding(spark, target, checkpoint)
 
 
-def property_findings(spark: SparkSession, target: DeltaTarget) -> Iterator[Finding]:
+def kind_findings(target: DeltaTarget, facts: TableFacts) -> Iterator[Finding]:
+    """How the table is reached, and who keeps its commits."""
+    place = f"by name, in {facts.location}" if target.table else "by path"
+    if managed := sorted(CATALOG_MANAGED & set(facts.features)):
+        yield Finding("table kind", f"{place}; its catalog keeps its commits ({', '.join(managed)})")
+    else:
+        yield Finding("table kind", f"{place}; its commits are in its folder")
+    if facts.is_mapped:
+        yield note("table columns", "mapped: they have other names in the table's files, and may be renamed")
+
+
+def property_findings(properties: Mapping[str, str]) -> Iterator[Finding]:
     """That transactions are kept, and the properties that only cut the history."""
     yield Finding("table keeps transactions", "delta.setTransactionRetentionDuration is not set")
-    row = described(spark, target.table or sql_text(str(target.path)))
-    properties = (row["properties"] if row is not None else None) or {}
     for name in TELLING:
         if name in properties:
             yield note("table property", f"{name} = {properties[name]}: cuts the history, not the transactions")
+    kept = _LENGTH.search(properties.get(LOG_RETENTION, ""))
+    if kept is not None and int(kept[1]) * UNIT_HOURS[kept[2].lower()] < MIN_HISTORY_HOURS:
+        yield Finding(
+            "table history",
+            f"kept for {kept[0]}: a RESTORE that is no longer in it is not noticed",
+            f"ALTER TABLE ... SET TBLPROPERTIES ('{LOG_RETENTION}' = 'interval 7 days')",
+        )
 
 
-def clock_findings(spark: SparkSession, location: str) -> Iterator[Finding]:
-    """The clock of the table's storage: the newest commit's time as a file, beside what its writer wrote into it."""
-    reader = spark.read.option("pathGlobFilter", "*.json").schema("commitInfo struct<timestamp: bigint>")
-    log = reader.json(f"{literal(location.rstrip('/'))}/_delta_log")
-    columns = (F.unix_millis("_metadata.file_modification_time").alias("written_ms"), "commitInfo.timestamp")
-    newest = log.where("commitInfo.timestamp IS NOT NULL").select(*columns).orderBy(F.desc("written_ms")).first()
-    if newest is None:
-        return
-    ahead_ms = newest["written_ms"] - time.time() * 1000
-    yield clock_finding("last commit", max(0, ahead_ms), "the past")
-    skew_ms = abs(newest["written_ms"] - newest["timestamp"])
-    # Delta takes its time before the commit, and a commit may be long in coming.
-    if skew_ms > CLOCK_SLACK_MS:
-        yield clock_finding("clock of the table's storage", skew_ms, "that of the last writer")
+def clock_findings(spark: SparkSession, target: DeltaTarget) -> Iterator[Finding]:
+    """The clock of the table's last writer, or of its storage: when the newest version was made."""
+    newest = spark.sql(f"DESCRIBE HISTORY {target.place} LIMIT 1").select(F.unix_millis("timestamp")).first()
+    if newest is not None:
+        yield clock_finding("last commit", max(0, newest[0] - time.time() * 1000), "the past")
 
 
 def delivery_finding(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Finding:

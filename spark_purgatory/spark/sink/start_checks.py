@@ -29,7 +29,7 @@ from spark_purgatory.spark.checkpoint.start_check import check_if_outcomes
 from spark_purgatory.spark.sink.table.column_rules import unfit
 from spark_purgatory.spark.sink.table.delta_session import check_features, is_without_delta, what_lacks
 from spark_purgatory.spark.sink.table.delta_target import FORGETS, DeltaTarget, TableFacts
-from spark_purgatory.spark.sink.table.table_claim import claim, claim_path
+from spark_purgatory.spark.sink.table.table_claim import claim
 from spark_purgatory.spark.sink.table.table_columns import SPECIAL_FEATURES, SpecialColumns, special_columns
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
@@ -70,7 +70,7 @@ def _checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, ch
     else:
         special = SpecialColumns()
         if SPECIAL_FEATURES & set(facts.features):
-            special = special_columns(spark, facts.location, claim_path(checkpoint))
+            special = special_columns(spark, target.merge_place, target.read(spark).columns, schema.names)
         partition_by = _of_table(spark, options, schema, facts, special)
         _check_table(spark, target, schema, facts, special)
     return replace(options, partition_by=partition_by)
@@ -136,13 +136,13 @@ def _of_table(
     theirs = [name.lower() for name in facts.partition_by]
     ours = options.names_of("partition_by")
     for name in ours:
-        if name.lower() not in special.generated:
+        if name.lower() not in special.filled:
             _in_stream(spark, name, schema)
     if ours and [name.lower() for name in ours] != theirs:
         raise DeltaTarget(options).partitioned_otherwise(ours, facts)
     lower = {name.lower() for name in schema.names}
     lacking = [name for name in facts.partition_by if name.lower() not in lower]
-    strange = [name for name in lacking if name.lower() not in special.generated]
+    strange = [name for name in lacking if name.lower() not in special.filled]
     if strange:
         raise SchemaMismatchError(
             f"table {options.table or options.path} is partitioned by {', '.join(strange)}, which the stream lacks; it "

@@ -1,11 +1,10 @@
-"""Paths for readers of folders that may not be there, or are hidden, without a line in anyone's log.
+"""Paths for readers of folders that may not be there, without a line in anyone's log.
 
 Spark writes a stack trace for every missing path that someone reads, and Spark Connect a second one for the error
-itself. It warns where all paths of a read are hidden, as ``_delta_log`` is. So such a folder is read together with an
-*anchor*, a small file or folder that is there: of a read with two paths Spark looks neither for the output of a file
-sink nor for hidden names. What the anchor holds is left out by ``pathGlobFilter``, or by its path.
+itself. So such a folder is read together with an *anchor*, a small file or folder that is there: of a read with two
+paths Spark does not look for the output of a file sink. What the anchor holds is left out by its path.
 
-All that `beside`, `in_checkpoint` and `delta_log` take and give are patterns: `literal` makes one of a path.
+All that `beside` and `in_checkpoint` take and give are patterns: `literal` makes one of a path.
 """
 
 from __future__ import annotations
@@ -28,9 +27,3 @@ def beside(folder: str, anchor: str, *wanted: str) -> list[str]:
 def in_checkpoint(folder: str, *wanted: str) -> list[str]:
     """What there is of ``wanted`` in the checkpoint of a query that has begun, and Spark's file ``metadata``."""
     return beside(folder, "metadata", *wanted)
-
-
-def delta_log(location: str, anchor: str | None) -> list[str]:
-    """The log of a Delta table; without an anchor Spark warns that it is hidden."""
-    log = f"{location}/_delta_log"
-    return [log] if anchor is None else [anchor, log]

@@ -31,8 +31,6 @@ class Stager:
     def __init__(self, checkpoint: str) -> None:
         self.checkpoint = checkpoint
         self.place = StagingFolder(checkpoint)
-        self.anchor = f"{checkpoint.rstrip('/')}/metadata"
-        """For reads of the table's log (`paths`)."""
         self.ledger = Ledger()
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -42,6 +42,7 @@ class TableFacts:
     """Table features that a writer must support."""
     is_mapped: bool = False
     """Columns have other names in its files, and so may have any."""
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 class DeltaTarget:
@@ -62,6 +63,11 @@ class DeltaTarget:
     def place(self) -> str:
         """The table as Delta's statements have it."""
         return self.table or sql_text(str(self.path))
+
+    @property
+    def merge_place(self) -> str:
+        """The table as Spark's statements have it."""
+        return self.table or f"delta.`{str(self.path).replace('`', '``')}`"
 
     def history(self, spark: SparkSession, since: int | None = None) -> History:
         """What the table says of its last versions, and of all after version ``since``."""
@@ -96,6 +102,7 @@ class DeltaTarget:
             tuple(detail["partitionColumns"]),
             tuple(detail["tableFeatures"] or ()),
             properties.get(COLUMN_MAPPING, "none") != "none",
+            properties,
         )
         ours = [name.lower() for name in self.partition_by]
         # The table may have more: those that Delta computes.

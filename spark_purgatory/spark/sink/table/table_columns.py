@@ -1,59 +1,65 @@
-"""Properties of columns that are only in a Delta table's own log: generated, identity, default."""
+"""Columns of a Delta table that Delta fills itself: generated, identity, default. No column's description says so.
+
+Delta plans a MERGE that would insert nothing but the stream's columns, and runs nothing: its plan has a value for each
+column of the table, and ``null`` for those that nobody fills. It works by name and by path, whoever keeps the log.
+"""
 
 from __future__ import annotations
 
-import json
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
-from spark_purgatory.spark.storage.paths import delta_log, literal
+from spark_purgatory.spark.storage.spark_access import settings
 
 SPECIAL_FEATURES = frozenset({"allowColumnDefaults", "generatedColumns", "identityColumns"})
-"""Of a table that may have such columns; the log of others need not be read."""
-METADATA_SCHEMA = "metaData struct<schemaString: string>"
+"""Of a table that may have such columns; others need not be asked."""
+WHOLE_PLAN = {"spark.sql.debug.maxToStringFields": "1000000"}
+_CLOSED = re.compile(r"\[DELTA_IDENTITY_COLUMNS_EXPLICIT_INSERT_NOT_SUPPORTED\].*? column (.+?) is not supported")
 
 
 @dataclass(frozen=True)
 class SpecialColumns:
-    """Names in lower case of the columns that Delta fills itself where rows lack them, or in any case."""
+    """Names in lower case."""
 
-    generated: frozenset[str] = frozenset()
-    """``GENERATED ALWAYS AS (expression)``."""
-    identity: frozenset[str] = frozenset()
-    """``GENERATED ... AS IDENTITY``."""
+    filled: frozenset[str] = frozenset()
+    """Those that the stream lacks, and Delta fills."""
     closed: frozenset[str] = frozenset()
-    """Those of ``identity`` that take no values from rows: ``GENERATED ALWAYS AS IDENTITY``."""
-    default: frozenset[str] = frozenset()
-    """With a ``DEFAULT``."""
-
-    @property
-    def filled(self) -> frozenset[str]:
-        """All that rows may lack."""
-        return self.generated | self.identity | self.default
+    """Those that the stream has, and that take no values from rows: ``GENERATED ALWAYS AS IDENTITY``."""
 
 
-def special_columns(spark: SparkSession, location: str, anchor: str) -> SpecialColumns:
-    """The special columns of the table as it is now; ``anchor`` as in `paths`."""
-    paths = delta_log(literal(location), literal(anchor))
-    reader = spark.read.schema(METADATA_SCHEMA)
-    commits = reader.option("pathGlobFilter", "*.json").json(paths)
-    checkpoints = reader.option("pathGlobFilter", "*.checkpoint*.parquet").parquet(*paths)
-    wanted = [F.col("metaData.schemaString").alias("text"), F.col("_metadata.file_name").alias("file")]
-    found = commits.select(*wanted).unionAll(checkpoints.select(*wanted)).where("text is not null")
-    # Names of files begin with the table's version, in 20 digits.
-    row = found.agg(F.max_by("text", "file").alias("text")).first()
-    return SpecialColumns() if row is None or row["text"] is None else parsed(row["text"])
+def special_columns(spark: SparkSession, place: str, there: Sequence[str], given: Iterable[str]) -> SpecialColumns:
+    """The special columns of a table with the columns ``there``, for a stream with the columns ``given``.
+
+    ``place``: the table as SQL has it in a MERGE. What Delta does not say is left to the first drain: it counts as
+    filled.
+    """
+    ours = {name.lower() for name in given}
+    closed: set[str] = set()
+    while True:
+        taken = [name for name in there if name.lower() in ours - closed]
+        plan = _plan(spark, place, taken) if taken else ""
+        refused = _CLOSED.search(plan)
+        if refused is None or refused[1].lower() not in ours - closed:
+            break
+        closed.add(refused[1].lower())
+    lacking = {name.lower(): re.escape(_quoted(name)) for name in there if name.lower() not in ours}
+    filled = {name for name, quoted in lacking.items() if not re.search(quoted + r" = null[,\]]", plan)}
+    return SpecialColumns(frozenset(filled), frozenset(closed))
 
 
-def parsed(schema: str) -> SpecialColumns:
-    """The special columns of a schema as the log has it."""
-    notes = {field["name"].lower(): field.get("metadata", {}) for field in json.loads(schema)["fields"]}
-    identity = {name for name, note in notes.items() if "delta.identity.start" in note}
-    return SpecialColumns(
-        generated=frozenset(name for name, note in notes.items() if "delta.generationExpression" in note),
-        identity=frozenset(identity),
-        closed=frozenset(name for name in identity if not notes[name].get("delta.identity.allowExplicitInsert")),
-        default=frozenset(name for name, note in notes.items() if "CURRENT_DEFAULT" in note),
-    )
+def _plan(spark: SparkSession, place: str, columns: Sequence[str]) -> str:
+    names = [_quoted(name) for name in columns]
+    values = ", ".join(f"new.{name}" for name in names)
+    with settings(spark, WHOLE_PLAN):
+        explained = spark.sql(
+            f"EXPLAIN EXTENDED MERGE INTO {place} AS old USING (SELECT * FROM {place} WHERE false) AS new ON false "
+            f"WHEN NOT MATCHED THEN INSERT ({', '.join(names)}) VALUES ({values})"
+        ).first()
+    return "" if explained is None else str(explained[0])
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

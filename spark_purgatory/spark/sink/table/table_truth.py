@@ -94,6 +94,8 @@ class TableTruth:
         facts = self.target.facts(spark)
         if facts is None:
             raise self._lost(intent.number, "it is gone after a commit to it")
+        if intent.table_id not in (None, facts.id):
+            raise self._lost(intent.number, "it was replaced while a drain was written")
         history = self.target.history(spark, intent.base_version)
         commit = self.found(history, intent)
         if commit is None:

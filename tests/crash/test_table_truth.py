@@ -1,0 +1,102 @@
+"""Whether a drain was committed, told by the table alone: its history whole, cut by log clean-up, or kept by a catalog.
+
+A run ends where a failpoint is reached, and the next one takes up what it left. `test_crash` kills processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_purgatory import RecordAccumulator
+from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain.failpoints import FAILPOINTS
+from tests.support.sink_streams import Stream, every
+
+pytestmark = pytest.mark.spark
+
+AGED = "'delta.logRetentionDuration' = 'interval 1 day', 'delta.deletedFileRetentionDuration' = 'interval 1 day'"
+OF_OTHERS = Counter((-1, -2))
+
+
+class PowerCutError(RuntimeError):
+    """Ends a query's run."""
+
+
+def cut_at(stream: Stream, failpoint: str) -> None:
+    """Run the stream, one file more, until the failpoint is reached; then the run ends."""
+
+    def hook(reached: str) -> None:
+        if reached == failpoint:
+            failpoints.hook = None
+            raise PowerCutError(failpoint)
+
+    failpoints.hook = hook
+    try:
+        with pytest.raises(Exception, match=f"PowerCutError: {failpoint}|^{failpoint}"):
+            stream.add(1).run(stream.rows())
+    finally:
+        failpoints.hook = None
+
+
+def cut_in_turn(stream: Stream, points: Sequence[str]) -> None:
+    """Each run takes up what the one before left; in the end every row is there once."""
+    for point in points:
+        cut_at(stream, point)
+    assert stream.run(stream.rows()).numbers() == every(stream.files)
+
+
+def forget_history(stream: Stream) -> None:
+    """Have Delta clean the log up: all that is older than its retention, and before a checkpoint that is not."""
+    table = stream.folder / "table"
+    stream.spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ({AGED}, 'delta.checkpointInterval' = '1')")
+    days_ago = time.time() - 5 * 86_400
+    for file in (table / "_delta_log").iterdir():
+        os.utime(file, (days_ago, days_ago))
+    versions = []
+    for n in OF_OTHERS:
+        stream.spark.sql(f"INSERT INTO delta.`{table}` VALUES ({n}, 0)")
+        versions = [row["version"] for row in stream.spark.sql(f"DESCRIBE HISTORY '{table}'").collect()]
+    assert 1 not in versions, f"Delta has cleaned nothing up: {versions}"
+
+
+@pytest.mark.parametrize(
+    ("failpoint", "is_there"),
+    [("after drain commit", True), pytest.param("before drain commit", False, marks=pytest.mark.long)],
+)
+def test_a_drain_of_which_the_history_says_nothing_any_more_is_repeated_and_delta_skips_it_if_it_was_done(
+    stream: Stream, caplog: pytest.LogCaptureFixture, failpoint: str, is_there: bool
+) -> None:
+    stream.add(1).run(stream.rows())
+    cut_at(stream, failpoint)
+    forget_history(stream)
+    with caplog.at_level(logging.WARNING, logger="spark_purgatory"):
+        assert stream.run(stream.rows()).numbers() == every(2) + OF_OTHERS
+    assert "so whether drain 1 was committed is unknown" in caplog.text
+    assert ("Delta skipped it" in caplog.text) is is_there
+    assert stream.add(1).run(stream.rows()).numbers() == every(3) + OF_OTHERS
+
+
+def by_name(spark: SparkSession, folder: Path, name: str) -> Stream:
+    spark.sql(f"DROP TABLE IF EXISTS {name}")
+    return Stream(spark, folder, RecordAccumulator(table=name, partition_by=["part"]))
+
+
+def test_a_table_by_name_through_the_ends_of_runs_around_a_commit(spark: SparkSession, tmp_path: Path) -> None:
+    stream = by_name(spark, tmp_path, "cut_few")
+    cut_in_turn(stream, ("after intent", "after drain commit"))
+    spark.sql("DROP TABLE cut_few")
+
+
+@pytest.mark.slow
+def test_a_table_by_name_through_the_ends_of_runs_at_every_failpoint(spark: SparkSession, tmp_path: Path) -> None:
+    stream = by_name(spark, tmp_path, "cut_often")
+    cut_in_turn(stream, FAILPOINTS)
+    spark.sql("DROP TABLE cut_often")
