@@ -7,19 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
 
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from spark_purgatory.core.spec.codes import Status
-from spark_purgatory.core.state.blob import read_blob
+from spark_purgatory.core.state.engine_snapshot import inspect
 from spark_purgatory.spark.checkpoint.shard_states import StatePathError, shard_states, states_in
 from spark_purgatory.spark.storage.commits import NoCheckpointError
 
-WAITING = 0
-"""In a shard's state: the operation is neither decided nor dropped."""
 TALLY_DDL = "received bigint, decided bigint, pending bigint"
 
 
@@ -55,10 +50,6 @@ def _tallies(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _tally_of(blob: bytes) -> Tally:
-    facts, arrays, _ = read_blob(blob, None)
-    tally = cast("dict[str, Any]", facts["tally"])
-    return Tally(
-        received=tally["received"],
-        decided=sum(tally["by_status"][: Status.ORPHAN]),
-        pending=int(np.count_nonzero(arrays["rows.state"] == WAITING)),
-    )
+    engine, _ = inspect(blob)
+    counts = engine.outcomes.tally
+    return Tally(counts.received, counts.decided(), engine.pending)

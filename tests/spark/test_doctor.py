@@ -211,7 +211,7 @@ def test_a_clock_that_is_wrong_shows_in_the_times_of_files(spark: SparkSession, 
 
 
 def test_a_state_with_a_changed_bit_says_so_and_a_large_one_is_noted() -> None:
-    blob = bytearray(GOLDEN[2].read_bytes())
+    blob = bytearray(GOLDEN.read_bytes())
     assert _about_state(ShardState(bytes(blob)))["version"] == 2
     blob[HEADER_BYTES + 9] ^= 4
     assert "does not match its checksum" in _about_state(ShardState(bytes(blob)))["error"]

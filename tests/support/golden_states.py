@@ -1,4 +1,4 @@
-"""Golden states of each format version."""
+"""Golden states: files that keep their bytes while the format has its version."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from pathlib import Path
 
 from spark_purgatory.core.state.blob import VERSION
 
-GOLDEN = {
-    version: Path(__file__).resolve().parents[1] / "data" / f"state_v{version}.bin" for version in range(1, VERSION + 1)
-}
-
-
+GOLDEN = Path(__file__).resolve().parents[1] / "data" / f"state_v{VERSION}.bin"
+GOLDEN_COLUMNS = GOLDEN.with_stem(f"{GOLDEN.stem}_columns")
 GOLDEN_SHARDS = 3

@@ -15,7 +15,7 @@ import pytest
 from spark_purgatory.core.engine import evaluation, resolver
 from spark_purgatory.core.engine.evaluation import evaluate
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
-from spark_purgatory.core.events import cross_key_redelivery as echoes
+from spark_purgatory.core.events import cross_key_redelivery
 from spark_purgatory.core.events.control_log import pair_of, split_pairs
 from spark_purgatory.core.events.redelivery import Redeliveries, first_in_ranges
 from spark_purgatory.core.spec import criteria
@@ -221,7 +221,7 @@ def named_events(words: str) -> list[Row]:
 
 TABLE = "x:a:12 y:a:13 x:a:15 x:b:14 z:b:16"
 COUNT, SUM = criteria.count(3), criteria.sum_at_least(3)
-HEARD = [
+DELIVERED = [
     (COUNT, "ab", TABLE, ("COMPLETED", 16, 3, None)),
     (SUM, "ab", TABLE, ("COMPLETED", 16, 3, None)),
     (COUNT, "a", TABLE, ("EXPIRED", 20, 2, None)),
@@ -234,7 +234,7 @@ HEARD = [
 ]
 
 
-@pytest.mark.parametrize(("criterion", "keys", "words", "expected"), HEARD)
+@pytest.mark.parametrize(("criterion", "keys", "words", "expected"), DELIVERED)
 def test_an_event_counts_once_whichever_keys_it_comes_on_and_whomever_it_names(
     criterion: Criterion, keys: str, words: str, expected: tuple[Any, ...]
 ) -> None:
@@ -246,7 +246,7 @@ def test_an_event_counts_once_whichever_keys_it_comes_on_and_whomever_it_names(
     assert (outcome["status"], outcome["matched"]) == (expected[0], expected[2])
 
 
-@pytest.mark.parametrize(("criterion", "keys", "words", "expected"), HEARD)
+@pytest.mark.parametrize(("criterion", "keys", "words", "expected"), DELIVERED)
 def test_operations_with_many_deliveries_to_compare_are_resolved_in_parts_with_the_same_outcomes(
     criterion: Criterion, keys: str, words: str, expected: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,7 +277,7 @@ def test_an_event_delivered_often_on_several_keys_costs_one_delivery_for_each_ke
         laid_out.append(len(found[0]))
         return found
 
-    monkeypatch.setattr(echoes, "first_in_ranges", counted)
+    monkeypatch.setattr(cross_key_redelivery, "first_in_ranges", counted)
     spec = replace(ANY, criterion=criteria.count(3), operation_ids=False)
     events = [ev("abcd"[i % 4], 15_000 + i % 97, event_id="xy"[i // 4 % 2]) for i in range(20_000)]
     rows = [op(f"o{i}", "abcd") for i in range(5_000)]

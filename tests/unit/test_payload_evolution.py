@@ -1,4 +1,7 @@
-"""A checkpoint under a query with other columns: what becomes of what waits, and what is refused."""
+"""A checkpoint under a query with other columns: what becomes of what waits, and what is refused.
+
+`python -m tests.unit.test_payload_evolution` writes the golden state anew.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import date, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +23,7 @@ from spark_purgatory.core.state.payload_evolution import Payload, merged
 from spark_purgatory.core.state.payload_schema import conform, widens
 from spark_purgatory.errors import StateMismatchError
 from tests.conformance.kafka_purgatory import validate
-from tests.support.golden_states import GOLDEN, GOLDEN_SHARDS
+from tests.support.golden_states import GOLDEN, GOLDEN_COLUMNS, GOLDEN_SHARDS
 from tests.support.payload_states import arrivals, expired, saved, spec_of
 
 STRING, LONG = pa.string(), pa.int64()
@@ -352,7 +354,6 @@ def test_a_column_that_plays_a_role_cannot_be_dropped() -> None:
 
 # --- golden states --------------------------------------------------------------------------------
 
-COLUMNS_STATE = Path(__file__).resolve().parents[1] / "data" / "state_v2_columns.bin"
 COLUMNS_TYPES: list[tuple[str, pa.DataType]] = [
     *KEYED,
     ("tiny", pa.int8()),
@@ -409,7 +410,7 @@ def columns_spec(types: list[tuple[str, pa.DataType]]) -> EngineSpec:
 
 
 def test_a_golden_state_with_names_is_evolved() -> None:
-    stored = COLUMNS_STATE.read_bytes()
+    stored = GOLDEN_COLUMNS.read_bytes()
     then, now = columns_spec(COLUMNS_TYPES), columns_spec(EVOLVED)
     assert expired(restore(then, stored, 1)) == COLUMNS_ROWS
     engine = restore(now, stored, 1)
@@ -422,15 +423,14 @@ def test_a_golden_state_with_names_is_evolved() -> None:
 
 
 def test_payload_of_an_untouched_state_is_as_it_was_written() -> None:
-    _, _, tables = read_blob(COLUMNS_STATE.read_bytes(), 1)
+    _, _, tables = read_blob(GOLDEN_COLUMNS.read_bytes(), 1)
     [batch] = tables[PAYLOAD]
     assert batch.schema.types == [kind for _, kind in COLUMNS_TYPES]
 
 
-@pytest.mark.parametrize("version", GOLDEN)
-def test_golden_states_of_each_version_get_names_and_then_evolve(version: int) -> None:
+def test_a_golden_state_without_names_gets_names_and_then_evolves() -> None:
     base = EngineSpec(criteria.sum_at_least(1), final=True, lookback_us=2_000)
-    stored = GOLDEN[version].read_bytes()
+    stored = GOLDEN.read_bytes()
     _, _, tables = read_blob(stored, GOLDEN_SHARDS)
     held = tables[PAYLOAD][0].schema
     first = pa.schema([field.with_name(f"c{i}") for i, field in enumerate(held)])
@@ -590,10 +590,10 @@ def test_a_slice_conforms_as_the_whole_does() -> None:
 
 
 def columns_state() -> bytes:
-    """What `COLUMNS_STATE` is: written by the release before columns could change."""
+    """What `GOLDEN_COLUMNS` is."""
     return saved(columns_spec(COLUMNS_TYPES), COLUMNS_ROWS)
 
 
 if __name__ == "__main__":
-    COLUMNS_STATE.write_bytes(columns_state())
-    print(f"{COLUMNS_STATE}: version {VERSION}, {COLUMNS_STATE.stat().st_size} bytes")
+    GOLDEN_COLUMNS.write_bytes(columns_state())
+    print(f"{GOLDEN_COLUMNS}: version {VERSION}, {GOLDEN_COLUMNS.stat().st_size} bytes")

@@ -6,16 +6,11 @@ import random
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from spark_purgatory.core.arrays.value_column import hash_keys
-from spark_purgatory.core.spec import criteria
-from spark_purgatory.core.spec.arrivals import read_events, read_operations
-from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.payload_evolution import Comparison, Payload
 from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform, matched, plain, sent, type_text
@@ -364,113 +359,3 @@ def test_a_state_without_names_has_them_from_then_on() -> None:
     engine = restore(spec_of(towns, ("id", "id")), nameless, 1)
     with pytest.raises(StateMismatchError, match="'stadt' is in the checkpoint and not in the query, and 'city'"):
         restore(spec_of(NAMED, ("id", "id")), save(engine, 1), 1)
-
-
-# --- a state of an earlier release, under another zone and with large types -----------------------
-
-OLD_STATE = Path(__file__).resolve().parents[1] / "data" / "state_v2_zone_and_large_types.bin"
-OLD_SHARDS = 3
-OLD_SPEC = EngineSpec(
-    criteria.count(2),
-    identity_width=2,
-    operation_ids=True,
-    event_ids=True,
-    roles=(("id", 0), ("keys", 1), ("created_us", 2)),
-)
-OLD_NAMES = ["id", "key", "created", "amount", "nested", "map", "number"]
-OLD_TYPES: list[pa.DataType] = [
-    pa.large_string(),
-    pa.large_string(),
-    KOLKATA,
-    pa.decimal128(10, 2),
-    pa.struct([pa.field("at", KOLKATA, nullable=False), pa.field("notes", pa.list_(pa.large_string()))]),
-    pa.map_(pa.large_string(), KOLKATA),
-    pa.int32(),
-]
-OLD_ROWS = [
-    {
-        "id": f"o{i}",
-        "key": f"k{i % 3}",
-        "created": NOON + timedelta(seconds=i),
-        "amount": Decimal(i) if i else None,
-        "nested": {"at": NOON, "notes": ["ä", None][: i % 3]} if i != 2 else None,
-        "map": [("a", NOON), ("b", None)][: i % 3],
-        "number": i,
-    }
-    for i in range(7)
-]
-
-
-def old_operations() -> pa.Table:
-    """Operations as an earlier release's exchange delivered them: `OLD_STATE` was written by it, from these."""
-    columns = [pa.array([row[name] for row in OLD_ROWS], kind) for name, kind in zip(OLD_NAMES, OLD_TYPES, strict=True)]
-    n = len(OLD_ROWS)
-    engine = {
-        "id_hash": hash_keys(columns[0]),
-        "key_hashes": hash_keys(columns[1]),
-        "deadline_us": columns[2].cast(pa.timestamp("us")).cast(pa.int64()).to_numpy() + 1_800_000_000,
-        "ahead": [False] * n,
-    }
-    table = pa.table({name: pa.array(values) for name, values in engine.items()})
-    for i, column in enumerate(columns):
-        table = table.append_column(pa.field(f"p{i}", column.type, nullable=OLD_NAMES[i] != "number"), column)
-    return table
-
-
-def old_events() -> pa.Table:
-    """Events likewise: one on each key, one cancel for one operation that comes too early to find it."""
-    keys = pa.array(["k0", "k1", "k2", "k1"], pa.large_string())
-    ids = pa.array([None, None, None, "none such"], pa.large_string())
-    noon_us = int(NOON.timestamp()) * 1_000_000
-    return pa.table(
-        {
-            "key": keys,
-            "key_hash": pa.array(hash_keys(keys)),
-            "time_us": pa.array([noon_us + 10_000_000] * 4),
-            "kind": pa.array([None, None, None, "cancel"], pa.large_string()),
-            "operation_id": ids,
-            "operation_hash": pa.array(hash_keys(ids.fill_null("null"))),
-            "event_id": pa.array(["e0", "e1", "e2", "e3"], pa.large_string()),
-            "ahead": pa.array([False] * 4),
-        }
-    )
-
-
-def today(table: pa.Table, columns: pa.Schema | None = None) -> pa.Table:
-    """The rows as today's exchange delivers them."""
-    fields = {field.name: field for field in (sent(columns) if columns is not None else [])}
-    kinds = [fields.get(name) or pa.field(name, plain(table.schema.field(name).type)) for name in table.column_names]
-    arrays = [conform(table[field.name].combine_chunks(), field.type) for field in kinds]
-    return pa.table(arrays, schema=pa.schema(kinds))
-
-
-@pytest.mark.parametrize("as_it_was", [True, False], ids=["as it was", "saved by today's and permuted"])
-def test_a_state_of_an_earlier_release_with_a_zone_and_large_types_is_read(as_it_was: bool) -> None:
-    columns = pa.schema(
-        [
-            pa.field(name, plain(kind), nullable=name != "number")
-            for name, kind in zip(OLD_NAMES, OLD_TYPES, strict=True)
-        ]
-    )
-    spec = replace(OLD_SPEC, columns=columns)
-    engine = restore(spec, OLD_STATE.read_bytes(), OLD_SHARDS)
-    if not as_it_was:
-        blob = save(engine, OLD_SHARDS)
-        columns = pa.schema([columns.field(at) for at in (6, 5, 4, 3, 2, 1, 0)])
-        spec = replace(OLD_SPEC, columns=columns, roles=(("id", 6), ("keys", 5), ("created_us", 4)))
-        engine = restore(spec, blob, OLD_SHARDS)
-    validate(engine.purgatory)
-    table = today(old_operations())
-    payload = {name: table[f"p{i}"] for i, name in enumerate(OLD_NAMES)}
-    table = table.drop_columns([f"p{i}" for i in range(len(OLD_NAMES))])
-    for field, name in zip(sent(columns), columns.names, strict=True):
-        table = table.append_column(field, payload[name].cast(field.type))
-    # The same ids again, and other deliveries of the same events: state and rows meet in every index.
-    outcomes = engine.step(read_operations(table, spec), read_events(today(old_events()), spec.criterion), 0)
-    assert [batch["status"].to_pylist() for batch in outcomes] == [["DUPLICATE"] * 7]
-    second = old_events().set_column(6, "event_id", pa.array([f"f{i}" for i in range(4)], pa.large_string()))
-    outcomes = engine.step(None, read_events(today(second), spec.criterion), 0)
-    assert {status for batch in outcomes for status in batch["status"].to_pylist()} == {"COMPLETED"}
-    names = columns.names
-    rows = [row for batch in outcomes for row in batch.select(range(len(names))).rename_columns(names).to_pylist()]
-    assert sorted(rows, key=lambda row: row["id"]) == [{name: row[name] for name in names} for row in OLD_ROWS]

@@ -88,11 +88,11 @@ class Deduplication:
             undecided = known | self._repeated(identity, operations.id_hash)
             undecided &= operations.created_us > watermark_us
             if known.any():
-                now_undecided = self._defer_waiting(operations.take(np.flatnonzero(known)), watermark_us)
+                now_undecided = self._waiting_undecided(operations.take(np.flatnonzero(known)), watermark_us)
         plain = np.flatnonzero(~undecided)
         if len(plain) < len(operations):
             new = np.flatnonzero(undecided)
-            self._defer(self._purgatory.next_row + new, operations.id_hash[new])
+            self._make_undecided(self._purgatory.next_row + new, operations.id_hash[new])
             identity = [column.take(pa.array(plain)) for column in identity]
         slots = np.full(len(operations), -1)
         slots[plain] = self.ids.add(identity, operations.id_hash[plain], operations.deadline_us[plain])
@@ -132,7 +132,7 @@ class Deduplication:
             self._rows.columns["id_slot"] = GrowableArray(np.where(slots >= 0, new_slot[slots], -1).astype(np.int64))
 
     def find_slots(self) -> None:
-        """Find the ids of waiting rows in a state that was written without slots, where its rows have their ids."""
+        """Find the ids of waiting rows, where rows have them: the query had no control events before."""
         slots = np.full(self._purgatory.next_row, -1)
         rows = np.setdiff1d(self._purgatory.waiting(), self.undecided)
         if self._rows.ids.chunks:
@@ -167,12 +167,12 @@ class Deduplication:
         watchers = self._purgatory.watchers
         return self.identity(self._rows.ids.take(rows), watchers.keys.take(watchers.first_entries(rows)))
 
-    def _defer(self, rows: Int64s, hashes: Int64s) -> None:
+    def _make_undecided(self, rows: Int64s, hashes: Int64s) -> None:
         self.undecided = np.concatenate((self.undecided, rows))
         self.undecided_hash = np.concatenate((self.undecided_hash, hashes))
 
     def _repeated(self, identity: list[pa.Array], hashes: Int64s) -> Bools:
-        """Which of a batch share their identity with another of it, or with a undecided row; (n,) bool."""
+        """Which of a batch share their identity with another of it, or with an undecided row; (n,) bool."""
         all_hashes = np.concatenate((hashes, self.undecided_hash))
         if not has_repeats(all_hashes[hash_order(all_hashes)]):
             return np.zeros(len(hashes), bool)
@@ -182,7 +182,7 @@ class Deduplication:
         codes = identity_codes(identity)
         return (np.bincount(codes)[codes] > 1)[: len(hashes)]
 
-    def _defer_waiting(self, known: OperationArrivals, watermark_us: int) -> Int64s:
+    def _waiting_undecided(self, known: OperationArrivals, watermark_us: int) -> Int64s:
         """Make the waiting rows undecided that have the identity of operations that just arrived; returns them."""
         named = [as_bools(pc.is_in(chunk, value_set=known.ids)) for chunk in self._rows.ids.chunks]
         open_rows = (self._purgatory.state.values == WAITING) & (self._rows.created_us > watermark_us)
@@ -202,5 +202,5 @@ class Deduplication:
             self._rows.columns["id_slot"].writable[rows] = -1
         else:
             self.ids.remove(self._identity_of(rows), hashes, self._rows.deadline_us[rows])
-        self._defer(rows, hashes)
+        self._make_undecided(rows, hashes)
         return rows

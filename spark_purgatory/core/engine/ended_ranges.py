@@ -23,14 +23,13 @@ from spark_purgatory.core.arrays.value_column import ValueColumn
 from spark_purgatory.core.events.control_log import Targets, pair_of
 from spark_purgatory.core.events.event_log import FORGET_FLOOR, EventLog, EventSegment
 
-BY_KEY, BY_OPERATION = "by_key", "by_operation"
-
 
 class EndedRanges:
     """Ranges by key and, where events may name an operation, by operation and key."""
 
     def __init__(self) -> None:
-        self.logs: dict[str, EventLog] = {}
+        self.logs: dict[bool, EventLog] = {}
+        """By whether their keys are those of `pair_of`."""
 
     def add(self, targets: Targets, from_us: Int64s, until_us: Int64s, watermark_us: int) -> None:
         """Operations end: the ranges of their watch entries, (m,) each, but for those that the watermark has passed."""
@@ -39,22 +38,22 @@ class EndedRanges:
             return
         keys = targets.keys.take(targets.entries[ahead])
         times = from_us[ahead], until_us[ahead]
-        self._append(BY_KEY, EventSegment.build(keys, targets.hashes[ahead], *times))
+        self._append(False, EventSegment.build(keys, targets.hashes[ahead], *times))
         if targets.ids is not None:
             owner = targets.owner[ahead]
             ids = targets.ids.take(owner)
-            self._append(BY_OPERATION, EventSegment.build(pair_of(ids, keys), targets.id_hash[owner], *times))
+            self._append(True, EventSegment.build(pair_of(ids, keys), targets.id_hash[owner], *times))
             if targets.whole:
                 alone = pair_of(ids, pa.nulls(len(ids), pa.string()))
-                self._append(BY_OPERATION, EventSegment.build(alone, targets.id_hash[owner], *times))
+                self._append(True, EventSegment.build(alone, targets.id_hash[owner], *times))
 
-    def _append(self, name: str, segment: EventSegment) -> None:
-        self.logs.setdefault(name, EventLog()).append(segment)
+    def _append(self, is_named: bool, segment: EventSegment) -> None:
+        self.logs.setdefault(is_named, EventLog()).append(segment)
 
-    def contain(self, segment: EventSegment, named: bool) -> Bools:
-        """Which events lie in a range, (E,) bool; ``named``: their keys are those of `pair_of`."""
+    def contain(self, segment: EventSegment, is_named: bool) -> Bools:
+        """Which events lie in a range, (E,) bool; ``is_named``: their keys are those of `pair_of`."""
         inside = np.zeros(len(segment), bool)
-        log = self.logs.get(BY_OPERATION if named else BY_KEY)
+        log = self.logs.get(is_named)
         if log is not None:
             always = np.full(len(segment), MIN_TIME_US)
             keys = ValueColumn([segment.group_keys])
@@ -74,7 +73,7 @@ class EndedRanges:
                 [segment] = log.merged()
                 few = united(segment.where(_ends(segment) > watermark_us))
                 log.segments, log.kept = [few] if len(few) else [], len(few)
-        self.logs = {name: log for name, log in self.logs.items() if len(log)}
+        self.logs = {is_named: log for is_named, log in self.logs.items() if len(log)}
 
 
 def united(ranges: EventSegment) -> EventSegment:

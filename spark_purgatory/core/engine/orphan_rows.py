@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MIN_TIME_US
 from spark_purgatory.core.engine.outcomes import EVENT_FIELDS, MissingKeys, OutcomeBatch, without_prefix
-from spark_purgatory.core.events.control_log import split_pairs
+from spark_purgatory.core.events.control_log import LogKey, split_pairs
 from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.spec.arrivals import EventArrivals
 from spark_purgatory.core.spec.codes import KINDS, EventMark, EventRejection, Status
@@ -35,14 +35,12 @@ NOT_PENDING = "not_pending"
 """The code of every reason where the events have no marks."""
 
 
-def rows_of(name: str, segment: EventSegment, spec: EngineSpec) -> OutcomeBatch:
+def rows_of(key: LogKey, segment: EventSegment, spec: EngineSpec) -> OutcomeBatch:
     """The rows of the events of one log."""
-    kind = name.removeprefix("named.")
-    assert kind in KINDS, f"bug: a log called {name}"
-    ids, keys = split_pairs(segment.group_keys) if kind != name else (None, segment.group_keys)
+    ids, keys = split_pairs(segment.group_keys) if key.is_named else (None, segment.group_keys)
     of_event = pa.array(segment.group)
     # Keys and ids are written once for each key.
-    of_key = _event(pa.repeat(kind, len(keys)), keys, ids, spec)
+    of_key = _event(pa.repeat(KINDS[key.kind], len(keys)), keys, ids, spec)
     event, texts = of_key.take(of_event), _texts(of_key).take(of_event)
     if spec.orphans != "all":
         reasons = pc.binary_join_element_wise(texts, "found no operation pending", " ")

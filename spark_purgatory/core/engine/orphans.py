@@ -30,10 +30,10 @@ from spark_purgatory.core.engine.ended_ranges import EndedRanges
 from spark_purgatory.core.engine.orphan_rows import rows_of, rows_of_rejected
 from spark_purgatory.core.engine.outcomes import OutcomeBatch
 from spark_purgatory.core.engine.resolver import Resolutions, Resolver
-from spark_purgatory.core.events.control_log import ControlLog, Targets, split_pairs
+from spark_purgatory.core.events.control_log import ControlLog, LogKey, Targets, split_pairs
 from spark_purgatory.core.events.event_log import EventLog, EventSegment, Spans
 from spark_purgatory.core.spec.arrivals import EventArrivals
-from spark_purgatory.core.spec.codes import KINDS, EventKind, EventMark, Rule
+from spark_purgatory.core.spec.codes import EventKind, EventMark, Rule
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 
@@ -84,9 +84,9 @@ class OrphanEvents:
 
     # --- events come -----------------------------------------------------------------------------------
 
-    def add(self, name: str, segment: EventSegment, watermark_us: int) -> None:
-        """Keep events that arrived, of the log of a name; a query without orphans keeps none."""
-        completes = name.endswith(KINDS[EventKind.COMPLETE])
+    def add(self, key: LogKey, segment: EventSegment, watermark_us: int) -> None:
+        """Keep events that arrived, of the log of a key; a query without orphans keeps none."""
+        completes = key.kind == EventKind.COMPLETE
         if not self._spec.orphans or not len(segment) or (completes and not self._has_marks):
             return
         if self._has_marks:
@@ -94,9 +94,9 @@ class OrphanEvents:
             if completes and segment.value is not None and self._spec.by_row:
                 marks[numbers.is_negative(segment.value)] |= EventMark.NO_ADDEND
             for ranges, mark in ((self.ended, EventMark.ENDED), (self.past, EventMark.PAST)):
-                marks[ranges.contain(segment, named=name.startswith("named."))] |= mark
+                marks[ranges.contain(segment, key.is_named)] |= mark
             segment = replace(segment, value=marks, event_ids=None)
-        self.unmatched.logs.setdefault(name, EventLog()).append(segment)
+        self.unmatched.logs.setdefault(key, EventLog()).append(segment)
 
     def reject(self, events: EventArrivals, watermark_us: int) -> None:
         """Rejected events become rows with the next `release`."""
@@ -187,11 +187,11 @@ class OrphanEvents:
         rows = np.flatnonzero(waiting & self._may_match(resolver, floor_us))
         if len(rows):
             self._stay(resolver, rows, floor_us)
-        for name, log in self.unmatched.logs.items():
+        for key, log in self.unmatched.logs.items():
             for segment in log.merged():
                 over = segment.time_us <= floor_us
                 if over.any():
-                    found.append(rows_of(name, segment.where(over), self._spec))
+                    found.append(rows_of(key, segment.where(over), self._spec))
                     log.segments = [left for left in [segment.where(~over)] if len(left)]
         self.unmatched.drop_empty()
         return found
@@ -213,10 +213,10 @@ class OrphanEvents:
     def _may_match(self, resolver: Resolver, floor_us: int) -> Bools:
         """Rows that have the key or the id of an event up to the floor, (rows,) bool."""
         may_match = np.zeros(resolver.watchers.rows, bool)
-        for name, log in self.unmatched.logs.items():
+        for key, log in self.unmatched.logs.items():
             for segment in log.segments:
                 due = segment.where(segment.time_us <= floor_us)
-                if not name.startswith("named."):
+                if not key.is_named:
                     _, entries = resolver.watchers.find(due.group_keys, due.group_hash)
                     may_match[resolver.watchers.rows_of(entries)] = True
                 elif len(due) and resolver.rows.ids.chunks:

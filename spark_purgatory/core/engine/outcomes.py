@@ -136,7 +136,7 @@ class Tally:
     events_counted: int = 0
     """Events that counted for an operation; only where all others become ORPHAN rows."""
     rejections: list[int] = field(default_factory=lambda: [0] * len(OperationRejection))
-    """Operations by `OperationRejection`; states that were written before it was counted go on from 0."""
+    """Operations by `OperationRejection`."""
     event_rejections: list[int] = field(default_factory=lambda: [0] * len(EventRejection))
     """Events by `EventRejection`."""
 

@@ -171,7 +171,7 @@ class SeenIds:
     def slots_of(self, identity: list[pa.Array], deadline_us: Int64s) -> Int64s:
         """The slots of rows by their identity and deadline alone, without a hash, (n,) int64, -1 where there is none.
 
-        Costs a pass over all ids: for states that were written without slots.
+        Costs a pass over all ids: for the state of a query that had no control events, and so kept no slots.
         """
         found = np.full(len(deadline_us), -1)
         if len(self) and len(found):

@@ -10,10 +10,10 @@ from spark_purgatory.core.arrays.numbers import is_double
 from spark_purgatory.core.arrays.sorted_runs import Int64s
 from spark_purgatory.core.arrays.value_column import as_bools
 from spark_purgatory.core.engine.orphans import OrphanEvents
-from spark_purgatory.core.events.control_log import ControlLog
+from spark_purgatory.core.events.control_log import ControlLog, LogKey
 from spark_purgatory.core.events.event_log import EventLog, EventSegment
 from spark_purgatory.core.spec.arrivals import EventArrivals
-from spark_purgatory.core.spec.codes import KINDS, EventKind, Rule
+from spark_purgatory.core.spec.codes import EventKind, Rule
 from spark_purgatory.core.spec.criteria import any_key
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import BugError
@@ -38,8 +38,8 @@ class ShardEvents:
         if not control.any():
             return self._take_completions(events, watermark_us)
         self._take_completions(events.take(np.flatnonzero(~control)), watermark_us)
-        for name, segment in self.controls.append(events.take(np.flatnonzero(control))):
-            self.orphans.add(name, segment, watermark_us)
+        for key, segment in self.controls.append(events.take(np.flatnonzero(control))):
+            self.orphans.add(key, segment, watermark_us)
         with_keys = events.take(np.flatnonzero(as_bools(events.keys.is_valid())))
         return EventSegment.build(with_keys.keys, with_keys.key_hash, with_keys.time_us)
 
@@ -50,7 +50,7 @@ class ShardEvents:
         self.log.append(segment)
         if event_ids is not None:
             self.log.merged()  # a redelivery must be in one segment with the first delivery
-        self.orphans.add(KINDS[EventKind.COMPLETE], segment, watermark_us)
+        self.orphans.add(LogKey(EventKind.COMPLETE, False), segment, watermark_us)
         return segment
 
     def forget(

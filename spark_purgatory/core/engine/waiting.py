@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_purgatory.core.arrays.numbers import Floats
 from spark_purgatory.core.arrays.sorted_runs import Int64s
 from spark_purgatory.core.arrays.times import elapsed_ms
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
@@ -44,8 +46,6 @@ class Waiting:
         self._engine = engine
         self._watermark_us = watermark_us
         self._rows = engine.purgatory.waiting()
-        self._resolutions: Resolutions | None = None
-        self._counted: tuple[np.ndarray, np.ndarray] | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -56,18 +56,33 @@ class Waiting:
 
     def column(self, name: str) -> pa.Array:
         """One of `WAITING_FIELDS`, (n,)."""
-        make: Callable[[], pa.Array] = getattr(self, f"_{name}")
-        return make()
+        columns: dict[str, Callable[[], pa.Array]] = {
+            "watch_keys": self._watch_keys,
+            "missing_keys": self._missing_keys,
+            "matched": lambda: pa.array(self._resolved.result.matched),
+            "criterion": lambda: pa.array(RULES).take(pa.array(self._resolved.rule)),
+            "reached": lambda: pa.array(self._counts[0]),
+            "needed": lambda: pa.array(self._counts[1]),
+            "progress": lambda: pc.binary_join_element_wise(*map(_digits, self._counts), " of "),
+            "created_at": lambda: pa.array(self._resolved.created_us).cast(TIMESTAMP),
+            "deadline_at": lambda: pa.array(self._resolved.deadline_us).cast(TIMESTAMP),
+            "held_until": self._held_until,
+            "age_ms": lambda: self._ms(lambda now_us: elapsed_ms(now_us, self._resolved.created_us)),
+            "remaining_ms": lambda: self._ms(lambda now_us: elapsed_ms(self._resolved.deadline_us, now_us)),
+        }
+        return columns[name]()
 
     def columns(self, names: Sequence[str]) -> list[pa.Array]:
         """Several of `WAITING_FIELDS`."""
         return [self.column(name) for name in names]
 
-    @property
+    @cached_property
     def _resolved(self) -> Resolutions:
-        if self._resolutions is None:
-            self._resolutions = self._engine.resolver.resolve(self._rows)
-        return self._resolutions
+        return self._engine.resolver.resolve(self._rows)
+
+    @cached_property
+    def _counts(self) -> tuple[Floats, Floats]:
+        return self._engine.resolver.progress(self._resolved)
 
     def _watch_keys(self) -> pa.Array:
         return self._keys(np.ones(len(self._resolved.owner), bool), np.ones(len(self), bool))
@@ -81,42 +96,9 @@ class Waiting:
         keys: pa.Array = self._engine.purgatory.watchers.keys.take(self._resolved.entries[chosen])
         return MissingKeys(keys, counts, applies, self._engine.spec.key_prefix).to_arrow()
 
-    def _matched(self) -> pa.Array:
-        return pa.array(self._resolved.result.matched)
-
-    def _criterion(self) -> pa.Array:
-        return pa.array(RULES).take(pa.array(self._resolved.rule))
-
-    def _counts(self) -> tuple[np.ndarray, np.ndarray]:
-        if self._counted is None:
-            self._counted = self._engine.resolver.progress(self._resolved)
-        return self._counted
-
-    def _reached(self) -> pa.Array:
-        return pa.array(self._counts()[0])
-
-    def _needed(self) -> pa.Array:
-        return pa.array(self._counts()[1])
-
-    def _progress(self) -> pa.Array:
-        reached, needed = map(_digits, self._counts())
-        return pc.binary_join_element_wise(reached, needed, " of ")
-
-    def _created_at(self) -> pa.Array:
-        return pa.array(self._resolved.created_us).cast(TIMESTAMP)
-
-    def _deadline_at(self) -> pa.Array:
-        return pa.array(self._resolved.deadline_us).cast(TIMESTAMP)
-
     def _held_until(self) -> pa.Array:
         held = self._resolved.is_resolved
         return pa.array(self._resolved.resolved_us, mask=~held).cast(TIMESTAMP)
-
-    def _age_ms(self) -> pa.Array:
-        return self._ms(lambda now_us: elapsed_ms(now_us, self._resolved.created_us))
-
-    def _remaining_ms(self) -> pa.Array:
-        return self._ms(lambda now_us: elapsed_ms(self._resolved.deadline_us, now_us))
 
     def _ms(self, elapsed: Callable[[Int64s], Int64s]) -> pa.Array:
         if self._watermark_us is None:

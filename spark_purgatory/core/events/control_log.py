@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +26,7 @@ from spark_purgatory.core.arrays.value_column import ValueColumn, as_bools
 from spark_purgatory.core.events.event_log import EventLog, EventSegment, Spans
 from spark_purgatory.core.events.extensions import extended, extended_at
 from spark_purgatory.core.spec.arrivals import EventArrivals
-from spark_purgatory.core.spec.codes import KINDS, EventKind
+from spark_purgatory.core.spec.codes import EventKind
 
 
 @dataclass(frozen=True)
@@ -75,18 +76,25 @@ class ControlEffects:
         return extended_at(self.extensions, self.given_us, np.minimum(resolved_us, deadline_us))
 
 
+class LogKey(NamedTuple):
+    """What is in one log of a `ControlLog`."""
+
+    kind: EventKind
+    is_named: bool
+    """Its events name an operation, and their keys are those of `pair_of`."""
+
+
 class ControlLog:
     """Control events by kind, named ones apart."""
 
     def __init__(self) -> None:
-        self.logs: dict[str, EventLog] = {}
-        """By name: a kind of `KINDS`, with ``named.`` in front for events that name an operation."""
+        self.logs: dict[LogKey, EventLog] = {}
 
     def __bool__(self) -> bool:
         return bool(self.logs)
 
-    def append(self, events: EventArrivals) -> list[tuple[str, EventSegment]]:
-        """Keep a batch's control events; returns them by the name of their log."""
+    def append(self, events: EventArrivals) -> list[tuple[LogKey, EventSegment]]:
+        """Keep a batch's control events; returns them by the key of their log."""
         appended = []
         kinds = np.zeros(len(events), np.int64) if events.kind is None else events.kind
         named = np.zeros(len(events), bool)
@@ -96,18 +104,18 @@ class ControlLog:
             for is_named in (False, True):
                 rows = np.flatnonzero((kinds == kind) & (named == is_named))
                 if len(rows):
-                    name = f"named.{KINDS[kind]}" if is_named else KINDS[kind]
-                    segment = _segment(events.take(rows), int(kind), is_named)
-                    self.logs.setdefault(name, EventLog()).append(segment)
-                    appended.append((name, segment))
+                    key = LogKey(EventKind(kind), is_named)
+                    segment = _segment(events.take(rows), key)
+                    self.logs.setdefault(key, EventLog()).append(segment)
+                    appended.append((key, segment))
         return appended
 
-    def spans(self, kind: int, targets: Targets, from_us: Int64s, to_us: Int64s) -> list[Spans]:
+    def spans(self, kind: EventKind, targets: Targets, from_us: Int64s, to_us: Int64s) -> list[Spans]:
         """Events of a kind between two times, (m,) each, that apply to each watch entry."""
         found = []
-        if (log := self.logs.get(KINDS[kind])) is not None:
+        if (log := self.logs.get(LogKey(kind, False))) is not None:
             found += log.spans(targets.keys, targets.entries, targets.hashes, from_us, to_us)
-        if (log := self.logs.get(f"named.{KINDS[kind]}")) is not None:
+        if (log := self.logs.get(LogKey(kind, True))) is not None:
             hashes, entries = targets.id_hash[targets.owner], np.arange(len(targets.owner))
             found += log.spans(targets.named(), entries, hashes, from_us, to_us)
             if targets.whole and kind != EventKind.COMPLETE:
@@ -117,7 +125,7 @@ class ControlLog:
     def summable(self) -> ControlLog:
         """Its events that a sum can take."""
         controls = ControlLog()
-        controls.logs = {name: log.summable() for name, log in self.logs.items()}
+        controls.logs = {key: log.summable() for key, log in self.logs.items()}
         return controls
 
     def read(self, targets: Targets, from_us: Int64s, deadline_us: Int64s) -> ControlEffects:
@@ -136,27 +144,26 @@ class ControlLog:
 
     def forget(self, floor_us: int, needed_from: Callable[[EventSegment], Int64s], earliest_us: int) -> None:
         """Forget events up to the floor that no waiting operation can need; named ones before ``earliest_us``."""
-        for name, log in self.logs.items():
-            if name.startswith("named."):
-                log.forget(
-                    floor_us, lambda s: np.full(len(s.group_hash), earliest_us), levels=name.endswith("complete")
-                )
+        for key, log in self.logs.items():
+            if key.is_named:
+                levels = key.kind == EventKind.COMPLETE
+                log.forget(floor_us, lambda s: np.full(len(s.group_hash), earliest_us), levels)
             else:
                 log.forget(floor_us, needed_from)
         self.drop_empty()
 
     def drop_empty(self) -> None:
         """Keep no log without events."""
-        self.logs = {name: log for name, log in self.logs.items() if len(log)}
+        self.logs = {key: log for key, log in self.logs.items() if len(log)}
 
     @property
     def extends(self) -> bool:
         """Whether any event here may move a deadline."""
         return bool(self.logs_of(EventKind.EXTEND))
 
-    def logs_of(self, kind: int) -> list[EventLog]:
+    def logs_of(self, kind: EventKind) -> list[EventLog]:
         """The logs of a kind that there are."""
-        return [self.logs[name] for name in (KINDS[kind], f"named.{KINDS[kind]}") if name in self.logs]
+        return [log for key, log in self.logs.items() if key.kind == kind]
 
 
 def pair_of(ids: pa.Array, keys: pa.Array) -> pa.Array:
@@ -194,10 +201,12 @@ def _as_binary(values: pa.Array) -> pa.Array:
     return values if pa.types.is_binary(values.type) else values.cast(pa.string()).cast(pa.binary())
 
 
-def _segment(events: EventArrivals, kind: int, named: bool) -> EventSegment:
+def _segment(events: EventArrivals, key: LogKey) -> EventSegment:
     """Events of one kind; their value is a number that may be added up or, of extensions, how long they grant."""
-    value = events.value if kind == EventKind.COMPLETE else events.granted_us if kind == EventKind.EXTEND else None
-    if not named:
+    value = events.value if key.kind == EventKind.COMPLETE else None
+    if key.kind == EventKind.EXTEND:
+        value = events.granted_us
+    if not key.is_named:
         return EventSegment.build(events.keys, events.key_hash, events.time_us, value, events.event_ids)
     assert events.operation_ids is not None and events.operation_hash is not None, "bug: named without a name"
     pairs = pair_of(events.operation_ids, events.keys)

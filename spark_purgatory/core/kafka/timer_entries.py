@@ -45,7 +45,7 @@ class TimerEntries:
         self.near = SortedRuns()
         self.outlier_ticks = EMPTY
         self.outlier_rows = EMPTY
-        self.redeliveries = False
+        self.has_repeats = False
         """True once an entry may be there twice: its row was armed again for the same tick."""
 
     def __len__(self) -> int:
@@ -77,7 +77,7 @@ class TimerEntries:
             due = due.compress(live(*self._pairs(due)))
         # Each run's part ascends, and a stable sort merges them.
         due.sort(kind="stable")
-        if self.redeliveries:
+        if self.has_repeats:
             due = each_once(due)
         ticks, rows = self._pairs(due)
         if len(self.outlier_ticks):
@@ -133,7 +133,7 @@ class TimerEntries:
     def drop_dead(self, live: Live) -> None:
         """Drop entries of cancelled and moved tasks; amortised against the cancels that made them."""
         runs = [run[live(*self._pairs(run))] for run in self.near.runs]
-        if self.redeliveries and runs:
+        if self.has_repeats and runs:
             merged = np.concatenate(runs)
             merged.sort(kind="stable")
             runs = [each_once(merged)]
@@ -143,7 +143,7 @@ class TimerEntries:
         alive = live(self.outlier_ticks, self.outlier_rows)
         self.outlier_rows, first = np.unique(self.outlier_rows[alive], return_index=True)
         self.outlier_ticks = self.outlier_ticks[alive][first]
-        self.redeliveries = False
+        self.has_repeats = False
 
     def renumber(self, new_row: Rows) -> None:
         """Rows were renumbered (order kept): ``new_row[old]``, -1 where a row is gone and its entries with it."""

@@ -207,7 +207,7 @@ class SystemTimer:
         armed_tick = self.armed_tick.writable
         if known:
             # A row met before may have an old entry equal to its new one.
-            self.entries.redeliveries |= len(self.entries) > 0
+            self.entries.has_repeats |= len(self.entries) > 0
             self.size -= int(np.count_nonzero(armed_tick[rows] != UNARMED))
         if earliest <= clock:
             armed_tick[rows] = UNARMED

@@ -16,17 +16,18 @@ from spark_purgatory.errors import ConfigError
 
 ROLES = ("id", "keys", "created_us", "deadline_us")
 """Engine columns that may be payload columns, and then are not stored twice."""
-LATER_FIELDS: dict[str, str | float | int | bool] = {
-    "identity_width": 1,
-    "operation_ids": False,
-    "whole_operations": False,
-    "event_ids": False,
-    "orphans": False,
-    "key_prefix": 0,
-    "number": DOUBLE,
-    "utc_fields": "",
-}
-"""What a checkpoint that does not name it was written with."""
+AS_THEY_ARE = (
+    "lookback_us",
+    "tick_ms",
+    "wheel_size",
+    "identity_width",
+    "operation_ids",
+    "whole_operations",
+    "event_ids",
+    "orphans",
+    "key_prefix",
+)
+"""Fields that a fingerprint has under their name."""
 
 
 @dataclass(frozen=True)
@@ -101,22 +102,15 @@ class EngineSpec:
         return {
             **criterion,
             "emit": "final" if self.final else "early",
-            "lookback_us": self.lookback_us,
-            "tick_ms": self.tick_ms,
-            "wheel_size": self.wheel_size,
             "roles": ", ".join(f"{name} is payload column {i}" for name, i in self.roles),
-            **{name: now for name, was in LATER_FIELDS.items() if (now := self._field(name)) != was},
+            "number": written(self.number),
+            "utc_fields": self.utc_fields,
+            **{name: getattr(self, name) for name in AS_THEY_ARE},
         }
 
     def role_names(self) -> dict[str, str]:
         """The name of the payload column that plays each role; empty where columns go by position."""
         return {} if self.columns is None else {role: self.columns.names[at] for role, at in self.roles}
-
-    def _field(self, name: str) -> str | float | int | bool:
-        if name == "number":
-            return written(self.number)
-        value: str | float | int | bool = getattr(self, name)
-        return value
 
     def _need(self) -> float | str:
         """The criterion's need: a double, or an exact decimal as text."""
@@ -152,23 +146,20 @@ class EngineSpec:
 
 def spec_of(fingerprint: Mapping[str, Any]) -> EngineSpec:
     """A spec with this fingerprint; what a fingerprint leaves out has its default."""
-    known = {**LATER_FIELDS, **fingerprint}
-    number = str(known["number"])
+    number = str(fingerprint["number"])
     if match := re.fullmatch(r"decimal of scale (\d+)", number):
         number = f"decimal({LARGEST_SCALE},{match[1]})"
     criterion: Criterion | ByRow = ByRow("rule")
-    if known["criterion"] != "by_row":
-        need = known["need"]
-        criterion = Criterion(known["criterion"], Decimal(need) if isinstance(need, str) else need)
-    roles = re.findall(r"(\w+) is payload column (\d+)", known["roles"])
+    if fingerprint["criterion"] != "by_row":
+        need = fingerprint["need"]
+        criterion = Criterion(fingerprint["criterion"], Decimal(need) if isinstance(need, str) else need)
+    roles = re.findall(r"(\w+) is payload column (\d+)", fingerprint["roles"])
     return EngineSpec(
         criterion=criterion,
-        final=known["emit"] == "final",
-        lookback_us=known["lookback_us"],
-        tick_ms=known["tick_ms"],
-        wheel_size=known["wheel_size"],
+        final=fingerprint["emit"] == "final",
         roles=tuple((name, int(at)) for name, at in roles),
-        **{name: known[name] for name in LATER_FIELDS if name != "number"},
+        utc_fields=fingerprint["utc_fields"],
+        **{name: fingerprint[name] for name in AS_THEY_ARE},
         number="bigint" if number == "whole numbers" else number,
     )
 
@@ -178,14 +169,12 @@ def difference(name: str, then: object, now: object) -> str:
     if name == "utc_fields":
         return (
             f"timestamps as keys or ids: the checkpoint keeps them as text in UTC of {then or 'no field'}, the query "
-            f"of {now or 'no field'}. Either the field's type has changed, or the checkpoint is of a release that kept "
-            "such timestamps as text in the session's time zone, in which an hour a year has two instants for each "
-            "text: bring columns of the types that the checkpoint was written with"
+            f"of {now or 'no field'}: bring columns of the types that the checkpoint was written with"
         )
     if name == "number" and then == DOUBLE:
         return (
-            f"number: the checkpoint was written with 'double', the query has {now!r}: as doubles, in which earlier "
-            "versions compared all numbers, values are rounded already: cast completions.value to double"
+            f"number: the checkpoint was written with 'double', the query has {now!r}: values are rounded to doubles "
+            "already: cast completions.value to double"
         )
     remedy = "cast completions.value" if name == "number" else "set it back"
     return f"{name}: the checkpoint was written with {then!r}, the query has {now!r}: {remedy} to {then!r}"

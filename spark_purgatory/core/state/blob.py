@@ -33,9 +33,7 @@ from spark_purgatory.core.state.table_encoding import Arrays, join_table, split_
 from spark_purgatory.errors import StateCorruptError, StateMismatchError, StateVersionError
 
 MAGIC = b"SPKPURG\0"
-VERSION = 2
-READABLE = (1, 2)
-"""In version 1 all arrays are stored value by value; in version 2 each array has its number of byte streams."""
+VERSION = 1
 HEADER = struct.Struct("<8sIIQI")
 HEADER_BYTES = HEADER.size + 4
 ALIGNMENT = 8
@@ -101,9 +99,9 @@ def read_blob(blob: bytes, shards: int | None) -> tuple[dict[str, object], Array
     stored = memoryview(first.column(1)[0].as_buffer())
     arrays: Arrays = {}
     position = 0
-    for name, kind, narrow, base, how, size, *stream_counts in meta["arrays"]:
+    for name, kind, narrow, base, how, size, streams_in_it in meta["arrays"]:
         part = stored[position : position + size]
-        arrays[name] = unpack((kind, narrow, base, how), join_bytes(part, *stream_counts))
+        arrays[name] = unpack((kind, narrow, base, how), join_bytes(part, streams_in_it))
         position += size + -size % ALIGNMENT
     remainders = dict(zip(meta["rests"], map(_read_stream, streams), strict=True))
     tables = {name: join_table(name, remainders.get(name, []), arrays) for name in meta["tables"]}
@@ -147,10 +145,9 @@ def _checked(blob: bytes, shards: int | None) -> tuple[Values, int]:
         )
     if struct.unpack_from("<I", blob, HEADER.size)[0] != zlib.crc32(blob[: HEADER.size]):
         raise StateCorruptError("state header does not match its checksum: damaged in the checkpoint")
-    if version not in READABLE:
-        known = " and ".join(map(str, READABLE))
+    if version != VERSION:
         raise StateVersionError(
-            f"state has format version {version}, this version of spark_purgatory reads {known}: "
+            f"state has format version {version}, this version of spark_purgatory reads {VERSION}: "
             "run the release that wrote the checkpoint, or start a new one"
         )
     if shards is not None and written_by != shards:

@@ -20,15 +20,16 @@ from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.operation_table import extra_columns
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.engine.payload import TIMES
+from spark_purgatory.core.events.control_log import LogKey
 from spark_purgatory.core.events.event_log import EventLog
 from spark_purgatory.core.kafka.purgatory import WAITING
 from spark_purgatory.core.kafka.timing_wheel import UNARMED
 from spark_purgatory.core.spec.arrivals import payload_role
-from spark_purgatory.core.spec.codes import KINDS, EventKind
-from spark_purgatory.core.spec.engine_spec import LATER_FIELDS, ROLES, EngineSpec, difference, spec_of
+from spark_purgatory.core.spec.codes import EventKind
+from spark_purgatory.core.spec.engine_spec import ROLES, EngineSpec, difference, spec_of
 from spark_purgatory.core.state.blob import Tables, other_shards, read_blob, shard_count, write_blob
 from spark_purgatory.core.state.payload_evolution import Comparison, Payload
-from spark_purgatory.core.state.payload_schema import matched, plain_batch
+from spark_purgatory.core.state.payload_schema import matched
 from spark_purgatory.core.state.purgatory_snapshot import (
     purgatory_numbers,
     restore_counts,
@@ -41,7 +42,7 @@ from spark_purgatory.core.state.purgatory_snapshot import (
     save_timer,
     save_watchers,
 )
-from spark_purgatory.core.state.segment_snapshot import in_microseconds, restore_segment, save_segment
+from spark_purgatory.core.state.segment_snapshot import restore_segment, save_segment
 from spark_purgatory.core.state.table_encoding import Arrays
 from spark_purgatory.errors import LimitError, StateMismatchError
 
@@ -69,9 +70,9 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
         save_keys(f"ids.{i}", column, tables)
     for i, segment in enumerate(engine.events.log.segments):
         save_segment(f"log.{i}", segment, arrays, tables)
-    for log_name, log in _control_logs(engine).items():
+    for n, (_, log) in enumerate(_other_logs(engine)):
         for i, segment in enumerate(log.segments):
-            save_segment(f"{log_name}.{i}", segment, arrays, tables)
+            save_segment(f"logs.{n}.{i}", segment, arrays, tables)
     blob = write_blob(_facts(engine), arrays, tables, shards)
     if len(blob) > engine.spec.max_state_bytes:
         raise LimitError(
@@ -84,7 +85,7 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
 
 def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     """The engine that `save` saw. Raises StateError where the blob is damaged or belongs to another query."""
-    facts, arrays, tables = _read(blob, shards)
+    facts, arrays, tables = read_blob(blob, shards)
     if found := _differences(spec, facts, tables):
         raise StateMismatchError(listed(found))
     if spec.columns is not None and PAYLOAD in tables:
@@ -97,7 +98,7 @@ def differences(spec: EngineSpec, blob: bytes, shards: int) -> list[str]:
 
     Raises StateError where the blob is damaged, or of a format that this version does not read.
     """
-    facts, _, tables = _read(blob, None)
+    facts, _, tables = read_blob(blob, None)
     then = shard_count(blob)
     found = [] if then == shards else [other_shards(then, shards)]
     return found + _differences(spec, facts, tables)
@@ -113,10 +114,9 @@ def inspect(blob: bytes) -> tuple[EventTimePurgatory, list[str] | None]:
     """(an engine to look at, names of the payload's columns), of a state of any query.
 
     What the blob does not say of the query, its limits above all, is as it is by default: the engine is not for going
-    on with. The names are None in states that were written before they were remembered. Raises StateError where the
-    blob is damaged.
+    on with. The names are None where the query's columns go by position. Raises StateError where the blob is damaged.
     """
-    facts, arrays, tables = _read(blob, None)
+    facts, arrays, tables = read_blob(blob, None)
     engine = _restored(_spec_as_written(facts, arrays), facts, arrays, tables)
     return engine, cast("list[str] | None", facts.get("columns"))
 
@@ -127,7 +127,7 @@ def restore_as_written(blob: bytes, deadline_is_sum: bool) -> EventTimePurgatory
     ``deadline_is_sum``: what no blob says of the query. There are no limits: steps that were taken once were within
     those of then, which no blob says either. Raises StateError where the blob is damaged.
     """
-    facts, arrays, tables = _read(blob, None)
+    facts, arrays, tables = read_blob(blob, None)
     names = cast("list[str] | None", facts.get("columns"))
     sources, texts = (cast("dict[str, Any]", facts.get(name, {})) for name in ("sources", "texts"))
     spec = replace(
@@ -149,20 +149,13 @@ def _spec_as_written(facts: dict[str, object], arrays: Arrays) -> EngineSpec:
 
 def payload_schema(blob: bytes) -> tuple[pa.Schema, bool]:
     """(the payload's columns in a state of any query, whether something waits); without, their types are not known."""
-    facts, _, tables = _read(blob, None)
+    facts, _, tables = read_blob(blob, None)
     names = cast("list[str] | None", facts.get("columns"))
     if PAYLOAD not in tables:
         return pa.schema([pa.field(name, pa.null()) for name in names or ()]), False
     held = tables[PAYLOAD][0].schema
     named = held if names is None else [each.with_name(name) for each, name in zip(held, names, strict=True)]
     return pa.schema(named), True
-
-
-def _read(blob: bytes, shards: int | None) -> tuple[dict[str, object], Arrays, Tables]:
-    """A blob's metadata, arrays and tables; of the payload the types as they were written."""
-    facts, arrays, tables = read_blob(blob, shards)
-    tables = {name: batches if name == PAYLOAD else list(map(plain_batch, batches)) for name, batches in tables.items()}
-    return facts, arrays, tables
 
 
 def _restored(spec: EngineSpec, facts: dict[str, object], arrays: Arrays, tables: Tables) -> EventTimePurgatory:
@@ -181,12 +174,7 @@ def _restored(spec: EngineSpec, facts: dict[str, object], arrays: Arrays, tables
     engine.deduplication.ids.columns = [restore_keys(f"ids.{i}", tables) for i in range(spec.identity_width)]
     segments = [restore_segment(f"log.{i}", arrays, tables) for i in range(counts["segments"])]
     engine.events.log = EventLog(segments, counts["log_kept"])
-    for name, (count, kept) in cast("dict[str, list[int]]", facts.get("logs", {})).items():
-        prefix, _, log_name = name.partition(".")
-        segments = [restore_segment(f"{name}.{i}", arrays, tables) for i in range(count)]
-        if log_name.endswith(KINDS[EventKind.EXTEND]):
-            segments = [in_microseconds(segment) for segment in segments]
-        _logs_by_prefix(engine)[prefix][log_name] = EventLog(segments, kept)
+    _restore_other_logs(engine, facts, arrays, tables)
     if spec.control_events and "rows.id_slot" not in arrays:
         engine.deduplication.find_slots()
         if engine.events.controls.extends:
@@ -197,8 +185,7 @@ def _restored(spec: EngineSpec, facts: dict[str, object], arrays: Arrays, tables
 
 def _differences(spec: EngineSpec, facts: dict[str, object], tables: Tables) -> list[str]:
     """What stands between a state and the query: settings, then columns. Roles go by position where names do."""
-    then = {**LATER_FIELDS, **cast("dict[str, object]", facts["spec"])}
-    now = {**LATER_FIELDS, **spec.fingerprint()}
+    then, now = cast("dict[str, object]", facts["spec"]), spec.fingerprint()
     by_name = spec.columns is not None and "columns" in facts
     found = [
         difference(name, then[name], now[name])
@@ -260,20 +247,29 @@ def _source(name: str | None) -> str:
     return "an expression or a column of another type" if name is None else f"column {name!r}"
 
 
-def _control_logs(engine: EventTimePurgatory) -> dict[str, EventLog]:
-    by_prefix = _logs_by_prefix(engine)
-    return {f"{prefix}.{name}": log for prefix, logs in by_prefix.items() for name, log in logs.items()}
+def _other_logs(engine: EventTimePurgatory) -> list[tuple[list[Any], EventLog]]:
+    """The logs beside that of completions, each with whose it is and its key."""
+    by_kind = [([whose, *key], log) for whose, logs in _by_kind(engine).items() for key, log in logs.items()]
+    ranges = [([whose, is_named], log) for whose, logs in _ranges(engine).items() for is_named, log in logs.items()]
+    return by_kind + ranges
 
 
-def _logs_by_prefix(engine: EventTimePurgatory) -> dict[str, dict[str, EventLog]]:
-    """Logs by name, by what the names of their tables begin with."""
-    orphans = engine.events.orphans
-    return {
-        "control": engine.events.controls.logs,
-        "unheard": orphans.unmatched.logs,
-        "ended": orphans.ended.logs,
-        "past": orphans.past.logs,
-    }
+def _by_kind(engine: EventTimePurgatory) -> dict[str, dict[LogKey, EventLog]]:
+    return {"control": engine.events.controls.logs, "unmatched": engine.events.orphans.unmatched.logs}
+
+
+def _ranges(engine: EventTimePurgatory) -> dict[str, dict[bool, EventLog]]:
+    return {"ended": engine.events.orphans.ended.logs, "past": engine.events.orphans.past.logs}
+
+
+def _restore_other_logs(engine: EventTimePurgatory, facts: dict[str, object], arrays: Arrays, tables: Tables) -> None:
+    by_kind, ranges = _by_kind(engine), _ranges(engine)
+    for n, ((whose, *key), count, kept) in enumerate(cast("list[Any]", facts["logs"])):
+        log = EventLog([restore_segment(f"logs.{n}.{i}", arrays, tables) for i in range(count)], kept)
+        if whose in ranges:
+            ranges[whose][key[0]] = log
+        else:
+            by_kind[whose][LogKey(EventKind(key[0]), key[1])] = log
 
 
 def _facts(engine: EventTimePurgatory) -> dict[str, object]:
@@ -288,12 +284,12 @@ def _facts(engine: EventTimePurgatory) -> dict[str, object]:
         "numbers": counts,
         "tally": tally_of(engine),
         "gauges": gauges_of(engine),
+        "logs": [[key, len(log.segments), log.kept] for key, log in _other_logs(engine)],
     }
-    logs = {name: [len(log.segments), log.kept] for name, log in _control_logs(engine).items()}
     if engine.spec.columns is not None:
         facts |= {"columns": engine.spec.columns.names, "roles": engine.spec.role_names()}
         facts |= {name: dict(found) for name in ("sources", "texts") if (found := getattr(engine.spec, name))}
-    return {**facts, "logs": logs} if logs else facts
+    return facts
 
 
 def gauges_of(engine: EventTimePurgatory) -> dict[str, int | None]:
@@ -307,7 +303,7 @@ def gauges_of(engine: EventTimePurgatory) -> dict[str, int | None]:
 
 def tally_of(engine: EventTimePurgatory) -> dict[str, Any]:
     """What was counted since the shard's beginning."""
-    return {name: count for name, count in vars(engine.outcomes.tally).items() if count or name != "events_counted"}
+    return dict(vars(engine.outcomes.tally))
 
 
 def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> None:
@@ -326,7 +322,7 @@ def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> No
         arrays[f"rows.{name}"] = numbers.stored(number.values)
     arrays["rows.late"], arrays["rows.state"] = rows.late, engine.purgatory.state.values
     if len(engine.deduplication.undecided):
-        arrays["rows.contested"], arrays["rows.contested_hash"] = (
+        arrays["rows.undecided"], arrays["rows.undecided_hash"] = (
             engine.deduplication.undecided,
             engine.deduplication.undecided_hash,
         )
@@ -352,7 +348,7 @@ def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) ->
         rows.payload.append(chunk)
     del chunks
     for name in extra_columns(engine.spec):
-        # Slots came later, and only where there may be control events: `restore` finds them.
+        # A query that had no control events kept no slots: `restore` finds them.
         rows.columns[name] = GrowableArray(
             arrays.get(f"rows.{name}", EMPTY) if name == "id_slot" else arrays[f"rows.{name}"]
         )
@@ -360,12 +356,10 @@ def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) ->
         rows.numbers[name] = GrowableArray(numbers.restored(arrays[f"rows.{name}"]))
     rows.late_column = GrowableArray(arrays["rows.late"])
     from_us = arrays.get("rows.from_us")
-    engine.deduplication.undecided = arrays.get("rows.contested", EMPTY)
-    engine.deduplication.undecided_hash = arrays.get("rows.contested_hash", EMPTY)
+    engine.deduplication.undecided = arrays.get("rows.undecided", EMPTY)
+    engine.deduplication.undecided_hash = arrays.get("rows.undecided_hash", EMPTY)
     if engine.spec.keeps_ids:
-        # Earlier states have none: such rows are met by no other row of their id.
-        unnamed = [pa.nulls(len(batch), pa.string()) for batch in tables.get(PAYLOAD, [])]
-        rows.own_ids = restore_keys("rows.ids", tables) if "rows.ids" in tables else ValueColumn(unnamed)
+        rows.own_ids = restore_keys("rows.ids", tables)
     if from_us is not None:
         rows.from_us = from_us
 

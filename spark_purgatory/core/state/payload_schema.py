@@ -84,15 +84,6 @@ def conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with plain types only."""
-    kinds = [plain(kind) for kind in batch.schema.types]
-    if kinds == batch.schema.types:
-        return batch
-    fields = [field.with_type(kind) for field, kind in zip(batch.schema, kinds, strict=True)]
-    return conform_batch(batch, pa.schema(fields))
-
-
 def _nested(column: pa.Array, kind: pa.DataType, buffers: list[pa.Buffer], children: list[pa.Array]) -> pa.Array:
     valid = None
     if column.null_count:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pyarrow as pa
 
 from spark_purgatory.core.arrays import numbers
@@ -22,13 +20,6 @@ def save_segment(name: str, segment: EventSegment, arrays: Arrays, tables: Table
     tables[f"{name}.keys"] = [pa.RecordBatch.from_arrays([segment.group_keys], names=["key"])]
     if segment.event_ids is not None:
         tables[f"{name}.event_ids"] = [pa.RecordBatch.from_arrays([segment.event_ids], names=["key"])]
-
-
-def in_microseconds(segment: EventSegment) -> EventSegment:
-    """Extensions, which earlier states have in seconds."""
-    if segment.value is None or not numbers.is_double(segment.value):
-        return segment
-    return replace(segment, value=numbers.seconds_us(pa.array(segment.value)))
 
 
 def restore_segment(name: str, arrays: Arrays, tables: Tables) -> EventSegment:

@@ -41,7 +41,7 @@ ONLY_WITH_ROWS = (
 )
 """What it means that `NO_DATA` is false, and the remedy."""
 
-logger = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 def check_local_workers(spark: SparkSession) -> None:
@@ -102,7 +102,7 @@ def check_log_host(spark: SparkSession, host: str) -> None:
             "resolve(), or set all of spark_purgatory.TRANSFORM_WITH_STATE_SETTINGS"
         )
     if spark.conf.get(CHANGELOG) != "true":
-        logger.warning(
+        LOG.warning(
             "%s is not true: each micro-batch uploads whole files of RocksDB instead of what it wrote; set it to true "
             "before the query starts",
             CHANGELOG,

@@ -51,7 +51,7 @@ FORGOTTEN_SECONDS = 1200.0
 ANSWER_SECONDS = 600.0
 """A holder that takes longer counts as lost."""
 
-logger = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 @dataclass
@@ -215,7 +215,7 @@ class WarmEngines:
     def _say_once(self, what: str, message: str, *values: object) -> None:
         if what not in self._said:
             self._said.add(what)
-            logger.warning(message, *values)
+            LOG.warning(message, *values)
 
     def _drop(self, shard_id: str, held: _Held) -> None:
         """Hold it no more; with its lock, or once it was released."""
@@ -248,13 +248,13 @@ class WarmEngines:
         address = str(folder / f"{self._name}.socket")
         if len(os.fsencode(address)) > LONGEST_ADDRESS:
             self._folder = None
-            logger.warning("%s is too long a path for a socket: no engine is kept in memory; set TMPDIR", address)
+            LOG.warning("%s is too long a path for a socket: no engine is kept in memory; set TMPDIR", address)
             return
         try:
             self._server = Server(address, self._serve)
         except OSError as error:
             self._folder = None
-            logger.warning("cannot open a socket at %s (%s): no engine is kept in memory", address, error)
+            LOG.warning("cannot open a socket at %s (%s): no engine is kept in memory", address, error)
 
     def _serve(self, connection: Connection) -> None:
         prepare_worker()
@@ -273,7 +273,7 @@ class WarmEngines:
             answer = error
         except Exception:
             # The task's own worker loads the shard and meets the same error, with its own stack.
-            logger.exception("a step of a held engine failed")
+            LOG.exception("a step of a held engine failed")
             answer = None
         send_answer(connection, answer)
 

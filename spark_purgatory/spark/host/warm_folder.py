@@ -15,7 +15,7 @@ from pathlib import Path
 
 NUMBER = struct.Struct("<q")
 
-logger = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 def executor_folder() -> Path | None:
@@ -32,7 +32,7 @@ def executor_folder() -> Path | None:
         base.mkdir(mode=0o700, exist_ok=True)
         found = base.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            logger.warning("%s is not a folder of this user alone: no engine is kept in memory", base)
+            LOG.warning("%s is not a folder of this user alone: no engine is kept in memory", base)
             return None
         folder.mkdir(mode=0o700, exist_ok=True)
         for other in base.glob(f"{namespace}-*"):
@@ -43,7 +43,7 @@ def executor_folder() -> Path | None:
             if ended(file):
                 file.unlink(missing_ok=True)
     except OSError as error:
-        logger.warning("no folder for sockets below %s (%s): no engine is kept in memory", base, error)
+        LOG.warning("no folder for sockets below %s (%s): no engine is kept in memory", base, error)
         return None
     return folder
 
