@@ -94,10 +94,10 @@ def evaluate(inputs: EvaluationInput, relevant: RelevantEvents, history: list[Sp
     if len(levels):
         _reach_levels(inputs, history, satisfied_us)
     resolved_us = np.full(n, MAX_TIME_US)
-    for rule, resolve in _RESOLVERS.items():
+    for rule, traits in TRAITS.items():
         chosen = np.flatnonzero(inputs.rule == rule)
         if len(chosen):
-            resolved_us[chosen] = resolve(inputs, chosen, relevant, satisfied_us)
+            resolved_us[chosen] = traits.when(_Chosen(inputs, chosen, relevant, satisfied_us))
     needs_nothing = (inputs.rule == Rule.SUM_AT_LEAST) & (inputs.need <= 0)
     resolved_us = np.where(needs_nothing, inputs.created_us, resolved_us)
     status = None
@@ -129,45 +129,43 @@ def _with_controls(
 def _failed_us(inputs: EvaluationInput, fail_us: Int64s, satisfied_us: Int64s) -> Int64s:
     """The failure at which each criterion can no longer be met, (n,) int64; MAX_TIME_US where it still can."""
     lost_us = np.where(satisfied_us == MAX_TIME_US, fail_us, MAX_TIME_US)
-    first, counts = inputs.first_entry, np.bincount(inputs.owner, minlength=len(inputs.rule))
-    all_failed = np.maximum.reduceat(fail_us, first)
-    # A quorum survives as long as enough keys are left; one of more keys than there are fails with the first.
-    spare = counts - np.fmin(inputs.need, counts + 1.0).astype(np.int64)
-    quorum = np.where(spare < 0, np.minimum.reduceat(fail_us, first), _nth(lost_us, first, counts, spare + 1))
-    by_rule = {
-        Rule.ANY_KEY: np.maximum.reduceat(lost_us, first),
-        Rule.ALL_KEYS: np.minimum.reduceat(lost_us, first),
-        Rule.LEVEL: np.minimum.reduceat(lost_us, first),
-        Rule.QUORUM: quorum,
-        Rule.COUNT: all_failed,
-        Rule.SUM_AT_LEAST: np.where(inputs.need > 0, all_failed, MAX_TIME_US),
-    }
-    return np.choose(inputs.rule, [by_rule[rule] for rule in Rule])
+    failures = _Failures(inputs, fail_us, lost_us)
+    return np.choose(inputs.rule, [TRAITS[rule].lost_when(failures) for rule in Rule])
 
 
-def _entries(inputs: EvaluationInput, chosen: Int64s, values: Int64s) -> tuple[Int64s, Int64s]:
-    """Values of the chosen operations' entries, and where each operation's begin."""
-    if len(chosen) == len(inputs.rule):
-        return values, inputs.first_entry
-    mask = np.zeros(len(inputs.rule), bool)
-    mask[chosen] = True
-    inside = mask[inputs.owner]
-    counts = np.bincount(inputs.owner[inside], minlength=len(mask))[chosen]
-    return values[inside], np.cumsum(counts) - counts
+@dataclass(frozen=True)
+class _Chosen:
+    """Operations of one rule, among all inputs."""
+
+    inputs: EvaluationInput
+    chosen: Int64s  # (c,)
+    relevant: RelevantEvents
+    satisfied_us: Int64s  # (m,) when each entry's key is satisfied
+
+    def entries(self) -> tuple[Int64s, Int64s]:
+        """When the chosen operations' entries are satisfied, and where each operation's begin."""
+        inputs = self.inputs
+        if len(self.chosen) == len(inputs.rule):
+            return self.satisfied_us, inputs.first_entry
+        mask = np.zeros(len(inputs.rule), bool)
+        mask[self.chosen] = True
+        inside = mask[inputs.owner]
+        counts = np.bincount(inputs.owner[inside], minlength=len(mask))[self.chosen]
+        return self.satisfied_us[inside], np.cumsum(counts) - counts
 
 
-def _first_key(inputs: EvaluationInput, chosen: Int64s, relevant: RelevantEvents, satisfied_us: Int64s) -> Int64s:
-    return np.minimum.reduceat(*_entries(inputs, chosen, satisfied_us))
+def _first_key(of: _Chosen) -> Int64s:
+    return np.minimum.reduceat(*of.entries())
 
 
-def _last_key(inputs: EvaluationInput, chosen: Int64s, relevant: RelevantEvents, satisfied_us: Int64s) -> Int64s:
-    return np.maximum.reduceat(*_entries(inputs, chosen, satisfied_us))
+def _last_key(of: _Chosen) -> Int64s:
+    return np.maximum.reduceat(*of.entries())
 
 
-def _nth_key(inputs: EvaluationInput, chosen: Int64s, relevant: RelevantEvents, satisfied_us: Int64s) -> Int64s:
-    values, first = _entries(inputs, chosen, satisfied_us)
+def _nth_key(of: _Chosen) -> Int64s:
+    values, first = of.entries()
     counts = np.diff(np.append(first, len(values)))
-    nth = np.fmin(inputs.need[chosen], counts + 1.0).astype(np.int64)
+    nth = np.fmin(of.inputs.need[of.chosen], counts + 1.0).astype(np.int64)
     return _nth(values, first, counts, nth)
 
 
@@ -178,21 +176,21 @@ def _nth(values: Int64s, first: Int64s, counts: Int64s, nth: Int64s) -> Int64s:
     return np.where(within, ordered[first + np.where(within, nth, 1) - 1], MAX_TIME_US)
 
 
-def _last_level(inputs: EvaluationInput, chosen: Int64s, relevant: RelevantEvents, satisfied_us: Int64s) -> Int64s:
+def _last_level(of: _Chosen) -> Int64s:
     """A level counts events from any time, and can hold from the created time on."""
-    return np.maximum(_last_key(inputs, chosen, relevant, satisfied_us), inputs.created_us[chosen])
+    return np.maximum(_last_key(of), of.inputs.created_us[of.chosen])
 
 
-def _nth_event(inputs: EvaluationInput, chosen: Int64s, relevant: RelevantEvents, satisfied_us: Int64s) -> Int64s:
+def _nth_event(of: _Chosen) -> Int64s:
     def enough(mine: list[Spans], position: list[Int64s], asked: Int64s, until_us: Int64s) -> Bools:
         total = np.zeros(len(asked), np.int64)
         for span, at in zip(mine, position, strict=True):
             total += np.bincount(at, span.counted(span.until(until_us[at])), minlength=len(asked)).astype(np.int64)
-        for cross_key in relevant.cross_key:
+        for cross_key in of.relevant.cross_key:
             total -= cross_key.total(asked, until_us)[0]
-        return total >= inputs.need[asked]
+        return total >= of.inputs.need[asked]
 
-    return _bisect_time(inputs, chosen, relevant.spans, enough)
+    return _bisect_time(of, enough)
 
 
 class _Sums:
@@ -218,13 +216,13 @@ class _Sums:
         return total
 
 
-def _enough_value(inputs: EvaluationInput, chosen: Int64s, relevant: RelevantEvents, satisfied_us: Int64s) -> Int64s:
-    sums = _Sums(relevant)
+def _enough_value(of: _Chosen) -> Int64s:
+    sums = _Sums(of.relevant)
 
     def enough(mine: list[Spans], position: list[Int64s], asked: Int64s, until_us: Int64s) -> Bools:
-        return sums.up_to(mine, position, asked, until_us).at_least(inputs.sum_need[asked])
+        return sums.up_to(mine, position, asked, until_us).at_least(of.inputs.sum_need[asked])
 
-    return _bisect_time(inputs, chosen, relevant.spans, enough)
+    return _bisect_time(of, enough)
 
 
 def totals(inputs: EvaluationInput, spans: list[Spans], resolved_us: Int64s) -> Floats:
@@ -251,16 +249,12 @@ def _values(segment: EventSegment) -> Numbers:
     return segment.value
 
 
-def _bisect_time(
-    inputs: EvaluationInput,
-    chosen: Int64s,
-    spans: list[Spans],
-    enough: Callable[[list[Spans], list[Int64s], Int64s, Int64s], Bools],
-) -> Int64s:
+def _bisect_time(of: _Chosen, enough: Callable[[list[Spans], list[Int64s], Int64s, Int64s], Bools]) -> Int64s:
     """Smallest event time at which ``enough`` holds for each chosen operation, MAX_TIME_US where it does not.
 
     ``enough`` gets operations and a time for each, their spans, and the position of each span's operation.
     """
+    inputs, chosen, spans = of.inputs, of.chosen, of.relevant.spans
     place = np.full(len(inputs.rule), -1)
     place[chosen] = np.arange(len(chosen))
     first = np.full(len(chosen), MAX_TIME_US)
@@ -317,11 +311,77 @@ def _reach_levels(inputs: EvaluationInput, history: list[Spans], satisfied_us: I
         np.minimum.at(satisfied_us, owner, time_us)
 
 
-_RESOLVERS = {
-    Rule.ANY_KEY: _first_key,
-    Rule.ALL_KEYS: _last_key,
-    Rule.QUORUM: _nth_key,
-    Rule.COUNT: _nth_event,
-    Rule.SUM_AT_LEAST: _enough_value,
-    Rule.LEVEL: _last_level,
+@dataclass(frozen=True)
+class _Failures:
+    """Failures of the keys of all inputs."""
+
+    inputs: EvaluationInput
+    fail_us: Int64s  # (m,) the first failure of each entry's key
+    lost_us: Int64s  # (m,) the same, MAX_TIME_US where the key is satisfied
+
+    def first_lost(self) -> Int64s:
+        """The first failure of a key that is not satisfied."""
+        return np.minimum.reduceat(self.lost_us, self.inputs.first_entry)
+
+    def last_lost(self) -> Int64s:
+        """The failure of the last key, where none is satisfied."""
+        return np.maximum.reduceat(self.lost_us, self.inputs.first_entry)
+
+    def last(self) -> Int64s:
+        """The failure of the last key, satisfied or not."""
+        return np.maximum.reduceat(self.fail_us, self.inputs.first_entry)
+
+    def last_unless_met(self) -> Int64s:
+        """The same, but for needs of nothing, which are met."""
+        return np.where(self.inputs.need > 0, self.last(), MAX_TIME_US)
+
+    def too_many_lost(self) -> Int64s:
+        """A quorum survives as long as enough keys are left; one of more keys than there are fails with the first."""
+        first, counts = self.inputs.first_entry, np.bincount(self.inputs.owner, minlength=len(self.inputs.rule))
+        spare = counts - np.fmin(self.inputs.need, counts + 1.0).astype(np.int64)
+        first_fail = np.minimum.reduceat(self.fail_us, first)
+        return np.where(spare < 0, first_fail, _nth(self.lost_us, first, counts, spare + 1))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far operations have come, (n,) each, in what their rules may count."""
+
+    n_keys: Floats
+    satisfied: Floats
+    """Keys that are satisfied."""
+    matched: Floats
+    total: Floats
+    """What values add up to."""
+    need: Floats
+    sum_need: Floats
+
+
+@dataclass(frozen=True)
+class RuleTraits:
+    """What sets one rule apart when it is evaluated; what it asks of a query is in `criteria`."""
+
+    when: Callable[[_Chosen], Int64s]
+    """When the criterion of each operation comes to hold."""
+    lost_when: Callable[[_Failures], Int64s]
+    """When it can no longer come to hold, of all inputs."""
+    reached: Callable[[Progress], Floats]
+    needed: Callable[[Progress], Floats]
+
+
+def _one_key(of: Progress) -> Floats:
+    return np.ones(len(of.need))
+
+
+TRAITS = {
+    Rule.ANY_KEY: RuleTraits(
+        _first_key, _Failures.last_lost, lambda of: of.satisfied, lambda of: np.ones_like(of.need)
+    ),
+    Rule.ALL_KEYS: RuleTraits(_last_key, _Failures.first_lost, lambda of: of.satisfied, lambda of: of.n_keys),
+    Rule.QUORUM: RuleTraits(_nth_key, _Failures.too_many_lost, lambda of: of.satisfied, lambda of: of.need),
+    Rule.COUNT: RuleTraits(_nth_event, _Failures.last, lambda of: of.matched, lambda of: of.need),
+    Rule.SUM_AT_LEAST: RuleTraits(
+        _enough_value, _Failures.last_unless_met, lambda of: of.total, lambda of: of.sum_need
+    ),
+    Rule.LEVEL: RuleTraits(_last_level, _Failures.first_lost, lambda of: of.satisfied, lambda of: of.n_keys),
 }

@@ -12,8 +12,10 @@ from spark_purgatory.core.arrays.numbers import Floats, Numbers, as_doubles, con
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US, saturating_add
 from spark_purgatory.core.engine.evaluation import (
+    TRAITS,
     EvaluationInput,
     EvaluationResult,
+    Progress,
     RelevantEvents,
     evaluate,
     totals,
@@ -100,18 +102,21 @@ class Resolver:
     def progress(self, resolutions: Resolutions) -> tuple[Floats, Floats]:
         """(how far each row has come, how far it has to come), (n,) float64 each: keys, events, or a sum of values."""
         inputs, entries = self._inputs(resolutions.rows)
-        n, owner = len(inputs.rule), inputs.owner
-        satisfied = np.bincount(owner[resolutions.result.satisfied], minlength=n)
-        keys = np.bincount(owner, minlength=n)
+        n, owner, result = len(inputs.rule), inputs.owner, resolutions.result
         sums = totals(inputs, self._relevant(inputs, resolutions.rows, entries), resolutions.resolved_us)
         units = 1.0 if self.spec.scale is None else 10.0**self.spec.scale
-        need, sum_need = inputs.need, as_doubles(inputs.sum_need) / units
-        reached = {Rule.COUNT: resolutions.result.matched, Rule.SUM_AT_LEAST: sums / units}
-        needed = {Rule.ANY_KEY: np.ones(n), Rule.QUORUM: need, Rule.COUNT: need, Rule.SUM_AT_LEAST: sum_need}
-        return (
-            np.choose(inputs.rule, [reached.get(rule, satisfied).astype(float) for rule in Rule]),
-            np.choose(inputs.rule, [needed.get(rule, keys).astype(float) for rule in Rule]),
+        progress = Progress(
+            n_keys=np.bincount(owner, minlength=n).astype(float),
+            satisfied=np.bincount(owner[result.satisfied], minlength=n).astype(float),
+            matched=result.matched.astype(float),
+            total=sums / units,
+            need=inputs.need,
+            sum_need=as_doubles(inputs.sum_need) / units,
         )
+        reached, needed = zip(
+            *((each.reached(progress), each.needed(progress)) for each in TRAITS.values()), strict=True
+        )
+        return np.choose(inputs.rule, reached), np.choose(inputs.rule, needed)
 
     def _inputs(self, rows: Int64s) -> tuple[EvaluationInput, Int64s]:
         """What to evaluate of ``rows``, (n,), and their watch entries, (m,)."""

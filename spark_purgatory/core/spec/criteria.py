@@ -13,12 +13,30 @@ from decimal import Decimal
 from spark_purgatory.core.spec.codes import RULES, Rule
 from spark_purgatory.errors import ConfigError
 
-KEYED = (Rule.ANY_KEY, Rule.ALL_KEYS, Rule.QUORUM, Rule.LEVEL)
-"""Rules that are satisfied key by key: these have missing keys."""
-VALUED = (Rule.SUM_AT_LEAST, Rule.LEVEL)
-"""Rules that read the events' values."""
-COUNTED = (Rule.QUORUM, Rule.COUNT)
-"""Rules that need a whole number, of at least 1: of keys or of events."""
+
+@dataclass(frozen=True)
+class RuleNeeds:
+    """What a rule looks at, and what it asks of a query; how it is evaluated is in `evaluation`."""
+
+    by_key: bool
+    """It is satisfied key by key: its operations have missing keys."""
+    values: bool = False
+    """It reads the events' values."""
+    whole: bool = False
+    """It needs a whole number, of at least 1: of keys or of events."""
+
+
+RULE_NEEDS = {
+    Rule.ANY_KEY: RuleNeeds(by_key=True),
+    Rule.ALL_KEYS: RuleNeeds(by_key=True),
+    Rule.QUORUM: RuleNeeds(by_key=True, whole=True),
+    Rule.COUNT: RuleNeeds(by_key=False, whole=True),
+    Rule.SUM_AT_LEAST: RuleNeeds(by_key=False, values=True),
+    Rule.LEVEL: RuleNeeds(by_key=True, values=True),
+}
+KEYED = tuple(rule for rule, needs in RULE_NEEDS.items() if needs.by_key)
+VALUED = tuple(rule for rule, needs in RULE_NEEDS.items() if needs.values)
+COUNTED = tuple(rule for rule, needs in RULE_NEEDS.items() if needs.whole)
 SMALLEST_SUM, LARGEST_SUM = 2.0**-43, 2.0**62
 """Bounds of the need of a sum of doubles: within them every digit counts (`exact_sums`)."""
 
