@@ -102,10 +102,7 @@ def state_findings(states: ShardStates) -> Iterator[Finding]:
         yield Finding("shards", "states of different queries", RESTORE_STATE)
     else:
         yield Finding("shards", f"{number}; {len(sound):,} have a state")
-    versions = sorted({shard["version"] for shard in sound})
-    older = [version for version in versions if version != VERSION]
-    text = f"version {', '.join(map(str, versions))}"
-    yield note("state format", f"{text}: written anew as {VERSION}") if older else Finding("state format", text)
+    yield Finding("state format", f"version {VERSION}")
     settings = {name: value for name, value in json.loads(spec).items() if value not in ("", None)}
     yield Finding("settings of the query", ", ".join(f"{name}={value}" for name, value in settings.items()))
     yield Finding("pending", f"{sum(shard['pending'] for shard in sound):,} operations")
