@@ -13,7 +13,7 @@ ORPHAN_COLUMNS = tuple(field.name for field in ORPHAN_FIELDS)
 REJECTIONS = tuple(each.name.lower() for each in OperationRejection if each)
 """Why operations are REJECTED, as counters name it."""
 EVENT_REJECTIONS = tuple(each.name.lower() for each in EventRejection if each)
-"""Why events are rejected, as counters name it."""
+"""Why events are rejected, as counters name it; ``foreign_key`` alone is counted of events that are not rejected."""
 COUNTERS = (
     "received",
     "completed",

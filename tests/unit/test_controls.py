@@ -182,6 +182,19 @@ def test_where_events_go_to_the_shard_of_their_key_an_operation_alone_is_rejecte
     assert rejections[EventRejection.OPERATION_ALONE] == rejections[EventRejection.NULL_KEY] == 1
 
 
+@both
+def test_an_event_that_names_a_waiting_operation_on_a_key_that_this_does_not_have_is_counted(spec: EngineSpec) -> None:
+    spec = replace(spec, criterion=criteria.all_keys())
+    shards = Shards(spec, shards=3, several=True)
+    events = told("cancel:z:14@o complete:z:14@o cancel:a:14@nobody complete:b:14@o complete:a:14") + alone(
+        "force:-:14@p"
+    )
+    shards.run([([op("o", "ab"), op("p", "ab")], [], 0), ([], events, 0)])
+    tallies = shards.tallies()
+    assert sum(tally.event_rejections[EventRejection.FOREIGN_KEY] for tally in tallies) == 2
+    assert sum(tally.events_rejected for tally in tallies) == 0, "an operation of this id that has the key may come yet"
+
+
 def test_a_pair_without_a_key_is_none_with_an_empty_one() -> None:
     ids, keys = pa.array(["", "", "7:x", "7:x", "0"]), pa.array([None, "", None, "a", None])
     pairs = pair_of(ids, keys)

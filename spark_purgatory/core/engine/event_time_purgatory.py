@@ -29,9 +29,10 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_purgatory.core.arrays.held_bytes import held_bytes
-from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s
 from spark_purgatory.core.arrays.times import (
     MAX_TIME_US,
     saturating_add,
@@ -44,10 +45,11 @@ from spark_purgatory.core.engine.operation_table import OperationTable
 from spark_purgatory.core.engine.outcomes import MissingKeys, OutcomeBatch, Outcomes
 from spark_purgatory.core.engine.resolver import Resolver
 from spark_purgatory.core.engine.shard_events import ShardEvents
+from spark_purgatory.core.events.control_log import pair_of
 from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory
 from spark_purgatory.core.spec.arrivals import EventArrivals, OperationArrivals
-from spark_purgatory.core.spec.codes import OperationRejection, Status
+from spark_purgatory.core.spec.codes import EventRejection, OperationRejection, Status
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import LimitError
 
@@ -98,11 +100,36 @@ def earliest_read(purgatory: DelayedOperationPurgatory, table: OperationTable, s
     return earliest
 
 
+def named_rows(purgatory: DelayedOperationPurgatory, table: OperationTable, events: EventArrivals) -> Int64s:
+    """Waiting rows that the events name; by the hash of the id, so there may be others."""
+    assert events.operation_hash is not None, "bug: an event that names no operation"
+    return np.flatnonzero((purgatory.state.values == WAITING) & np.isin(table.id_hash, events.operation_hash))
+
+
+def foreign_keys(purgatory: DelayedOperationPurgatory, table: OperationTable, events: EventArrivals) -> int:
+    """How many of the events name a waiting operation and bring a key that it does not have."""
+    if events.operation_ids is None:
+        return 0
+    events = events.take(np.flatnonzero(as_bools(events.operation_ids.is_valid()) & as_bools(events.keys.is_valid())))
+    rows = named_rows(purgatory, table, events) if len(events) else EMPTY
+    if not len(rows) or events.operation_ids is None:
+        return 0
+    entries, owner = purgatory.watchers.entries_of(rows)
+    ids = table.ids.take(rows)
+    held = pair_of(ids.take(pa.array(owner)), purgatory.watchers.keys.take(entries))
+    waits = pc.is_in(_alone(events.operation_ids), value_set=_alone(ids))
+    has_key = pc.is_in(pair_of(events.operation_ids, events.keys), value_set=held)
+    return int(np.count_nonzero(as_bools(waits) & ~as_bools(has_key)))
+
+
+def _alone(ids: pa.Array) -> pa.Array:
+    return pair_of(ids, pa.nulls(len(ids), pa.string()))
+
+
 def first_keys(purgatory: DelayedOperationPurgatory, table: OperationTable, events: EventArrivals) -> EventSegment:
     """The first key of each waiting operation that the events name by id, as if it had come: to have them tried."""
-    assert events.operation_hash is not None, "bug: an event without a key and an operation"
-    rows = np.flatnonzero((purgatory.state.values == WAITING) & np.isin(table.id_hash, events.operation_hash))
-    entries, watchers = purgatory.watchers.first_entries(rows), purgatory.watchers
+    rows, watchers = named_rows(purgatory, table, events), purgatory.watchers
+    entries = watchers.first_entries(rows)
     return EventSegment.build(
         watchers.keys.take(entries), watchers.hashes.values[entries], np.zeros(len(rows), np.int64)
     )
@@ -188,6 +215,9 @@ class EventTimePurgatory:
         if len(events):
             arrived = self.events.take(events, self.watermark_us)
             if self.pending:
+                if self.spec.whole_operations and self.spec.identity_width == 1:
+                    foreign = foreign_keys(self.purgatory, self.rows, events)
+                    self.outcomes.tally.event_rejections[EventRejection.FOREIGN_KEY] += foreign
                 self.completion.check(arrived)
                 if events.keys.null_count:
                     alone = events.take(np.flatnonzero(as_bools(events.keys.is_null())))

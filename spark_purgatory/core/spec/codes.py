@@ -109,6 +109,8 @@ class EventRejection(Rejection):
         8,
         "the key is null, and without scope operation_id alone reaches no operation with one key",
     )
+    FOREIGN_KEY = 9, "the operation that it names waits, and does not have its key"
+    """Counted alone: the event is not rejected, for another operation of the id may come."""
 
 
 class EventMark(IntFlag):
