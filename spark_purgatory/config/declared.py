@@ -215,6 +215,13 @@ class Options:
         """A size in bytes."""
         return parse_size(getattr(self, name), self.section + name)
 
+    def in_numbers(self) -> str:
+        """Sizes in bytes and durations in milliseconds, for a log line."""
+        declared: type = type(self)
+        texts = {Size: lambda name: f"{self.bytes_of(name):,} bytes", Duration: lambda name: f"{self.ms_of(name):,} ms"}
+        kinds = {name: option.kind for name, option in options_of(declared).items() if option.kind in texts}
+        return ", ".join(f"{name} {texts[kind](name)}" for name, kind in kinds.items())
+
     def names_of(self, name: str) -> tuple[str, ...]:
         """Names of columns, however they were given."""
         return checked_names(getattr(self, name), self.section + name)

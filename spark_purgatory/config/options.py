@@ -53,6 +53,8 @@ class Operations(Options):
         dropped: Columns of the checkpoint that you give up although the query has a new column of the same type.
             Without this the query is refused: it looks as if a column was renamed, and its values would be lost. Fields
             of structs are named by their path ("address.city", "lines.element.city").
+        helpers: Columns that the outcome leaves out, and so the table does: a ``timeout`` of intervals, which Delta
+            cannot store, or what a ``criterion`` reads. `pending` shows them.
 
     Ids and keys are strings (of the collation UTF8_BINARY), whole numbers, decimals, booleans, dates, timestamps or
     binary. What is compared with them has the same type. A timestamp is compared by its instant and shown in UTC:
@@ -80,6 +82,8 @@ class Operations(Options):
     idle_after: Annotated[Duration | None, IDLE_AFTER] = None
     outcomes_of: NamedPurgatory | None = None
     dropped: Annotated[Names, "Columns of the checkpoint to give up, which a new column looks like."] = ()
+
+    helpers: Annotated[Names, "Columns that are read here and that the outcome leaves out, such as `timeout`."] = ()
 
     section: ClassVar[str] = "operations."
 

@@ -23,7 +23,9 @@ def settings_from(texts: Sequence[str]) -> dict[str, str]:
 
 
 def place_of(table: str) -> dict[str, str]:
-    """A table as `SinkOptions` takes it: what has a slash or a backslash is a path, all else a name."""
+    """A table as `SinkOptions` takes it: what has a slash or a backslash, and "..", is a path, all else a name."""
+    if ".." in table.split("/") and "://" not in table:
+        table = str(Path(table).resolve())
     return {"path": table} if "/" in table or "\\" in table else {"table": table}
 
 

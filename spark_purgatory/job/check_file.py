@@ -11,6 +11,7 @@ from rich.table import Table
 from spark_purgatory.config import Completions, Operations, PurgatoryOptions
 from spark_purgatory.core.spec.criteria import COUNTED, VALUED, ByRow
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.job.check_columns import check_job
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import DeltaSource, Input, JobConfig, KafkaSource
 from spark_purgatory.terminal import terminal
@@ -22,6 +23,7 @@ def check_file(job_file: Path, changes: Sequence[str], console: Console) -> int:
     """Print what a job's file would run; the exit code: 0, or 2 where the file is wrong."""
     try:
         config = load_config(job_file, changes)
+        check_job(config, str(job_file))
     except ConfigError as error:
         terminal(stderr=True).print(str(error), style="red", soft_wrap=True, highlight=False)
         return EXIT_CONFIG
@@ -31,7 +33,7 @@ def check_file(job_file: Path, changes: Sequence[str], console: Console) -> int:
     for name, text in described(config):
         table.add_row(name, text)
     console.print(table)
-    console.print(f"{job_file} is right. Columns, their types and the places are checked when the job starts.")
+    console.print(f"{job_file} is right. Types, expressions and places are checked when the job starts.")
     return 0
 
 
@@ -58,6 +60,11 @@ def described(config: JobConfig) -> Iterator[tuple[str, str]]:
     given = config.output.model_fields_set
     yield "output", ", ".join(f"{name} {names(value)}" for name, value in vars(config.output).items() if name in given)
     yield "checkpoint", config.checkpoint
+    if config.dead_letters is not None:
+        yield "dead letters", f"path {config.dead_letters.path}, checkpoint {config.dead_letters_checkpoint}"
+    if config.metrics is not None:
+        shown = config.metrics.model_dump(exclude_defaults=True)
+        yield "metrics", ", ".join(f"{name} {value}" for name, value in shown.items())
     trigger = config.trigger
     yield "trigger", "availableNow: until all was read" if trigger.availableNow else f"every {trigger.processingTime}"
     yield "Spark", f"state store {config.chosen_store}, settings: {', '.join(config.spark) or 'none of its own'}"

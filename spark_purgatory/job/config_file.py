@@ -85,6 +85,14 @@ def _unknown_field(location: tuple[int | str, ...]) -> str:
     return f"unknown field{f', did you mean {near[0]!r}' if near else ''}; allowed: {', '.join(names)}"
 
 
+def _form(location: tuple[int | str, ...]) -> str:
+    """How a section is written that was given as a single value."""
+    if location == ("trigger",):
+        return "write processingTime: 10 seconds, or availableNow: true, below it"
+    model = _model_at((*location, ""))
+    return f"holds fields: {', '.join(model.model_fields)}" if model is not None else "holds fields"
+
+
 def _given(error: ErrorDetails) -> str:
     """The value as the file has it, or nothing where it is absent, large or may be a secret."""
     shown = not isinstance(error["input"], (dict, list, BaseModel)) and error["type"] not in (
@@ -102,6 +110,8 @@ def _problem(error: ErrorDetails) -> Problem:
     allowed = error["msg"].removeprefix("Value error, ")
     field = _field_path(error["loc"])
     match error["type"]:
+        case "model_type":
+            allowed = _form(error["loc"])
         case "missing":
             allowed = "required"
         case "extra_forbidden":

@@ -19,6 +19,7 @@ from rich.console import Console
 from spark_purgatory import metrics
 from spark_purgatory.errors import ConfigError, PurgatoryError
 from spark_purgatory.job import dead_letters
+from spark_purgatory.job.check_columns import check_job
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
 from spark_purgatory.job.progress import Progress
@@ -62,7 +63,7 @@ def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequ
             query = sink.write_stream(outcomes, checkpoint=config.checkpoint, trigger=trigger, query_name=config.name)
             if config.metrics is not None or console.is_terminal:
                 every, name = wanted.gauges_every, config.options().name
-                monitor(query, progress.take_sample, *reporters, gauges_every=every, name=name, spark=spark)
+                monitor(query, progress.take_sample, *reporters, gauges_every=every, name=name)
             _follow(query, dead, progress, stop)
     finally:
         if dead is not None:
@@ -172,6 +173,7 @@ def run_file(job_file: Path, changes: Sequence[str], spark_log: Path | None, sho
 
     def body() -> int:
         config = load_config(job_file, changes)
+        check_job(config, str(job_file))
         spark = build_session(config, spark_log)
         stop.listen()
         try:

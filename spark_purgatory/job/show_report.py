@@ -24,10 +24,10 @@ def write_report(
             from spark_purgatory.job.report import page, read_report
         except ImportError as error:
             raise ConfigError("the report draws with matplotlib: pip install 'spark-purgatory[plot]'") from error
+        place = place_of(table)
+        sink = RecordAccumulator(path=place.get("path"), table=place.get("table"))  # before Spark: it may be refused
         with console.status("Starting Spark"):
             spark = reading_session(settings_from(settings), log_file(), delta=True)
-        place = place_of(table)
-        sink = RecordAccumulator(path=place.get("path"), table=place.get("table"))
         with console.status("Reading the checkpoint and the table"):
             text = page(read_report(spark, checkpoint, sink, prefix))
         output.parent.mkdir(parents=True, exist_ok=True)

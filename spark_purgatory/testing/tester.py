@@ -322,7 +322,9 @@ class PurgatoryTester:
         schema, orphans = self._outcome_schema(), bool(self.purgatory.orphans)
         given = [outcome_columns(batch, schema, orphans) for batch in batches]
         tables = [pa.Table.from_arrays(columns, schema=schema) for columns in given]
-        return pa.concat_tables([schema.empty_table(), *tables])
+        helpers = {name.lower() for name in self.purgatory.operations.names_of("helpers")}
+        kept = [name for name in schema.names if name.lower() not in helpers]
+        return pa.concat_tables([schema.empty_table(), *tables]).select(kept)
 
 
 def _dicts(table: pa.Table) -> list[dict[str, Any]]:

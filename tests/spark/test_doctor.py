@@ -62,6 +62,9 @@ def rewrite(file: Path, text: bytes) -> None:
 
 def test_a_table_is_a_path_where_it_has_a_slash_of_either_kind() -> None:
     assert place_of("/lake/orders") == {"path": "/lake/orders"}
+    assert place_of("../orders") == {"path": str(Path.cwd().parent / "orders")}
+    assert place_of("..") == {"path": str(Path.cwd().parent)}
+    assert place_of("/lake/a/../orders") == {"path": "/lake/orders"}
     assert place_of(r"C:\lake\orders") == {"path": r"C:\lake\orders"}
     assert place_of("main.sales.orders") == {"table": "main.sales.orders"}
 

@@ -422,12 +422,12 @@ def test_a_delta_table_and_csv_in_a_table_by_name_out(spark: SparkSession, tmp_p
         f"""
         operations:
           source: {{format: delta, path: "{tmp_path}/requests"}}
-          select: ["*", "at as created"]
+          select: ["*", "at as created", "make_dt_interval(0, 0, 0, within / 1000) as wait"]
           id: id
           keys: [id]
           created: created
-          timeout: within
-          timeout_unit: milliseconds
+          timeout: wait
+          helpers: [wait, within]
           watermark: 0 seconds
         completions:
           source:
@@ -451,6 +451,7 @@ def test_a_delta_table_and_csv_in_a_table_by_name_out(spark: SparkSession, tmp_p
     assert summary.conserved, said.getvalue()
     assert summary.tally.pending == 1, "the clock stands at the requests' time: the other one still waits"
     [row] = spark.read.table("replies_awaited").collect()
+    assert not {"wait", "within"} & set(row.asDict()), "helpers do not reach the table, which cannot hold intervals"
     assert (row["id"], row["outcome_status"], row["outcome_wait_ms"], row["wait_ms"]) == ("a", "COMPLETED", 30_000, 1)
     spark.sql("DROP TABLE replies_awaited")
 

@@ -195,7 +195,7 @@ def test_two_runs_on_one_staging_folder_are_seen() -> None:
 
 
 def test_an_option_that_does_not_exist_is_an_error_of_the_call() -> None:
-    with pytest.raises(TypeError, match="batch_sise"):
+    with pytest.raises(ConfigError, match="no batch_sise=, did you mean 'batch_size'"):
         RecordAccumulator(path="/t", batch_sise="1 MB")  # type: ignore[call-arg]
 
 

@@ -273,13 +273,29 @@ def test_partition_columns_that_the_stream_lacks_are_named(stream: Stream) -> No
 # --- output modes ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ["complete", "update", "Complete", None])
-def test_an_output_mode_in_which_rows_come_again_is_refused(stream: Stream, mode: Any) -> None:
-    counts = stream.rows().groupBy("part").count()
-    with pytest.raises(ConfigError, match=r"output_mode=.* is not possible: .* watermark .* foreachBatch with MERGE"):
-        RecordAccumulator(path=str(stream.folder / "table")).write_stream(
-            counts, checkpoint=str(stream.checkpoint), output_mode=mode
-        )
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"trigger": "10 seconds"},
+            r"trigger='10 seconds' must be {'processingTime': '10 seconds'} or {'av",
+        ),
+        ({"trigger": {"every": "10 s"}}, r"trigger={'every': '10 s'} must be {'processingTime'"),
+        ({"trigger": {}}, r"trigger={} must be"),
+        ({"trigger": {"processingTime": "soon"}}, "trigger processingTime='soon' is not a duration"),
+        ({"trigge": {}}, r"write_stream\(\) has no trigge=, did you mean 'trigger'\?"),
+        (
+            {"output_mode": "append"},
+            r"write_stream\(\) has no output_mode=\. It has df, checkpoint, trigger, que",
+        ),
+    ],
+)
+def test_a_wrong_argument_of_write_stream_is_refused_by_name(stream: Stream, given: dict[str, Any], said: str) -> None:
+    sink = RecordAccumulator(path=str(stream.folder / "table"))
+    with pytest.raises(ConfigError, match=said):
+        sink.write_stream(stream.rows(), **{"checkpoint": str(stream.checkpoint), **given})
+    with pytest.raises(ConfigError, match="write_stream takes a streaming DataFrame, not a str"):
+        sink.write_stream("/lake/rows", checkpoint=str(stream.checkpoint))  # type: ignore[arg-type]
     assert not stream.checkpoint.exists()
 
 

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.schema import OUTCOME_COLUMNS
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.conftest import COMPILED
@@ -207,6 +208,23 @@ def test_operations_with_several_keys_see_events_of_all_of_them(spark: SparkSess
     with pytest.raises(PythonException, match=r"max_broadcast_bytes is 100 and .* each of 3 shards .* scope="):
         little.resolve(*landing.frames(spark, streaming=False)).collect()
     assert replace(little, shards=1).resolve(*landing.frames(spark, streaming=False)).count() == 6
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_helpers_are_read_and_left_out_of_the_outcome(spark: SparkSession, tmp_path: Path, streaming: bool) -> None:
+    landing = Landing(tmp_path).add([operation("a")], [event("a", 4)])
+    operations, events = landing.frames(spark, streaming=streaming)
+    operations = operations.withColumn("wait", F.expr("interval '5' minute"))
+    given = Operations(
+        id="id", keys="key", created="created", timeout="wait", helpers=["wait", "row"], watermark="1 minute"
+    )
+    outcomes = purgatory(operations=given).resolve(operations, events)
+    kept = [name for name in operations.columns if name not in ("wait", "row")]
+    assert outcomes.columns == [*kept, *OUTCOME_COLUMNS]
+    if not streaming:
+        assert [row.status for row in outcomes.collect()] == ["COMPLETED"]
+    with pytest.raises(ConfigError, match=r"operations\.helpers='rwo' is not a column"):
+        purgatory(operations=replace(given, helpers="rwo")).resolve(operations, events)
 
 
 def test_column_arguments_take_columns_intervals_and_numbers_of_a_unit(spark: SparkSession, tmp_path: Path) -> None:

@@ -77,8 +77,12 @@ def compare(
 def test_keys_of_every_type_have_the_texts_that_spark_gives_them(spark: SparkSession, kind: str, keys: str) -> None:
     ddl, values = KEYS[kind]
     purgatory = Purgatory(
-        operations=Operations(id="id", keys="keys" if keys == "array" else "id", created="created", timeout="wait"),
-        completions=Completions(key="key", time="time", operation_id="named", event_id="event", kind="kind"),
+        operations=Operations(
+            id="id", keys="keys" if keys == "array" else "id", created="created", timeout="wait", watermark="0 seconds"
+        ),
+        completions=Completions(
+            key="key", time="time", operation_id="named", event_id="event", kind="kind", watermark="0 seconds"
+        ),
         criterion=criteria.quorum(1) if keys == "one" else criteria.all_keys(),
         emit="final",
         scope="region" if keys == "partition" else None,
@@ -122,9 +126,14 @@ def test_numbers_of_every_type_are_compared_as_spark_compares_them(spark: SparkS
 
     purgatory = Purgatory(
         operations=Operations(
-            id="id", keys=["left", "right"], created="created", timeout="wait_ms", timeout_unit="milliseconds"
+            id="id",
+            keys=["left", "right"],
+            created="created",
+            timeout="wait_ms",
+            timeout_unit="milliseconds",
+            watermark="0 seconds",
         ),
-        completions=Completions(key="key", time="time", value="value"),
+        completions=Completions(key="key", time="time", value="value", watermark="0 seconds"),
         criterion=criteria.by_row("rule", "need", "levels"),
         prefix="o_",
     )
@@ -155,29 +164,46 @@ def test_numbers_of_every_type_are_compared_as_spark_compares_them(spark: SparkS
 
 def test_what_the_product_refuses_the_tester_refuses_in_the_same_words(spark: SparkSession) -> None:
     base: dict[str, Any] = {
-        "operations": Operations(id="id", keys="key", created="created", timeout="1 hour"),
-        "completions": Completions(key="key", time="time"),
+        "operations": Operations(id="id", keys="key", created="created", timeout="1 hour", watermark="0 seconds"),
+        "completions": Completions(key="key", time="time", watermark="0 seconds"),
         "criterion": criteria.any_key(),
     }
     operations = struct(id="string", key="string", created="timestamp", keys="array<string>", at="double", many="int")
     completions = struct(key="string", time="timestamp", number="bigint", text="string")
     cases: list[dict[str, Any]] = [
-        {"operations": Operations(id="at", keys="key", created="created", timeout="1 hour")},
-        {"operations": Operations(id="id", keys=["key", "many"], created="created", timeout="1 hour")},
-        {"operations": Operations(id="id", keys="nothing", created="created", timeout="1 hour")},
-        {"operations": Operations(id="id", keys="key", created="created", timeout="at", timeout_unit="days")},
-        {"operations": Operations(id="id", keys="key", created="created", timeout="many")},
-        {"operations": Operations(id="id", keys="keys", created="created", timeout="1 hour"), "shards": None},
-        {"operations": Operations(id="id", keys="keys", created="created", timeout="1 hour"), "orphans": True},
-        {"completions": Completions(key="number", time="time")},
-        {"completions": Completions(key="key", time="time", value="text", kind="text")},
-        {"completions": Completions(key="key", time="time", kind="number")},
-        {"completions": Completions(key="key", time="time", operation_id="number")},
+        {"operations": Operations(id="at", keys="key", created="created", timeout="1 hour", watermark="0 seconds")},
+        {
+            "operations": Operations(
+                id="id", keys=["key", "many"], created="created", timeout="1 hour", watermark="0 seconds"
+            )
+        },
+        {"operations": Operations(id="id", keys="nothing", created="created", timeout="1 hour", watermark="0 seconds")},
+        {
+            "operations": Operations(
+                id="id", keys="key", created="created", timeout="at", timeout_unit="days", watermark="0 seconds"
+            )
+        },
+        {"operations": Operations(id="id", keys="key", created="created", timeout="many", watermark="0 seconds")},
+        {
+            "operations": Operations(id="id", keys="keys", created="created", timeout="1 hour", watermark="0 seconds"),
+            "shards": None,
+        },
+        {
+            "operations": Operations(id="id", keys="keys", created="created", timeout="1 hour", watermark="0 seconds"),
+            "orphans": True,
+        },
+        {"completions": Completions(key="number", time="time", watermark="0 seconds")},
+        {"completions": Completions(key="key", time="time", value="text", kind="text", watermark="0 seconds")},
+        {"completions": Completions(key="key", time="time", kind="number", watermark="0 seconds")},
+        {"completions": Completions(key="key", time="time", operation_id="number", watermark="0 seconds")},
         {"criterion": criteria.quorum(2)},
         {"criterion": criteria.sum_at_least(2)},
         {"criterion": criteria.by_row("many", "many")},
         {"criterion": criteria.by_row("id", "many", "at")},
-        {"scope": "key", "operations": Operations(id="many", keys="at", created="created", timeout="1 hour")},
+        {
+            "scope": "key",
+            "operations": Operations(id="many", keys="at", created="created", timeout="1 hour", watermark="0 seconds"),
+        },
     ]
     for case in cases:
         purgatory = Purgatory(**base | case)

@@ -53,7 +53,7 @@ def expected(created_us: int | None, wait_us: int | None, paid: bool, now_us: in
         return "REJECTED", "the deadline or time-out is null", None, None
     deadline_us = created_us + wait_us
     if created_us == FIRST and wait_us >= 0:
-        return "REJECTED", "stands for no time", None, None
+        return "REJECTED", "stand for no time", None, None
     if not FIRST <= deadline_us < LAST:
         return "REJECTED", "past the end of time", None, None
     if deadline_us < created_us:

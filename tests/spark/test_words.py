@@ -195,3 +195,28 @@ def test_an_as_of_that_is_no_time_is_refused_by_name(spark: SparkSession, ansi: 
         for value in ("tomorrow evening", "2026-13-01", "", 5):
             with pytest.raises(ConfigError, match=rf"^as_of={value!r} is not a time: "):
                 made().resolve(rows, rows, as_of=value)
+
+
+@pytest.mark.spark
+def test_a_stream_needs_a_watermark_and_a_batch_does_not(spark: SparkSession) -> None:
+    rows = rows_at(spark)
+    bare = {"id": "id", "keys": "key", "created": "created", "timeout": "1 hour"}
+    decide = made(operations=Operations(**bare), completions=Completions(key="key", time="created"))
+    assert [row.status for row in decide.resolve(rows, rows).collect()] == ["COMPLETED"]
+    stream = spark.readStream.format("rate").load().selectExpr("'a' as id", "'a' as key", "timestamp as created")
+    with pytest.raises(ConfigError, match=r"operations\.watermark is not set: .* example \"10 minutes\""):
+        decide.resolve(stream, stream)
+    said = made(operations=Operations(**bare, watermark="1 s"), completions=Completions(key="key", time="created"))
+    with pytest.raises(ConfigError, match=r"completions\.watermark is not set"):
+        said.resolve(stream, stream)
+
+
+@pytest.mark.spark
+def test_wrong_arguments_of_resolve_are_refused_by_name(spark: SparkSession) -> None:
+    rows = rows_at(spark)
+    with pytest.raises(ConfigError, match="operations is a str, not a DataFrame: read it first"):
+        made().resolve("/a", "/b")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="completions is a str, not a DataFrame: read it first"):
+        made().resolve(rows, "/b")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"resolve\(\) has no as_off=, did you mean 'as_of'\?"):
+        made().resolve(rows, rows, as_off="2026-01-01")  # type: ignore[call-arg]

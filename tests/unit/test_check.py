@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.job.check_columns import check_job, ddl_columns
+from spark_purgatory.job.config_file import load_config
 from spark_purgatory.spark import check_release
 
 ROOT = Path(__file__).resolve().parents[2]
+ORDERS = ROOT / "conf" / "orders.yaml"
 
 
 def run(*arguments: str, path: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
@@ -41,10 +44,15 @@ def test_a_file_that_is_right_is_shown_without_java_and_without_secrets(tmp_path
 
 
 def test_a_rule_of_each_row_is_shown_by_its_columns() -> None:
-    changes = ("--set", "purgatory.criterion={by_row: {rule: how, need: many}}", "--set", "completions.value=amount")
+    changes = (
+        "--set",
+        "purgatory.criterion={by_row: {rule: method, need: amount}}",
+        "--set",
+        "completions.value=amount",
+    )
     ran = check("conf/orders.yaml", *changes, "--set", "completions.idle_after=5 seconds")
     assert ran.returncode == 0
-    assert "of each row: rule how, need many" in ran.stdout
+    assert "of each row: rule method, need amount" in ran.stdout
     assert "watermark 10 minutes, idle_after 5 seconds" in ran.stdout
 
 
@@ -99,6 +107,84 @@ def test_an_old_pyspark_and_none_are_one_sentence(tmp_path: Path, source: str, m
     ran = run("-c", "from spark_purgatory import Purgatory", path=str(tmp_path))
     assert ran.returncode == 1
     assert message in ran.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["operations.deadline=null", "operations.timeout=30 minuts"], "'minuts' is not a unit of time"),
+        (["operations.created=orderd_at"], "operations.created: 'orderd_at': is no column, did you mean 'ordered_at'?"),
+        (["completions.key=nothing"], "completions.key: 'nothing': is no column. There are payment_id, order_id"),
+        (["purgatory.scope=amoun"], "purgatory.scope: 'amoun': is no column, did you mean 'amount'?"),
+        (["completions.select=[order_id as id, paid_at]"], "completions.key: 'order_id': is no column"),
+        (
+            ["completions.source.schema=order_id string, paid_at datetime"],
+            "source.schema: 'datetime': column 'paid_at'",
+        ),
+        (
+            ["operations.deadline=null", "operations.timeout=pay_by"],
+            "a Delta table cannot take: add helpers: [pay_by]",
+        ),
+        (["operations.watermark=null"], "operations.watermark is not set"),
+        (["operations.helpers=[amont]"], "operations.helpers: 'amont': is no column, did you mean 'amount'?"),
+        (
+            ["trigger=10 seconds"],
+            "trigger: '10 seconds': write processingTime: 10 seconds, or availableNow: true",
+        ),
+        (["output=outcomes"], "output: 'outcomes': holds fields: path, table"),
+    ],
+)
+def test_what_is_wrong_with_columns_and_sections_is_said_before_spark_starts(changes: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_job(load_config(ORDERS, changes), "orders.yaml")
+    assert message in str(refused.value)
+
+
+def test_columns_are_not_guessed_where_the_file_does_not_say_them() -> None:
+    delta = "operations.source={format: delta, path: /lake/orders}"
+    check_job(load_config(ORDERS, [delta, "operations.created=anything"]), "orders.yaml")
+    unnamed = "completions.select=['*', 'upper(order_id)']"
+    check_job(load_config(ORDERS, [unnamed, "completions.key=upper(order_id)"]), "orders.yaml")
+
+
+def test_a_time_out_of_intervals_that_stays_out_of_the_table_is_right() -> None:
+    changes = (
+        "operations.select=['*', \"amount * interval '1' minute as wait\"]",
+        "operations.deadline=null",
+        "operations.timeout=wait",
+        "operations.helpers=wait",
+    )
+    ran = check("conf/orders.yaml", *(word for change in changes for word in ("--set", change)))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "timeout wait" in ran.stdout
+
+
+def test_dead_letters_and_metrics_are_shown() -> None:
+    json = "operations.source.format=json"
+    ran = check(
+        "conf/orders.yaml", "--set", json, "--set", "dead_letters={path: bad}", "--set", "metrics={json_lines: m}"
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "path bad, checkpoint .demo/checkpoint_dead_letters" in ran.stdout
+    assert "json_lines m" in ran.stdout
+
+
+def test_metrics_without_their_package_are_refused_by_check() -> None:
+    code = (
+        "import importlib.util, sys; find = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name: None if name == 'prometheus_client' else find(name)\n"
+        "from pathlib import Path; from rich.console import Console\n"
+        "from spark_purgatory.job.check_file import check_file\n"
+        "sys.exit(check_file(Path('conf/orders.yaml'), ['metrics={prometheus_port: 9000}'], Console()))"
+    )
+    ran = run("-c", code)
+    assert ran.returncode == 2
+    assert "metrics.prometheus_port: needs a package: pip install 'spark-purgatory[metrics]'" in ran.stderr
+
+
+def test_schemas_are_split_at_their_own_commas() -> None:
+    ddl = "`a,``b` struct<x: int, y: array<int>> NOT NULL COMMENT 'a, b', c:decimal(10, 2), D map<string,int>, e"
+    assert ddl_columns(ddl) == {"a,`b": "struct", "c": "decimal", "D": "map", "e": ""}
 
 
 def test_the_example_is_a_jobs_file_that_check_takes(tmp_path: Path) -> None:

@@ -253,6 +253,11 @@ def test_a_need_in_quotes_is_an_exact_decimal(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
+        (
+            {"operations": {"watermark": None}},
+            "operations: operations.watermark is not set",
+        ),
+        ({"completions": {"watermark": 30}}, "completions.watermark: 30: this is not a duration: it has no unit"),
         ({"operations": {"idle_after": "soon"}}, "operations.idle_after"),
         ({"purgatory": {"emit": "late"}}, r"purgatory.emit: 'late'; allowed: 'early' or 'final'|purgatory.emit"),
         ({"purgatory": {"scop": "x"}}, "did you mean 'scope'"),

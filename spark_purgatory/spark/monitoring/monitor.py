@@ -53,7 +53,6 @@ def monitor(
     checkpoint: str | None = None,
     gauges_every: Duration = "1 minute",
     name: str = "spark_purgatory",
-    spark: SparkSession | None = None,
 ) -> QueryMonitor:
     """Give a sample of a running query to each reporter after every micro-batch, until the query ends.
 
@@ -68,13 +67,12 @@ def monitor(
             `RecordAccumulator` is known; without one these metrics are left out.
         gauges_every: How often they are read. It is a Spark job over the whole state.
         name: The purgatory's ``name``, under which its counters are observed.
-        spark: The session; by default the active one.
 
     Returns:
         The monitor: ``last`` is its last sample, and ``stop()`` ends it.
 
     Raises:
-        ConfigError: There is no active session, or no reporter.
+        ConfigError: There is no reporter.
 
     Example::
 
@@ -82,9 +80,7 @@ def monitor(
     """
     if not reporters:
         raise ConfigError("monitor(query) has no reporter: give metrics.prometheus(port=9108), or a function")
-    session = spark or SparkSession.getActiveSession()
-    if session is None:
-        raise ConfigError("monitor(query): there is no active Spark session, give spark=")
+    session = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
     if checkpoint is None and isinstance(query, AccumulatorQuery):
         checkpoint = query.checkpoint
     made = QueryMonitor(session, query, reporters, checkpoint, parse_duration(gauges_every, "gauges_every"), name)

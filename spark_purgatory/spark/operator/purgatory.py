@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from spark_purgatory.config import ColumnLike, PurgatoryOptions, watermark_ms
+from spark_purgatory.config import ColumnLike, PurgatoryOptions, refuses_unknown_names, watermark_ms
 from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
@@ -32,6 +32,7 @@ from spark_purgatory.spark.operator.inputs import (
     InputTypes,
     Reading,
     events_input,
+    field_column,
     key_prefix,
     number_of,
     operations_input,
@@ -189,6 +190,7 @@ class Purgatory(PurgatoryOptions):
         outcomes = purgatory.resolve(orders, payments)
     """
 
+    @refuses_unknown_names
     def resolve(
         self,
         operations: DataFrame,
@@ -224,6 +226,12 @@ class Purgatory(PurgatoryOptions):
 
             late = purgatory.resolve(orders, payments, as_of="2026-11-01 11:35:00").where("status = 'EXPIRED'")
         """
+        for name, frame in (("operations", operations), ("completions", completions)):
+            if not hasattr(frame, "isStreaming"):
+                raise ConfigError(
+                    f"{name} is a {type(frame).__name__}, not a DataFrame: read it first, with spark.readStream for a "
+                    "stream or with spark.read"
+                )
         if operations.isStreaming != completions.isStreaming:
             kinds = ["a stream" if frame.isStreaming else "a batch DataFrame" for frame in (operations, completions)]
             raise ConfigError(
@@ -231,13 +239,17 @@ class Purgatory(PurgatoryOptions):
             )
         if as_of is not None and operations.isStreaming:
             raise ConfigError("as_of is for batch DataFrames: a stream has a watermark")
+        if operations.isStreaming:
+            check_inputs(operations, self.operations, completions, self.completions)
         case_sensitive = operations.sparkSession.conf.get("spark.sql.caseSensitive") in ("true", "TRUE")
         columns = columns_of(operations.schema, case_sensitive)
         schema = outcome_schema(self, operations.schema)
+        helpers = self.operations.names_of("helpers")
+        for name in helpers:
+            field_column(operations, name, "operations.helpers")
         number = number_of(operations, completions, self.completions, self.criterion)
         reading = Reading(self.criterion, self.us_of("max_future"), self.scope, heartbeats, number)
         if operations.isStreaming:
-            check_inputs(operations, self.operations, completions, self.completions)
             watch(self, operations)
         left = operations_input(operations, self.operations, reading)
         right = events_input(completions, self.completions, reading)
@@ -250,13 +262,14 @@ class Purgatory(PurgatoryOptions):
         spec = replace(engine_spec(self, left, right), columns=columns, case_sensitive=case_sensitive)
         if operations.isStreaming:
             results = with_query(self._stream(packed, spec, sent), Query(spec, self.shards, self.host))
-            return results.mapInArrow(unpacker(arrow_schema(schema), bool(self.orphans)), schema)
+            return results.mapInArrow(unpacker(arrow_schema(schema), bool(self.orphans)), schema).drop(*helpers)
         as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
         decided = batch_function(spec, as_of_ms, sent)
         return (
             packed.groupBy("shard")
             .applyInPandas(decided, RESULT_DDL)
             .mapInArrow(unpacker(arrow_schema(schema), bool(self.orphans)), schema)
+            .drop(*helpers)
         )
 
     def _pack(self, side: Input, number: int, columns: pa.Schema | None = None, broadcast: bool = False) -> DataFrame:

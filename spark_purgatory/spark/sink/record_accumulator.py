@@ -17,7 +17,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_purgatory.accumulator.futures import Callback, RecordFuture
-from spark_purgatory.config import Duration, SinkOptions, Size, is_duration, options_of, parse_duration, require_name
+from spark_purgatory.config import (
+    SinkOptions,
+    is_duration,
+    options_of,
+    parse_duration,
+    refuses_unknown_names,
+    require_name,
+)
 from spark_purgatory.errors import ConfigError, StorageError
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Sender
@@ -38,18 +45,11 @@ APPENDS = (
 )
 OTHER_MODES = re.compile(r"STREAMING_OUTPUT_MODE|with Append output mode")
 """In Spark's errors about a plan and its output mode; those about a function's own mode have no name."""
+TRIGGERS = "{'processingTime': '10 seconds'} or {'availableNow': True}"
 PAUSE_POLLS = 200
 """Ten seconds for a query to pause between two micro-batches."""
 STOP_MS = 500
 """The time for a pausing query to stop."""
-
-
-def settings_text(options: SinkOptions) -> str:
-    """Sizes and durations of a sink, for a log line."""
-    declared = options_of(SinkOptions)
-    sizes = [f"{name} {options.bytes_of(name):,} bytes" for name in declared if declared[name].kind == Size]
-    durations = [f"{name} {options.ms_of(name):,} ms" for name in declared if declared[name].kind == Duration]
-    return ", ".join([*sizes, *durations])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +100,7 @@ class RecordAccumulator(SinkOptions):
     def __str__(self) -> str:
         return str(self.target)
 
+    @refuses_unknown_names
     def write_stream(
         self,
         df: DataFrame,
@@ -107,7 +108,6 @@ class RecordAccumulator(SinkOptions):
         checkpoint: str,
         trigger: Mapping[str, Any] | None = None,
         query_name: str | None = None,
-        output_mode: str = "append",
     ) -> AccumulatorQuery:
         """Start the query.
 
@@ -118,8 +118,6 @@ class RecordAccumulator(SinkOptions):
             trigger: One argument of ``DataStreamWriter.trigger``: ``{"processingTime": "10 seconds"}``, the default;
                 with ``{"availableNow": True}`` everything is in the table when the query has ended.
             query_name: Name shown by Spark.
-            output_mode: "append". In Spark's other modes a row comes again as its result changes, and the table would
-                hold every version of it.
 
         Returns:
             The running query: a `StreamingQuery` that drains what is staged when it ends by itself.
@@ -137,7 +135,8 @@ class RecordAccumulator(SinkOptions):
             )
             query.awaitTermination()
         """
-        self._refuse(df, checkpoint, output_mode)
+        chosen = self._checked_trigger(trigger)
+        self._refuse(df, checkpoint)
         if is_remote():
             look_anew(df.sparkSession)
         options = checked(df.sparkSession, df.schema, self.options, checkpoint)
@@ -145,8 +144,6 @@ class RecordAccumulator(SinkOptions):
         sender = Sender(options, checkpoint, self.on_delivery)
         writer = with_heartbeat(df).writeStream.foreachBatch(sender).outputMode("append")
         writer = writer.option("checkpointLocation", checkpoint)
-        default_ms = min(DEFAULT_TRIGGER_MS, max(1000, self.options.ms_of("linger")))
-        chosen = dict(trigger or {"processingTime": f"{default_ms} milliseconds"})
         writer = writer.trigger(**chosen)
         if query_name:
             writer = writer.queryName(query_name)
@@ -158,7 +155,7 @@ class RecordAccumulator(SinkOptions):
             self.target,
             checkpoint,
             chosen,
-            settings_text(self.options),
+            self.options.in_numbers(),
             __version__,
             df.sparkSession.version,
             df.sparkSession.conf.get("spark.app.id", "unknown"),
@@ -235,13 +232,27 @@ class RecordAccumulator(SinkOptions):
             raise ConfigError(f"there is nothing to {what}: call write_stream first")
         return self._started[-1]
 
-    def _refuse(self, df: DataFrame, checkpoint: str, output_mode: str) -> None:
+    def _checked_trigger(self, trigger: Mapping[str, Any] | None) -> dict[str, Any]:
+        if trigger is None:
+            default_ms = min(DEFAULT_TRIGGER_MS, max(1000, self.options.ms_of("linger")))
+            return {"processingTime": f"{default_ms} milliseconds"}
+        if (
+            not isinstance(trigger, Mapping)
+            or len(trigger) != 1
+            or not {*trigger} <= {"processingTime", "availableNow"}
+        ):
+            raise ConfigError(f"trigger={trigger!r} must be {TRIGGERS}")
+        if "processingTime" in trigger:
+            parse_duration(trigger["processingTime"], "trigger processingTime")
+        return dict(trigger)
+
+    def _refuse(self, df: DataFrame, checkpoint: str) -> None:
+        if not hasattr(df, "isStreaming"):
+            raise ConfigError(f"write_stream takes a streaming DataFrame, not a {type(df).__name__}: spark.readStream")
         if not df.isStreaming:
             raise ConfigError("write_stream takes a streaming DataFrame; write a batch one with df.write")
         if self._started and self._started[-1].running:
             raise ConfigError(f"this accumulator already writes to {self}: stop its query, or make another one")
-        if not isinstance(output_mode, str) or output_mode.lower() != "append":
-            raise ConfigError(f"output_mode={output_mode!r} is not possible: {APPENDS}")
         require_name(checkpoint, "checkpoint")
         path = (self.options.path or "").rstrip("/")
         inside = checkpoint.removeprefix(f"{path}/") if path and checkpoint.startswith(f"{path}/") else "_"
@@ -272,7 +283,7 @@ class AccumulatorQuery:
         self._query = query
         self._sender = sender
         self._spark = spark
-        self._drains_at_end = "availableNow" in trigger or "once" in trigger
+        self._drains_at_end = "availableNow" in trigger
         every = str(trigger.get("processingTime", ""))
         self._trigger_ms = parse_duration(every, "trigger") // 1000 if is_duration(every) else 0
 

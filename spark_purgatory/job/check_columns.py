@@ -1,0 +1,141 @@
+"""What a job's file says of its columns, checked without Spark: their names, their types, and what a table can take.
+
+The columns of an input are known where its schema is in the file (files and Kafka), and where each expression of
+``select`` is a column or ends in ``as name``. Where they are not known, Spark checks them when the job starts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from spark_purgatory.config import (
+    ColumnLike,
+    Columns,
+    Completions,
+    Names,
+    Operations,
+    PurgatoryOptions,
+    TimeOut,
+    is_duration,
+    near,
+    options_of,
+)
+from spark_purgatory.core.spec.criteria import ByRow
+from spark_purgatory.job.config_file import JobConfigError, Problem
+from spark_purgatory.job.job_config import DeltaSource, Input, JobConfig, KafkaSource
+
+TYPES = frozenset(
+    "array bigint binary boolean byte char date dec decimal double float int integer interval long map numeric real "
+    "short smallint string struct timestamp timestamp_ltz timestamp_ntz tinyint varchar variant void".split()
+)
+"""The names with which a type begins in Spark's DDL."""
+COLUMN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s:`]+))\s*:?\s*([A-Za-z_]+)?")
+PLAIN = re.compile(r"\s*(?:[A-Za-z_]\w*\.)*(?:`([^`]+)`|([A-Za-z_]\w*))\s*$")
+ALIAS = re.compile(r"\bas\s+(?:`([^`]+)`|([A-Za-z_]\w*))\s*$", re.IGNORECASE)
+NEEDED_MODULES = {"prometheus_port": ("prometheus_client", "metrics"), "opentelemetry": ("opentelemetry", "otel")}
+"""Fields of ``metrics``: the module that each needs, and the extra that brings it."""
+
+
+def check_job(config: JobConfig, origin: str) -> None:
+    """Raise JobConfigError with all that is wrong with a file's columns, and with what this machine lacks for it."""
+    problems = [*_column_problems(config), *_table_problems(config.options()), *_metrics_problems(config)]
+    if problems:
+        raise JobConfigError(origin, problems)
+
+
+def _metrics_problems(config: JobConfig) -> Iterator[Problem]:
+    for field, (module, extra) in NEEDED_MODULES.items():
+        if getattr(config.metrics, field, None) and find_spec(module) is None:
+            yield Problem(f"metrics.{field}", "", f"needs a package: pip install 'spark-purgatory[{extra}]'")
+
+
+def _table_problems(options: PurgatoryOptions) -> Iterator[Problem]:
+    operations = options.operations
+    column, helpers = operations.timeout_column, operations.names_of("helpers")
+    if isinstance(column, str) and operations.timeout_unit is None and column.lower() not in map(str.lower, helpers):
+        allowed = (
+            f"a column of intervals, which a Delta table cannot take: add helpers: [{column}], or name a column of "
+            "whole numbers and its timeout_unit"
+        )
+        yield Problem("operations.timeout", repr(column), allowed)
+
+
+def _column_problems(config: JobConfig) -> Iterator[Problem]:
+    options = config.options()
+    for name, given, side in (
+        ("operations", config.operations, options.operations),
+        ("completions", config.completions, options.completions),
+    ):
+        columns = {} if isinstance(given.source, DeltaSource) else ddl_columns(given.source.schema_ddl)
+        for column, kind in columns.items():
+            if kind.lower() not in TYPES:
+                allowed = f"column {column!r} has no type that Spark knows{near(kind.lower(), TYPES) or '.'}"
+                yield Problem(f"{name}.source.schema", repr(kind), allowed)
+        known = selected(given, columns)
+        for field, column in named(side, options) if known else ():
+            if column.split(".")[0].strip("`").lower() not in {each.lower() for each in known}:
+                allowed = f"is no column{near(column, known) or '.'} There are {', '.join(known)}"
+                yield Problem(field, repr(column), allowed)
+
+
+def named(side: Operations | Completions, options: PurgatoryOptions) -> Iterator[tuple[str, str]]:
+    """The columns that an input must have: the field that names each, and its name."""
+    declared: type = type(side)
+    for name, option in options_of(declared).items():
+        value = getattr(side, name)
+        if option.kind in (ColumnLike, Columns, Names, TimeOut) and name != "dropped" and not is_duration(value):
+            for each in (value,) if isinstance(value, str) else value or ():
+                yield side.section + name, each
+    if isinstance(side, Operations) and isinstance(options.criterion, ByRow):
+        for name, column in vars(options.criterion).items():
+            if isinstance(column, str):
+                yield f"purgatory.criterion.by_row.{name}", column
+    if isinstance(options.scope, str):
+        yield "purgatory.scope", options.scope
+
+
+def selected(given: Input, columns: dict[str, str]) -> list[str]:
+    """Names of an input's columns after ``select``; none where they cannot be told."""
+    names: list[str] = []
+    for expression in given.select:
+        if expression.strip() == "*":
+            if not columns:
+                return []
+            names += [*columns, *(["kafka_timestamp"] if isinstance(given.source, KafkaSource) else [])]
+            continue
+        found = ALIAS.search(expression) or PLAIN.match(expression)
+        if found is None:
+            return []
+        names.append(found[1] or found[2])
+    return names
+
+
+def ddl_columns(ddl: str) -> dict[str, str]:
+    """The columns of a schema in Spark's DDL, and the first word of the type of each."""
+    found = {}
+    for part in _parts(ddl):
+        column = COLUMN.match(part)
+        if column is not None:
+            found[(column[1] or column[2]).replace("``", "`")] = column[3] or ""
+    return found
+
+
+def _parts(ddl: str) -> Iterator[str]:
+    """What stands between the commas of a schema's first level."""
+    depth, begin, quote = 0, 0, ""
+    for i, character in enumerate(ddl):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "`'\"":
+            quote = character
+        elif character in "<(":
+            depth += 1
+        elif character in ">)":
+            depth -= 1
+        elif character == "," and depth == 0:
+            yield ddl[begin:i]
+            begin = i + 1
+    if ddl[begin:].strip():
+        yield ddl[begin:]
