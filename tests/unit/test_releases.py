@@ -114,7 +114,7 @@ def test_nobody_asks_for_a_distribution_named_pyspark() -> None:
         "    return known(name)\n"
         "metadata.distribution = distribution\n"
         "from spark_purgatory.doctor.machine import pyspark_finding\n"
-        "print(pyspark_finding().status)"
+        "print(repr(pyspark_finding().remedy))"
     )
     ran = python(code)
-    assert ran.stdout == "ok\n", ran.stderr
+    assert ran.stdout == "''\n", ran.stderr
