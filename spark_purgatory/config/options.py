@@ -133,7 +133,7 @@ class Completions(Options):
             ``complete``.
         operation_id: Where not null, the event applies to that operation alone, on the key that it has. A control event
             whose key is null applies to the operation with all its keys, where operations have several keys or with
-            ``partition_by``; elsewhere it is rejected.
+            ``scope``; elsewhere it is rejected.
         event_id: An event of one id counts once for an operation, however often it is delivered and on whichever of its
             keys. A key is satisfied by any delivery on it.
         watermark: How far events may arrive out of order. A stream must have one; a batch DataFrame needs none.
@@ -159,7 +159,7 @@ class Completions(Options):
     operation_id: Annotated[
         ColumnLike | None,
         "The one operation that the event applies to; null: all on its key. With it a control event needs no key if "
-        "operations have several keys or with `partition_by`.",
+        "operations have several keys or with `scope`.",
     ] = None
     event_id: Annotated[ColumnLike | None, "An id: an event that is delivered again counts once."] = None
     watermark: Annotated[Duration | None, WATERMARK] = None
