@@ -92,10 +92,10 @@ class Batch(Generic[P, R, V]):
         is_split: bool = False,
     ) -> None:
         self.number = number
-        """In order of creation, from 0."""
+        """Batches are numbered in the order of their creation, from 0."""
         self.partition = partition
         self.capacity_bytes = capacity_bytes
-        """Of its buffer; the limit of its size, but for the first record."""
+        """The size of its buffer: it limits the size of the batch, but for the first record."""
         self.created_ms = created_ms
         """Linger and the delivery time-out count from here; kept over retries and splits (A24)."""
         self.is_split = is_split
@@ -129,12 +129,12 @@ class Batch(Generic[P, R, V]):
 
     @property
     def holds_memory(self) -> bool:
-        """Its capacity is taken from the pool."""
+        """Whether its capacity is taken from the pool."""
         return not self.is_split and self.state not in ENDED
 
     @property
     def queue_ms(self) -> int | None:
-        """From its creation to its last drain (Kafka: ``queueTimeMs``); None if it was never drained."""
+        """The time from its creation to its last drain (Kafka: ``queueTimeMs``); None if it was never drained."""
         return None if self.drained_ms is None else self.drained_ms - self.created_ms
 
     def apply(self, event: BatchEvent) -> None:
@@ -168,7 +168,7 @@ class Batch(Generic[P, R, V]):
             self.leader_epoch, self.attempts_at_leader_change = epoch, self.attempts
 
     def is_backing_off(self, now_ms: int) -> bool:
-        """To be tried again, but not yet, and the leader is the same (A15; Kafka: ``shouldBackoff``)."""
+        """Whether it is to be tried again, but not yet, and the leader is the same (A15; Kafka: ``shouldBackoff``)."""
         if self.attempts == 0 or self.attempts == self.attempts_at_leader_change:
             return False
         return self.waited_ms(now_ms) < self.backoff_ms

@@ -155,7 +155,7 @@ class BatchResults(Generic[P, R, V]):
         self._appender.resume_waiting(now_ms)
 
     def _overdue_of(self, queue: PartitionQueue[P, R, V], now_ms: int) -> list[Batch[P, R, V]]:
-        """From the front of one queue, up to the first that is in time."""
+        """The batches at the front of one queue, up to the first that is in time."""
         timeout_ms = self._batches.settings.delivery_timeout_ms
         return list(takewhile(lambda batch: batch.has_reached(timeout_ms, now_ms), queue.batches))
 

@@ -38,7 +38,7 @@ class IncompleteBatches(Generic[P, R, V]):
 
     def __init__(self) -> None:
         self.callbacks = CallbackQueue()
-        """Of the records of batches that have ended."""
+        """The callbacks of the records of batches that have ended."""
         self._batches: dict[Batch[P, R, V], None] = {}
         self._flushes: list[Flush[P, R, V]] = []
 

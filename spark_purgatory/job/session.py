@@ -47,7 +47,7 @@ CHECKPOINTING = "" if pyspark.__version__.startswith("4.0.") else "checkpointing
 """The package in which Spark has the classes of its checkpoints, since 4.1."""
 LOCAL_CHECKPOINT = {
     # Spark's own choice starts ten processes for each small file of a checkpoint on a local disk, eight of them
-    # `readlink` to rename it; a micro-batch of few rows took 310 ms with it and 215 with this one.
+    # ``readlink`` to rename it; a micro-batch of few rows took 310 ms with it and 215 with this one.
     "spark.sql.streaming.checkpointFileManagerClass": (
         f"org.apache.spark.sql.execution.streaming.{CHECKPOINTING}FileSystemBasedCheckpointFileManager"
     ),

@@ -10,7 +10,7 @@ import pyarrow as pa
 from spark_purgatory.core.arrays.sorted_runs import EMPTY, ROW_MASK, Bools, Int64s, each_once
 from spark_purgatory.core.arrays.value_column import hash_keys
 from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory
-from spark_purgatory.core.kafka.timing_wheel import UNARMED, SystemTimer
+from spark_purgatory.core.kafka.timing_wheel import UNARMED, SystemTimer, TimerAdd
 from spark_purgatory.errors import BugError
 
 Rows = Callable[[Int64s], None]
@@ -18,6 +18,23 @@ Rows = Callable[[Int64s], None]
 
 def _ignore(rows: Int64s) -> None:
     """The hook that does nothing."""
+
+
+def clocks_ms(timer: SystemTimer) -> list[int]:
+    """Clock of every existing level in ms, lowest first."""
+    wheel = timer.wheel
+    return [(wheel.clock - wheel.clock % span) * timer.tick_ms for span in wheel.spans]
+
+
+def level_of(added: TimerAdd) -> Int64s:
+    """Level that each task was put into, 1 the lowest; 0 where it was not armed."""
+    return np.where(added.armed, added.reaches.searchsorted(added.ticks, side="right") + 1, 0)
+
+
+def bucket_ms(added: TimerAdd, timer: SystemTimer) -> Int64s:
+    """Start of each task's bucket in ms; -1 where it was not armed."""
+    span = timer.wheel.wheel_size ** np.maximum(level_of(added) - 1, 0)
+    return np.where(added.armed, (added.ticks - added.ticks % span) * timer.tick_ms, -1)
 
 
 class KafkaPurgatory(DelayedOperationPurgatory):

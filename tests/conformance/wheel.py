@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from spark_purgatory.core.kafka.timing_wheel import SystemTimer
+from tests.conformance.kafka_purgatory import bucket_ms, clocks_ms, level_of
 from tests.conformance.traces import Inputs, Step
 
 ADDS = frozenset({"add", "readd"})
@@ -66,14 +67,14 @@ class WheelReplayer:
             if armed
             else {"res": "fired", "level": None, "bucket": None}
             for armed, level, bucket in zip(
-                added.armed.tolist(), added.level.tolist(), added.bucket_ms.tolist(), strict=True
+                added.armed.tolist(), level_of(added).tolist(), bucket_ms(added, self.timer).tolist(), strict=True
             )
         ]
 
     def advance(self, step: Step) -> Step:
         """Move the clock and say who ran."""
         fired = [self.id_of[row] for row in self.timer.advance_clock(step["to"]).tolist()]
-        return {"fired": fired, "clocks": self.timer.clocks_ms}
+        return {"fired": fired, "clocks": clocks_ms(self.timer)}
 
     def rows(self, batch: Sequence[Step]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Rows of the steps' tasks, (n,) int64; a new id gets the next row."""

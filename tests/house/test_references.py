@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +18,8 @@ CODE = re.compile(r"\b([AWPB]\d{1,2})\b")
 SECTION = re.compile(r"\b[Ss]emantics (\d)(?:\.(\d+))?")
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)]*))?\)")
 MODULE = re.compile(r"`(spark_purgatory(?:\.\w+)+|benchmarks(?:\.\w+)+)`")
+SHORT = re.compile(r"(?<!`)`([A-Za-z_]\w*(?:\.\w+)*)(?:\(\))?`(?!`)")
+"""A name of ours in a docstring or a comment; names of others stand between two signs each."""
 FILE = re.compile(r"`((?:tests|docs|conf|jobs|benchmarks|spark_purgatory)/[\w./-]+\.\w+)`")
 PLACES_FOR_FACTS = ("spark_purgatory/core/kafka/", "spark_purgatory/accumulator/", "tests/unit/test_accumulator")
 
@@ -64,10 +68,29 @@ def wrong_references(text: str, path: str, folder: Path) -> list[str]:
             elif anchor and anchor not in anchors((folder / link).read_text(encoding="utf-8") if link else text):
                 wrong.append(f"{path}: link to {link}#{anchor}, and there is no such heading")
     wrong += [f"{path}: `{name}` is not there" for name in FILE.findall(text) if not (ROOT / name).exists()]
+    if path.startswith("spark_purgatory/") and path.endswith(".py"):
+        wrong += [f"{path}: `{name}` is not there" for name in SHORT.findall(text) if not names() >= {*name.split(".")}]
     for name in MODULE.findall(text):
         if not is_there(name):
             wrong.append(f"{path}: `{name}` is not there")
     return wrong
+
+
+@cache
+def names() -> frozenset[str]:
+    """Every name that the repository's code has: of modules, of what they define and of what they read."""
+    found: set[str] = set()
+    for file in listed(".py"):
+        found |= set(file.relative_to(ROOT).with_suffix("").parts)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.alias):
+                found |= set(node.name.split("."))
+            else:
+                given = (getattr(node, field, None) for field in ("id", "attr", "arg"))
+                found |= {name for name in given if isinstance(name, str)}
+    return frozenset(found)
 
 
 def is_there(name: str) -> bool:
@@ -98,6 +121,8 @@ def test_every_reference_leads_somewhere() -> None:
     [
         ("spark_purgatory/accumulator/made_up.py", "as A99 says", "fact A99"),
         ("spark_purgatory/config.py", "Semantics 3.99", "semantics 3.99"),
+        ("spark_purgatory/config.py", "`nothing_of_the_kind` runs first", "nothing_of_the_kind"),
+        ("spark_purgatory/config.py", "the codes of `schema.NOTHING_OF_THE_KIND`", "NOTHING_OF_THE_KIND"),
         ("docs/made_up.md", "see [there](nowhere.md)", "nowhere.md"),
         ("docs/made_up.md", "see [there](glossary.md#nowhere)", "glossary.md#nowhere"),
         ("docs/made_up.md", "# Here\n\nsee [below](#nowhere)", "#nowhere"),

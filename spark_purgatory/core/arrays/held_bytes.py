@@ -17,7 +17,7 @@ def held_bytes(owner: object) -> int:
 
 
 def held_by_part(owner: object) -> dict[str, int]:
-    """The same by the path of the attribute that is met first."""
+    """The bytes of `held_bytes` by the path of the attribute that is met first."""
     parts: dict[str, int] = {}
     seen: set[int] = set()
     for path, value in _reached(owner):

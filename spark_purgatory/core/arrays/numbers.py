@@ -48,8 +48,8 @@ MOST_UNITS = 10**LARGEST_SCALE
 NO_WIDE, ALWAYS_REACHED, ZERO, UNREACHED = (
     np.array(value.to_bytes(16, "big"), WIDE) for value in (0, 1, BIAS, 2 * BIAS - 1)
 )
-"""Of 16 bytes: none; what every value reaches; 0; what no value and no sum reaches. Arrays without a dimension: numpy's
-scalars are as short as their last zeros leave them.
+"""Values of 16 bytes: none; what every value reaches; 0; what no value and no sum reaches. Arrays without a dimension:
+numpy's scalars are as short as their last zeros leave them.
 """
 LONGEST_SECONDS = 2.0**43
 """Extensions as long as this, 280,000 years, reach the end of time."""

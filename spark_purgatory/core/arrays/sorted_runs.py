@@ -135,7 +135,7 @@ class SortedRuns:
     def __init__(self, runs: Iterable[Int64s] = ()) -> None:
         self.runs: list[Int64s] = [run for run in runs if len(run)]
         self.directories: list[Directory] = []
-        """Of the runs there were when needles were last sought."""
+        """The directories of the runs that there were when needles were last sought."""
 
     def __len__(self) -> int:
         return sum(map(len, self.runs))

@@ -74,7 +74,7 @@ class ValueColumn:
 
     @property
     def _parts(self) -> list[pa.Array]:
-        """The same, some chunks perhaps of the null type."""
+        """The chunks, some perhaps of the null type."""
         if self._texts is not None:
             return [self._texts.values]
         if self._numbers is not None:

@@ -46,7 +46,7 @@ def _validity(column: pa.Array) -> Int64s:
 
 
 def _bits(column: pa.Array) -> Int64s:
-    """Of values of a fixed width; bits under a null are ignored."""
+    """The ranks of values of a fixed width; bits under a null are ignored."""
     n_bytes = column.type.bit_width // 8
     word = np.dtype(f"i{min(n_bytes, 8)}")
     n_words = n_bytes // word.itemsize
@@ -58,7 +58,7 @@ def _bits(column: pa.Array) -> Int64s:
 
 
 def _texts(column: pa.Array) -> Int64s:
-    """Of strings and binary; null first."""
+    """The ranks of strings and binary; null first."""
     encoded = column.dictionary_encode()
     rank = np.empty(len(encoded.dictionary), np.int64)
     rank[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(rank)) + 1
@@ -67,7 +67,7 @@ def _texts(column: pa.Array) -> Int64s:
 
 
 def _sequences(offsets: pa.Array, values: pa.Array) -> Int64s:
-    """Of lists, by their elements' ranks, which as bytes are in the same order."""
+    """The ranks of lists, by their elements' ranks, which as bytes are in the same order."""
     at = offsets.to_numpy().astype(np.int64)
     ranks = value_ranks(values).astype(">u8")
     buffers = [None, pa.py_buffer(at * ranks.itemsize), pa.py_buffer(ranks.tobytes())]

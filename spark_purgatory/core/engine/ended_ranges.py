@@ -29,7 +29,7 @@ class EndedRanges:
 
     def __init__(self) -> None:
         self.logs: dict[bool, EventLog] = {}
-        """By whether their keys are those of `pair_of`."""
+        """The logs, by whether their keys are those of `pair_of`."""
 
     def add(self, targets: Targets, from_us: Int64s, until_us: Int64s, watermark_us: int) -> None:
         """Operations end: the ranges of their watch entries, (m,) each, but for those that the watermark has passed."""
@@ -77,7 +77,7 @@ class EndedRanges:
 
 
 def united(ranges: EventSegment) -> EventSegment:
-    """The same times in as few ranges: those of a key that overlap become one. A hot key has few of them then."""
+    """The times of ranges in as few ranges: those of a key that overlap become one. A hot key has few of them then."""
     largest_end_us = ranges.running_max
     begins = np.ones(len(ranges), bool)
     begins[1:] = ranges.time_us[1:] > largest_end_us[:-1]

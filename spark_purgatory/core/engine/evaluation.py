@@ -77,7 +77,7 @@ class RelevantEvents:
 
     @cached_property
     def cross_key(self) -> list[CrossKeyRedeliveries]:
-        """Those of the events that are counted on another key already."""
+        """Redeliveries of events that are counted on another key already."""
         return [deliveries.redeliveries() for deliveries in self.shared]
 
 
@@ -332,7 +332,7 @@ class _Failures:
         return np.maximum.reduceat(self.fail_us, self.inputs.first_entry)
 
     def last_unless_met(self) -> Int64s:
-        """The same, but for needs of nothing, which are met."""
+        """The failure of the last key; a need of nothing is met, and never fails."""
         return np.where(self.inputs.need > 0, self.last(), MAX_TIME_US)
 
     def too_many_lost(self) -> Int64s:

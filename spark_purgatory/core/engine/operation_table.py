@@ -91,7 +91,7 @@ class OperationTable:
         return saturating_add(self.created_us[rows], -self.spec.lookback_us)
 
     def _set_from_us(self, first: int, from_us: Int64s) -> None:
-        """Of the rows from ``first`` on, (n,)."""
+        """Set the earliest times that count of the rows from ``first`` on, (n,)."""
         rows = np.flatnonzero(from_us != self.usual_from_us(slice(first, None)))
         if len(rows):
             self._late_rows = np.concatenate((self._late_rows, rows + first))
@@ -104,7 +104,7 @@ class OperationTable:
 
     @property
     def rule(self) -> Int64s:
-        """(rows,) int64 codes of criteria.RULES; only where operations bring their rules, as the next two."""
+        """(rows,) int64 codes of `Rule`; only where operations bring their rules, as the next two."""
         return self.columns["rule"].values
 
     @property

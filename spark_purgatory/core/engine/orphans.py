@@ -65,7 +65,7 @@ class OrphanEvents:
         """Events by kind; with "all" their values are their marks."""
         self.ended = EndedRanges()
         self.past = EndedRanges()
-        """From the deadlines of operations that ended, for as long as these had waited."""
+        """Ranges from the deadlines of operations that ended, for as long as these had waited."""
         self._rejected: list[OutcomeBatch] = []
         self._counted = 0
 

@@ -31,7 +31,7 @@ EVENT_FIELDS = tuple(pa.field(f"event_{name}", pa.string()) for name in ("kind",
 ORPHAN_FIELDS = (pa.field("reason_code", pa.string()), *EVENT_FIELDS)
 
 MOST_BYTES = 2**31 - 1
-"""Of one value: Arrow's binary arrays count bytes in 32 bits."""
+"""The most bytes of one value: Arrow's binary arrays count bytes in 32 bits."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class MissingKeys:
 
     @staticmethod
     def none(n: int, key_type: pa.DataType) -> MissingKeys:
-        """For n operations whose criterion has none."""
+        """The missing keys of n operations whose criterion has none."""
         return MissingKeys(pa.array([], key_type), np.zeros(n, np.int64), np.zeros(n, bool))
 
     def to_arrow(self) -> pa.ListArray:
-        """As an array<string> column."""
+        """The keys as an array<string> column."""
         offsets = np.concatenate(([0], np.cumsum(self.counts))).astype(np.int32)
         mask = None if self.applies.all() else pa.array(~self.applies)
         keys = as_text(without_prefix(self.keys, self.prefix))
@@ -97,7 +97,7 @@ class OutcomeBatch:
         return len(self.matched)
 
     def to_arrow(self, orphans: bool) -> pa.RecordBatch:
-        """As rows of the outcome table; with ``orphans`` they have `ORPHAN_FIELDS`."""
+        """The outcomes as rows of the outcome table; with ``orphans`` they have `ORPHAN_FIELDS`."""
         n = len(self)
         undated = None if self.dated is None else ~self.dated
         wait_ms = pa.nulls(n, pa.int64())

@@ -29,12 +29,12 @@ class Payload:
         self._columns = columns
         """The engine's own columns, by name: the times of every row are those of `TIMES`."""
         self._watchers = watchers
-        """Its keys are the watch keys of every row where a payload column has them."""
+        """The watchers, whose keys are the watch keys of every row where a payload column has them."""
         self._time_at = {roles[role]: role for role in TIMES if role in roles}
         self._id_at, self._key_at = roles.get("id"), roles.get("keys")
         self._kind: pa.StructType | None = None
         self._own: dict[int, ValueColumn] = {}
-        """By place, the columns that the engine does not have."""
+        """The columns that the engine does not have, by place."""
         self._rows = 0
 
     def __len__(self) -> int:

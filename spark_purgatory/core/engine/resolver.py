@@ -216,7 +216,7 @@ class Resolver:
         return controls.spans(EventKind.COMPLETE, self.targets(rows, entries, inputs.owner), from_us, until_us)
 
     def _history(self, inputs: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
-        """For watch entries under level, the completions from any time."""
+        """The completions of watch entries under level, those from any time."""
         if not self.spec.may_have(Rule.LEVEL):
             return []
         always = np.full(len(entries), MIN_TIME_US)

@@ -81,7 +81,7 @@ class LogKey(NamedTuple):
 
     kind: EventKind
     is_named: bool
-    """Its events name an operation, and their keys are those of `pair_of`."""
+    """Whether its events name an operation: then their keys are those of `pair_of`."""
 
 
 class ControlLog:
@@ -123,7 +123,7 @@ class ControlLog:
         return found
 
     def summable(self) -> ControlLog:
-        """Its events that a sum can take."""
+        """A log of the events that a sum can take."""
         controls = ControlLog()
         controls.logs = {key: log.summable() for key, log in self.logs.items()}
         return controls

@@ -51,7 +51,7 @@ class CrossKeyDeliveries:
     several: Bools
     """(n,) whether an operation has more than one span."""
     shared: dict[int, tuple[Int64s, Int64s]]
-    """By ``id(segment)``: where it has events whose id is on several keys, ascending, and a number for each id."""
+    """Where each segment has events whose id is on several keys, ascending, and a number for each id; by ``id``."""
 
     @staticmethod
     def of(n: int, spans: list[tuple[Int64s, Spans]]) -> CrossKeyDeliveries | None:
@@ -97,7 +97,7 @@ class CrossKeyDeliveries:
 
 
 def _shared(segments: list[EventSegment]) -> list[tuple[Int64s, Int64s]]:
-    """For each segment, the events whose id is in two groups of all segments: positions, ascending, and id codes."""
+    """The events of each segment whose id is in two groups of all segments: positions, ascending, and id codes."""
     if len(segments) == 1:
         return [segments[0].shared]
     ids, groups, first_group = [], [], 0

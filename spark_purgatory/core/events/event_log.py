@@ -96,7 +96,7 @@ class EventSegment:
 
     @cached_property
     def redeliveries(self) -> Redeliveries | None:
-        """Its events that were delivered before, None where there are none."""
+        """The events that were delivered before, None where there are none."""
         if self.event_ids is None:
             return None
         return Redeliveries.of(self.group, self.event_ids, self.value)
@@ -111,7 +111,7 @@ class EventSegment:
 
     @cached_property
     def shared(self) -> tuple[Int64s, Int64s]:
-        """Its events whose id is on several keys: positions, ascending, and a number for each id."""
+        """The events whose id is on several keys: positions, ascending, and a number for each id."""
         return (EMPTY, EMPTY) if self.event_ids is None else shared_ids(self.group, self.event_ids)
 
     @staticmethod
@@ -153,7 +153,7 @@ class EventSegment:
         )
 
     def level_base(self, floor_us: int | Int64s) -> Bools:
-        """Of every key the first event to reach its maximum up to ``floor_us``, one time or (E,); (E,) bool."""
+        """The first event of every key to reach its maximum up to ``floor_us``, one time or (E,); (E,) bool."""
         group = self.group
         fresh = np.concatenate(([True], group[1:] != group[:-1]))
         rises = fresh | np.concatenate(([True], self.running_max[1:] > self.running_max[:-1]))
@@ -215,7 +215,7 @@ class EventLog:
         return sum(map(len, self.segments))
 
     def summable(self) -> EventLog:
-        """Its events that a sum can take."""
+        """A log of the events that a sum can take."""
         return EventLog([segment.summable for segment in self.segments])
 
     def append(self, segment: EventSegment) -> None:

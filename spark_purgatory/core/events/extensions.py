@@ -75,7 +75,7 @@ class _Together:
 
     @staticmethod
     def of(extensions: list[Spans], moved: Bools) -> _Together:
-        """Those of operations that moved, (n,) bool."""
+        """The extensions of operations that moved, (n,) bool."""
         first_group = np.cumsum([0, *(len(span.segment.group_hash) for span in extensions)])
         groups, owners, times_us = [], [], []
         for span, group in zip(extensions, first_group, strict=False):

@@ -41,7 +41,7 @@ class Redeliveries:
 
     @staticmethod
     def of(group: Int64s, event_ids: pa.Array, value: Numbers | None) -> Redeliveries | None:
-        """Of events in their order: group and id of each, null none; None where nothing is repeated."""
+        """The redeliveries among events in order, by their groups and ids (null: none); None if nothing is repeated."""
         named, codes, group = _by_id(group, event_ids)
         same: Bools = (codes[1:] == codes[:-1]) & (group[1:] == group[:-1])
         if not same.any():

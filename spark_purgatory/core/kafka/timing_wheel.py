@@ -55,7 +55,7 @@ class TimingWheel:
         self.clock = clock
         self.spans: list[int] = [1]
         self.rings: list[int] = [0]
-        """By level: bit c says that the bucket whose number is c modulo ``wheel_size`` is queued."""
+        """A ring for each level: bit c says that the bucket whose number is c modulo ``wheel_size`` is queued."""
 
     @property
     def queued(self) -> list[Bools]:
@@ -67,11 +67,6 @@ class TimingWheel:
     @queued.setter
     def queued(self, flags: list[Bools]) -> None:
         self.rings = [bits_of(ring) for ring in flags]
-
-    @property
-    def clocks(self) -> list[int]:
-        """Clock of every existing level in ticks, lowest first."""
-        return [self.clock - self.clock % span for span in self.spans]
 
     def reaches(self, furthest: int) -> Int64s:
         """First tick beyond the reach of each level, (levels,) int64; levels are made until one reaches
@@ -148,27 +143,15 @@ class TimerAdd:
 
     all_armed: bool
     """False: some are not, see ``armed``."""
-    _ticks: Int64s
-    _clock: int
-    _reaches: Int64s
-    _spans: list[int]
-    _tick_ms: int
+    ticks: Int64s
+    clock: int
+    reaches: Int64s
+    """The first tick beyond the reach of each level, (levels,)."""
 
     @property
     def armed(self) -> Bools:
         """False: the task was due within the current tick and is not stored; the caller runs it now."""
-        return self._ticks > self._clock
-
-    @property
-    def level(self) -> Int64s:
-        """Level the task was put into, 1 the lowest; 0 where it was not armed."""
-        return np.where(self.armed, self._reaches.searchsorted(self._ticks, side="right") + 1, 0)
-
-    @property
-    def bucket_ms(self) -> Int64s:
-        """Start of the task's bucket in ms; -1 where it was not armed."""
-        span = np.array(self._spans)[np.maximum(self.level - 1, 0)]
-        return np.where(self.armed, (self._ticks - self._ticks % span) * self._tick_ms, -1)
+        return self.ticks > self.clock
 
 
 class SystemTimer:
@@ -188,18 +171,13 @@ class SystemTimer:
         self.armed_tick = GrowableArray(np.empty(0, np.int64))
         """(rows,) int64: the tick that each row is armed for, UNARMED where it is not."""
 
-    @property
-    def clocks_ms(self) -> list[int]:
-        """Clock of every existing level in ms, lowest first."""
-        return [clock * self.tick_ms for clock in self.wheel.clocks]
-
     def add(self, rows: Int64s, deadlines_ms: Int64s) -> TimerAdd:
         """Arm tasks; an armed row is moved. ``rows`` (n,) int64, distinct; ``deadlines_ms`` (n,) int64, absolute."""
         ticks = deadlines_ms // self.tick_ms if self.tick_ms > 1 else deadlines_ms
         clock = self.wheel.clock
         earliest, latest = (int(ticks.min()), int(ticks.max())) if len(ticks) else (clock + 1, clock)
         reaches = self.wheel.reaches(latest)
-        result = TimerAdd(earliest > clock, ticks, clock, reaches, self.wheel.spans[:], self.tick_ms)
+        result = TimerAdd(earliest > clock, ticks, clock, reaches)
         if not len(rows):
             return result
         known = int(rows.min()) < len(self.armed_tick)

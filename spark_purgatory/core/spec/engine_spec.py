@@ -57,7 +57,7 @@ class EngineSpec:
     number: str = DOUBLE
     """Type in which values and what they must reach are compared: double, bigint or decimal(precision,scale)."""
     id_prefix: int = 0
-    """The same of ids, which may be of another type than keys."""
+    """Characters (bytes, if binary) before the id itself in every id, which may be of another type than keys."""
     utc_fields: str = ""
     """Names of the keys and ids that are timestamps: their texts are in UTC, once they were in the session's zone."""
     deadline_is_sum: bool = False

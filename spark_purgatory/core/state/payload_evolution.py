@@ -228,7 +228,7 @@ class Payload:
         yield from self._in_parts(column, kind, path)
 
     def _in_parts(self, column: pa.Array, kind: pa.DataType, path: str) -> Iterator[str]:
-        """Of a nested column without nulls."""
+        """The form of a nested column without nulls."""
         if pa.types.is_struct(kind):
             names = [part.name for part in column.type], [part.name for part in kind]
             order, _ = matched(*names, self.comparison.case_sensitive)

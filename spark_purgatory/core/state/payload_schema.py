@@ -43,7 +43,7 @@ def _plain_field(field: pa.Field) -> pa.Field:
 
 
 def conform(column: pa.Array, kind: pa.DataType, case_sensitive: bool = False) -> pa.Array:
-    """The same values as ``kind``, whose structs have the same fields in any order, fewer of them, or others as well.
+    """A column's values as ``kind``, whose structs have the same fields in any order, fewer of them, or others as well.
 
     A field that the column lacks is null.
     """
@@ -77,7 +77,7 @@ def conform(column: pa.Array, kind: pa.DataType, case_sensitive: bool = False) -
 
 
 def conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The same columns, by position, under another schema."""
+    """The columns of a batch, by position, under another schema."""
     columns = [conform(column, kind) for column, kind in zip(batch.columns, schema.types, strict=True)]
     if not columns:
         return batch

@@ -37,7 +37,7 @@ class ShardHead:
     """Address of the worker that may hold the engine; empty: none does."""
     shards: int
     spec_digest: str
-    """Of the settings and columns under which the log was written."""
+    """The digest of the settings and columns under which the log was written."""
     step_version: int
     deadline_is_sum: bool
     first_entry: int = 0

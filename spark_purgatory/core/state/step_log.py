@@ -30,8 +30,9 @@ from spark_purgatory.errors import StateCorruptError, StateVersionError
 MAGIC = b"SPKPLOG\0"
 VERSION = 1
 STEP_VERSION = 1
-"""Of the engine's steps. A release in which a step may lead to another state than before raises it: then a log that an
-earlier release wrote is refused, since its outcomes have left already and would not be those of the replay."""
+"""The version of the engine's steps. A release in which a step may lead to another state than before raises it: then a
+log that an earlier release wrote is refused, since its outcomes have left already and would not be those of the replay.
+"""
 CODEC = pa.Codec("zstd", compression_level=1)
 SIZE = struct.Struct("<Q")
 COUNTS = struct.Struct("<qII")
@@ -109,7 +110,7 @@ def replay(engine: EventTimePurgatory, entries: Iterable[bytes]) -> None:
 
 
 def digest(spec: EngineSpec) -> str:
-    """The same for two specs only if the one's log can be replayed, and its engine used, under the other."""
+    """Equal for two specs only if the one's log can be replayed, and its engine used, under the other."""
     described = repr(spec).encode()
     columns = b"" if spec.columns is None else spec.columns.serialize().to_pybytes()
     return blake2b(described + columns, digest_size=16).hexdigest()

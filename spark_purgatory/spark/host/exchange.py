@@ -1,7 +1,7 @@
 """The packed exchange: rows become Arrow once and stay Arrow.
 
-`pack_operations` and `pack_events` run in a ``mapInArrow`` before the shuffle: rows are gathered, split by shard, and
-leave as one blob (Arrow IPC) a shard. `unpack` runs in the ``mapInArrow`` after the group function. Between them the
+The functions of `packer` run in a ``mapInArrow`` before the shuffle: rows are gathered, split by shard, and leave as
+one blob (Arrow IPC) a shard. That of `unpacker` runs in the ``mapInArrow`` after the group function. Between them the
 shuffle and the state function see a few large binary rows.
 """
 

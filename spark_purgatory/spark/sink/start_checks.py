@@ -4,7 +4,7 @@ A query that starts reads its sources, changes its state and stages rows; an err
 that has happened, and cannot always be mended then. So what can be checked before is checked before:
 
 1. Delta is in the session.
-2. The checkpoint is this table's (`claims`).
+2. The checkpoint is this table's (`table_claim`).
 3. The columns: a Delta table can hold them, and this one takes them.
 4. There is a table, which lets this sink write exactly once; or it can be made.
 5. The state of the checkpoint is one that a purgatory in the query can go on from (`check_state`).

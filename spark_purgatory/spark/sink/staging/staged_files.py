@@ -246,7 +246,7 @@ def _file_name(piece: Piece) -> str:
 
 
 def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collection[Piece]) -> DataFrame:
-    """The rows of files with their partition hash, and `_metadata`; a row that differs from its hash is an error."""
+    """The rows of files with their partition hash, and ``_metadata``; a row that differs from its hash is an error."""
     names = hash_names(schema.names)
     fields = [
         *(T.StructField(field.name, field.dataType) for field in schema.fields),
