@@ -94,12 +94,12 @@ def wrong(counts: Mapping[int, int], rows: int) -> str:
     return f"{lost} lost, {doubled} doubled, {unexpected} unexpected" if lost or doubled or unexpected else ""
 
 
-def kill_in_turn(folder: Path, failpoints: Sequence[str]) -> int:
+def kill_in_turn(folder: Path, failpoints: Sequence[str], *arguments: str) -> int:
     """Each restart takes up what the kill before it left, and is killed at the next failpoint; the rows so far."""
     rows = 0
     for number, failpoint in enumerate(failpoints):
         rows = land(folder, *FEW, first=FEW[0] * number)
-        assert kill(folder, failpoint) == ""
+        assert kill(folder, failpoint, *arguments) == ""
     return rows
 
 
@@ -113,10 +113,11 @@ def test_a_kill_loses_and_doubles_nothing(spark: SparkSession, tmp_path: Path, f
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_kills_at_every_failpoint_in_turn_lose_and_double_nothing(tmp_path: Path) -> None:
-    rows = kill_in_turn(tmp_path, (*FAILPOINTS, IN_PARTS))
+@pytest.mark.parametrize("place", [(), ("--by-name",)], ids=["by path", "by name in a metastore"])
+def test_kills_at_every_failpoint_in_turn_lose_and_double_nothing(tmp_path: Path, place: tuple[str, ...]) -> None:
+    rows = kill_in_turn(tmp_path, (*FAILPOINTS, IN_PARTS), *place)
     assert rows >= 20_000
-    assert verdict(tmp_path, rows) == ""
+    assert verdict(tmp_path, rows, *place) == ""
 
 
 @pytest.mark.slow

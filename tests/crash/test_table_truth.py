@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.failpoints import FAILPOINTS
+from tests.support.catalog_managed import make_catalog_managed, published
 from tests.support.sink_streams import Stream, every
 
 pytestmark = pytest.mark.spark
@@ -100,3 +101,31 @@ def test_a_table_by_name_through_the_ends_of_runs_at_every_failpoint(spark: Spar
     stream = by_name(spark, tmp_path, "cut_often")
     cut_in_turn(stream, FAILPOINTS)
     spark.sql("DROP TABLE cut_often")
+
+
+def managed(spark: SparkSession, folder: Path, name: str) -> Stream:
+    stream = by_name(spark, folder, name)
+    make_catalog_managed(spark, name, "n bigint, part bigint", folder / "table")
+    return stream
+
+
+def test_a_table_whose_commits_a_catalog_keeps_through_the_ends_of_runs_around_a_commit(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    stream = managed(spark, tmp_path, "kept_few")
+    cut_in_turn(stream, ("after intent", "after drain commit"))
+    version = spark.sql("DESCRIBE HISTORY kept_few LIMIT 1").first()["version"]
+    assert published(stream.folder / "table") < version, "the last commits are not in the table's log"
+    spark.sql("DROP TABLE kept_few")
+
+
+@pytest.mark.slow
+def test_a_table_whose_commits_a_catalog_keeps_through_the_ends_of_runs_at_every_failpoint(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    stream = managed(spark, tmp_path, "kept_often")
+    cut_in_turn(stream, FAILPOINTS)
+    spark.sql("RESTORE TABLE kept_often TO VERSION AS OF 1")
+    with pytest.raises(Exception, match=r"TableLostError: .* was restored to version 1"):
+        stream.add(1).run(stream.rows())
+    spark.sql("DROP TABLE kept_often")

@@ -26,6 +26,7 @@ from spark_purgatory.errors import StagingError
 from spark_purgatory.job.arguments import place_of
 from spark_purgatory.spark.host.requirements import CHANGELOG, LOG_HOST_HERE, TRANSFORM_WITH_STATE_SETTINGS
 from spark_purgatory.spark.storage.spark_access import settings
+from tests.support.catalog_managed import make_catalog_managed
 from tests.support.golden_states import GOLDEN
 from tests.support.sink_streams import Stream
 from tests.support.stream_rows import event, operation, purgatory
@@ -277,3 +278,34 @@ def test_a_table_that_is_not_there_and_one_written_by_a_clock_that_is_wrong(
     for file in Path(path, "_delta_log").glob("*.json"):
         os.utime(file, (file.stat().st_mtime + 7200, file.stat().st_mtime + 7200))
     assert set(wrong(table_findings(spark, {"path": path}, None))) == {"last commit"}
+
+
+@pytest.mark.spark
+def test_the_kind_of_a_table_is_told_and_a_history_that_is_soon_cut(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    properties = {
+        "delta.logRetentionDuration": "interval 2 hours",
+        "delta.deletedFileRetentionDuration": "interval 1 hour",
+        "delta.columnMapping.mode": "name",
+    }
+    given = ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())
+    spark.sql(f"CREATE TABLE doctored (id bigint) USING delta LOCATION '{path}' TBLPROPERTIES ({given})")
+    found = list(table_findings(spark, {"table": "doctored"}, None))
+    assert by_name(found)["table kind"].found == f"by name, in file:{path}; its commits are in its folder"
+    assert by_name(found)["table columns"].found.startswith("mapped")
+    assert set(wrong(found)) == {"table history"}
+    assert "interval 7 days" in by_name(found)["table history"].remedy
+    by_path = by_name(table_findings(spark, {"path": str(path)}, None))
+    assert by_path["table kind"].found.startswith("by path")
+    spark.sql("DROP TABLE doctored")
+
+
+@pytest.mark.spark
+def test_a_table_whose_commits_a_catalog_keeps_is_to_be_named(spark: SparkSession, tmp_path: Path) -> None:
+    make_catalog_managed(spark, "doctored_kept", "n bigint, part bigint", tmp_path / "table")
+    found = list(table_findings(spark, {"table": "doctored_kept"}, None))
+    assert by_name(found)["table kind"].found.endswith("its catalog keeps its commits (catalogManaged)")
+    assert wrong(found) == {}
+    [refused] = table_findings(spark, {"path": str(tmp_path / "table")}, None)
+    assert "give its name (--table)" in refused.remedy
+    spark.sql("DROP TABLE doctored_kept")

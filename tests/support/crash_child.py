@@ -1,6 +1,7 @@
 """One run of a stream that kills itself: ``python -m tests.support.crash_child FOLDER [options]``.
 
-``--kill "before intent"`` kills at that failpoint the first time it is reached, ``--bug NAME`` plants a protocol bug.
+``--kill "before intent"`` kills at that failpoint the first time it is reached, ``--bug NAME`` plants a protocol bug,
+``--by-name`` writes to a table by name, in a metastore that outlives the process.
 """
 
 from __future__ import annotations
@@ -49,34 +50,40 @@ def builder_with(builder: SparkSession.Builder, folder: Path) -> SparkSession.Bu
     return configure_spark_with_delta_pip(builder)
 
 
-def session(folder: Path) -> SparkSession:
+def session(folder: Path, by_name: bool = False) -> SparkSession:
     """A session in a process of its own, which logs all that a log may hold."""
     builder = builder_with(SparkSession.builder.master("local[2]"), folder)
+    if by_name:
+        builder = builder.config("spark.sql.catalogImplementation", "hive")
+        builder = builder.config("spark.sql.warehouse.dir", str(folder / "warehouse"))
+        metastore = f"jdbc:derby:;databaseName={folder}/metastore;create=true"
+        builder = builder.config("spark.hadoop.javax.jdo.option.ConnectionURL", metastore)
+        builder = builder.config("spark.hadoop.datanucleus.schema.autoCreateAll", "true")
+        builder = builder.config("spark.hadoop.hive.metastore.schema.verification", "false")
     spark = builder.config("spark.log.level", "INFO").getOrCreate()
     (folder / "jars.txt").write_text(str(spark.conf.get("spark.jars")), encoding="utf-8")
     return spark
 
 
-def accumulator(folder: Path) -> RecordAccumulator:
+def accumulator(folder: Path, by_name: bool = False) -> RecordAccumulator:
     """Files of 16 KiB: a drain every few micro-batches."""
-    return RecordAccumulator(
-        path=str(folder / "table"), partition_by=["part"], batch_size=BATCH_BYTES, linger="10 minutes"
-    )
+    path, table = (None, "killed") if by_name else (str(folder / "table"), None)
+    return RecordAccumulator(path=path, table=table, partition_by=["part"], batch_size=BATCH_BYTES, linger="10 minutes")
 
 
-def run(spark: SparkSession, folder: Path) -> None:
+def run(spark: SparkSession, folder: Path, by_name: bool = False) -> None:
     """The stream to its end."""
     reader = spark.readStream.schema(ROW).option("maxFilesPerTrigger", 1)
     rows = reader.parquet(str(folder / "in"))
-    query = accumulator(folder).write_stream(
+    query = accumulator(folder, by_name).write_stream(
         rows, checkpoint=str(folder / "checkpoint"), trigger={"availableNow": True}
     )
     query.awaitTermination()
 
 
-def numbers(spark: SparkSession, folder: Path) -> dict[int, int]:
+def numbers(spark: SparkSession, folder: Path, by_name: bool = False) -> dict[int, int]:
     """How often each row is in the table."""
-    rows = accumulator(folder).read(spark).groupBy("n").count().collect()
+    rows = accumulator(folder, by_name).read(spark).groupBy("n").count().collect()
     return {row["n"]: row["count"] for row in rows}
 
 
@@ -224,15 +231,17 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kill")
     parser.add_argument("--bug")
+    parser.add_argument("--by-name", action="store_true")
     arguments = parser.parse_args()
     if arguments.bug:
         BUGS[arguments.bug][0](setattr)
     if arguments.kill:
         failpoints.hook = kill_at(arguments.kill)
-    spark = session(arguments.folder)
-    run(spark, arguments.folder)
+    spark = session(arguments.folder, arguments.by_name)
+    run(spark, arguments.folder, arguments.by_name)
+    found = numbers(spark, arguments.folder, arguments.by_name)
     (arguments.folder / "numbers.txt").write_text(
-        "\n".join(f"{n} {count}" for n, count in sorted(numbers(spark, arguments.folder).items())), encoding="utf-8"
+        "\n".join(f"{n} {count}" for n, count in sorted(found.items())), encoding="utf-8"
     )
 
 
