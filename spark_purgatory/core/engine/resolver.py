@@ -97,7 +97,16 @@ class Resolver:
         deadline_us, fail_us = inputs.deadline_us, None
         if inputs.effects is not None:
             deadline_us, fail_us = inputs.effects.left_us(result.resolved_us), inputs.effects.fail_us
-        return Resolutions(rows, entries, inputs.owner, inputs.rule, inputs.created_us, deadline_us, result, fail_us)
+        return Resolutions(
+            rows=rows,
+            entries=entries,
+            owner=inputs.owner,
+            rule=inputs.rule,
+            created_us=inputs.created_us,
+            deadline_us=deadline_us,
+            result=result,
+            fail_us=fail_us,
+        )
 
     def progress(self, resolutions: Resolutions) -> tuple[Floats, Floats]:
         """(how far each row has come, how far it has to come), (n,) float64 each: keys, events, or a sum of values."""

@@ -75,19 +75,19 @@ class OperationArrivals:
         entries = pa.array(np.flatnonzero(np.repeat(mask, np.diff(self.offsets))))
         at = pa.array(rows)
         return OperationArrivals(
-            self.ids.take(at),
-            self.id_hash[rows],
-            self.keys.take(entries),
-            self.key_hash[entries.to_numpy()],
-            np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
-            self.created_us[rows],
-            self.deadline_us[rows],
-            self.rejection[rows],
-            self.payload.take(at),
-            _at(self.rule, rows),
-            _at(self.need, rows),
-            _at(self.level_need, entries.to_numpy()),
-            _at(self.sum_need, rows),
+            ids=self.ids.take(at),
+            id_hash=self.id_hash[rows],
+            keys=self.keys.take(entries),
+            key_hash=self.key_hash[entries.to_numpy()],
+            offsets=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+            created_us=self.created_us[rows],
+            deadline_us=self.deadline_us[rows],
+            rejection=self.rejection[rows],
+            payload=self.payload.take(at),
+            rule=_at(self.rule, rows),
+            need=_at(self.need, rows),
+            level_need=_at(self.level_need, entries.to_numpy()),
+            sum_need=_at(self.sum_need, rows),
         )
 
 
@@ -149,7 +149,17 @@ def read_operations(table: pa.Table, spec: EngineSpec) -> OperationArrivals:
         _mark_nulls(rejection, keys, OperationRejection.NULL_KEY)
     _mark_nulls(rejection, ids, OperationRejection.NULL_ID)
     id_hash = _int64(_whole(table, "id_hash"))
-    arrivals = OperationArrivals(ids, id_hash, keys, key_hash, offsets, created_us, deadline_us, rejection, payload)
+    arrivals = OperationArrivals(
+        ids=ids,
+        id_hash=id_hash,
+        keys=keys,
+        key_hash=key_hash,
+        offsets=offsets,
+        created_us=created_us,
+        deadline_us=deadline_us,
+        rejection=rejection,
+        payload=payload,
+    )
     return _with_rules(arrivals, table, kept, spec.scale is None) if spec.by_row else arrivals
 
 
@@ -252,16 +262,16 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow, whole_operations:
         if not whole_operations:
             rejection[alone] = EventRejection.OPERATION_ALONE
     return EventArrivals(
-        keys,
-        _int64(_whole(table, "key_hash")),
-        time_us,
-        value,
-        rejection,
-        kind,
-        _whole(table, "operation_id") if addressed else None,
-        _int64(_whole(table, "operation_hash")) if addressed else None,
-        _whole(table, "event_id") if named else None,
-        granted_us,
+        keys=keys,
+        key_hash=_int64(_whole(table, "key_hash")),
+        time_us=time_us,
+        value=value,
+        rejection=rejection,
+        kind=kind,
+        operation_ids=_whole(table, "operation_id") if addressed else None,
+        operation_hash=_int64(_whole(table, "operation_hash")) if addressed else None,
+        event_ids=_whole(table, "event_id") if named else None,
+        granted_us=granted_us,
     )
 
 
