@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from typing import Generic, TypeVar
 
 from spark_purgatory.accumulator.batch import Batch, BatchEvent
@@ -20,11 +20,14 @@ class Drainer(Generic[P, R, V]):
         self._queues = queues
         self._position_of: dict[Hashable, int] = {}
 
-    def drain_node(self, node: Hashable, max_bytes: int, now_ms: int) -> list[Batch[P, R, V]]:
+    def drain_node(
+        self, node: Hashable, max_bytes: int, now_ms: int, only: Collection[P] | None = None
+    ) -> list[Batch[P, R, V]]:
         """At most one batch a partition, together at most ``max_bytes`` unless it is only one (A17 to A21).
 
-        Readiness is not checked; muted partitions and batches backing off are passed over. The next round
-        begins at the position looked at last, which is one that gave nothing if the round stopped for size.
+        Readiness is not checked; muted partitions, batches backing off, and partitions that ``only`` lacks are passed
+        over. The next round begins at the position looked at last, which is one that gave nothing if the round stopped
+        for size.
         """
         queues = self._queues.of_node(node)
         taken: list[Batch[P, R, V]] = []
@@ -35,7 +38,7 @@ class Drainer(Generic[P, R, V]):
             queue = queues[position]
             self._position_of[node] = position
             head = queue.head
-            if queue.is_muted or head is None:
+            if queue.is_muted or head is None or (only is not None and queue.partition not in only):
                 continue
             head.note_leader_epoch(queue.leader_epoch)
             if head.is_backing_off(now_ms):

@@ -30,7 +30,7 @@ Worked example: batches of 100 bytes, memory for two, linger 10 ms, backoff 5 ms
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from typing import Generic, TypeVar
 
 from spark_purgatory.accumulator.appends import Appender
@@ -39,7 +39,7 @@ from spark_purgatory.accumulator.batch_results import BatchResults
 from spark_purgatory.accumulator.batches import AccumulatorSettings, Batches
 from spark_purgatory.accumulator.drain import Drainer
 from spark_purgatory.accumulator.incomplete import Flush
-from spark_purgatory.accumulator.ready import ReadyCheck, check_ready
+from spark_purgatory.accumulator.ready import ReadyCheck, check_ready, ripe_partitions
 from spark_purgatory.accumulator.sizing import Sizing
 from spark_purgatory.errors import AccumulatorClosedError, BugError
 
@@ -129,13 +129,23 @@ class AccumulatorPolicy(Generic[P, R, V]):
         is_urgent = self.pool.queued > 0 or self.is_closed or self.is_flushing
         return check_ready(self.queues, now_ms, self._batches.settings.linger_ms, is_urgent)
 
-    def drain(self, nodes: Iterable[Hashable], max_bytes: int, now_ms: int) -> dict[Hashable, list[Batch[P, R, V]]]:
+    def ripe(self, now_ms: int, is_urgent: bool = False) -> list[P]:
+        """Partitions whose first batch is worth a request now (`ripe_partitions`); ``is_urgent``: each one is."""
+        is_urgent = is_urgent or self.pool.queued > 0 or self.is_closed or self.is_flushing
+        settings = self._batches.settings
+        return ripe_partitions(self.queues, now_ms, settings.linger_ms, settings.batch_bytes, is_urgent)
+
+    def drain(
+        self, nodes: Iterable[Hashable], max_bytes: int, now_ms: int, only: Collection[P] | None = None
+    ) -> dict[Hashable, list[Batch[P, R, V]]]:
         """Take at most one batch of each partition of each node, ``max_bytes`` a node (A17 to A21; Kafka: ``drain``).
+
+        ``only``: the partitions to take from; all without it, as in Kafka.
 
         A node always gets one batch if it has any, whatever its size. Every batch must get a result: `complete`,
         `fail`, `retry`, `reenqueue` or `split`.
         """
-        drained = {node: self._drainer.drain_node(node, max_bytes, now_ms) for node in dict.fromkeys(nodes)}
+        drained = {node: self._drainer.drain_node(node, max_bytes, now_ms, only) for node in dict.fromkeys(nodes)}
         self._batches.in_flight.update((batch, None) for batches in drained.values() for batch in batches)
         return drained
 

@@ -1,4 +1,8 @@
-"""Which nodes have something to be sent now, and when to look again (Kafka: ``ready``, ``partitionReady``)."""
+"""Which nodes have something to be sent now, and when to look again (Kafka: ``ready``, ``partitionReady``).
+
+Kafka sends every first batch of a ready node, however small: a request costs little. Where a request costs seconds and
+leaves a small file, `ripe_partitions` says which of them are worth it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,10 @@ from spark_purgatory.accumulator.partitions import PartitionQueues
 P = TypeVar("P", bound=Hashable)
 R = TypeVar("R")
 V = TypeVar("V")
+
+
+FULL_PART, LINGERED_PART = 0.9, 0.5
+"""A batch goes along with others that must go if it has so much of its size; with one that lingered, of its time."""
 
 
 @dataclass(frozen=True)
@@ -53,3 +61,26 @@ def check_ready(queues: PartitionQueues[P, R, V], now_ms: int, linger_ms: int, i
         else:
             next_check_ms = left_ms if next_check_ms is None else min(next_check_ms, left_ms)
     return ReadyCheck(tuple(nodes), next_check_ms, tuple(unknown_leaders))
+
+
+def ripe_partitions(
+    queues: PartitionQueues[P, R, V], now_ms: int, linger_ms: int, batch_bytes: int, is_urgent: bool
+) -> list[P]:
+    """Partitions whose first batch should go now, or goes along with one that should; empty if none should.
+
+    A batch should go as `check_ready` says: it is not backing off and its partition not muted, and it is full, has
+    lingered, or ``is_urgent``.
+    """
+    heads = [(queue, queue.head) for queue in queues if queue.head is not None and not queue.is_muted]
+    heads = [(queue, head) for queue, head in heads if not head.is_backing_off(now_ms)]
+    if is_urgent:
+        return [queue.partition for queue, _ in heads]
+    has_lingered = any(head.waited_ms(now_ms) >= linger_ms for _, head in heads)
+    if not has_lingered and not any(queue.is_full for queue, _ in heads):
+        return []
+    least_ms = linger_ms * (LINGERED_PART if has_lingered else 1)
+    return [
+        queue.partition
+        for queue, head in heads
+        if queue.is_full or head.waited_ms(now_ms) >= least_ms or head.bytes >= batch_bytes * FULL_PART
+    ]

@@ -13,7 +13,7 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.session import clock_finding, first_cause
 from spark_purgatory.errors import PurgatoryError
-from spark_purgatory.spark.sink.drain.delta_sink import DeltaSink
+from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.delta_session import KNOWN_FEATURES
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget, TableFacts
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_reach
@@ -98,14 +98,15 @@ def delivery_finding(spark: SparkSession, target: DeltaTarget, checkpoint: str) 
     """What the sink would say at its start: was the table replaced, restored or written under the query's id?"""
     what = "table and checkpoint"
     try:
-        sink = DeltaSink(target, checkpoint)
-        sink.recover(spark)  # reads, and changes nothing
+        sender = Sender(SinkOptions(path=target.path, table=target.table), checkpoint)
+        sender.open(spark)
+        sender.look(spark)  # reads, and changes nothing
     except PurgatoryError as error:
         return Finding(what, type(error).__name__, str(error))
     except SPARK_FAULTS as error:
         remedy = without_reach(error) or f"bring the checkpoint's folder `staging` back, or {REPLACED}"
         return Finding(what, first_cause(error), remedy)
-    ledger = sink.stager.ledger
+    ledger = sender.ledger
     drains = ledger.intent.number + 1 if ledger.intent else 0
     return Finding(
         what, f"fit: {drains:,} drains, the last {'complete' if ledger.is_done or not drains else 'not yet'}"

@@ -19,10 +19,11 @@ from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import StagingError
-from spark_purgatory.spark.sink.drain.delta_sink import DeltaSink
+from spark_purgatory.spark.sink.drain import protocol
+from spark_purgatory.spark.sink.drain.actions import Adopted
+from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.staging.ledger import Piece
 from spark_purgatory.spark.sink.staging.staged_files import read_files, reading
-from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.storage.commits import next_batch
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
@@ -59,19 +60,22 @@ class Staged:
     def delivered(self) -> str | Counter[str]:
         """What a restart would bring to the table, or the name of the error that stops it."""
         checkpoint = str(self.folder / "checkpoint")
-        sink = DeltaSink(DeltaTarget(SinkOptions(path=str(self.folder / "table"), partition_by=("part",))), checkpoint)
+        sender = Sender(SinkOptions(path=str(self.folder / "table"), partition_by=("part",)), checkpoint)
         try:
-            sink.recover(self.spark)
-            sink.stager.adopt(self.spark, next_batch(self.spark, checkpoint))
-            pieces = list(sink.stager.ledger.pieces.values())
-            sink.stager.check_pieces(self.spark, pieces)
+            sender.open(self.spark)
+            ledger, stager, before = sender.ledger, sender.stager, next_batch(self.spark, checkpoint)
+            protocol.apply(ledger, Adopted(stager.find(self.spark, ledger, before), before))
+            pieces = list(ledger.pieces.values())
+            if ledger.fault is not None:
+                raise ledger.fault
+            stager.check_pieces(self.spark, ledger, pieces)
             by_partition: dict[str, list[Piece]] = {}
             for piece in pieces:
                 by_partition.setdefault(piece.partition, []).append(piece)
-            schema = T.StructType.fromJson(json.loads(sink.stager.ledger.schema or ""))
-            rows = read_files(self.spark, sink.stager.folder, schema, list(by_partition.values()), ["part"])
-            # A drain names what it cannot read in the same way (`DeltaSink.commit`).
-            with reading("the staged files", sink.stager.folder):
+            schema = T.StructType.fromJson(json.loads(ledger.schema or ""))
+            rows = read_files(self.spark, stager.folder, schema, list(by_partition.values()), ["part"])
+            # A drain names what it cannot read in the same way (`Sender._commit`).
+            with reading("the staged files", stager.folder):
                 return Counter(str(row) for row in rows.collect())
         except StagingError:
             return "StagingError"

@@ -96,8 +96,13 @@ def test_a_micro_batch_that_fills_files_goes_straight_to_the_table_also_when_it_
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     direct: list[int] = []
-    write = Sender._write_direct
-    monkeypatch.setattr(Sender, "_write_direct", lambda *given: (direct.append(given[3]), write(*given))[1])
+    commit = Sender._commit
+
+    def noting(self: Sender, spark: Any, intent: Any, rows: Any) -> Any:
+        direct.extend([intent.last_batch] if intent.direct else [])
+        return commit(self, spark, intent, rows)
+
+    monkeypatch.setattr(Sender, "_commit", noting)
     accumulator(stream, batch_size=100)
     stream.add(3).run(stream.rows()).forget_last_commit().run(stream.rows())
     assert stream.numbers() == every(3)

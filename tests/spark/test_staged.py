@@ -52,9 +52,6 @@ def test_a_staged_file_is_known_by_its_path() -> None:
     found = piece(7, epoch=3, run=NEXT_RUN)
     assert (found.batch_id, found.epoch, found.run) == (7, 3, 1)
     assert found.folder == "rows/generation=0/epoch=3/batch=00000000000000000007-000001-bbbbbbbb"
-    assert not found.is_legacy
-    old = file_at(f"file:/c/staging/epoch=3/batch=00000000000000000007-000001-bbbbbbbb/part-00000-{WRITER}.parquet")
-    assert (old.batch_id, old.epoch, old.run, old.is_legacy) == (7, 3, 1, True)
     with pytest.raises(StagingError, match="is no file of the staging folder"):
         file_at("file:/c/staging/epoch=0/notes.parquet")
 
@@ -89,11 +86,8 @@ def test_a_folder_that_holds_other_rows_than_its_record_says_is_damaged() -> Non
             ledger(record(piece(0))).adopt([replace(piece(0), rows=rows)], before=1)
 
 
-def test_a_folder_without_a_record_counts_only_where_an_earlier_version_staged_it() -> None:
+def test_a_folder_without_a_record_does_not_count() -> None:
     assert ledger().adopt([piece(0)], before=1) == 0
-    old = replay([("schema=0", {"batch_id": 0, "schema": "{}", "format": 1})], "/staging")
-    assert old.adopt([piece(0), replace(piece(0, run=NEXT_RUN), rows=3)], before=1) == 1
-    assert [found.run for found in old.pieces.values()] == [0], "the one with all its rows"
 
 
 def test_a_run_is_numbered_after_the_one_that_made_the_last_intent_though_its_files_are_gone() -> None:
@@ -181,7 +175,7 @@ def test_staged_micro_batches_are_counted_together_and_missed_after_a_restart(
     counted: list[int] = []
     count = Stager.count
     monkeypatch.setattr(
-        Stager, "count", lambda sink, spark, batches: (counted.append(len(batches)), count(sink, spark, batches))[1]
+        Stager, "count", lambda stager, *given: (counted.append(len(given[-1])), count(stager, *given))[1]
     )
     stream = Stream(spark, tmp_path).add(4)
     sink = accumulator(stream, **HOUR)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -14,18 +11,14 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import StagingError
-from spark_purgatory.spark.sink.drain.delta_sink import DeltaSink
-from spark_purgatory.spark.sink.staging.ledger import Intent, Piece
+from spark_purgatory.spark.sink.drain.actions import CleanedUp, Intended
+from spark_purgatory.spark.sink.drain.protocol import apply
+from spark_purgatory.spark.sink.staging.layout import EPOCHS_A_GENERATION, GENERATIONS, log_path
+from spark_purgatory.spark.sink.staging.ledger import DrainState, Intent, Ledger, Piece
 from spark_purgatory.spark.sink.staging.ledger_format import intent_body, replay
-from spark_purgatory.spark.sink.staging.staging_folder import (
-    EPOCHS_A_GENERATION,
-    FORMAT,
-    GENERATIONS,
-    StagingFolder,
-    local_folder,
-)
-from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
+from spark_purgatory.spark.sink.staging.stager import Stager
+from spark_purgatory.spark.sink.staging.staging_folder import FORMAT, StagingFolder, local_folder
+from tests.support.sink_queries import HOUR
 from tests.support.sink_streams import Stream, every
 
 pytestmark = pytest.mark.spark
@@ -79,9 +72,9 @@ def test_an_entry_is_read_as_it_was_written_and_a_note_replaces_the_one_of_its_n
     ]
     assert len(entry_files(checkpoint)) == 3
     assert (checkpoint / "staging" / "log" / "generation=1" / "epoch=17").is_dir()
-    folder.remove(spark, folder.log_path(17))
+    folder.remove(spark, log_path(17))
     assert [name for name, _ in folder.read_entries(spark)] == ["intent=0"]
-    folder.remove(spark, folder.log_path(17))
+    folder.remove(spark, log_path(17))
 
 
 @pytest.mark.parametrize("damage", ["emptied", "cut", "flipped", "newer"])
@@ -139,101 +132,48 @@ def test_a_checkpoint_that_only_spark_reaches_takes_and_delivers_rows_over_resta
 # --- growth -------------------------------------------------------------------------------------------------------
 
 
-def drains(spark: SparkSession, sink: DeltaSink, numbers: range, rows: Path) -> None:
+def drains(spark: SparkSession, stager: Stager, ledger: Ledger, numbers: range, rows: Path) -> None:
     """What drains leave in the staging folder, each with a staged file of its own; the table is left out."""
     for number in numbers:
-        path = sink.stager.ledger.run.batch_path(sink.stager.ledger.next_drain, number)
+        path = ledger.run.batch_path(ledger.next_drain, number)
         (rows / path).mkdir(parents=True)
         (rows / path / "part-0.parquet").write_bytes(b"rows")
         piece = Piece("", f"{path}/part-0.parquet", 1, 4, number, number, 0)
-        sink.stager.ledger.add(number, number, [piece])
-        epochs = tuple(sorted(sink.stager.ledger.epochs))
+        ledger.add(number, number, [piece])
+        epochs = tuple(sorted(ledger.epochs))
         intent = Intent(number, str(number), None, "", number, False, (piece,), (), epochs, 0)
-        sink.stager.place.write_entry(spark, number, f"intent={number}", intent_body(intent))
-        sink.stager.ledger.take(intent)
-        sink.clean_up(spark)
+        stager.place.write_entry(spark, number, f"intent={number}", intent_body(intent))
+        apply(ledger, Intended(intent))
+        ledger.drain = DrainState.FOUND
+        stager.clean_up(spark, ledger)
+        apply(ledger, CleanedUp())
 
 
 @pytest.mark.long
 def test_ten_thousand_drains_leave_as_many_files_and_folders_as_ten(spark: SparkSession, tmp_path: Path) -> None:
-    sink = DeltaSink(DeltaTarget(accumulator(Stream(spark, tmp_path)).options), str(tmp_path / "checkpoint"))
-    sink.stager.place.local = tmp_path / "checkpoint" / "staging"
-    drains(spark, sink, range(10), sink.stager.place.local)
-    after_ten = len(list(sink.stager.place.local.rglob("*")))
-    drains(spark, sink, range(10, 10_000), sink.stager.place.local)
-    left = sorted(
-        path.relative_to(sink.stager.place.local) for path in sink.stager.place.local.rglob("*") if path.is_file()
-    )
+    stager, ledger = Stager(str(tmp_path / "checkpoint")), Ledger()
+    stager.place.local = tmp_path / "checkpoint" / "staging"
+    drains(spark, stager, ledger, range(10), stager.place.local)
+    after_ten = len(list(stager.place.local.rglob("*")))
+    drains(spark, stager, ledger, range(10, 10_000), stager.place.local)
+    left = sorted(path.relative_to(stager.place.local) for path in stager.place.local.rglob("*") if path.is_file())
     assert [path.parts[-1].split("-")[0] for path in left] == ["done=9999", "intent=9999"]
-    assert len(list(sink.stager.place.local.rglob("*"))) <= after_ten + 2 * GENERATIONS
-    assert replay(sink.stager.place.read_entries(spark), "").next_drain == 10_000
+    assert len(list(stager.place.local.rglob("*"))) <= after_ten + 2 * GENERATIONS
+    assert replay(stager.place.read_entries(spark), "").next_drain == 10_000
 
 
 @pytest.mark.slow
 def test_drains_on_storage_that_cannot_remove_folders_leave_a_bounded_number(
     spark: SparkSession, elsewhere: str, tmp_path: Path
 ) -> None:
-    sink = DeltaSink(DeltaTarget(accumulator(Stream(spark, tmp_path)).options), elsewhere)
+    stager, ledger = Stager(elsewhere), Ledger()
     staging = tmp_path / "remote" / "checkpoint" / "staging"
     cycle = EPOCHS_A_GENERATION * GENERATIONS
     counts = []
     for first in range(0, 3 * cycle, cycle):
-        drains(spark, sink, range(first, first + cycle), staging)
+        drains(spark, stager, ledger, range(first, first + cycle), staging)
         counts.append(len(list(staging.rglob("*"))))
     print(f"files and folders after {cycle}, {2 * cycle} and {3 * cycle} drains: {counts}")
     assert counts[1] == counts[2]
     assert counts[0] <= counts[1] <= 2 * cycle + 20
-    assert replay(sink.stager.place.read_entries(spark), "").next_drain == 3 * cycle
-
-
-# --- earlier versions ---------------------------------------------------------------------------------------------
-
-
-def test_a_log_of_the_first_format_is_read() -> None:
-    """Made by the release before names: an intent with its pieces by position, and what stood beside it."""
-    lines = (DATA / "staging_log_v1.jsonl").read_text(encoding="utf-8").splitlines()
-    entries = [(entry["entry"], {**json.loads(entry["body"]), "format": 1}) for entry in map(json.loads, lines)]
-    ledger = replay(entries, "/staging")
-    assert not ledger.has_records and ledger.intent is not None
-    assert (ledger.next_drain, ledger.is_done, ledger.last_batch) == (2, True, 4)
-    [piece] = ledger.pieces.values()
-    assert piece.is_legacy and (piece.rows, piece.batch_id, piece.epoch, piece.run) == (5, 3, 1, 0)
-
-
-def test_rows_that_an_earlier_version_staged_arrive(spark: SparkSession, tmp_path: Path) -> None:
-    """Its layout, its log and its files, which have no records and no row hashes."""
-    stream = Stream(spark, tmp_path).add(3)
-    query = start(stream, accumulator(stream, **HOUR))
-    wait_until(lambda: (stream.checkpoint / "commits" / "2").exists(), query)
-    query.stop()
-    as_before_names(spark, stream.checkpoint)
-    # A micro-batch of heartbeats alone may have ended before the stop.
-    last = max(int(path.name) for path in (stream.checkpoint / "commits").glob("[0-9]*"))
-    stream.add(1)
-    query = start(stream, stream.sink)
-    wait_until(lambda: (stream.checkpoint / "commits" / f"{last + 2}").exists(), query)
-    query.stop()
-    query.drain()
-    assert stream.numbers() == every(4)
-    assert staged_files(stream) == [] and not list((stream.checkpoint / "staging").glob("epoch=*"))
-    assert stream.add(1).run(stream.rows()).numbers() == every(5)
-
-
-def as_before_names(spark: SparkSession, checkpoint: Path) -> None:
-    """Rewrite a staging folder as the release before names would have written it."""
-    staging = checkpoint / "staging"
-    entries = StagingFolder(str(checkpoint), checkpoint).read_entries(spark)
-    for epoch in staging.glob("rows/*/epoch=*"):
-        for batch in epoch.iterdir():
-            rows = spark.read.parquet(str(batch)).drop("h").localCheckpoint()
-            rows.sortWithinPartitions("p").write.parquet(str(staging / epoch.name / batch.name))
-    shutil.rmtree(staging / "rows")
-    shutil.rmtree(staging / "log")
-    # A stream whose sources are silent goes on: micro-batches without rows, each with its note.
-    for name, body in entries:
-        if name.startswith(("schema=", "empty=")):
-            name = name.removesuffix("f")
-            text = json.dumps({key: value for key, value in body.items() if key != "format"})
-            line = json.dumps({"crc32": zlib.crc32(text.encode()), "entry": name, "body": text})
-            frame = spark.createDataFrame([(line,)], "value string").coalesce(1)
-            frame.write.text(str(staging / f"log/epoch=0/{name}-0"))
+    assert replay(stager.place.read_entries(spark), "").next_drain == 3 * cycle

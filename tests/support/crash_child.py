@@ -10,18 +10,18 @@ import argparse
 import os
 import signal
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrameWriter, SparkSession
 
 from spark_purgatory.demo.runner import QUICK_SETTINGS
-from spark_purgatory.spark.sink.drain import delta_sink, failpoints
-from spark_purgatory.spark.sink.drain.delta_sink import DeltaSink
+from spark_purgatory.spark.sink.drain import actions as do
+from spark_purgatory.spark.sink.drain import failpoints, protocol, sender
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.spark.sink.staging import stager
-from spark_purgatory.spark.sink.staging.ledger import Ledger, Run
-from spark_purgatory.spark.sink.staging.stager import Stager
+from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger, Run
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.table_truth import TableTruth
 
@@ -102,7 +102,13 @@ def kill_at(name: str) -> Callable[[str], None]:
 
 def _no_replay(patch: Callable[[Any, str, Any], None]) -> None:
     """A micro-batch that an intent told of is staged again."""
-    patch(Stager, "is_replay", lambda self, batch_id: False)
+    decide = protocol.next_action
+
+    def forgetful(*given: Any) -> Any:
+        action = decide(*given)
+        return do.Stage() if isinstance(action, do.Skip) else action
+
+    patch(sender, "next_action", forgetful)
 
 
 def _folders_grow(patch: Callable[[Any, str, Any], None]) -> None:
@@ -122,24 +128,24 @@ def _folders_grow(patch: Callable[[Any, str, Any], None]) -> None:
 def _folders_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
     """What was staged since the last intent counts in memory alone."""
 
-    def adopt(self: Stager, spark: SparkSession, before: int) -> None:
-        self.ledger.last_batch = max(self.ledger.last_batch, before - 1)
+    def adopt(self: Ledger, pieces: Any, before: int) -> int:
+        self.last_batch = max(self.last_batch, before - 1)
+        return before
 
-    patch(Stager, "adopt", adopt)
+    patch(Ledger, "adopt", adopt)
 
 
 def _no_overwrite_of_half(patch: Callable[[Any, str, Any], None]) -> None:
     """A micro-batch that has a folder counts, though Spark has not committed it."""
-    adopt = Stager.adopt
+    adopt = Ledger.adopt
 
-    def trusting(self: Stager, spark: SparkSession, before: int) -> None:
-        assert self.place.local is not None
-        has_folder = any(self.place.local.glob(f"rows/*/*/batch={before:020d}-*"))
-        adopt(self, spark, before + has_folder)
+    def trusting(self: Ledger, pieces: Any, before: int) -> int:
+        listed = list(pieces)
+        has_folder = any(piece.batch_id == before for piece in listed)
+        return min(before, adopt(self, listed, before + has_folder))
 
-    patch(Stager, "adopt", trusting)
-    patch(Stager, "record", lambda self, spark, staged: None)
-    patch(Ledger, "has_records", property(lambda self: False, lambda self, value: None))
+    patch(Ledger, "adopt", trusting)
+    patch(Ledger, "_complete", lambda self, folders: next(iter(folders.values())))
 
 
 def _no_intent(patch: Callable[[Any, str, Any], None]) -> None:
@@ -151,46 +157,52 @@ def _no_intent(patch: Callable[[Any, str, Any], None]) -> None:
             write(self, spark, epoch, name, *rest)
 
     patch(StagingFolder, "write_entry", silent)
-    patch(delta_sink, "check_alone", lambda spark, place, intent: None)
+    patch(stager, "check_alone", lambda spark, place, intent: None)
+    _no_judge(patch)
+
+
+def _no_judge(patch: Callable[[Any, str, Any], None]) -> None:
     patch(TableTruth, "compare", lambda self, ledger, state: None)
 
 
 def _clean_up_first(patch: Callable[[Any, str, Any], None]) -> None:
     """Pieces are removed before their commit."""
-    commit = DeltaSink.commit
+    act = sender.Sender._do
 
-    def eager(self: DeltaSink, spark: SparkSession, *rest: Any) -> Any:
-        self.clean_up(spark)
-        return commit(self, spark, *rest)
+    def eager(self: sender.Sender, spark: SparkSession, *rest: Any) -> Any:
+        result = act(self, spark, *rest)
+        if isinstance(result, do.Intended):
+            after = deepcopy(self.ledger)
+            after.take(result.intent)
+            self.stager.clean_up(spark, after)
+        return result
 
-    patch(DeltaSink, "commit", eager)
+    patch(sender.Sender, "_do", eager)
 
 
 def _no_open_intent(patch: Callable[[Any, str, Any], None]) -> None:
     """After a restart an open intent is taken as committed."""
-    recover = DeltaSink.recover
+    take_in = protocol.apply
 
-    def trusting(self: DeltaSink, spark: SparkSession) -> Any:
-        commit = recover(self, spark)
-        self.stager.ledger.is_done = True
-        return commit
+    def trusting(ledger: Ledger, result: Any) -> None:
+        take_in(ledger, result)
+        if isinstance(result, do.Looked):
+            ledger.drain = DrainState.DONE
 
-    patch(DeltaSink, "recover", trusting)
+    patch(sender, "apply", trusting)
 
 
 def _always_redo(patch: Callable[[Any, str, Any], None]) -> None:
     """After a restart an open intent is committed again, under the next number."""
-    recover = DeltaSink.recover
+    take_in = protocol.apply
 
-    def doubting(self: DeltaSink, spark: SparkSession) -> Any:
-        recover(self, spark)
-        ledger = self.stager.ledger
-        if ledger.intent is not None and not ledger.is_done:
+    def doubting(ledger: Ledger, result: Any) -> None:
+        take_in(ledger, result)
+        if isinstance(result, do.Looked) and ledger.intent is not None and not ledger.is_done:
             ledger.pieces = {piece.key: piece for piece in (*ledger.intent.taken, *ledger.pieces.values())}
-            ledger.is_done = True
-        return None
+            ledger.drain = DrainState.DONE
 
-    patch(DeltaSink, "recover", doubting)
+    patch(sender, "apply", doubting)
 
 
 def _all_left_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
@@ -206,8 +218,8 @@ def _all_left_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
 
 def _app_id_of_the_run(patch: Callable[[Any, str, Any], None]) -> None:
     """The app id changes with every run, and a lost record is not missed."""
-    patch(delta_sink, "app_id_of", lambda spark, checkpoint, target: f"spark_purgatory/{os.getpid()}")
-    patch(TableTruth, "compare", lambda self, ledger, state: None)
+    patch(sender, "app_id_of", lambda spark, checkpoint, target: f"spark_purgatory/{os.getpid()}")
+    _no_judge(patch)
 
 
 BUGS: dict[str, tuple[Callable[[Callable[[Any, str, Any], None]], None], str]] = {

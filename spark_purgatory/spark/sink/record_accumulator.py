@@ -327,7 +327,7 @@ class AccumulatorQuery:
         Connect.
         """
         _refuse_remote("futures(): the sink runs in the server. Give RecordAccumulator on_delivery=, called there")
-        return self._sender.adapter.futures.get(batch_id, ())
+        return self._sender.policy.futures.get(batch_id, ())
 
     def flush(self) -> None:
         """Bring everything staged to the table."""

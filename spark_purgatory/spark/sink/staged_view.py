@@ -8,10 +8,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from spark_purgatory.errors import ConfigError, StagingError
-from spark_purgatory.spark.sink.staging.ledger import Ledger
+from spark_purgatory.spark.sink.staging.ledger import Ledger, missing
 from spark_purgatory.spark.sink.staging.ledger_format import replay
 from spark_purgatory.spark.sink.staging.staged_files import read_pieces
-from spark_purgatory.spark.sink.staging.stager import missing, pieces_below
+from spark_purgatory.spark.sink.staging.stager import pieces_below
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, local_folder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import NO_VERSION

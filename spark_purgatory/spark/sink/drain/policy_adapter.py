@@ -1,39 +1,37 @@
-"""Staged pieces as records of the accumulator's policy: which files are due for a drain. Nothing here uses Spark.
-
-A staged piece is a record of the policy (`spark_purgatory.accumulator`), with the bytes that it is expected to take in
-a file. The policy's batches are the files to be; its one node is the table. Pieces are counted when the policy may need
-them (`backlog`).
-
-A drain is not made for each file that is ready: a commit costs the same for one as for many, so files that are nearly
-full, or have nearly lingered, go along (``RIDES_FULL``, ``RIDES_LINGERED``).
-"""
+"""Staged pieces as records of `AccumulatorPolicy`: a queue for each table partition, one node, which is the table."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_purgatory.accumulator.backoff import ExponentialBackoff
 from spark_purgatory.accumulator.batch import Batch
+from spark_purgatory.accumulator.batch_results import RetryOutcome
 from spark_purgatory.accumulator.batches import AccumulatorSettings
 from spark_purgatory.accumulator.futures import Callback, RecordFuture
 from spark_purgatory.accumulator.policy import AccumulatorPolicy
 from spark_purgatory.accumulator.sizing import PartSizing, SizeCalibration
 from spark_purgatory.config import SinkOptions
+from spark_purgatory.errors import StorageError
 from spark_purgatory.spark.sink.staging.backlog import Backlog
-from spark_purgatory.spark.sink.staging.ledger import Piece, StagedBatch
-from spark_purgatory.spark.storage.storage_errors import said
+from spark_purgatory.spark.sink.staging.ledger import Intent, Ledger, Piece, StagedBatch
+from spark_purgatory.spark.sink.table.history import Commit
 
 NODE = "table"
-RIDES_FULL = 0.9
-RIDES_LINGERED = 0.5
 MAX_BACKOFF_FACTOR = 10
 FIRST_DRAIN_MS = 8000
 """An estimate of the time of a query run's first drain; at most half of linger."""
 MAX_FILES_PER_DRAIN = 64
 """Each is a branch of the query that writes them; planning takes about 10 ms a branch."""
 KEPT_FUTURES = 100
+FILLED = 0.5
+"""A direct write has filled its files where they hold so much of batch_size on average: the last one of a table
+partition holds what is left over."""
+UNBOUNDED = 1 << 62
+"""The staging folder is the memory, and the protocol bounds what lies there: the policy's pool never runs out."""
 
 
 @dataclass(frozen=True)
@@ -59,83 +57,164 @@ class StagedRecord:
     """What it is expected to add to a file."""
 
 
-FileBatch = Batch[str, StagedRecord, Delivery]
+@dataclass
+class DrainCounts:
+    """What a run of the query has drained."""
+
+    drains: int = 0
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+    retries: int = 0
+    last_ms: int | None = None
 
 
 class PolicyAdapter:
     """The policy of one query's sink, with its estimates of sizes and its futures."""
 
-    def __init__(self, options: SinkOptions, on_delivery: Callback[Delivery] | None = None) -> None:
-        self.options = options
-        self.on_delivery = on_delivery
+    def __init__(self, options: SinkOptions, table: str, on_delivery: Callback[Delivery] | None = None) -> None:
+        self.table = table
+        self.linger_ms, self.batch_bytes = options.ms_of("linger"), options.bytes_of("batch_size")
+        self.buffer_bytes, self.request_bytes = options.bytes_of("buffer_memory"), options.bytes_of("max_request_size")
+        self.max_block_ms, self.backoff_ms = options.ms_of("max_block"), options.ms_of("retry_backoff")
+        self.delivery_timeout_ms = options.ms_of("delivery_timeout")
+        self.has_partitions = bool(options.partition_by)
+        self.notify: Callback[Delivery] = on_delivery or (lambda delivery, error: None)
         self.sizes: SizeCalibration[str] = SizeCalibration()
         self.backlog = Backlog()
-        self.policy = self._new_policy()
+        settings = AccumulatorSettings(self.batch_bytes, UNBOUNDED, self.linger_ms, self.delivery_timeout_ms)
+        backoff = ExponentialBackoff(self.backoff_ms, self.backoff_ms * MAX_BACKOFF_FACTOR)
+        self.policy: AccumulatorPolicy[str, StagedRecord, Delivery] = AccumulatorPolicy(
+            settings, PartSizing(), backoff, NODE
+        )
         self.futures: dict[int, tuple[RecordFuture[Delivery], ...]] = {}
         """By micro-batch; of those delivered the last `KEPT_FUTURES`."""
+        self.counts = DrainCounts()
         self.fills_files = False
         """The last micro-batch counted filled a file in each of its partitions."""
-        self.last_error: BaseException | None = None
-        self._last_now_ms = 0
-        self.drain_ms = min(FIRST_DRAIN_MS, options.ms_of("linger") // 2)
+        self.is_out_of_time = False
+        """A file has waited for delivery_timeout, and the table does not take it."""
+        self.progress_ms = 0
+        """When the table took something last."""
+        self.drain_ms = min(FIRST_DRAIN_MS, self.linger_ms // 2)
         """What the last drain took; a file is drained so much before it has lingered."""
-
-    def _new_policy(self) -> AccumulatorPolicy[str, StagedRecord, Delivery]:
-        options = self.options
-        settings = AccumulatorSettings(
-            batch_bytes=options.bytes_of("batch_size"),
-            buffer_bytes=options.bytes_of("buffer_memory"),
-            linger_ms=options.ms_of("linger"),
-            delivery_timeout_ms=options.ms_of("delivery_timeout"),
-        )
-        backoff_ms = options.ms_of("retry_backoff")
-        backoff = ExponentialBackoff(backoff_ms, backoff_ms * MAX_BACKOFF_FACTOR)
-        return AccumulatorPolicy(settings, PartSizing(), backoff, NODE)
+        self.open: tuple[Batch[str, StagedRecord, Delivery], ...] = ()
+        """Those of the drain that is under way; after a failure they are queued again."""
+        self._began_ms = 0
+        self._made_ms, self._made_at_ms = time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000
 
     def now(self) -> int:
-        """The wall clock in ms, which may not go back: what is staged outlives the process."""
-        self._last_now_ms = max(self._last_now_ms, time.time_ns() // 1_000_000)
-        return self._last_now_ms
+        """The wall clock of the run's start and the time since then, in ms.
+
+        What is staged outlives the process, and a clock that is set anew must neither stop nor end its lingering.
+        """
+        return self._made_ms + time.monotonic_ns() // 1_000_000 - self._made_at_ms
+
+    # --- what the protocol asks ----------------------------------------------------------------------------------
 
     def must_count(self, uncounted: Mapping[int, StagedBatch], now_ms: int) -> bool:
         """Whether micro-batches that are not counted yet could change what is ready."""
-        batches = uncounted.values()
+        batches, now_ms = uncounted.values(), now_ms + self.drain_ms
         if not batches:
             return False
-        oldest_ms = min(staged.staged_ms for staged in batches)
-        if now_ms - oldest_ms >= self.options.ms_of("linger") or self.policy.ready(now_ms).nodes:
+        if now_ms - min(staged.staged_ms for staged in batches) >= self.linger_ms or self.policy.ready(now_ms).nodes:
             return True
         open_bytes = {queue.partition: queue.batches[-1].bytes for queue in self.policy.queues if queue.batches}
-        return self.backlog.could_fill(batches, open_bytes, self.sizes.ratio(""), self.options.bytes_of("batch_size"))
+        return self.backlog.could_fill(batches, open_bytes, self.sizes.ratio(""), self.batch_bytes)
 
-    def choose(self, now_ms: int) -> list[FileBatch]:
-        """Heads of queues that are ready, and those that go along."""
-        policy = self.policy
-        if not policy.ready(now_ms).nodes:
-            return []
-        heads = [(queue, queue.head) for queue in policy.queues if queue.head is not None]
-        heads = [(queue, head) for queue, head in heads if not head.is_backing_off(now_ms)]
-        if policy.pool.queued or policy.is_closed or policy.is_flushing:
-            return [head for _, head in heads][:MAX_FILES_PER_DRAIN]
-        linger_ms, batch_bytes = self.options.ms_of("linger"), self.options.bytes_of("batch_size")
-        lingered = any(head.waited_ms(now_ms) >= linger_ms for _, head in heads)
-        least_ms = linger_ms * (RIDES_LINGERED if lingered else 1)
-        chosen = [
-            head
-            for queue, head in heads
-            if queue.is_full or head.waited_ms(now_ms) >= least_ms or head.bytes >= batch_bytes * RIDES_FULL
-        ]
-        return chosen[:MAX_FILES_PER_DRAIN]
+    def ripe(self, now_ms: int, everything: bool) -> Sequence[str]:
+        """Partitions whose first file should go now."""
+        return self.policy.ripe(now_ms + self.drain_ms, everything)[:MAX_FILES_PER_DRAIN]
+
+    def is_backing_off(self, now_ms: int) -> bool:
+        """Whether the drain under way failed, and it is too early to try it again."""
+        return any(batch.is_backing_off(now_ms) for batch in self.open)
+
+    # --- what the loop tells -------------------------------------------------------------------------------------
+
+    def append(self, pieces: Sequence[Piece], since_ms: int) -> list[RecordFuture[Delivery]]:
+        """Take pieces in; they linger from when they were staged, if that is between ``since_ms`` and now."""
+        now_ms = self.now()
+        futures = []
+        for piece in pieces:
+            record = StagedRecord(piece, self.sizes.file_bytes(piece.partition, piece.staged_bytes))
+            staged_ms = min(max(piece.staged_ms, since_ms), now_ms)
+            futures.append(self.policy.append(piece.partition, record, staged_ms).future)
+        return futures
+
+    def counted(self, batches: Sequence[StagedBatch], pieces: Mapping[int, Sequence[Piece]]) -> None:
+        """Learn from micro-batches that were counted, and take their pieces in."""
+        self.backlog.learn(batches, [piece for found in pieces.values() for piece in found])
+        for batch_id, found in pieces.items():
+            self.note_sizes(found)
+            self.remember(batch_id, self.append(found, 0))
 
     def note_sizes(self, pieces: Sequence[Piece]) -> None:
         """Learn from the pieces of a micro-batch."""
         sizes: dict[str, int] = {}
         for piece in pieces:
             self.sizes.observe_staged(piece.partition, piece.staged_bytes, piece.rows)
-            sizes[piece.partition] = sizes.get(piece.partition, 0) + self.sizes.file_bytes(
-                piece.partition, piece.staged_bytes
-            )
-        self.fills_files = bool(sizes) and min(sizes.values()) >= self.options.bytes_of("batch_size")
+            file_bytes = self.sizes.file_bytes(piece.partition, piece.staged_bytes)
+            sizes[piece.partition] = sizes.get(piece.partition, 0) + file_bytes
+        self.fills_files = bool(sizes) and min(sizes.values()) >= self.batch_bytes
+
+    def take(self, partitions: Sequence[str] = ()) -> tuple[Piece, ...]:
+        """Begin a drain with the first files of some partitions; their pieces."""
+        self._began_ms = self.now()
+        self.open = tuple(self.policy.drain([NODE], self.request_bytes, self._began_ms, set(partitions))[NODE])
+        return tuple(record.piece for batch in self.open for record in batch.records)
+
+    def take_again(self) -> None:
+        """Take the files of the drain under way out of their queues, where a failure has put them."""
+        if not self.open:
+            self._began_ms = self.now()
+        elif self.open[0] not in self.policy.in_flight:
+            self.policy.drain([NODE], UNBOUNDED, self.now(), {batch.partition for batch in self.open})
+
+    def retry(self, said: str) -> None:
+        """The table did not take the drain under way."""
+        self.counts.retries += 1
+        error = StorageError(said)
+        outcomes = [self.policy.retry(batch, self.now(), error) for batch in reversed(self.open)]
+        self.is_out_of_time = RetryOutcome.DELIVERY_TIMEOUT in outcomes
+
+    def settle(self, intent: Intent, commit: Commit, batch_id: int | None) -> None:
+        """A drain is done: futures and callbacks, and corrected estimates: a file's bytes are its share of the drain's.
+
+        ``batch_id``: of the micro-batch whose rows went to the table without waiting.
+        """
+        now_ms = self.progress_ms = self.now()
+        self._count(commit, now_ms - self._began_ms)
+        batches, self.open = self.open, ()
+        staged = [sum(record.piece.staged_bytes for record in batch.records) for batch in batches]
+        for batch, staged_bytes in zip(batches, staged, strict=True):
+            file_bytes = None if commit.bytes is None else commit.bytes * staged_bytes // max(1, sum(staged))
+            if file_bytes is not None:
+                self.sizes.observe_committed(batch.partition, staged_bytes, file_bytes)
+            rows = sum(record.piece.rows for record in batch.records)
+            waited_ms = now_ms - batch.created_ms
+            delivery = Delivery(self.table, commit.version, rows, file_bytes or 0, waited_ms)
+            self.policy.complete(batch, delivery, now_ms)
+            self.notify(delivery, None)
+        if batch_id is not None:
+            if intent.direct:
+                # A table partition is in one file, or in several of which the last alone is not full.
+                least_files = max(1, math.ceil((commit.files or 0) * FILLED)) if self.has_partitions else 1
+                self.fills_files = (commit.bytes or 0) >= least_files * self.batch_bytes
+            rows = intent.taken_rows or commit.rows or 0
+            delivery = Delivery(self.table, commit.version, rows, commit.bytes or 0, now_ms - self._began_ms)
+            future: RecordFuture[Delivery] = RecordFuture()
+            future.settle(delivery, None)
+            self.remember(batch_id, [future])
+            self.notify(delivery, None)
+
+    def _count(self, commit: Commit, took_ms: int) -> None:
+        counts = self.counts
+        counts.drains += 1
+        counts.rows += commit.rows or 0
+        counts.files += commit.files or 0
+        counts.bytes += commit.bytes or 0
+        self.drain_ms = counts.last_ms = took_ms
 
     def remember(self, batch_id: int, futures: Sequence[RecordFuture[Delivery]]) -> None:
         """Keep futures, so that `AccumulatorQuery.futures` finds them."""
@@ -144,15 +223,24 @@ class PolicyAdapter:
         for number in done[:-KEPT_FUTURES]:
             del self.futures[number]
 
-    def why_failed(self) -> str:
-        """Why the last drain failed."""
-        return said(self.last_error) if self.last_error is not None else "no drain was tried"
-
-    def delivery_of(self, table: str, version: int, rows: int, file_bytes: int, since_ms: int) -> Delivery:
-        """A delivery that has arrived now."""
-        return Delivery(table, version, rows, file_bytes, queued_ms=self.now() - since_ms)
-
-    def notify(self, delivery: Delivery | None, error: BaseException | None) -> None:
-        """Call the user's callback, if there is one."""
-        if self.on_delivery is not None:
-            self.on_delivery(delivery, error)
+    def measure(self, ledger: Ledger) -> dict[str, float]:
+        """The sink's metrics, by the names of `spark_purgatory.metrics`."""
+        counts = self.counts
+        pieces, uncounted = list(ledger.pieces.values()), list(ledger.uncounted.values())
+        staged_bytes = ledger.staged_bytes + self.backlog.staged_bytes(uncounted)
+        times_ms = [piece.staged_ms for piece in pieces] + [staged.staged_ms for staged in uncounted]
+        values: dict[str, float] = {
+            "staged_bytes": staged_bytes,
+            "buffer_available_bytes": max(0, self.buffer_bytes - staged_bytes),
+            "staged_age_ms": max(0, self.now() - min(times_ms)) if times_ms else 0,
+            "drains_total": counts.drains,
+            "drained_rows_total": counts.rows,
+            "drained_files_total": counts.files,
+            "drained_bytes_total": counts.bytes,
+            "drain_retries_total": counts.retries,
+        }
+        if counts.last_ms is not None:
+            values["drain_duration_ms"] = counts.last_ms
+        if counts.files:
+            values["file_bytes_avg"] = counts.bytes / counts.files
+        return values

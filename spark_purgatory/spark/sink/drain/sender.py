@@ -1,41 +1,67 @@
-"""The Sender's loop, run by each micro-batch (Kafka: ``Sender.runOnce``): stage, check what is ready, drain.
+"""The Sender's loop, run by each micro-batch (Kafka: ``Sender.runOnce``): `protocol` decides, Spark does.
 
-The protocol is `delta_sink`'s, the drains are `drain_loop`'s. Everything here can be rebuilt from the log, and is, when
-a run starts.
+Everything here can be rebuilt from the log, and is, when a run starts.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import math
+import time
 from collections.abc import Sequence
+from dataclasses import replace
+from uuid import uuid4
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
 
-from spark_purgatory.accumulator.futures import Callback, RecordFuture
+from spark_purgatory.accumulator.futures import Callback
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import BufferExhaustedError
-from spark_purgatory.spark.sink.drain.delta_sink import DeltaSink, Load
-from spark_purgatory.spark.sink.drain.drain_loop import DrainLoop, load_of
+from spark_purgatory.errors import DeliveryTimeoutError, StorageError
+from spark_purgatory.spark.sink.drain import actions as do
+from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.drain.failpoints import reach
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery, PolicyAdapter
-from spark_purgatory.spark.sink.staging.backlog import most_bytes
-from spark_purgatory.spark.sink.staging.ledger import Intent, Piece, StagedBatch
+from spark_purgatory.spark.sink.drain.protocol import apply, next_action
+from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Intent, Ledger, Names, Piece, StagedBatch
 from spark_purgatory.spark.sink.staging.staged_files import (
     PIECES_PER_FILE,
     WRITE_SETTINGS,
     Rules,
     quoted,
+    read_files,
+    reading,
     rules_of,
-    stage,
 )
+from spark_purgatory.spark.sink.staging.stager import Stager
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.table.history import Commit
+from spark_purgatory.spark.sink.table.history import NO_VERSION, Commit, History
+from spark_purgatory.spark.sink.table.table_truth import TableState, TableTruth, app_id_of
 from spark_purgatory.spark.storage.commits import next_batch
-from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault, writing
+from spark_purgatory.spark.storage.spark_access import settings
+from spark_purgatory.spark.storage.storage_errors import (
+    SPARK_FAULTS,
+    is_interruption,
+    is_lasting,
+    said,
+    state_fault,
+    storage_fault,
+)
 
-FILLED = 0.5
-"""A direct write has filled its files where they hold so much of batch_size on average: the last one of a table
-partition holds what is left over."""
+LOG = logging.getLogger(__name__)
+DRAIN_QUERY = {
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
+    # A file is a task of the shuffle: it may be neither split nor merged with another one.
+    "spark.sql.adaptive.enabled": "false",
+    # A variant is read whole anyway, and Spark's reader of parts of one fails where it generates no code.
+    "spark.sql.variant.pushVariantIntoScan": "false",
+}
+WARN_AT = 0.8
+"""A warning is logged once so much of buffer_memory is staged."""
+MAX_FULL = 1.25
+"""A file may be so much larger than wanted before it is cut."""
 
 
 class Sender:
@@ -45,183 +71,316 @@ class Sender:
         self.options = options
         self.checkpoint = checkpoint
         self.on_delivery = on_delivery
-        self.adapter = PolicyAdapter(options, on_delivery)
-        self.sink = DeltaSink(DeltaTarget(options), checkpoint)
-        self.drains = DrainLoop(self.adapter, self.sink)
+        self.target = DeltaTarget(options)
+        self.stager = Stager(checkpoint)
+        self.truth = TableTruth(self.target, checkpoint)
+        self.policy = PolicyAdapter(options, str(self.target), on_delivery)
+        self.ledger = Ledger()
         self.flush_requested = False
         self.is_busy = False
         self.has_failed = False
         """The last micro-batch, or drain, raised: what is in memory may not be what is in the log."""
-        self._started = False
+        self._is_open = False
+        self._checked: TableState | None = None
+        """The table as an intent saw it, for the commit that follows at once."""
+        self._found: Commit | None = None
+        """The commit of the last intent, once it was found in the table."""
         self._rules: dict[str, Rules] = {}
         """By schema."""
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Take a micro-batch, then drain what is ready."""
-        if self._started:
+        if self._is_open:
             reach("after return")
-        self.is_busy = self.has_failed = True
+        else:
+            # The query's own session, not the user's.
+            for name, value in WRITE_SETTINGS.items():
+                batch.sparkSession.conf.set(name, value)
+        work = Work(batch_id, batch_id, batch.schema.json(), self.flush_requested)
         try:
-            self._run(batch, batch_id)
-            self.has_failed = False
+            self._run(batch.sparkSession, work, batch)
         except SPARK_FAULTS as error:
             if state := state_fault(error):
                 raise state from error
             raise
-        finally:
-            self.is_busy = False
-
-    def _run(self, batch: DataFrame, batch_id: int) -> None:
-        spark = batch.sparkSession
-        schema = batch.schema.json()
-        if not self._started:
-            # The query's own session, not the user's.
-            for name, value in WRITE_SETTINGS.items():
-                spark.conf.set(name, value)
-        self.start(spark, batch_id)
-        if self.sink.stager.is_replay(batch_id):
-            batch.write.format("noop").mode("overwrite").save()
-        else:
-            awaited = self.sink.stager.ledger.intent if self.sink.stager.ledger.awaits_direct else None
-            if schema != self.sink.stager.ledger.schema:
-                self.drains.flush(spark)
-            if awaited is None and self.adapter.fills_files:
-                self.drains.flush(spark)
-            if awaited is not None or self.adapter.fills_files:
-                self._write_direct(spark, batch, batch_id, awaited)
-            else:
-                self._stage(spark, batch, batch_id, schema)
-        if self.flush_requested:
-            self.drains.flush(spark)
+        if work.flush:
             self.flush_requested = False
-        self.drains.send_ready(spark)
         reach("before return")
-
-    def measure(self) -> dict[str, float]:
-        """The sink's metrics, by the names of `spark_purgatory.metrics`."""
-        ledger, counts = self.sink.stager.ledger, self.drains.counts
-        pieces, uncounted = list(ledger.pieces.values()), list(ledger.uncounted.values())
-        staged_bytes = ledger.staged_bytes + self.adapter.backlog.staged_bytes(uncounted)
-        times_ms = [piece.staged_ms for piece in pieces] + [staged.staged_ms for staged in uncounted]
-        values: dict[str, float] = {
-            "staged_bytes": staged_bytes,
-            "buffer_available_bytes": max(0, self.options.bytes_of("buffer_memory") - staged_bytes),
-            "staged_age_ms": max(0, self.adapter.now() - min(times_ms)) if times_ms else 0,
-            "drains_total": counts.drains,
-            "drained_rows_total": counts.rows,
-            "drained_files_total": counts.files,
-            "drained_bytes_total": counts.bytes,
-            "drain_retries_total": counts.retries,
-        }
-        if counts.last_ms is not None:
-            values["drain_duration_ms"] = counts.last_ms
-        if counts.files:
-            values["file_bytes_avg"] = counts.bytes / counts.files
-        return values
-
-    # --- start -------------------------------------------------------------------------------------------------
-
-    def start(self, spark: SparkSession, batch_id: int) -> None:
-        """Once in a query run, before micro-batch ``batch_id``: read the log, finish the open drain."""
-        if self._started:
-            return
-        sink = self.sink
-        commit = sink.recover(spark)
-        sink.stager.adopt(spark, batch_id)
-        intent = sink.stager.ledger.intent
-        if intent is not None and not sink.stager.ledger.is_done and not (intent.direct and commit is None):
-            if commit is None:
-                load = load_of(_by_partition(intent.taken), self.adapter.sizes, self.options.bytes_of("batch_size"))
-                self.drains.commit_once(spark, intent, load)
-            else:
-                sink.clean_up(spark)
-        self._started = True
-        # Lingering goes on from when they were staged; the delivery time-out begins anew, or they could never leave.
-        since_ms = self.adapter.now() - self.options.ms_of("linger")
-        for piece in list(sink.stager.ledger.pieces.values()):
-            self.drains.append(spark, piece, max(piece.staged_ms, since_ms))
 
     def drain(self, spark: SparkSession) -> None:
         """Bring everything staged to the table, without a micro-batch."""
-        self.has_failed = True
-        if not self._started:
-            self.start(spark, next_batch(spark, self.checkpoint))
-        self.drains.flush(spark)
-        self.has_failed = False
+        before = 0 if self._is_open else next_batch(spark, self.checkpoint)
+        self._run(spark, Work(before, flush=True), None)
 
-    # --- a micro-batch -------------------------------------------------------------------------------------------
-
-    def _stage(self, spark: SparkSession, batch: DataFrame, batch_id: int, schema: str) -> None:
-        """Step 2."""
-        stager, ledger = self.sink.stager, self.sink.stager.ledger
-        stager.note_schema(spark, batch_id, schema)
-        epoch = ledger.writing_epoch = ledger.next_drain
-        ledger.epochs.add(epoch)
-        if schema not in self._rules:
-            self._rules[schema] = rules_of(batch.schema, self.options, self.options.partition_by)
-        max_rows = max(1, self.adapter.sizes.rows_for("", self.options.bytes_of("batch_size")) // PIECES_PER_FILE)
-        reach("before parts")
-        path = ledger.run.batch_path(epoch, batch_id)
-        rows, plain_bytes = stage(batch, f"{stager.folder}/{path}", self._rules[schema], max_rows)
-        staged = StagedBatch(batch_id, epoch, self.adapter.now(), path, rows, plain_bytes)
-        if rows:
-            stager.record(spark, staged)
-        reach("after parts")
-        if not rows:
-            stager.note_empty(spark, batch_id)
-        elif self._surely_fits(spark, staged) or self._make_room_for(spark, staged, schema):
-            ledger.add_uncounted(staged)
-        ledger.writing_epoch = None
-
-    def _surely_fits(self, spark: SparkSession, staged: StagedBatch) -> bool:
-        """Whether a micro-batch fits into buffer_memory whatever its files weigh; the others are counted first."""
-        ledger, limit = self.sink.stager.ledger, self.options.bytes_of("buffer_memory")
-        if ledger.staged_bytes + most_bytes([*ledger.uncounted.values(), staged]) > limit:
-            self.drains.count(spark)
-        return ledger.staged_bytes + most_bytes([staged]) <= limit
-
-    def _make_room_for(self, spark: SparkSession, staged: StagedBatch, schema: str) -> bool:
-        """Whether the micro-batch fits after drains, if need be; if it never could, it is drained."""
-        pieces = self.sink.stager.count(spark, [staged])[staged.batch_id]
+    def _run(self, spark: SparkSession, work: Work, batch: DataFrame | None) -> None:
+        """Do one action after the other; failpoints lie between them."""
+        self.is_busy = self.has_failed = True
         try:
-            fits = self.drains.make_room(spark, sum(piece.staged_bytes for piece in pieces))
-        except BufferExhaustedError:
-            with writing(f"the removal of {staged.path}", self.sink.stager.folder):
-                self.sink.stager.place.remove(spark, staged.path)
-            raise
-        if not fits:
-            self._drain_whole(spark, staged.batch_id, schema, pieces)
-        return fits
+            self.open(spark)
+            work.begun_ms = self.policy.now()
+            while not isinstance(action := next_action(self.ledger, self.policy, work, self.policy.now()), do.Return):
+                name = getattr(action, "name", None)
+                if name:
+                    reach(f"before {name}")
+                result = self._do(spark, action, work, batch)
+                if name:
+                    reach(f"after {name}")
+                apply(self.ledger, result)
+                self._tell(action, result, work)
+            self.has_failed = False
+        finally:
+            self.is_busy = False
 
-    def _drain_whole(self, spark: SparkSession, batch_id: int, schema: str, pieces: Sequence[Piece]) -> None:
-        """A micro-batch larger than buffer_memory: it counts with its intent, which takes all of it."""
-        self.adapter.note_sizes(pieces)
-        intent = self.sink.intend(spark, pieces, batch_id, schema)
-        started_ms = self.adapter.now()
-        load = load_of(_by_partition(pieces), self.adapter.sizes, self.options.bytes_of("batch_size"))
-        commit = self.drains.commit_once(spark, intent, load)
-        self._remember_settled(batch_id, commit, intent.taken_rows, started_ms)
+    def open(self, spark: SparkSession) -> None:
+        """Once in a run: read the log."""
+        if self._is_open:
+            return
+        self.truth.app_id = app_id_of(spark, self.checkpoint, self.target)
+        self.ledger = self.stager.open(spark)
+        self.ledger.names = Names(self.checkpoint, self.stager.folder, str(self.target), self.truth.app_id)
+        self._is_open = True
 
-    def _write_direct(self, spark: SparkSession, batch: DataFrame, batch_id: int, awaited: Intent | None) -> None:
-        """A micro-batch of which the last one's size says that it fills files by itself."""
-        started_ms = self.adapter.now()
-        schema = batch.schema.json()
-        intent = awaited or self.sink.intend(spark, (), batch_id, schema)
-        rows = batch.repartition(*map(quoted, self.options.partition_by)) if self.options.partition_by else batch
-        max_rows = self.adapter.sizes.rows_for("", self.options.bytes_of("batch_size"))
-        commit = self.drains.commit_once(spark, intent, Load(direct=rows, max_file_rows=max_rows))
-        # A table partition is in one file, or in several of which the last alone is not full.
-        least_files = max(1, math.ceil((commit.files or 0) * FILLED)) if self.options.partition_by else 1
-        self.adapter.fills_files = (commit.bytes or 0) >= least_files * self.options.bytes_of("batch_size")
-        self._remember_settled(batch_id, commit, commit.rows or 0, started_ms)
+    # --- actions -------------------------------------------------------------------------------------------------
 
-    def _remember_settled(self, batch_id: int, commit: Commit, rows: int, started_ms: int) -> None:
-        """The future of a micro-batch that a drain of its own has taken."""
-        delivery = self.adapter.delivery_of(str(self.sink.target), commit.version, rows, commit.bytes or 0, started_ms)
-        future: RecordFuture[Delivery] = RecordFuture()
-        future.settle(delivery, None)
-        self.adapter.remember(batch_id, [future])
-        self.adapter.notify(delivery, None)
+    def _do(self, spark: SparkSession, action: Action, work: Work, batch: DataFrame | None) -> Result:
+        ledger = self.ledger
+        match action:
+            case do.Look():
+                return self.look(spark)
+            case do.Adopt(before):
+                return do.Adopted(self.stager.find(spark, ledger, before), before)
+            case do.Skip() if batch is not None:
+                batch.write.format("noop").mode("overwrite").save()
+            case do.Stage() if batch is not None:
+                return do.Staged(self._stage(spark, batch, work), work.schema)
+            case do.Count(batches):
+                return do.Counted(self.stager.count(spark, ledger, batches))
+            case do.Admit():
+                return do.Admitted()
+            case do.Intend():
+                return self._intend(spark, action, work)
+            case do.Commit(intent):
+                return self._commit(spark, intent, batch if intent.direct else None)
+            case do.ReadBack(intent):
+                return self._read_back(spark, intent, batch)
+            case do.CleanUp():
+                self.stager.clean_up(spark, ledger)
+                return do.CleanedUp()
+            case do.Wait(ms):
+                time.sleep(ms / 1000)
+            case do.Stop(error):
+                if isinstance(error, DeliveryTimeoutError):
+                    self.policy.notify(None, error)
+                if ledger.incoming is not None:
+                    self.stager.remove(spark, ledger.incoming)
+                raise error from None
+        return do.Skipped()
+
+    def look(self, spark: SparkSession) -> do.Looked:
+        """Compare the log, which is open, with the table; changes nothing. TableLostError, ForeignWriterError."""
+        ledger = self.ledger
+        state = self.truth.look(spark, ledger)
+        self.truth.compare(ledger, state)
+        intent = None if ledger.is_done else ledger.intent
+        commit = None if intent is None else self.truth.found(state.history, intent)
+        if commit is not None:
+            self.truth.check_restore(replace(ledger, table_version=commit.version), state.history)
+        if intent is None:
+            drains = f"drain {ledger.next_drain - 1} is complete" if ledger.intent else "no drain so far"
+            LOG.info("start: table %s, checkpoint %s: %s (case A, B, C or F)", self.target, self.checkpoint, drains)
+        elif commit is not None:
+            said = "drain %d was committed to table %s; its clean-up follows (case E)"
+            LOG.warning(f"recovery: {said}", intent.number, self.target)
+        elif state.history.is_whole_since(intent.base_version):
+            LOG.warning("recovery: drain %d was not committed to table %s; again (case D)", intent.number, self.target)
+        else:
+            LOG.warning(
+                "recovery: the history of table %s was cut since version %d, so whether drain %d was committed is "
+                "unknown; again, and Delta skips it if it was (case D or E)",
+                self.target,
+                intent.base_version,
+                intent.number,
+            )
+        return do.Looked(state.facts.id if state.facts else None, commit)
+
+    def _stage(self, spark: SparkSession, batch: DataFrame, work: Work) -> StagedBatch:
+        if work.schema not in self._rules:
+            self._rules[work.schema] = rules_of(batch.schema, self.options, self.target.partition_by)
+        epoch, number = self.ledger.next_drain, work.before
+        path = self.ledger.run.batch_path(epoch, number)
+        max_rows = max(1, self.policy.sizes.rows_for("", self.policy.batch_bytes) // PIECES_PER_FILE)
+        staged = StagedBatch(number, epoch, self.policy.now(), path)
+        rules = self._rules[work.schema]
+        staged = self.stager.stage(spark, self.ledger, batch, staged, work.schema, rules, max_rows)
+        return replace(staged, staged_ms=self.policy.now())
+
+    def _intend(self, spark: SparkSession, action: do.Intend, work: Work) -> Result:
+        ledger = self.ledger
+        taken = self.policy.take(action.partitions) or action.taken
+        schema = (ledger.schema if taken else work.schema) or ""
+        try:
+            state = self.truth.check(spark, ledger, ledger.table_id, schema)
+        except SPARK_FAULTS as error:
+            if not action.partitions or is_interruption(error):
+                raise
+            return _failed(error)
+        keys = {piece.key for piece in taken}
+        intent = Intent(
+            number=ledger.next_drain,
+            uuid=str(uuid4()),
+            table_id=state.facts.id if state.facts else None,
+            base_version=state.history.version,
+            schema=schema,
+            last_batch=ledger.last_batch if action.batch_id is None else action.batch_id,
+            direct=not taken,
+            taken=taken,
+            left=tuple(piece for piece in ledger.pieces.values() if piece.key not in keys),
+            epochs=tuple(sorted(ledger.epochs | {ledger.next_drain})),
+            run=ledger.run.number,
+            table_version=ledger.table_version,
+        )
+        self.stager.intend(spark, intent)
+        self._checked = state
+        return do.Intended(intent)
+
+    def _commit(self, spark: SparkSession, intent: Intent, direct: DataFrame | None) -> Result:
+        ledger, files = self.ledger, _by_partition(intent.taken)
+        partition_by = self.target.partition_by
+        self.policy.take_again()
+        try:
+            state, self._checked = self._checked, None
+            state = state or self.truth.check(spark, ledger, ledger.table_id or intent.table_id, intent.schema)
+            self.stager.check_pieces(spark, ledger, intent.taken)
+            with settings(spark, DRAIN_QUERY):
+                if direct is not None:
+                    rows = direct.repartition(*map(quoted, partition_by)) if partition_by else direct
+                    max_rows = self.policy.sizes.rows_for("", self.policy.batch_bytes)
+                else:
+                    schema = T.StructType.fromJson(json.loads(intent.schema))
+                    rows = read_files(spark, self.stager.folder, schema, files, partition_by)
+                    max_rows = self._max_file_rows(files)
+                with reading(f"the staged files of drain {intent.number}", self.stager.folder):
+                    app_id = self.truth.app_id
+                    self.target.append(rows, app_id, intent.number, intent.uuid, max_rows, partition_by)
+        except SPARK_FAULTS as error:
+            is_of_rows = direct is not None and storage_fault(error) is None
+            if is_interruption(error) or is_of_rows or state_fault(error) is not None:
+                raise
+            return replace(_failed(error), is_once=not self.policy.open)
+        return do.Committed(state.history.version)
+
+    def _max_file_rows(self, files: Sequence[Sequence[Piece]]) -> int:
+        """One file each (0), but for those that are larger than they should be: then all are cut as these need it."""
+        most = []
+        for pieces in files:
+            staged_bytes = sum(piece.staged_bytes for piece in pieces)
+            file_bytes = self.policy.sizes.file_bytes(pieces[0].partition, staged_bytes)
+            if file_bytes > self.policy.batch_bytes * MAX_FULL:
+                rows = sum(piece.rows for piece in pieces)
+                most.append(math.ceil(rows / math.ceil(file_bytes / self.policy.batch_bytes)))
+        return min(most, default=0)
+
+    def _read_back(self, spark: SparkSession, intent: Intent, batch: DataFrame | None) -> Result:
+        """Step 5. SkippedWriteError, ForeignWriterError, TableLostError."""
+        ledger = self.ledger
+        try:
+            if ledger.drain is DrainState.WRITTEN and ledger.before_version is not None:
+                read, table_id = self.truth.read_back(spark, intent, ledger.before_version)
+                result = do.Found(table_id, read)
+            else:
+                facts = self.target.facts(spark)
+                history = self.target.history(spark, intent.base_version) if facts else History(())
+                commit = self.truth.found(history, intent)
+                if commit is None or facts is None:
+                    return do.NotThere()
+                result = do.Found(facts.id, commit)
+        except SPARK_FAULTS as error:
+            if is_interruption(error):
+                raise
+            raise StorageError(
+                f"drain {intent.number} to table {self.target} "
+                f"{f'failed ({ledger.failure.said})' if ledger.failure else 'ended'}, and whether it arrived cannot be "
+                f"read: {said(error)}. Nothing was lost. Mend the table and start again"
+            ) from None
+        if result.commit.version == NO_VERSION and intent.direct and batch is not None:
+            batch.write.format("noop").mode("overwrite").save()
+        return result
+
+    # --- what follows --------------------------------------------------------------------------------------------
+
+    def _tell(self, action: Action, result: Result, work: Work) -> None:
+        """What came of an action, to the policy and to the log."""
+        ledger, policy = self.ledger, self.policy
+        match result:
+            case do.Looked(_, commit) | do.Found(_, commit):
+                self._found = commit
+            case do.Adopted():
+                # The delivery time-out begins anew, or rows that have waited for it could never leave.
+                policy.append(list(ledger.pieces.values()), policy.now() - policy.linger_ms)
+            case do.Skipped() | do.Staged():
+                work.is_evaluated = isinstance(action, do.Skip | do.Stage) or work.is_evaluated
+            case do.Counted(pieces) if isinstance(action, do.Count) and ledger.incoming_pieces == ():
+                policy.counted(action.batches, pieces)
+                self._warn()
+            case do.Intended(intent) if intent.last_batch == work.batch_id and not policy.open and intent.taken:
+                policy.note_sizes(intent.taken)
+            case Failed(reason) if ledger.is_done:
+                policy.retry(reason)
+                self._log_retry()
+            case do.NotThere() if ledger.failure is not None:
+                policy.retry(ledger.failure.said)
+                self._log_retry()
+            case do.Committed():
+                work.is_evaluated = work.is_evaluated or (ledger.intent is not None and ledger.intent.direct)
+            case do.CleanedUp():
+                self._settle(work)
+
+    def _settle(self, work: Work) -> None:
+        intent, commit = self.ledger.intent, self._found
+        assert intent is not None and commit is not None
+        is_whole = not self.policy.open and intent.last_batch == work.batch_id and work.is_evaluated
+        self.policy.settle(intent, commit, work.batch_id if is_whole else None)
+        LOG.info(
+            "drain %d to table %s: %d rows in %d files, %d bytes, %d ms, version %d",
+            intent.number,
+            self.target,
+            commit.rows or intent.taken_rows,
+            commit.files or 0,
+            commit.bytes or 0,
+            self.policy.drain_ms,
+            commit.version,
+        )
+
+    def _log_retry(self) -> None:
+        batches, failure = self.policy.open, self.ledger.failure
+        if batches and failure is not None and not self.policy.is_out_of_time:
+            LOG.warning(
+                "drain of %d files to table %s failed (attempt %d), next attempt in %d ms: %s",
+                len(batches),
+                self.target,
+                max(batch.attempts for batch in batches),
+                max(batch.backoff_ms for batch in batches),
+                failure.said,
+            )
+
+    def _warn(self) -> None:
+        staged_bytes, limit = self.ledger.staged_bytes, self.policy.buffer_bytes
+        if staged_bytes >= limit * WARN_AT:
+            LOG.warning(
+                "%d bytes are staged for table %s, %d %% of buffer_memory (%d bytes)",
+                staged_bytes,
+                self.target,
+                100 * staged_bytes // limit,
+                limit,
+            )
+
+    def measure(self) -> dict[str, float]:
+        """The sink's metrics, by the names of `spark_purgatory.metrics`."""
+        return self.policy.measure(self.ledger)
+
+
+def _failed(error: Exception) -> Failed:
+    return Failed(said(error), is_refused=isinstance(error, AnalysisException), is_lasting=is_lasting(error))
 
 
 def _by_partition(pieces: Sequence[Piece]) -> tuple[tuple[Piece, ...], ...]:

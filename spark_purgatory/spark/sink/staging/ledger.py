@@ -11,13 +11,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from uuid import uuid4
 
-from spark_purgatory.errors import ForeignWriterError, StagingError
-from spark_purgatory.spark.sink.staging.staging_folder import EPOCHS_A_GENERATION, StagingFolder
+from spark_purgatory.errors import ForeignWriterError, PurgatoryError, StagingError
+from spark_purgatory.spark.sink.staging import layout
 
+SOURCES_AGAIN = "or start with a new checkpoint, which reads the sources again"
 NO_BATCH = -1
 """The micro-batch before micro-batch 0, and the drain before drain 0."""
+
+
+class DrainState(Enum):
+    """How far the drain of the last intent is (`protocol`)."""
+
+    DONE = "done"
+    """Its commit was read back, and that was noted; or there was no drain yet."""
+    INTENDED = "intended"
+    """The table does not have it: it is to be committed, for the first time or again."""
+    UNSURE = "unsure"
+    """The table may have it: a commit raised, or the run that made the intent has ended."""
+    WRITTEN = "written"
+    """Its commit returned, which does not say that the table has it."""
+    FOUND = "found"
+    """The table has it."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +58,6 @@ class Piece:
     def folder(self) -> str:
         """Below the staging folder."""
         return self.path.rpartition("/")[0]
-
-    @property
-    def is_legacy(self) -> bool:
-        """Staged by a version that wrote neither row hashes nor records."""
-        return self.path.startswith("epoch=")
 
     @property
     def key(self) -> tuple[str, str]:
@@ -77,7 +89,7 @@ class Run:
 
     def batch_path(self, epoch: int, batch_id: int) -> str:
         """The one folder of a micro-batch in an epoch, below the staging folder: no other run writes there."""
-        return f"{StagingFolder.epoch_path(epoch)}/{self.batch_name(batch_id)}"
+        return f"{layout.epoch_path(epoch)}/{self.batch_name(batch_id)}"
 
     def batch_name(self, batch_id: int) -> str:
         """Name of a micro-batch's folder, and of its record."""
@@ -116,6 +128,29 @@ class Intent:
         return sum(piece.rows for piece in self.taken)
 
 
+@dataclass(frozen=True)
+class Names:
+    """Of what a ledger belongs to; errors name them."""
+
+    checkpoint: str = ""
+    folder: str = ""
+    table: str = ""
+    app_id: str = ""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The table did not take a drain, or could not be looked at before it."""
+
+    said: str
+    is_refused: bool = False
+    """It takes no such rows, however often it is tried."""
+    is_lasting: bool = False
+    """No try of this session can succeed."""
+    is_once: bool = False
+    """Only a restart can try again."""
+
+
 @dataclass
 class Ledger:
     """All that counts. ``pieces`` are in the order in which they were staged."""
@@ -130,24 +165,41 @@ class Ledger:
     """The last micro-batch that counts."""
     intent: Intent | None = None
     """The last one."""
-    is_done: bool = True
-    """The last intent's commit was read back, and that was noted."""
+    drain: DrainState = DrainState.DONE
+    """How far the last intent's drain is."""
     epochs: set[int] = field(default_factory=set)
     """Those that may hold files."""
-    writing_epoch: int | None = None
-    """That of a micro-batch which does not count yet, and must not be removed before that is decided."""
+    incoming: StagedBatch | None = None
+    """A micro-batch that is staged and does not count yet: whether it fits is not decided."""
+    incoming_pieces: tuple[Piece, ...] = ()
+    """Its pieces, once they were counted."""
     run: Run = field(default_factory=Run)
     """The one that keeps this ledger."""
     empty: list[tuple[int, int]] = field(default_factory=list)
     """First and last of each row of micro-batches without rows, after the last intent."""
     records: Mapping[str, int] = field(default_factory=dict)
     """Rows of each staged folder that an earlier run completed, by the folder's path below the staging folder."""
-    has_records: bool = True
-    """False if what is staged was staged by a version that wrote no records."""
     table_version: int | None = None
     """Of the table after the last drain that was read back; None if that is not known."""
     table_id: str | None = None
-    """Delta's id of the table that it was; None as long as there is none."""
+    """Delta's id of the table; None as long as there is none."""
+    names: Names = field(default_factory=Names)
+    """What errors name."""
+    failure: Failed | None = None
+    """Why the table did not take the last drain that was tried; None once it took one."""
+    fault: PurgatoryError | None = None
+    """What the query cannot go on with."""
+    before_version: int | None = None
+    """Of the table before the commit that returned last."""
+    is_compared: bool = False
+    """The log was compared with the table, which comes first in a run."""
+    is_adopted: bool = False
+    """What was staged since the last intent counts; it comes second in a run."""
+
+    @property
+    def is_done(self) -> bool:
+        """The last intent's commit was read back, and that was noted."""
+        return self.drain is DrainState.DONE
 
     @property
     def next_drain(self) -> int:
@@ -161,6 +213,12 @@ class Ledger:
         return sum(piece.staged_bytes for piece in (*taken, *self.pieces.values()))
 
     @property
+    def has_staged(self) -> bool:
+        """Some row that counts was not read back in the table."""
+        is_open = not self.is_done and self.intent is not None and bool(self.intent.taken)
+        return is_open or bool(self.pieces) or bool(self.uncounted)
+
+    @property
     def awaits_direct(self) -> bool:
         """The last intent's rows were to go direct, and may not have: its micro-batch has to come again."""
         return self.intent is not None and self.intent.direct and not self.is_done
@@ -170,11 +228,6 @@ class Ledger:
         self.pieces.update((piece.key, piece) for piece in pieces)
         self.last_batch = batch_id
         self.epochs.update({self.next_drain, epoch})
-
-    def add_uncounted(self, staged: StagedBatch) -> None:
-        """A micro-batch counts, whatever its pieces are."""
-        self.add(staged.batch_id, staged.epoch, ())
-        self.uncounted[staged.batch_id] = staged
 
     def empty_run(self, batch_id: int) -> tuple[int, int]:
         """The run of micro-batches without rows that ends with this one."""
@@ -233,13 +286,10 @@ class Ledger:
                 f"record says {self.records[folder]:,}: a file of it was removed, emptied or damaged. Nothing was "
                 "written. Bring the folder back, or start with a new checkpoint, which reads the sources again"
             )
-        if not complete and self.has_records:
-            return []
-        candidates = complete or sorted(folders, key=lambda folder: rows[folder])[-1:]
         if not complete:
-            candidates = [folder for folder in folders if rows[folder] == rows[candidates[0]]]
-        last = max(candidates, key=lambda folder: (folders[folder][0].run, folders[folder][0].epoch))
-        of_last = [f for f in candidates if _made_in(folders[f][0]) == _made_in(folders[last][0])]
+            return []
+        last = max(complete, key=lambda folder: _made_in(folders[folder][0]))
+        of_last = [folder for folder in complete if _made_in(folders[folder][0]) == _made_in(folders[last][0])]
         if len(of_last) > 1:
             raise ForeignWriterError(
                 f"{of_last[0]} and {of_last[1]} of the staging folder were written by two runs of the query at "
@@ -249,12 +299,22 @@ class Ledger:
 
     def take(self, intent: Intent) -> None:
         """A drain was decided."""
-        self.intent, self.is_done = intent, False
+        self.intent = intent
         self.last_batch = intent.last_batch
         self.pieces = {piece.key: piece for piece in intent.left}
         self.schema = intent.schema
         self.epochs.update(intent.epochs)
         self.empty = []
+
+    def idle_folders(self) -> list[str]:
+        """Folders below the staging folder that nothing that counts needs, once the last intent is done."""
+        number = self.next_drain - 1
+        paths = [layout.log_path(number - 1)] if number > 0 else []
+        paths += [layout.epoch_path(epoch) for epoch in sorted(self.idle_epochs())]
+        generation = self.idle_generation()
+        if generation is not None:
+            paths += [f"{kind}/generation={generation}" for kind in ("rows", "log")]
+        return paths
 
     def idle_epochs(self) -> set[int]:
         """Epochs whose files nothing that counts needs, once the last intent is done."""
@@ -262,18 +322,27 @@ class Ledger:
 
     def idle_generation(self) -> int | None:
         """The generation to be emptied now, because it is used next; None if there is none, or it is needed."""
-        if self.next_drain % EPOCHS_A_GENERATION:
+        if self.next_drain % layout.EPOCHS_A_GENERATION:
             return None
-        following = StagingFolder.generation(self.next_drain + EPOCHS_A_GENERATION)
-        in_use = {StagingFolder.generation(epoch) for epoch in self._needed_epochs()}
+        following = layout.generation(self.next_drain + layout.EPOCHS_A_GENERATION)
+        in_use = {layout.generation(epoch) for epoch in self._needed_epochs()}
         return None if following in in_use else following
 
     def _needed_epochs(self) -> set[int]:
         needed = {piece.epoch for piece in self.pieces.values()} | {self.next_drain}
-        if self.writing_epoch is not None:
-            needed.add(self.writing_epoch)
+        if self.incoming is not None:
+            needed.add(self.incoming.epoch)
         return needed | {staged.epoch for staged in self.uncounted.values()}
 
 
 def _made_in(piece: Piece) -> tuple[int, int]:
     return piece.run, piece.epoch
+
+
+def missing(checkpoint: str, folder: str, first: int, batch_id: int) -> StagingError:
+    """What a query staged is lost, from micro-batch ``first`` on."""
+    return StagingError(
+        f"checkpoint {checkpoint} is at micro-batch {batch_id}, but {folder} has them only up to {first - 1} (-1: "
+        "none): the folder was removed, or the checkpoint was made by another sink. Nothing was written. Bring the "
+        f"folder back, {SOURCES_AGAIN}"
+    )

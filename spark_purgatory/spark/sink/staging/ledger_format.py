@@ -7,8 +7,6 @@
 | ``empty=<first>-<0 or 1>`` | ``first``, ``last``: micro-batches without rows, one after the other |
 | ``intent=<N>`` | an `Intent`; its pieces are columns: a list for each field of `Piece` |
 | ``done=<N>`` | ``number``, ``table_version``, ``table_id``: the commit of drain N was read back |
-
-In format 1 a piece is a list of values, in the order of `PIECE_FIELDS`, and there are no records.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from dataclasses import fields
 from typing import Any
 
 from spark_purgatory.errors import ForeignWriterError, StagingError
-from spark_purgatory.spark.sink.staging.ledger import Intent, Ledger, Piece, StagedBatch
+from spark_purgatory.spark.sink.staging.ledger import DrainState, Intent, Ledger, Piece, StagedBatch
 
 PIECE_FIELDS = ("partition", "path", "rows", "staged_bytes", "batch_id", "epoch", "staged_ms", "run")
 Body = dict[str, Any]
@@ -63,8 +61,6 @@ def replay(entries: Iterable[tuple[str, Body]], folder: str) -> Ledger:
 
 def _replayed(bodies: dict[str, Body]) -> Ledger:
     ledger = Ledger()
-    if any(name.startswith("manifest") for name in bodies):
-        raise KeyError("manifest")
     of = {
         kind: {name: body for name, body in bodies.items() if name.startswith(f"{kind}=")}
         for kind in ("intent", "done", "schema", "empty", "batch")
@@ -73,13 +69,9 @@ def _replayed(bodies: dict[str, Body]) -> Ledger:
     if intents:
         ledger.take(max(intents, key=lambda intent: intent.number))
         _note_done(ledger, of["done"].get(f"done={ledger.next_drain - 1}"))
-    schemas = sorted(of["schema"].values(), key=lambda body: body["batch_id"])
-    for body in schemas:
+    for body in sorted(of["schema"].values(), key=lambda body: body["batch_id"]):
         if body["batch_id"] > ledger.last_batch:
             ledger.schema = body["schema"]
-    # Every run writes its format with the schema of what it stages, and with every intent.
-    newest = [of["intent"][f"intent={ledger.next_drain - 1}"]] if intents else schemas[-1:]
-    ledger.has_records = not newest or newest[0].get("format", 1) > 1
     empty = [(body["first"], body["last"]) for body in of["empty"].values()]
     ledger.empty = sorted(run for run in empty if run[1] > ledger.last_batch)
     ledger.records = {body["path"]: body["rows"] for body in of["batch"].values()}
@@ -89,7 +81,7 @@ def _replayed(bodies: dict[str, Body]) -> Ledger:
 
 def _note_done(ledger: Ledger, done: Body | None) -> None:
     assert ledger.intent is not None
-    ledger.is_done = done is not None
+    ledger.drain = DrainState.UNSURE if done is None else DrainState.DONE
     ledger.table_version = ledger.intent.table_version if done is None else done.get("table_version")
     ledger.table_id = ledger.intent.table_id if done is None else done.get("table_id")
 
@@ -105,8 +97,6 @@ def _columns(pieces: Iterable[Piece]) -> dict[str, list[Any]]:
     return {name: [getattr(piece, name) for piece in listed] for name in PIECE_FIELDS}
 
 
-def _pieces(packed: dict[str, list[Any]] | list[list[Any]]) -> tuple[Piece, ...]:
-    if isinstance(packed, list):
-        return tuple(Piece(**dict(zip(PIECE_FIELDS, values, strict=True))) for values in packed)
+def _pieces(packed: dict[str, list[Any]]) -> tuple[Piece, ...]:
     rows = zip(*(packed[name] for name in PIECE_FIELDS), strict=True)
     return tuple(Piece(**dict(zip(PIECE_FIELDS, values, strict=True))) for values in rows)

@@ -48,7 +48,7 @@ ESCAPED = r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]"
 FAULT = "spark_purgatory:"
 _FAULT_TEXT = re.compile(re.escape(FAULT) + r" ([^\n]*?) :spark_purgatory")
 
-_FILE = re.compile(r"(?:rows/generation=\d+/)?epoch=(\d+)/batch=(\d+)-(\d+)-[0-9a-f]+/[^/]+$")
+_FILE = re.compile(r"rows/generation=\d+/epoch=(\d+)/batch=(\d+)-(\d+)-[0-9a-f]+/[^/]+$")
 _WRITER = re.compile(r"/part-\d+-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})[^/]*$")
 """Spark names the files of one write alike."""
 WRITE_SETTINGS: Mapping[str, str] = {
@@ -269,9 +269,6 @@ def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collec
             "written. Bring the folder back, or start with a new checkpoint, which reads the sources again"
         ) from error
     is_whole = row_hash(schema).eqNullSafe(F.col(names.row))
-    unhashed = {_file_name(piece) for piece in pieces if piece.is_legacy}
-    if unhashed:
-        is_whole |= F.col("_metadata.file_name").isin(unhashed)
     return rows.where(F.when(is_whole, True).otherwise(F.raise_error(F.lit(DAMAGED_ROW)).cast("boolean")))
 
 

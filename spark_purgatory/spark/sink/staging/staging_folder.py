@@ -37,13 +37,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.errors import StagingError
+from spark_purgatory.spark.sink.staging.layout import log_path
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QUERY, STRICT_FILES, settings
 
-FORMAT = 2
-"""Of an entry. Format 1 has no version, and lists the values of a piece by position."""
-EPOCHS_A_GENERATION = 16
-GENERATIONS = 4
+FORMAT = 1
+"""Of an entry."""
 REMOVE_TRIES = 5
 _URI = re.compile(r"(?:([a-zA-Z][\w+.-]*):)?(?://([^/]*))?(.*)", re.DOTALL)
 """Scheme, authority and path. What is escaped stays so: Hadoop takes a path as it is written."""
@@ -62,23 +61,6 @@ class StagingFolder:
     def __str__(self) -> str:
         return self.uri
 
-    # --- where things lie ----------------------------------------------------------------------------------------
-
-    @staticmethod
-    def generation(epoch: int) -> int:
-        """The generation of an epoch."""
-        return epoch // EPOCHS_A_GENERATION % GENERATIONS
-
-    @classmethod
-    def epoch_path(cls, epoch: int) -> str:
-        """Folder of an epoch's rows, below the staging folder."""
-        return f"rows/generation={cls.generation(epoch)}/epoch={epoch}"
-
-    @classmethod
-    def log_path(cls, epoch: int) -> str:
-        """Folder of an epoch's log, below the staging folder."""
-        return f"log/generation={cls.generation(epoch)}/epoch={epoch}"
-
     # --- the log -------------------------------------------------------------------------------------------------
 
     def write_entry(
@@ -93,7 +75,7 @@ class StagingFolder:
             name = f"{name}{'' if self.local is None else 'f'}"
         text = json.dumps(body, separators=(",", ":"))
         line = json.dumps({"format": FORMAT, "crc32": zlib.crc32(text.encode()), "entry": name, "body": text})
-        place = f"{self.log_path(epoch)}/{name}-{uuid4() if note is None else note}"
+        place = f"{log_path(epoch)}/{name}-{uuid4() if note is None else note}"
         if self.local is not None:
             _write_file(self.local / place, line)
             return
@@ -225,7 +207,7 @@ def _parse(path: str, line: str, folder: str) -> Entry:
     try:
         entry = json.loads(line)
         text = entry["body"]
-        version = entry.get("format", 1)
+        version = entry["format"]
         if zlib.crc32(text.encode()) == entry["crc32"] and isinstance(version, int):
             if version > FORMAT:
                 raise StagingError(

@@ -1,4 +1,4 @@
-"""What the table holds of a query's drains, beside what the staging log says of them: cases D, E, G, H of `delta_sink`.
+"""What the table holds of a query's drains, beside what the staging log says of them: cases D, E, G, H of `protocol`.
 
 The table is asked in Delta's own words (`history`), by path or by name.
 """

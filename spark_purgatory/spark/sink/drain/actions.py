@@ -1,0 +1,201 @@
+"""Steps of the sink as data: what is to be done next, and what came of it (`protocol`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from spark_purgatory.spark.sink.staging.ledger import Failed, Intent, Piece, StagedBatch
+from spark_purgatory.spark.sink.table import history
+
+# --- what is to be done ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Look:
+    """Compare the log with the table, which comes first in a run."""
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """Find what was staged before micro-batch ``before``, which Spark runs now."""
+
+    before: int
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Evaluate the micro-batch and drop its rows: an earlier run has brought them."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Write the rows of the micro-batch into the staging folder, and the record of them."""
+
+    name = "parts"
+
+
+@dataclass(frozen=True)
+class Count:
+    """Look into the files of staged micro-batches."""
+
+    batches: tuple[StagedBatch, ...]
+
+
+@dataclass(frozen=True)
+class Admit:
+    """Let the incoming micro-batch count: it fits into buffer_memory."""
+
+
+@dataclass(frozen=True)
+class Intend:
+    """Make an intent durable: of the first files of some partitions, or of a micro-batch that does not count yet."""
+
+    name = "intent"
+    partitions: Sequence[str] = ()
+    taken: tuple[Piece, ...] = ()
+    batch_id: int | None = None
+    """Of the micro-batch that counts from now on; its rows are ``taken``, or go direct."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Bring what an intent takes to the table."""
+
+    name = "drain commit"
+    intent: Intent
+
+
+@dataclass(frozen=True)
+class ReadBack:
+    """Ask the table whether it has the commit of an intent."""
+
+    name = "read-back"
+    intent: Intent
+
+
+@dataclass(frozen=True)
+class CleanUp:
+    """Note that the drain is done, and remove what it has made idle."""
+
+    name = "clean-up"
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Do nothing for a time: the table has to be tried again."""
+
+    ms: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End the query with an error."""
+
+    error: Exception
+
+
+@dataclass(frozen=True)
+class Return:
+    """Nothing is left to be done now."""
+
+
+Action = Look | Adopt | Skip | Stage | Count | Admit | Intend | Commit | ReadBack | CleanUp | Wait | Stop | Return
+
+# --- what came of it ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Looked:
+    """The table fits to the log, and has the commit of the last intent, or not."""
+
+    table_id: str | None
+    commit: history.Commit | None
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """What lies in the staging folder."""
+
+    pieces: Sequence[Piece]
+    before: int
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """The micro-batch was evaluated; also: nothing changed."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """The micro-batch lies in its folder; without rows there is a note of it."""
+
+    batch: StagedBatch
+    schema: str
+
+
+@dataclass(frozen=True)
+class Counted:
+    """The pieces of staged micro-batches."""
+
+    pieces: Mapping[int, tuple[Piece, ...]]
+
+
+@dataclass(frozen=True)
+class Admitted:
+    """The incoming micro-batch counts."""
+
+
+@dataclass(frozen=True)
+class Intended:
+    """The intent is durable."""
+
+    intent: Intent
+
+
+@dataclass(frozen=True)
+class Committed:
+    """The commit returned."""
+
+    before_version: int
+    """Of the table before it."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The table has the commit."""
+
+    table_id: str | None
+    commit: history.Commit
+
+
+@dataclass(frozen=True)
+class NotThere:
+    """The table does not have the commit, or does not tell: a write that it has is skipped."""
+
+
+@dataclass(frozen=True)
+class CleanedUp:
+    """The drain is done."""
+
+
+Result = (
+    Looked | Adopted | Skipped | Staged | Counted | Admitted
+    | Intended | Committed | Failed | Found | NotThere | CleanedUp
+)  # fmt: skip
+
+
+@dataclass
+class Work:
+    """What the loop was called for: a micro-batch, or to bring everything staged to the table, or both."""
+
+    before: int
+    """The micro-batch that Spark runs now, or next."""
+    batch_id: int | None = None
+    """The micro-batch at hand; None if there is none."""
+    schema: str = ""
+    """Of its rows."""
+    flush: bool = False
+    begun_ms: int = 0
+    is_evaluated: bool = field(default=False)
+    """Its rows were staged, skipped or written: nothing else of it has to be done."""

@@ -1,0 +1,280 @@
+"""A sink without Spark: the real loop, ledger and policy, on a log, a staging folder and a table that are dictionaries.
+
+A row is a number. The world outlives a run, as storage does; `Crash` ends a run between two actions or inside of one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import uuid4
+
+from spark_purgatory.config import SinkOptions
+from spark_purgatory.errors import TableLostError
+from spark_purgatory.spark.sink.drain import actions as do
+from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain.actions import Work
+from spark_purgatory.spark.sink.drain.sender import Sender
+from spark_purgatory.spark.sink.staging.layout import log_path
+from spark_purgatory.spark.sink.staging.ledger import Failed, Intent, Names, Piece, StagedBatch
+from spark_purgatory.spark.sink.staging.ledger_format import intent_body, record_body, replay
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget, TableFacts
+from spark_purgatory.spark.sink.table.history import Commit, Entry, History
+from spark_purgatory.spark.sink.table.table_truth import TableTruth
+
+ROW_BYTES = 100
+SCHEMA = '{"type":"struct","fields":[]}'
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+@dataclass
+class World:
+    """What outlives a run."""
+
+    batches: list[tuple[str, dict[str, int]]]
+    """Micro-batches of the source: schema, and rows by table partition."""
+    options: dict[str, Any]
+    log: dict[str, dict[str, Any]] = field(default_factory=dict)
+    folders: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    table_id: str | None = None
+    rows: list[int] = field(default_factory=list)
+    versions: list[Entry] = field(default_factory=list)
+    """What the table says of its past, the oldest first."""
+    last_txn: int = -1
+    """Delta's own record: the last drain of the app id."""
+    committed: int = 0
+    """The micro-batch that Spark runs next."""
+    evaluated: list[int] = field(default_factory=list)
+    commit_fails: list[str] = field(default_factory=list)
+    """What the next commits do: "absent", "arrived", "refused", "lasting"."""
+    takes_nothing: bool = False
+    """Every commit raises, and takes a second."""
+
+    def rows_of(self, batch_id: int) -> dict[str, list[int]]:
+        """Rows of a micro-batch by partition; the same each time."""
+        first = sum(sum(parts.values()) for _, parts in self.batches[:batch_id])
+        rows = {}
+        for partition, count in self.batches[batch_id][1].items():
+            rows[partition] = list(range(first, first + count))
+            first += count
+        return rows
+
+    def every(self) -> Counter[int]:
+        """All rows of the source, each once."""
+        return Counter(range(sum(sum(parts.values()) for _, parts in self.batches)))
+
+    def in_table(self) -> Counter[int]:
+        return Counter(self.rows)
+
+    def held(self) -> int:
+        """The last drain that the table's history has."""
+        return max([entry.commit.number for entry in self.versions if entry.commit is not None], default=-1)
+
+    def add(self, operation: str, parameters: dict[str, str | None], commit: Commit | None = None) -> None:
+        """A new version of the table."""
+        number = self.versions[-1].version + 1 if self.versions else 0
+        self.table_id = self.table_id or str(uuid4())
+        self.versions.append(Entry(number, operation, parameters, commit and replace(commit, version=number)))
+
+    def append(self, intent: Intent, rows: list[int]) -> None:
+        """What Delta does: a transaction that is not above the last one is skipped."""
+        if intent.number > self.last_txn:
+            self.last_txn = intent.number
+            self.rows += rows
+            self.add("WRITE", {}, Commit(0, "app", intent.number, intent.uuid, len(rows), 1, len(rows)))
+
+    def write(self, epoch: int, name: str, body: dict[str, Any]) -> None:
+        self.log[f"{log_path(epoch)}/{name}"] = body
+
+    def remove(self, path: str) -> None:
+        for found in (self.log, self.folders):
+            for name in [name for name in found if name == path or name.startswith(f"{path}/")]:
+                del found[name]
+
+    def pieces(self) -> list[Piece]:
+        found = []
+        for path, parts in self.folders.items():
+            epoch, batch, run = path.split("/")[-2], path.split("=")[-1].split("-")[0], path.split("-")[-2]
+            for partition, rows in parts.items():
+                size, number = len(rows) * ROW_BYTES, int(epoch.partition("=")[2])
+                found.append(Piece(partition, f"{path}/part-0", len(rows), size, int(batch), number, 0, int(run)))
+        return sorted(found, key=lambda piece: (piece.batch_id, piece.partition))
+
+
+class WorldTable(DeltaTarget):
+    """The table of a world."""
+
+    def __init__(self, world: World, options: SinkOptions) -> None:
+        super().__init__(options)
+        self.world = world
+
+    def facts(self, spark: Any) -> TableFacts | None:
+        return None if self.world.table_id is None else TableFacts(self.world.table_id, "/table", ())
+
+    def history(self, spark: Any, since: int | None = None) -> History:
+        return History(tuple(reversed(self.world.versions)))
+
+    def check(self, spark: Any, table_id: str | None, schema: Any) -> TableFacts | None:
+        facts = self.facts(spark)
+        if table_id is not None and (facts is None or facts.id != table_id):
+            raise TableLostError("the table is another one")
+        return facts
+
+
+class WorldSender(Sender):
+    """The product's loop; what Spark does is done on a `World`."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(SinkOptions(path="/table", **world.options), "/checkpoint")
+        self.target = WorldTable(world, self.options)
+        self.truth = TableTruth(self.target, "/checkpoint")
+        self.truth.app_id = "app"
+        self.world = world
+        self.done: list[str] = []
+
+    def open(self, spark: Any) -> None:
+        if not self._is_open:
+            entries = [(path.rpartition("/")[2], {**body, "format": 1}) for path, body in self.world.log.items()]
+            self.ledger = replay(entries, "/staging")
+            self.ledger.names = Names("/checkpoint", "/staging", "/table", "app")
+            self._is_open = True
+
+    def take(self, batch_id: int | None, flush: bool = False) -> None:
+        """What Spark, or `drain`, asks for."""
+        if self._is_open and batch_id is not None:
+            failpoints.reach("after return")
+        schema = "" if batch_id is None else self.world.batches[batch_id][0]
+        self._run(None, Work(self.world.committed, batch_id, schema, flush), None)  # type: ignore[arg-type]
+        if batch_id is not None:
+            failpoints.reach("before return")
+            self.world.committed = batch_id + 1
+
+    def _do(self, spark: Any, action: do.Action, work: Work, batch: Any) -> do.Result:
+        world, ledger = self.world, self.ledger
+        self.done.append(type(action).__name__)
+        match action:
+            case do.Look():
+                return self.look(spark)
+            case do.Adopt(before):
+                return do.Adopted(world.pieces(), before)
+            case do.Skip():
+                world.evaluated.append(work.before)
+            case do.Stage():
+                return do.Staged(self._staged(work), work.schema)
+            case do.Count(batches):
+                found = {
+                    staged.batch_id: tuple(
+                        replace(piece, staged_ms=staged.staged_ms)
+                        for piece in world.pieces()
+                        if piece.folder == staged.path
+                    )
+                    for staged in batches
+                }
+                return do.Counted(found)
+            case do.Intend():
+                return self._intended(action, work)
+            case do.Commit(intent):
+                return self._committed(intent)
+            case do.ReadBack(intent):
+                result = self._read_back(spark, intent, None)
+                if isinstance(result, do.Found) and result.commit.version < 0 and intent.direct:
+                    world.evaluated.append(intent.last_batch)
+                return result
+            case do.CleanUp():
+                done = {
+                    "number": ledger.next_drain - 1,
+                    "table_version": ledger.table_version,
+                    "table_id": ledger.table_id,
+                }
+                world.write(ledger.next_drain - 1, f"done={ledger.next_drain - 1}", done)
+                for path in ledger.idle_folders():
+                    world.remove(path)
+                return do.CleanedUp()
+            case do.Stop(error):
+                if ledger.incoming is not None:
+                    world.remove(ledger.incoming.path)
+                raise error
+            case do.Wait():
+                self.waited()
+            case do.Admit():
+                return do.Admitted()
+        return do.Skipped()
+
+    def waited(self) -> None:
+        """Time passes without a real wait."""
+        self.policy._made_ms += 1000
+
+    def _staged(self, work: Work) -> StagedBatch:
+        ledger, world = self.ledger, self.world
+        epoch, path = ledger.next_drain, ledger.run.batch_path(ledger.next_drain, work.before)
+        if ledger.schema != work.schema:
+            world.write(epoch, f"schema={work.before}", {"batch_id": work.before, "schema": work.schema})
+        rows = world.rows_of(work.before)
+        world.evaluated.append(work.before)
+        count = sum(map(len, rows.values()))
+        staged = StagedBatch(work.before, epoch, self.policy.now(), path, count, count * ROW_BYTES)
+        if count:
+            world.folders[path] = {name: mine for name, mine in rows.items() if mine}
+            failpoints.reach("in parts")
+            world.write(epoch, path.rpartition("/")[2], record_body(staged))
+        else:
+            first, last = ledger.empty_run(work.before)
+            world.write(epoch, f"empty={first}-{last % 2}", {"first": first, "last": last})
+        return staged
+
+    def _intended(self, action: do.Intend, work: Work) -> do.Result:
+        ledger = self.ledger
+        taken = self.policy.take(action.partitions) or action.taken
+        state = self.truth.check(None, ledger, ledger.table_id, SCHEMA)  # type: ignore[arg-type]
+        keys = {piece.key for piece in taken}
+        intent = Intent(
+            number=ledger.next_drain,
+            uuid=str(uuid4()),
+            table_id=self.world.table_id,
+            schema=(ledger.schema if taken else work.schema) or "",
+            last_batch=ledger.last_batch if action.batch_id is None else action.batch_id,
+            direct=not taken,
+            taken=taken,
+            left=tuple(piece for piece in ledger.pieces.values() if piece.key not in keys),
+            epochs=tuple(sorted(ledger.epochs | {ledger.next_drain})),
+            run=ledger.run.number,
+            table_version=ledger.table_version,
+            base_version=state.history.version,
+        )
+        self.world.write(intent.number, f"intent={intent.number}", intent_body(intent))
+        return do.Intended(intent)
+
+    def _committed(self, intent: Intent) -> do.Result:
+        world = self.world
+        fault = world.commit_fails.pop(0) if world.commit_fails else ""
+        if world.takes_nothing:
+            fault = "absent"
+            self.waited()
+        self.policy.take_again()
+        state = self.truth.check(None, self.ledger, self.ledger.table_id or intent.table_id, SCHEMA)  # type: ignore[arg-type]
+        if fault in ("", "arrived"):
+            rows = [row for piece in intent.taken for row in world.folders[piece.folder][piece.partition]]
+            if intent.direct and intent.number > world.last_txn:
+                rows = [row for part in world.rows_of(intent.last_batch).values() for row in part]
+                world.evaluated.append(intent.last_batch)
+            world.append(intent, rows)
+        if fault:
+            return Failed(fault, fault == "refused", fault == "lasting", is_once=not self.policy.open)
+        return do.Committed(state.history.version)
+
+
+def crash_at(number: int) -> tuple[Callable[[str], None], list[str]]:
+    """A hook that crashes at the failpoint of that number, and the failpoints reached."""
+    reached: list[str] = []
+
+    def hook(name: str) -> None:
+        reached.append(name)
+        if len(reached) == number + 1:
+            raise Crash(name)
+
+    return hook, reached

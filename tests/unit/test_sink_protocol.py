@@ -1,0 +1,209 @@
+"""The sink's protocol without Spark: every kind of micro-batch, every point of a crash, all that the table can say."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from copy import deepcopy
+from itertools import product
+from typing import Any
+
+import pytest
+
+from spark_purgatory.errors import (
+    BufferExhaustedError,
+    BugError,
+    DeliveryTimeoutError,
+    ForeignWriterError,
+    PurgatoryError,
+    StagingError,
+    StorageError,
+    TableLostError,
+)
+from spark_purgatory.spark.sink.drain import actions as do
+from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain.protocol import MOVES, OF_DRAINS, apply
+from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger
+from spark_purgatory.spark.sink.table.history import Commit
+from tests.support.sink_world import Crash, World, WorldSender, crash_at
+
+SMALL = {"a": 2, "b": 1}
+LARGE = {"a": 12, "b": 11}
+WORLDS: dict[str, tuple[list[tuple[str, dict[str, int]]], dict[str, Any]]] = {
+    "files fill": ([("s", SMALL)] * 6, {"batch_size": "0.5 KiB", "linger": "1 hour", "delivery_timeout": "1 hour"}),
+    "all linger": ([("s", SMALL)] * 3, {"linger": "1 hour", "delivery_timeout": "1 hour"}),
+    "nothing lingers": ([("s", SMALL)] * 3, {"linger": "0 seconds"}),
+    "some are empty": ([("s", SMALL), ("s", {}), ("s", {}), ("s", SMALL), ("s", {})], {"linger": "0 seconds"}),
+    "direct": ([("s", LARGE)] * 3, {"batch_size": "1 KiB"}),
+    "larger than memory": ([("s", LARGE)] * 2, {"batch_size": "1 KiB", "buffer_memory": "1 KiB"}),
+    "memory runs out": ([("s", {"a": 6})] * 3, {"batch_size": "1 KiB", "buffer_memory": "1 KiB", "linger": "1 minute"}),
+    "the schema changes": ([("s", SMALL), ("t", SMALL), ("t", SMALL)], {}),
+}
+CELLS = {
+    "files fill": 371, "all linger": 154, "nothing lingers": 266, "some are empty": 259, "direct": 245,
+    "larger than memory": 154, "memory runs out": 266, "the schema changes": 210,
+}  # fmt: skip
+SAYINGS = ("as it was", "dropped", "replaced", "restored", "foreign commit", "foreign number", "forgot its history")
+
+
+@pytest.fixture(autouse=True)
+def no_hook() -> Iterator[None]:
+    yield
+    failpoints.hook = None
+
+
+def made(name: str) -> World:
+    batches, options = WORLDS[name]
+    return World(list(batches), {"partition_by": "p", **options})
+
+
+def run(world: World) -> WorldSender:
+    """A run to the end of the source, with a drain then."""
+    sender = WorldSender(world)
+    while world.committed < len(world.batches):
+        sender.take(world.committed)
+    sender.take(None, flush=True)
+    return sender
+
+
+def crashed(name: str, number: int) -> tuple[World, str]:
+    """A world whose run crashed at the failpoint of that number, and its name; "" if it ended before."""
+    world = made(name)
+    failpoints.hook, reached = crash_at(number)
+    try:
+        run(world)
+    except Crash:
+        return world, reached[-1]
+    finally:
+        failpoints.hook = None
+    return world, ""
+
+
+def last_of(world: World, kind: str) -> int:
+    numbers = [int(path.rpartition("=")[2]) for path in world.log if f"/{kind}=" in path]
+    return max(numbers, default=-1)
+
+
+def said(world: World, saying: str) -> type[PurgatoryError] | None:
+    """Make the table say something; the error to be raised, by the table of cases; None: every row arrives once."""
+    intent, done, held = last_of(world, "intent"), last_of(world, "done"), world.held()
+    known = any(body["table_id"] for path, body in world.log.items() if path.endswith(f"/intent={intent}"))
+    match saying:
+        case "dropped" | "replaced":
+            world.table_id = None if saying == "dropped" else "another"
+            world.versions, world.rows, world.last_txn = [], [], -1
+            return TableLostError if known or done >= 0 else None
+        case "restored":
+            if held >= 0:
+                world.add("RESTORE", {"timestamp": "2020-01-01"})
+            return TableLostError if held >= 0 else None
+        case "foreign commit":
+            if intent == done:
+                return None
+            if world.held() == intent:
+                world.versions.pop()
+            world.add("WRITE", {}, Commit(0, "app", intent, "another"))
+            return ForeignWriterError
+        case "foreign number":
+            world.add("WRITE", {}, Commit(0, "app", intent + 7, "another"))
+            return ForeignWriterError
+        case "forgot its history":
+            if held >= 0:
+                world.add("OPTIMIZE", {})
+                world.versions = world.versions[-1:]
+    return None
+
+
+def test_every_crash_and_all_that_the_table_can_say_lose_and_double_nothing_or_are_named() -> None:
+    cells: Counter[str] = Counter()
+    points: set[str] = set()
+    for name, saying in product(WORLDS, SAYINGS):
+        number = 0
+        while True:
+            world, point = crashed(name, number)
+            if not point:
+                break
+            number += 1
+            points.add(point)
+            error = said(world, saying)
+            where = f"{name}, crash {number} {point}, the table {saying}"
+            cells[name] += 1
+            try:
+                world_before = deepcopy(world)
+                run(world)
+            except PurgatoryError as raised:
+                assert error is not None and isinstance(raised, error), f"{where}: {raised!r}"
+                assert world.rows == world_before.rows, f"{where}: written in spite of {raised!r}"
+                continue
+            assert error is None, f"{where}: no {error}"
+            assert world.in_table() == world.every(), where
+            assert not world.folders, f"{where}: {world.folders}"
+            assert set(range(len(world.batches))) <= set(world.evaluated), where
+    assert points == {*failpoints.FAILPOINTS, "in parts"}
+    assert cells == CELLS, "crash points of each world, times what the table can say"
+    assert cells.total() == 1925
+
+
+@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        (["absent"], "did not take drain|^$"),
+        (["absent"] * 3, "did not take drain|^$"),
+        (["arrived"], "^$"),
+        (["absent", "arrived"], "did not take drain|^$"),
+        (["refused"], "refused a drain"),
+        (["lasting"], "cannot be written in this session"),
+        (None, "took nothing for max_block|did not take drain"),
+    ],
+)
+def test_a_commit_that_raises_is_looked_for_and_tried_again_or_ends_the_query_by_name(
+    name: str, faults: list[str] | None, said: str
+) -> None:
+    world = made(name)
+    world.commit_fails, world.takes_nothing = list(faults or ()), faults is None
+    found = ""
+    try:
+        run(world)
+    except (StorageError, BufferExhaustedError) as error:
+        found = str(error)
+    assert re.search(said, found)
+    world.commit_fails, world.takes_nothing = [], False
+    run(world)
+    assert world.in_table() == world.every()
+    assert not world.folders
+
+
+def test_rows_that_the_table_does_not_take_for_delivery_timeout_stop_the_query_and_go_out_after_a_restart() -> None:
+    world = made("nothing lingers")
+    world.options |= {"delivery_timeout": "1 minute", "max_block": "1 hour"}
+    world.takes_nothing = True
+    with pytest.raises(DeliveryTimeoutError, match="for delivery_timeout, 60,000 ms: absent"):
+        run(world)
+    world.takes_nothing = False
+    run(world)
+    assert world.in_table() == world.every()
+
+
+def test_what_was_staged_and_is_gone_is_missed_by_name() -> None:
+    world = made("all linger")
+    sender = WorldSender(world)
+    for batch_id in range(3):
+        sender.take(batch_id)
+    world.folders.pop(next(path for path in world.folders if "batch=00000000000000000001" in path))
+    with pytest.raises(StagingError, match="at micro-batch 3, but /staging has them only up to 0"):
+        run(world)
+    assert world.in_table() == Counter()
+
+
+def test_a_result_that_cannot_follow_is_a_bug_and_changes_nothing() -> None:
+    results = [do.Committed(0), do.CleanedUp(), do.Found("id", Commit(0, "app", 0, "uuid")), do.NotThere()]
+    assert {type(result) for result in results} < set(OF_DRAINS)
+    for state, result in product(DrainState, results):
+        if (state, type(result)) not in MOVES:
+            ledger = Ledger(drain=state)
+            before = deepcopy(ledger)
+            with pytest.raises(BugError, match=f"{state.value} cannot be {type(result).__name__}"):
+                apply(ledger, result)
+            assert ledger == before
