@@ -168,3 +168,20 @@ def report(
     from spark_purgatory.job.show_report import write_report
 
     raise typer.Exit(write_report(checkpoint, table, output, prefix, conf or [], terminal()))
+
+
+@app.command()
+def repair(
+    checkpoint: Annotated[str, typer.Argument(help="The query's checkpointLocation.", show_default=False)],
+    apply: Annotated[bool, typer.Option("--apply", help="Remove the entries that are not true.")] = False,
+    conf: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
+) -> None:
+    """Say which of two entries in a checkpoint's staging log is the true one, where two runs wrote at once.
+
+    All runs of the query have to be stopped. Exit code: 0 said or repaired, 1 Spark could not read, 2 it cannot be
+    decided.
+    """
+    require_spark("This command")
+    from spark_purgatory.job.show_repair import show_repair
+
+    raise typer.Exit(show_repair(checkpoint, apply, conf or [], terminal()))

@@ -21,7 +21,7 @@ from rich.table import Table
 from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.job.summary import readable_bytes, readable_ms
 from spark_purgatory.metrics import Sample
-from spark_purgatory.spark.sink.record_accumulator import AccumulatorQuery
+from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 
 STATUSES = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED")
 """Statuses of operations, as the counters name them."""

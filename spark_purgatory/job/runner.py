@@ -29,7 +29,8 @@ from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.job.summary import Summary, file_sizes, print_summary, summarise
 from spark_purgatory.job.tally import Tally, state_tally
 from spark_purgatory.spark.monitoring.monitor import monitor
-from spark_purgatory.spark.sink.record_accumulator import AccumulatorQuery, RecordAccumulator
+from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
+from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.terminal import terminal
 
 POLL_SECONDS = 0.25
@@ -106,8 +107,7 @@ def _follow(query: AccumulatorQuery, dead: StreamingQuery | None, progress: Prog
         while runs() and not stop.event.wait(POLL_SECONDS):
             progress.update(query)
         if stop.event.is_set() or query.isActive:
-            query.stop()
-            query.drain()  # what lingers goes out, so that a stopped job leaves nothing behind
+            query.stop(drain=True)  # what lingers goes out, so that a stopped job leaves nothing behind
         else:
             query.awaitTermination()  # raises what the query died of
         if dead is not None and not dead.isActive:

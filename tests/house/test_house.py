@@ -68,7 +68,9 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 ROOMS: dict[str, tuple[str, ...]] = {
     "core": ("arrays", "kafka", "spec", "events", "engine", "state"),
     "spark": ("placement", "storage", "host", "operator", "checkpoint", "sink", "monitoring"),
-    "spark/sink": ("staging", "table", "drain", "staged_view", "start_checks", "record_accumulator"),
+    "spark/sink": tuple(
+        "staging table drain repair staged_view start_checks accumulator_query record_accumulator".split()
+    ),
 }
 ROOMS_APART = frozenset(
     {("spark", "sink", "operator"), ("spark", "sink", "host"), ("core", "spec", "kafka"), ("core", "events", "kafka")}

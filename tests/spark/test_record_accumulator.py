@@ -15,6 +15,7 @@ from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.staging.ledger_format import replay
+from spark_purgatory.spark.sink.staging.staging_folder import Entry
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.table_truth import app_id_of
 from tests.support.sink_queries import HOUR, LINGER_S, TRIGGER_S, accumulator, staged_files, start, wait_until
@@ -194,8 +195,8 @@ def test_a_column_that_the_table_lost_is_named_and_the_rows_go_out_once_it_is_ba
 
 
 def test_two_runs_on_one_staging_folder_are_seen() -> None:
-    entries = [("intent=0", {"number": 0}), ("intent=0", {"number": 0, "uuid": "other"})]
-    with pytest.raises(ForeignWriterError, match="two different entries 'intent=0'"):
+    entries = [Entry("intent=0", {"number": 0}, "log/a"), Entry("intent=0", {"number": 0, "uuid": "other"}, "log/b")]
+    with pytest.raises(ForeignWriterError, match="two different entries 'intent=0', log/a and log/b"):
         replay(entries, "/staging")
 
 

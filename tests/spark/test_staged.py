@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,12 @@ from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, Intent, Ledger, 
 from spark_purgatory.spark.sink.staging.ledger_format import intent_body, record_body, replay
 from spark_purgatory.spark.sink.staging.staged_files import check_one_writer, file_at, hash_names, read_files, row_hash
 from spark_purgatory.spark.sink.staging.stager import Stager
-from spark_purgatory.spark.sink.staging.staging_folder import FORMAT, StagingFolder
+from spark_purgatory.spark.sink.staging.staging_folder import FORMAT, Entry, StagingFolder
 from tests.support.damage import halve
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
 
+DATA = Path(__file__).resolve().parents[1] / "data"
 WRITER = "5f0c6a4e-9f5f-4d5e-8f0a-3b1d6f1f9b5a"
 FIRST_RUN, NEXT_RUN, TWIN = Run(0, "aaaaaaaa"), Run(1, "bbbbbbbb"), Run(1, "cccccccc")
 OTHER = "00000000-9f5f-4d5e-8f0a-3b1d6f1f9b5a"
@@ -33,7 +35,7 @@ def piece(batch_id: int, epoch: int = 0, writer: str = WRITER, run: Run = FIRST_
 
 
 def ledger(*notes: tuple[str, dict[str, Any]]) -> Ledger:
-    return replay([(name, {**body, "format": FORMAT}) for name, body in notes], "/staging")
+    return replay([Entry(name, {**body, "format": FORMAT}) for name, body in notes], "/staging")
 
 
 def record(of: Piece, rows: int = 5) -> tuple[str, dict[str, Any]]:
@@ -128,6 +130,24 @@ def test_files_of_two_writers_in_one_folder_are_named() -> None:
     check_one_writer([piece(0), piece(1, writer=OTHER)], "/staging")
     with pytest.raises(ForeignWriterError, match="batch=00000000000000000001-000000-aaaaaaaa holds files of 2 writers"):
         check_one_writer([piece(1), piece(1, writer=OTHER)], "/staging")
+
+
+def test_a_log_of_format_1_is_read_as_it_was_written() -> None:
+    """A golden file: an intent that is done, and what was noted after it."""
+    lines = (DATA / "staging_log_v1.jsonl").read_text(encoding="utf-8").splitlines()
+    assert {json.loads(line)["format"] for line in lines} == {FORMAT}
+    entries = [Entry(entry["entry"], json.loads(entry["body"])) for entry in map(json.loads, lines)]
+    book = replay(entries, "/staging")
+    assert (book.next_drain, book.is_done, book.last_batch, book.table_version, book.table_id) == (
+        1, True, 1, 7, "table-id",
+    )  # fmt: skip
+    assert (book.schema or "").startswith('{"fields":[{"metadata":{},"name":"n"')
+    assert book.empty == [(2, 3)]
+    assert [(left.partition, left.batch_id, left.rows, left.run) for left in book.pieces.values()] == [("B2", 1, 5, 2)]
+    assert book.intent is not None and book.intent.taken_rows == 7
+    of_four = replace(piece(4, epoch=1, run=Run(2, "0a1b2c3d")), rows=6)
+    assert book.adopt([of_four], before=5) == 5
+    assert book.last_batch == 4
 
 
 # --- when files are counted ---------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.actions import Work
 from spark_purgatory.spark.sink.drain.sender import Sender
+from spark_purgatory.spark.sink.staging import staging_folder
 from spark_purgatory.spark.sink.staging.layout import log_path
 from spark_purgatory.spark.sink.staging.ledger import Failed, Intent, Names, Piece, StagedBatch
 from spark_purgatory.spark.sink.staging.ledger_format import intent_body, record_body, replay
@@ -139,7 +140,10 @@ class WorldSender(Sender):
 
     def open(self, spark: Any) -> None:
         if not self._is_open:
-            entries = [(path.rpartition("/")[2], {**body, "format": 1}) for path, body in self.world.log.items()]
+            entries = [
+                staging_folder.Entry(path.rpartition("/")[2], {**body, "format": 1})
+                for path, body in self.world.log.items()
+            ]
             self.ledger = replay(entries, "/staging")
             self.ledger.names = Names("/checkpoint", "/staging", "/table", "app")
             self._is_open = True

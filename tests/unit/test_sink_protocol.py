@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from copy import deepcopy
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import (
     BufferExhaustedError,
     BugError,
@@ -23,11 +25,13 @@ from spark_purgatory.errors import (
 )
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter
 from spark_purgatory.spark.sink.drain.protocol import MOVES, OF_DRAINS, apply
-from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger
+from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger, Piece
 from spark_purgatory.spark.sink.table.history import Commit
 from tests.support.sink_world import Crash, World, WorldSender, crash_at
 
+HOUR_MS = 3_600_000
 SMALL = {"a": 2, "b": 1}
 LARGE = {"a": 12, "b": 11}
 WORLDS: dict[str, tuple[list[tuple[str, dict[str, int]]], dict[str, Any]]] = {
@@ -207,3 +211,39 @@ def test_a_result_that_cannot_follow_is_a_bug_and_changes_nothing() -> None:
             with pytest.raises(BugError, match=f"{state.value} cannot be {type(result).__name__}"):
                 apply(ledger, result)
             assert ledger == before
+
+
+# --- clocks ---------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_is_set_back_an_hour_does_not_stop_lingering(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = PolicyAdapter(SinkOptions(path="/table", linger="10 seconds"), "/table")
+    began_ms = adapter.now()
+    adapter.append([piece(began_ms)], 0)
+    wall_ns, elapsed_ns = time.time_ns(), time.monotonic_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: wall_ns - HOUR_MS * 1_000_000)
+    assert not adapter.ripe(adapter.now(), everything=False)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: elapsed_ns + 10_000_000_000)
+    assert 10_000 <= adapter.now() - began_ms < 20_000
+    assert adapter.ripe(adapter.now(), everything=False) == ["p"]
+
+
+@pytest.mark.parametrize(("staged_s_ago", "ripe_after_s"), [(-3600, 10), (0, 10), (4, 6), (10, 0), (7200, 0)])
+def test_what_an_earlier_run_staged_lingers_from_then_on_and_never_longer_than_linger(
+    staged_s_ago: int, ripe_after_s: int
+) -> None:
+    """The times of staged files are the wall clock's, which may have been set back or forth since."""
+    options = SinkOptions(path="/table", linger="10 seconds", delivery_timeout="20 seconds")
+    adapter = PolicyAdapter(options, "/table")
+    adapter.drain_ms = 0
+    now_ms = adapter.now()
+    [future] = adapter.append([piece(now_ms - staged_s_ago * 1000)], now_ms - adapter.linger_ms)
+    ripe_s = next(s for s in range(60) if adapter.ripe(now_ms + s * 1000, everything=False))
+    assert ripe_s in (ripe_after_s, ripe_after_s + 1)
+    adapter.take(["p"])
+    adapter.retry("said")
+    assert not adapter.is_out_of_time and not future.is_done, "the delivery time-out begins anew"
+
+
+def piece(staged_ms: int) -> Piece:
+    return Piece("p", "rows/generation=0/epoch=0/batch=0-0-a/part-0", 1, 100, 0, 0, staged_ms)

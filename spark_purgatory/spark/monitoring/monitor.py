@@ -31,7 +31,7 @@ from spark_purgatory.metrics.catalog import BY_NAME
 from spark_purgatory.metrics.sample import Labels
 from spark_purgatory.schema import EVENT_REJECTIONS, REJECTION_COUNTERS, REJECTIONS
 from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
-from spark_purgatory.spark.sink.record_accumulator import AccumulatorQuery
+from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 
 LOG = logging.getLogger(__name__)
 COUNTED: dict[str, tuple[str, Labels]] = {
@@ -121,7 +121,7 @@ class QueryMonitor:
         with self._taking:
             self._spark.streams.addListener(self.listener)
             # Asked before the reports: those of a query that has ended by now are complete.
-            has_ended = not (self._query.running if isinstance(self._query, AccumulatorQuery) else self._query.isActive)
+            has_ended = not self._query.isActive
             earlier = [progress for progress in self._query.recentProgress if _ran(progress)]
             for progress in earlier[:-1]:
                 self._add(progress)

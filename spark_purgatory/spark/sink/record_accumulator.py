@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,16 +15,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from spark_purgatory.accumulator.futures import Callback, RecordFuture
-from spark_purgatory.config import (
-    SinkOptions,
-    is_duration,
-    options_of,
-    parse_duration,
-    refuses_unknown_names,
-    require_name,
-)
-from spark_purgatory.errors import ConfigError, StorageError
+from spark_purgatory.accumulator.futures import Callback
+from spark_purgatory.config import SinkOptions, options_of, parse_duration, refuses_unknown_names, require_name
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.staged_view import staged_view
@@ -36,9 +29,6 @@ from spark_purgatory.version import __version__
 
 LOG = logging.getLogger(__name__)
 DEFAULT_TRIGGER_MS = 10_000
-FLUSH_POLL_SECONDS = 0.05
-STOP_POLLS = 1200
-"""A minute for the last micro-batch to notice that its query was stopped."""
 APPENDS = (
     "the table is appended to, each row once. For an aggregation give the stream a watermark and group by a window of "
     "its column, and a result comes once, when it is final; to update rows in place use foreachBatch with MERGE instead"
@@ -46,10 +36,6 @@ APPENDS = (
 OTHER_MODES = re.compile(r"STREAMING_OUTPUT_MODE|with Append output mode")
 """In Spark's errors about a plan and its output mode; those about a function's own mode have no name."""
 TRIGGERS = "{'processingTime': '10 seconds'} or {'availableNow': True}"
-PAUSE_POLLS = 200
-"""Ten seconds for a query to pause between two micro-batches."""
-STOP_MS = 500
-"""The time for a pausing query to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +106,7 @@ class RecordAccumulator(SinkOptions):
             query_name: Name shown by Spark.
 
         Returns:
-            The running query: a `StreamingQuery` that drains what is staged when it ends by itself.
+            The running query: a `StreamingQuery` whose `awaitTermination` drains what is staged when it ends by itself.
 
         Raises:
             ConfigError: The table, the checkpoint, the columns or the output mode cannot work; nothing was started.
@@ -183,14 +169,13 @@ class RecordAccumulator(SinkOptions):
         Raises:
             ConfigError: No query was started.
             StorageError: The table cannot be written; the rows stay staged.
+            ForeignWriterError: Another run of the query goes on with the checkpoint, and brings them.
 
         Example::
 
             accumulator.close()
         """
-        query = self._query_to("close")
-        query.stop()
-        query.drain()
+        self._query_to("close").stop(drain=True)
 
     def exists(self, spark: SparkSession) -> bool:
         """Whether the table is there.
@@ -251,7 +236,7 @@ class RecordAccumulator(SinkOptions):
             raise ConfigError(f"write_stream takes a streaming DataFrame, not a {type(df).__name__}: spark.readStream")
         if not df.isStreaming:
             raise ConfigError("write_stream takes a streaming DataFrame; write a batch one with df.write")
-        if self._started and self._started[-1].running:
+        if self._started and self._started[-1].isActive:
             raise ConfigError(f"this accumulator already writes to {self}: stop its query, or make another one")
         require_name(checkpoint, "checkpoint")
         path = (self.options.path or "").rstrip("/")
@@ -274,110 +259,6 @@ def _start(writer: DataStreamWriter) -> StreamingQuery:
         raise ConfigError(
             f"Spark runs this stream in another output mode only: {str(error).splitlines()[0]} But {APPENDS}"
         ) from error
-
-
-class AccumulatorQuery:
-    """A running `StreamingQuery`, all of whose attributes it has; one that ends by itself drains what is staged."""
-
-    def __init__(self, query: StreamingQuery, sender: Sender, spark: SparkSession, trigger: Mapping[str, Any]) -> None:
-        self._query = query
-        self._sender = sender
-        self._spark = spark
-        self._drains_at_end = "availableNow" in trigger
-        every = str(trigger.get("processingTime", ""))
-        self._trigger_ms = parse_duration(every, "trigger") // 1000 if is_duration(every) else 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._query, name)
-
-    @property
-    def checkpoint(self) -> str:
-        """Folder of the query's checkpoint."""
-        return self._sender.checkpoint
-
-    def measure(self) -> dict[str, float]:
-        """The sink's metrics, by the names of `spark_purgatory.metrics`; none under Spark Connect, where the sink runs
-        in the server.
-        """
-        return {} if is_remote() else self._sender.measure()
-
-    @property
-    def running(self) -> bool:
-        """Whether Spark still runs it."""
-        return bool(self._query.isActive)
-
-    @property
-    def isActive(self) -> bool:
-        """Whether it runs, or has rows to drain; False once all of an availableNow query's rows are in the table."""
-        if self.running:
-            return True
-        self._end()
-        return False
-
-    def awaitTermination(self, timeout: int | None = None) -> bool | None:
-        """Wait for the end, and for the drain that it brings."""
-        ended = self._query.awaitTermination() if timeout is None else self._query.awaitTermination(timeout)
-        if timeout is None or ended:
-            self._end()
-        return ended
-
-    def futures(self, batch_id: int) -> tuple[RecordFuture[Delivery], ...]:
-        """Handles of what a recent micro-batch staged, one for each staged file and table partition; none until these
-        were counted, which is when a file of the table may be full, and at the latest with the drain. Not under Spark
-        Connect.
-        """
-        _refuse_remote("futures(): the sink runs in the server. Give RecordAccumulator on_delivery=, called there")
-        return self._sender.policy.futures.get(batch_id, ())
-
-    def flush(self) -> None:
-        """Bring everything staged to the table."""
-        if not self.running:
-            self.drain()
-            return
-        _refuse_remote("flush() of a running query: the sink runs in the server. Call close(), or shorten linger")
-        self._sender.flush_requested = True
-        while self._sender.flush_requested:
-            if not self.running:
-                error = self._query.exception()
-                raise StorageError(f"the query ended before it was flushed: {error}") from error
-            time.sleep(FLUSH_POLL_SECONDS)
-
-    def stop(self) -> None:
-        """Stop the query, between micro-batches if it pauses.
-
-        One stopped within leaves pages of stack traces in Spark's log, and under Spark Connect it would go on a while.
-        """
-        for _ in range(PAUSE_POLLS):
-            if not self.running or (not self._is_due() and not self._query.status["isTriggerActive"]):
-                break
-            time.sleep(FLUSH_POLL_SECONDS)
-        self._query.stop()
-
-    def _is_due(self) -> bool:
-        """Whether the next micro-batch may begin before we have stopped the query: at multiples of the trigger."""
-        every_ms = self._trigger_ms
-        return every_ms > 0 and every_ms - time.time_ns() // 1_000_000 % every_ms < min(STOP_MS, every_ms // 2)
-
-    def drain(self) -> None:
-        """Bring everything staged to the table, the query having ended."""
-        self._drains_at_end = False
-        # A query that was stopped leaves its last micro-batch half done: what counts is in the log.
-        for _ in range(STOP_POLLS):
-            if not self._sender.is_busy:
-                break
-            time.sleep(FLUSH_POLL_SECONDS)
-        if self._sender.has_failed:
-            self._sender = Sender(self._sender.options, self._sender.checkpoint, self._sender.on_delivery)
-        self._sender.drain(self._spark)
-
-    def _end(self) -> None:
-        if self._drains_at_end and self._query.exception() is None:
-            self.drain()
-
-
-def _refuse_remote(what: str) -> None:
-    if is_remote():
-        raise ConfigError(f"Spark Connect has no {what}")
 
 
 def with_heartbeat(df: DataFrame) -> DataFrame:

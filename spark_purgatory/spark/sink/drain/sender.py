@@ -140,6 +140,15 @@ class Sender:
         self.ledger.names = Names(self.checkpoint, self.stager.folder, str(self.target), self.truth.app_id)
         self._is_open = True
 
+    def is_last(self, spark: SparkSession) -> bool:
+        """Whether no other run has written to the log since this one did: what is in memory is true only then."""
+        if not self._is_open:
+            return False
+        now, run = self.stager.open(spark), self.ledger.run
+        made = [path.rsplit("-", 2)[1:] for path in now.records]
+        is_other = any(int(number) >= run.number and id != run.id for number, id in made)
+        return now.next_drain == self.ledger.next_drain and now.intent == self.ledger.intent and not is_other
+
     # --- actions -------------------------------------------------------------------------------------------------
 
     def _do(self, spark: SparkSession, action: Action, work: Work, batch: DataFrame | None) -> Result:

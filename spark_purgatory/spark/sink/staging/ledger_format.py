@@ -17,6 +17,7 @@ from typing import Any
 
 from spark_purgatory.errors import ForeignWriterError, StagingError
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Intent, Ledger, Piece, StagedBatch
+from spark_purgatory.spark.sink.staging.staging_folder import Entry
 
 PIECE_FIELDS = ("partition", "path", "rows", "staged_bytes", "batch_id", "epoch", "staged_ms", "run")
 Body = dict[str, Any]
@@ -38,23 +39,24 @@ def record_body(staged: StagedBatch) -> Body:
     }
 
 
-def replay(entries: Iterable[tuple[str, Body]], folder: str) -> Ledger:
+def replay(entries: Iterable[Entry], folder: str) -> Ledger:
     """The ledger that the entries of a log describe.
 
     Raises:
         ForeignWriterError: Two writers made entries of one name.
         StagingError: An entry lacks a field.
     """
-    bodies: dict[str, Body] = {}
-    for name, body in entries:
-        if name in bodies and bodies[name] != body:
+    known: dict[str, Entry] = {}
+    for entry in entries:
+        other = known.setdefault(entry.name, entry)
+        if other.body != entry.body:
             raise ForeignWriterError(
-                f"{folder}/log holds two different entries {name!r}: two runs of the query write at once. Stop one of "
-                "them, remove the entry of the one stopped, and start again; staged rows were not touched"
+                f"{folder}/log holds two different entries {entry.name!r}, {other.path} and {entry.path}: two runs of "
+                "the query write at once. Stop both; `spark-purgatory repair CHECKPOINT` says which entry is the true "
+                "one, and with --apply removes the other. Staged rows were not touched"
             )
-        bodies[name] = body
     try:
-        return _replayed(bodies)
+        return _replayed({name: entry.body for name, entry in known.items()})
     except (KeyError, TypeError) as error:
         raise StagingError(f"an entry of {folder}/log was written by another version of spark_purgatory") from error
 

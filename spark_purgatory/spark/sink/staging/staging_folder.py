@@ -29,7 +29,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from pyspark.errors import AnalysisException
@@ -47,7 +47,16 @@ REMOVE_TRIES = 5
 _URI = re.compile(r"(?:([a-zA-Z][\w+.-]*):)?(?://([^/]*))?(.*)", re.DOTALL)
 """Scheme, authority and path. What is escaped stays so: Hadoop takes a path as it is written."""
 Body = dict[str, Any]
-Entry = tuple[str, Body]
+_ENTRY = re.compile(r"log/generation=\d+/epoch=\d+/[^/]+")
+
+
+class Entry(NamedTuple):
+    """An entry of the log."""
+
+    name: str
+    body: Body
+    path: str = ""
+    """Below the staging folder."""
 
 
 class StagingFolder:
@@ -84,7 +93,7 @@ class StagingFolder:
             writer.mode("error" if note is None else "overwrite").text(f"{self.uri}/{place}")
 
     def read_entries(self, spark: SparkSession, others_write: bool = False) -> list[Entry]:
-        """Every entry of the log, as (name, body). StagingError if one is damaged.
+        """Every entry of the log. StagingError if one is damaged.
 
         With ``others_write`` an entry that is removed meanwhile is left out.
         """
@@ -131,6 +140,8 @@ class StagingFolder:
     def remove(self, spark: SparkSession, path: str) -> None:
         """Remove everything at a path below the staging folder; the folder itself where that can be done."""
         if self.local is not None:
+            if (self.local / path).is_file():
+                (self.local / path).unlink(missing_ok=True)
             _remove_tree(self.local / path)
             return
         with settings(spark, SMALL_QUERY):
@@ -214,7 +225,8 @@ def _parse(path: str, line: str, folder: str) -> Entry:
                     f"{path} has format {version} and this version of spark_purgatory reads up to {FORMAT}: nothing "
                     "was written. Run the release that wrote the checkpoint, or a later one"
                 )
-            return entry["entry"], {**json.loads(text), "format": version}
+            found = _ENTRY.search(path)
+            return Entry(entry["entry"], {**json.loads(text), "format": version}, found[0] if found else path)
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
     raise StagingError(

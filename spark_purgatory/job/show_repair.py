@@ -1,0 +1,32 @@
+"""``spark-purgatory repair``: says which entry of a staging log is the true one, and removes the others if asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from spark_purgatory.job.arguments import log_file, settings_from
+from spark_purgatory.job.reading import guarded_reading
+from spark_purgatory.job.session import reading_session
+from spark_purgatory.spark.sink.repair import conflicts, repair
+
+
+def show_repair(checkpoint: str, applies: bool, settings: Sequence[str], console: Console) -> int:
+    """Say, and with ``applies`` do, what repairs a checkpoint; the exit code."""
+
+    def read() -> None:
+        with console.status("Starting Spark"):
+            spark = reading_session(settings_from(settings), log_file(), delta=True)
+        found = conflicts(spark, checkpoint)
+        for conflict in found:
+            console.print(str(conflict), soft_wrap=True, highlight=False)
+        if not found:
+            console.print("No two entries of the staging log differ: there is nothing to repair", soft_wrap=True)
+        elif applies:
+            repair(spark, checkpoint, found)
+            console.print("Removed what is not true: start the query again", soft_wrap=True)
+        else:
+            console.print("Nothing was changed. Stop all runs of the query, then add --apply", soft_wrap=True)
+
+    return guarded_reading(checkpoint, read)

@@ -1,0 +1,177 @@
+"""`AccumulatorQuery`: a running query with a `RecordAccumulator`, and how it ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import SparkSession, is_remote
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_purgatory.accumulator.futures import RecordFuture
+from spark_purgatory.config import is_duration, parse_duration
+from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
+from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
+from spark_purgatory.spark.sink.drain.sender import Sender
+
+POLL_SECONDS = 0.05
+STOP_POLLS = 1200
+"""A minute for the last micro-batch to notice that its query was stopped."""
+PAUSE_POLLS = 200
+"""Ten seconds for a query to pause between two micro-batches."""
+STOP_MS = 500
+"""The time for a pausing query to stop."""
+TIME_SOURCE = "RatePerMicroBatch"
+"""How Spark describes a source that makes a row a micro-batch, so that time passes."""
+
+
+class AccumulatorQuery:
+    """A running `StreamingQuery`, all of whose attributes it has. Nothing but `awaitTermination`, `flush`,
+    ``stop(drain=True)`` and the query's own micro-batches bring rows to the table.
+    """
+
+    def __init__(self, query: StreamingQuery, sender: Sender, spark: SparkSession, trigger: Mapping[str, Any]) -> None:
+        self._query = query
+        self._sender = sender
+        self._spark = spark
+        self._drains_at_end = "availableNow" in trigger
+        every = str(trigger.get("processingTime", ""))
+        self._trigger_ms = parse_duration(every, "trigger") // 1000 if is_duration(every) else 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._query, name)
+
+    @property
+    def checkpoint(self) -> str:
+        """Folder of the query's checkpoint."""
+        return self._sender.checkpoint
+
+    def measure(self) -> dict[str, float]:
+        """The sink's metrics, by the names of `spark_purgatory.metrics`; none under Spark Connect, where the sink runs
+        in the server.
+        """
+        return {} if is_remote() else self._sender.measure()
+
+    @property
+    def isActive(self) -> bool:
+        """Whether Spark still runs it. Rows may be staged when it no longer does."""
+        return bool(self._query.isActive)
+
+    def awaitTermination(self, timeout: int | None = None) -> bool | None:
+        """Wait for the end; a query that ends by itself (availableNow) then brings what is staged to the table.
+
+        Raises:
+            StreamingQueryException: The query failed.
+            StorageError: The query ended, and the table cannot be written; the rows stay staged. Call it again.
+        """
+        ended = self._query.awaitTermination() if timeout is None else self._query.awaitTermination(timeout)
+        if (timeout is None or ended) and self._drains_at_end and self._query.exception() is None:
+            self.drain()
+            self._drains_at_end = False
+        return ended
+
+    def processAllAvailable(self) -> None:
+        """Wait until all that the sources have now was staged. `flush` brings it to the table.
+
+        Raises what the query died of. Spark's own would wait for ever: the heartbeat of `write_stream` always has
+        something new.
+        """
+        before = self._query.lastProgress
+        # A micro-batch that runs now may not have seen what is new; the one after it has.
+        last = None if before is None else before["batchId"] + 1
+        while self.isActive:
+            progress = self._query.lastProgress
+            if progress is not None and last is None:
+                last = progress["batchId"]
+            if progress is not None and last is not None and progress["batchId"] > last and not _brought(progress):
+                return
+            time.sleep(POLL_SECONDS)
+        if (error := self._query.exception()) is not None:
+            raise error
+
+    def futures(self, batch_id: int) -> tuple[RecordFuture[Delivery], ...]:
+        """Handles of what a recent micro-batch staged, one for each staged file and table partition; none until these
+        were counted, which is when a file of the table may be full, and at the latest with the drain. Not under Spark
+        Connect.
+        """
+        _refuse_remote("futures(): the sink runs in the server. Give RecordAccumulator on_delivery=, called there")
+        return self._sender.policy.futures.get(batch_id, ())
+
+    def flush(self) -> None:
+        """Bring everything staged to the table.
+
+        Raises:
+            ConfigError: The query runs under Spark Connect.
+            StorageError: The query ended before its rows were in the table.
+            ForeignWriterError: Another run of the query goes on with the checkpoint.
+        """
+        if not self.isActive:
+            self.drain()
+            return
+        _refuse_remote("flush() of a running query: the sink runs in the server. Call close(), or shorten linger")
+        self._sender.flush_requested = True
+        while self._sender.flush_requested:
+            if not self.isActive:
+                error = self._query.exception()
+                raise StorageError(f"the query ended before it was flushed: {error}") from error
+            time.sleep(POLL_SECONDS)
+
+    def stop(self, drain: bool = False) -> None:
+        """Stop the query, between micro-batches if it pauses; what is staged waits for the next run.
+
+        One stopped within leaves pages of stack traces in Spark's log, and under Spark Connect it would go on a while.
+
+        Args:
+            drain: Whether to bring what is staged to the table then.
+
+        Raises:
+            StorageError: ``drain``, and the table cannot be written; the rows stay staged. Call it again.
+            ForeignWriterError: ``drain``, and another run of the query goes on with the checkpoint.
+        """
+        for _ in range(PAUSE_POLLS):
+            if not self.isActive or (not self._is_due() and not self._query.status["isTriggerActive"]):
+                break
+            time.sleep(POLL_SECONDS)
+        self._query.stop()
+        if drain:
+            self.drain()
+
+    def _is_due(self) -> bool:
+        """Whether the next micro-batch may begin before we have stopped the query: at multiples of the trigger."""
+        every_ms = self._trigger_ms
+        return every_ms > 0 and every_ms - time.time_ns() // 1_000_000 % every_ms < min(STOP_MS, every_ms // 2)
+
+    def drain(self) -> None:
+        """Bring everything staged to the table, the query having ended.
+
+        Raises:
+            StorageError: The table cannot be written; the rows stay staged.
+            ForeignWriterError: Another run of the query goes on with the checkpoint, and brings them.
+        """
+        # A query that was stopped leaves its last micro-batch half done: what counts is in the log.
+        for _ in range(STOP_POLLS):
+            if not self._sender.is_busy:
+                break
+            time.sleep(POLL_SECONDS)
+        for other in self._spark.streams.active:
+            if other.id == self._query.id:
+                raise ForeignWriterError(
+                    f"checkpoint {self.checkpoint} is that of query run {other.runId} now, which Spark started after "
+                    f"this one ({self._query.runId}) and which brings what is staged to the table. This one drains "
+                    "nothing any more: flush or close the accumulator of the run that goes on"
+                )
+        if self._sender.has_failed or not self._sender.is_last(self._spark):
+            self._sender = Sender(self._sender.options, self._sender.checkpoint, self._sender.on_delivery)
+        self._sender.drain(self._spark)
+
+
+def _brought(progress: Any) -> bool:
+    """Whether a micro-batch took in anything from the user's sources."""
+    theirs = [source for source in progress["sources"] if not source["description"].startswith(TIME_SOURCE)]
+    return any(source["startOffset"] != source["endOffset"] or source["numInputRows"] > 0 for source in theirs)
+
+
+def _refuse_remote(what: str) -> None:
+    if is_remote():
+        raise ConfigError(f"Spark Connect has no {what}")

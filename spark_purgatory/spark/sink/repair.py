@@ -1,0 +1,99 @@
+"""Which of two entries of one name in a staging log is the true one, and the removal of the others.
+
+Two runs of a query that write at once leave two intents of one number. The table decides: it holds the commit of one of
+them, or of none. Where it holds none, the intent that covers more micro-batches is the true one: what it takes and
+leaves is everything that was staged up to its last micro-batch, so that no row is lost. Both runs have to be stopped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import SparkSession
+
+from spark_purgatory.config import SinkOptions
+from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError, StorageError
+from spark_purgatory.spark.sink.staging.staging_folder import Entry, StagingFolder, local_folder
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
+from spark_purgatory.spark.sink.table.history import History
+from spark_purgatory.spark.sink.table.table_claim import claimed_by
+from spark_purgatory.spark.sink.table.table_truth import app_id_of
+from spark_purgatory.spark.storage.storage_errors import writing
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Entries of one name that differ."""
+
+    true: Entry
+    false: tuple[Entry, ...]
+    why: str
+
+    def __str__(self) -> str:
+        others = ", ".join(entry.path for entry in self.false)
+        return f"{self.true.name}: {self.true.path} is the true entry, for {self.why}. Not true: {others}"
+
+
+def conflicts(spark: SparkSession, checkpoint: str) -> list[Conflict]:
+    """The intents of one number that differ, with the true one.
+
+    Raises:
+        ConfigError: The checkpoint is no sink's.
+        ForeignWriterError: The table holds a commit of neither.
+        StagingError: Entries differ that are no intents, or one is damaged.
+    """
+    place = StagingFolder(checkpoint, local_folder(spark, checkpoint))
+    by_name: dict[str, list[Entry]] = {}
+    for entry in place.read_entries(spark):
+        by_name.setdefault(entry.name, []).append(entry)
+    differing = {name: found for name, found in by_name.items() if any(entry.body != found[0].body for entry in found)}
+    if not differing:
+        return []
+    claimed = claimed_by(spark, checkpoint)
+    if not claimed:
+        raise ConfigError(f"checkpoint={checkpoint!r} was made by no RecordAccumulator: there is nothing to repair")
+    target = DeltaTarget(SinkOptions(path=claimed.get("path"), table=claimed.get("table")))
+    app_id = app_id_of(spark, checkpoint, target)
+    return [_decided(spark, target, app_id, name, found) for name, found in sorted(differing.items())]
+
+
+def repair(spark: SparkSession, checkpoint: str, found: list[Conflict]) -> None:
+    """Remove the entries that are not true."""
+    place = StagingFolder(checkpoint, local_folder(spark, checkpoint))
+    for entry in (entry for conflict in found for entry in conflict.false):
+        with writing(f"the removal of {entry.path}", place.uri):
+            place.remove(spark, entry.path)
+
+
+def _decided(spark: SparkSession, target: DeltaTarget, app_id: str, name: str, entries: list[Entry]) -> Conflict:
+    if not name.startswith("intent="):
+        raise StagingError(
+            f"the entries {', '.join(entry.path for entry in entries)} differ, and no table says which is true: bring "
+            "the checkpoint's folder 'staging' back from a copy, or start with a new checkpoint, which reads the "
+            "sources again"
+        )
+    number = int(name.partition("=")[2])
+    since = min(entry.body["base_version"] for entry in entries)
+    history = target.history(spark, since) if target.exists(spark) else History(())
+    commit = history.drains(app_id).get(number)
+    if commit is not None:
+        true = next((entry for entry in entries if entry.body["uuid"] == commit.intent_uuid), None)
+        if true is None:
+            raise ForeignWriterError(
+                f"table {target} holds transaction {number} of app id {app_id!r}, and it is of neither "
+                f"{' nor '.join(entry.path for entry in entries)}: someone else writes to the table with the query's "
+                "app id. Nothing was changed. Start with a new checkpoint and a new table"
+            )
+        why = f"version {commit.version} of table {target} is its commit"
+    elif not history.is_whole_since(since):
+        raise StorageError(
+            f"the history of table {target} was cut since {name}, so it does not say whether "
+            f"{' or '.join(entry.path for entry in entries)} was committed. Nothing was changed. Start with a new "
+            "checkpoint and a new table"
+        )
+    else:
+        true = max(entries, key=lambda entry: (entry.body["last_batch"], entry.body["run"]))
+        why = f"table {target} holds a commit of none, and this one covers micro-batches up to " + str(
+            true.body["last_batch"]
+        )
+    return Conflict(true, tuple(entry for entry in entries if entry.body != true.body), why)

@@ -1,0 +1,138 @@
+"""How a query with a sink ends, and who may bring its rows to the table then."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from spark_purgatory.cli import app
+from spark_purgatory.errors import ForeignWriterError, StorageError
+from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain.sender import Sender
+from spark_purgatory.spark.sink.repair import conflicts, repair
+from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
+from tests.support.sink_streams import Stream, every
+
+pytestmark = pytest.mark.spark
+
+
+def test_is_active_drains_nothing_and_a_drain_that_failed_at_the_end_is_asked_for_again(stream: Stream) -> None:
+    stream.add(2)
+    sink = accumulator(stream, **HOUR, max_block="1 second", retry_backoff="100 milliseconds")
+    query = sink.write_stream(stream.rows(), checkpoint=str(stream.checkpoint), trigger={"availableNow": True})
+    wait_until(lambda: not query.isActive, query)
+    assert not query.isActive
+    assert not sink.exists(stream.spark), "reading isActive writes nothing"
+    foreign = stream.spark.range(0).selectExpr("id AS part", "id AS other").write.format("delta")
+    foreign.partitionBy("part").save(str(stream.folder / "table"))
+    for _ in range(2):
+        with pytest.raises(StorageError, match="lacks n"):
+            query.awaitTermination()
+        assert not query.isActive
+    assert staged_files(stream)
+    stream.spark.sql(f"ALTER TABLE delta.`{stream.folder / 'table'}` ADD COLUMNS (n bigint)")
+    assert query.awaitTermination(10)
+    assert stream.numbers() == every(2)
+    query.awaitTermination()
+    assert stream.numbers() == every(2), "what is there is not brought again"
+
+
+def test_process_all_available_returns_once_all_was_staged(stream: Stream) -> None:
+    """Though a heartbeat makes a micro-batch at every trigger."""
+    sink = accumulator(stream, **HOUR)
+    query = start(stream, sink)
+    for files in (3, 2):
+        stream.add(files)
+        query.processAllAvailable()
+        assert Counter(row["n"] for row in sink.read(stream.spark, staged=True).collect()) == every(stream.files)
+    assert not sink.exists(stream.spark)
+    query.stop(drain=True)
+    assert stream.numbers() == every(5)
+    query.processAllAvailable()
+
+
+def test_an_accumulator_whose_checkpoint_another_run_goes_on_with_drains_nothing(stream: Stream) -> None:
+    stream.add(1)
+    first = start(stream, accumulator(stream, **HOUR))
+    wait_until(lambda: bool(first.futures(0)), first)
+    old = stream.sink
+    stream.add(1)
+    second = start(stream, accumulator(stream, **HOUR))
+    second.processAllAvailable()
+    assert not first.isActive, "Spark has stopped it"
+    with pytest.raises(ForeignWriterError, match=f"is that of query run {second.runId} now"):
+        old.close()
+    assert not stream.sink.exists(stream.spark)
+    stream.sink.close()
+    assert stream.numbers() == every(2)
+    old.close()
+    assert stream.numbers() == every(2), "it knows what the other run has brought"
+    assert stream.add(1).run(stream.rows()).numbers() == every(3)
+
+
+def two_intents(stream: Stream, of_table: bool) -> list[Path]:
+    """A checkpoint in which two runs have made intent 0; with ``of_table`` one was committed. The intents' files."""
+    stream.add(1)
+    query = start(stream, accumulator(stream, **HOUR))
+    wait_until(lambda: (stream.checkpoint / "commits" / "0").exists(), query)
+    query.stop()
+    twin = Sender(stream.sink.options, str(stream.checkpoint))
+
+    class Died(Exception):
+        pass
+
+    def hook(name: str) -> None:
+        if name == "before intent":
+            failpoints.hook = dies
+            if of_table:
+                failpoints.hook = None
+            try:
+                twin.drain(stream.spark)
+            except Died:
+                failpoints.hook = None
+
+    def dies(name: str) -> None:
+        if name == "after intent":
+            raise Died
+
+    failpoints.hook = hook
+    try:
+        with pytest.raises(ForeignWriterError, match=r"two different entries 'intent=0', log/.* and log/"):
+            query.drain()
+    finally:
+        failpoints.hook = None
+    return sorted((stream.checkpoint / "staging" / "log").rglob("intent=0-*"))
+
+
+@pytest.mark.parametrize("of_table", [True, False])
+def test_repair_says_which_of_two_intents_is_true_and_removes_the_other(stream: Stream, of_table: bool) -> None:
+    both = two_intents(stream, of_table)
+    assert len(both) == 2
+    with pytest.raises(Exception, match=r"ForeignWriterError|two different entries"):
+        stream.run(stream.rows())
+    [found] = conflicts(stream.spark, str(stream.checkpoint))
+    assert ("version 0 of table" in found.why) == of_table
+    assert sorted((stream.checkpoint / "staging" / found.true.path, *(
+        stream.checkpoint / "staging" / entry.path for entry in found.false))) == both  # fmt: skip
+    repair(stream.spark, str(stream.checkpoint), [found])
+    assert conflicts(stream.spark, str(stream.checkpoint)) == []
+    assert stream.add(1).run(stream.rows()).numbers() == every(2)
+
+
+def test_the_command_says_and_with_apply_does_it(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_intents(stream, of_table=True)
+    monkeypatch.setattr("spark_purgatory.job.show_repair.reading_session", lambda *given, **more: stream.spark)
+
+    def command(*options: str) -> Any:
+        result = CliRunner().invoke(app, ["repair", str(stream.checkpoint), *options])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    assert "is the true entry" in (said := command()) and "Nothing was changed" in said
+    assert "Removed what is not true" in command("--apply")
+    assert "there is nothing to repair" in command()
+    assert stream.add(1).run(stream.rows()).numbers() == every(2)
