@@ -29,6 +29,7 @@ from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter
 from spark_purgatory.spark.sink.drain.protocol import MOVES, OF_DRAINS, apply
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger, Piece
 from spark_purgatory.spark.sink.table.history import Commit
+from tests.support.crash_child import BUGS
 from tests.support.sink_world import Crash, World, WorldSender, crash_at
 
 HOUR_MS = 3_600_000
@@ -147,6 +148,49 @@ def test_every_crash_and_all_that_the_table_can_say_lose_and_double_nothing_or_a
     assert points == {*failpoints.FAILPOINTS, "in parts"}
     assert cells == CELLS, "crash points of each world, times what the table can say"
     assert cells.total() == 1925
+
+
+def wrong_after_a_crash(name: str) -> str:
+    """The first crash of a world after which rows are lost or doubled, or the query stops; "" if there is none."""
+    number = 0
+    while True:
+        world, point = crashed(name, number)
+        if not point:
+            return ""
+        try:
+            run(world)
+        except Exception as error:
+            return f"{point}: {error!r}"
+        if world.in_table() != world.every():
+            return point
+        number += 1
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        "a replay is staged again",
+        "staged folders are forgotten",
+        "a half-written folder counts",
+        "an open intent is taken as committed",
+        "an open intent is taken as not committed",
+        "an intent forgets what it leaves",
+    ],
+)
+def test_the_walk_sees_a_planted_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    BUGS[bug][0](monkeypatch.setattr)
+    assert any(wrong_after_a_crash(name) for name in WORLDS), f"{bug} went unseen"
+
+
+def test_a_drain_that_the_last_run_has_committed_is_not_counted_and_says_nothing_of_how_long_one_takes() -> None:
+    world = next(
+        world for world, point in (crashed("all linger", n) for n in range(99)) if point == "after drain commit"
+    )
+    sender = WorldSender(world)
+    before_ms = sender.policy.drain_ms
+    sender.take(None)
+    assert sender.done == ["Look", "Adopt", "CleanUp"]
+    assert (sender.policy.counts.drains, sender.policy.drain_ms) == (0, before_ms)
 
 
 @pytest.mark.parametrize("name", WORLDS)

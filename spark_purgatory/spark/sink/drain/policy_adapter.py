@@ -100,7 +100,8 @@ class PolicyAdapter:
         """What the last drain took; a file is drained so much before it has lingered."""
         self.open: tuple[Batch[str, StagedRecord, Delivery], ...] = ()
         """Those of the drain that is under way; after a failure they are queued again."""
-        self._began_ms = 0
+        self._began_ms: int | None = None
+        """When the drain under way began; None if this run did not begin it."""
         self._made_ms, self._made_at_ms = time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000
 
     def now(self) -> int:
@@ -160,8 +161,8 @@ class PolicyAdapter:
 
     def take(self, partitions: Sequence[str] = ()) -> tuple[Piece, ...]:
         """Begin a drain with the first files of some partitions; their pieces."""
-        self._began_ms = self.now()
-        self.open = tuple(self.policy.drain([NODE], self.request_bytes, self._began_ms, set(partitions))[NODE])
+        now_ms = self._began_ms = self.now()
+        self.open = tuple(self.policy.drain([NODE], self.request_bytes, now_ms, set(partitions))[NODE])
         return tuple(record.piece for batch in self.open for record in batch.records)
 
     def take_again(self) -> None:
@@ -184,7 +185,8 @@ class PolicyAdapter:
         ``batch_id``: of the micro-batch whose rows went to the table without waiting.
         """
         now_ms = self.progress_ms = self.now()
-        self._count(commit, now_ms - self._began_ms)
+        if self._began_ms is not None:
+            self._count(commit, now_ms - self._began_ms)
         batches, self.open = self.open, ()
         staged = [sum(record.piece.staged_bytes for record in batch.records) for batch in batches]
         for batch, staged_bytes in zip(batches, staged, strict=True):
@@ -202,11 +204,14 @@ class PolicyAdapter:
                 least_files = max(1, math.ceil((commit.files or 0) * FILLED)) if self.has_partitions else 1
                 self.fills_files = (commit.bytes or 0) >= least_files * self.batch_bytes
             rows = intent.taken_rows or commit.rows or 0
-            delivery = Delivery(self.table, commit.version, rows, commit.bytes or 0, now_ms - self._began_ms)
+            delivery = Delivery(
+                self.table, commit.version, rows, commit.bytes or 0, now_ms - (self._began_ms or now_ms)
+            )
             future: RecordFuture[Delivery] = RecordFuture()
             future.settle(delivery, None)
             self.remember(batch_id, [future])
             self.notify(delivery, None)
+        self._began_ms = None
 
     def _count(self, commit: Commit, took_ms: int) -> None:
         counts = self.counts
