@@ -215,6 +215,10 @@ class SinkOptions(Options):
     max_request_size: Annotated[
         Size, "The most bytes in one transaction, except that a single file may be larger (max.request.size)."
     ] = "4 GiB"
+    shares_table: Annotated[
+        bool,
+        "Several queries are meant to fill the table, each from other sources: a new one is not warned of the others.",
+    ] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -48,7 +48,7 @@ def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequ
     sink = RecordAccumulator(**vars(config.output.made()))
     outcomes = outcomes_of(spark, config)
     before = state_tally(spark, config.checkpoint)
-    if before is None and sink.exists(spark):
+    if before is None and not sink.options.shares_table and sink.exists(spark):
         console.print(
             f"Note: {config.checkpoint} is a new checkpoint and {sink} an old table: the sources are read "
             "from their beginning, and all their outcomes are added to the table.",

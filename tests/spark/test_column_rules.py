@@ -10,7 +10,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from spark_purgatory.spark.sink.table.column_rules import FORBIDDEN_CHARACTERS, changed, unfit
+from spark_purgatory.spark.sink.table.column_rules import FORBIDDEN_CHARACTERS, Taking, changed, unfit
+from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 from tests.support.column_types import TAKEN, listed
 
@@ -97,7 +98,7 @@ def test_types_that_a_table_takes_into_its_columns(spark: SparkSession, tmp_path
 
     def rules(rows: DataFrame, casts: bool) -> list[str]:
         field = rows.schema.fields[-1]
-        return list(changed(field.dataType, there[field.name].dataType, field.name, casts=casts))
+        return list(changed(field.dataType, there[field.name].dataType, field.name, Taking(casts=casts)))
 
     def rows_of(value: str) -> DataFrame:
         return (
@@ -119,9 +120,55 @@ def test_types_that_a_table_takes_into_its_columns(spark: SparkSession, tmp_path
     rows = spark.range(1).selectExpr(*one_of_each.values())
     assert refusal(rows, tmp_path / "table") == ""
     assert refusal(rows, "rules") == ""
-    numbers = spark.range(1).selectExpr("id AS i", "1 AS l", "1D AS f", "1 AS de")
-    assert all(
-        not list(changed(field.dataType, there[field.name].dataType, "c", casts=True)) for field in numbers.schema
-    )
-    assert refusal(numbers, "rules") == "", "by name Delta casts numbers"
     spark.sql("DROP TABLE rules")
+
+
+EXACT = """tinyint smallint; tinyint bigint; tinyint float; tinyint double; tinyint decimal(3,0); tinyint decimal(10,4);
+    smallint int; smallint float; smallint decimal(5,0); int bigint; int double; int decimal(10,0); int decimal(38,9);
+    bigint decimal(20,0); float double; decimal(5,2) decimal(6,3); decimal(5,2) decimal(38,2); decimal(2,0) tinyint;
+    decimal(9,0) int; decimal(18,0) bigint"""
+INEXACT = """smallint tinyint; int smallint; bigint int; bigint tinyint; int float; bigint double; bigint float;
+    bigint decimal(19,0); tinyint decimal(3,1); int decimal(9,0); double float; double bigint; float int;
+    double decimal(38,9); decimal(5,2) decimal(5,1); decimal(5,2) decimal(5,3); decimal(3,0) tinyint;
+    decimal(19,0) bigint; decimal(5,2) bigint; decimal(5,2) double; decimal(5,0) float"""
+ENDS = """-128 127 99 12.34 32767 -32768 9999 2147483647 -2147483648 16777217 9223372036854775807 -9223372036854775808
+    999999999999999999 999.99 0.1 -0.5 1e38"""
+
+
+@pytest.mark.spark
+def test_numbers_go_into_a_table_by_name_where_no_setting_of_the_session_can_change_them(spark: SparkSession) -> None:
+    """Every policy, ANSI or not: the values that a type has go through unchanged where the rules let them, and where
+    they do not, some policy changes one, refuses one, or refuses the types.
+    """
+    policies = [(policy, ansi) for policy in ("ANSI", "LEGACY", "STRICT") for ansi in ("true", "false")]
+    for pair in listed(EXACT) + listed(INEXACT):
+        staged, there = pair.split(" ")
+        is_exact = pair in listed(EXACT)
+        kinds = [T.DataType.fromDDL(kind) for kind in (staged, there)]
+        assert bool(list(changed(*kinds, "c", Taking(casts=True)))) != is_exact, pair
+        values = " UNION ALL ".join(f"SELECT try_cast({value} AS {staged}) AS c" for value in ENDS.split())
+        rows = spark.sql(values).where("c IS NOT NULL").distinct()
+        expected = {row["c"] for row in rows.collect()}
+        told = set()
+        for policy, ansi in policies:
+            spark.sql(f"CREATE OR REPLACE TABLE numbers (c {there}) USING delta")
+            merge = {"spark.databricks.delta.schema.autoMerge.enabled": ansi}
+            with settings(spark, {"spark.sql.storeAssignmentPolicy": policy, "spark.sql.ansi.enabled": ansi, **merge}):
+                told.add(refusal(rows, "numbers") or {row["c"] for row in spark.table("numbers").collect()} == expected)
+        assert (told == {True}) == is_exact, (pair, told)
+    spark.sql("DROP TABLE numbers")
+
+
+@pytest.mark.spark
+def test_types_of_a_table_that_lets_them_be_widened(spark: SparkSession) -> None:
+    """With autoMerge a column becomes wider; without the table's leave a value would become another one."""
+    policy = {"spark.sql.storeAssignmentPolicy": "LEGACY", "spark.databricks.delta.schema.autoMerge.enabled": "true"}
+    for widens in (True, False):
+        more = "TBLPROPERTIES ('delta.enableTypeWidening' = 'true')" if widens else ""
+        spark.sql(f"CREATE OR REPLACE TABLE wider (c tinyint) USING delta {more}")
+        with settings(spark, policy):
+            assert refusal(spark.sql("SELECT 59800 AS c"), "wider") == ""
+        assert [row["c"] for row in spark.table("wider").collect()] == ([59800] if widens else [-104])
+        taking = Taking(casts=True, adds=True, widens=widens)
+        assert (list(changed(T.IntegerType(), T.ByteType(), "c", taking)) == []) == widens
+    spark.sql("DROP TABLE wider")

@@ -16,7 +16,6 @@ from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.staging.ledger_format import replay
 from spark_purgatory.spark.sink.staging.staging_folder import Entry
-from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.table_truth import app_id_of
 from tests.support.sink_queries import HOUR, LINGER_S, TRIGGER_S, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
@@ -167,7 +166,7 @@ def test_what_was_done_to_table_or_staging_behind_our_back_is_named(stream: Stre
     aside.rename(staging)
     assert stream.run(stream.rows()).numbers() == every(2), "all is as it was: the query goes on"
 
-    app_id = app_id_of(spark, str(stream.checkpoint), DeltaTarget(stream.sink.options))
+    app_id = app_id_of(spark, str(stream.checkpoint))
     writer = spark.range(0).selectExpr("id AS n", "id AS part").write.format("delta").mode("append")
     writer.option("txnAppId", app_id).option("txnVersion", 7).save(str(table))
     stream.add(1)

@@ -161,7 +161,9 @@ def test_a_place_where_no_table_can_be_made_is_named(stream: Stream) -> None:
 
 def test_a_name_under_which_no_table_can_be_made_is_named(stream: Stream) -> None:
     spark = stream.spark
-    refused(stream, ConfigError, r"there is no schema `no_such`\. .* CREATE SCHEMA", table="no_such.outcomes")
+    refused(
+        stream, ConfigError, r"there is no schema spark_catalog\.no_such\. .* CREATE SCHEMA", table="no_such.outcomes"
+    )
     spark.sql("CREATE OR REPLACE VIEW a_view AS SELECT 1L AS n, 2L AS part")
     refused(stream, ConfigError, r"table a_view is a view", table="a_view")
     spark.sql("DROP VIEW a_view")

@@ -218,7 +218,7 @@ def _all_left_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
 
 def _app_id_of_the_run(patch: Callable[[Any, str, Any], None]) -> None:
     """The app id changes with every run, and a lost record is not missed."""
-    patch(sender, "app_id_of", lambda spark, checkpoint, target: f"spark_purgatory/{os.getpid()}")
+    patch(sender, "app_id_of", lambda spark, checkpoint: f"spark_purgatory/{os.getpid()}")
     _no_judge(patch)
 
 

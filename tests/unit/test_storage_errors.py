@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.errors import PySparkException
 
-from spark_purgatory.spark.storage.storage_errors import is_lasting, state_fault, without_reach
+from spark_purgatory.spark.storage.storage_errors import is_lasting, said, state_fault, without_reach
 
 LASTING = [
     "java.lang.RuntimeException: java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem",
@@ -56,3 +57,36 @@ def test_a_storage_out_of_reach_is_no_reason_for_a_new_checkpoint(text: str) -> 
 def test_what_is_missing_from_the_storage_is_brought_back_or_left(text: str) -> None:
     assert without_reach(RuntimeError(text)) is None
     assert "start with a new checkpoint" in str(state_fault(RuntimeError(text)))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            "java.io.FileNotFoundException: /lake/t/city=O'Brien SECRET/part-0.parquet (File too large)",
+            "java.io.FileNotFoundException: /lake/t/city=.../part-0.parquet (File too large)",
+        ),
+        ("java.io.IOException: cannot parse SECRET", "java.io.IOException"),
+        ("java.io.IOException: No space left on device", "java.io.IOException: No space left on device"),
+        (
+            "org.apache.hadoop.fs.ParentNotDirectoryException: file:/lake/t/p=SECRET%3D",
+            "org.apache.hadoop.fs.ParentNotDirectoryException: file:/lake/t/p=...",
+        ),
+        ("[CAST_OVERFLOW] The value 77123000L of the type BIGINT cannot be cast", "RuntimeError"),
+        ("x: '...'Brien SECRET' cannot be represented\nCaused by: a.b.C: 7712338561.5 is SECRET", "RuntimeError"),
+        (
+            "java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found",
+            "java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found",
+        ),
+    ],
+)
+def test_of_an_error_names_alone_are_shown(text: str, shown: str) -> None:
+    assert said(RuntimeError(text)) == shown
+
+
+def test_of_sparks_own_errors_the_condition_and_names_are_shown() -> None:
+    parameters = {"columnName": "`n`", "targetType": "int", "value": "SECRET", "expression": "n < 77123"}
+    error = PySparkException(
+        message="n is SECRET", errorClass="CAST_OVERFLOW_IN_TABLE_INSERT", messageParameters=parameters
+    )
+    assert said(error) == "PySparkException [CAST_OVERFLOW_IN_TABLE_INSERT] columnName `n`, targetType int"

@@ -54,6 +54,8 @@ def instant_ms(spark: SparkSession, value: Any, field: str) -> int:
     A datetime with a time zone is an instant. All else is wall-clock time and is read in the session's time zone, as
     Spark reads a timestamp's text: so "2026-10-27", date(2026, 10, 27) and datetime(2026, 10, 27) are one instant. The
     time zone of the Python process, in which PySpark's own ``lit`` reads a datetime without one, has no say.
+
+    Raises ConfigError for what is no time, and for one that no watermark can stand at: Spark's begins at 1970.
     """
     if isinstance(value, datetime) and value.tzinfo is not None:
         instant = F.timestamp_micros(F.lit((value - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)))
@@ -67,5 +69,10 @@ def instant_ms(spark: SparkSession, value: Any, field: str) -> int:
     if ms is None:
         raise ConfigError(
             f'{field}={value!r} is not a time: write "2026-10-27" or "2026-10-27 18:30:00", or a datetime'
+        )
+    if ms <= 0:
+        raise ConfigError(
+            f"{field}={value!r} is not after 1970-01-01 00:00:00 UTC, where a watermark begins: nothing would be "
+            "decided. Give a later time"
         )
     return int(ms)

@@ -14,6 +14,8 @@ from spark_purgatory.config import is_duration, parse_duration
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Sender
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
+from spark_purgatory.spark.storage.storage_errors import own_words
 
 POLL_SECONDS = 0.05
 STOP_POLLS = 1200
@@ -46,6 +48,11 @@ class AccumulatorQuery:
     def checkpoint(self) -> str:
         """Folder of the query's checkpoint."""
         return self._sender.checkpoint
+
+    @property
+    def target(self) -> DeltaTarget:
+        """The table that it writes to."""
+        return self._sender.target
 
     def measure(self) -> dict[str, float]:
         """The sink's metrics, by the names of `spark_purgatory.metrics`; none under Spark Connect, where the sink runs
@@ -113,8 +120,7 @@ class AccumulatorQuery:
         self._sender.flush_requested = True
         while self._sender.flush_requested:
             if not self.isActive:
-                error = self._query.exception()
-                raise StorageError(f"the query ended before it was flushed: {error}") from error
+                raise StorageError(f"the query ended before it was flushed: {own_words(self._query.exception())}")
             time.sleep(POLL_SECONDS)
 
     def stop(self, drain: bool = False) -> None:

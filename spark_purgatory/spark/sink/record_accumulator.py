@@ -57,6 +57,8 @@ class RecordAccumulator(SinkOptions):
         delivery_timeout: How long rows may wait for a failing table before the query stops. They stay staged
             (``delivery.timeout.ms``).
         max_request_size: The most bytes in one transaction, but for a single file (``max.request.size``).
+        shares_table: Several queries are meant to fill the table, each from other sources. Without it a query with a
+            new checkpoint warns of them: its sources' rows may be in the table already.
         on_delivery: Called with (delivery, None) when rows have reached the table, and with (None, error) when their
             query gave up.
 
@@ -78,10 +80,10 @@ class RecordAccumulator(SinkOptions):
         """The options alone."""
         return SinkOptions(**{name: getattr(self, name) for name in options_of(SinkOptions)})
 
-    @cached_property
+    @property
     def target(self) -> DeltaTarget:
-        """The table."""
-        return DeltaTarget(self.options)
+        """The table: the query's once there is one, also where the session has another current schema by then."""
+        return self._started[-1].target if self._started else DeltaTarget(self.options)
 
     def __str__(self) -> str:
         return str(self.target)
@@ -200,13 +202,14 @@ class RecordAccumulator(SinkOptions):
             checkpoint: Whose staged rows; without it those of the query that this object started.
 
         Raises:
-            ConfigError: ``staged`` without a checkpoint and without a query.
+            ConfigError: The table is not there yet, or ``staged`` without a checkpoint and without a query.
 
         Example::
 
             accumulator.read(spark, staged=True).groupBy("status").count().show()
         """
         if not staged:
+            self.target.require(spark)
             return self.target.read(spark)
         if checkpoint is None:
             checkpoint = self._query_to("read staged rows, or give checkpoint=").checkpoint
@@ -239,13 +242,6 @@ class RecordAccumulator(SinkOptions):
         if self._started and self._started[-1].isActive:
             raise ConfigError(f"this accumulator already writes to {self}: stop its query, or make another one")
         require_name(checkpoint, "checkpoint")
-        path = (self.options.path or "").rstrip("/")
-        inside = checkpoint.removeprefix(f"{path}/") if path and checkpoint.startswith(f"{path}/") else "_"
-        if checkpoint.rstrip("/") == path or not inside.startswith("_"):
-            raise ConfigError(
-                f"checkpoint={checkpoint!r} lies in the table's folder {path!r}, where VACUUM would remove its staged "
-                f"rows: name a folder outside, or below {path}/_checkpoints"
-            )
         if "_metadata" in map(str.lower, df.columns):
             raise ConfigError("column '_metadata' hides Spark's own of that name, which the sink needs: rename it")
 
@@ -256,9 +252,8 @@ def _start(writer: DataStreamWriter) -> StreamingQuery:
     except AnalysisException as error:
         if not OTHER_MODES.search(str(error)):
             raise
-        raise ConfigError(
-            f"Spark runs this stream in another output mode only: {str(error).splitlines()[0]} But {APPENDS}"
-        ) from error
+        told = f"Spark runs this stream in another output mode only ({error.getCondition()}), but {APPENDS}"
+        raise ConfigError(told) from None  # Its error shows the whole plan.
 
 
 def with_heartbeat(df: DataFrame) -> DataFrame:

@@ -53,7 +53,7 @@ def conflicts(spark: SparkSession, checkpoint: str) -> list[Conflict]:
     if not claimed:
         raise ConfigError(f"checkpoint={checkpoint!r} was made by no RecordAccumulator: there is nothing to repair")
     target = DeltaTarget(SinkOptions(path=claimed.get("path"), table=claimed.get("table")))
-    app_id = app_id_of(spark, checkpoint, target)
+    app_id = app_id_of(spark, checkpoint)
     return [_decided(spark, target, app_id, name, found) for name, found in sorted(differing.items())]
 
 

@@ -7,6 +7,7 @@ import json
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
+from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, StagingError
 from spark_purgatory.spark.sink.staging.ledger import Ledger, missing
 from spark_purgatory.spark.sink.staging.ledger_format import replay
@@ -15,7 +16,9 @@ from spark_purgatory.spark.sink.staging.stager import pieces_below
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, local_folder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import NO_VERSION
-from spark_purgatory.spark.sink.table.table_claim import claimed_by
+from spark_purgatory.spark.sink.table.renames import followed, with_names
+from spark_purgatory.spark.sink.table.table_claim import claimed_by, is_one_table
+from spark_purgatory.spark.sink.table.table_place import resolved
 from spark_purgatory.spark.sink.table.table_truth import app_id_of
 from spark_purgatory.spark.storage.commits import next_batch
 
@@ -30,9 +33,10 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
     time.
     """
     place = StagingFolder(checkpoint, local_folder(spark, checkpoint))
-    # The query may name the table in another way than the reader, for example by a relative path.
-    named = next(iter(claimed_by(spark, checkpoint).values()), str(target))
-    app_id = app_id_of(spark, checkpoint, named)
+    # The query may name the table in another way than the reader, and other tables may have its name.
+    claimed, here = claimed_by(spark, checkpoint), resolved(spark, SinkOptions(path=target.path, table=target.table))
+    is_named = not claimed or is_one_table(claimed, {"path": here.path} if here.path else {"table": str(here.table)})
+    app_id = app_id_of(spark, checkpoint)
     for _ in range(TRIES):
         before = _version_of(spark, target)
         committed = next_batch(spark, checkpoint)
@@ -45,9 +49,10 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
             # A drain that ends meanwhile removes files: only where nothing else has changed they were damaged.
             found = error
         if before == _version_of(spark, target):
-            if named != str(target) and not _is_of(spark, target, ledger, app_id):
+            if not is_named and not _is_of(spark, target, ledger, app_id):
+                theirs = next(iter(claimed.values()))
                 raise ConfigError(
-                    f"checkpoint={checkpoint!r} is that of table {named}, and {target} has no row of it: name the "
+                    f"checkpoint={checkpoint!r} is that of table {theirs}, and {target} has no row of it: name the "
                     "table as the query names it"
                 )
             if found is not None:
@@ -102,4 +107,8 @@ def _view(
     if not (taken or left or whole):
         return spark.createDataFrame([], schema)
     staged = read_pieces(spark, folder, schema, [*taken, *left], whole)
-    return staged if not is_there else target.read(spark, version).unionByName(staged, allowMissingColumns=True)
+    if not is_there:
+        return staged
+    table = target.read(spark, version)
+    staged = with_names(staged, followed(spark, target.place, schema, table.schema))
+    return table.unionByName(staged, allowMissingColumns=True)

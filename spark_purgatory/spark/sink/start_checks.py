@@ -4,7 +4,7 @@ A query that starts reads its sources, changes its state and stages rows; an err
 that has happened, and cannot always be mended then. So what can be checked before is checked before:
 
 1. Delta is in the session.
-2. The checkpoint is this table's (`table_claim`).
+2. The checkpoint lies outside the table's folder and is this table's (`table_claim`).
 3. The columns: a Delta table can hold them, and this one takes them.
 4. There is a table, which lets this sink write exactly once; or it can be made.
 5. The state of the checkpoint is one that a purgatory in the query can go on from (`check_state`).
@@ -15,11 +15,9 @@ A reader of the table sees nothing of it: a table that is missing is not made. I
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
@@ -29,19 +27,23 @@ from spark_purgatory.spark.checkpoint.start_check import check_if_outcomes
 from spark_purgatory.spark.sink.table.column_rules import unfit
 from spark_purgatory.spark.sink.table.delta_session import check_features, is_without_delta, what_lacks
 from spark_purgatory.spark.sink.table.delta_target import FORGETS, DeltaTarget, TableFacts
+from spark_purgatory.spark.sink.table.queries import queries_of
+from spark_purgatory.spark.sink.table.renames import followed
 from spark_purgatory.spark.sink.table.table_claim import claim
 from spark_purgatory.spark.sink.table.table_columns import SPECIAL_FEATURES, SpecialColumns, special_columns
+from spark_purgatory.spark.sink.table.table_place import check_outside, place_of_name, resolved
+from spark_purgatory.spark.sink.table.table_truth import app_id_of
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
 from spark_purgatory.spark.storage.storage_access import described, sql_text, touch
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, said, state_fault
 
 LOG = logging.getLogger(__name__)
+MAX_OTHERS = 3
+"""Queries that are named, of those that have filled a table."""
 DEFAULTS = "spark.databricks.delta.properties.defaults."
 """And the name of a table's property without ``delta.``: what new tables have."""
 CHECKS_TYPES = "spark.databricks.delta.schema.typeCheck.enabled"
-SESSION_CATALOG = "spark_catalog"
-_NAME_PART = re.compile(r"`(?:[^`]|``)*`|[^.`]+")
 
 
 def checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, checkpoint: str) -> SinkOptions:
@@ -55,9 +57,15 @@ def checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, che
 
 
 def _checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, checkpoint: str) -> SinkOptions:
-    target = DeltaTarget(replace(options, partition_by=()))
-    facts = _facts(spark, target)
-    claim(spark, checkpoint, target)
+    given = replace(options, partition_by=())
+    if given.table:
+        _facts(spark, DeltaTarget(given))  # A temporary view has no other name.
+    now = resolved(spark, given)
+    target, facts, folder = _looked_at(spark, now, checkpoint)
+    table_id = facts.id if facts else None
+    bound = claim(spark, checkpoint, given, now, table_id, lambda: _has_filled(spark, DeltaTarget(now), checkpoint))
+    if bound.options != now:
+        target, facts, folder = _looked_at(spark, bound.options, checkpoint)
     if facts is None:
         partition_by = tuple(_in_stream(spark, name, schema) for name in options.names_of("partition_by"))
         _check_new_columns(spark, target, schema, partition_by, _default(spark, "columnMapping.mode") != "none")
@@ -66,14 +74,47 @@ def _checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, ch
                 f"{DEFAULTS}{FORGETS.removeprefix('delta.')} = {retention!r} is set, so table {target} would be made "
                 "with that property, and after that time take rows a second time. Nothing was started. Unset it"
             )
-        _check_place(spark, target)
+        _check_place(spark, target, folder)
     else:
         special = SpecialColumns()
         if SPECIAL_FEATURES & set(facts.features):
             special = special_columns(spark, target.merge_place, target.read(spark).columns, schema.names)
         partition_by = _of_table(spark, options, schema, facts, special)
         _check_table(spark, target, schema, facts, special)
-    return replace(options, partition_by=partition_by)
+        if not (bound.has_begun or options.shares_table):
+            _warn_of_others(spark, target, checkpoint)
+    return replace(bound.options, partition_by=partition_by)
+
+
+def _has_filled(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> bool:
+    """Whether the checkpoint's query has brought rows to a table."""
+    app_id = app_id_of(spark, checkpoint)
+    return target.exists(spark) and any(query.app_id == app_id for query in queries_of(spark, target.place))
+
+
+def _warn_of_others(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> None:
+    """A new query reads its sources from their beginning: what another has brought from them would come again."""
+    if others := queries_of(spark, target.place):
+        LOG.warning(
+            "table %s was filled by %s; checkpoint %s is new, so its query reads the sources from their beginning, and "
+            "rows that are in the table come again. To go on, start with the other query's checkpoint. If several "
+            "queries are to fill the table, each from other sources, give shares_table=True",
+            target,
+            " and by ".join(map(str, others[:MAX_OTHERS])),
+            checkpoint,
+        )
+
+
+def _looked_at(
+    spark: SparkSession, options: SinkOptions, checkpoint: str
+) -> tuple[DeltaTarget, TableFacts | None, str | None]:
+    """The table, what it is, and its folder where that is known, in which the checkpoint may not be."""
+    target = DeltaTarget(options)
+    facts = _facts(spark, target)
+    folder = facts.location if facts else options.path or place_of_name(spark, str(options.table))
+    if folder is not None:
+        check_outside(spark, checkpoint, folder, must_be_empty=facts is None and options.table is not None)
+    return target, facts, folder
 
 
 def check_state(df: DataFrame, checkpoint: str) -> None:
@@ -176,6 +217,13 @@ def _check_table(
     place = target.table or f"delta.`{str(target.path).replace('`', '``')}`"
     check_features(spark, str(target), place, facts.features)
     there = target.read(spark).schema
+    renamed = followed(spark, target.place, schema, there)
+    if moved := [f"{old} is {new}" for old, new in zip(schema.names, renamed.names, strict=True) if old != new]:
+        raise SchemaMismatchError(
+            f"columns of table {target} were renamed: {', '.join(moved)} now. Nothing was started. Rename them in the "
+            "stream as well: withColumnsRenamed, behind resolve() if there is one. Rows that are staged go to the "
+            "renamed columns by themselves"
+        )
     target.check_columns(spark, there, schema)
     known = {field.name.lower(): field.dataType for field in there.fields}
     added = [field for field in schema.fields if field.dataType != known.get(field.name.lower())]
@@ -198,9 +246,8 @@ def _check_table(
 # --- the place of a table that is to be made -------------------------------------------------------------------------
 
 
-def _check_place(spark: SparkSession, target: DeltaTarget) -> None:
+def _check_place(spark: SparkSession, target: DeltaTarget, place: str | None) -> None:
     """Raise ConfigError or StorageError if the table cannot be made where it is to be."""
-    place = str(target.path) if target.path else _place_of_name(spark, target)
     if place is None:
         return
     try:
@@ -217,29 +264,3 @@ def _check_place(spark: SparkSession, target: DeltaTarget) -> None:
             f"table {target} cannot be made in {place}: {said(error)}. Nothing was started. Give the session what its "
             "storage needs (jars, credentials, permission), or another place"
         ) from error
-
-
-def _place_of_name(spark: SparkSession, target: DeltaTarget) -> str | None:
-    """The folder of a table by name; None where a catalog other than Spark's own chooses it."""
-    parts = [part.strip("`").replace("``", "`") for part in _NAME_PART.findall(str(target.table))]
-    *namespace, name = parts
-    schema = ".".join(f"`{part.replace('`', '``')}`" for part in namespace) or sql_name(spark.catalog.currentDatabase())
-    if not spark.catalog.databaseExists(schema):
-        raise ConfigError(
-            f"table={target.table!r}: there is no schema {schema}. Nothing was started. CREATE SCHEMA {schema}, or "
-            "correct the name"
-        )
-    catalog = namespace[0] if len(namespace) > 1 else spark.catalog.currentCatalog()
-    if catalog != SESSION_CATALOG:
-        return None
-    try:
-        facts = {row[0]: row[1] for row in spark.sql(f"DESCRIBE DATABASE {schema}").collect()}
-    except AnalysisException:
-        return None
-    location = facts.get("Location")
-    return f"{location.rstrip('/')}/{name.lower()}" if location else None
-
-
-def sql_name(part: str) -> str:
-    """A part of a name as SQL has it, whatever characters it has."""
-    return "`" + part.replace("`", "``") + "`"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from uuid import uuid4
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
+from spark_purgatory.spark.storage.paths import literal, split_uri
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
@@ -41,6 +44,22 @@ def described(spark: SparkSession, place: str) -> Row | None:
         if _NOT_THERE.search(str(error)):
             return None
         raise
+
+
+def absolute(spark: SparkSession, path: str) -> str:
+    """A path that begins at a root: Spark alone knows the folder that a relative one begins at."""
+    scheme, authority, rest = split_uri(path)
+    if scheme or authority or rest.startswith("/"):
+        return path
+    nowhere = f"{literal(path.rstrip('/'))}/{uuid4()}"
+    try:
+        # Of two paths that are not there Spark logs nothing. Under Spark Connect they are looked for with the schema.
+        _ = spark.read.text([nowhere, nowhere]).schema
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return (error.getMessageParameters() or {})["path"].rpartition("/")[0]
+    return path
 
 
 def touch(spark: SparkSession, path: str) -> None:

@@ -45,6 +45,7 @@ from spark_purgatory.spark.storage.storage_errors import (
     SPARK_FAULTS,
     is_interruption,
     is_lasting,
+    is_of_table,
     said,
     state_fault,
     storage_fault,
@@ -52,6 +53,7 @@ from spark_purgatory.spark.storage.storage_errors import (
 
 LOG = logging.getLogger(__name__)
 DRAIN_QUERY = {
+    **WRITE_SETTINGS,
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     # A file is a task of the shuffle: it may be neither split nor merged with another one.
     "spark.sql.adaptive.enabled": "false",
@@ -135,7 +137,7 @@ class Sender:
         """Once in a run: read the log."""
         if self._is_open:
             return
-        self.truth.app_id = app_id_of(spark, self.checkpoint, self.target)
+        self.truth.app_id = app_id_of(spark, self.checkpoint)
         self.ledger = self.stager.open(spark)
         self.ledger.names = Names(self.checkpoint, self.stager.folder, str(self.target), self.truth.app_id)
         self._is_open = True
@@ -266,13 +268,14 @@ class Sender:
                     max_rows = self.policy.sizes.rows_for("", self.policy.batch_bytes)
                 else:
                     schema = T.StructType.fromJson(json.loads(intent.schema))
-                    rows = read_files(spark, self.stager.folder, schema, files, partition_by)
+                    sorted_by = self.target.names_in_rows(partition_by, schema)
+                    rows = read_files(spark, self.stager.folder, schema, files, sorted_by)
                     max_rows = self._max_file_rows(files)
                 with reading(f"the staged files of drain {intent.number}", self.stager.folder):
                     app_id = self.truth.app_id
                     self.target.append(rows, app_id, intent.number, intent.uuid, max_rows, partition_by)
         except SPARK_FAULTS as error:
-            is_of_rows = direct is not None and storage_fault(error) is None
+            is_of_rows = direct is not None and storage_fault(error) is None and not is_of_table(error)
             if is_interruption(error) or is_of_rows or state_fault(error) is not None:
                 raise
             return replace(_failed(error), is_once=not self.policy.open)

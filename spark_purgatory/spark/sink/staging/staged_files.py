@@ -35,6 +35,7 @@ from spark_purgatory.spark.storage.storage_errors import (
     SPARK_FAULTS,
     is_interruption,
     read_fault,
+    said,
     state_fault,
     storage_fault,
 )
@@ -125,7 +126,7 @@ def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple
             raise StagingError(
                 f"a micro-batch could not be staged in {path}: {fault_said}. It does not count, what was staged before "
                 "it waits. Mend the storage and start again"
-            ) from error
+            ) from None
         raise
     found = seen.get
     return found["rows"], found["bytes"] or 0
@@ -265,7 +266,7 @@ def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collec
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         raise StagingError(
-            f"one of {len(paths)} staged files below {folder} is missing: {str(error).splitlines()[0]}. Nothing was "
+            f"one of {len(paths)} staged files below {folder} is missing: {said(error)}. Nothing was "
             "written. Bring the folder back, or start with a new checkpoint, which reads the sources again"
         ) from error
     is_whole = row_hash(schema).eqNullSafe(F.col(names.row))

@@ -17,7 +17,7 @@ from spark_purgatory.spark.sink.staging.staged_files import Rules, check_one_wri
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, local_folder
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
-from spark_purgatory.spark.storage.storage_errors import writing
+from spark_purgatory.spark.storage.storage_errors import said, writing
 
 COUNTING = {name: value for name, value in SMALL_QUERY.items() if name != "spark.sql.codegen.wholeStage"}
 """The same query for ever, of as many rows as a drain has: it is compiled once."""
@@ -126,7 +126,7 @@ class Stager:
                 return measured(spark, [literal(f"{self.folder}/{path}") for path in paths], hash_column(ledger))
         except AnalysisException as error:
             raise StagingError(
-                f"of {len(paths)} paths below {self.folder} a {what} is missing: {str(error).splitlines()[0]}. Nothing "
+                f"of {len(paths)} paths below {self.folder} a {what} is missing: {said(error)}. Nothing "
                 f"was committed. Bring it back, {SOURCES_AGAIN}"
             ) from error
 

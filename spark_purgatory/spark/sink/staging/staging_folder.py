@@ -38,14 +38,12 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.sink.staging.layout import log_path
-from spark_purgatory.spark.storage.paths import in_checkpoint, literal
+from spark_purgatory.spark.storage.paths import in_checkpoint, literal, split_uri
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QUERY, STRICT_FILES, settings
 
 FORMAT = 1
 """Of an entry."""
 REMOVE_TRIES = 5
-_URI = re.compile(r"(?:([a-zA-Z][\w+.-]*):)?(?://([^/]*))?(.*)", re.DOTALL)
-"""Scheme, authority and path. What is escaped stays so: Hadoop takes a path as it is written."""
 Body = dict[str, Any]
 _ENTRY = re.compile(r"log/generation=\d+/epoch=\d+/[^/]+")
 
@@ -168,9 +166,7 @@ def local_folder(spark: SparkSession, checkpoint: str) -> Path | None:
 
 def _local_path(uri: str) -> Path | None:
     """Where a path of Spark's would lie in this machine's file system; None if it names another one."""
-    match = _URI.match(uri)
-    assert match is not None
-    scheme, authority, path = match.groups()
+    scheme, authority, path = split_uri(uri)
     return Path(path).absolute() if scheme in (None, "file") and not authority else None
 
 

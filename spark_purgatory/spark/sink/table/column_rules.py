@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from pyspark.sql import types as T
 
@@ -29,6 +30,14 @@ WIDER: dict[type[T.DataType], tuple[type[T.DataType], ...]] = {
     T.ShortType: (T.IntegerType,),
 }
 """What Delta widens by itself in an append to a path; nothing else."""
+MOST_DIGITS: dict[type[T.DataType], int] = {T.ByteType: 3, T.ShortType: 5, T.IntegerType: 10, T.LongType: 20}
+"""Of a value, by type, as Spark counts them where it compares a type with a decimal's."""
+SURE_DIGITS: dict[type[T.DataType], int] = {T.ByteType: 2, T.ShortType: 4, T.IntegerType: 9, T.LongType: 18}
+"""So many every value may have that a column of the type takes."""
+FLOAT_DIGITS: dict[type[T.DataType], int] = {T.FloatType: 7, T.DoubleType: 15}
+"""Of whole numbers that are exact."""
+MAX_DIGITS = 99
+"""More than any type has."""
 
 
 def unfit(
@@ -99,41 +108,67 @@ def _types(kind: T.DataType, path: str, collations: bool, is_element: bool = Fal
             yield from _types(field.dataType, f"{path}.{field.name}", collations, is_element)
 
 
-def changed(staged: T.DataType, there: T.DataType, path: str, *, casts: bool) -> Iterator[str]:
-    """Where Delta would not take the one type into a column of the other.
+@dataclass(frozen=True)
+class Taking:
+    """How a table takes rows."""
 
-    ``casts``: as it does for a table by name, whose columns a row's values are cast to. We ask for the same kind of
-    type all the same: a text that is no number would fail long after.
-    """
+    casts: bool = False
+    """By name: a row's values are cast to its columns. We ask for a type that holds every value of the other as it is:
+    what becomes of one that does not fit is the session's choice (``spark.sql.storeAssignmentPolicy``), other digits
+    without a word, or an error long after."""
+    adds: bool = False
+    """The session lets Delta add the columns that the table lacks."""
+    widens: bool = False
+    """And the table lets it widen types (``delta.enableTypeWidening``)."""
+
+
+def changed(staged: T.DataType, there: T.DataType, path: str, taking: Taking) -> Iterator[str]:
+    """Where Delta would not take the one type into a column of the other, or would change values."""
     if isinstance(staged, T.NullType) or staged == there:
         return
     if isinstance(staged, T.StructType) and isinstance(there, T.StructType):
-        yield from _changed_fields(staged, there, path, casts)
+        yield from _changed_fields(staged, there, path, taking)
     elif isinstance(staged, T.ArrayType) and isinstance(there, T.ArrayType):
-        yield from changed(staged.elementType, there.elementType, f"{path}.element", casts=casts)
+        yield from changed(staged.elementType, there.elementType, f"{path}.element", taking)
     elif isinstance(staged, T.MapType) and isinstance(there, T.MapType):
-        yield from changed(staged.keyType, there.keyType, f"{path}.key", casts=casts)
-        yield from changed(staged.valueType, there.valueType, f"{path}.value", casts=casts)
-    elif not (_may_cast(staged, there) if casts else isinstance(there, WIDER.get(type(staged), ()))):
+        yield from changed(staged.keyType, there.keyType, f"{path}.key", taking)
+        yield from changed(staged.valueType, there.valueType, f"{path}.value", taking)
+    elif not _takes(staged, there, taking):
         yield f"{path} ({staged.simpleString()}, in the table {there.simpleString()})"
 
 
-def _changed_fields(staged: T.StructType, there: T.StructType, path: str, casts: bool) -> Iterator[str]:
+def _takes(staged: T.DataType, there: T.DataType, taking: Taking) -> bool:
+    if taking.widens and _may_cast(there, staged):
+        return True
+    return _may_cast(staged, there) if taking.casts else isinstance(there, WIDER.get(type(staged), ()))
+
+
+def _changed_fields(staged: T.StructType, there: T.StructType, path: str, taking: Taking) -> Iterator[str]:
     known = {field.name.lower(): field for field in there.fields}
     given = {field.name.lower() for field in staged.fields}
     for field in staged.fields:
         at = f"{path}.{field.name}"
-        if field.name.lower() not in known:
+        if field.name.lower() in known:
+            yield from changed(field.dataType, known[field.name.lower()].dataType, at, taking)
+        elif not taking.adds:
             yield f"{at} ({field.dataType.simpleString()}, not in the table)"
-        else:
-            yield from changed(field.dataType, known[field.name.lower()].dataType, at, casts=casts)
     for name, field in known.items():
         if name not in given and not field.nullable:
             yield f"{path}.{field.name} (not there, in the table NOT NULL)"
 
 
 def _may_cast(staged: T.DataType, there: T.DataType) -> bool:
+    """Whether each value of the one type is one of the other, so that a cast cannot change it."""
     atomic = (T.StringType, T.BinaryType, T.BooleanType, T.DateType, T.TimestampType, T.TimestampNTZType)
     if isinstance(staged, atomic) or isinstance(there, atomic):
         return type(staged) is type(there)
-    return isinstance(staged, T.NumericType) and isinstance(there, T.NumericType)
+    if type(there) in FLOAT_DIGITS and not isinstance(staged, T.DecimalType):
+        digits = MOST_DIGITS.get(type(staged)) or FLOAT_DIGITS.get(type(staged))
+        return digits is not None and digits <= FLOAT_DIGITS[type(there)]
+    if isinstance(staged, T.DecimalType):
+        digits, scale = staged.precision - staged.scale, staged.scale
+    else:
+        digits, scale = MOST_DIGITS.get(type(staged), MAX_DIGITS), 0
+    if isinstance(there, T.DecimalType):
+        return digits <= there.precision - there.scale and scale <= there.scale
+    return scale == 0 and digits <= SURE_DIGITS.get(type(there), -1)

@@ -11,8 +11,9 @@ from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, TableForgetsError, TableLostError
-from spark_purgatory.spark.sink.table.column_rules import changed
+from spark_purgatory.spark.sink.table.column_rules import Taking, changed
 from spark_purgatory.spark.sink.table.history import History, mark, read_history
+from spark_purgatory.spark.sink.table.renames import followed, with_names
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import described, sql_text
 
@@ -28,6 +29,10 @@ FORGETS = "delta.setTransactionRetentionDuration"
 AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
 COLUMN_MAPPING = "delta.columnMapping.mode"
 USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+TYPE_WIDENING = "typeWidening"
+MAX_ADDED = 5
+"""More columns that a table lacks were hardly forgotten: it looks like another table."""
+MAX_LISTED = 12
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,9 @@ class DeltaTarget:
         self.partition_by = options.names_of("partition_by")
         self._folders: tuple[str, ...] | None = None
         """Partition columns of the table when it was last looked at; None if it was not there."""
+        self._widens = False
+        self._renamed: T.StructType | None = None
+        """The columns of the rows to be written next, as the table names them now."""
         self.has_folder = False
         """There was something at the path then, a table or not."""
 
@@ -76,6 +84,14 @@ class DeltaTarget:
     def exists(self, spark: SparkSession) -> bool:
         """Whether the table is there."""
         return self._detail(spark) is not None
+
+    def require(self, spark: SparkSession) -> None:
+        """Raise ConfigError if the table is not there."""
+        if not self.exists(spark):
+            raise ConfigError(
+                f"table {self} is not there yet: the first drain makes it, once a file is full or a row has waited for "
+                "linger. Ask exists() before, or read(staged=True) for the rows that wait"
+            )
 
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
         """The table, as it is now or was when it was read."""
@@ -109,6 +125,7 @@ class DeltaTarget:
         if ours and ours != [name.lower() for name in facts.partition_by if name.lower() in ours]:
             raise self.partitioned_otherwise(self.partition_by, facts)
         self._folders = facts.partition_by
+        self._widens = TYPE_WIDENING in facts.features
         return facts
 
     def partitioned_otherwise(self, partition_by: Sequence[str], facts: TableFacts) -> ConfigError:
@@ -127,14 +144,24 @@ class DeltaTarget:
                 f"table {self} {what}. Nothing was written, staged rows wait. Bring the table back "
                 "(RESTORE, or from a copy), or start with a new checkpoint, which reads the sources again"
             )
+        self._renamed = None
         if facts is not None:
-            self.check_columns(spark, self.read(spark).schema, schema)
+            there = self.read(spark).schema
+            self._renamed = followed(spark, self.place, schema, there)
+            self.check_columns(spark, there, self._renamed)
         return facts
+
+    def names_in_rows(self, names: Sequence[str], rows: T.StructType) -> list[str]:
+        """Columns of the table as the rows to be written next name them."""
+        given = dict(zip(self._renamed.names, rows.names, strict=True)) if self._renamed is not None else {}
+        return [given.get(name, name) for name in names]
 
     def append(self, rows: DataFrame, app_id: str, number: int, intent_uuid: str,
                max_file_rows: int = 0, partition_by: Sequence[str] = ()) -> None:  # fmt: skip
         """Write rows in one transaction of the table, with the mark of a drain."""
         metadata = mark(app_id, number, intent_uuid)
+        if self._renamed is not None:
+            rows = with_names(rows, self._renamed)
         writer = (
             rows.write.format("delta")
             .mode("append")
@@ -157,9 +184,8 @@ class DeltaTarget:
 
     def _detail(self, spark: SparkSession) -> Row | None:
         """A SQL statement of Delta: its Python class needs the JVM, or under Spark Connect a plugin."""
-        name = self._known_name(spark) if self.table else self.place
         try:
-            row = None if name is None else described(spark, name)
+            row = described(spark, self.place) if self.path or self._is_known(spark) else None
         except AnalysisException as error:
             if not (error.getCondition() or "").startswith("EXPECT_TABLE_NOT_VIEW"):
                 raise
@@ -171,10 +197,10 @@ class DeltaTarget:
             raise ConfigError(f"table {self} is no Delta table: give the name of one, or of none yet")
         return None
 
-    def _known_name(self, spark: SparkSession) -> str | None:
-        """The table's name if there is such a table; what is no name could be SQL of another meaning."""
+    def _is_known(self, spark: SparkSession) -> bool:
+        """Whether there is a table of the name; what is no name could be SQL of another meaning."""
         try:
-            return self.table if spark.catalog.tableExists(str(self.table)) else None
+            return spark.catalog.tableExists(str(self.table))
         except AnalysisException as error:
             raise ConfigError(
                 f"table={self.table!r} is no table's name ({error.getCondition()}). Write catalog.schema.table, in "
@@ -183,24 +209,44 @@ class DeltaTarget:
 
     def check_columns(self, spark: SparkSession, there: T.StructType, staged: T.StructType) -> None:
         """Raise SchemaMismatchError if the table does not take rows of such columns."""
-        if spark.conf.get(AUTO_MERGE, "false") == "true":
-            return
+        adds = spark.conf.get(AUTO_MERGE, "false") == "true"
+        taking = Taking(casts=self.table is not None, adds=adds, widens=adds and self._widens)
         known = {field.name.lower(): field.dataType for field in there.fields}
         new = [field for field in staged.fields if field.name.lower() not in known]
-        strange = [field.name for field in new]
+        strange = [] if adds else [field.name for field in new]
         other = [
             change
             for field in staged.fields
-            if field.name not in strange
-            for change in changed(field.dataType, known[field.name.lower()], field.name, casts=self.table is not None)
+            if field not in new
+            for change in changed(field.dataType, known[field.name.lower()], field.name, taking)
         ]
+        if strange and (len(strange) == len(staged.fields) or len(strange) > MAX_ADDED):
+            raise self._another(there, staged, strange)
         if strange or other:
             lacks = f"lacks {', '.join(strange)}" if strange else ""
             differs = f"has other types for {', '.join(other)}" if other else ""
             added = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in new)
             place = self.table or f"delta.`{self.path}`"
-            remedy = f"Run ALTER TABLE {place} ADD COLUMNS ({added})" if new else "ALTER TABLE, or cast the columns"
+            adding = f"Run ALTER TABLE {place} ADD COLUMNS ({added}), or set {AUTO_MERGE}=true, and start again"
+            casting = "Cast the columns of the stream, or ALTER TABLE, and start again"
+            remedy = ". ".join([*([adding] if strange else []), *([casting] if other else [])])
             raise SchemaMismatchError(
                 f"table {self} {' and '.join(filter(None, (lacks, differs)))}, which the rows have. Nothing was "
-                f"written; rows that are staged already wait. {remedy}, or set {AUTO_MERGE}=true, and start again"
+                f"written; rows that are staged already wait. {remedy}"
             )
+
+    def _another(self, there: T.StructType, staged: T.StructType, strange: Sequence[str]) -> SchemaMismatchError:
+        """The error that says that this is hardly the table that the stream is for."""
+        known = len(staged.fields) - len(strange)
+        has = f"only {known} of the {len(staged.fields)} columns" if known else "no column"
+        return SchemaMismatchError(
+            f"table {self} has {has} of the stream: it looks like another table. It has {_listed(there.names)}; it "
+            f"lacks {_listed(strange)}. Nothing was written; rows that are staged already wait. Give the name of the "
+            "stream's own table, or of none yet, which the first drain makes. If it is the one, add the columns to it, "
+            f"or set {AUTO_MERGE}=true, and start again"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return ", ".join(names[:MAX_LISTED]) + more

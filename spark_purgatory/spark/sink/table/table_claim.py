@@ -1,28 +1,36 @@
 """The table of a checkpoint: a small file in its staging folder names the table that its rows are staged for.
 
 Without it rows that were staged for one table, and not drained yet, would go to whichever table the query is started
-with. It is written before a query's first start, which shows that the checkpoint's storage takes files, and binds once
-Spark has begun: once there is Spark's own file ``metadata``.
+with. It names the table with its catalog and schema, or by an absolute path, so that a restart goes on with it also
+where the session has another current schema or folder. It is written before a query's first start, which shows that the
+checkpoint's storage takes files, and binds once Spark has begun: once there is Spark's own file ``metadata``.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, StagingError, StorageError
-from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.storage.paths import beside, literal
+from spark_purgatory.spark.storage.paths import Place, beside, literal
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE
 from spark_purgatory.spark.storage.storage_errors import MAX_SAID, SPARK_FAULTS, said
 
+LOG = logging.getLogger(__name__)
 CLAIM = "staging/table"
 """Below the checkpoint."""
 _BEGUN, _COMMIT, _LOG = (re.compile(pattern) for pattern in (r"/metadata$", r"/commits/(\d+)$", r"/staging/log/"))
+Claimed = dict[str, str]
+"""``path`` or ``table``: the table; ``given``: what its user called it; ``id``: Delta's, empty if it was to be made."""
+KEYS = ({"path", "given", "id"}, {"table", "given", "id"})
 
 
 def claim_path(checkpoint: str) -> str:
@@ -30,18 +38,43 @@ def claim_path(checkpoint: str) -> str:
     return f"{checkpoint.rstrip('/')}/{CLAIM}"
 
 
-def claim(spark: SparkSession, checkpoint: str, target: DeltaTarget) -> None:
-    """Claim a checkpoint for a table. ConfigError if it is another table's, StagingError if it is another sink's."""
-    ours = json.dumps({"path" if target.path else "table": str(target)})
+@dataclass(frozen=True)
+class Bound:
+    """What a checkpoint is claimed for."""
+
+    options: SinkOptions
+    """With the table that it is claimed for."""
+    has_begun: bool
+    """The query has run before."""
+
+
+def claim(
+    spark: SparkSession,
+    checkpoint: str,
+    given: SinkOptions,
+    resolved: SinkOptions,
+    table_id: str | None,
+    has_filled: Callable[[], bool],
+) -> Bound:
+    """Claim a checkpoint for a table.
+
+    ``given`` names the table as the user does, ``resolved`` as the session takes that now. ``table_id`` is Delta's id
+    of that table, ``has_filled`` says whether the checkpoint's query has brought rows to it: by these it is known under
+    a new name.
+
+    Raises ConfigError if it is another table's, StagingError if it is another sink's.
+    """
+    kind = "path" if given.path else "table"
+    ours = {kind: str(resolved.path or resolved.table), "given": str(given.path or given.table), "id": table_id or ""}
     try:
         _write(spark, checkpoint, ours, "ignore")
         reader = spark.read.option("recursiveFileLookup", "true")
         files = reader.text(
             beside(literal(checkpoint.rstrip("/")), CLAIM, "metadata", "commits", "staging/log")
         ).inputFiles()
-        claimed = [row["value"] for row in spark.read.text(literal(claim_path(checkpoint))).collect()]
         has_begun = any(_BEGUN.search(file) for file in files)
-        if claimed != [ours] and not (has_begun and claimed):
+        claimed = _claimed(spark, checkpoint, has_begun)
+        if claimed != ours and not (has_begun and claimed):
             _write(spark, checkpoint, ours, "overwrite")
     except SPARK_FAULTS as error:
         raise StorageError(
@@ -49,12 +82,16 @@ def claim(spark: SparkSession, checkpoint: str, target: DeltaTarget) -> None:
             "session may write to, and the jars that its file system needs"
         ) from error
     if not has_begun:
-        return
-    if claimed and claimed != [ours]:
+        return Bound(resolved, False)
+    is_same = not claimed or is_one_table(claimed, ours)
+    if not is_same and (claimed["id"] == ours["id"] != "" or has_filled()):
+        LOG.warning("table %s is %s now: the query goes on with it", _said(claimed), _said(ours))
+        claimed, is_same = ours, True
+        _write(spark, checkpoint, ours, "overwrite")
+    if not is_same:
         raise ConfigError(
-            f"checkpoint={checkpoint!r} is that of {_said(claimed)}, and rows may be staged in it that go there; this "
-            f"query writes to {ours}. Nothing was started. Give each table a checkpoint of its own, and name a table "
-            "in one way"
+            f"checkpoint={checkpoint!r} is that of table {_said(claimed)}, and rows may be staged in it that go there; "
+            f"this query writes to {_said(ours)}. Nothing was started. Give each table a checkpoint of its own"
         )
     commits = [int(match[1]) for file in files if (match := _COMMIT.search(file))]
     if commits and not any(_LOG.search(file) for file in files):
@@ -63,26 +100,44 @@ def claim(spark: SparkSession, checkpoint: str, target: DeltaTarget) -> None:
             "of another sink, or its folder 'staging' was removed. Nothing was started. Bring the folder back, or "
             "start with a new checkpoint, which reads the sources again"
         )
+    if not claimed:
+        return Bound(resolved, True)
+    if claimed["given"] == ours["given"] and claimed[kind] != ours[kind]:
+        LOG.warning(
+            "%s=%r goes on to be %s, as it was when the query was made; the session would take it for %s now",
+            kind,
+            ours["given"],
+            claimed[kind],
+            ours[kind],
+        )
+    return Bound(replace(resolved, path=claimed.get("path"), table=claimed.get("table")), True)
 
 
-def claimed_by(spark: SparkSession, checkpoint: str) -> dict[str, str]:
-    """The table that a checkpoint is claimed for, as its query names it: {"path" or "table": name}.
+def claimed_by(spark: SparkSession, checkpoint: str) -> Claimed:
+    """The table that a checkpoint is claimed for: {"path" or "table": the table}.
 
     It is empty where no RecordAccumulator has claimed the checkpoint. Raises StagingError if the file is damaged.
     """
     try:
-        rows = spark.read.text(literal(claim_path(checkpoint))).collect()
+        claimed = _claimed(spark, checkpoint)
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         return {}
+    return {kind: place for kind, place in claimed.items() if kind in ("path", "table")}
+
+
+def _claimed(spark: SparkSession, checkpoint: str, binds: bool = True) -> Claimed:
+    rows = spark.read.text(literal(claim_path(checkpoint))).collect()
     if not rows:
         return {}
     try:
         claimed = json.loads(rows[0]["value"])
     except ValueError:
         claimed = None
-    if not isinstance(claimed, dict) or claimed.keys() not in ({"path"}, {"table"}):
+    if not isinstance(claimed, dict) or claimed.keys() not in KEYS:
+        if not binds:
+            return {}
         raise StagingError(
             f"{claim_path(checkpoint)} is to name the table of the checkpoint and is damaged: "
             f"{rows[0]['value'][:MAX_SAID]!r}. Bring its file back from a copy, or start with a new checkpoint, which "
@@ -91,10 +146,21 @@ def claimed_by(spark: SparkSession, checkpoint: str) -> dict[str, str]:
     return claimed
 
 
-def _write(spark: SparkSession, checkpoint: str, text: str, mode: str) -> None:
-    line = spark.range(0, 1, 1, 1).select(F.lit(text).alias("value"))
+def is_one_table(claimed: Claimed, ours: Claimed) -> bool:
+    """Whether both claims are for one table, or call it alike: a name that the session now takes for another one."""
+    if ("path" in claimed) != ("path" in ours):
+        return False
+    if claimed.get("given", "") == ours.get("given"):
+        return True
+    if "path" in ours:
+        return Place.of(claimed["path"]).same_as(Place.of(ours["path"]))
+    return claimed["table"].lower() == ours["table"].lower()
+
+
+def _write(spark: SparkSession, checkpoint: str, claimed: Claimed, mode: str) -> None:
+    line = spark.range(0, 1, 1, 1).select(F.lit(json.dumps(claimed)).alias("value"))
     line.write.mode(mode).option(NO_SUCCESS_FILE, "false").text(claim_path(checkpoint))
 
 
-def _said(claimed: list[str]) -> str:
-    return "table " + " ".join(claimed)[:MAX_SAID]
+def _said(claimed: Claimed) -> str:
+    return (claimed.get("path") or claimed["table"])[:MAX_SAID]

@@ -163,11 +163,11 @@ class TableTruth:
         )
 
 
-def app_id_of(spark: SparkSession, checkpoint: str, target: DeltaTarget | str) -> str:
-    """The ``txnAppId``: Spark's id of the query, made at its first start and kept, and the table as it was named."""
+def app_id_of(spark: SparkSession, checkpoint: str) -> str:
+    """The ``txnAppId``: Spark's id of the query, made at its first start and kept. A table may get another name."""
     rows = spark.read.text(f"{literal(checkpoint)}/metadata").collect()
     try:
         query_id = json.loads(rows[0]["value"])["id"]
     except (IndexError, KeyError, ValueError) as error:
         raise StagingError(f"checkpoint {checkpoint} is damaged: its file 'metadata' names no query id") from error
-    return f"spark_purgatory/{query_id}/{target}"
+    return f"spark_purgatory/{query_id}"

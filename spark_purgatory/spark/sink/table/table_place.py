@@ -1,0 +1,91 @@
+"""Where a table is, whatever its user calls it: names by catalog and schema, paths as storage takes them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+
+from spark_purgatory.config import SinkOptions
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.storage.paths import Place
+from spark_purgatory.spark.storage.storage_access import absolute
+
+SESSION_CATALOG = "spark_catalog"
+OF_DELTA = ("_delta_log", "_change_data", "_delta_index")
+"""Folders in a table's folder that are Delta's own."""
+_NAME_PART = re.compile(r"`(?:[^`]|``)*`|[^.`]+")
+_PLAIN = re.compile(r"\w+")
+
+
+def resolved(spark: SparkSession, options: SinkOptions) -> SinkOptions:
+    """The options with a place that means the same table tomorrow: catalog.schema.table, or an absolute path.
+
+    A name without a catalog or a schema is looked up in the session's current ones.
+    """
+    if options.path:
+        return replace(options, path=absolute(spark, options.path))
+    parts = name_parts(str(options.table))
+    if len(parts) < 3 and not (len(parts) == 2 and _is_catalog(spark, parts[0])):
+        namespace = name_parts(spark.catalog.currentDatabase()) if len(parts) == 1 else []
+        parts = [spark.catalog.currentCatalog(), *namespace, *parts]
+    return replace(options, table=sql_name(*parts))
+
+
+def name_parts(name: str) -> list[str]:
+    """The parts of a name, without back-ticks."""
+    found = _NAME_PART.findall(name)
+    return [part[1:-1].replace("``", "`") if part.startswith("`") else part for part in found]
+
+
+def sql_name(*parts: str) -> str:
+    """A name as SQL has it, whatever characters its parts have."""
+    return ".".join(part if _PLAIN.fullmatch(part) else "`" + part.replace("`", "``") + "`" for part in parts)
+
+
+def _is_catalog(spark: SparkSession, name: str) -> bool:
+    return name == SESSION_CATALOG or spark.conf.get(f"spark.sql.catalog.{name}", None) is not None
+
+
+def place_of_name(spark: SparkSession, table: str) -> str | None:
+    """The folder that a table of a `resolved` name would get; None where a catalog other than Spark's own chooses it.
+
+    Raises ConfigError if there is no such schema.
+    """
+    catalog, *namespace, name = name_parts(table)
+    schema = sql_name(catalog, *namespace)
+    if not spark.catalog.databaseExists(schema):
+        raise ConfigError(
+            f"table={table!r}: there is no schema {schema}. Nothing was started. CREATE SCHEMA {schema}, or "
+            "correct the name"
+        )
+    if catalog != SESSION_CATALOG:
+        return None
+    try:
+        facts = {row[0]: row[1] for row in spark.sql(f"DESCRIBE DATABASE {schema}").collect()}
+    except AnalysisException:
+        return None
+    location = facts.get("Location")
+    return f"{location.rstrip('/')}/{name.lower()}" if location else None
+
+
+def check_outside(spark: SparkSession, checkpoint: str, folder: str, must_be_empty: bool = False) -> None:
+    """Raise ConfigError if a checkpoint lies where VACUUM of the table in ``folder`` would remove its staged rows.
+
+    VACUUM leaves folders alone whose name begins with an underscore. ``must_be_empty``: the table is to be made there,
+    by name, which Delta does in an empty folder alone.
+    """
+    inside = Place.of(absolute(spark, checkpoint)).below(Place.of(absolute(spark, folder)))
+    first = (inside or "").partition("/")[0]
+    if inside is not None and must_be_empty:
+        raise ConfigError(
+            f"checkpoint={checkpoint!r} lies in the folder {folder!r}, in which the table is to be made, and Delta "
+            "makes a table by name in an empty folder only: name a folder outside"
+        )
+    if inside is not None and (not first.startswith("_") or first in OF_DELTA or "=" in first):
+        raise ConfigError(
+            f"checkpoint={checkpoint!r} lies in the table's folder {folder!r}, where VACUUM would remove its staged "
+            f"rows: name a folder outside, or below {folder.rstrip('/')}/_checkpoints"
+        )

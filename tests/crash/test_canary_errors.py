@@ -1,0 +1,213 @@
+"""Every error and log line that the sink can make, made to fail with canaries of each type in the rows: none is shown.
+
+Spark's own log is not looked at: Delta writes the row that a constraint refuses into it before anybody else sees it.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_purgatory import RecordAccumulator
+from tests.support.sink_queries import HOUR, start, wait_until
+from tests.support.sink_streams import Stream
+
+pytestmark = pytest.mark.spark
+
+VALUES = """7712338561123L + n AS l; 7712338561.5D AS d; 7712338.56BD AS de;
+    concat('canary''O''Brien "7f3a" ', n) AS text; date'7712-03-08' AS da;
+    timestamp'7712-03-08 05:06:07.712338' AS at; CAST('canary' AS binary) AS raw;
+    named_struct('s', 'canary') AS st; array('canary', '[CANARY_7F3A] x') AS ar; map('canary', 7712338) AS m;
+    concat('canary=7f3a ', part) AS p"""
+CANARIES = ("canary", "7712338", "7712-03-08", "63616e617279", "O'Brien", "Brien", "CANARY_7F3A")
+SHORT = {"linger": "1 second", "delivery_timeout": "1 second", "retry_backoff": "200 ms", "max_block": "1 second"}
+DIRECT = {"batch_size": "1 byte", **HOUR}
+
+
+class Scene:
+    """A stream of canaries, and all that the sink has told of it."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.stream = Stream(spark, folder).add(1)
+        self.table = folder / "table"
+        self.told: list[str] = []
+
+    def rows(self) -> DataFrame:
+        return self.stream.rows().selectExpr("n", *(" ".join(value.split()) for value in VALUES.split(";")))
+
+    def sql(self, statement: str) -> None:
+        self.stream.spark.sql(statement.replace("TABLE t ", f"TABLE delta.`{self.table}` "))
+
+    def run(self, **options: Any) -> BaseException | None:
+        """The stream over what there is; what ended it, if it was an error."""
+        partition_by = () if self.table.exists() and any(self.table.iterdir()) else ("p",)
+        sink = RecordAccumulator(path=str(self.table), partition_by=partition_by, on_delivery=self._heard, **options)
+        query = None
+        try:
+            trigger = {"availableNow": True}
+            query = sink.write_stream(self.rows(), checkpoint=str(self.stream.checkpoint), trigger=trigger)
+            query.awaitTermination()
+        except Exception as error:
+            self.told += traceback.format_exception(error)
+            return error
+        finally:
+            if query is not None:
+                self.told += [str(query.exception()), str(query.recentProgress)]
+                futures = [future for batch in range(5) for future in query.futures(batch)]
+                self.told += [str(future.exception()) for future in futures if future.is_done]
+        return None
+
+    def _heard(self, delivery: object, error: BaseException | None) -> None:
+        self.told += [str(delivery)] if error is None else traceback.format_exception(error)
+
+    def staged(self) -> list[Path]:
+        return sorted((self.stream.checkpoint / "staging" / "rows").rglob("*.parquet"))
+
+    def stage(self) -> None:
+        """Rows that wait, of a query that was stopped."""
+        sink = RecordAccumulator(path=str(self.table), partition_by="p", **HOUR)
+        query = start(self.stream, sink, self.rows())
+        wait_until(lambda: bool(self.staged()), query)
+        query.stop()
+
+
+def a_check(scene: Scene, **options: Any) -> str:
+    scene.run()
+    scene.sql("ALTER TABLE t ADD CONSTRAINT few CHECK (l < 0 OR text IS NULL OR d < 0 OR de < 0 OR m IS NULL)")
+    scene.stream.add(3)
+    scene.run(**{**SHORT, **options})
+    return "DELTA_VIOLATE_CONSTRAINT_WITH_VALUES"
+
+
+def a_check_in_direct_drains(scene: Scene) -> str:
+    return a_check(scene, **DIRECT)
+
+
+def a_check_after_a_restart(scene: Scene) -> str:
+    a_check(scene)
+    scene.told.clear()
+    scene.run(**SHORT)
+    return "DELTA_VIOLATE_CONSTRAINT_WITH_VALUES"
+
+
+def a_text_too_long(scene: Scene) -> str:
+    scene.sql("CREATE TABLE t (text varchar(3), n bigint) USING delta")
+    scene.sql("ALTER TABLE t ADD COLUMNS (l bigint, d double, de decimal(9, 2), da date, at timestamp, raw binary, "
+              "st struct<s: string>, ar array<string>, m map<string, int>, p string)")  # fmt: skip
+    scene.run(**SHORT)
+    return "DELTA_EXCEED_CHAR_VARCHAR_LIMIT"
+
+
+def a_generated_column_that_differs(scene: Scene) -> str:
+    scene.run()
+    columns = scene.stream.spark.read.format("delta").load(str(scene.table)).drop("l").schema
+    ddl = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in columns)
+    shutil.rmtree(scene.table)
+    scene.sql(
+        f"CREATE TABLE t (l bigint GENERATED ALWAYS AS (CAST(n AS bigint)), {ddl}) USING delta PARTITIONED BY (p)"
+    )
+    scene.stream.checkpoint = scene.stream.folder / "checkpoint2"
+    scene.run(**SHORT)
+    return "DELTA_VIOLATE_CONSTRAINT_WITH_VALUES"
+
+
+def a_partition_folder_that_cannot_be_made(scene: Scene) -> str:
+    scene.run()
+    for folder in scene.table.glob("p=*"):
+        shutil.rmtree(folder)
+        folder.touch()
+    scene.stream.add(1)
+    scene.run(**SHORT)
+    return "p=..."
+
+
+def a_row_too_large(scene: Scene) -> str:
+    scene.run(batch_size="1 byte", buffer_memory="100 bytes")
+    return "is larger than the whole buffer_memory"
+
+
+def a_partition_value_too_long(scene: Scene) -> str:
+    rows = scene.rows
+    scene.rows = lambda: rows().selectExpr("* EXCEPT (p)", "repeat(p, 100) AS p")  # type: ignore[method-assign]
+    scene.run()
+    return "a value of partition column 1"
+
+
+def a_staged_file_that_is_damaged(scene: Scene) -> str:
+    scene.stage()
+    file = scene.staged()[0]
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 255
+    file.write_bytes(data)
+    file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+    scene.run()
+    return "StagingError"
+
+
+def a_staged_file_that_is_gone(scene: Scene) -> str:
+    scene.stage()
+    scene.staged()[0].unlink()
+    scene.run()
+    return "StagingError"
+
+
+def a_log_entry_that_is_damaged(scene: Scene) -> str:
+    scene.stage()
+    entry = next(path for path in (scene.stream.checkpoint / "staging" / "log").rglob("schema=*") if path.is_file())
+    entry.write_text(entry.read_text().replace("l", "k"))
+    scene.run()
+    return "StagingError"
+
+
+def a_table_that_was_replaced(scene: Scene) -> str:
+    scene.run()
+    scene.sql("CREATE OR REPLACE TABLE t (n bigint) USING delta")
+    scene.stream.add(1)
+    scene.run()
+    return "looks like another table"
+
+
+def a_column_of_another_type(scene: Scene) -> str:
+    scene.run()
+    rows = scene.rows
+    scene.rows = lambda: rows().selectExpr("* EXCEPT (l)", "CAST(l AS string) AS l")  # type: ignore[method-assign]
+    scene.stream.add(1)
+    scene.run()
+    return "has other types for l (string, in the table bigint)"
+
+
+SCENES: list[Callable[[Scene], str]] = [
+    a_check,
+    a_check_in_direct_drains,
+    a_check_after_a_restart,
+    a_text_too_long,
+    a_generated_column_that_differs,
+    a_partition_folder_that_cannot_be_made,
+    a_row_too_large,
+    a_partition_value_too_long,
+    a_staged_file_that_is_damaged,
+    a_staged_file_that_is_gone,
+    a_log_entry_that_is_damaged,
+    a_table_that_was_replaced,
+    a_column_of_another_type,
+]
+
+
+@pytest.mark.parametrize("play", SCENES, ids=lambda play: play.__name__)
+def test_no_error_and_no_log_line_of_the_sink_shows_a_row(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, play: Callable[[Scene], str]
+) -> None:
+    scene = Scene(spark, tmp_path)
+    with caplog.at_level(logging.DEBUG, logger="spark_purgatory"):
+        expected = play(scene)
+    told = "\n".join([*scene.told, *(record.getMessage() for record in caplog.records if "purgatory" in record.name)])
+    assert expected in told, told[-3000:]
+    leaks = [line for line in told.splitlines() if any(canary in line for canary in CANARIES)]
+    assert not leaks, leaks[:5]

@@ -1,0 +1,342 @@
+"""Which table a query writes to, and where its checkpoint may lie, whatever name or path its user writes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_purgatory import RecordAccumulator
+from spark_purgatory.errors import ConfigError, SchemaMismatchError
+from spark_purgatory.spark.storage.spark_access import settings
+from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
+from tests.support.sink_streams import Stream, every
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> Stream:
+    return Stream(spark, tmp_path).add(1)
+
+
+@pytest.fixture
+def schemas(spark: SparkSession) -> Iterator[None]:
+    """Two schemas with a table ``mt`` each; the first is the current one."""
+    for name in ("one", "two"):
+        spark.sql(f"CREATE DATABASE IF NOT EXISTS {name}")
+        spark.sql(f"CREATE TABLE {name}.mt (n bigint, part bigint) USING delta")
+    spark.sql("USE one")
+    yield
+    spark.sql("USE default")
+    for name in ("one", "two"):
+        spark.sql(f"DROP DATABASE {name} CASCADE")
+
+
+@pytest.fixture
+def here() -> Iterator[str]:
+    """A relative path: of a folder in that in which Spark was started."""
+    folder = tempfile.mkdtemp(prefix=".relative-", dir=os.getcwd())
+    yield os.path.basename(folder)
+    shutil.rmtree(folder)
+
+
+def spellings(path: Path | str) -> list[str]:
+    """Ways to write an absolute path."""
+    path, name = str(path).rsplit("/", 1)
+    return [f"{path}/{name}/", f"{path}//{name}", f"file:{path}/{name}", f"file://{path}//{name}/", f"{path}/./{name}"]
+
+
+def refused_inside(stream: Stream, checkpoint: str, **place: str) -> None:
+    table = Path(place["path"].removeprefix("file:").replace("//", "/")) if "path" in place else None
+    before = None if table is None or not table.exists() else sorted(table.rglob("*"))
+    said = r"^checkpoint=.* lies in the (table's folder .*below .*/_checkpoints|folder .*name a folder outside)$"
+    with pytest.raises(ConfigError, match=said):
+        RecordAccumulator(**place).write_stream(stream.rows(), checkpoint=checkpoint)
+    assert before is None or before == sorted(table.rglob("*")), "nothing is left behind"
+
+
+# --- the checkpoint and the table's folder -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_checkpoint_in_the_folder_of_a_table_by_name_is_refused(
+    stream: Stream, schemas: None, is_there: bool
+) -> None:
+    """VACUUM removes it, and the next run reads the sources again."""
+    name = "mt" if is_there else "new"
+    folder = stream.spark.sql("DESCRIBE DETAIL mt").first()["location"].removesuffix("mt") + name
+    local = folder.removeprefix("file:")
+    for checkpoint in (f"{local}/checkpoint", f"{folder}/a/b", *spellings(f"{local}/checkpoint"), local, f"{local}/"):
+        refused_inside(stream, checkpoint, table=name)
+    for delta in ("_delta_log", "_change_data/x"):
+        refused_inside(stream, f"{local}/{delta}", table=name)
+    assert is_there == Path(local).exists()
+    if not is_there:
+        refused_inside(stream, f"{local}/_checkpoints/a", table=name)
+        return
+    stream.checkpoint = Path(local) / "_checkpoints" / "a"
+    stream.sink = RecordAccumulator(table=name)
+    assert stream.run(stream.rows()).numbers() == every(1)
+    with settings(stream.spark, {"spark.sql.sources.parallelPartitionDiscovery.parallelism": "8"}):
+        stream.spark.sql(f"VACUUM one.{name}")
+    assert stream.add(1).run(stream.rows()).numbers() == every(2)
+
+
+def test_a_checkpoint_in_a_tables_folder_is_refused_however_both_are_written(stream: Stream) -> None:
+    table = stream.folder / "table"
+    for path in (str(table), *spellings(table)):
+        for checkpoint in spellings(table / "checkpoint")[:4]:
+            refused_inside(stream, checkpoint, path=path)
+    stream.spark.range(1).write.format("delta").save(str(table))
+    (stream.folder / "link").symlink_to(table)
+    refused_inside(stream, f"{stream.folder}/link/checkpoint", path=str(table))
+
+
+def test_a_checkpoint_in_a_tables_folder_is_refused_by_relative_paths(stream: Stream, here: str) -> None:
+    for path in (f"{here}/table", f"{os.getcwd()}/{here}/table", f"file:{os.getcwd()}/{here}/table"):
+        refused_inside(stream, f"{here}/table/checkpoint", path=path)
+        refused_inside(stream, f"{os.getcwd()}/{here}/table/checkpoint", path=path)
+
+
+# --- names and paths are looked up once ----------------------------------------------------------------------------
+
+
+def test_a_table_by_its_short_name_is_the_same_after_use(
+    stream: Stream, schemas: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows were staged for one.mt: after a restart all of them went to two.mt."""
+    sink = stream.sink = RecordAccumulator(table="mt", **HOUR)
+    query = start(stream, sink)
+    wait_until(lambda: bool(staged_files(stream)), query)
+    query.stop()
+    stream.spark.sql("USE two")
+    stream.sink = RecordAccumulator(table="mt")
+    with caplog.at_level(logging.WARNING):
+        assert stream.run(stream.rows()).numbers() == every(1), "the accumulator reads the table that it writes"
+    assert "table='mt' goes on to be spark_catalog.one.mt" in caplog.text
+    assert stream.spark.table("one.mt").count() == 10 and stream.spark.table("two.mt").count() == 0
+    for name in ("one.mt", "spark_catalog.one.mt", "`one`.`MT`"):
+        stream.add(1).sink = RecordAccumulator(table=name)
+        assert stream.run(stream.rows()).numbers() == every(stream.files)
+    with pytest.raises(
+        ConfigError, match=r"is that of table spark_catalog\.one\.mt, .*writes to spark_catalog\.two\.mt"
+    ):
+        RecordAccumulator(table="two.mt").write_stream(stream.rows(), checkpoint=str(stream.checkpoint))
+
+
+def test_a_table_that_is_to_be_made_gets_the_schema_of_the_start(stream: Stream, schemas: None) -> None:
+    sink = stream.sink = RecordAccumulator(table="new", **HOUR)
+    query = start(stream, sink)
+    wait_until(lambda: bool(staged_files(stream)), query)
+    stream.spark.sql("USE two")
+    query.stop()
+    query.drain()
+    assert sink.read(stream.spark).count() == stream.spark.table("one.new").count() == 10
+    assert not stream.spark.catalog.tableExists("two.new")
+
+
+def test_a_path_may_be_written_in_another_way_at_a_restart(stream: Stream, here: str) -> None:
+    table = Path(os.getcwd(), here, "table")
+    for path in (f"{here}/table", str(table), *spellings(table)):
+        stream.sink = RecordAccumulator(path=path)
+        assert stream.run(stream.rows()).numbers() == every(stream.files)
+        stream.add(1)
+    claimed = (stream.checkpoint / "staging" / "table").glob("part-*")
+    assert f'"path": "file:{table}"' in next(claimed).read_text()
+
+
+@pytest.mark.parametrize("spelling", [1, 4])
+def test_a_table_that_was_replaced_or_restored_is_told_through_every_spelling_of_its_path(
+    stream: Stream, spelling: int
+) -> None:
+    table = stream.folder / "table"
+    path = [str(table), *spellings(table)][spelling]
+    stream.sink = RecordAccumulator(path=path)
+    stream.run(stream.rows()).add(1).run(stream.rows())
+    other = [str(table), *spellings(table)][(spelling + 3) % 6]
+    stream.spark.sql(f"RESTORE TABLE delta.`{other}` TO VERSION AS OF 0")
+    with pytest.raises(Exception, match=r"TableLostError.*restored to version 0"):
+        stream.add(1).run(stream.rows())
+    stream.spark.sql(f"CREATE OR REPLACE TABLE delta.`{other}` (n bigint, part bigint) USING delta")
+    with pytest.raises(Exception, match=r"TableLostError.*replaced"):
+        stream.run(stream.rows())
+
+
+# --- what is said ----------------------------------------------------------------------------------------------------
+
+
+def test_a_table_that_is_not_there_yet_is_told_by_read(stream: Stream) -> None:
+    sink = accumulator(stream, **HOUR)
+    with pytest.raises(ConfigError, match=r"table .*/table is not there yet: the first drain makes it.*staged=True"):
+        sink.read(stream.spark)
+    query = start(stream, sink)
+    wait_until(lambda: (stream.checkpoint / "commits" / "0").exists(), query)
+    with pytest.raises(ConfigError, match=r"is not there yet"):
+        sink.read(stream.spark)
+    assert sink.read(stream.spark, staged=True).count() == 10
+    query.stop()
+
+
+def test_an_output_mode_that_spark_alone_can_run_is_told_without_the_plan(stream: Stream) -> None:
+    with pytest.raises(ConfigError) as told:
+        counts = stream.rows().groupBy("part").count()
+        RecordAccumulator(path=str(stream.folder / "table")).write_stream(counts, checkpoint=str(stream.checkpoint))
+    assert len(str(told.value)) < 500 and "watermark" in str(told.value)
+    assert told.value.__suppress_context__ and told.value.__cause__ is None, "no plan in the trace"
+
+
+def test_a_table_that_looks_like_another_one_is_told_so(stream: Stream) -> None:
+    columns = ", ".join(f"c{number} int" for number in range(12))
+    path = stream.folder / "table"
+    stream.spark.sql(f"CREATE TABLE delta.`{path}` ({columns}) USING delta")
+    rows = stream.rows().selectExpr("n", "part", *(f"n AS d{number}" for number in range(10)))
+    with pytest.raises(Exception, match=r"has no column of the stream: it looks like another table") as told:
+        RecordAccumulator(path=str(path)).write_stream(rows, checkpoint=str(stream.checkpoint))
+    assert "ADD COLUMNS" not in str(told.value) and "c0, c1, c2" in str(told.value)
+
+
+# --- renamed tables and columns --------------------------------------------------------------------------------------
+
+MAPPED = "TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"
+
+
+def staged_for(stream: Stream, sink: RecordAccumulator, rows: DataFrame | None = None) -> None:
+    """Rows that wait, of a query that was stopped."""
+    before = len(staged_files(stream))
+    query = start(stream, sink, rows)
+    wait_until(lambda: len(staged_files(stream)) > before, query)
+    query.stop()
+
+
+def test_rows_that_wait_go_to_a_column_that_was_renamed(stream: Stream) -> None:
+    """It was a dead end: the table lacks city, and the advice made a second column."""
+    spark, table = stream.spark, stream.folder / "table"
+    columns = "n bigint, part bigint, city string, at struct<x: int, y: int>, list array<struct<z: int>>"
+    spark.sql(f"CREATE TABLE delta.`{table}` ({columns}) USING delta PARTITIONED BY (part) {MAPPED}")
+    values = "concat('c', n) AS city", "struct(1 AS x, 2 AS y) AS at", "array(struct(3 AS z)) AS list"
+    rows = stream.rows().selectExpr("n", "part", *values)
+    stream.sink = RecordAccumulator(path=str(table))
+    stream.run(rows).add(1)
+    stream.sink = RecordAccumulator(path=str(table), **HOUR)
+    staged_for(stream, stream.sink, rows)
+    for old, new in [
+        ("city", "town"), ("town", "`the place`"), ("part", "half"), ("at.x", "lon"), ("list.element.z", "`a.b`"),
+    ]:  # fmt: skip
+        spark.sql(f"ALTER TABLE delta.`{table}` RENAME COLUMN {old} TO {new}")
+    said = r"columns of table .* were renamed: part is half, city is the place now\. .*withColumnsRenamed"
+    with pytest.raises(SchemaMismatchError, match=said):
+        stream.sink.write_stream(rows, checkpoint=str(stream.checkpoint))
+    seen = stream.sink.read(spark, staged=True)
+    assert seen.count() == 20 and seen.columns == ["n", "half", "the place", "at", "list"]
+    new_values = "struct(1 AS lon, 2 AS y) AS at", "array(struct(3 AS `a.b`)) AS list"
+    stream.add(1)
+    stream.run(stream.rows().selectExpr("n", "part AS half", "concat('c', n) AS `the place`", *new_values))
+    found = stream.table()
+    assert stream.numbers() == every(3) and found.columns == seen.columns
+    wrong = found.where("`the place` != concat('c', n) OR half != n % 2 OR at.lon != 1 OR list[0].`a.b` != 3")
+    assert wrong.count() == 0 and found.where("`the place` IS NULL OR half IS NULL OR at.lon IS NULL").count() == 0
+
+
+def test_a_query_that_runs_goes_on_where_a_column_is_renamed(stream: Stream) -> None:
+    spark, table = stream.spark, stream.folder / "table"
+    spark.sql(f"CREATE TABLE delta.`{table}` (n bigint, part bigint, city string) USING delta {MAPPED}")
+    sink = stream.sink = RecordAccumulator(path=str(table), linger="1 second", delivery_timeout="1 minute")
+    query = start(stream, sink, stream.rows().selectExpr("n", "part", "concat('c', n) AS city"))
+    wait_until(lambda: stream.table().count() == 10, query)
+    spark.sql(f"ALTER TABLE delta.`{table}` RENAME COLUMN city TO town")
+    stream.add(2)
+    wait_until(lambda: stream.table().count() == 30, query)
+    query.stop()
+    assert stream.table().where("town = concat('c', n)").count() == 30
+
+
+def test_a_column_that_was_dropped_is_not_taken_for_an_older_one_of_its_name(stream: Stream) -> None:
+    spark, table = stream.spark, stream.folder / "table"
+    spark.sql(f"CREATE TABLE delta.`{table}` (n bigint, part bigint, city string) USING delta {MAPPED}")
+    for change in ("RENAME COLUMN city TO town", "ADD COLUMNS (city string)"):
+        spark.sql(f"ALTER TABLE delta.`{table}` {change}")
+    stream.sink = RecordAccumulator(path=str(table), **HOUR)
+    staged_for(stream, stream.sink, stream.rows().selectExpr("n", "part", "'c' AS city"))
+    spark.sql(f"ALTER TABLE delta.`{table}` DROP COLUMN city")
+    stream.sink = RecordAccumulator(path=str(table))
+    with pytest.raises(SchemaMismatchError, match=r"lacks city, .*ADD COLUMNS \(`city` string\)"):
+        stream.run(stream.rows())
+    spark.sql(f"ALTER TABLE delta.`{table}` ADD COLUMNS (city string)")
+    assert stream.run(stream.rows()).numbers() == every(1)
+    assert stream.table().where("city = 'c' AND town IS NULL").count() == 10
+
+
+@pytest.mark.parametrize("drained", [True, False])
+def test_a_table_that_was_renamed_is_known(stream: Stream, schemas: None, drained: bool) -> None:
+    name = "new" if drained else "mt"
+    stream.sink = RecordAccumulator(table=name)
+    if drained:
+        stream.run(stream.rows()).add(1)  # The first drain makes the table.
+    staged_for(stream, RecordAccumulator(table=name, **HOUR))
+    stream.spark.sql(f"ALTER TABLE {name} RENAME TO two.other")
+    stream.sink = RecordAccumulator(table="two.other")
+    assert stream.run(stream.rows()).numbers() == every(stream.files)
+    location = stream.spark.sql("DESCRIBE DETAIL two.other").first()["location"]
+    stream.add(1).sink = RecordAccumulator(path=location)
+    assert stream.run(stream.rows()).numbers() == every(stream.files), "by its path as well"
+    with pytest.raises(ConfigError, match=r"is that of table "):
+        RecordAccumulator(table="two.mt").write_stream(stream.rows(), checkpoint=str(stream.checkpoint))
+
+
+# --- tables of several queries ---------------------------------------------------------------------------------------
+
+
+def test_a_new_checkpoint_on_a_table_that_another_query_has_filled_is_warned(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream.run(stream.rows())
+    query_id = json.loads((stream.checkpoint / "metadata").read_text())["id"]
+    said = f"was filled by spark_purgatory/{query_id} (1 drains, the last in version 0 at "
+    with caplog.at_level(logging.WARNING):
+        stream.add(1).run(stream.rows())
+        assert "was filled by" not in caplog.text, "its own restart"
+        stream.checkpoint = stream.folder / "second"
+        stream.sink = RecordAccumulator(path=f"file:{stream.folder}/table", shares_table=True)
+        stream.run(stream.rows())
+        assert "was filled by" not in caplog.text, "it is meant"
+        stream.checkpoint = stream.folder / "third"
+        stream.sink = RecordAccumulator(path=f"file:{stream.folder}/table")
+        stream.run(stream.rows())
+    assert said.replace("(1 drains, the last in version 0", "(2 drains, the last in version 1") in caplog.text
+    assert caplog.text.count("spark_purgatory/") == 2 and "give shares_table=True" in caplog.text
+    stream.spark.sql(f"CREATE OR REPLACE TABLE delta.`{stream.folder}/table` (n bigint, part bigint) USING delta")
+    caplog.clear()
+    stream.checkpoint = stream.folder / "fourth"
+    stream.run(stream.rows())
+    assert "was filled by" not in caplog.text, "what they brought is gone"
+
+
+# --- what the session is set to --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["ANSI", "LEGACY", "STRICT"])
+@pytest.mark.parametrize("ansi", ["true", "false"])
+def test_what_is_written_does_not_depend_on_the_session(stream: Stream, policy: str, ansi: str) -> None:
+    """A bigint went into a tinyint as -128 .. 127, and the microseconds of a drain at the end were cut."""
+    spark = stream.spark
+    spark.sql("CREATE OR REPLACE TABLE kinds (n decimal(20, 0), part bigint, small int, at timestamp) USING delta")
+    values = "CAST(part AS tinyint) AS small", "timestamp'2026-01-01 00:00:00.123456' AS at"
+    session = {"spark.sql.storeAssignmentPolicy": policy, "spark.sql.ansi.enabled": ansi}
+    session |= {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MILLIS"}
+    with settings(spark, session):
+        stream.sink = RecordAccumulator(table="kinds")
+        stream.run(stream.rows().selectExpr("n", "part", *values))
+        narrow = stream.rows().selectExpr("n", "part", "part AS small")
+        with pytest.raises(SchemaMismatchError, match=r"other types for small \(bigint, in the table int\)"):
+            stream.sink.write_stream(narrow, checkpoint=str(stream.folder / "second"))
+    found = {(int(row["n"]), row["small"], row["at"].microsecond) for row in stream.table().collect()}
+    assert found == {(n, n % 2, 123456) for n in range(10)}
+    spark.sql("DROP TABLE kinds")
