@@ -39,17 +39,10 @@ from spark_purgatory.spark.sink.staging.stager import Stager
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import NO_VERSION, Commit, History
 from spark_purgatory.spark.sink.table.table_truth import TableState, TableTruth, app_id_of
+from spark_purgatory.spark.storage import storage_errors
 from spark_purgatory.spark.storage.commits import next_batch
 from spark_purgatory.spark.storage.spark_access import settings
-from spark_purgatory.spark.storage.storage_errors import (
-    SPARK_FAULTS,
-    is_interruption,
-    is_lasting,
-    is_of_table,
-    said,
-    state_fault,
-    storage_fault,
-)
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, is_interruption, said, state_fault, storage_fault
 
 LOG = logging.getLogger(__name__)
 DRAIN_QUERY = {
@@ -275,7 +268,7 @@ class Sender:
                     app_id = self.truth.app_id
                     self.target.append(rows, app_id, intent.number, intent.uuid, max_rows, partition_by)
         except SPARK_FAULTS as error:
-            is_of_rows = direct is not None and storage_fault(error) is None and not is_of_table(error)
+            is_of_rows = direct is not None and storage_fault(error) is None and not storage_errors.is_of_table(error)
             if is_interruption(error) or is_of_rows or state_fault(error) is not None:
                 raise
             return replace(_failed(error), is_once=not self.policy.open)
@@ -392,7 +385,9 @@ class Sender:
 
 
 def _failed(error: Exception) -> Failed:
-    return Failed(said(error), is_refused=isinstance(error, AnalysisException), is_lasting=is_lasting(error))
+    return Failed(
+        said(error), is_refused=isinstance(error, AnalysisException), is_lasting=storage_errors.is_lasting(error)
+    )
 
 
 def _by_partition(pieces: Sequence[Piece]) -> tuple[tuple[Piece, ...], ...]:
