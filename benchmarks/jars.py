@@ -1,4 +1,4 @@
-"""Java that the benchmarks compare with: jars through Spark's own package resolution, sources compiled here."""
+"""Java that benchmarks and tests run beside Spark: jars from the registry of Maven, sources compiled here."""
 
 from __future__ import annotations
 
@@ -8,22 +8,42 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-RESOLVED = "resolved.txt"
-"""In the folder of jars: the packages that they were resolved for."""
+RESOLVED = "resolved.xml"
+"""In the folder of jars: the request that they were resolved for."""
 
 
-def resolved(packages: Sequence[str], ivy: Path) -> str:
-    """Class path of the packages (``group:name:version``) and all that they need, downloaded once into ``ivy``."""
+def resolved(packages: Sequence[str], ivy: Path, without: Sequence[str] = ()) -> str:
+    """Class path of the packages (``group:name:version``) and all that they need, downloaded once into ``ivy``.
+
+    ``without`` names modules (``group:name``) that are left out, with what only they need. It is Apache Ivy that
+    resolves them; PySpark brings its jar.
+    """
+    request = _ivy_file(packages, without)
     known = ivy / RESOLVED
-    if not known.exists() or known.read_text(encoding="utf-8").split() != list(packages):
+    if not known.exists() or known.read_text(encoding="utf-8") != request:
         ivy.mkdir(parents=True, exist_ok=True)
-        nothing = ivy / "nothing.py"
-        nothing.write_text("", encoding="utf-8")
-        submit = str(spark_home() / "bin" / "spark-submit")
-        command = [submit, "--packages", ",".join(packages), "--conf", f"spark.jars.ivy={ivy}", str(nothing)]
-        _run(command)
-        known.write_text("\n".join(packages) + "\n", encoding="utf-8")
+        asked = ivy / "asked.xml"
+        asked.write_text(request, encoding="utf-8")
+        [jar] = (spark_home() / "jars").glob("ivy-*.jar")
+        pattern = f"{ivy}/jars/[organisation]_[artifact]-[revision](-[classifier]).[ext]"
+        where = ["-cache", str(ivy / "cache"), "-ivy", str(asked), "-retrieve", pattern, "-sync"]
+        _run(["java", "-jar", str(jar), *where, "-types", "jar", "bundle"])
+        asked.rename(known)
     return f"{ivy}/jars/*"
+
+
+def _ivy_file(packages: Sequence[str], without: Sequence[str]) -> str:
+    wanted = [
+        f'<dependency org="{group}" name="{name}" rev="{version}" conf="default->master,runtime"/>'
+        for group, name, version in (package.split(":") for package in packages)
+    ]
+    left_out = [f'<exclude org="{group}" module="{name}"/>' for group, name in (each.split(":") for each in without)]
+    lines = [*wanted, *left_out]
+    return (
+        '<ivy-module version="2.0"><info organisation="spark_purgatory" module="jars"/>'
+        f'<configurations><conf name="default"/></configurations><dependencies>{"".join(lines)}</dependencies>'
+        "</ivy-module>\n"
+    )
 
 
 def spark_home() -> Path:
