@@ -18,7 +18,7 @@ from spark_purgatory.core.state.blob import HEADER, VERSION
 from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.session import clock_finding, first_cause
-from spark_purgatory.errors import ConfigError, StagingError, StateError
+from spark_purgatory.errors import ConfigError, StagingError, StateError, StateUnreadableError
 from spark_purgatory.spark.checkpoint.shard_states import (
     ShardStates,
     StatePathError,
@@ -28,15 +28,12 @@ from spark_purgatory.spark.checkpoint.shard_states import (
 )
 from spark_purgatory.spark.sink.table.table_claim import claimed_by
 from spark_purgatory.spark.storage.paths import literal
-from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_reach
+from spark_purgatory.spark.storage.storage_errors import RESTORE_STATE, SPARK_FAULTS, without_reach
 
 GOOD_STATE_BYTES = 5_000_000
 """Of a shard: a micro-batch writes the whole state of each shard that it touches (docs/choosing.md)."""
-RESTORE_STATE = (
-    "bring back the checkpoint's folder `state` from a copy, or start with a new checkpoint, which reads the sources "
-    "again"
-)
 CLAIM_FAULTS: tuple[type[Exception], ...] = (StagingError, *SPARK_FAULTS)
+STATE_FAULTS: tuple[type[Exception], ...] = (StateUnreadableError, *SPARK_FAULTS)
 KEPT_SETTINGS = ("spark.sql.streaming.stateStore.providerClass", "spark.sql.shuffle.partitions")
 
 
@@ -46,6 +43,13 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Findin
         states = shard_states(spark, checkpoint)
     except StatePathError as error:
         yield Finding("checkpoint", "its state cannot be read at this path", str(error))
+        return
+    except StateUnreadableError as error:
+        if claim_of(spark, checkpoint):
+            found = f"{checkpoint}: of a RecordAccumulator, without a state"
+            yield note("checkpoint", f"{found}; if its query has a purgatory, {RESTORE_STATE}")
+        else:
+            yield Finding("checkpoint", "its state is gone", str(error))
         return
     except ConfigError as error:
         if claim_of(spark, checkpoint):
@@ -85,8 +89,9 @@ def state_findings(states: ShardStates) -> Iterator[Finding]:
     """Of all shards: format, number of shards, settings, size; each state is read and its checksums compared."""
     try:
         rows = collected(states.whole.mapInArrow(_about_states, "said string"))
-    except SPARK_FAULTS as error:
-        yield Finding("state", first_cause(error), without_reach(error) or RESTORE_STATE)
+    except STATE_FAULTS as error:
+        cause = error.__cause__ or error
+        yield Finding("state", first_cause(cause), without_reach(cause) or RESTORE_STATE)
         return
     shards = [json.loads(row["said"]) for row in rows]
     damaged = [shard["error"] for shard in shards if "error" in shard]

@@ -202,7 +202,7 @@ def test_lost_and_damaged_state_files_are_found(spark: SparkSession, landing: La
     for file in landing.checkpoint.glob("state/0/*/.*.crc"):
         file.unlink()
     found = wrong(checkpoint_findings(spark.newSession(), str(landing.checkpoint)))
-    assert "bring back the checkpoint's folder `state`" in found["state"].remedy
+    assert "bring back the checkpoint's folder 'state'" in found["state"].remedy
 
 
 @pytest.mark.spark

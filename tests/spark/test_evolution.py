@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, check_checkpoint, criteria, pending
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.errors import ConfigError, StateCorruptError, StateMismatchError
+from spark_purgatory.errors import StateCorruptError, StateMismatchError, StateUnreadableError
 from spark_purgatory.spark.checkpoint import start_check
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.payload_states import saved, spec_of
@@ -298,7 +298,7 @@ def test_a_checkpoint_that_is_new_or_another_querys(spark: SparkSession, landing
     plain = tmp_path / "plain"
     writer = landing.frames(spark)[0].writeStream.format("noop").option("checkpointLocation", str(plain))
     writer.trigger(availableNow=True).start().awaitTermination()
-    with pytest.raises(ConfigError, match="holds the state of nothing and of no purgatory"):
+    with pytest.raises(StateUnreadableError, match=r"no state of any query: .* name the checkpoint"):
         check_checkpoint(spark, str(plain), outcomes)
 
 

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_purgatory import gauges
 from spark_purgatory.core.state.blob import read_blob, read_metadata
-from spark_purgatory.errors import ConfigError, StateCorruptError
+from spark_purgatory.errors import ConfigError, StateCorruptError, StateUnreadableError
 from spark_purgatory.schema import COUNTERS
 from tests.support.connect_runs import land, run_child
 from tests.support.golden_states import GOLDEN, GOLDEN_SHARDS
@@ -82,7 +82,7 @@ def test_gauges_find_the_purgatory_beside_other_state_and_refuse_a_checkpoint_wi
     ):
         gauges(spark, alone)
     stateless = run_to_the_end(operations, "stateless")
-    with pytest.raises(ConfigError, match="holds the state of nothing and of no purgatory"):
+    with pytest.raises(StateUnreadableError, match=r"no state of any query: .* name the checkpoint"):
         gauges(spark, stateless)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -24,9 +25,9 @@ from spark_purgatory import (
     pending,
 )
 from spark_purgatory.doctor.checkpoint import checkpoint_findings
-from spark_purgatory.errors import ConfigError
+from spark_purgatory.errors import ConfigError, StateUnreadableError
 from tests.support.stream_rows import at, event, operation, purgatory
-from tests.support.streams import Landing
+from tests.support.streams import Host, Landing
 
 pytestmark = pytest.mark.spark
 
@@ -213,3 +214,40 @@ def test_where_nothing_waits_the_columns_are_there_and_no_row(spark: SparkSessio
     nothing = pending(spark, str(landing.checkpoint))
     assert nothing.columns[:2] == ["id", "key"] and "remaining_ms" in nothing.columns
     assert nothing.where("id = 'a'").count() == 0
+
+
+STATE_LOSSES: dict[str, Callable[[Path], None]] = {
+    "gone": shutil.rmtree,
+    "empty": lambda state: [shutil.rmtree(folder) for folder in state.iterdir()] and None,
+    "of an operator without anything": lambda state: shutil.rmtree(state / "0") or (state / "0").mkdir(),
+    "of a shard gone": lambda state: shutil.rmtree(state / "0" / "0"),
+    "without files": lambda state: [f.unlink() for f in (state / "0" / "0").rglob("*") if f.is_file()] and None,
+}
+
+
+@pytest.mark.parametrize("host", ["applyInPandasWithState", "transformWithState"])
+def test_a_state_that_is_gone_is_an_error_of_the_state_with_its_remedy(
+    spark: SparkSession, tmp_path: Path, host: Host
+) -> None:
+    before = str(spark.conf.get(STORE))
+    spark.conf.set(STORE, ROCKSDB)
+    try:
+        landing = Landing(tmp_path).add([operation("a"), operation("b")], [event("x", 1)])
+        asked = purgatory(host=host)
+        landing.run(spark, asked)
+        outcomes = asked.resolve(*landing.frames(spark))
+        for name, lose in STATE_LOSSES.items():
+            checkpoint = tmp_path / name
+            shutil.copytree(landing.checkpoint, checkpoint)
+            lose(checkpoint / "state")
+            for call in (
+                lambda checkpoint: pending(spark, checkpoint).collect(),
+                lambda checkpoint: gauges(spark, checkpoint),
+                lambda checkpoint: check_checkpoint(spark, checkpoint, outcomes),
+            ):
+                with pytest.raises(StateUnreadableError, match=r"(?i)bring back .* folder 'state'"):
+                    call(str(checkpoint))
+            found = list(checkpoint_findings(spark, str(checkpoint)))
+            assert any("'state' from a copy" in f"{each.remedy}" for each in found), (name, found)
+    finally:
+        spark.conf.set(STORE, before)

@@ -18,10 +18,11 @@ from pyspark.sql import Column, DataFrame, DataFrameReader, Row, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.core.state.shard_state import ShardState
-from spark_purgatory.errors import ConfigError
+from spark_purgatory.errors import ConfigError, StateUnreadableError
 from spark_purgatory.spark.storage.commits import committed_batches
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import settings
+from spark_purgatory.spark.storage.storage_errors import RESTORE_STATE, state_fault
 
 BLOB_HOST = "applyInPandasWithState"
 OPERATORS = {
@@ -66,17 +67,22 @@ def collected(frame: DataFrame) -> list[Row]:
     """The rows of a function that ``mapInArrow`` runs over whole states.
 
     Without a limit Spark puts 10,000 rows into an Arrow batch, and whole states of one task may have more bytes than
-    the 2 GiB that its column holds.
+    the 2 GiB that its column holds. Raises StateUnreadableError where files of the state are missing or damaged.
     """
-    with settings(frame.sparkSession, STATE_BATCHES):
-        return frame.collect()
+    try:
+        with settings(frame.sparkSession, STATE_BATCHES):
+            return frame.collect()
+    except PySparkException as error:
+        if (fault := state_fault(error)) is not None:
+            raise fault from error
+        raise
 
 
 def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = None) -> ShardStates | None:
     """The states after a micro-batch, by default the latest that is committed; None before the first.
 
     Raises ConfigError where there is no checkpoint, where its query has no purgatory, where it does not keep the
-    micro-batch, and where Spark cannot read state at such a path.
+    micro-batch, and where Spark cannot read state at such a path; StateUnreadableError where the state is gone.
     """
     # The reader needs the driver's coordinator of state stores, which is made when streams are first asked for: in a
     # session that has not streamed yet it fails with RpcEndpointNotFoundException.
@@ -96,6 +102,8 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
         whole, heads = _of_blob_host(reader, checkpoint) if operator == BLOB_HOST else _of_log_host(reader, checkpoint)
         _ = heads.schema  # Spark Connect asks the server here
     except PySparkException as error:
+        if (fault := state_fault(error)) is not None:
+            raise fault from error
         if error.getCondition() != "STDS_COMMITTED_BATCH_UNAVAILABLE" or not ENCODED.search(checkpoint):
             raise
         raise StatePathError(
@@ -155,8 +163,14 @@ def _operator(spark: SparkSession, checkpoint: str) -> tuple[str, int]:
     """
     rows = spark.read.format("state-metadata").load(checkpoint).select("operatorId", "operatorName").collect()
     found = [(row["operatorName"], int(row["operatorId"])) for row in rows if row["operatorName"] in OPERATORS]
+    if not rows:
+        raise StateUnreadableError(
+            f"checkpoint={checkpoint!r} has committed micro-batches and no state of any query: its folder 'state' is "
+            f"gone or empty: {RESTORE_STATE}. If its query never had a purgatory, name the checkpointLocation of the "
+            "query that writes the purgatory's outcomes"
+        )
     if not found:
-        names = ", ".join(row["operatorName"] for row in rows) or "nothing"
+        names = ", ".join(row["operatorName"] for row in rows)
         raise ConfigError(
             f"checkpoint={checkpoint!r} holds the state of {names} and of no purgatory: name the checkpointLocation of "
             "the query that writes the purgatory's outcomes"

@@ -60,7 +60,15 @@ DAMAGED_ROW = "spark_purgatory: a staged row differs from its hash"
 _UNREADABLE = re.compile(r"\b(?:FAILED_READ_FILE|CANNOT_READ_FILE_FOOTER|FILE_NOT_EXIST|PARQUET_\w+)\b")
 _PARQUET = re.compile(r"org\.apache\.parquet\.|is not a Parquet file|parquet\.io\.|ParquetDecodingException")
 _FILE_PATH = re.compile(r"[\w./+=:%-]*/staging/[\w./+=:%-]*part-\d+-[\w.-]+\.parquet")
-_STATE = re.compile(r"CANNOT_LOAD_STATE_STORE|\bStateStoreId\b|FAILED_TO_READ_(?:DELTA|SNAPSHOT)_FILE|/state/\d+/\d+/")
+_STATE = re.compile(
+    r"CANNOT_LOAD_STATE_STORE|STDS_FAILED_TO_READ_(?:STATE_SCHEMA|OPERATOR_METADATA)"
+    r"|\bStateStoreId\b|FAILED_TO_READ_(?:DELTA|SNAPSHOT)_FILE|/state/\d+/\d+/"
+)
+RESTORE_STATE = (
+    "bring back the checkpoint's folder 'state' from a copy, or start with a new checkpoint, which reads the sources "
+    "again"
+)
+"""What to do where a query's state is missing or damaged."""
 
 
 def is_interruption(error: BaseException) -> bool:
@@ -166,10 +174,7 @@ def state_fault(error: BaseException) -> StateError | None:
     found = _STATE.search(str(error))
     if found is None or is_interruption(error):
         return None
-    remedy = without_reach(error) or (
-        "bring the missing or damaged files of the checkpoint's folder 'state' back from a copy, or start with a new "
-        "checkpoint, which reads the sources again"
-    )
+    remedy = without_reach(error) or RESTORE_STATE
     return StateUnreadableError(
         f"the state of the query cannot be read from its checkpoint: {said(error)}. Nothing was lost and nothing was "
         f"staged. {remedy[0].upper()}{remedy[1:]}"
