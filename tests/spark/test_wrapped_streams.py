@@ -5,6 +5,7 @@ A purgatory whose watermark cannot move gives no outcome, and Spark raises no er
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import reduce
@@ -123,11 +124,13 @@ REFUSED: dict[str, tuple[Wrap, str]] = {
         "operations: column 'created' already has a watermark",
     ),
     "window": (windowed, "operations: the stream comes out of an aggregation"),
-    "dropDuplicates": (lambda frame: frame.dropDuplicates(["id"]), "comes out of dropDuplicates, .* is DUPLICATE"),
-    "distinct": (lambda frame: viewed(frame).sparkSession.sql("select distinct * from wrapped"), "comes out of "),
+    "distinct in SQL": (
+        lambda frame: viewed(frame).sparkSession.sql("select distinct * from wrapped"),
+        "comes out of ",
+    ),
     "dropDuplicatesWithinWatermark": (
         lambda frame: watermarked(frame).dropDuplicatesWithinWatermark(["id"]),
-        "comes out of dropDuplicatesWithinWatermark",
+        "comes out of dropDuplicatesWithinWatermark, .* is DUPLICATE",
     ),
     "join of two streams": (joined_streams, "comes out of a join of two streams"),
     "a purgatory on one host": (
@@ -173,6 +176,15 @@ def test_streams_that_keep_no_state_may_be_wrapped_in_every_way(
     assert {row["status"] for row in rows} == {"COMPLETED", "EXPIRED"}
 
 
+@pytest.mark.parametrize("host", HOSTS)
+def test_state_that_waits_for_no_watermark_may_come_before(spark: SparkSession, tmp_path: Path, host: Host) -> None:
+    operations, events = landed(tmp_path).frames(spark)
+    operations = operations.distinct().dropDuplicates(["id"]).limit(100)
+    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
+        rows = outcomes(spark, purgatory(host=host).resolve(operations, events.dropDuplicates(["key"])), tmp_path)
+    assert Counter(row["status"] for row in rows) == {"COMPLETED": 5, "EXPIRED": 5}
+
+
 def every_event(frame: DataFrame) -> DataFrame:
     ways = (way for name, way in STATELESS.items() if name not in ("columns computed anew", "union"))
     return reduce(lambda wrapped, way: way(wrapped), ways, frame)
@@ -197,7 +209,10 @@ def test_completions_are_looked_at_too(spark: SparkSession, tmp_path: Path) -> N
             events.withWatermark("time", "1 minute").select("key", "time", "value"),
             r"completions: column 'time' already",
         ),
-        (events.dropDuplicates(["key"]), r"completions: the stream comes out of dropDuplicates"),
+        (
+            events.withWatermark("time", "1 minute").dropDuplicatesWithinWatermark(["key"]),
+            r"completions: the stream comes out of dropDuplicatesWithinWatermark",
+        ),
     ):
         with pytest.raises(ConfigError, match=said):
             purgatory().resolve(operations, every_event(frame))

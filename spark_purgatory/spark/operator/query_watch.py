@@ -1,7 +1,8 @@
 """Warnings about a running query that its rows alone can show: a watermark that does not move, and many late rows.
 
 `Purgatory.resolve` adds one listener to the session. Spark reports each micro-batch to it, with the counters of every
-purgatory in the query. Each warning comes once for a query.
+purgatory in the query. Each warning comes once for a query. Not under Spark Connect: a listener there is a thread of
+the client that keeps its process alive until the listener is removed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import logging
 from typing import Any
 from weakref import WeakSet
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, is_remote
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from spark_purgatory.config import PurgatoryOptions
@@ -39,7 +40,7 @@ NO_WATERMARK = "1970-01-01T00:00:00.000Z"
 def watch(options: PurgatoryOptions, stream: DataFrame) -> None:
     """Have the session's queries watched, and warn of a setting that keeps deadlines from firing."""
     spark = stream.sparkSession
-    if spark not in _sessions:
+    if not is_remote() and spark not in _sessions:
         _sessions.add(spark)
         spark.streams.addListener(_watch)
     if runs_only_with_rows(spark) and not _ticks(options):

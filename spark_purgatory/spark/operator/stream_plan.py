@@ -36,23 +36,21 @@ OBSERVED = re.compile(r" (.*?), \[coalesce\(sum\(received#")
 ALIAS = "spark_purgatory_"
 STATEFUL = {
     "Aggregate": "an aggregation (groupBy, or a window)",
-    "Deduplicate": "dropDuplicates",
     "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
     "Distinct": "distinct",
     "Join": "a join of two streams",
-    "GlobalLimit": "limit",
     "FlatMapGroupsWithState": "flatMapGroupsWithState",
     "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
     "TransformWithState": "transformWithState",
     "TransformWithStateInPandas": "transformWithStateInPandas",
     "TransformWithStateInPySpark": "transformWithState",
 }
-"""Spark's stateful operators, as the plan calls them and as users do."""
-INSTEAD = {
-    "Deduplicate": "; duplicates need none: an id that comes again is DUPLICATE, completions.event_id counts an event "
-    "once"
-}
-INSTEAD |= dict.fromkeys(("DeduplicateWithinWatermark", "Distinct"), INSTEAD["Deduplicate"])
+"""Spark's stateful operators that may wait for a watermark, as the plan calls them and as users do. dropDuplicates
+and limit keep state and wait for none: behind them a purgatory has its outcomes in time."""
+INSTEAD = dict.fromkeys(
+    ("DeduplicateWithinWatermark", "Distinct"),
+    "; duplicates need none: an id that comes again is DUPLICATE, completions.event_id counts an event once",
+)
 
 
 @dataclass(frozen=True)
