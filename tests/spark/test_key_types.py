@@ -13,10 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory import Completions, Operations, Purgatory, criteria
-from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
-from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.core.state.engine_snapshot import restore, save
-from spark_purgatory.errors import ConfigError, StateMismatchError
+from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.key_types import key_text
 from spark_purgatory.spark.storage.spark_access import settings
 
@@ -235,14 +232,6 @@ def test_a_checkpoint_keeps_instants_when_the_zone_of_the_session_changes(spark:
             StreamingQueryException, match=r"timestamps as keys or ids: .* in UTC of operations\.keys, the"
         ):
             run(["a"], ["w"], "cast(key_us as string)")
-
-
-def test_a_checkpoint_that_kept_timestamps_as_the_sessions_text_is_refused_by_name() -> None:
-    then = EngineSpec(criteria.any_key(), event_ids=True)
-    blob = save(EventTimePurgatory(then), 1)
-    with pytest.raises(StateMismatchError, match=r"of a release that kept such timestamps as text in the session's"):
-        restore(replace(then, utc_fields="operations.id"), blob, 1)
-    assert restore(then, blob, 1).pending == 0, "all others are read as before"
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory import (
+    TRANSFORM_WITH_STATE_SETTINGS,
     Completions,
     Operations,
     Purgatory,
@@ -26,6 +27,7 @@ from spark_purgatory import (
 )
 from spark_purgatory.doctor.checkpoint import checkpoint_findings
 from spark_purgatory.errors import ConfigError, StateUnreadableError
+from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.stream_rows import at, event, operation, purgatory
 from tests.support.streams import Host, Landing
 
@@ -229,15 +231,13 @@ STATE_LOSSES: dict[str, Callable[[Path], None]] = {
 def test_a_state_that_is_gone_is_an_error_of_the_state_with_its_remedy(
     spark: SparkSession, tmp_path: Path, host: Host
 ) -> None:
-    before = str(spark.conf.get(STORE))
-    spark.conf.set(STORE, ROCKSDB)
-    try:
+    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
         landing = Landing(tmp_path).add([operation("a"), operation("b")], [event("x", 1)])
         asked = purgatory(host=host)
         landing.run(spark, asked)
         outcomes = asked.resolve(*landing.frames(spark))
         for name, lose in STATE_LOSSES.items():
-            checkpoint = tmp_path / name
+            checkpoint = tmp_path / name.replace(" ", "_")
             shutil.copytree(landing.checkpoint, checkpoint)
             lose(checkpoint / "state")
             for call in (
@@ -249,5 +249,3 @@ def test_a_state_that_is_gone_is_an_error_of_the_state_with_its_remedy(
                     call(str(checkpoint))
             found = list(checkpoint_findings(spark, str(checkpoint)))
             assert any("'state' from a copy" in f"{each.remedy}" for each in found), (name, found)
-    finally:
-        spark.conf.set(STORE, before)

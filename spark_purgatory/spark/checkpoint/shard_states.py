@@ -22,7 +22,7 @@ from spark_purgatory.errors import ConfigError, StateUnreadableError
 from spark_purgatory.spark.storage.commits import committed_batches
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import settings
-from spark_purgatory.spark.storage.storage_errors import RESTORE_STATE, state_fault
+from spark_purgatory.spark.storage.storage_errors import RESTORE_STATE, SPARK_FAULTS, state_fault
 
 BLOB_HOST = "applyInPandasWithState"
 OPERATORS = {
@@ -72,7 +72,7 @@ def collected(frame: DataFrame) -> list[Row]:
     try:
         with settings(frame.sparkSession, STATE_BATCHES):
             return frame.collect()
-    except PySparkException as error:
+    except SPARK_FAULTS as error:
         if (fault := state_fault(error)) is not None:
             raise fault from error
         raise

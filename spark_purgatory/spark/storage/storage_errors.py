@@ -62,6 +62,7 @@ _PARQUET = re.compile(r"org\.apache\.parquet\.|is not a Parquet file|parquet\.io
 _FILE_PATH = re.compile(r"[\w./+=:%-]*/staging/[\w./+=:%-]*part-\d+-[\w.-]+\.parquet")
 _STATE = re.compile(
     r"CANNOT_LOAD_STATE_STORE|STDS_FAILED_TO_READ_(?:STATE_SCHEMA|OPERATOR_METADATA)"
+    r"|Partition should start with 0"  # folders of state partitions are missing
     r"|\bStateStoreId\b|FAILED_TO_READ_(?:DELTA|SNAPSHOT)_FILE|/state/\d+/\d+/"
 )
 RESTORE_STATE = (
