@@ -9,38 +9,87 @@ import logging
 import shutil
 import traceback
 from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import RecordAccumulator
 from tests.support.sink_queries import HOUR, start, wait_until
-from tests.support.sink_streams import Stream
+from tests.support.sink_streams import ROWS_A_FILE, Stream
 
 pytestmark = pytest.mark.spark
 
-VALUES = """7712338561123L + n AS l; 7712338561.5D AS d; 7712338.56BD AS de;
-    concat('canary''O''Brien "7f3a" ', n) AS text; date'7712-03-08' AS da;
-    timestamp'7712-03-08 05:06:07.712338' AS at; CAST('canary' AS binary) AS raw;
-    named_struct('s', 'canary') AS st; array('canary', '[CANARY_7F3A] x') AS ar; map('canary', 7712338) AS m;
-    concat('canary=7f3a ', part) AS p"""
-CANARIES = ("canary", "7712338", "7712-03-08", "63616e617279", "O'Brien", "Brien", "CANARY_7F3A")
+MARK = "kanarie"
+CANARIES = (MARK, "7712338", "7712-03-08", MARK.encode().hex(), "O'Brien", "Brien", "KANARIE_7F3A")
+SCHEMA = pa.schema(
+    {
+        "n": pa.int64(),
+        "l": pa.int64(),
+        "d": pa.float64(),
+        "de": pa.decimal128(9, 2),
+        "text": pa.string(),
+        "da": pa.date32(),
+        "at": pa.timestamp("us", "UTC"),
+        "raw": pa.binary(),
+        "st": pa.struct({"s": pa.string()}),
+        "ar": pa.list_(pa.string()),
+        "m": pa.map_(pa.string(), pa.int32()),
+        "p": pa.string(),
+    }
+)
+DDL = """n bigint, l bigint, d double, de decimal(9, 2), text string, da date, at timestamp, raw binary,
+    st struct<s: string>, ar array<string>, m map<string, int>, p string"""
 SHORT = {"linger": "1 second", "delivery_timeout": "1 second", "retry_backoff": "200 ms", "max_block": "1 second"}
 DIRECT = {"batch_size": "1 byte", **HOUR}
+
+
+def canaries(n: int) -> dict[str, Any]:
+    """A row; its values are in no plan, so Spark's own errors about a query do not show them."""
+    return {
+        "n": n,
+        "l": 7712338561123 + n,
+        "d": 7712338561.5,
+        "de": Decimal("7712338.56"),
+        "text": f"{MARK}'O'Brien \"7f3a\" {n}",
+        "da": date(7712, 3, 8),
+        "at": datetime(7712, 3, 8, 5, 6, 7, 712338, tzinfo=UTC),
+        "raw": MARK.encode(),
+        "st": {"s": MARK},
+        "ar": [MARK, "[KANARIE_7F3A] x"],
+        "m": [(MARK, 7712338)],
+        "p": f"{MARK}=7f3a {n % 2}",
+    }
+
+
+class CanaryStream(Stream):
+    """Files of canaries."""
+
+    def add(self, files: int) -> Stream:
+        first = self.files
+        super().add(files)
+        for file in range(first, self.files):
+            rows = [canaries(file * ROWS_A_FILE + n) for n in range(ROWS_A_FILE)]
+            pq.write_table(pa.Table.from_pylist(rows, SCHEMA), self.folder / "in" / f"{file:03d}.parquet")
+        return self
 
 
 class Scene:
     """A stream of canaries, and all that the sink has told of it."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self.stream = Stream(spark, folder).add(1)
+        self.stream = CanaryStream(spark, folder).add(1)
         self.table = folder / "table"
         self.told: list[str] = []
 
     def rows(self) -> DataFrame:
-        return self.stream.rows().selectExpr("n", *(" ".join(value.split()) for value in VALUES.split(";")))
+        reader = self.stream.spark.readStream.schema(DDL).option("maxFilesPerTrigger", 1)
+        return reader.parquet(str(self.stream.folder / "in"))
 
     def sql(self, statement: str) -> None:
         self.stream.spark.sql(statement.replace("TABLE t ", f"TABLE delta.`{self.table}` "))
@@ -80,7 +129,8 @@ class Scene:
 
 def a_check(scene: Scene, **options: Any) -> str:
     scene.run()
-    scene.sql("ALTER TABLE t ADD CONSTRAINT few CHECK (l < 0 OR text IS NULL OR d < 0 OR de < 0 OR m IS NULL)")
+    few = f"n < {ROWS_A_FILE} OR l < 0 OR text IS NULL OR d < 0 OR de < 0 OR m IS NULL"
+    scene.sql(f"ALTER TABLE t ADD CONSTRAINT few CHECK ({few})")
     scene.stream.add(3)
     scene.run(**{**SHORT, **options})
     return "DELTA_VIOLATE_CONSTRAINT_WITH_VALUES"
@@ -140,13 +190,22 @@ def a_partition_value_too_long(scene: Scene) -> str:
     return "a value of partition column 1"
 
 
-def a_staged_file_that_is_damaged(scene: Scene) -> str:
+def a_staged_row_that_was_changed(scene: Scene) -> str:
     scene.stage()
     file = scene.staged()[0]
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 255
-    file.write_bytes(data)
-    file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+    rows = pq.ParquetFile(file).read()
+    changed = pa.array([f"{MARK} {n}" for n in range(rows.num_rows)])
+    file.with_name(f".{file.name}.crc").unlink()
+    pq.write_table(rows.set_column(rows.schema.get_field_index("text"), "text", changed), file)
+    scene.run()
+    return "the values of a row differ from their hash"
+
+
+def a_staged_file_that_was_cut(scene: Scene) -> str:
+    scene.stage()
+    file = scene.staged()[0]
+    file.with_name(f".{file.name}.crc").unlink()
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     scene.run()
     return "StagingError"
 
@@ -168,7 +227,8 @@ def a_log_entry_that_is_damaged(scene: Scene) -> str:
 
 def a_table_that_was_replaced(scene: Scene) -> str:
     scene.run()
-    scene.sql("CREATE OR REPLACE TABLE t (n bigint) USING delta")
+    shutil.rmtree(scene.table)
+    scene.sql("CREATE TABLE t (other bigint) USING delta")
     scene.stream.add(1)
     scene.run()
     return "looks like another table"
@@ -192,7 +252,8 @@ SCENES: list[Callable[[Scene], str]] = [
     a_partition_folder_that_cannot_be_made,
     a_row_too_large,
     a_partition_value_too_long,
-    a_staged_file_that_is_damaged,
+    a_staged_row_that_was_changed,
+    a_staged_file_that_was_cut,
     a_staged_file_that_is_gone,
     a_log_entry_that_is_damaged,
     a_table_that_was_replaced,
@@ -207,7 +268,8 @@ def test_no_error_and_no_log_line_of_the_sink_shows_a_row(
     scene = Scene(spark, tmp_path)
     with caplog.at_level(logging.DEBUG, logger="spark_purgatory"):
         expected = play(scene)
-    told = "\n".join([*scene.told, *(record.getMessage() for record in caplog.records if "purgatory" in record.name)])
+    log = [logging.Formatter().format(record) for record in caplog.records if "purgatory" in record.name]
+    told = "\n".join([*scene.told, *log])
     assert expected in told, told[-3000:]
     leaks = [line for line in told.splitlines() if any(canary in line for canary in CANARIES)]
     assert not leaks, leaks[:5]

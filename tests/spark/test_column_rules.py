@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -132,30 +133,57 @@ INEXACT = """smallint tinyint; int smallint; bigint int; bigint tinyint; int flo
     double decimal(38,9); decimal(5,2) decimal(5,1); decimal(5,2) decimal(5,3); decimal(3,0) tinyint;
     decimal(19,0) bigint; decimal(5,2) bigint; decimal(5,2) double; decimal(5,0) float"""
 ENDS = """-128 127 99 12.34 32767 -32768 9999 2147483647 -2147483648 16777217 9223372036854775807 -9223372036854775808
-    999999999999999999 999.99 0.1 -0.5 1e38"""
+    999999999999999999 9999999999999999999 999.99 0.1 -0.5 1e38"""
+
+
+def numbers(spark: SparkSession, pairs: Sequence[str]) -> DataFrame:
+    """A table ``numbers`` with a column for each pair's second type; returns rows of the ends of each first type."""
+    staged, there = zip(*(pair.split(" ") for pair in pairs), strict=True)
+    spark.sql(
+        f"CREATE OR REPLACE TABLE numbers ({', '.join(f'c{i} {kind}' for i, kind in enumerate(there))}) USING delta"
+    )
+    rows = (
+        "SELECT " + ", ".join(f"try_cast({value} AS {kind}) AS c{i}" for i, kind in enumerate(staged))
+        for value in ENDS.split()
+    )
+    return spark.sql(" UNION ALL ".join(rows))
+
+
+def values_of(rows: DataFrame) -> list[set[object]]:
+    """Of each column the values."""
+    return [set(column) for column in zip(*rows.collect(), strict=True)]
 
 
 @pytest.mark.spark
 def test_numbers_go_into_a_table_by_name_where_no_setting_of_the_session_can_change_them(spark: SparkSession) -> None:
-    """Every policy, ANSI or not: the values that a type has go through unchanged where the rules let them, and where
-    they do not, some policy changes one, refuses one, or refuses the types.
-    """
-    policies = [(policy, ansi) for policy in ("ANSI", "LEGACY", "STRICT") for ansi in ("true", "false")]
-    for pair in listed(EXACT) + listed(INEXACT):
-        staged, there = pair.split(" ")
-        is_exact = pair in listed(EXACT)
-        kinds = [T.DataType.fromDDL(kind) for kind in (staged, there)]
-        assert bool(list(changed(*kinds, "c", Taking(casts=True)))) != is_exact, pair
-        values = " UNION ALL ".join(f"SELECT try_cast({value} AS {staged}) AS c" for value in ENDS.split())
-        rows = spark.sql(values).where("c IS NOT NULL").distinct()
-        expected = {row["c"] for row in rows.collect()}
-        told = set()
-        for policy, ansi in policies:
-            spark.sql(f"CREATE OR REPLACE TABLE numbers (c {there}) USING delta")
-            merge = {"spark.databricks.delta.schema.autoMerge.enabled": ansi}
-            with settings(spark, {"spark.sql.storeAssignmentPolicy": policy, "spark.sql.ansi.enabled": ansi, **merge}):
-                told.add(refusal(rows, "numbers") or {row["c"] for row in spark.table("numbers").collect()} == expected)
-        assert (told == {True}) == is_exact, (pair, told)
+    """Every policy, ANSI or not: the values that a type has go through unchanged."""
+    pairs = listed(EXACT)
+    for pair in pairs:
+        staged, there = (T.DataType.fromDDL(kind) for kind in pair.split(" "))
+        assert list(changed(staged, there, "c", Taking(casts=True))) == [], pair
+    for policy, ansi in product(("ANSI", "LEGACY", "STRICT"), ("true", "false")):
+        rows = numbers(spark, pairs)
+        expected = values_of(rows)
+        merge = {"spark.databricks.delta.schema.autoMerge.enabled": ansi}
+        with settings(spark, {"spark.sql.storeAssignmentPolicy": policy, "spark.sql.ansi.enabled": ansi, **merge}):
+            assert refusal(rows, "numbers") == "", (policy, ansi)
+            found = values_of(spark.table("numbers"))
+        assert [pair for pair, *both in zip(pairs, found, expected, strict=True) if both[0] != both[1]] == []
+    spark.sql("DROP TABLE numbers")
+
+
+@pytest.mark.spark
+def test_numbers_that_some_setting_of_the_session_changes_or_refuses_go_into_no_table(spark: SparkSession) -> None:
+    """The strictest policy refuses the types or a value, or changes one: the rules keep nothing out without need."""
+    pairs = listed(INEXACT)
+    rows = numbers(spark, pairs)
+    expected = values_of(rows)
+    with settings(spark, {"spark.sql.storeAssignmentPolicy": "STRICT", "spark.sql.ansi.enabled": "true"}):
+        for i, pair in enumerate(pairs):
+            staged, there = (T.DataType.fromDDL(kind) for kind in pair.split(" "))
+            assert list(changed(staged, there, "c", Taking(casts=True))), pair
+            said = refusal(rows.select(f"c{i}"), "numbers")
+            assert said or values_of(spark.table("numbers").select(f"c{i}"))[0] - {None} != expected[i] - {None}, pair
     spark.sql("DROP TABLE numbers")
 
 

@@ -184,7 +184,7 @@ def test_a_checkpoint_that_is_right_says_where_the_query_stands(spark: SparkSess
     assert "is committed; host='applyInPandasWithState'" in found["checkpoint"].found
     assert found["watermark"].found.startswith("2024-05-01 12:40:00 UTC")
     assert found["shards"].found == "shards=3; 3 have a state"
-    assert found["state format"].found == "version 2"
+    assert found["state format"].found == "version 1"
     assert "criterion=any_key" in found["settings of the query"].found
     assert "emit=early" in found["settings of the query"].found
     assert found["pending"].found == "19 operations"
@@ -216,7 +216,7 @@ def test_a_clock_that_is_wrong_shows_in_the_times_of_files(spark: SparkSession, 
 
 def test_a_state_with_a_changed_bit_says_so_and_a_large_one_is_noted() -> None:
     blob = bytearray(GOLDEN.read_bytes())
-    assert _about_state(ShardState(bytes(blob)))["version"] == 2
+    assert _about_state(ShardState(bytes(blob)))["version"] == 1
     blob[HEADER_BYTES + 9] ^= 4
     assert "does not match its checksum" in _about_state(ShardState(bytes(blob)))["error"]
     assert [size_finding([10, size], "applyInPandasWithState").status for size in (20, 6_000_000)] == ["ok", "note"]

@@ -76,11 +76,14 @@ def _checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, ch
             )
         _check_place(spark, target, folder)
     else:
+        check_features(spark, str(target), target.merge_place, facts.features)
+        there = target.read(spark).schema
+        _check_renamed(spark, target, schema, there)
         special = SpecialColumns()
         if SPECIAL_FEATURES & set(facts.features):
-            special = special_columns(spark, target.merge_place, target.read(spark).columns, schema.names)
+            special = special_columns(spark, target.merge_place, there.names, schema.names)
         partition_by = _of_table(spark, options, schema, facts, special)
-        _check_table(spark, target, schema, facts, special)
+        _check_table(spark, target, schema, there, facts, special)
         if not (bound.has_begun or options.shares_table):
             _warn_of_others(spark, target, checkpoint)
     return replace(bound.options, partition_by=partition_by)
@@ -206,17 +209,8 @@ def _check_new_columns(
         raise ConfigError(f"table {target} cannot hold the stream: {'; '.join(reasons)}. Nothing was started")
 
 
-def _check_table(
-    spark: SparkSession,
-    target: DeltaTarget,
-    schema: T.StructType,
-    facts: TableFacts,
-    special: SpecialColumns,
-) -> None:
-    """A table that is there: its protocol, and its columns beside the stream's."""
-    place = target.table or f"delta.`{str(target.path).replace('`', '``')}`"
-    check_features(spark, str(target), place, facts.features)
-    there = target.read(spark).schema
+def _check_renamed(spark: SparkSession, target: DeltaTarget, schema: T.StructType, there: T.StructType) -> None:
+    """Raise SchemaMismatchError if the stream has columns under names that the table's had before."""
     renamed = followed(spark, target.place, schema, there)
     if moved := [f"{old} is {new}" for old, new in zip(schema.names, renamed.names, strict=True) if old != new]:
         raise SchemaMismatchError(
@@ -224,6 +218,17 @@ def _check_table(
             "stream as well: withColumnsRenamed, behind resolve() if there is one. Rows that are staged go to the "
             "renamed columns by themselves"
         )
+
+
+def _check_table(
+    spark: SparkSession,
+    target: DeltaTarget,
+    schema: T.StructType,
+    there: T.StructType,
+    facts: TableFacts,
+    special: SpecialColumns,
+) -> None:
+    """The columns of a table that is there, beside the stream's."""
     target.check_columns(spark, there, schema)
     known = {field.name.lower(): field.dataType for field in there.fields}
     added = [field for field in schema.fields if field.dataType != known.get(field.name.lower())]
