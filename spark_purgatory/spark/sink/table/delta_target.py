@@ -120,10 +120,10 @@ class DeltaTarget:
             properties.get(COLUMN_MAPPING, "none") != "none",
             properties,
         )
-        ours = [name.lower() for name in self.partition_by]
-        # The table may have more: those that Delta computes.
-        if ours and ours != [name.lower() for name in facts.partition_by if name.lower() in ours]:
-            raise self.partitioned_otherwise(self.partition_by, facts)
+        if not _is_partitioned_by(self.partition_by, facts):
+            ours = T.StructType([T.StructField(name, T.NullType()) for name in self.partition_by])
+            if not _is_partitioned_by(followed(spark, self.place, ours, self.read(spark).schema).names, facts):
+                raise self.partitioned_otherwise(self.partition_by, facts)
         self._folders = facts.partition_by
         self._widens = TYPE_WIDENING in facts.features
         return facts
@@ -245,6 +245,12 @@ class DeltaTarget:
             "stream's own table, or of none yet, which the first drain makes. If it is the one, add the columns to it, "
             f"or set {AUTO_MERGE}=true, and start again"
         )
+
+
+def _is_partitioned_by(names: Sequence[str], facts: TableFacts) -> bool:
+    """Whether a table has these partition columns; it may have more, which Delta computes."""
+    ours = [name.lower() for name in names]
+    return ours == [name.lower() for name in facts.partition_by if name.lower() in ours]
 
 
 def _listed(names: Sequence[str]) -> str:
