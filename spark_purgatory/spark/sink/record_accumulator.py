@@ -252,7 +252,8 @@ def _start(writer: DataStreamWriter) -> StreamingQuery:
     except AnalysisException as error:
         if not OTHER_MODES.search(str(error)):
             raise
-        told = f"Spark runs this stream in another output mode only ({error.getCondition()}), but {APPENDS}"
+        name = f" ({error.getCondition()})" if error.getCondition() else ""
+        told = f"Spark runs this stream in another output mode only{name}, but {APPENDS}"
         raise ConfigError(told) from None  # Its error shows the whole plan.
 
 

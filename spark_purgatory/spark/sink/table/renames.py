@@ -71,7 +71,10 @@ def changes_of(operation: str, parameters: Mapping[str, Any]) -> list[Change]:
 
 
 def renamed_by(changes: Sequence[Change], schema: T.StructType, known: Iterable[Path]) -> T.StructType:
-    """The schema after the changes, as far as they lead from a column that is not known to one that is."""
+    """The schema after the changes, as far as they lead from a column that is not known to one that is.
+
+    Nulls are allowed at every depth: Spark casts no rows that it has read from files to a type that forbids them.
+    """
     known = set(known)
 
     def name_of(path: Path, name: str) -> str:
@@ -90,17 +93,17 @@ def renamed_by(changes: Sequence[Change], schema: T.StructType, known: Iterable[
 
     def renamed(kind: T.DataType, path: Path) -> T.DataType:
         if isinstance(kind, T.ArrayType):
-            return T.ArrayType(renamed(kind.elementType, (*path, "element")), kind.containsNull)
+            return T.ArrayType(renamed(kind.elementType, (*path, "element")))
         if isinstance(kind, T.MapType):
             key, value = renamed(kind.keyType, (*path, "key")), renamed(kind.valueType, (*path, "value"))
-            return T.MapType(key, value, kind.valueContainsNull)
+            return T.MapType(key, value)
         if not isinstance(kind, T.StructType):
             return kind
         fields = []
         for field in kind.fields:
             at = (*path, field.name.lower())
             name = name_of(at, field.name)
-            fields.append(T.StructField(name, renamed(field.dataType, at), field.nullable, field.metadata))
+            fields.append(T.StructField(name, renamed(field.dataType, at), True, field.metadata))
         return T.StructType(fields)
 
     done = renamed(schema, ())
