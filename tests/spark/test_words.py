@@ -191,7 +191,7 @@ def test_as_of_is_the_sessions_wall_clock_in_every_form_unless_it_has_a_zone(
 @pytest.mark.parametrize("value", ["1970-01-01 00:00:00", "1969-12-31", datetime(1970, 1, 1, 0, 0, 0, 999, UTC)])
 def test_an_as_of_at_which_no_watermark_can_stand_is_refused(spark: SparkSession, value: Any) -> None:
     """It gave no outcomes, as if everything were pending."""
-    rows = spark.createDataFrame([("a", "k", datetime(2026, 1, 1))], "id string, key string, time timestamp")
+    rows = rows_at(spark)
     with pytest.raises(ConfigError, match=r"^as_of=.* is not after 1970-01-01 00:00:00 UTC, .*Give a later time"):
         made().resolve(rows, rows, as_of=value)
 
