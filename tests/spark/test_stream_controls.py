@@ -76,7 +76,7 @@ def test_mixed_rules_and_control_events_give_what_batch_and_oracle_give(
     orphans: bool | Literal["all"],
     seed: int,
 ) -> None:
-    _, world, _ = draw(seed, "mixed", several, kinds=KINDS, worlds=3)
+    _, world, _ = draw(seed, "mixed", several, kinds=KINDS, worlds=3, extremes=False)
     world = World([row for row in world.operations if "spoiled" not in row["row"]], world.events)
     regions = ("north", "south") if scope else ("north",)
     landing = Landing(tmp_path, wide=True)
