@@ -135,7 +135,7 @@ REFUSED: dict[str, tuple[Wrap, str]] = {
     "join of two streams": (joined_streams, "comes out of a join of two streams"),
     "a purgatory on one host": (
         first_of(HOSTS[0]),
-        "holds outcomes of the purgatory 'payments' .*: write its outcomes",
+        "holds outcomes of the purgatory 'payments' .*: give that purgatory host='transformWithState'",
     ),
     "a purgatory on the other": (first_of(HOSTS[1]), "holds .*: give operations.outcomes_of= that purgatory, or write"),
 }

@@ -175,8 +175,9 @@ def _check_said(found: dict[str, str], given: Operations | Completions, side: st
         if first is not None and name == first.name:
             continue
         ways = "write its outcomes to a table and read it here"
-        if host in LOG_HOSTS and first is None:
-            ways = f"give {side}.outcomes_of= that purgatory, or {ways}"
+        if first is None:
+            other = "" if host in LOG_HOSTS else "that purgatory host='transformWithState', and "
+            ways = f"give {other}{side}.outcomes_of= that purgatory, or {ways}"
         raise ConfigError(f"{side}: the stream holds outcomes of the purgatory {name!r} with host={host!r}: {ways}")
     if first is not None and known and first.name not in found:
         raise ConfigError(
