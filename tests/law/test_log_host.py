@@ -110,7 +110,7 @@ def case_of(seed: int, *, final: bool | None = None, late: bool | None = None, r
     spec = spec_of(
         criterion, final=final, orphans=orphans, lookback_us=lookback_us, number=NUMBER[numbers], tick_ms=tick_ms
     )
-    spec = replace(spec, identity_width=1 if several else 2)
+    spec = replace(spec, identity_width=1 if several else 2, whole_operations=several and spec.operation_ids)
     batches = splits(rng, *world, rng.choice((1, 3, 5)), lookback_us=lookback_us)
     if late:
         batches = delayed(rng, batches, 0.3)

@@ -150,7 +150,7 @@ class PlainShard:
         operations, events = arrived
         batches = self.engine.step(
             read_operations(pa.concat_tables(operations), self.spec) if operations else None,
-            read_events(pa.concat_tables(events), self.spec.criterion) if events else None,
+            read_events(pa.concat_tables(events), self.spec.criterion, self.spec.whole_operations) if events else None,
             watermark_ms,
         )
         self.due_ms = self.engine.next_due_ms()
