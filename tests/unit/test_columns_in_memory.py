@@ -15,6 +15,7 @@ from spark_purgatory.core.arrays.sorted_runs import BLOCK, EMPTY, GROWTH_FLOOR, 
 from spark_purgatory.core.arrays.value_column import ValueColumn
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.payload import Payload
+from spark_purgatory.core.kafka.watchers import Watchers
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
@@ -123,12 +124,11 @@ def test_ids_equal_to_keys_are_kept_once_and_come_out_as_they_came_in(seed: int)
 
 
 def test_a_payload_of_nothing_but_what_the_engine_has_keeps_nothing() -> None:
-    times, keys = (
-        {"created_us": np.arange(3), "deadline_us": np.arange(3) + 9},
-        ValueColumn([pa.array(["a", "b", "c"])]),
-    )
-    payload = Payload(SPEC, lambda role: times[role], lambda: keys)
-    stamps = [pa.array(column).cast(pa.timestamp("us", "UTC")) for column in times.values()]
+    times = {"created_us": GrowableArray(np.arange(3)), "deadline_us": GrowableArray(np.arange(3) + 9)}
+    watchers = Watchers()
+    watchers.keys = ValueColumn([pa.array(["a", "b", "c"])])
+    payload = Payload(SPEC, times, watchers)
+    stamps = [pa.array(column.values).cast(pa.timestamp("us", "UTC")) for column in times.values()]
     names = pa.array(["a", "b", "c"])
     whole = pa.StructArray.from_arrays([names, names, *stamps], ["id", "key", "created", "deadline"])
     payload.append(whole)

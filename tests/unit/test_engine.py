@@ -540,7 +540,7 @@ def test_an_event_that_is_rejected_completes_nothing_and_is_counted(
 
 
 def test_every_reason_of_an_events_rejection_has_a_number() -> None:
-    assert len(EventRejection) == 9 and all(each.reason for each in EventRejection if each)
+    assert len(EventRejection) == 10 and all(each.reason for each in EventRejection if each)
 
 
 def test_an_event_without_a_value_adds_nothing_reaches_no_level_and_is_matched() -> None:

@@ -44,7 +44,6 @@ from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.core.state.blob import read_blob, write_blob
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.errors import BugError, ConfigError, StateMismatchError
 from spark_purgatory.job.job_config import Criterion as JobCriterion
@@ -428,20 +427,6 @@ def test_extensions_bring_seconds_in_the_values_type(number: str) -> None:
         assert multiset(outcomes, "status", "resolved_at") == {("EXPIRED", until): 1}
 
 
-def test_extensions_that_a_state_has_in_seconds_are_read() -> None:
-    spec = final(EngineSpec(criteria.count(2)))
-    shards = Shards(spec)
-    shards.step([op()], [ev(time=15_000, kind="extend", value=0.25)], 0)
-    blob = shards.blobs[0]
-    assert blob is not None
-    facts, arrays, tables = read_blob(blob, 1)
-    assert arrays["control.extend.0.value"].tolist() == [250_000]
-    arrays["control.extend.0.value"] = np.array([0.25])
-    shards.blobs[0] = write_blob(facts, dict(arrays), tables, 1)
-    outcomes = shards.run([([], [ev(time=200_000, kind="extend", value=0.25)], 16), ([], [], END_MS)])
-    assert multiset(outcomes, "status", "resolved_at") == {("EXPIRED", 450_000): 1}
-
-
 # --- states ---------------------------------------------------------------------------------------
 
 
@@ -464,22 +449,22 @@ def test_a_state_of_another_number_type_is_refused_by_name(criterion: Any) -> No
     cents, double = EngineSpec(criterion, number="decimal(10,2)"), EngineSpec(criterion)
     with pytest.raises(
         StateMismatchError,
-        match=r"^number: .*'double'.*the query has 'decimal of scale 2'.*cast completions.value to double",
+        match=r"\bnumber: .*'double'.*the query has 'decimal of scale 2'.*cast completions.value to double",
     ):
         restore(cents, saved(double), 1)
     with pytest.raises(
-        StateMismatchError, match=r"^number: .*'decimal of scale 2', the query has 'double': cast compl"
+        StateMismatchError, match=r"\bnumber: .*'decimal of scale 2', the query has 'double': cast compl"
     ):
         restore(double, saved(cents), 1)
-    with pytest.raises(StateMismatchError, match=r"^number: .*'decimal of scale 2', the query has 'whole numbers'"):
+    with pytest.raises(StateMismatchError, match=r"\bnumber: .*'decimal of scale 2', the query has 'whole numbers'"):
         restore(replace(cents, number="bigint"), saved(cents), 1)
     for same in (cents, replace(cents, number="decimal(38,2)")):
         assert restore(same, saved(cents), 1).pending == 1
     assert restore(double, saved(double), 1).pending == 1
 
 
-def test_a_state_of_doubles_says_nothing_of_a_number_type() -> None:
-    assert "number" not in EngineSpec(criteria.sum_at_least(1)).fingerprint()
+def test_a_state_says_of_which_type_its_numbers_are() -> None:
+    assert EngineSpec(criteria.sum_at_least(1)).fingerprint()["number"] == "double"
     spec = EngineSpec(criteria.sum_at_least(D("0.80")), number="decimal(10,2)")
     assert spec.fingerprint()["need"] == "0.80" and spec.fingerprint()["number"] == "decimal of scale 2"
     most = EngineSpec(criteria.level(D(ONES).scaleb(-18)), number="decimal(38,18)")

@@ -237,7 +237,8 @@ def restored(values: Numbers) -> Numbers:
 
 def no_seconds(column: pa.Array) -> Bools:
     """Which are no durations in seconds: null, negative, infinite or not a number; (n,) bool."""
-    bad = pc.or_kleene(pc.is_null(column, nan_is_null=True), pc.less(column, pa.scalar(0, pa.int8()).cast(column.type)))
+    zero = pa.scalar(Decimal(0) if pa.types.is_decimal(column.type) else 0, column.type)
+    bad = pc.or_kleene(pc.is_null(column, nan_is_null=True), pc.less(column, zero))
     if pa.types.is_floating(column.type):
         bad = pc.or_kleene(bad, pc.invert(pc.is_finite(column)))
     return bad.fill_null(True).to_numpy(zero_copy_only=False)
