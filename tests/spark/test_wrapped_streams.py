@@ -124,6 +124,7 @@ REFUSED: dict[str, tuple[Wrap, str]] = {
         "operations: column 'created' already has a watermark",
     ),
     "window": (windowed, "operations: the stream comes out of an aggregation"),
+    "limit": (lambda frame: frame.limit(100), "comes out of limit"),
     "distinct in SQL": (
         lambda frame: viewed(frame).sparkSession.sql("select distinct * from wrapped"),
         "comes out of ",
@@ -179,7 +180,7 @@ def test_streams_that_keep_no_state_may_be_wrapped_in_every_way(
 @pytest.mark.parametrize("host", HOSTS)
 def test_state_that_waits_for_no_watermark_may_come_before(spark: SparkSession, tmp_path: Path, host: Host) -> None:
     operations, events = landed(tmp_path).frames(spark)
-    operations = operations.distinct().dropDuplicates(["id"]).limit(100)
+    operations = operations.distinct().dropDuplicates(["id"])
     with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
         rows = outcomes(spark, purgatory(host=host).resolve(operations, events.dropDuplicates(["key"])), tmp_path)
     assert Counter(row["status"] for row in rows) == {"COMPLETED": 5, "EXPIRED": 5}

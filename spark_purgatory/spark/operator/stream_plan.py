@@ -39,6 +39,7 @@ STATEFUL = {
     "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
     "Distinct": "distinct",
     "Join": "a join of two streams",
+    "GlobalLimit": "limit",
     "FlatMapGroupsWithState": "flatMapGroupsWithState",
     "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
     "TransformWithState": "transformWithState",
@@ -46,7 +47,7 @@ STATEFUL = {
     "TransformWithStateInPySpark": "transformWithState",
 }
 """Spark's stateful operators that may wait for a watermark, as the plan calls them and as users do. dropDuplicates
-and limit keep state and wait for none: behind them a purgatory has its outcomes in time."""
+keeps state and waits for none: behind it a purgatory has its outcomes in time."""
 INSTEAD = dict.fromkeys(
     ("DeduplicateWithinWatermark", "Distinct"),
     "; duplicates need none: an id that comes again is DUPLICATE, completions.event_id counts an event once",
