@@ -236,21 +236,9 @@ class WorldSender(Sender):
         ledger = self.ledger
         taken = self.policy.take(action.partitions) or action.taken
         state = self.truth.check(None, ledger, ledger.table_id, SCHEMA)  # type: ignore[arg-type]
-        keys = {piece.key for piece in taken}
-        intent = Intent(
-            number=ledger.next_drain,
-            uuid=str(uuid4()),
-            table_id=self.world.table_id,
-            schema=(ledger.schema if taken else work.schema) or "",
-            last_batch=ledger.last_batch if action.batch_id is None else action.batch_id,
-            direct=not taken,
-            taken=taken,
-            left=tuple(piece for piece in ledger.pieces.values() if piece.key not in keys),
-            epochs=tuple(sorted(ledger.epochs | {ledger.next_drain})),
-            run=ledger.run.number,
-            table_version=ledger.table_version,
-            base_version=state.history.version,
-        )
+        schema = (ledger.schema if taken else work.schema) or ""
+        table_id, version = self.world.table_id, state.history.version
+        intent = ledger.intent_of(taken, action.batch_id, schema, table_id, version, uuid=str(uuid4()))
         self.world.write(intent.number, f"intent={intent.number}", intent_body(intent))
         return do.Intended(intent)
 

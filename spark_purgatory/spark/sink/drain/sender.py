@@ -228,21 +228,8 @@ class Sender:
             if not action.partitions or is_interruption(error):
                 raise
             return _failed(error)
-        keys = {piece.key for piece in taken}
-        intent = Intent(
-            number=ledger.next_drain,
-            uuid=str(uuid4()),
-            table_id=state.facts.id if state.facts else None,
-            base_version=state.history.version,
-            schema=schema,
-            last_batch=ledger.last_batch if action.batch_id is None else action.batch_id,
-            direct=not taken,
-            taken=taken,
-            left=tuple(piece for piece in ledger.pieces.values() if piece.key not in keys),
-            epochs=tuple(sorted(ledger.epochs | {ledger.next_drain})),
-            run=ledger.run.number,
-            table_version=ledger.table_version,
-        )
+        table_id = state.facts.id if state.facts else None
+        intent = ledger.intent_of(taken, action.batch_id, schema, table_id, state.history.version, uuid=str(uuid4()))
         self.stager.intend(spark, intent)
         self._checked = state
         return do.Intended(intent)

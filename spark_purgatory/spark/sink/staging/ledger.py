@@ -297,6 +297,30 @@ class Ledger:
             )
         return folders[last]
 
+    def intent_of(
+        self, taken: tuple[Piece, ...], batch_id: int | None, schema: str, table_id: str | None, base_version: int,
+        *, uuid: str,
+    ) -> Intent:  # fmt: skip
+        """The next drain's intent, which is not made yet: it brings ``taken``, and leaves the other pieces.
+
+        ``batch_id``: of the micro-batch that counts with it; None if it only brings what counts already.
+        """
+        keys = {piece.key for piece in taken}
+        return Intent(
+            number=self.next_drain,
+            uuid=uuid,
+            table_id=table_id,
+            schema=schema,
+            last_batch=self.last_batch if batch_id is None else batch_id,
+            direct=not taken,
+            taken=taken,
+            left=tuple(piece for piece in self.pieces.values() if piece.key not in keys),
+            epochs=tuple(sorted(self.epochs | {self.next_drain})),
+            run=self.run.number,
+            table_version=self.table_version,
+            base_version=base_version,
+        )
+
     def take(self, intent: Intent) -> None:
         """A drain was decided."""
         self.intent = intent
