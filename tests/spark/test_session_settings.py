@@ -9,7 +9,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_purgatory import gauges, pending
-from spark_purgatory.spark.host.requirements import LOG_HOST_HERE, PROVIDER, ROCKSDB, TRANSFORM_WITH_STATE_SETTINGS
+from spark_purgatory.spark.host.requirements import (
+    CHANGELOG,
+    LOG_HOST_HERE,
+    PROVIDER,
+    ROCKSDB,
+    TRANSFORM_WITH_STATE_SETTINGS,
+    check_log_host,
+)
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.engine_driver import multiset
 from tests.support.law_streams import COLUMNS, law_stream
@@ -56,3 +63,16 @@ def assert_is_expected(spark: SparkSession, landing: Landing, host: str, seed: i
     waits = gauges(spark, str(landing.checkpoint))["pending"]
     assert waits == pending(spark, str(landing.checkpoint)).count()
     assert waits == arrived - len(written)
+
+
+@pytest.mark.spark
+def test_rocksdb_without_its_changelog_is_a_warning(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    before = spark.conf.get(CHANGELOG, None)
+    spark.conf.unset(CHANGELOG)
+    try:
+        with settings(spark, {PROVIDER: ROCKSDB}):
+            check_log_host(spark, LOG_HOST_HERE)
+    finally:
+        if before is not None:
+            spark.conf.set(CHANGELOG, before)
+    assert f"{CHANGELOG} is not true" in caplog.text

@@ -101,7 +101,7 @@ def check_log_host(spark: SparkSession, host: str) -> None:
             f"{asked} needs RocksDB as state store, and {PROVIDER} is {provider}: set it to {ROCKSDB} before "
             "resolve(), or set all of spark_purgatory.TRANSFORM_WITH_STATE_SETTINGS"
         )
-    if spark.conf.get(CHANGELOG) != "true":
+    if spark.conf.get(CHANGELOG, None) != "true":
         LOG.warning(
             "%s is not true: each micro-batch uploads whole files of RocksDB instead of what it wrote; set it to true "
             "before the query starts",
