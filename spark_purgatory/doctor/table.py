@@ -108,6 +108,5 @@ def delivery_finding(spark: SparkSession, target: DeltaTarget, checkpoint: str) 
         return Finding(what, first_cause(error), remedy)
     ledger = sender.ledger
     drains = ledger.intent.number + 1 if ledger.intent else 0
-    return Finding(
-        what, f"fit: {drains:,} drains, the last {'complete' if ledger.is_done or not drains else 'not yet'}"
-    )
+    last = "complete" if ledger.is_done or not drains else "not yet"
+    return Finding(what, f"fit: {drains:,} drain{'s' * (drains != 1)}, the last {last}")

@@ -1,10 +1,10 @@
-"""On a standalone cluster whose nodes lack the package: shipped both documented ways, with parts of it killed."""
+"""On a standalone cluster whose nodes lack the package: the wheel is shipped, and parts of the cluster are killed."""
 
 from __future__ import annotations
 
 import shutil
-import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,14 @@ def job_file(folder: Path, master: str, host: str, settings: dict[str, Any]) -> 
     return orders_job(folder / "job.yaml", folder_sources(folder), str(folder), host, {**ours, **settings})
 
 
-def kill(what: Callable[[list[str]], bool]) -> int:
-    """SIGKILL to the first process of this machine whose command line is such a one; its id."""
-    for process in psutil.process_iter(["cmdline"]):
-        if what(process.info["cmdline"] or []):
-            process.send_signal(signal.SIGKILL)
-            return int(process.pid)
-    raise AssertionError("there is no such process")
+def kill(what: Callable[[list[str]], bool]) -> None:
+    """SIGKILL to the first process below this one whose command line is such a one."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if what(process.cmdline()):
+                process.kill()
+                return
+    raise AssertionError("this test has started no such process")
 
 
 def is_executor(command: list[str]) -> bool:

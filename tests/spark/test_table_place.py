@@ -312,7 +312,7 @@ def test_a_new_checkpoint_on_a_table_that_another_query_has_filled_is_warned(
         stream.sink = RecordAccumulator(path=f"file:{stream.folder}/table")
         stream.run(stream.rows())
     other_id = json.loads((stream.folder / "second" / "metadata").read_text())["id"]
-    latest, first = f"spark_purgatory/{other_id} (1 drains", f"spark_purgatory/{query_id} (2 drains"
+    latest, first = f"spark_purgatory/{other_id} (1 drain", f"spark_purgatory/{query_id} (2 drains"
     assert f"was filled by {latest}, the last in version 2 at " in caplog.text
     assert f" and by {first}, the last in version 1 at " in caplog.text
     assert caplog.text.count("spark_purgatory/") == 2 and "give shares_table=True" in caplog.text

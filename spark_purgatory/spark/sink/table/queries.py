@@ -25,7 +25,8 @@ class FilledBy:
     """In the session's time zone."""
 
     def __str__(self) -> str:
-        return f"{self.app_id} ({self.drains:,} drains, the last in version {self.last_version} at {self.last_at})"
+        drains = f"{self.drains:,} drain{'s' * (self.drains != 1)}"
+        return f"{self.app_id} ({drains}, the last in version {self.last_version} at {self.last_at})"
 
 
 def queries_of(spark: SparkSession, place: str) -> list[FilledBy]:
