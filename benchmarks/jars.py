@@ -10,6 +10,11 @@ from pathlib import Path
 
 RESOLVED = "resolved.xml"
 """In the folder of jars: the request that they were resolved for."""
+WITHOUT_POMS = (
+    '<ivysettings><settings defaultResolver="central"/><resolvers>'
+    '<ibiblio name="central" m2compatible="true" usepoms="false"/></resolvers></ivysettings>'
+)
+"""For a file that needs no other: what its release depends on is not asked for."""
 
 
 def resolved(packages: Sequence[str], ivy: Path, without: Sequence[str] = ()) -> str:
@@ -18,32 +23,44 @@ def resolved(packages: Sequence[str], ivy: Path, without: Sequence[str] = ()) ->
     ``without`` names modules (``group:name``) that are left out, with what only they need. It is Apache Ivy that
     resolves them; PySpark brings its jar.
     """
-    request = _ivy_file(packages, without)
-    known = ivy / RESOLVED
-    if not known.exists() or known.read_text(encoding="utf-8") != request:
-        ivy.mkdir(parents=True, exist_ok=True)
-        asked = ivy / "asked.xml"
-        asked.write_text(request, encoding="utf-8")
-        [jar] = (spark_home() / "jars").glob("ivy-*.jar")
-        pattern = f"{ivy}/jars/[organisation]_[artifact]-[revision](-[classifier]).[ext]"
-        where = ["-cache", str(ivy / "cache"), "-ivy", str(asked), "-retrieve", pattern, "-sync"]
-        _run(["java", "-jar", str(jar), *where, "-types", "jar", "bundle"])
-        asked.rename(known)
-    return f"{ivy}/jars/*"
-
-
-def _ivy_file(packages: Sequence[str], without: Sequence[str]) -> str:
     wanted = [
         f'<dependency org="{group}" name="{name}" rev="{version}" conf="default->master,runtime"/>'
         for group, name, version in (package.split(":") for package in packages)
     ]
     left_out = [f'<exclude org="{group}" module="{name}"/>' for group, name in (each.split(":") for each in without)]
-    lines = [*wanted, *left_out]
-    return (
-        '<ivy-module version="2.0"><info organisation="spark_purgatory" module="jars"/>'
-        f'<configurations><conf name="default"/></configurations><dependencies>{"".join(lines)}</dependencies>'
+    _retrieve("".join([*wanted, *left_out]), ivy, ["jar", "bundle"])
+    return f"{ivy}/jars/*"
+
+
+def retrieved(group: str, name: str, version: str, classifier: str, extension: str, ivy: Path) -> Path:
+    """One file of a release that is no jar, an archive for instance, downloaded once into ``ivy``."""
+    artifact = f'<artifact name="{name}" type="{extension}" ext="{extension}" m:classifier="{classifier}"/>'
+    wanted = f'<dependency org="{group}" name="{name}" rev="{version}" transitive="false">{artifact}</dependency>'
+    ivy.mkdir(parents=True, exist_ok=True)
+    settings = ivy / "settings.xml"
+    settings.write_text(WITHOUT_POMS, encoding="utf-8")
+    _retrieve(wanted, ivy, [extension], ["-settings", str(settings)])
+    return ivy / "jars" / f"{group}_{name}-{version}-{classifier}.{extension}"
+
+
+def _retrieve(dependencies: str, ivy: Path, types: Sequence[str], options: Sequence[str] = ()) -> None:
+    request = (
+        '<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">'
+        '<info organisation="spark_purgatory" module="jars"/>'
+        f'<configurations><conf name="default"/></configurations><dependencies>{dependencies}</dependencies>'
         "</ivy-module>\n"
     )
+    known = ivy / RESOLVED
+    if known.exists() and known.read_text(encoding="utf-8") == request:
+        return
+    ivy.mkdir(parents=True, exist_ok=True)
+    asked = ivy / "asked.xml"
+    asked.write_text(request, encoding="utf-8")
+    [jar] = (spark_home() / "jars").glob("ivy-*.jar")
+    pattern = f"{ivy}/jars/[organisation]_[artifact]-[revision](-[classifier]).[ext]"
+    where = ["-cache", str(ivy / "cache"), "-ivy", str(asked), "-retrieve", pattern, "-sync"]
+    _run(["java", "-jar", str(jar), *options, *where, "-types", *types])
+    asked.rename(known)
 
 
 def spark_home() -> Path:

@@ -56,7 +56,9 @@ REST = """
 | `summary` | true or false | true | Whether the run ends with a table of its outcomes. |
 | `heartbeats` | true or false | true | With `idle_after`: false while a backlog is read. |
 
-`source`, in `operations` and `completions`, is where an input is read from: conf/ has an example of each format.
+`source`, in `operations` and `completions`, is where an input is read from: conf/ has an example of each format, and
+[From Kafka topics](how-to/kafka.md) has the fields of a topic. `output` takes a topic in place of a table: `topic`, and
+`options` of its producer.
 """
 TAKES: dict[Any, str] = {
     ColumnLike: "column",

@@ -17,6 +17,7 @@ PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Operations that wait", ("pending",)),
     ("Outcomes a second", ("outcomes_total",)),
     ("Watermark lag", ("watermark_lag_ms",)),
+    ("Records of Kafka not read yet", ("source_lag_records",)),
     ("Oldest waiting, next deadline (event time)", ("oldest_pending_age_ms", "next_deadline_ms")),
     ("Events a second: received, late", ("events_received_total", "events_late_total")),
     ("Operations a second: received, late", ("operations_received_total", "operations_late_total")),

@@ -24,7 +24,8 @@ from spark_purgatory.config import (
 )
 from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.job.config_file import JobConfigError, Problem
-from spark_purgatory.job.job_config import DeltaSource, Input, JobConfig, KafkaSource
+from spark_purgatory.job.job_config import Input, JobConfig
+from spark_purgatory.job.source_config import KAFKA_COLUMNS, DeltaSource, KafkaSource
 
 TYPES = frozenset(
     "array bigint binary boolean byte char date dec decimal double float int integer interval long map numeric real "
@@ -68,11 +69,14 @@ def _column_problems(config: JobConfig) -> Iterator[Problem]:
         ("operations", config.operations, options.operations),
         ("completions", config.completions, options.completions),
     ):
-        columns = {} if isinstance(given.source, DeltaSource) else ddl_columns(given.source.schema_ddl)
+        source = given.source
+        columns = {} if isinstance(source, DeltaSource) or source.schema_ddl is None else ddl_columns(source.schema_ddl)
         for column, kind in columns.items():
             if kind.lower() not in TYPES:
                 allowed = f"column {column!r} has no type that Spark knows{near(kind.lower(), TYPES) or '.'}"
                 yield Problem(f"{name}.source.schema", repr(kind), allowed)
+            if isinstance(source, KafkaSource) and column.lower() in KAFKA_COLUMNS:
+                yield Problem(f"{name}.source.schema", repr(column), "is what Kafka says of a record: rename the field")
         known = selected(given, columns)
         for field, column in named(side, options) if known else ():
             if column.split(".")[0].strip("`").lower() not in {each.lower() for each in known}:
@@ -103,7 +107,7 @@ def selected(given: Input, columns: dict[str, str]) -> list[str]:
         if expression.strip() == "*":
             if not columns:
                 return []
-            names += [*columns, *(["kafka_timestamp"] if isinstance(given.source, KafkaSource) else [])]
+            names += columns
             continue
         found = ALIAS.search(expression) or PLAIN.match(expression)
         if found is None:

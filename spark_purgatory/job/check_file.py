@@ -13,7 +13,8 @@ from spark_purgatory.core.spec.criteria import COUNTED, VALUED, ByRow
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.check_columns import check_job
 from spark_purgatory.job.config_file import load_config
-from spark_purgatory.job.job_config import DeltaSource, Input, JobConfig, KafkaSource
+from spark_purgatory.job.job_config import Input, JobConfig
+from spark_purgatory.job.source_config import DeltaSource, KafkaSource
 from spark_purgatory.terminal import terminal
 
 EXIT_CONFIG = 2
@@ -57,7 +58,7 @@ def described(config: JobConfig) -> Iterator[tuple[str, str]]:
         "outcomes",
         f"emit {options.emit}, shards {options.shards}" + (f", scope {options.scope}" if options.scope else ""),
     )
-    given = config.output.model_fields_set
+    given = config.output.model_fields_set - {"options"}
     yield "output", ", ".join(f"{name} {names(value)}" for name, value in vars(config.output).items() if name in given)
     yield "checkpoint", config.checkpoint
     if config.dead_letters is not None:
@@ -74,7 +75,8 @@ def source_text(given: Input) -> str:
     """Where an input's rows come from."""
     source = given.source
     if isinstance(source, KafkaSource):
-        place = f"topic {source.topic}"
+        topics = f"topic {names(source.topic)}" if source.topic else f"topics {source.topic_pattern}"
+        place = topics + (", Avro" if source.avro else "")
     elif isinstance(source, DeltaSource):
         place = str(source.path or source.table)
     else:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -21,7 +21,8 @@ from pydantic_core import ErrorDetails
 
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.config_types import FREE_FORM
-from spark_purgatory.job.job_config import DeltaSource, FolderSource, JobConfig, KafkaSource
+from spark_purgatory.job.job_config import JobConfig
+from spark_purgatory.job.source_config import DeltaSource, FolderSource, KafkaSource
 
 MAX_VALUE_CHARS = 60
 """A wrong value is quoted up to this length: enough to recognise it on one line of a terminal."""
@@ -72,7 +73,8 @@ def _model_at(location: tuple[int | str, ...]) -> type[BaseModel] | None:
             model = by_tag[part]
         elif model is not None and part in model.model_fields:
             annotation = model.model_fields[str(part)].annotation
-            model = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else model
+            kinds = get_args(annotation) or (annotation,)
+            model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), model)
     return model
 
 

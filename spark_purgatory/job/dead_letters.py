@@ -14,14 +14,18 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_purgatory.job.job_config import FolderSource, JobConfig, KafkaSource
+from spark_purgatory.job.avro_schemas import schemas_of
+from spark_purgatory.job.job_config import JobConfig
+from spark_purgatory.job.kafka_values import avro_reason, records_of, text_of
+from spark_purgatory.job.source_config import FolderSource, KafkaSource
 from spark_purgatory.job.sources import blamed_on
 
 RAW = "spark_purgatory_raw"
 """The column into which Spark's readers put the text of a row that they cannot read. No source has it."""
 OUR_OPTIONS = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": RAW}
-COLUMNS = ("input", "source", "reason", "raw", "read_at")
-"""Of the table: ``operations`` or ``completions``; the file, or topic, partition and offset; why; the text; when."""
+COLUMNS = ("input", "source", "reason", "raw", "raw_bytes", "read_at")
+"""Of the table: ``operations`` or ``completions``; the file, or topic, partition and offset; why; the text, or bytes
+that are no text; when."""
 
 
 def start(spark: SparkSession, config: JobConfig) -> StreamingQuery | None:
@@ -46,8 +50,7 @@ def malformed_rows(spark: SparkSession, config: JobConfig) -> DataFrame:
         source = getattr(config, name).source
         with blamed_on(f"{name}.source"):
             if isinstance(source, KafkaSource):
-                records = spark.readStream.format("kafka").options(**source.options).option("subscribe", source.topic)
-                found.append(malformed_records(records.load(), source.schema_ddl, name))
+                found.append(malformed_records(records_of(spark, source), source, name))
             elif isinstance(source, FolderSource) and source.format != "parquet":
                 found.append(malformed_lines(spark, source, name))
     return reduce(DataFrame.unionByName, found)
@@ -68,21 +71,34 @@ def malformed_lines(spark: SparkSession, source: FolderSource, name: str) -> Dat
     return _as_letters(rows.where(F.col(RAW).isNotNull()), name, F.col("_metadata.file_path"), reason, F.col(RAW))
 
 
-def malformed_records(records: DataFrame, schema_ddl: str, name: str) -> DataFrame:
-    """The records of Kafka, streaming or not, whose value is no JSON of the schema."""
-    text = F.col("value").cast("string")
-    record = F.from_json(text, f"{schema_ddl}, {RAW} string", OUR_OPTIONS)
-    rows = records.select("topic", "partition", "offset", text.alias(RAW), record.alias("record"))
+def malformed_records(records: DataFrame, source: KafkaSource, name: str) -> DataFrame:
+    """The records of Kafka, streaming or not, whose value cannot be read."""
+    value = F.col("value")
+    place = F.concat_ws("/", F.col("topic"), F.col("partition"), F.col("offset"))
+    if source.avro is not None:
+        reason = avro_reason(value, schemas_of(source, name), source)
+        rows = records.select("topic", "partition", "offset", "value", reason.alias("reason"))
+        no_text = F.lit(None).cast("string")
+        return _letters(rows.where("reason is not null"), name, place, F.col("reason"), no_text, value)
+    text = text_of(value)
+    record = F.from_json(text, f"{source.schema_ddl}, {RAW} string", OUR_OPTIONS)
+    rows = records.select("topic", "partition", "offset", "value", text.alias(RAW), record.alias("record"))
     names = rows.select("record.*").columns
     fields = {field: F.col("record")[field] for field in names if field != RAW}
-    reason = F.when(F.col(RAW).isNull(), "the record has no value").otherwise(_json_reason(F.col(RAW), fields))
+    no_text_reason = F.when(value.isNull(), "the record has no value").otherwise("not UTF-8")
+    reason = F.when(F.col(RAW).isNull(), no_text_reason).otherwise(_json_reason(F.col(RAW), fields))
     malformed = F.col("record").isNull() | F.col("record")[RAW].isNotNull() | F.col(RAW).isNull()
-    place = F.concat_ws("/", F.col("topic"), F.col("partition"), F.col("offset"))
-    return _as_letters(rows.where(malformed), name, place, reason, F.col(RAW))
+    return _as_letters(rows.where(malformed), name, place, reason, value)
 
 
 def _as_letters(rows: DataFrame, name: str, place: Column, reason: Column, raw: Column) -> DataFrame:
-    columns = (F.lit(name), place, reason, raw, F.current_timestamp())
+    """Letters of bytes, or of text whose bytes may be none: other readers of the table could not decode it."""
+    text = text_of(raw)
+    return _letters(rows, name, place, reason, text, F.when(text.isNull(), raw.cast("binary")))
+
+
+def _letters(rows: DataFrame, name: str, place: Column, reason: Column, raw: Column, raw_bytes: Column) -> DataFrame:
+    columns = (F.lit(name), place, reason, raw, raw_bytes, F.current_timestamp())
     return rows.select(*(column.alias(alias) for alias, column in zip(COLUMNS, columns, strict=True)))
 
 

@@ -34,47 +34,7 @@ from spark_purgatory.config import Size as SizeOption
 from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.job.config_types import Duration, Model, Scalar, Setting, Size, Text, Texts, exactly_one
-
-
-class FolderSource(Model):
-    """Files that land in a folder; each is read once."""
-
-    format: Literal["parquet", "json", "csv"]
-    path: Text
-    schema_ddl: Annotated[str, Field(alias="schema", min_length=1)]
-    options: dict[str, Scalar] = Field(default_factory=dict)
-
-
-class DeltaSource(Model):
-    """Rows appended to a Delta table."""
-
-    format: Literal["delta"]
-    path: Text | None = None
-    table: Text | None = None
-    options: dict[str, Scalar] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _one_place(self) -> DeltaSource:
-        exactly_one(self, "path", "table")
-        return self
-
-
-class KafkaSource(Model):
-    """JSON records of a Kafka topic."""
-
-    format: Literal["kafka"]
-    topic: Text
-    schema_ddl: Annotated[str, Field(alias="schema", min_length=1)]
-    options: dict[str, Scalar]
-
-    @model_validator(mode="after")
-    def _brokers(self) -> KafkaSource:
-        if "kafka.bootstrap.servers" not in self.options:
-            raise ValueError("options needs kafka.bootstrap.servers, as host:port")
-        return self
-
-
-Source = Annotated[FolderSource | DeltaSource | KafkaSource, Field(discriminator="format")]
+from spark_purgatory.job.source_config import BROKERS, KafkaSource, Source, check_brokers
 
 
 class Input(Model):
@@ -87,6 +47,10 @@ class Input(Model):
     def options(self) -> dict[str, Any]:
         """The arguments of `Operations` or `Completions` that the file gives."""
         return _given(self, but=Input.model_fields)
+
+    def names(self, column: str) -> bool:
+        """Whether ``select`` or ``where`` names a column."""
+        return any(column in expression for expression in (*self.select, self.where or ""))
 
 
 def _given(model: Model, but: Container[str] = ()) -> dict[str, Any]:
@@ -223,18 +187,34 @@ class Rules(Model):
         return _given(self, but=("criterion",))
 
 
+TOPIC_FIELDS = ("topic", "options")
+
+
 @with_options_of(SinkOptions)
 class Output(Model):
-    """The Delta table of outcomes; a field means what the argument of `RecordAccumulator` means."""
+    """Where outcomes go: a Delta table, by the arguments of `RecordAccumulator`; or a Kafka topic."""
+
+    topic: Text | None = None
+    options: dict[str, Scalar] = Field(default_factory=dict)
+    """Of the topic's producer: ``kafka.bootstrap.servers`` and others that begin with ``kafka.``."""
 
     @model_validator(mode="after")
     def _checked(self) -> Output:
-        self.made()
+        if self.topic is None:
+            if self.options:
+                raise ValueError("options are those of a Kafka topic: name it, as topic: outcomes")
+            self.made()
+            return self
+        if others := sorted(set(_given(self, but=TOPIC_FIELDS))):
+            raise ValueError(f"{', '.join(others)}: belong to a Delta table, and the output is a Kafka topic")
+        check_brokers(self.options)
+        if wrong := [name for name in self.options if not name.startswith("kafka.")]:
+            raise ValueError(f"{', '.join(wrong)}: only options of Kafka's producer, kafka.*, are allowed")
         return self
 
     def made(self) -> SinkOptions:
-        """The library's own."""
-        return SinkOptions(**_given(self))
+        """The library's own, of a table."""
+        return SinkOptions(**_given(self, but=TOPIC_FIELDS))
 
 
 class Trigger(Model):
@@ -332,7 +312,8 @@ class JobConfig(Model):
 
     @model_validator(mode="after")
     def _places_differ(self) -> JobConfig:
-        places = {"checkpoint": self.checkpoint, "output.path": self.output.made().path}
+        table = None if self.output.topic else self.output.made().path
+        places = {"checkpoint": self.checkpoint, "output.path": table}
         if self.dead_letters is not None:
             places["dead_letters.path"] = self.dead_letters.path
             places["dead_letters.checkpoint"] = self.dead_letters_checkpoint
@@ -343,6 +324,16 @@ class JobConfig(Model):
             if folder in by_folder:
                 raise ValueError(f"{by_folder[folder]} and {name} are both {folder!r}: each needs a folder of its own")
             by_folder[folder] = name
+        return self
+
+    @model_validator(mode="after")
+    def _reads_not_what_it_writes(self) -> JobConfig:
+        topic, brokers = self.output.topic, self.output.options.get(BROKERS)
+        for name, given in (("operations", self.operations), ("completions", self.completions)):
+            source = given.source
+            is_read = isinstance(source, KafkaSource) and topic in (source.topic or ())
+            if is_read and source.options[BROKERS] == brokers:
+                raise ValueError(f"output.topic {topic!r} is read by {name}: it needs a topic of its own")
         return self
 
     @model_validator(mode="after")

@@ -1,6 +1,7 @@
-"""The job: two streams named in a YAML file, one outcome for each operation in a Delta table.
+"""The job: two streams named in a YAML file, one outcome for each operation in a Delta table or a Kafka topic.
 
-However a run ends, a rerun with the same checkpoint goes on where it stopped, and loses and doubles nothing.
+However a run ends, a rerun with the same checkpoint goes on where it stopped, and loses nothing. A table has each
+outcome once, a topic once or more often.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from pathlib import Path
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 from spark_purgatory import metrics
 from spark_purgatory.errors import ConfigError, PurgatoryError
-from spark_purgatory.job import dead_letters
+from spark_purgatory.job import dead_letters, topic_output
 from spark_purgatory.job.check_columns import check_job
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
@@ -26,45 +27,48 @@ from spark_purgatory.job.progress import Progress
 from spark_purgatory.job.session import build_session
 from spark_purgatory.job.sources import outcomes_of
 from spark_purgatory.job.stopping import StopRequest
-from spark_purgatory.job.summary import Summary, file_sizes, print_summary, summarise
+from spark_purgatory.job.summary import Summary, file_sizes, print_summary, summarise, topic_line
 from spark_purgatory.job.tally import Tally, state_tally
 from spark_purgatory.spark.monitoring.monitor import monitor
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.terminal import terminal
 
+Query = AccumulatorQuery | StreamingQuery
 POLL_SECONDS = 0.25
 """How often progress is read, and how long a signal waits at most."""
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 OUR_ERROR = re.compile(r"spark_purgatory\.errors\.\w+: (.*)")
 # The last line of a Python traceback; the JVM's own lines bear a package with dots in front.
 PYTHON_ERROR = re.compile(r"^(\w+(?:Error|Exception): .*)$", re.MULTILINE)
+OUR_CONDITION = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE|$)", re.MULTILINE)
+"""What the job has Spark raise for a value."""
 LACKS_US = re.compile(r"No module named '(?:spark_purgatory|numpy|pandas|pyarrow)\b")
 WORKERS_LACK_IT = ": Spark's workers do not have it (spark-purgatory doctor --spark; docs/shipping.md)"
 
 
 def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequest) -> Summary | None:
     """Run the query until it ends or is asked to stop; its summary, if the file wants one."""
-    sink = RecordAccumulator(**vars(config.output.made()))
+    sink = None if config.output.topic else RecordAccumulator(**vars(config.output.made()))
     outcomes = outcomes_of(spark, config)
     before = state_tally(spark, config.checkpoint)
-    if before is None and not sink.options.shares_table and sink.exists(spark):
+    if before is None and sink is not None and not sink.options.shares_table and sink.exists(spark):
         console.print(
             f"Note: {config.checkpoint} is a new checkpoint and {sink} an old table: the sources are read "
             "from their beginning, and all their outcomes are added to the table.",
             soft_wrap=True,
         )
-    trigger = config.trigger.model_dump(exclude_none=True)
     pending = before.pending if before else 0
     wanted = config.metrics or MetricsOutput.model_construct()
     reporters = reporters_of(wanted)  # a port that is taken is said before a query starts
     dead = dead_letters.start(spark, config)
     try:
         with Progress(console, pending, config.options().name) as progress:
-            query = sink.write_stream(outcomes, checkpoint=config.checkpoint, trigger=trigger, query_name=config.name)
+            query = _start(spark, config, sink, outcomes)
             if config.metrics is not None or console.is_terminal:
                 every, name = wanted.gauges_every, config.options().name
-                monitor(query, progress.take_sample, *reporters, gauges_every=every, name=name)
+                seen = (progress.take_sample, *reporters)
+                monitor(query, *seen, checkpoint=config.checkpoint, gauges_every=every, name=name)
             _follow(query, dead, progress, stop)
     finally:
         if dead is not None:
@@ -80,6 +84,14 @@ def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequ
     return _summarise(spark, config, sink, console)
 
 
+def _start(spark: SparkSession, config: JobConfig, sink: RecordAccumulator | None, outcomes: DataFrame) -> Query:
+    """The query into the table, or into the topic."""
+    if sink is None:
+        return topic_output.start(spark, outcomes, config)
+    trigger = config.trigger.model_dump(exclude_none=True)
+    return sink.write_stream(outcomes, checkpoint=config.checkpoint, trigger=trigger, query_name=config.name)
+
+
 def reporters_of(wanted: MetricsOutput) -> list[metrics.Reporter]:
     """Where the file sends the query's metrics. Raises ConfigError where a port or a file cannot be had."""
     reporters: list[metrics.Reporter] = []
@@ -92,7 +104,7 @@ def reporters_of(wanted: MetricsOutput) -> list[metrics.Reporter]:
     return reporters
 
 
-def _follow(query: AccumulatorQuery, dead: StreamingQuery | None, progress: Progress, stop: StopRequest) -> None:
+def _follow(query: Query, dead: StreamingQuery | None, progress: Progress, stop: StopRequest) -> None:
     """Wait until the query and that of dead letters have ended; where one has failed, the other is stopped."""
 
     def failed() -> bool:
@@ -106,24 +118,32 @@ def _follow(query: AccumulatorQuery, dead: StreamingQuery | None, progress: Prog
     try:
         while runs() and not stop.event.wait(POLL_SECONDS):
             progress.update(query)
-        if stop.event.is_set() or query.isActive:
+        if not (stop.event.is_set() or query.isActive):
+            query.awaitTermination()  # raises what the query died of
+        elif isinstance(query, AccumulatorQuery):
             query.stop(drain=True)  # what lingers goes out, so that a stopped job leaves nothing behind
         else:
-            query.awaitTermination()  # raises what the query died of
+            query.stop()
         if dead is not None and not dead.isActive:
             dead.awaitTermination()
     finally:
         progress.update(query)
 
 
-def _summarise(spark: SparkSession, config: JobConfig, sink: RecordAccumulator, console: Console) -> Summary | None:
-    if not sink.exists(spark):
+def _summarise(
+    spark: SparkSession, config: JobConfig, sink: RecordAccumulator | None, console: Console
+) -> Summary | None:
+    tally = state_tally(spark, config.checkpoint) or Tally()
+    summary = None
+    if sink is None:
+        console.print(f"Written to topic {config.output.topic}. {topic_line(tally)}", soft_wrap=True, highlight=False)
+    elif not sink.exists(spark):
         console.print("No batch was committed: there is no table yet.")
         return None
-    tally = state_tally(spark, config.checkpoint) or Tally()
-    table = sink.read(spark)
-    summary = summarise(table, tally, file_sizes(table), config.options().prefix)
-    print_summary(console, summary, str(sink))
+    else:
+        table = sink.read(spark)
+        summary = summarise(table, tally, file_sizes(table), config.options().prefix)
+        print_summary(console, summary, str(sink))
     if config.dead_letters is not None:
         n = dead_letters.count(spark, config)
         console.print(f"Dead letters: {n:,} in {config.dead_letters.path}", soft_wrap=True, highlight=False)
@@ -133,7 +153,7 @@ def _summarise(spark: SparkSession, config: JobConfig, sink: RecordAccumulator, 
 def explain(error: BaseException) -> str:
     """The sentence of an error that a reader can act on; Spark wraps ours in pages of its own."""
     text = str(error)
-    raised = OUR_ERROR.findall(text) or PYTHON_ERROR.findall(text)
+    raised = OUR_ERROR.findall(text) or OUR_CONDITION.findall(text) or PYTHON_ERROR.findall(text)
     if raised:
         return str(raised[-1]) + (WORKERS_LACK_IT if LACKS_US.search(raised[-1]) else "")
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]

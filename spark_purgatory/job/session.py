@@ -29,7 +29,8 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.config import parse_duration
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.job.job_config import JobConfig, KafkaSource, Trigger
+from spark_purgatory.job.job_config import JobConfig, Trigger
+from spark_purgatory.job.source_config import KafkaSource
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
 from spark_purgatory.spark.host.requirements import COUNT_ROWS, PROVIDER, ROCKSDB, TRANSFORM_WITH_STATE_SETTINGS
 from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS, EXTENSION, delta_package
@@ -38,6 +39,7 @@ from spark_purgatory.spark.sink.table.delta_target import LEAN_SETTINGS
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = "spark.jars.packages"
 KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
+AVRO_PACKAGE = "org.apache.spark:spark-avro_2.13"
 STATE_STORES = {
     "hdfs": {PROVIDER: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"},
     # To count its rows, RocksDB reads a shard's state before each write of it: a tenth of a micro-batch.
@@ -160,11 +162,15 @@ def _with_jars(builder: Any, packages: list[str]) -> Any:
 
 
 def _packages(config: JobConfig) -> list[str]:
-    """Jars beside Delta's: the file's, and Kafka's if an input reads it."""
-    reads_kafka = any(isinstance(each.source, KafkaSource) for each in (config.operations, config.completions))
-    kafka = f"{KAFKA_PACKAGE}:{pyspark.__version__}"
-    named = KAFKA_PACKAGE in ",".join((*config.packages, str(config.spark.get(PACKAGES, ""))))
-    return [*config.packages, *([kafka] if reads_kafka and not named else [])]
+    """Jars beside Delta's: the file's, and those of Kafka and Avro where it reads or writes them."""
+    read = [given.source for given in (config.operations, config.completions) if isinstance(given.source, KafkaSource)]
+    needed = {
+        KAFKA_PACKAGE: bool(read) or config.output.topic is not None,
+        AVRO_PACKAGE: any(source.avro is not None for source in read),
+    }
+    named = ",".join((*config.packages, str(config.spark.get(PACKAGES, ""))))
+    ours = [f"{package}:{pyspark.__version__}" for package, is_needed in needed.items() if is_needed]
+    return [*config.packages, *(package for package in ours if package.rpartition(":")[0] not in named)]
 
 
 def _submitted_settings() -> dict[str, str] | None:

@@ -7,11 +7,12 @@ from contextlib import contextmanager
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from spark_purgatory import Purgatory
 from spark_purgatory.job.config_file import JobConfigError, Problem
-from spark_purgatory.job.job_config import DeltaSource, FolderSource, Input, JobConfig, KafkaSource
+from spark_purgatory.job.job_config import Input, JobConfig
+from spark_purgatory.job.kafka_values import fields_of, records_of, rows_of
+from spark_purgatory.job.source_config import FolderSource, KafkaSource
 
 
 def outcomes_of(spark: SparkSession, config: JobConfig) -> DataFrame:
@@ -29,33 +30,25 @@ def purgatory_of(config: JobConfig) -> Purgatory:
 def read_input(spark: SparkSession, given: Input, name: str) -> DataFrame:
     """One input's rows: read, then ``where`` on the source's columns, then ``select``."""
     with blamed_on(f"{name}.source"):
-        rows = _read(spark, given.source)
+        rows = _read(spark, given, name)
+    # What Kafka says of a record is there by name, as ``_metadata`` of a file is.
+    whole = fields_of(rows) if isinstance(given.source, KafkaSource) else ["*"]
     if given.where is not None:
         with blamed_on(f"{name}.where"):
             rows = rows.where(given.where)
+    chosen = [part for expression in given.select for part in (whole if expression.strip() == "*" else [expression])]
     with blamed_on(f"{name}.select"):
-        return rows.selectExpr(*given.select)
+        return rows.selectExpr(*chosen)
 
 
-def _read(spark: SparkSession, source: FolderSource | DeltaSource | KafkaSource) -> DataFrame:
+def _read(spark: SparkSession, given: Input, name: str) -> DataFrame:
+    source = given.source
+    if isinstance(source, KafkaSource):
+        return rows_of(records_of(spark, source, given.names("kafka_headers")), source, name)
     reader = spark.readStream.format(source.format).options(**source.options)
-    match source:
-        case FolderSource():
-            return reader.schema(source.schema_ddl).load(source.path)
-        case DeltaSource():
-            return reader.table(source.table) if source.table else reader.load(source.path)
-        case KafkaSource():
-            return parse_records(reader.option("subscribe", source.topic).load(), source.schema_ddl)
-
-
-def parse_records(records: DataFrame, schema_ddl: str) -> DataFrame:
-    """The fields of JSON in Kafka's ``value``, and ``kafka_timestamp``.
-
-    A record that is not JSON becomes a row of nulls, which the purgatory rejects with a reason: nothing is
-    lost without a trace.
-    """
-    record = F.from_json(F.col("value").cast("string"), schema_ddl).alias("record")
-    return records.select(record, F.col("timestamp").alias("kafka_timestamp")).select("record.*", "kafka_timestamp")
+    if isinstance(source, FolderSource):
+        return reader.schema(source.schema_ddl).load(source.path)
+    return reader.table(source.table) if source.table else reader.load(source.path)
 
 
 @contextmanager

@@ -78,6 +78,14 @@ def print_summary(console: Console, summary: Summary, target: str) -> None:
     )
 
 
+def topic_line(tally: Tally) -> str:
+    """What the checkpoint says of a job whose outcomes are in no table."""
+    adds_up = "OK" if tally.received == tally.decided + tally.pending else "DOES NOT ADD UP; please report it"
+    return (
+        f"Conservation: {tally.received:,} received = {tally.decided:,} decided + {tally.pending:,} pending: {adds_up}"
+    )
+
+
 def verdict(summary: Summary) -> str:
     """OK, or what does not add up."""
     if summary.conserved:

@@ -46,6 +46,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("batches_total", "counter", "micro-batches", "Micro-batches that ran."),
     Metric("batch_duration_ms", "gauge", "ms", "How long the last micro-batch took."),
     Metric("batch_input_rows", "gauge", "rows", "Rows that the last micro-batch read."),
+    Metric(
+        "source_lag_records", "gauge", "records", "Records of Kafka that were there and not read yet, of all topics.",
+        "records-lag",
+    ),
     Metric("state_bytes_written", "gauge", "bytes", "State that the last micro-batch wrote."),
     Metric(
         "watermark_lag_ms", "gauge", "ms", "Clock time minus watermark. It grows while a source is silent or behind."

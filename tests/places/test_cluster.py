@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import tarfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +18,7 @@ from tests.support.children import ROOT
 from tests.support.delta_files import delta_rows
 from tests.support.job_process import JobProcess
 from tests.support.places_world import World, differences, folder_sources, orders_job
-from tests.support.worker_python import built_wheel, worker_python
+from tests.support.worker_python import built_wheel, packed_environment, worker_python
 
 FILES = 8
 
@@ -42,6 +44,16 @@ def kill(what: Callable[[list[str]], bool]) -> None:
     raise AssertionError("this test has started no such process")
 
 
+def seconds_until_two_commits(job: JobProcess, *killed: Callable[[list[str]], bool]) -> float:
+    """Kill, and wait."""
+    before = job.last_commit()
+    began_s = time.monotonic()
+    for what in killed:
+        kill(what)
+    job.wait_for_commit(before + 2)
+    return time.monotonic() - began_s
+
+
 def is_executor(command: list[str]) -> bool:
     return any("CoarseGrainedExecutorBackend" in word for word in command)
 
@@ -50,34 +62,48 @@ def is_worker(command: list[str]) -> bool:
     return "org.apache.spark.deploy.worker.Worker" in command
 
 
+def wheel(folder: Path) -> tuple[dict[str, Any], str]:
+    """Settings that ship the wheel alone, and the Python that the nodes have."""
+    shipped = shutil.copy(built_wheel(folder / "dist", ROOT), folder / "spark_purgatory.zip")
+    return {"spark.submit.pyFiles": str(shipped)}, str(worker_python(folder / "node"))
+
+
+def environment(folder: Path) -> tuple[dict[str, Any], str]:
+    """Settings that ship a packed environment, and the Python in it; the log host starts one on the driver, too."""
+    archive = packed_environment(folder, ROOT)
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder / "environment", filter="fully_trusted")
+    return {"spark.archives": f"{archive}#environment"}, "./environment/bin/python"
+
+
 @pytest.mark.long
 @pytest.mark.spark
-@pytest.mark.parametrize("host", ["applyInPandasWithState", "transformWithState"])
-def test_nothing_is_lost_or_doubled_while_executors_and_a_worker_machine_are_killed(tmp_path: Path, host: str) -> None:
+@pytest.mark.parametrize(("host", "shipped"), [("applyInPandasWithState", wheel), ("transformWithState", environment)])
+def test_nothing_is_lost_or_doubled_while_executors_and_a_worker_machine_are_killed(
+    tmp_path: Path, host: str, shipped: Callable[[Path], tuple[dict[str, Any], str]]
+) -> None:
     world = World(orders=54_000)
     size = world.orders // FILES
     for first in range(0, world.orders, size):
         world.land(tmp_path, range(first, first + size))
-    wheel = shutil.copy(built_wheel(tmp_path / "dist", ROOT), tmp_path / "spark_purgatory.zip")
-    python = worker_python(tmp_path / "node")
+    way, python = shipped(tmp_path)
     settings = {
-        "spark.submit.pyFiles": str(wheel),
+        **way,
         "spark.speculation": True,
         "spark.dynamicAllocation.enabled": True,
         "spark.dynamicAllocation.shuffleTracking.enabled": True,
     }
     with standalone_cluster("1g") as master:
         file = job_file(tmp_path, master, host, settings)
-        job = JobProcess(file, tmp_path / "checkpoint", environment={"PYSPARK_PYTHON": str(python)})
+        job = JobProcess(file, tmp_path / "checkpoint", environment={"PYSPARK_PYTHON": python}, folder=tmp_path)
         job.start()
         job.wait_for_commit(1)
-        kill(is_executor)
-        job.wait_for_commit(job.last_commit() + 2)
-        kill(is_worker)
-        kill(is_executor)
-        job.wait_for_commit(job.last_commit() + 2)
+        without_an_executor_s = seconds_until_two_commits(job, is_executor)
+        without_a_worker_s = seconds_until_two_commits(job, is_worker, is_executor)
         job.kill()
         world.land_closing(tmp_path)
         job.run_to_the_end()
         job.run_to_the_end()
+    print(f"{host}: two micro-batches {without_an_executor_s:.0f} s after an executor was killed, ", end="")
+    print(f"{without_a_worker_s:.0f} s after a worker and another executor were")
     assert differences(delta_rows(tmp_path / "outcomes", ["order_id", "status"]), world.expected()) == {}

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow.compute as pc
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.support.delta_files import delta_rows
 from tests.support.job_process import JobProcess
 from tests.support.kafka_broker import KafkaBroker, kafka_broker
 from tests.support.places_world import World, differences, orders_job
+from tests.support.schema_registry import SchemaRegistry, avro_long, avro_string, framed, schema_registry
 
 PARTITIONS = 4
 MALFORMED = [b'{"order_id": "order-', b"no json", b"", b"\xff\xfe\x00"]
@@ -52,9 +57,14 @@ def job_file(folder: Path, broker: KafkaBroker, host: str) -> Path:
         "maxOffsetsPerTrigger": 40_000,
     }
     sources = {name: {"format": "kafka", "topic": name, "options": options} for name in ("orders", "payments")}
-    dead = {"path": str(folder / "dead")}
+    shop = "cast(filter(kafka_headers, header -> header.key = 'source')[0].value as string) as shop"
+    more = {
+        "operations": {"select": ["*", "cast(kafka_key as string) as record", "kafka_partition", "kafka_offset", shop]},
+        "dead_letters": {"path": str(folder / "dead")},
+        "metrics": {"json_lines": str(folder / "metrics.jsonl")},
+    }
     settings = {"spark.master": "local[2,4]"}
-    return orders_job(folder / "job.yaml", sources, str(folder), host, settings, dead_letters=dead)
+    return orders_job(folder / "job.yaml", sources, str(folder), host, settings, **more)
 
 
 @pytest.mark.long
@@ -87,11 +97,135 @@ def test_nothing_is_lost_or_doubled_while_broker_and_job_are_killed(tmp_path: Pa
         send(broker, "payments", [closing_payment])
         job.run_to_the_end()
         job.run_to_the_end()  # the next run has the clock that the closing records moved
-    outcomes = delta_rows(tmp_path / "outcomes", ["order_id", "status", "late"])
+    outcomes = delta_rows(
+        tmp_path / "outcomes", ["order_id", "status", "late", "record", "shop", "kafka_partition", "kafka_offset"]
+    )
     assert differences(outcomes, world.expected()) == {}
     assert pc.sum(outcomes["late"]).as_py() == 0
     unnamed = outcomes.filter(pc.is_null(outcomes["order_id"]))
     assert unnamed["status"].to_pylist() == ["REJECTED"] * (len(parts) * len(bad))
-    letters = delta_rows(tmp_path / "dead", ["input", "reason", "raw"])
-    assert letters.num_rows == 2 * len(parts) * len(bad)
-    assert pc.count_distinct(letters["input"]).as_py() == 2
+    named = outcomes.filter(pc.is_valid(outcomes["order_id"]))
+    assert pc.all(pc.equal(named["record"], named["order_id"])).as_py()
+    assert pc.unique(outcomes["shop"]).to_pylist() == ["shop"]
+    places = set(zip(outcomes["kafka_partition"].to_pylist(), outcomes["kafka_offset"].to_pylist(), strict=True))
+    assert len(places) == outcomes.num_rows, "every record of the topic has one outcome"
+    letters = delta_rows(tmp_path / "dead", ["input", "reason", "raw", "raw_bytes"])
+    found = Counter(zip(*(letters[name].to_pylist() for name in ("input", "raw", "raw_bytes")), strict=True))
+    bodies = [(value.decode(), None) for value in MALFORMED[:3]] + [(None, MALFORMED[3]), (None, None)]
+    assert found == {(name, *body): len(parts) for name in ("operations", "completions") for body in bodies}
+    samples = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    lags = [sample["source_lag_records"] for sample in samples if "source_lag_records" in sample]
+    assert max(lags) > 0 == lags[-1]
+
+
+# --- Avro, a registry, several topics, and a topic of outcomes ------------------------------------
+
+PAID: dict[str, Any] = {
+    "type": "record",
+    "name": "Paid",
+    "fields": [
+        {"name": "order_id", "type": "string"},
+        {"name": "paid_at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+    ],
+}
+PAID_BY = {**PAID, "fields": [{"name": "method", "type": ["null", "string"], "default": None}, *PAID["fields"]]}
+"""With a field in front, so that bytes of one read as the other make no sense."""
+
+
+def in_avro(row: Mapping[str, object]) -> bytes:
+    """A payment by `PAID`."""
+    at_ms = round(datetime.fromisoformat(str(row["paid_at"])).timestamp() * 1000)
+    return avro_string(str(row["order_id"])) + avro_long(at_ms)
+
+
+def avro_job(folder: Path, broker: KafkaBroker, registry: SchemaRegistry, host: str) -> Path:
+    """The job: orders of all shops and payments in Avro, outcomes into a topic."""
+    brokers = {"kafka.bootstrap.servers": broker.address}
+    options = {**brokers, "startingOffsets": "earliest", "maxOffsetsPerTrigger": 2_000, "failOnDataLoss": True}
+    (folder / "paid.avsc").write_text(json.dumps(PAID), encoding="utf-8")
+    avro = {"registry": {"url": registry.url}, "schema_file": str(folder / "paid.avsc")}
+    sources: dict[str, dict[str, Any]] = {
+        "orders": {"format": "kafka", "topic_pattern": "orders-.*", "options": options},
+        "payments": {"format": "kafka", "topic": "payments", "schema": None, "avro": avro, "options": options},
+    }
+    more = {
+        "operations": {"select": ["*", "kafka_topic as shop"]},
+        "dead_letters": {"path": str(folder / "dead")},
+        "output": {"topic": "outcomes", "options": {**brokers, "kafka.enable.idempotence": True}},
+    }
+    return orders_job(folder / "job.yaml", sources, str(folder), host, {"spark.master": "local[2,4]"}, **more)
+
+
+def records_in(broker: KafkaBroker, topic: str) -> list[tuple[str | None, dict[str, Any]]]:
+    """Keys and values of all records of a topic."""
+    consumer = Consumer({"bootstrap.servers": broker.address, "group.id": topic, "enable.partition.eof": True})
+    consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in range(PARTITIONS)])
+    found, ended = [], 0
+    while ended < PARTITIONS:
+        record = consumer.poll(30)
+        assert record is not None, f"{topic} does not end"
+        if record.error() is not None:
+            assert record.error().code() == KafkaError._PARTITION_EOF, record.error()
+            ended += 1
+        else:
+            found.append((None if record.key() is None else record.key().decode(), json.loads(record.value())))
+    consumer.close()
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.parametrize("host", ["applyInPandasWithState", "transformWithState"])
+def test_avro_of_a_registry_and_topics_by_pattern_go_into_a_topic_at_least_once(tmp_path: Path, host: str) -> None:
+    world = World(orders=10_000)
+    parts = [range(first, first + 2_500) for first in range(0, world.orders, 2_500)]
+    closing_order, closing_payment = world.closing_rows()
+    with kafka_broker(tmp_path / "broker") as broker, schema_registry(tmp_path) as registry:
+        create_topics(broker, "orders-north", "orders-south", "payments", "outcomes")
+        number = registry.register("payments-value", PAID)
+        bad = [b"", b"\x00\x00", b"\x07" + framed(number, b"x"), framed(number, b"\xff\xff\xff"), None]
+
+        def land(part: range, schema_id: int, before: bytes = b"") -> None:
+            rows = list(world.operation_rows(part))
+            for topic, half in (("orders-north", 0), ("orders-south", 1)):
+                send(broker, topic, [row for row in rows if int(str(row["order_id"])[-1]) % 2 == half])
+            payments = [framed(schema_id, before + in_avro(row)) for row in world.event_rows(part)]
+            send(broker, "payments", [*bad, *payments])
+
+        job = JobProcess(avro_job(tmp_path, broker, registry, host), tmp_path / "checkpoint")
+        land(parts[0], number)
+        job.start()
+        job.wait_for_commit(1)
+        job.kill()
+        land(parts[1], number)
+        job.run_to_the_end()
+        job.start()
+        land(parts[2], number)
+        job.wait_for_commit(job.last_commit() + 1)
+        later = registry.register("payments-value", PAID_BY)
+        assert later != number
+        land(parts[3], later, before=b"\x02" + avro_string("card"))
+        assert job.exit_code() == 1, "a schema that is new since the start ends the job"
+        said = job.log.read_text(encoding="utf-8", errors="replace")
+        assert re.search(
+            rf"^the value at payments/\d/\d+ has the schema {later}, which the registry's", said, re.MULTILINE
+        )
+        send(broker, "orders-north", [closing_order])
+        send(broker, "payments", [framed(number, in_avro(closing_payment))])
+        job.run_to_the_end()
+        job.run_to_the_end()
+        found = records_in(broker, "outcomes")
+    once = {(key, json.dumps(value, sort_keys=True)) for key, value in found}
+    assert len(found) >= len(once)
+    values = [json.loads(value) for _, value in once]
+    assert [key for key, _ in once] == [value["order_id"] for value in values]
+    due = world.expected()
+    seen = Counter((value["order_id"], value["status"]) for value in values)
+    assert set(seen) == set(due)
+    assert {each: count for each, count in seen.items() if count != 1} == {}
+    assert {value["shop"] for value in values} == {"orders-north", "orders-south"}
+    letters = delta_rows(tmp_path / "dead", ["input", "reason", "raw", "raw_bytes"])
+    reasons = Counter(zip(letters["reason"].to_pylist(), letters["raw_bytes"].to_pylist(), strict=True))
+    said = ["the value has no header of a schema registry"] * 3 + ["not Avro of the schema", "the record has no value"]
+    assert reasons == dict.fromkeys(zip(said, bad, strict=True), len(parts))
+    assert "Written to topic outcomes. Conservation:" in job.said()

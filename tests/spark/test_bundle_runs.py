@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
-import tempfile
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,7 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from bundle import orders_job
 from spark_purgatory.demo.landing import Landed, write_landing
 from spark_purgatory.demo.recount import recount
-from tests.support.children import ROOT, only_connect_server
+from tests.support.children import ROOT
+from tests.support.pipelines import run_pipeline
 
 pytestmark = pytest.mark.spark
 
@@ -68,21 +64,3 @@ def test_the_pipeline_gives_the_same_outcomes_as_the_job(spark: SparkSession, tm
     assert statuses(spark.read.parquet(str(tables / "order_outcomes"))) == by_job
     view = spark.read.parquet(str(tables / "order_statuses")).collect()
     assert {row["status"]: row["count(1)"] for row in view} == by_job
-
-
-def run_pipeline(folder: Path) -> None:
-    """Run the pipeline of a folder to its end, which must be good; its tables lie in ``spark-warehouse``."""
-    found = find_spec("pyspark")
-    assert found is not None and found.origin is not None
-    home = Path(found.origin).parent
-    environment = {
-        **os.environ,
-        "SPARK_HOME": str(home),
-        "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": str(ROOT),
-        "SPARK_LOCAL_DIRS": tempfile.gettempdir(),
-    }
-    command = ["bash", str(home / "bin" / "spark-pipelines"), "run"]
-    with only_connect_server():
-        ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr[-3000:]

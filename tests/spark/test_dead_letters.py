@@ -18,7 +18,9 @@ from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.dead_letters import COLUMNS, malformed_records
 from spark_purgatory.job.job_config import JobConfig
 from spark_purgatory.job.runner import run
+from spark_purgatory.job.source_config import KafkaSource
 from spark_purgatory.job.stopping import StopRequest
+from tests.support.delta_files import delta_rows
 
 ORDERS = "order_id string, amount int, ordered_at timestamp, lines array<struct<n: int>>"
 PAYMENTS = "order_id string, paid_at timestamp"
@@ -73,6 +75,7 @@ def letters(spark: SparkSession, folder: Path) -> Counter[tuple[str, str, str, s
 
 GOOD = json.dumps({"order_id": "o", "amount": 1, "ordered_at": "2024-03-01T08:00:00Z", "lines": [{"n": 1}]})
 WRONG_TYPES = json.dumps({"order_id": "p", "amount": "many", "ordered_at": "soon"})
+BROKEN = GOOD.encode().replace(b'"o"', b'"\xff"')
 NESTED = json.dumps({"order_id": "q", "amount": 1, "ordered_at": "2024-03-01T08:01:00Z", "lines": [{"n": "x"}]})
 
 
@@ -139,18 +142,31 @@ def test_letters_that_cannot_be_written_end_the_job(spark: SparkSession, tmp_pat
 
 @pytest.mark.spark
 def test_records_of_kafka_that_are_no_json_of_the_schema_are_letters(spark: SparkSession) -> None:
-    values = [GOOD, WRONG_TYPES, "", "no json", None]
+    values = [GOOD.encode(), WRONG_TYPES.encode(), b"", b"no json", None, BROKEN]
     records = spark.createDataFrame(
-        [("orders", 3, offset, None if value is None else value.encode()) for offset, value in enumerate(values)],
+        [("orders", 3, offset, value) for offset, value in enumerate(values)],
         "topic string, partition int, offset bigint, value binary",
     )
-    rows = malformed_records(records, ORDERS, "operations").collect()
-    assert sorted((row.source, row.reason, row.raw) for row in rows) == [
-        ("orders/3/1", "not of the field's type: amount, ordered_at", WRONG_TYPES),
-        ("orders/3/2", "not a JSON object", ""),
-        ("orders/3/3", "not a JSON object", "no json"),
-        ("orders/3/4", "the record has no value", None),
+    source = KafkaSource.model_validate(
+        {"format": "kafka", "topic": "orders", "schema": ORDERS, "options": {"kafka.bootstrap.servers": "none:1"}}
+    )
+    rows = malformed_records(records, source, "operations").collect()
+    assert sorted((row.source, row.reason, row.raw, row.raw_bytes) for row in rows) == [
+        ("orders/3/1", "not of the field's type: amount, ordered_at", WRONG_TYPES, None),
+        ("orders/3/2", "not a JSON object", "", None),
+        ("orders/3/3", "not a JSON object", "no json", None),
+        ("orders/3/4", "the record has no value", None, None),
+        ("orders/3/5", "not UTF-8", None, BROKEN),
     ]
+
+
+@pytest.mark.spark
+def test_bytes_that_are_no_text_are_kept_as_bytes(spark: SparkSession, tmp_path: Path) -> None:
+    land(tmp_path, 1, [GOOD], ["o;2024-03-01T08:05:00Z"])
+    (tmp_path / "orders" / "2.json").write_bytes(b'{"order_id": "\xff\n')
+    run(spark, job(tmp_path), Console(file=StringIO()), StopRequest())
+    [letter] = delta_rows(tmp_path / "dead", ["reason", "raw", "raw_bytes"]).to_pylist()
+    assert letter == {"reason": "not a JSON object", "raw": None, "raw_bytes": b'{"order_id": "\xff'}
 
 
 @pytest.mark.parametrize(

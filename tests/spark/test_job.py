@@ -25,10 +25,13 @@ from spark_purgatory.demo.runner import QUICK_SETTINGS, DemoRequest, demo_config
 from spark_purgatory.errors import ConfigError, StateMismatchError
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
+from spark_purgatory.job.kafka_values import fields_of, rows_of
 from spark_purgatory.job.runner import EXIT_CONFIG, explain, run
 from spark_purgatory.job.session import settings_of
-from spark_purgatory.job.sources import parse_records, purgatory_of
+from spark_purgatory.job.source_config import KafkaSource
+from spark_purgatory.job.sources import purgatory_of
 from spark_purgatory.job.stopping import StopRequest
+from spark_purgatory.job.topic_output import records_of
 from spark_purgatory.spark.host.requirements import COUNT_ROWS
 from spark_purgatory.spark.sink.table.delta_session import delta_package
 
@@ -458,12 +461,26 @@ def test_a_delta_table_and_csv_in_a_table_by_name_out(spark: SparkSession, tmp_p
 
 @pytest.mark.spark
 def test_records_of_kafka_become_columns_and_garbage_becomes_nulls(spark: SparkSession) -> None:
-    records = spark.sql(
-        "SELECT cast(value AS binary) AS value, timestamp'2024-01-01' AS timestamp "
-        'FROM VALUES (\'{"id": "a", "n": 1}\'), (\'not json\') AS t(value)'
+    values = [b'{"id": "a", "n": 1}', b"not json", b'{"id": "\xff"}', None]
+    records = spark.createDataFrame(
+        [(b"k", value, "t", 0, offset) for offset, value in enumerate(values)],
+        "key binary, value binary, topic string, partition int, offset bigint",
     )
-    rows = parse_records(records, "id string, n int").select("id", "n").collect()
-    assert [tuple(row) for row in rows] == [("a", 1), (None, None)]
+    source = KafkaSource.model_validate(
+        {"format": "kafka", "topic": "t", "schema": "id string, n int", "options": {"kafka.bootstrap.servers": "b:1"}}
+    )
+    rows = rows_of(records, source, "operations")
+    assert fields_of(rows) == ["`id`", "`n`"]
+    found = rows.selectExpr("id", "n", "cast(kafka_key as string)", "kafka_topic", "kafka_offset").collect()
+    nulls = [(None, None, "k", "t", offset) for offset in (1, 2, 3)]
+    assert [tuple(row) for row in found] == [("a", 1, "k", "t", 0), *nulls]
+
+
+@pytest.mark.spark
+def test_outcomes_as_records_have_the_id_as_key_and_all_fields_as_value(spark: SparkSession) -> None:
+    outcomes = spark.sql("SELECT 7 AS `order id`, 'EXPIRED' AS status, cast(null AS string) AS reason")
+    [record] = records_of(outcomes, "`order id`").collect()
+    assert (record["key"], json.loads(record["value"])) == ("7", {"order id": 7, "status": "EXPIRED", "reason": None})
 
 
 # --- the demo -------------------------------------------------------------------------------------

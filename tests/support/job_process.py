@@ -24,6 +24,7 @@ class JobProcess:
         checkpoint: Path,
         command: Sequence[str] = (sys.executable, "-m", "spark_purgatory", "run"),
         environment: Mapping[str, str] | None = None,
+        folder: Path = ROOT,
     ) -> None:
         self.file = file
         self.log = file.with_name("job.log")
@@ -31,6 +32,7 @@ class JobProcess:
         self._command = [*command, str(file)]
         ours = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
         self._environment = {**os.environ, **ours, **(environment or {})}
+        self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *arguments: str) -> None:
@@ -38,7 +40,7 @@ class JobProcess:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*self._command, *arguments],
-                cwd=ROOT,
+                cwd=self._folder,
                 env=self._environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -74,6 +76,11 @@ class JobProcess:
         assert self._process is not None
         code = self._process.wait(2 * WAIT_S)
         assert code == 0, self.said()
+
+    def exit_code(self) -> int:
+        """How it ends by itself."""
+        assert self._process is not None
+        return self._process.wait(WAIT_S)
 
     def said(self) -> str:
         """The last of what it printed."""

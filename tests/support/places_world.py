@@ -92,11 +92,13 @@ class World:
 def orders_job(
     file: Path, sources: dict[str, dict[str, Any]], place: str, host: str, spark: dict[str, Any], **more: Any
 ) -> Path:
-    """The job's file: sources of ``orders`` and ``payments``; table and checkpoint below ``place``."""
-    job = {
+    """The job's file: sources of ``orders`` and ``payments``; table and checkpoint below ``place``; more of its fields,
+    of which ``operations`` are added to those that are here.
+    """
+    job: dict[str, Any] = {
         "name": "orders",
         "operations": {
-            "source": {**sources["orders"], "schema": "order_id string, ordered_at timestamp"},
+            "source": {"schema": "order_id string, ordered_at timestamp", **sources["orders"]},
             "id": "order_id",
             "keys": "order_id",
             "created": "ordered_at",
@@ -104,7 +106,7 @@ def orders_job(
             "watermark": "1 hour",
         },
         "completions": {
-            "source": {**sources["payments"], "schema": "order_id string, paid_at timestamp"},
+            "source": {"schema": "order_id string, paid_at timestamp", **sources["payments"]},
             "key": "order_id",
             "time": "paid_at",
             "watermark": "1 hour",
@@ -115,6 +117,7 @@ def orders_job(
         "trigger": {"processingTime": "1 second"},
         "spark": {"spark.ui.enabled": False, "spark.driver.memory": "1500m", **spark},
     }
+    job["operations"] |= more.pop("operations", {})
     file.write_text(yaml.safe_dump({**job, **more}), encoding="utf-8")
     return file
 

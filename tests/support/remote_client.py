@@ -35,7 +35,7 @@ def client_python(folder: Path) -> Path:
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(packages), *wanted]
     subprocess.run(command, check=True, capture_output=True)
     has = "import importlib.util as u; print([bool(u.find_spec(name)) for name in ('py4j', 'delta', 'pyspark')])"
-    found = subprocess.run([python, "-c", has], check=True, capture_output=True, text=True, cwd=folder).stdout
+    found = subprocess.run([python, "-E", "-c", has], check=True, capture_output=True, text=True, cwd=folder).stdout
     assert found.strip() == "[False, False, True]", found
     return python
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import venv
+import zipfile
 from collections.abc import Sequence
 from importlib.metadata import files
 from pathlib import Path
@@ -26,7 +28,7 @@ NODE_HAS = (
 def worker_python(folder: Path) -> Path:
     """An interpreter with `NODE_HAS` of this one's environment and nothing else."""
     python = python_with(folder, NODE_HAS)
-    lacks = [str(python), "-c", "import spark_purgatory"]
+    lacks = [str(python), "-E", "-c", "import spark_purgatory"]
     said = subprocess.run(lacks, capture_output=True, text=True, check=False, cwd=folder).stderr
     assert "No module named 'spark_purgatory'" in said, said
     return python
@@ -44,6 +46,22 @@ def python_with(folder: Path, distributions: Sequence[str]) -> Path:
             elif there.exists() and not (packages / top).exists():
                 (packages / top).symlink_to(there)
     return folder / "bin" / "python"
+
+
+def packed_environment(folder: Path, root: Path) -> Path:
+    """An archive of such an environment with the wheel in it, as venv-pack makes it: whole, with Python as a link."""
+    python_with(folder / "jobs", NODE_HAS)
+    [packages] = (folder / "jobs" / "lib").glob("python*/site-packages")
+    with zipfile.ZipFile(built_wheel(folder / "dist", root)) as wheel:
+        wheel.extractall(packages)
+    archive = folder / "jobs.tar.gz"
+    with tarfile.open(archive, "w:gz", compresslevel=1) as packed:
+        # Python stays a link: it finds its library beside the file that it is.
+        for name in ("bin", "pyvenv.cfg"):
+            packed.add(folder / "jobs" / name, arcname=name)
+        packed.dereference = True
+        packed.add(packages, arcname=str(packages.relative_to(folder / "jobs")))
+    return archive
 
 
 def _link_each(there: Path, here: Path) -> None:

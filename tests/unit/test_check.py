@@ -131,7 +131,7 @@ def test_an_old_pyspark_and_none_are_one_sentence(tmp_path: Path, source: str, m
             ["trigger=10 seconds"],
             "trigger: '10 seconds': write processingTime: 10 seconds, or availableNow: true",
         ),
-        (["output=outcomes"], "output: 'outcomes': holds fields: path, table"),
+        (["output=outcomes"], "output: 'outcomes': holds fields: topic, options, path, table"),
     ],
 )
 def test_what_is_wrong_with_columns_and_sections_is_said_before_spark_starts(changes: list[str], message: str) -> None:

@@ -64,7 +64,7 @@ def config(tmp_path: Path, **sections: dict[str, Any]) -> JobConfig:
         (OperationsInput, Operations, set(Input.model_fields)),
         (CompletionsInput, Completions, set(Input.model_fields)),
         (Rules, PurgatoryOptions, {"criterion"}),
-        (Output, SinkOptions, set()),
+        (Output, SinkOptions, {"topic", "options"}),
     ],
 )
 def test_the_file_has_every_option_of_python(model: Any, declared: type, beside: set[str]) -> None:

@@ -7,10 +7,11 @@ neither the query nor the listener waits for it.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -154,6 +155,9 @@ class QueryMonitor:
             "batch_duration_ms": progress.durationMs["triggerExecution"],
             "batch_input_rows": sum(max(0, source.numInputRows) for source in progress.sources if _counts(source)),
         }
+        lag = lag_records(progress.sources)
+        if lag is not None:
+            last["source_lag_records"] = lag
         if watermark_ms is not None:
             last["watermark_lag_ms"] = now_ms - watermark_ms
         if isinstance(self._query, AccumulatorQuery):
@@ -258,6 +262,18 @@ def _ran(progress: Any) -> bool:
 def _counts(source: Any) -> bool:
     """Whether a source is the user's: ours make a row a micro-batch so that time passes."""
     return not str(source.description).startswith("RatePerMicroBatch")
+
+
+def lag_records(sources: Iterable[Any]) -> int | None:
+    """Kafka's records that were there when a micro-batch was planned, less those up to its end; None without Kafka."""
+    behind = None
+    for source in sources:
+        if str(source.description).startswith("Kafka") and source.latestOffset and source.endOffset:
+            read = json.loads(source.endOffset)
+            for topic, partitions in json.loads(source.latestOffset).items():
+                for partition, latest in partitions.items():
+                    behind = (behind or 0) + max(0, latest - read.get(topic, {}).get(partition, 0))
+    return behind
 
 
 def _watermark_ms(text: str | None) -> int | None:

@@ -1,0 +1,91 @@
+"""Avro schemas of a source: from a file, and from a registry by its REST interface."""
+
+from __future__ import annotations
+
+import base64
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spark_purgatory.job.config_file import JobConfigError, Problem
+from spark_purgatory.job.source_config import AvroValues, KafkaSource, Registry
+
+TIMEOUT_S = 30
+ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
+
+
+@dataclass(frozen=True)
+class AvroSchemas:
+    """What the values of a topic were written with, and what they are read as; each a schema in JSON."""
+
+    reader: str
+    writers: Mapping[int, str]
+    """By id of the registry; empty where the file alone says it."""
+
+
+def schemas_of(source: KafkaSource, name: str) -> AvroSchemas:
+    """The schemas of a source; `JobConfigError` names the field that they cannot be had from."""
+    avro = source.avro
+    assert avro is not None, "bug: the source has no Avro"
+    given = None if avro.schema_file is None else _of_file(avro, f"{name}.source.avro.schema_file")
+    if avro.registry is None:
+        assert given is not None, "bug: Avro without a schema was accepted"
+        return AvroSchemas(given, {})
+    subject = avro.registry.subject or f"{(source.topic or [''])[0]}-value"
+    versions = _versions(avro.registry, subject, f"{name}.source.avro.registry")
+    writers = {int(version["id"]): str(version["schema"]) for version in versions}
+    return AvroSchemas(given or str(versions[-1]["schema"]), writers)
+
+
+def _of_file(avro: AvroValues, field: str) -> str:
+    assert avro.schema_file is not None
+    try:
+        text = Path(avro.schema_file).read_text(encoding="utf-8")
+        schema = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise JobConfigError("the job file", [Problem(field, repr(avro.schema_file), f"no Avro: {error}")]) from error
+    return _record(schema, field, repr(avro.schema_file))
+
+
+def _record(schema: Any, field: str, given: str) -> str:
+    if not isinstance(schema, dict) or schema.get("type") != "record":
+        raise JobConfigError("the job file", [Problem(field, given, "must be the schema of a record")])
+    return json.dumps(schema)
+
+
+def _versions(registry: Registry, subject: str, field: str) -> list[dict[str, Any]]:
+    """The versions of a subject, the oldest first."""
+    at = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions"
+    found = []
+    for number in _asked(registry, at, field):
+        version = _asked(registry, f"{at}/{number}", field)
+        if version.get("schemaType", "AVRO") != "AVRO" or version.get("references"):
+            allowed = "must be Avro without references to other subjects; give schema_file and no registry"
+            raise JobConfigError("the job file", [Problem(field, f"subject {subject!r}, version {number}", allowed)])
+        _record(json.loads(version["schema"]), field, f"subject {subject!r}, version {number}")
+        found.append(version)
+    return found
+
+
+def _asked(registry: Registry, path: str, field: str) -> Any:
+    """What the registry answers."""
+    request = urllib.request.Request(registry.url.rstrip("/") + path, headers={"Accept": ACCEPT})
+    if registry.user_info is not None:
+        given = base64.b64encode(registry.user_info.get_secret_value().encode()).decode()
+        request.add_header("Authorization", f"Basic {given}")
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        said = {401: "the registry refuses user_info", 404: "the registry has no such subject"}
+        allowed = said.get(error.code, f"the registry answers with HTTP {error.code}")
+        raise JobConfigError("the job file", [Problem(field, path, allowed)]) from error
+    except (OSError, ValueError) as error:
+        raise JobConfigError(
+            "the job file", [Problem(field, path, f"the registry cannot be asked: {error}")]
+        ) from error

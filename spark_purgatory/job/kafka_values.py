@@ -1,0 +1,116 @@
+"""Records of Kafka as rows: the fields of their JSON or Avro, and what Kafka says of them."""
+
+from __future__ import annotations
+
+import json
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.avro.functions import from_avro
+
+from spark_purgatory.job.avro_schemas import AvroSchemas, schemas_of
+from spark_purgatory.job.source_config import KAFKA_COLUMNS, KafkaSource
+
+MARK = "spark_purgatory_read"
+"""A field with a default that every value which can be read gets: without it, a value of nulls and one that cannot be
+read are the same. No source has it."""
+HEADER_BYTES = 5
+"""A zero, and the id of a schema in four bytes."""
+MAX_BYTES = 2**31 - 1
+
+
+def records_of(spark: SparkSession, source: KafkaSource, with_headers: bool = False) -> DataFrame:
+    """The stream of a source's records, as Spark has them."""
+    reader = spark.readStream.format("kafka").options(**source.options).option(*source.subscription)
+    return (reader.option("includeHeaders", True) if with_headers else reader).load()
+
+
+def rows_of(records: DataFrame, source: KafkaSource, name: str) -> DataFrame:
+    """The fields of each record's value, and `KAFKA_COLUMNS`.
+
+    A record that cannot be read becomes a row of nulls, which the purgatory rejects with a reason: nothing is lost
+    without a trace.
+    """
+    if source.avro is not None:
+        record = avro_record(F.col("value"), schemas_of(source, name), source)
+    else:
+        assert source.schema_ddl is not None, "bug: a source without a schema was accepted"
+        record = F.from_json(text_of(F.col("value")), source.schema_ddl)
+    named = {f"kafka_{column}": F.col(column) for column in records.columns if f"kafka_{column}" in KAFKA_COLUMNS}
+    columns = [column.alias(alias) for alias, column in named.items()]
+    rows = records.select(record.alias("record"), *columns).select("record.*", *named)
+    return rows.drop(MARK)
+
+
+def fields_of(rows: DataFrame) -> list[str]:
+    """The columns that are a value's, quoted."""
+    return ["`" + name.replace("`", "``") + "`" for name in rows.columns if name not in KAFKA_COLUMNS]
+
+
+def text_of(value: Column) -> Column:
+    """Bytes as text; null where they are no UTF-8, which Spark's JSON reader would change without a word."""
+    return F.try_validate_utf8(value.cast("string"))
+
+
+def avro_record(value: Column, schemas: AvroSchemas, source: KafkaSource) -> Column:
+    """The record in Avro bytes with `MARK`; null, or a record of nulls, where they cannot be read."""
+    avro = source.avro
+    assert avro is not None, "bug: the source has no Avro"
+    reader = with_mark(schemas.reader)
+    if not avro.has_header:
+        return _decoded(value, schemas.reader, reader)
+    payload = F.substring(value, HEADER_BYTES + 1, MAX_BYTES)
+    if not schemas.writers:
+        return F.when(has_header(value), _decoded(payload, schemas.reader, reader))
+    record = F.when(~has_header(value), None)
+    for number, writer in schemas.writers.items():
+        record = record.when(schema_id(value) == number, _decoded(payload, writer, reader))
+    if avro.unknown_id == "reject":
+        return record
+    place = F.concat_ws("/", F.col("topic"), F.col("partition"), F.col("offset"))
+    said = F.concat(
+        F.lit("the value at "),
+        place,
+        F.lit(" has the schema "),
+        schema_id(value),
+        F.lit(
+            ", which the registry's subject did not have when the job started. Start the job again: it asks anew. If "
+            "no registry has it, set avro.unknown_id: reject"
+        ),
+    )
+    return record.when(value.isNotNull(), F.raise_error(said))
+
+
+def avro_reason(value: Column, schemas: AvroSchemas, source: KafkaSource) -> Column:
+    """Why Avro bytes cannot be read; null where they can."""
+    avro = source.avro
+    assert avro is not None, "bug: the source has no Avro"
+    record = avro_record(value, schemas, source)
+    reason = F.when(value.isNull(), "the record has no value")
+    if avro.has_header:
+        reason = reason.when(~has_header(value), "the value has no header of a schema registry")
+    if schemas.writers and avro.unknown_id == "reject":
+        unknown = ~schema_id(value).isin(*schemas.writers)
+        reason = reason.when(unknown, F.concat(F.lit("the registry's subject has no schema "), schema_id(value)))
+    return reason.when(record[MARK].isNull(), "not Avro of the schema")
+
+
+def has_header(value: Column) -> Column:
+    """Whether bytes begin with a zero and are long enough for an id."""
+    return (F.substring(value, 1, 1) == F.lit(b"\x00")) & (F.octet_length(value) >= HEADER_BYTES)
+
+
+def schema_id(value: Column) -> Column:
+    """The id in the header."""
+    return F.conv(F.hex(F.substring(value, 2, HEADER_BYTES - 1)), 16, 10).cast("bigint")
+
+
+def with_mark(schema: str) -> str:
+    """A record's schema with `MARK` behind its fields."""
+    record = json.loads(schema)
+    mark = {"name": MARK, "type": "boolean", "default": True}
+    return json.dumps({**record, "fields": [*record["fields"], mark]})
+
+
+def _decoded(payload: Column, writer: str, reader: str) -> Column:
+    return from_avro(payload, writer, {"mode": "PERMISSIVE", "avroSchema": reader})

@@ -1,0 +1,175 @@
+"""The part of the job's YAML file that says where an input is read from.
+
+Options may hold passwords: their values appear in no repr and in no error.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Literal
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from spark_purgatory.config import near
+from spark_purgatory.job.config_types import Model, Scalar, Text, Texts, exactly_one
+
+KAFKA_COLUMNS = (
+    "kafka_key",
+    "kafka_headers",
+    "kafka_topic",
+    "kafka_partition",
+    "kafka_offset",
+    "kafka_timestamp",
+)
+"""What ``select`` and ``where`` can name beside the fields of a record's value; ``*`` leaves them out."""
+READ_OPTIONS = (
+    "startingOffsets",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "failOnDataLoss",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "groupIdPrefix",
+)
+"""Spark's own options of a Kafka stream; it ignores a name that it does not know."""
+OURS = {"subscribe": "topic", "subscribepattern": "topic_pattern", "assign": "topic"}
+"""Options of Spark for which the file has a field."""
+WHOLE_NUMBERS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "minPartitions", "maxRecordsPerPartition")
+BROKERS = "kafka.bootstrap.servers"
+
+
+class FolderSource(Model):
+    """Files that land in a folder; each is read once."""
+
+    format: Literal["parquet", "json", "csv"]
+    path: Text
+    schema_ddl: Annotated[str, Field(alias="schema", min_length=1)]
+    options: dict[str, Scalar] = Field(default_factory=dict)
+
+
+class DeltaSource(Model):
+    """Rows appended to a Delta table."""
+
+    format: Literal["delta"]
+    path: Text | None = None
+    table: Text | None = None
+    options: dict[str, Scalar] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_place(self) -> DeltaSource:
+        exactly_one(self, "path", "table")
+        return self
+
+
+class Registry(Model):
+    """A schema registry with the interface of Confluent's."""
+
+    url: Text
+    subject: Text | None = None
+    """None: the topic's name and ``-value``."""
+    user_info: SecretStr | None = None
+    """``user:password``."""
+
+
+class AvroValues(Model):
+    """Avro in the values of records: whose schema it has."""
+
+    schema_file: Text | None = None
+    """The columns of the input: a record's schema in JSON. With a registry and without a file: its latest version."""
+    registry: Registry | None = None
+    confluent_header: bool = False
+    """Each value begins with the five bytes that say which schema of a registry it has. With ``registry`` it does."""
+    unknown_id: Literal["stop", "reject"] = "stop"
+    """A value whose schema the registry's subject did not have when the job started."""
+
+    @model_validator(mode="after")
+    def _has_a_schema(self) -> AvroValues:
+        if self.schema_file is None and self.registry is None:
+            raise ValueError("give schema_file, registry, or both")
+        return self
+
+    @property
+    def has_header(self) -> bool:
+        """Whether values begin with the five bytes."""
+        return self.confluent_header or self.registry is not None
+
+
+class KafkaSource(Model):
+    """Records of Kafka topics, whose values are JSON or Avro."""
+
+    format: Literal["kafka"]
+    topic: Texts | None = None
+    topic_pattern: Text | None = None
+    schema_ddl: Annotated[str | None, Field(alias="schema", min_length=1)] = None
+    avro: AvroValues | None = None
+    options: dict[str, Scalar]
+
+    @field_validator("options")
+    @classmethod
+    def _are_sparks(cls, options: dict[str, str]) -> dict[str, str]:
+        check_brokers(options)
+        for name, value in options.items():
+            if not name.startswith("kafka."):
+                _check_option(name, value)
+        return options
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> KafkaSource:
+        exactly_one(self, "topic", "topic_pattern")
+        if (self.schema_ddl is None) == (self.avro is None):
+            raise ValueError("give schema for values in JSON, or avro for values in Avro")
+        if self.avro and self.avro.registry and not (self.avro.registry.subject or len(self.topic or ()) == 1):
+            raise ValueError("avro.registry.subject is required where there are several topics")
+        return self
+
+    @property
+    def subscription(self) -> tuple[str, str]:
+        """Spark's option that names the topics, and its value."""
+        if self.topic is not None:
+            return "subscribe", ",".join(self.topic)
+        assert self.topic_pattern is not None, "bug: a source without topics was accepted"
+        return "subscribePattern", self.topic_pattern
+
+
+Source = Annotated[FolderSource | DeltaSource | KafkaSource, Field(discriminator="format")]
+
+
+def check_brokers(options: dict[str, str]) -> None:
+    """Raise ValueError unless the options name Kafka's brokers."""
+    if BROKERS not in options:
+        raise ValueError(f"options needs {BROKERS}, as host:port{near(BROKERS, options)}")
+
+
+def _check_option(name: str, value: str) -> None:
+    """Raise ValueError for an option that Spark would not know, or whose value it would refuse when the job runs."""
+    if name.lower() in OURS:
+        raise ValueError(f"{name} is no option here: write {OURS[name.lower()]} beside options")
+    if name.lower() == "includeheaders":
+        raise ValueError("includeHeaders is no option here: name kafka_headers in select, and they are read")
+    known = {option.lower(): option for option in READ_OPTIONS}
+    if name.lower() not in known:
+        raise ValueError(
+            f"{name} is no option of a Kafka stream{near(name, READ_OPTIONS) or '.'} Allowed: kafka.* (the consumer's "
+            f"own) and {', '.join(READ_OPTIONS)}"
+        )
+    option = known[name.lower()]
+    if option in WHOLE_NUMBERS and not (value.isascii() and value.isdigit() and int(value) > 0):
+        raise ValueError(f"{option} must be a whole number from 1 on")
+    if option == "failOnDataLoss" and value.lower() not in ("true", "false"):
+        raise ValueError("failOnDataLoss must be true or false")
+    if option == "startingOffsets" and value.lower() not in ("earliest", "latest") and not _is_object(value):
+        raise ValueError('startingOffsets must be earliest, latest, or JSON such as \'{"orders": {"0": 23, "1": -2}}\'')
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False

@@ -1,0 +1,35 @@
+"""Outcomes into a Kafka topic: at least once, as Spark's producer writes them.
+
+A record's key is the operation's id as text, its value the outcome's row in JSON. A micro-batch that fails is written
+again, so a reader sees an outcome once or more often, each time with the same key and value.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_purgatory.job.job_config import JobConfig
+from spark_purgatory.job.sources import blamed_on
+from spark_purgatory.spark.checkpoint.start_check import check_checkpoint
+
+AS_JSON = {"ignoreNullFields": "false"}
+"""Every record has all fields."""
+
+
+def start(spark: SparkSession, outcomes: DataFrame, config: JobConfig) -> StreamingQuery:
+    """Start the query that writes the topic."""
+    assert config.output.topic is not None, "bug: the output is no topic"
+    check_checkpoint(spark, config.checkpoint, outcomes)
+    with blamed_on("operations.id"):
+        records = records_of(outcomes, str(config.operations.made().id))
+    writer = records.writeStream.format("kafka").options(**config.output.options).option("topic", config.output.topic)
+    writer = writer.queryName(config.name).trigger(**config.trigger.model_dump(exclude_none=True))
+    return writer.option("checkpointLocation", config.checkpoint).outputMode("append").start()
+
+
+def records_of(outcomes: DataFrame, id_column: str) -> DataFrame:
+    """The records of outcomes, streaming or not."""
+    value = F.to_json(F.struct("*"), AS_JSON)
+    return outcomes.select(F.col(id_column).cast("string").alias("key"), value.alias("value"))
