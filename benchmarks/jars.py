@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -51,16 +52,18 @@ def _retrieve(dependencies: str, ivy: Path, types: Sequence[str], options: Seque
         "</ivy-module>\n"
     )
     known = ivy / RESOLVED
-    if known.exists() and known.read_text(encoding="utf-8") == request:
-        return
     ivy.mkdir(parents=True, exist_ok=True)
-    asked = ivy / "asked.xml"
-    asked.write_text(request, encoding="utf-8")
-    [jar] = (spark_home() / "jars").glob("ivy-*.jar")
-    pattern = f"{ivy}/jars/[organisation]_[artifact]-[revision](-[classifier]).[ext]"
-    where = ["-cache", str(ivy / "cache"), "-ivy", str(asked), "-retrieve", pattern, "-sync"]
-    _run(["java", "-jar", str(jar), *options, *where, "-types", *types])
-    asked.rename(known)
+    with (ivy / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # tests run in several processes
+        if known.exists() and known.read_text(encoding="utf-8") == request:
+            return
+        asked = ivy / "asked.xml"
+        asked.write_text(request, encoding="utf-8")
+        [jar] = (spark_home() / "jars").glob("ivy-*.jar")
+        pattern = f"{ivy}/jars/[organisation]_[artifact]-[revision](-[classifier]).[ext]"
+        where = ["-cache", str(ivy / "cache"), "-ivy", str(asked), "-retrieve", pattern, "-sync"]
+        _run(["java", "-jar", str(jar), *options, *where, "-types", *types])
+        asked.rename(known)
 
 
 def spark_home() -> Path:
