@@ -8,6 +8,9 @@ from spark_purgatory.core.spec.codes import EventRejection, OperationRejection
 OUTCOME_COLUMNS = tuple(field.name for field in OUTCOME_FIELDS)
 """Added to the operation's own columns, in this order."""
 
+EVIDENCE_COLUMNS = ("event", "events")
+"""Added behind these where outcomes carry events: the deciding one, and all that counted."""
+
 ORPHAN_COLUMNS = tuple(field.name for field in ORPHAN_FIELDS)
 """Added behind these where ORPHAN rows are asked for."""
 REJECTIONS = tuple(each.name.lower() for each in OperationRejection if each)

@@ -136,6 +136,8 @@ class Completions(Options):
             ``scope``; elsewhere it is rejected.
         event_id: An event of one id counts once for an operation, however often it is delivered and on whichever of its
             keys. A key is satisfied by any delivery on it.
+        columns: Columns of the events that outcomes carry. The outcome then has a struct ``event``: the key, the time,
+            the value and the event id of the event that decided, then these columns.
         watermark: How far events may arrive out of order. A stream must have one; a batch DataFrame needs none.
         idle_after: After a silence this long, the watermark advances without this input (see `Purgatory.resolve`).
         outcomes_of: The `Purgatory` whose outcomes this input is, in the same query (docs/how-to/several_stages.md).
@@ -162,6 +164,7 @@ class Completions(Options):
         "operations have several keys or with `scope`.",
     ] = None
     event_id: Annotated[ColumnLike | None, "An id: an event that is delivered again counts once."] = None
+    columns: Annotated[Names, "Columns of the events that outcomes carry, in the struct `event`."] = ()
     watermark: Annotated[Duration | None, WATERMARK] = None
     idle_after: Annotated[Duration | None, IDLE_AFTER] = None
     outcomes_of: NamedPurgatory | None = None

@@ -10,7 +10,7 @@ from spark_purgatory.config.declared import ColumnLike, Options
 from spark_purgatory.config.options import Completions, Operations
 from spark_purgatory.config.units import Duration, Size
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
-from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.spec.engine_spec import EngineSpec, Evidence
 from spark_purgatory.errors import ConfigError
 
 LOG_HOSTS = ("transformWithState", "transformWithStateInPandas")
@@ -44,6 +44,12 @@ class PurgatoryOptions(Options):
         "Which events that count for no operation become ORPHAN rows: true: control events; all: every event, with "
         "the reason.",
     ] = False
+    evidence: Annotated[
+        Literal["none", "all"],
+        "all: outcomes carry all events that counted, in the array `events`, and the deciding one, in `event`; none: "
+        "only the deciding one, if `completions.columns` names columns.",
+    ] = "none"
+    max_evidence: Annotated[int, "The most events that one outcome lists: the earliest."] = Evidence.most
     max_pending_per_shard: Annotated[int, "Operations that may wait in one shard; more stop the query."] = (
         EngineSpec.max_pending
     )
@@ -64,6 +70,13 @@ class PurgatoryOptions(Options):
         "Under transformWithState: memory for shards in the Python workers of one executor.",
     ] = "4 GiB"
     name: Annotated[str, "Name of the counters in the query's observedMetrics."] = "spark_purgatory"
+
+    @property
+    def evidence_columns(self) -> tuple[str, ...]:
+        """Names of the outcome's columns that carry events, before ``prefix``."""
+        if self.evidence == "all":
+            return "event", "events"
+        return ("event",) if self.completions.names_of("columns") else ()
 
     def __post_init__(self) -> None:
         expected: dict[str, type | UnionType] = {

@@ -53,6 +53,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
+from spark_purgatory.testing.oracle_evidence import Evidence
 from spark_purgatory.testing.oracle_rejections import (
     KINDS,
     LAST_US,
@@ -102,6 +103,7 @@ def decide(
     orphans: bool | Literal["all"] = False,
     doubles: bool = False,
     whole_operations: bool = False,
+    evidence: Evidence | None = None,
 ) -> list[Row]:
     """Give the outcomes of all operations in their order, then the ORPHAN events if `orphans` asks for them.
 
@@ -110,7 +112,7 @@ def decide(
     perhaps kind, value, event_id and operation_id. Without `watermark_us` everything is decided; with it, only what a
     stream has emitted once its watermark stands there. `orphans` is True for control events or "all". `doubles` says
     that values are compared as doubles, which limits the needs of sums. `whole_operations` says that a control event
-    may name an operation without a key.
+    may name an operation without a key. With `evidence` outcomes have `event` and `events`.
     """
     given = list(events)
     heard = [{**BARE_EVENT, **event, "place": place} for place, event in enumerate(given)]
@@ -146,7 +148,7 @@ def decide(
             if remembered_until_us is not None and op["created"] <= remembered_until_us:
                 outcomes[place] = _outcome(op, "DUPLICATE", op["created"], why="duplicate")
                 continue
-            fate = _fate(op, _on_its_keys(op, on_key), lookback_us, value_types)
+            fate = _fate(op, _on_its_keys(op, on_key), lookback_us, value_types, evidence)
             outcomes[place] = fate.outcome
             remembered_until_us = fate.remembered_until_us
             counted |= fate.counted
@@ -159,20 +161,23 @@ def decide(
         why = why_event_rejected(event, everybody, whole_operations)
         if why is not None:
             if orphans == "all":
-                emitted.append(_orphan(given[event["place"]], event, why))
+                emitted.append(_orphan(given[event["place"]], event, why, evidence))
             continue
         if event["place"] in counted or (event["kind"] == "complete" and orphans != "all"):
             continue
         if watermark_us is None or event["time"] + lookback_us <= watermark_us:
             reason = not_counted.get(event["place"], "no_such_operation")
-            emitted.append(_orphan(given[event["place"]], event, reason if orphans == "all" else "orphan"))
+            told = reason if orphans == "all" else "orphan"
+            emitted.append(_orphan(given[event["place"]], event, told, evidence))
     return emitted
 
 
 # --- one operation --------------------------------------------------------------------------------
 
 
-def _fate(op: Row, on_its_keys: Sequence[Row], lookback_us: int, value_types: set[type]) -> Fate:
+def _fate(
+    op: Row, on_its_keys: Sequence[Row], lookback_us: int, value_types: set[type], evidence: Evidence | None
+) -> Fate:
     """Go through the operation's time, instant by instant; events on its keys that name it or nobody, by time."""
     created, deadline = op["created"], op["deadline"]
     begins = created - lookback_us
@@ -186,7 +191,7 @@ def _fate(op: Row, on_its_keys: Sequence[Row], lookback_us: int, value_types: se
 
     needs_no_event_of_its_own = op["rule"] == "level" or progress().holds
     controls: list[Row] = []
-    status, resolved = "", 0
+    status, resolved, may_hold = "", 0, False
     for now in sorted({created, *(event["time"] for event in speaking if event["time"] >= begins)}):
         if now > deadline:
             break
@@ -211,6 +216,21 @@ def _fate(op: Row, on_its_keys: Sequence[Row], lookback_us: int, value_types: se
         status, resolved = "EXPIRED", deadline
     why = {"FAILED": "failed", "CANCELLED": "cancelled"}.get(status)
     outcome = _outcome(op, status, resolved, progress().matched, progress().missing_keys, why)
+    if evidence is not None:
+        ordered = evidence.in_order(op, counted)
+        once = _each_once(ordered) if op["rule"] == "sum_at_least" else evidence.firsts(ordered)
+        by_criterion = status == "COMPLETED" and may_hold and progress().holds
+        taken = once if op["rule"] in ("count", "sum_at_least") else counted
+        kind = None if by_criterion else {"FAILED": "fail", "CANCELLED": "cancel", "COMPLETED": "force"}.get(status)
+        decided = evidence.deciding(
+            op,
+            taken if by_criterion else controls,
+            resolved,
+            kind,
+            lambda so_far: _progress(op, so_far, history, failed, value_types).holds,
+        )
+        outcome["event"] = None if status == "EXPIRED" else decided
+        outcome["events"] = evidence.listed(op, once)
     told = {event["place"] for event in [*counted, *controls]}
     others = [event for event in on_its_keys if begins <= event["time"] and event["place"] not in told]
     whys = {event["place"]: _why_not_counted(event["time"], resolved, deadline, created) for event in others}
@@ -344,6 +364,7 @@ def _outcome(
     }
 
 
-def _orphan(row: Mapping[str, Any], event: Row, why: str) -> Row:
+def _orphan(row: Mapping[str, Any], event: Row, why: str, evidence: Evidence | None) -> Row:
     unknown = {"row": row, "id": event["operation_id"], "created": event["time"]}
-    return {**_outcome(unknown, "ORPHAN", event["time"], why=why), "wait_ms": None}
+    told = {} if evidence is None else {"event": evidence.shown(event)}
+    return {**_outcome(unknown, "ORPHAN", event["time"], why=why), "wait_ms": None, **told}

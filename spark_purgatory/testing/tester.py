@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
+from pyspark.sql import types as T
 
 from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.core.arrays.times import END_OF_TIME_MS
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
-from spark_purgatory.core.engine.waiting import WAITING_FIELDS, Waiting
+from spark_purgatory.core.engine.outcomes import evidence_fields
+from spark_purgatory.core.engine.waiting import WAITING_FIELDS, Waiting, waiting_fields
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.core.spec.engine_spec import EngineSpec
@@ -25,6 +28,7 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS
 from spark_purgatory.spark.host.calls import counts_of
 from spark_purgatory.spark.host.exchange import outcome_columns
+from spark_purgatory.spark.operator.evidence import carried_schema
 from spark_purgatory.spark.operator.field_types import check_value_is_named
 from spark_purgatory.spark.operator.inputs import InputTypes
 from spark_purgatory.spark.operator.key_types import check_compared
@@ -32,7 +36,7 @@ from spark_purgatory.spark.operator.payload import arrow_schema, columns_of
 from spark_purgatory.spark.operator.purgatory import check_quorum, engine_spec, is_broadcast, outcome_schema
 from spark_purgatory.testing.tester_inputs import events_table, operations_table
 from spark_purgatory.testing.tester_rows import RowReader, Rows, Schema
-from spark_purgatory.testing.tester_types import check_wait, completion_types, operation_types
+from spark_purgatory.testing.tester_types import check_wait, completion_types, kind_of, operation_types
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHARDS = 1
@@ -206,7 +210,8 @@ class PurgatoryTester:
             ConfigError: The operations have a column of the name of an added one.
         """
         columns = pa.schema([]) if self._operations.schema is None else arrow_schema(self._operations.schema)
-        added = [field.with_name(prefix + field.name) for field in WAITING_FIELDS]
+        fields = WAITING_FIELDS if self._now.known is None else waiting_fields(self._now.known.spec)
+        added = [field.with_name(prefix + field.name) for field in fields]
         if clash := [field.name for field in added if field.name in columns.names]:
             raise ConfigError(f"the operations have a column {', '.join(clash)}: use pending_table(prefix='waits_')")
         schema = pa.schema([*columns, *added])
@@ -217,7 +222,7 @@ class PurgatoryTester:
             return schema.empty_table()
         waiting = Waiting(engine, self._now.watermark_ms * 1000 if self._now.watermark_ms > 0 else None)
         own = [conform(column, kind) for column, kind in zip(waiting.payload().flatten(), columns.types, strict=True)]
-        return pa.Table.from_arrays([*own, *(waiting.column(field.name) for field in WAITING_FIELDS)], schema=schema)
+        return pa.Table.from_arrays([*own, *(waiting.column(field.name) for field in fields)], schema=schema)
 
     @property
     def counters(self) -> dict[str, int]:
@@ -289,10 +294,9 @@ class PurgatoryTester:
             table = operations_table(given.operations, schema, self.purgatory, now.known.operations)
             operations = read_operations(table, spec)
         if given.completions is not None and len(given.completions):
-            events = read_events(
-                events_table(given.completions, self.purgatory, spec.number), spec.criterion, spec.whole_operations
-            )
-        outcomes = self._outcome_table(engine.step(operations, events, given.watermark_ms))
+            table = events_table(given.completions, self.purgatory, spec.number, spec.event_columns)
+            events = read_events(table, spec.criterion, spec.whole_operations)
+        outcomes = self._outcome_table(spec, engine.step(operations, events, given.watermark_ms))
         found = (*now.outcomes, outcomes) if len(outcomes) else now.outcomes
         return now._replace(watermark_ms=given.watermark_ms, state=save(engine, SHARDS), outcomes=found)
 
@@ -309,18 +313,34 @@ class PurgatoryTester:
         check_quorum(options.criterion, options.operations.keys, operations.several_keys)
         is_broadcast(options, operations.several_keys)
         self._outcome_schema()
-        spec = engine_spec(options, operations, completions)
+        carried = self._carried()
+        spec = replace(
+            engine_spec(options, operations, completions), event_columns=None if carried is None else carried[1]
+        )
         # utc_fields is for checkpoints of earlier releases, and not known before completions come.
         return Known(operations, replace(spec, columns=columns_of(schema, case_sensitive=False), utc_fields=""))
 
     def _outcome_schema(self) -> pa.Schema:
         if self._operations.schema is None:
             return pa.schema([])
-        return arrow_schema(outcome_schema(self.purgatory, self._operations.schema))
+        carried = self._carried()
+        types = None if carried is None else carried[0]
+        return arrow_schema(outcome_schema(self.purgatory, self._operations.schema, types))
 
-    def _outcome_table(self, batches: list[pa.RecordBatch]) -> pa.Table:
-        schema, orphans = self._outcome_schema(), bool(self.purgatory.orphans)
-        given = [outcome_columns(batch, schema, orphans) for batch in batches]
+    def _carried(self) -> tuple[T.StructType, pa.Schema] | None:
+        """What outcomes carry of events, None where they carry none."""
+        if not self.purgatory.evidence_columns:
+            return None
+        schema = self._completions.schema
+        if schema is None:
+            raise ConfigError(
+                "completions.columns and evidence= give outcomes columns of the completions: give completions_schema="
+            )
+        return carried_schema(self.purgatory, partial(kind_of, schema), case_sensitive=False)
+
+    def _outcome_table(self, spec: EngineSpec, batches: list[pa.RecordBatch]) -> pa.Table:
+        schema, evidence, orphans = self._outcome_schema(), evidence_fields(spec), bool(self.purgatory.orphans)
+        given = [outcome_columns(batch, schema, evidence, orphans) for batch in batches]
         tables = [pa.Table.from_arrays(columns, schema=schema) for columns in given]
         helpers = {name.lower() for name in self.purgatory.operations.names_of("helpers")}
         kept = [name for name in schema.names if name.lower() not in helpers]

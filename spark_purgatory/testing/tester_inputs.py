@@ -23,6 +23,7 @@ from spark_purgatory.core.arrays.value_column import as_bytes, hash_keys
 from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.core.state.payload_schema import conform, sent
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.operator.evidence import carried_columns
 from spark_purgatory.spark.operator.inputs import InputTypes
 from spark_purgatory.spark.operator.payload import columns_of
 
@@ -57,7 +58,7 @@ def operations_table(table: pa.Table, schema: T.StructType, options: PurgatoryOp
     return pa.table(columns)
 
 
-def events_table(table: pa.Table, options: PurgatoryOptions, number: str) -> pa.Table:
+def events_table(table: pa.Table, options: PurgatoryOptions, number: str, carried: pa.Schema | None = None) -> pa.Table:
     """Events as the exchange delivers them."""
     config, scope = options.completions, _scope(table, options)
     keys = _scoped(_texts(_column(table, config.key)), scope)
@@ -72,6 +73,9 @@ def events_table(table: pa.Table, options: PurgatoryOptions, number: str) -> pa.
         columns["operation_hash"] = _hashes(columns["operation_id"])
     if config.event_id is not None:
         columns["event_id"] = _texts(_column(table, config.event_id))
+    given = carried_columns(options).values()
+    for name, field in zip(given, [] if carried is None else sent(carried), strict=True):
+        columns[field.name] = conform(_column(table, name), field.type)
     columns["ahead"] = pa.repeat(False, len(table))
     return pa.table(columns)
 

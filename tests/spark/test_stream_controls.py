@@ -15,45 +15,13 @@ from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.testing.oracle import KINDS, decide
 from spark_purgatory.testing.worlds import World, splits
+from tests.support.controlled_streams import CLOSING, CLOSING_US, as_file_row, controlled
 from tests.support.engine_driver import multiset
 from tests.support.law_worlds import COLUMNS, draw, split_orphans
 from tests.support.silence import IDLE, let_a_silence_pass
 from tests.support.streams import Landing
 
 pytestmark = pytest.mark.spark
-
-CLOSING_US = 10_000_000_000
-CLOSING = {"id": "closing", "keys": ["closing"], "created": CLOSING_US, "deadline": CLOSING_US + 1, "rule": "any_key"}
-
-
-def controlled(several: bool, scope: str | None, orphans: bool | Literal["all"]) -> Purgatory:
-    return Purgatory(
-        operations=Operations(
-            id="id", keys="keys" if several else "key", created="created", deadline="deadline", watermark="0 seconds"
-        ),
-        completions=Completions(
-            key="key",
-            time="time",
-            value="value",
-            kind="kind",
-            operation_id="operation_id",
-            event_id="event_id",
-            watermark="0 seconds",
-        ),
-        criterion=criteria.by_row(need="need", levels="levels"),
-        emit="final",
-        shards=3,
-        scope=scope,
-        orphans=orphans,
-    )
-
-
-def as_file_row(row: dict[str, Any], region: str) -> dict[str, Any]:
-    """The row with the columns that the files have; a level that is one number is its need."""
-    level = row.get("level")
-    by_key = list(level.items()) if isinstance(level, dict) else None
-    need = level if isinstance(level, float) else row.get("need")
-    return {**row, "region": region, "levels": by_key, "need": need}
 
 
 def land(landing: Landing, world: World, seed: int, regions: tuple[str, ...]) -> None:

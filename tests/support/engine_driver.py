@@ -18,7 +18,7 @@ from spark_purgatory.core.arrays.numbers import scale_of
 from spark_purgatory.core.arrays.times import END_OF_TIME_MS
 from spark_purgatory.core.arrays.value_column import hash_keys
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
-from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS, Tally
+from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS, Tally, evidence_fields
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
@@ -128,8 +128,17 @@ def events_table(rows: Rows, hash_bits: int = 64, spec: EngineSpec | None = None
             "time_us": pa.array([row["time"] for row in rows], pa.int64()),
             "value": pa.array(values, kinds[number]),
             "ahead": pa.array([bool(row.get("ahead")) for row in rows]),
+            **({} if spec is None or spec.event_columns is None else _carried(rows, values, spec.event_columns)),
         }
     )
+
+
+def _carried(rows: Rows, values: Sequence[Any], columns: pa.Schema) -> dict[str, pa.Array]:
+    """What outcomes carry of events: their value, as the query has it, and columns by name."""
+    return {
+        f"p{i}": pa.array(values if each.name == "value" else [row.get(each.name) for row in rows], each.type)
+        for i, each in enumerate(columns)
+    }
 
 
 def _hashes(keys: pa.Array, bits: int) -> pa.Array:
@@ -181,10 +190,11 @@ class Shards:
     def _sent(self, outcomes: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """The outcomes as Spark gets them: packed, and unpacked by name."""
         orphans = bool(self.spec.orphans)
-        schema = pa.schema([*OWN, *OUTCOME_FIELDS, *(ORPHAN_FIELDS if orphans else ())])
+        evidence = evidence_fields(self.spec)
+        schema = pa.schema([*OWN, *OUTCOME_FIELDS, *evidence, *(ORPHAN_FIELDS if orphans else ())])
         blob = packed(outcomes)
         return [
-            pa.RecordBatch.from_arrays(outcome_columns(batch, schema, orphans), schema=schema)
+            pa.RecordBatch.from_arrays(outcome_columns(batch, schema, evidence, orphans), schema=schema)
             for batch in (from_blob(blob).to_batches() if blob else [])
         ]
 
@@ -229,8 +239,20 @@ def outcome_rows(batch: pa.RecordBatch | pa.Table) -> list[dict[str, Any]]:
     # ORPHANs have no operation's columns.
     batch = batch.rename_columns([{"p0": "id", "p1": "row"}.get(name, name) for name in batch.schema.names])
     at = batch.schema.get_field_index("resolved_at")
-    rows = batch.set_column(at, "resolved_at", batch["resolved_at"].cast(pa.int64())).to_pylist()
+    batch = batch.set_column(at, "resolved_at", batch["resolved_at"].cast(pa.int64()))
+    for name in {"event", "events"} & set(batch.schema.names):
+        # As microseconds: Python has no times beyond its years.
+        kind = _in_microseconds(batch[name].type)
+        batch = batch.set_column(batch.schema.get_field_index(name), name, batch[name].cast(kind))
+    rows = batch.to_pylist()
     return [{**row, "resolved_at": moment(row["resolved_at"])} for row in rows]
+
+
+def _in_microseconds(kind: pa.DataType) -> pa.DataType:
+    """The type of events with their times as numbers."""
+    if pa.types.is_list(kind):
+        return pa.list_(_in_microseconds(kind.value_type))
+    return pa.struct([field.with_type(pa.int64()) if field.name == "time" else field for field in kind])
 
 
 def moment(time_us: int | None) -> datetime | int | None:

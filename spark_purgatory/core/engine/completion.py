@@ -22,6 +22,7 @@ import pyarrow as pa
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US, US_PER_MS, clock_ms, tick_up_ms
 from spark_purgatory.core.engine.deduplication import Deduplication
+from spark_purgatory.core.engine.evidence import evidence_of
 from spark_purgatory.core.engine.operation_table import OperationTable
 from spark_purgatory.core.engine.outcomes import Outcomes
 from spark_purgatory.core.engine.resolver import Resolutions, Resolver
@@ -132,7 +133,10 @@ class Completion:
 
     def _emit(self, status: Status, resolutions: Resolutions, chosen: Bools) -> None:
         if chosen.any():
-            self._outcomes.add(self.resolver.outcomes_of(status, resolutions, chosen))
+            batch = self.resolver.outcomes_of(status, resolutions, chosen)
+            if self._spec.evidence is not None:
+                batch.evidence = evidence_of(self.resolver, status, resolutions, chosen)
+            self._outcomes.add(batch)
             self._events.orphans.leave(self.resolver, resolutions, chosen, self.watermark_us)
 
     def key_type(self) -> pa.DataType:

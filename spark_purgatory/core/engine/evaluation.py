@@ -46,6 +46,7 @@ class EvaluationResult:
     resolved_us: Int64s  # (n,) MAX_TIME_US where neither the criterion nor a control event resolves it
     matched: Int64s  # (n,) relevant events up to resolved_us, or all where it is MAX_TIME_US
     satisfied: Bools  # (m,) whether the entry's key is satisfied by then
+    held_us: Int64s  # (n,) when the criterion comes to hold, MAX_TIME_US where it does not
     status: Int64s | None = None  # (n,) COMPLETED, FAILED or CANCELLED where resolved; None: all COMPLETED
 
 
@@ -86,20 +87,15 @@ def evaluate(inputs: EvaluationInput, relevant: RelevantEvents, history: list[Sp
 
     Neither has events later than the first failure of the entry's key.
     """
-    n, m = len(inputs.rule), len(inputs.owner)
-    satisfied_us = np.full(m, MAX_TIME_US)
-    for span in relevant.spans:
-        np.minimum.at(satisfied_us, span.owner, span.segment.time_us[span.low])
-    levels = np.flatnonzero(inputs.rule == Rule.LEVEL)
-    if len(levels):
-        _reach_levels(inputs, history, satisfied_us)
+    n = len(inputs.rule)
+    satisfied_us = when_satisfied(inputs, relevant.spans, history)
     resolved_us = np.full(n, MAX_TIME_US)
     for rule, traits in TRAITS.items():
         chosen = np.flatnonzero(inputs.rule == rule)
         if len(chosen):
             resolved_us[chosen] = traits.when(_Chosen(inputs, chosen, relevant, satisfied_us))
     needs_nothing = (inputs.rule == Rule.SUM_AT_LEAST) & (inputs.need <= 0)
-    resolved_us = np.where(needs_nothing, inputs.created_us, resolved_us)
+    resolved_us = held_us = np.where(needs_nothing, inputs.created_us, resolved_us)
     status = None
     if inputs.effects is not None:
         resolved_us, status = _with_controls(inputs, inputs.effects, satisfied_us, resolved_us)
@@ -112,7 +108,17 @@ def evaluate(inputs: EvaluationInput, relevant: RelevantEvents, history: list[Sp
         matched -= cross_key.total(np.arange(n), end_us)[0]
     # A deadline may be the end of time, which in satisfied_us stands for never.
     satisfied = (satisfied_us <= end_us[inputs.owner]) & (satisfied_us != MAX_TIME_US)
-    return EvaluationResult(resolved_us, matched, satisfied, status)
+    return EvaluationResult(resolved_us, matched, satisfied, held_us, status)
+
+
+def when_satisfied(inputs: EvaluationInput, spans: list[Spans], history: list[Spans]) -> Int64s:
+    """When the key of each watch entry is satisfied, (m,) int64; MAX_TIME_US where it is not."""
+    satisfied_us = np.full(len(inputs.owner), MAX_TIME_US)
+    for span in spans:
+        np.minimum.at(satisfied_us, span.owner, span.segment.time_us[span.low])
+    if bool((inputs.rule == Rule.LEVEL).any()):
+        _reach_levels(inputs, history, satisfied_us)
+    return satisfied_us
 
 
 def _with_controls(

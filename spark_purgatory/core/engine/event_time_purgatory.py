@@ -141,7 +141,7 @@ class EventTimePurgatory:
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self.events = ShardEvents(spec)
-        self.outcomes = Outcomes(bool(spec.orphans))
+        self.outcomes = Outcomes(spec)
         self.completion = Completion(spec, self.events, self.outcomes)
 
     def step(

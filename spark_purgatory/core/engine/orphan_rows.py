@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MIN_TIME_US
-from spark_purgatory.core.engine.outcomes import EVENT_FIELDS, MissingKeys, OutcomeBatch, without_prefix
+from spark_purgatory.core.engine.outcomes import EVENT_FIELDS, MissingKeys, OutcomeBatch, structs_of, without_prefix
 from spark_purgatory.core.events.control_log import LogKey, split_pairs
 from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.spec.arrivals import EventArrivals
@@ -42,16 +42,17 @@ def rows_of(key: LogKey, segment: EventSegment, spec: EngineSpec) -> OutcomeBatc
     # Keys and ids are written once for each key.
     of_key = _event(pa.repeat(KINDS[key.kind], len(keys)), keys, ids, spec)
     event, texts = of_key.take(of_event), _texts(of_key).take(of_event)
+    carried = _carried(event, pa.array(segment.time_us), segment.event_ids, segment.columns, spec)
     if spec.orphans != "all":
         reasons = pc.binary_join_element_wise(texts, "found no operation pending", " ")
-        return _batch(event, reasons, pa.repeat(NOT_PENDING, len(event)), segment.time_us)
+        return _batch(event, reasons, pa.repeat(NOT_PENDING, len(event)), segment.time_us, carried=carried)
     assert segment.value is not None, "bug: an event without marks"
     marks = segment.value
     why = np.select([marks & mark > 0 for mark, _ in REASONS], list(range(len(REASONS))), len(REASONS))
     reasons = pa.array([*(reason for _, reason in REASONS), NO_OPERATION])
     codes = pc.replace_substring(reasons, " ", "_").take(pa.array(why))
     late = (marks & EventMark.LATE) > 0
-    return _batch(event, _with_reason(texts, reasons.take(pa.array(why))), codes, segment.time_us, late)
+    return _batch(event, _with_reason(texts, reasons.take(pa.array(why))), codes, segment.time_us, late, None, carried)
 
 
 def rows_of_rejected(events: EventArrivals, watermark_us: int, spec: EngineSpec) -> OutcomeBatch:
@@ -63,7 +64,22 @@ def rows_of_rejected(events: EventArrivals, watermark_us: int, spec: EngineSpec)
     names = pa.array([rejection.name.lower() for rejection in EventRejection]).take(faults)
     dated = events.time_us != MIN_TIME_US
     late = (events.time_us <= watermark_us) & dated
-    return _batch(event, _with_reason(_texts(event), reasons), names, events.time_us, late, dated)
+    times = pa.array(events.time_us, mask=~dated)
+    carried = _carried(event, times, events.event_ids, events.columns, spec)
+    return _batch(event, _with_reason(_texts(event), reasons), names, events.time_us, late, dated, carried)
+
+
+def _carried(
+    event: pa.StructArray,
+    times_us: pa.Array,
+    ids: pa.Array | None,
+    columns: pa.StructArray | None,
+    spec: EngineSpec,
+) -> dict[str, pa.Array]:
+    """What ORPHANs carry of their events, by the column's name; ``event``: `EVENT_FIELDS`."""
+    if spec.evidence is None:
+        return {}
+    return {"event": structs_of(event.field("event_key"), times_us, ids, columns, spec)}
 
 
 def _with_reason(texts: pa.Array, reasons: pa.Array) -> pa.Array:
@@ -102,6 +118,7 @@ def _batch(
     time_us: Int64s,
     late: Bools | None = None,
     dated: Bools | None = None,
+    carried: dict[str, pa.Array] | None = None,
 ) -> OutcomeBatch:
     n = len(reasons)
     return OutcomeBatch(
@@ -116,4 +133,5 @@ def _batch(
         codes=codes,
         dated=dated,
         event=event,
+        evidence=carried or {},
     )

@@ -95,7 +95,9 @@ class OrphanEvents:
                 marks[numbers.is_negative(segment.value)] |= EventMark.NO_ADDEND
             for ranges, mark in ((self.ended, EventMark.ENDED), (self.past, EventMark.PAST)):
                 marks[ranges.contain(segment, key.is_named)] |= mark
-            segment = replace(segment, value=marks, event_ids=None)
+            # Ids are kept only to be shown: with marks for values, they say nothing of redeliveries.
+            ids = None if self._spec.event_columns is None else segment.event_ids
+            segment = replace(segment, value=marks, event_ids=ids)
         self.unmatched.logs.setdefault(key, EventLog()).append(segment)
 
     def reject(self, events: EventArrivals, watermark_us: int) -> None:

@@ -5,6 +5,7 @@ Columns: the payload's, then `OUTCOME_FIELDS`, then `ORPHAN_FIELDS` where ORPHAN
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,6 +16,7 @@ from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import elapsed_ms
 from spark_purgatory.core.spec.arrivals import OperationArrivals
 from spark_purgatory.core.spec.codes import STATUSES, EventRejection, OperationRejection, Status
+from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import BugError
 
 OUTCOME_FIELDS = (
@@ -29,6 +31,15 @@ OUTCOME_FIELDS = (
 EVENT_FIELDS = tuple(pa.field(f"event_{name}", pa.string()) for name in ("kind", "key", "operation_id"))
 """What an ORPHAN tells of its event."""
 ORPHAN_FIELDS = (pa.field("reason_code", pa.string()), *EVENT_FIELDS)
+
+
+def evidence_fields(spec: EngineSpec) -> list[pa.Field]:
+    """The columns of an outcome that carry events, behind `OUTCOME_FIELDS`; none where nothing is asked for."""
+    if spec.evidence is None:
+        return []
+    event = spec.event_type()
+    return [pa.field("event", event), *([pa.field("events", pa.list_(event))] if spec.evidence.lists_all else [])]
+
 
 MOST_BYTES = 2**31 - 1
 """The most bytes of one value: Arrow's binary arrays count bytes in 32 bits."""
@@ -55,6 +66,19 @@ class MissingKeys:
         mask = None if self.applies.all() else pa.array(~self.applies)
         keys = as_text(without_prefix(self.keys, self.prefix))
         return pa.ListArray.from_arrays(pa.array(offsets), keys, mask=mask)
+
+
+def structs_of(
+    keys: pa.Array, times_us: pa.Array, ids: pa.Array | None, columns: pa.StructArray | None, spec: EngineSpec
+) -> pa.StructArray:
+    """Events as outcomes have them, (n,): their keys as text, times, ids, and their columns."""
+    assert spec.evidence is not None and spec.event_columns is not None, "bug: outcomes carry no events"
+    kind, n = spec.event_type(), len(keys)
+    own = [pa.nulls(n, field.type) for field in spec.event_columns] if columns is None else columns.flatten()
+    named = [pa.nulls(n, pa.string()) if ids is None else as_text(ids)] if spec.event_ids else []
+    values = int(spec.evidence.has_value)
+    parts = [keys, times_us.cast(kind[1].type), *own[:values], *named, *own[values:]]
+    return pa.StructArray.from_arrays(parts, fields=list(kind))
 
 
 def without_prefix(keys: pa.Array, prefix: int) -> pa.Array:
@@ -92,12 +116,17 @@ class OutcomeBatch:
     """False where resolved_at and wait_ms are null; None: all dated."""
     event: pa.StructArray | None = None
     """`EVENT_FIELDS` of ORPHANs."""
+    evidence: dict[str, pa.Array] = field(default_factory=dict)
+    """The deciding event, and all events, by the name of their column; none: both are null."""
 
     def __len__(self) -> int:
         return len(self.matched)
 
-    def to_arrow(self, orphans: bool) -> pa.RecordBatch:
-        """The outcomes as rows of the outcome table; with ``orphans`` they have `ORPHAN_FIELDS`."""
+    def to_arrow(self, orphans: bool, evidence: Sequence[pa.Field] = ()) -> pa.RecordBatch:
+        """The outcomes as rows of the outcome table; with ``orphans`` they have `ORPHAN_FIELDS`.
+
+        ``evidence``: the columns of `evidence_fields`.
+        """
         n = len(self)
         undated = None if self.dated is None else ~self.dated
         wait_ms = pa.nulls(n, pa.int64())
@@ -113,7 +142,8 @@ class OutcomeBatch:
             pa.array(self.late),
             self.reasons if self.reasons is not None else pa.nulls(n, pa.string()),
         ]
-        fields = [*([] if self.payload is None else self.payload.type), *OUTCOME_FIELDS]
+        fields = [*([] if self.payload is None else self.payload.type), *OUTCOME_FIELDS, *evidence]
+        columns += [self.evidence.get(each.name, pa.nulls(n, each.type)) for each in evidence]
         if orphans:
             nothing = pa.nulls(n, pa.string())
             columns.append(nothing if self.codes is None else self.codes)
@@ -175,9 +205,9 @@ class Tally:
 class Outcomes:
     """What a step has decided, in the order of decision."""
 
-    def __init__(self, orphans: bool = False) -> None:
+    def __init__(self, spec: EngineSpec) -> None:
         self.batches: list[OutcomeBatch] = []
-        self._orphans = orphans
+        self._orphans, self._evidence = bool(spec.orphans), evidence_fields(spec)
         self.tally = Tally()
 
     def add(self, batch: OutcomeBatch) -> None:
@@ -207,4 +237,4 @@ class Outcomes:
     def take(self) -> list[pa.RecordBatch]:
         """The outcomes as Arrow, removed."""
         batches, self.batches = self.batches, []
-        return [batch.to_arrow(self._orphans) for batch in batches if len(batch)]
+        return [batch.to_arrow(self._orphans, self._evidence) for batch in batches if len(batch)]

@@ -88,12 +88,12 @@ class Resolver:
 
     def resolve(self, rows: Int64s) -> Resolutions:
         """Evaluate the criterion of ``rows``, (n,) int64."""
-        inputs, entries = self._inputs(rows)
-        relevant = RelevantEvents.of(inputs, self._relevant(inputs, rows, entries))
+        inputs, entries = self.inputs(rows)
+        relevant = RelevantEvents.of(inputs, self.relevant(inputs, rows, entries))
         parts = list(relevant.parts(len(rows)))
         if len(parts) > 1:
             return Resolutions.joined([self.resolve(rows[part]) for part in parts])
-        result = evaluate(inputs, relevant, self._history(inputs, rows, entries))
+        result = evaluate(inputs, relevant, self.history(inputs, rows, entries))
         deadline_us, fail_us = inputs.deadline_us, None
         if inputs.effects is not None:
             deadline_us, fail_us = inputs.effects.left_us(result.resolved_us), inputs.effects.fail_us
@@ -110,9 +110,9 @@ class Resolver:
 
     def progress(self, resolutions: Resolutions) -> tuple[Floats, Floats]:
         """(how far each row has come, how far it has to come), (n,) float64 each: keys, events, or a sum of values."""
-        inputs, entries = self._inputs(resolutions.rows)
+        inputs, entries = self.inputs(resolutions.rows)
         n, owner, result = len(inputs.rule), inputs.owner, resolutions.result
-        sums = totals(inputs, self._relevant(inputs, resolutions.rows, entries), resolutions.resolved_us)
+        sums = totals(inputs, self.relevant(inputs, resolutions.rows, entries), resolutions.resolved_us)
         units = 1.0 if self.spec.scale is None else 10.0**self.spec.scale
         progress = Progress(
             n_keys=np.bincount(owner, minlength=n).astype(float),
@@ -127,7 +127,7 @@ class Resolver:
         )
         return np.choose(inputs.rule, reached), np.choose(inputs.rule, needed)
 
-    def _inputs(self, rows: Int64s) -> tuple[EvaluationInput, Int64s]:
+    def inputs(self, rows: Int64s) -> tuple[EvaluationInput, Int64s]:
         """What to evaluate of ``rows``, (n,), and their watch entries, (m,)."""
         entries, owner = self.watchers.entries_of(rows)
         counts = np.bincount(owner, minlength=len(rows))
@@ -193,7 +193,7 @@ class Resolver:
         units = units_up(criterion.need, scale)
         return rule, np.full(len(rows), float(units)), constant(units, len(rows)), constant(units, len(entries))
 
-    def _relevant(self, inputs: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
+    def relevant(self, inputs: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
         """The completions that count for each entry."""
         from_us, until_us = inputs.from_us[inputs.owner], _until(inputs, inputs.deadline_us)
         hashes = self.watchers.hashes.values[entries]
@@ -224,7 +224,7 @@ class Resolver:
         controls = self.controls.summable() if summable else self.controls
         return controls.spans(EventKind.COMPLETE, self.targets(rows, entries, inputs.owner), from_us, until_us)
 
-    def _history(self, inputs: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
+    def history(self, inputs: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
         """The completions of watch entries under level, those from any time."""
         if not self.spec.may_have(Rule.LEVEL):
             return []

@@ -13,10 +13,12 @@ from spark_purgatory.core.arrays.numbers import Floats
 from spark_purgatory.core.arrays.sorted_runs import Int64s
 from spark_purgatory.core.arrays.times import elapsed_ms
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.engine.evidence import events_of
 from spark_purgatory.core.engine.outcomes import MissingKeys
 from spark_purgatory.core.engine.resolver import Resolutions
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.criteria import KEYED
+from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 WAITING_FIELDS = (
@@ -36,6 +38,12 @@ WAITING_FIELDS = (
 """Columns of a waiting operation, behind its own."""
 
 
+def waiting_fields(spec: EngineSpec) -> list[pa.Field]:
+    """`WAITING_FIELDS`, and ``events``, those that count so far, where outcomes carry events."""
+    events = [] if spec.evidence is None else [pa.field("events", pa.list_(spec.event_type()))]
+    return [*WAITING_FIELDS, *events]
+
+
 class Waiting:
     """The operations that wait in one shard, each column made when it is asked for.
 
@@ -50,12 +58,17 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._rows)
 
+    @property
+    def has_events(self) -> bool:
+        """Whether there is a column ``events``."""
+        return self._engine.spec.evidence is not None
+
     def payload(self) -> pa.StructArray:
         """The operations' own columns, by position."""
         return self._engine.rows.payload.take(self._rows)
 
     def column(self, name: str) -> pa.Array:
-        """One of `WAITING_FIELDS`, (n,)."""
+        """One of `waiting_fields`, (n,)."""
         columns: dict[str, Callable[[], pa.Array]] = {
             "watch_keys": self._watch_keys,
             "missing_keys": self._missing_keys,
@@ -68,12 +81,13 @@ class Waiting:
             "deadline_at": lambda: pa.array(self._resolved.deadline_us).cast(TIMESTAMP),
             "held_until": self._held_until,
             "age_ms": lambda: self._ms(lambda now_us: elapsed_ms(now_us, self._resolved.created_us)),
+            "events": lambda: events_of(self._engine.resolver, self._resolved),
             "remaining_ms": lambda: self._ms(lambda now_us: elapsed_ms(self._resolved.deadline_us, now_us)),
         }
         return columns[name]()
 
     def columns(self, names: Sequence[str]) -> list[pa.Array]:
-        """Several of `WAITING_FIELDS`."""
+        """Several of `waiting_fields`."""
         return [self.column(name) for name in names]
 
     @cached_property

@@ -118,9 +118,15 @@ class ControlLog:
         if (log := self.logs.get(LogKey(kind, True))) is not None:
             hashes, entries = targets.id_hash[targets.owner], np.arange(len(targets.owner))
             found += log.spans(targets.named(), entries, hashes, from_us, to_us)
-            if targets.whole and kind != EventKind.COMPLETE:
-                found += log.spans(targets.named_alone(), entries, hashes, from_us, to_us)
-        return found
+        return found + self.keyless(kind, targets, from_us, to_us)
+
+    def keyless(self, kind: EventKind, targets: Targets, from_us: Int64s, to_us: Int64s) -> list[Spans]:
+        """Those among `spans` whose events have no key: they apply to each watch entry of the operation they name."""
+        log = self.logs.get(LogKey(kind, True))
+        if log is None or not targets.whole or kind == EventKind.COMPLETE:
+            return []
+        hashes, entries = targets.id_hash[targets.owner], np.arange(len(targets.owner))
+        return log.spans(targets.named_alone(), entries, hashes, from_us, to_us)
 
     def summable(self) -> ControlLog:
         """A log of the events that a sum can take."""
@@ -206,11 +212,12 @@ def _segment(events: EventArrivals, key: LogKey) -> EventSegment:
     value = events.value if key.kind == EventKind.COMPLETE else None
     if key.kind == EventKind.EXTEND:
         value = events.granted_us
+    carried = events.event_ids, events.columns
     if not key.is_named:
-        return EventSegment.build(events.keys, events.key_hash, events.time_us, value, events.event_ids)
+        return EventSegment.build(events.keys, events.key_hash, events.time_us, value, *carried)
     assert events.operation_ids is not None and events.operation_hash is not None, "bug: named without a name"
     pairs = pair_of(events.operation_ids, events.keys)
-    return EventSegment.build(pairs, events.operation_hash, events.time_us, value, events.event_ids)
+    return EventSegment.build(pairs, events.operation_hash, events.time_us, value, *carried)
 
 
 def _owned(spans: list[Spans], owner: Int64s) -> list[Spans]:

@@ -56,6 +56,7 @@ class EventSegment:
     time_us: Int64s  # (E,) ascending within a group
     value: Numbers | None  # (E,) of extensions microseconds
     event_ids: pa.Array | None = None  # (E,) null: none
+    columns: pa.StructArray | None = None  # (E,) what outcomes carry of the events
 
     def __len__(self) -> int:
         return len(self.time_us)
@@ -121,6 +122,7 @@ class EventSegment:
         time_us: Int64s,
         value: Numbers | None = None,
         event_ids: pa.Array | None = None,
+        columns: pa.StructArray | None = None,
     ) -> EventSegment:
         """Sort events, given in any order, all (E,); of the hashes the upper 36 bits are kept."""
         if event_ids is not None and value is not None:
@@ -128,6 +130,7 @@ class EventSegment:
             first = np.argsort(numbers.or_zero(value), kind="stable")
             keys, event_ids = keys.take(pa.array(first)), event_ids.take(pa.array(first))
             hashes, time_us, value = hashes[first], time_us[first], value[first]
+            columns = None if columns is None else columns.take(pa.array(first))
         hashes = hashes & PREFIX_MASK
         order = hash_order(hashes)
         sorted_hash, sorted_time = hashes[order], time_us[order]
@@ -150,6 +153,7 @@ class EventSegment:
             sorted_time,
             None if value is None else value[order],
             None if event_ids is None else event_ids.take(pa.array(order)),
+            None if columns is None else columns.take(pa.array(order)),
         )
 
     def level_base(self, floor_us: int | Int64s) -> Bools:
@@ -179,6 +183,7 @@ class EventSegment:
             self.time_us[kept],
             None if self.value is None else self.value[kept],
             None if self.event_ids is None else self.event_ids.filter(pa.array(kept)),
+            None if self.columns is None else self.columns.filter(pa.array(kept)),
         )
 
 
@@ -305,10 +310,12 @@ def _merge(older: EventSegment, newer: EventSegment) -> EventSegment:
     both = (older, newer)
     values = None if older.value is None or newer.value is None else numbers.joined([older.value, newer.value])
     named = older.event_ids is not None and newer.event_ids is not None
+    carried = [s.columns for s in both if s.columns is not None]
     return EventSegment.build(
         pa.concat_arrays([s.keys for s in both]),
         np.concatenate([s.hashes for s in both]),
         np.concatenate([s.time_us for s in both]),
         values,
         pa.concat_arrays([s.event_ids for s in both]) if named else None,
+        pa.concat_arrays(carried) if len(carried) == len(both) else None,
     )

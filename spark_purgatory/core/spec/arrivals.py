@@ -11,7 +11,8 @@ operations   ``id``, ``id_hash``, ``keys`` (a value or a list), ``key_hashes`` (
              a column of `ROLES` that the spec says is a payload column is not sent apart
 events       ``key``, ``key_hash``, ``time_us``, ``ahead``; where there is something to read, ``value`` (null is none;
              a double, a bigint or a decimal: the query's number type),
-             ``kind`` (null is complete), ``operation_id`` and ``operation_hash``, ``event_id``
+             ``kind`` (null is complete), ``operation_id`` and ``operation_hash``, ``event_id``;
+             then what outcomes carry of the events, ``p0``, ``p1``, ...
 """
 
 from __future__ import annotations
@@ -41,6 +42,17 @@ from spark_purgatory.core.spec.criteria import COUNTED, LARGEST_SUM, SMALLEST_SU
 from spark_purgatory.core.spec.engine_spec import ROLES, EngineSpec
 
 OPERATION_COLUMNS = ("id", "id_hash", "keys", "key_hashes", "created_us", "deadline_us", "ahead")
+EVENT_COLUMNS = (
+    "key",
+    "key_hash",
+    "time_us",
+    "ahead",
+    "value",
+    "kind",
+    "operation_id",
+    "operation_hash",
+    "event_id",
+)
 RULE_COLUMNS = ("rule", "need", "levels", "need_up", "levels_up")
 
 
@@ -105,6 +117,7 @@ class EventArrivals:
     operation_hash: Int64s | None = None
     event_ids: pa.Array | None = None  # (n,)
     granted_us: Int64s | None = None  # (n,) of extensions
+    columns: pa.StructArray | None = None  # (n,) what outcomes carry of the events; None: nothing
 
     def __len__(self) -> int:
         return len(self.key_hash)
@@ -272,7 +285,14 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow, whole_operations:
         operation_hash=_int64(_whole(table, "operation_hash")) if addressed else None,
         event_ids=_whole(table, "event_id") if named else None,
         granted_us=granted_us,
+        columns=_carried(table),
     )
+
+
+def _carried(table: pa.Table) -> pa.StructArray | None:
+    """What outcomes carry of the events; None: nothing."""
+    names = [name for name in table.column_names if name not in EVENT_COLUMNS]
+    return _as_array(table.select(names).to_struct_array()) if names else None
 
 
 def _values(column: pa.Array) -> tuple[Numbers, Bools]:

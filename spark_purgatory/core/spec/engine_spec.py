@@ -31,6 +31,22 @@ AS_THEY_ARE = (
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """How outcomes carry events."""
+
+    has_value: bool = False
+    """Whether the first of the events' columns is their value."""
+    lists_all: bool = False
+    """Whether outcomes carry all relevant events too, and not the deciding one alone."""
+    most: int = 100
+    """Events that one outcome lists at most: the earliest."""
+
+
+EVENT_KEY_AND_TIME = (pa.field("key", pa.string()), pa.field("time", pa.timestamp("us", "UTC")))
+"""What every event in an outcome has first."""
+
+
+@dataclass(frozen=True)
 class EngineSpec:
     """What an engine does; equal specs read each other's state."""
 
@@ -72,6 +88,10 @@ class EngineSpec:
     """Columns that `Operations` names, by its argument (``operations.id``); without those that are expressions."""
     texts: tuple[tuple[str, str], ...] = ()
     """What the texts of keys and ids are made of, by argument: whole number, decimal of scale 2, date, ..."""
+    evidence: Evidence | None = None
+    """How outcomes carry events, None: not at all. Not part of the fingerprint: it may change at any restart."""
+    event_columns: pa.Schema | None = field(default=None, hash=False)
+    """What is kept of each event for it, besides its key and time, by name."""
     dropped: tuple[str, ...] = ()
     """Columns of the checkpoint that the query gives up (`Operations.dropped`)."""
     max_pending: int = 10_000_000
@@ -138,6 +158,14 @@ class EngineSpec:
     def may_have(self, rule: int) -> bool:
         """Whether an operation may have the rule, a code of `RULES`."""
         return not isinstance(self.criterion, Criterion) or self.criterion.code == rule
+
+    def event_type(self) -> pa.StructType:
+        """The type of one event in an outcome: key, time, value and id where there are, then its columns."""
+        assert self.evidence is not None and self.event_columns is not None, "bug: outcomes carry no events"
+        own = [each.with_nullable(True) for each in self.event_columns]
+        values = int(self.evidence.has_value)
+        name = [pa.field("event_id", pa.string())] if self.event_ids else []
+        return pa.struct([*EVENT_KEY_AND_TIME, *own[:values], *name, *own[values:]])
 
     def role(self, name: str) -> int | None:
         """The payload column that plays ``name``, None where the engine has a column of its own."""

@@ -26,8 +26,9 @@ from spark_purgatory.core.kafka.purgatory import WAITING
 from spark_purgatory.core.kafka.timing_wheel import UNARMED
 from spark_purgatory.core.spec.arrivals import payload_role
 from spark_purgatory.core.spec.codes import EventKind
-from spark_purgatory.core.spec.engine_spec import ROLES, EngineSpec, difference, spec_of
+from spark_purgatory.core.spec.engine_spec import ROLES, EngineSpec, Evidence, difference, spec_of
 from spark_purgatory.core.state.blob import Tables, other_shards, read_blob, shard_count, write_blob
+from spark_purgatory.core.state.event_columns import differences_of_events, event_columns_of, evolve_events
 from spark_purgatory.core.state.payload_evolution import Comparison, Payload
 from spark_purgatory.core.state.payload_schema import matched
 from spark_purgatory.core.state.purgatory_snapshot import (
@@ -90,6 +91,7 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
         raise StateMismatchError(listed(found))
     if spec.columns is not None and PAYLOAD in tables:
         tables[PAYLOAD] = _payload(spec, facts, tables).evolved()
+    evolve_events(spec, facts, arrays, tables)
     return _restored(spec, facts, arrays, tables)
 
 
@@ -117,7 +119,7 @@ def inspect(blob: bytes) -> tuple[EventTimePurgatory, list[str] | None]:
     on with. The names are None where the query's columns go by position. Raises StateError where the blob is damaged.
     """
     facts, arrays, tables = read_blob(blob, None)
-    engine = _restored(_spec_as_written(facts, arrays), facts, arrays, tables)
+    engine = _restored(_spec_as_written(facts, arrays, tables), facts, arrays, tables)
     return engine, cast("list[str] | None", facts.get("columns"))
 
 
@@ -131,7 +133,8 @@ def restore_as_written(blob: bytes, deadline_is_sum: bool) -> EventTimePurgatory
     names = cast("list[str] | None", facts.get("columns"))
     sources, texts = (cast("dict[str, Any]", facts.get(name, {})) for name in ("sources", "texts"))
     spec = replace(
-        _spec_as_written(facts, arrays),
+        _spec_as_written(facts, arrays, tables),
+        evidence=None,  # what outcomes of a replay carry goes nowhere
         deadline_is_sum=deadline_is_sum,
         columns=None if names is None else pa.schema([pa.field(name, pa.null()) for name in names]),
         sources=tuple((argument, tuple(columns)) for argument, columns in sources.items()),
@@ -142,20 +145,31 @@ def restore_as_written(blob: bytes, deadline_is_sum: bool) -> EventTimePurgatory
     return _restored(spec, facts, arrays, tables)
 
 
-def _spec_as_written(facts: dict[str, object], arrays: Arrays) -> EngineSpec:
+def _spec_as_written(facts: dict[str, object], arrays: Arrays, tables: Tables) -> EngineSpec:
     """The spec of the query that wrote a blob, as far as the blob says it."""
-    return replace(spec_of(cast("dict[str, Any]", facts["spec"])), control_events="rows.id_slot" in arrays)
+    carried = event_columns_of(facts, tables)
+    return replace(
+        spec_of(cast("dict[str, Any]", facts["spec"])),
+        control_events="rows.id_slot" in arrays,
+        event_columns=carried,
+        evidence=None if carried is None else Evidence(cast("bool", facts["event_value"])),
+    )
 
 
-def payload_schema(blob: bytes) -> tuple[pa.Schema, bool]:
-    """(the payload's columns in a state of any query, whether something waits); without, their types are not known."""
-    facts, _, tables = read_blob(blob, None)
+def waiting_schema(blob: bytes) -> tuple[pa.Schema, bool, pa.StructType | None]:
+    """(the payload's columns in a state of any query, whether something waits, the type of events).
+
+    Where nothing waits, types of columns are not known. The type of events is None where outcomes carry none.
+    """
+    facts, arrays, tables = read_blob(blob, None)
     names = cast("list[str] | None", facts.get("columns"))
+    spec = _spec_as_written(facts, arrays, tables)
+    event = None if spec.evidence is None else spec.event_type()
     if PAYLOAD not in tables:
-        return pa.schema([pa.field(name, pa.null()) for name in names or ()]), False
+        return pa.schema([pa.field(name, pa.null()) for name in names or ()]), False, event
     held = tables[PAYLOAD][0].schema
     named = held if names is None else [each.with_name(name) for each, name in zip(held, names, strict=True)]
-    return pa.schema(named), True
+    return pa.schema(named), True, event
 
 
 def _restored(spec: EngineSpec, facts: dict[str, object], arrays: Arrays, tables: Tables) -> EventTimePurgatory:
@@ -196,7 +210,7 @@ def _differences(spec: EngineSpec, facts: dict[str, object], tables: Tables) -> 
         found += _differences_of_roles(spec, facts, PAYLOAD in tables)
     if spec.columns is not None and PAYLOAD in tables:
         found += _payload(spec, facts, tables).differences()
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys([*found, *differences_of_events(spec, facts, tables)]))
 
 
 def _payload(spec: EngineSpec, facts: dict[str, object], tables: Tables) -> Payload:
@@ -286,6 +300,9 @@ def _facts(engine: EventTimePurgatory) -> dict[str, object]:
         "gauges": gauges_of(engine),
         "logs": [[key, len(log.segments), log.kept] for key, log in _other_logs(engine)],
     }
+    if engine.spec.event_columns is not None:
+        facts["event_columns"] = engine.spec.event_columns.names
+        facts["event_value"] = engine.spec.evidence is not None and engine.spec.evidence.has_value
     if engine.spec.columns is not None:
         facts |= {"columns": engine.spec.columns.names, "roles": engine.spec.role_names()}
         facts |= {name: dict(found) for name in ("sources", "texts") if (found := getattr(engine.spec, name))}

@@ -61,6 +61,8 @@ class Comparison:
     """Columns that `Operations` names, by path: the argument, for example ``operations.id``."""
     dropped: Sequence[str] = ()
     """Paths of columns that the query gives up, whatever other columns look like them."""
+    drops_any: bool = False
+    """Whether it gives up every column that it lacks."""
 
     def of_columns(
         self, held: list[pa.Field], wanted: list[pa.Field], path: str = "", in_key: bool = False
@@ -142,6 +144,8 @@ class Comparison:
         return None
 
     def _is_dropped(self, path: str) -> bool:
+        if self.drops_any:
+            return True
         if self.case_sensitive:
             return path in self.dropped
         return path.casefold() in (name.casefold() for name in self.dropped)

@@ -20,10 +20,13 @@ def save_segment(name: str, segment: EventSegment, arrays: Arrays, tables: Table
     tables[f"{name}.keys"] = [pa.RecordBatch.from_arrays([segment.group_keys], names=["key"])]
     if segment.event_ids is not None:
         tables[f"{name}.event_ids"] = [pa.RecordBatch.from_arrays([segment.event_ids], names=["key"])]
+    if segment.columns is not None:
+        tables[f"{name}.columns"] = [pa.RecordBatch.from_struct_array(segment.columns)]
 
 
 def restore_segment(name: str, arrays: Arrays, tables: Tables) -> EventSegment:
     """What `save_segment` was given."""
+    columns = tables.get(f"{name}.columns")
     return EventSegment(
         arrays[f"{name}.group_prefix"] << ROW_BITS,
         tables[f"{name}.keys"][0].column(0),
@@ -31,4 +34,5 @@ def restore_segment(name: str, arrays: Arrays, tables: Tables) -> EventSegment:
         arrays[f"{name}.time_us"],
         numbers.restored(arrays[f"{name}.value"]) if f"{name}.value" in arrays else None,
         tables[f"{name}.event_ids"][0].column(0) if f"{name}.event_ids" in tables else None,
+        None if columns is None else columns[0].to_struct_array(),
     )

@@ -10,7 +10,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_purgatory.core.engine.waiting import WAITING_FIELDS, Waiting
-from spark_purgatory.core.state.engine_snapshot import inspect, payload_schema
+from spark_purgatory.core.state.engine_snapshot import inspect, waiting_schema
 from spark_purgatory.core.state.payload_evolution import merged
 from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform, matched
 from spark_purgatory.errors import ConfigError
@@ -54,6 +54,7 @@ def pending(
         - ``held_until`` (timestamp): where the criterion holds already, and ``emit="final"`` waits for the watermark.
         - ``age_ms``, ``remaining_ms`` (bigint): since it was created and until its deadline, seen from the watermark of
           the micro-batch, not from the clock on the wall; null before there is a watermark.
+        - ``events`` (array of struct), where outcomes carry events: the first 100 of those that count so far.
 
     Raises:
         ConfigError: There is no such checkpoint, micro-batch or column, or an operation's column has the name of one
@@ -68,17 +69,18 @@ def pending(
         waiting.orderBy("remaining_ms").limit(20).show()
     """
     states = shard_states(spark, checkpoint, batch_id)
-    own = T.StructType() if states is None else _own_schema(states)
-    schema = T.StructType([*own.fields, *_prefixed(own, prefix)])
+    own, events = (T.StructType(), []) if states is None else _held(states)
+    fields = [*WAITING_FIELDS, *events]
+    schema = T.StructType([*own.fields, *_prefixed(own, prefix, fields)])
     chosen = _chosen(schema, columns)
     if states is None:
         return spark.createDataFrame([], chosen)
-    added = {prefix + field.name: field.name for field in WAITING_FIELDS}
+    added = {prefix + field.name: field.name for field in fields}
     return states.whole.mapInArrow(_decoder(states.watermark_ms, arrow_schema(chosen), added), chosen)
 
 
-def _prefixed(own: T.StructType, prefix: str) -> list[T.StructField]:
-    added = from_arrow_schema(pa.schema([field.with_name(prefix + field.name) for field in WAITING_FIELDS]))
+def _prefixed(own: T.StructType, prefix: str, fields: list[pa.Field]) -> list[T.StructField]:
+    added = _spark_types([field.with_name(prefix + field.name) for field in fields])
     taken = {name.casefold() for name in own.names}
     if clash := [name for name in added.names if name.casefold() in taken]:
         raise ConfigError(
@@ -96,14 +98,24 @@ def _chosen(schema: T.StructType, columns: Sequence[str] | None) -> T.StructType
     return T.StructType([schema[name] for name in asked])
 
 
-def _own_schema(states: ShardStates) -> T.StructType:
-    """The operations' columns: of all shards in which something waits; without one their types are not known."""
-    found = collected(states.whole.mapInArrow(_payload_schemas, "schema binary, known boolean"))
+def _held(states: ShardStates) -> tuple[T.StructType, list[pa.Field]]:
+    """(the operations' columns: of all shards in which something waits; without one their types are not known,
+    the column of their events, where outcomes carry any).
+    """
+    found = collected(states.whole.mapInArrow(_schemas, "schema binary, known boolean, event binary"))
     known = [row for row in found if row["known"]] or found
-    distinct = dict.fromkeys(bytes(row["schema"]) for row in known)
-    schema = pa.schema(merged([list(pa.ipc.read_schema(pa.py_buffer(each))) for each in distinct]))
-    spark_types = from_arrow_schema(schema, prefer_timestamp_ntz=True)
-    return T.StructType([_typed(field, arrow) for field, arrow in zip(spark_types.fields, schema, strict=True)])
+    own = _merged(bytes(row["schema"]) for row in known)
+    event = _merged(bytes(row["event"]) for row in found if row["event"] is not None)
+    return _spark_types(own), [pa.field("events", pa.list_(pa.struct(event)))] if event else []
+
+
+def _merged(schemas: Iterable[bytes]) -> list[pa.Field]:
+    return merged([list(pa.ipc.read_schema(pa.py_buffer(each))) for each in dict.fromkeys(schemas)])
+
+
+def _spark_types(fields: list[pa.Field]) -> T.StructType:
+    spark_types = from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
+    return T.StructType([_typed(field, arrow) for field, arrow in zip(spark_types.fields, fields, strict=True)])
 
 
 def _typed(field: T.StructField, arrow: pa.Field) -> T.StructField:
@@ -111,15 +123,19 @@ def _typed(field: T.StructField, arrow: pa.Field) -> T.StructField:
     return field if noted is None else T.StructField(field.name, T.DataType.fromDDL(noted.decode()), field.nullable)
 
 
-def _payload_schemas(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For ``mapInArrow``: the payload's Arrow schema of each shard, void columns where nothing waits."""
+def _schemas(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For ``mapInArrow``: Arrow schemas of each shard, of the payload, with void columns where nothing waits, and of
+    events.
+    """
     for batch in batches:
-        schemas, known = [], []
+        schemas, known, events = [], [], []
         for state in states_in(batch):
-            schema, waits = payload_schema(state.blob())
+            schema, waits, event = waiting_schema(state.blob())
             schemas.append(schema.serialize().to_pybytes())
             known.append(waits)
-        yield pa.RecordBatch.from_arrays([pa.array(schemas, pa.binary()), pa.array(known)], names=["schema", "known"])
+            events.append(None if event is None else pa.schema(event).serialize().to_pybytes())
+        columns = [pa.array(schemas, pa.binary()), pa.array(known), pa.array(events, pa.binary())]
+        yield pa.RecordBatch.from_arrays(columns, names=["schema", "known", "event"])
 
 
 def _decoder(
@@ -143,7 +159,7 @@ def _rows(waiting: Waiting, names: list[str] | None, schema: pa.Schema, added: d
     own = names if names is not None else [field.name for field in payload.type]
     order, _ = matched(own, schema.names)
     columns = [
-        waiting.column(added[field.name])
+        _as_asked(waiting, added[field.name], field.type)
         if field.name in added
         else conform(payload.field(at), field.type)
         if at >= 0
@@ -151,6 +167,12 @@ def _rows(waiting: Waiting, names: list[str] | None, schema: pa.Schema, added: d
         for at, field in zip(order, schema, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _as_asked(waiting: Waiting, name: str, kind: pa.DataType) -> pa.Array:
+    if name == "events" and not waiting.has_events:
+        return pa.nulls(len(waiting), kind)
+    return conform(waiting.column(name), kind)
 
 
 def _in_parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -150,8 +150,10 @@ def from_blob(blob: bytes) -> pa.Table:
         return reader.read_all()
 
 
-def unpacker(schema: pa.Schema, orphans: bool = False) -> Callable[[Batches], Batches]:
-    """The function for ``mapInArrow`` that turns blobs into rows of ``schema``; ``orphans``: as `outcome_columns`."""
+def unpacker(
+    schema: pa.Schema, evidence: Sequence[pa.Field] = (), orphans: bool = False
+) -> Callable[[Batches], Batches]:
+    """The function for ``mapInArrow`` that turns blobs into rows of ``schema``; the others: as `outcome_columns`."""
 
     def unpack(batches: Batches) -> Batches:
         prepare_worker()
@@ -163,20 +165,23 @@ def unpacker(schema: pa.Schema, orphans: bool = False) -> Callable[[Batches], Ba
                 moved += blob.as_buffer().size
                 with pa.ipc.open_stream(blob.as_buffer()) as reader:
                     for rows in reader:
-                        yield pa.RecordBatch.from_arrays(outcome_columns(rows, schema, orphans), schema=schema)
+                        columns = outcome_columns(rows, schema, evidence, orphans)
+                        yield pa.RecordBatch.from_arrays(columns, schema=schema)
         end_task(moved)
 
     return unpack
 
 
-def outcome_columns(rows: pa.RecordBatch, schema: pa.Schema, orphans: bool) -> list[pa.Array]:
+def outcome_columns(
+    rows: pa.RecordBatch, schema: pa.Schema, evidence: Sequence[pa.Field], orphans: bool
+) -> list[pa.Array]:
     """The engine's outcomes as columns of ``schema``: found by name, in whatever order ``rows`` has them.
 
     The engine calls the operation's own columns ``p0``, ``p1``, ...; ORPHANs lack these, and get nulls there.
-    ``schema`` has the users' names for them, in this order, then the outcome's columns, with ``orphans`` those of
-    `ORPHAN_FIELDS` too.
+    ``schema`` has the users' names for them, in this order, then the outcome's columns, those of `evidence_fields`, and
+    with ``orphans`` those of `ORPHAN_FIELDS`.
     """
-    added = [field.name for field in (*OUTCOME_FIELDS, *(ORPHAN_FIELDS if orphans else ()))]
+    added = [field.name for field in (*OUTCOME_FIELDS, *evidence, *(ORPHAN_FIELDS if orphans else ()))]
     names = [*(f"p{i}" for i in range(len(schema) - len(added))), *added]
     unknown = set(rows.schema.names) - set(names)
     assert not unknown, f"bug: outcomes have columns {sorted(unknown)} that the query does not"

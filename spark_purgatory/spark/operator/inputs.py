@@ -6,6 +6,7 @@ watermark included, is one ``select``.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +84,11 @@ def field_column(frame: DataFrame, value: Any, field: str) -> Column:
 def column_type(frame: DataFrame, column: Column) -> T.DataType:
     """Type of an expression over ``frame``."""
     return frame.select(column.alias("c")).schema[0].dataType
+
+
+def named_type(frame: DataFrame, value: ColumnLike, field: str) -> T.DataType:
+    """Type of the column that a config value names."""
+    return column_type(frame, field_column(frame, value, field))
 
 
 def timestamp_column(frame: DataFrame, value: Any, field: str) -> Column:
@@ -198,8 +204,10 @@ def payload_sources(config: Operations, scope: ColumnLike | None) -> tuple[tuple
     return tuple((field, names) for field, names in named.items() if all(isinstance(name, str) for name in names))
 
 
-def events_input(frame: DataFrame, config: Completions, reading: Reading) -> Input:
-    """Completion events: key, time, and what the criterion or control events read besides."""
+def events_input(
+    frame: DataFrame, config: Completions, reading: Reading, carried: Mapping[str, ColumnLike] | None = None
+) -> Input:
+    """Completion events: key, time, what the criterion or control events read besides, what outcomes carry."""
     time = timestamp_column(frame, config.time, "completions.time")
     key_raw = field_column(frame, config.key, "completions.key")
     key_type = column_type(frame, key_raw)
@@ -226,6 +234,8 @@ def events_input(frame: DataFrame, config: Completions, reading: Reading) -> Inp
         event_id = field_column(frame, config.event_id, "completions.event_id")
         kind = types["completions.event_id"] = column_type(frame, event_id)
         engine.append(key_text(event_id, kind, "completions.event_id").alias("event_id"))
+    columns = [field_column(frame, name, "completions.columns") for name in (carried or {}).values()]
+    engine += [column.alias(f"p{i}") for i, column in enumerate(columns)]
     engine += _routed(None if scope is None else F.xxhash64(scope))
     return Input(key_type, types=types, frame=_watermarked(frame, engine, time, config, reading))
 

@@ -43,20 +43,20 @@ def arrow_schema(schema: T.StructType) -> pa.Schema:
     return cast("pa.Schema", to_arrow_schema(schema, **IN_UTC))
 
 
-def columns_of(schema: T.StructType, case_sensitive: bool) -> pa.Schema:
-    """The operations' columns as they are sent, kept and remembered. Raises ConfigError for types that cannot be."""
-    check_columns(schema, case_sensitive)
+def columns_of(schema: T.StructType, case_sensitive: bool, side: str = "operations") -> pa.Schema:
+    """An input's columns as they are sent, kept and remembered. Raises ConfigError for types that cannot be."""
+    check_columns(schema, case_sensitive, side)
     fields = zip(schema.fields, arrow_schema(with_nullable_voids(schema)), strict=True)
     return pa.schema([_noted(field, spark.dataType) for spark, field in fields])
 
 
-def check_columns(schema: T.StructType, case_sensitive: bool) -> None:
+def check_columns(schema: T.StructType, case_sensitive: bool, side: str = "operations") -> None:
     """Raise ConfigError where two columns have one name, or a column's type does not travel."""
     for path, kind in _parts(schema, ""):
-        column = f"operations: column {path.removesuffix('.')!r} is {kind.simpleString()}"
+        column = f"{side}: column {path.removesuffix('.')!r} is {kind.simpleString()}"
         if isinstance(kind, T.StructType):
             # A struct may hold x and X whatever the session says: the fields travel by position.
-            _check_names(kind.names, path, case_sensitive or bool(path))
+            _check_names(kind.names, path, case_sensitive or bool(path), side)
         for refused, remedy in CASTS.items():
             if isinstance(kind, refused):
                 raise ConfigError(f"{column}, which Spark does not hand over to Python and take back: {remedy}")
@@ -69,12 +69,12 @@ def with_nullable_voids(schema: T.StructType) -> T.StructType:
     return T.StructType([_nullable_void(field) for field in schema.fields])
 
 
-def _check_names(names: list[str], path: str, case_sensitive: bool) -> None:
+def _check_names(names: list[str], path: str, case_sensitive: bool, side: str) -> None:
     counts = Counter(name if case_sensitive else name.casefold() for name in names)
     twice = [name for name in names if counts[name if case_sensitive else name.casefold()] > 1]
     if twice:
         listed = ", ".join(repr(path + name) for name in twice)
-        raise ConfigError(f"operations have columns of one name, {listed}: rename or drop all but one")
+        raise ConfigError(f"{side} have columns of one name, {listed}: rename or drop all but one")
 
 
 def _parts(kind: T.DataType, path: str) -> Iterator[tuple[str, T.DataType]]:

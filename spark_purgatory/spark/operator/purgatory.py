@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
+from functools import partial
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -16,7 +17,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 
 from spark_purgatory.config import ColumnLike, PurgatoryOptions, refuses_unknown_names, watermark_ms
 from spark_purgatory.config.purgatory_options import LOG_HOSTS
-from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS
+from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS, evidence_fields
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
@@ -26,6 +27,7 @@ from spark_purgatory.spark.host.calls import RESULT_DDL, Broadcast
 from spark_purgatory.spark.host.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
 from spark_purgatory.spark.host.requirements import check_local_workers, check_log_host
 from spark_purgatory.spark.operator.event_times import instant_ms
+from spark_purgatory.spark.operator.evidence import carried_columns, carried_schema, event_fields, evidence_of
 from spark_purgatory.spark.operator.inputs import (
     WATERMARK_METADATA,
     Input,
@@ -34,6 +36,7 @@ from spark_purgatory.spark.operator.inputs import (
     events_input,
     field_column,
     key_prefix,
+    named_type,
     number_of,
     operations_input,
     payload_sources,
@@ -101,14 +104,21 @@ def engine_spec(options: PurgatoryOptions, operations: InputTypes, completions: 
         dropped=options.operations.names_of("dropped"),
         utc_fields=timestamp_fields(operations.types, completions.types),
         deadline_is_sum=options.operations.deadline is None,
+        evidence=evidence_of(options),
         max_pending=options.max_pending_per_shard,
         max_state_bytes=options.bytes_of("max_state_bytes_per_shard"),
     )
 
 
-def outcome_schema(options: PurgatoryOptions, operations: T.StructType) -> T.StructType:
-    """The operations' columns and the outcome's. Raises ConfigError where two have one name."""
-    added = [*OUTCOME.fields, *(OF_ORPHANS.fields if options.orphans else ())]
+def outcome_schema(
+    options: PurgatoryOptions, operations: T.StructType, carried: T.StructType | None = None
+) -> T.StructType:
+    """The operations' columns and the outcome's; ``carried``: what it carries of events.
+
+    Raises ConfigError where two have one name.
+    """
+    evidence = [] if carried is None else event_fields(options, carried)
+    added = [*OUTCOME.fields, *evidence, *(OF_ORPHANS.fields if options.orphans else ())]
     names = [options.prefix + field.name for field in added]
     taken = {name.lower() for name in operations.names}
     clash = [name for name in names if name.lower() in taken]
@@ -159,6 +169,10 @@ class Purgatory(PurgatoryOptions):
         scope: A column that both inputs have, of a type that keys have. Keys and ids are then those of its
             value, and rows are routed by it. So operations with several keys meet their events in one shard; otherwise
             every shard is sent every event.
+        evidence: "all" gives outcomes an array ``events`` of all events that counted, up to ``resolved_at``, in the
+            order of their times; of EXPIRED operations too. An event is a struct like ``event``, which outcomes have
+            then, too: the event that decided (see `Completions`).
+        max_evidence: How many events an outcome lists at most: the earliest. ``matched`` says how many there were.
         orphans: Which events become ORPHAN rows: False, none; True, control events that count for no operation; "all",
             every event that counts for no operation, with the reason: late, already ended, not taken, past deadline,
             no such operation, or rejected. With either the outcomes have the columns `schema.ORPHAN_COLUMNS` too.
@@ -243,7 +257,9 @@ class Purgatory(PurgatoryOptions):
             check_inputs(operations, self.operations, completions, self.completions)
         case_sensitive = operations.sparkSession.conf.get("spark.sql.caseSensitive") in ("true", "TRUE")
         columns = columns_of(operations.schema, case_sensitive)
-        schema = outcome_schema(self, operations.schema)
+        carried = carried_schema(self, partial(named_type, completions), case_sensitive)
+        carried_types, event_columns = carried or (None, None)
+        schema = outcome_schema(self, operations.schema, carried_types)
         helpers = self.operations.names_of("helpers")
         for name in helpers:
             field_column(operations, name, "operations.helpers")
@@ -252,25 +268,23 @@ class Purgatory(PurgatoryOptions):
         if operations.isStreaming:
             watch(self, operations)
         left = operations_input(operations, self.operations, reading)
-        right = events_input(completions, self.completions, reading)
+        right = events_input(completions, self.completions, reading, carried_columns(self))
         check_compared(left.types, right.types)
         check_quorum(self.criterion, self.operations.keys, left.several_keys)
         check_local_workers(operations.sparkSession)
         broadcast = is_broadcast(self, left.several_keys)
         sent = Broadcast(self.shards or 1, self.bytes_of("max_broadcast_bytes")) if broadcast else None
-        packed = self._pack(left, OPERATIONS, columns).unionByName(self._pack(right, EVENTS, broadcast=broadcast))
-        spec = replace(engine_spec(self, left, right), columns=columns, case_sensitive=case_sensitive)
+        packed = self._pack(left, OPERATIONS, columns).unionByName(self._pack(right, EVENTS, event_columns, broadcast))
+        spec = replace(
+            engine_spec(self, left, right), columns=columns, case_sensitive=case_sensitive, event_columns=event_columns
+        )
+        unpack = unpacker(arrow_schema(schema), evidence_fields(spec), bool(self.orphans))
         if operations.isStreaming:
             results = with_query(self._stream(packed, spec, sent), Query(spec, self.shards, self.host))
-            return results.mapInArrow(unpacker(arrow_schema(schema), bool(self.orphans)), schema).drop(*helpers)
+            return results.mapInArrow(unpack, schema).drop(*helpers)
         as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
         decided = batch_function(spec, as_of_ms, sent)
-        return (
-            packed.groupBy("shard")
-            .applyInPandas(decided, RESULT_DDL)
-            .mapInArrow(unpacker(arrow_schema(schema), bool(self.orphans)), schema)
-            .drop(*helpers)
-        )
+        return packed.groupBy("shard").applyInPandas(decided, RESULT_DDL).mapInArrow(unpack, schema).drop(*helpers)
 
     def _pack(self, side: Input, number: int, columns: pa.Schema | None = None, broadcast: bool = False) -> DataFrame:
         ddl = EXCHANGE_DDL.format(shard_type="bigint" if self.shards is None else "int")

@@ -192,7 +192,8 @@ def with_query(results: DataFrame, query: Query) -> DataFrame:
     spec = query.spec
     said = {
         "fingerprint": spec.fingerprint(),
-        "columns": None if spec.columns is None else base64.b64encode(spec.columns.serialize()).decode(),
+        "columns": _as_text(spec.columns),
+        "event_columns": _as_text(spec.event_columns),
         "case_sensitive": spec.case_sensitive,
         "sources": spec.sources,
         "texts": spec.texts,
@@ -212,11 +213,19 @@ def query_of(outcomes: DataFrame) -> Query | None:
     return None
 
 
+def _as_text(columns: pa.Schema | None) -> str | None:
+    return None if columns is None else base64.b64encode(columns.serialize()).decode()
+
+
+def _from_text(columns: str | None) -> pa.Schema | None:
+    return None if columns is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(columns)))
+
+
 def _query(said: dict[str, Any]) -> Query:
-    columns = said["columns"]
     spec = replace(
         spec_of(said["fingerprint"]),
-        columns=None if columns is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(columns))),
+        columns=_from_text(said["columns"]),
+        event_columns=_from_text(said["event_columns"]),
         case_sensitive=said["case_sensitive"],
         sources=tuple((field, tuple(names)) for field, names in said["sources"]),
         texts=tuple((field, kind) for field, kind in said["texts"]),

@@ -1,0 +1,366 @@
+"""The events that outcomes carry: the one that decided, and all that counted (semantics 9).
+
+Both are read from the logs when an outcome leaves, as its criterion was: nothing is kept per operation. Events of one
+time have an order of their own, that of `Deliveries.order`, so that the evidence does not depend on their arrival.
+
+The *deciding event* is the one at which the criterion first holds when the events are taken in that order. By hand, for
+an operation on the keys a and b that needs two keys, with events of the times 10 and 20::
+
+    10  a                    20  a, b          decides: b at 20; a had its first event at 10
+                             20  b, a          decides: b at 20; the order of keys is the operation's
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from spark_purgatory.core.arrays import numbers
+from spark_purgatory.core.arrays.exact_sums import ExactSums
+from spark_purgatory.core.arrays.numbers import Numbers, addends, comparable
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s, expand, parts_of
+from spark_purgatory.core.arrays.times import MAX_TIME_US
+from spark_purgatory.core.arrays.value_ranks import value_ranks
+from spark_purgatory.core.engine.evaluation import EvaluationInput, when_satisfied
+from spark_purgatory.core.engine.outcomes import as_text, structs_of, without_prefix
+from spark_purgatory.core.engine.resolver import Resolutions, Resolver
+from spark_purgatory.core.events.event_log import EventSegment, Spans, bisect_within
+from spark_purgatory.core.spec.codes import EventKind, Rule, Status
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+
+MAX_LAID_OUT = 1 << 22
+"""Deliveries that are laid out together: operations that have more are looked at in parts."""
+WIDENING = 4
+"""Where redeliveries leave too few events, so many times more are laid out."""
+CONTROLS = {Status.FAILED: EventKind.FAIL, Status.CANCELLED: EventKind.CANCEL, Status.COMPLETED: EventKind.FORCE}
+"""The control event that decides, by the status it gives."""
+
+
+@dataclass(frozen=True)
+class Deliveries:
+    """Deliveries of events to operations, one by one; arrays (d,)."""
+
+    segments: list[EventSegment]
+    segment: Int64s
+    """Which of the segments has the event."""
+    at: Int64s
+    """Its position there."""
+    entry: Int64s
+    """The watch entry that it came to."""
+    operation: Int64s
+    """The entry's operation, by position in the request."""
+    keyless: Bools
+    """Whether the event has no key."""
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    @staticmethod
+    def of(spans: list[Spans], owner: Int64s, keyless: bool = False) -> Deliveries:
+        """The events of spans; ``owner``: the operation of each watch entry."""
+        segments = list({id(span.segment): span.segment for span in spans}.values())
+        places = {id(segment): i for i, segment in enumerate(segments)}
+        parts = []
+        for span in spans:
+            at, which = expand(span.low, span.high - span.low)
+            parts.append((np.full(len(at), places[id(span.segment)]), at, span.owner[which]))
+        segment, at, entry = (np.concatenate([EMPTY, *(part[i] for part in parts)]) for i in range(3))
+        return Deliveries(segments, segment, at, entry, owner[entry], np.full(len(at), keyless))
+
+    def take(self, chosen: Int64s) -> Deliveries:
+        """Some of them, (k,) positions."""
+        names = ("segment", "at", "entry", "operation", "keyless")
+        return replace(self, **{name: getattr(self, name)[chosen] for name in names})
+
+    @property
+    def time_us(self) -> Int64s:
+        """When the events happened."""
+        time_us = np.zeros(len(self), np.int64)
+        for i, segment in enumerate(self.segments):
+            mine = self.segment == i
+            time_us[mine] = segment.time_us[self.at[mine]]
+        return time_us
+
+    def values(self) -> Numbers:
+        """What each event adds to a sum."""
+        parts, order = self._by_segment()
+        found = [np.zeros(len(at)) if s.value is None else addends(s.value[at]) for s, at in parts]
+        return numbers.joined(found)[order] if found else np.zeros(0)
+
+    def columns(self) -> pa.StructArray | None:
+        """What outcomes carry of the events."""
+        parts, order = self._by_segment()
+        found = [segment.columns.take(pa.array(at)) for segment, at in parts if segment.columns is not None]
+        return pa.concat_arrays(found).take(pa.array(order)) if found else None
+
+    def event_ids(self) -> pa.Array | None:
+        """The events' ids; None where the query has none."""
+        parts, order = self._by_segment()
+        found = [segment.event_ids.take(pa.array(at)) for segment, at in parts if segment.event_ids is not None]
+        return pa.concat_arrays(found).take(pa.array(order)) if found else None
+
+    def _by_segment(self) -> tuple[list[tuple[EventSegment, Int64s]], Int64s]:
+        """(each segment with the positions of its events, the place of every delivery among all of these)."""
+        chosen = [np.flatnonzero(self.segment == i) for i in range(len(self.segments))]
+        parts = [(segment, self.at[mine]) for segment, mine in zip(self.segments, chosen, strict=True)]
+        order = np.empty(len(self), np.int64)
+        order[np.concatenate([EMPTY, *chosen])] = np.arange(len(self))
+        return parts, order
+
+    def order(self) -> Int64s:
+        """Positions by operation, time, watch key, event id, content; what is null comes first."""
+        time_us, key = self.time_us, np.where(self.keyless, -1, self.entry)
+        order = np.lexsort((key, time_us, self.operation))
+        columns = (self.operation[order], time_us[order], key[order])
+        same = np.logical_and.reduce([column[1:] == column[:-1] for column in columns])
+        if not same.any():
+            return order
+        tied = np.zeros(len(self), bool)
+        tied[order[1:][same]] = tied[order[:-1][same]] = True
+        ranks = np.zeros((2, len(self)), np.int64)
+        ranks[:, tied] = self.take(np.flatnonzero(tied)).ranks()
+        return np.lexsort((ranks[1], ranks[0], key, time_us, self.operation))
+
+    def ranks(self) -> Int64s:
+        """(2, d): the ranks of ids, and of contents."""
+        ids, columns = self.event_ids(), self.columns()
+        nothing = np.zeros(len(self), np.int64)
+        return np.stack([nothing if each is None else value_ranks(each) for each in (ids, columns)])
+
+    def each_once(self, sums: Bools) -> Deliveries:
+        """Without redeliveries, in order: of each event the first delivery; where an operation adds up values, (n,)
+        bool, of those at one time the one with the smallest.
+        """
+        ordered = self.take(self.order())
+        ids = ordered.event_ids()
+        if ids is None or not len(ordered):
+            return ordered
+        codes = ids.dictionary_encode().indices.fill_null(-1).to_numpy()
+        values = ordered.values()
+        values[~sums[ordered.operation]] = values[:1]
+        order = np.lexsort((values, ordered.time_us, codes, ordered.operation))
+        code, operation = codes[order], ordered.operation[order]
+        again = (code[1:] == code[:-1]) & (operation[1:] == operation[:-1]) & (code[1:] >= 0)
+        once = np.ones(len(ordered), bool)
+        once[order[1:][again]] = False
+        return ordered.take(np.flatnonzero(once))
+
+
+def evidence_of(resolver: Resolver, status: Status, resolutions: Resolutions, chosen: Bools) -> dict[str, pa.Array]:
+    """The deciding event of every chosen row, (n,) bool, and its events, by the names of their columns."""
+    spec, rows = resolver.spec, resolutions.rows[chosen]
+    assert spec.evidence is not None, "bug: a query whose outcomes carry no events"
+    inputs, entries = resolver.inputs(rows)
+    asked = _Asked(resolver, status, inputs, entries, rows, resolutions.resolved_us[chosen])
+    held = resolutions.result.held_us[chosen] == asked.resolved_us
+    found: dict[str, pa.Array] = {}
+    decided = asked.deciding(held & (status == Status.COMPLETED))
+    place = np.full(len(rows), -1)
+    place[decided.operation] = np.arange(len(decided))
+    structs = event_structs(decided, resolver.watchers.keys.take(entries[decided.entry]), spec)
+    found["event"] = structs.take(pa.array(place, mask=place < 0))
+    if spec.evidence.lists_all:
+        found["events"] = asked.all_events(spec.evidence.most)
+    return found
+
+
+def events_of(resolver: Resolver, resolutions: Resolutions) -> pa.ListArray:
+    """The events of rows that wait, those up to their resolution where one is held back, (n,)."""
+    assert resolver.spec.evidence is not None, "bug: a query whose outcomes carry no events"
+    inputs, entries = resolver.inputs(resolutions.rows)
+    asked = _Asked(resolver, Status.EXPIRED, inputs, entries, resolutions.rows, resolutions.resolved_us)
+    return asked.all_events(resolver.spec.evidence.most)
+
+
+def event_structs(deliveries: Deliveries, keys: pa.Array, spec: EngineSpec) -> pa.StructArray:
+    """Events as outcomes have them, on their keys, (d,)."""
+    texts = as_text(without_prefix(keys, spec.key_prefix))
+    if deliveries.keyless.any():
+        texts = texts.take(pa.array(np.arange(len(texts)), mask=deliveries.keyless))
+    times = pa.array(deliveries.time_us)
+    return structs_of(texts, times, deliveries.event_ids(), deliveries.columns(), spec)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """n operations that leave, with m watch entries."""
+
+    resolver: Resolver
+    status: Status
+    inputs: EvaluationInput
+    entries: Int64s  # (m,)
+    rows: Int64s  # (n,)
+    resolved_us: Int64s  # (n,) MAX_TIME_US of EXPIRED ones
+
+    def deciding(self, held: Bools) -> Deliveries:
+        """The deciding event of each operation, at most one; ``held``, (n,): the criterion decided."""
+        by_criterion = self._by_criterion(held) if held.any() else Deliveries.of([], EMPTY)
+        if self.status not in CONTROLS or held.all():
+            return by_criterion
+        by_control = self._by_control(CONTROLS[self.status], ~held)
+        return _joined(by_criterion, by_control)
+
+    def all_events(self, most: int) -> pa.ListArray:
+        """The relevant events of each operation, the first ``most``, (n,)."""
+        spans = [self._cut(span) for span in self._spans()]
+        costs = np.zeros(len(self.rows), np.int64)
+        for span in spans:
+            np.add.at(costs, self.inputs.owner[span.owner], np.minimum(span.high - span.low, most))
+        parts = [self._earliest(spans, part, most) for part in parts_of(costs, MAX_LAID_OUT)]
+        spec, keys = self.resolver.spec, self.resolver.watchers.keys
+        structs = [event_structs(part, keys.take(self.entries[part.entry]), spec) for part in parts]
+        counts = np.bincount(np.concatenate([part.operation for part in parts]), minlength=len(self.rows))
+        offsets = pa.array(np.concatenate(([0], np.cumsum(counts))).astype(np.int32))
+        return pa.ListArray.from_arrays(offsets, pa.concat_arrays(structs))
+
+    # --- the events of an operation --------------------------------------------------------------------
+
+    def _spans(self) -> list[Spans]:
+        return self.resolver.relevant(self.inputs, self.rows, self.entries)
+
+    def _cut(self, span: Spans) -> Spans:
+        """The span without events after the operation's end."""
+        end_us = np.minimum(self.resolved_us, self.inputs.deadline_us)
+        high = span.until(end_us[self.inputs.owner[span.owner]])
+        return _only(replace(span, high=high), high > span.low)
+
+    def _earliest(self, spans: list[Spans], part: slice, most: int) -> Deliveries:
+        """The first ``most`` events of each operation of a part, each event once, in order."""
+        mine = np.zeros(len(self.rows), bool)
+        mine[part] = True
+        spans = [_only(span, mine[self.inputs.owner[span.owner]]) for span in spans]
+        width, done, left = most, list[Deliveries](), mine
+        while True:
+            laid, cut_us = self._first_of_each(spans, width)
+            events = laid.take(np.flatnonzero(left[laid.operation])).each_once(self.inputs.rule == Rule.SUM_AT_LEAST)
+            events = events.take(np.flatnonzero(events.time_us <= cut_us[events.operation]))
+            first = np.searchsorted(events.operation, events.operation)
+            events = events.take(np.flatnonzero(np.arange(len(events)) - first < most))
+            counts = np.bincount(events.operation, minlength=len(left))
+            short = left & (counts < most) & (cut_us < MAX_TIME_US)
+            done.append(events.take(np.flatnonzero(~short[events.operation])))
+            if not short.any():
+                break
+            spans = [_only(span, short[self.inputs.owner[span.owner]]) for span in spans]
+            width, left = width * WIDENING, short
+        if len(done) == 1:
+            return done[0]
+        whole = _joined(*done)
+        return whole.take(np.argsort(whole.operation, kind="stable"))
+
+    def _first_of_each(self, spans: list[Spans], width: int) -> tuple[Deliveries, Int64s]:
+        """(the first events of each span with all of one time, until when none of an operation is left out, (n,))."""
+        cut_us, shorter = np.full(len(self.rows), MAX_TIME_US), []
+        for span in spans:
+            last = np.minimum(span.low + width, span.high) - 1
+            last_us = span.segment.time_us[last]
+            high = np.minimum(span.until(last_us), span.high)
+            short = high < span.high
+            np.minimum.at(cut_us, self.inputs.owner[span.owner[short]], last_us[short])
+            shorter.append(replace(span, high=high))
+        return Deliveries.of(shorter, self.inputs.owner), cut_us
+
+    # --- what decided ----------------------------------------------------------------------------------
+
+    def _by_control(self, kind: EventKind, chosen: Bools) -> Deliveries:
+        """The first control event of a kind at the resolution of each chosen operation."""
+        resolver, owner = self.resolver, self.inputs.owner
+        at_us, targets = self.resolved_us[owner], resolver.targets(self.rows, self.entries, owner)
+        alone = resolver.controls.keyless(kind, targets, at_us, at_us)
+        spans = resolver.controls.spans(kind, targets, at_us, at_us)
+        laid = _joined(
+            Deliveries.of(spans[: len(spans) - len(alone)], owner), Deliveries.of(alone, owner, keyless=True)
+        )
+        laid = laid.take(np.flatnonzero(chosen[laid.operation]))
+        laid = laid.take(laid.order())
+        return laid.take(np.unique(laid.operation, return_index=True)[1])
+
+    def _by_criterion(self, held: Bools) -> Deliveries:
+        """The event at which the criterion of each operation that held came to hold; none where it held already."""
+        inputs, owner = self.inputs, self.inputs.owner
+        held = held & ~((inputs.rule == Rule.SUM_AT_LEAST) & (inputs.need <= 0))
+        spans = self._spans()
+        satisfied_us = when_satisfied(inputs, spans, self.resolver.history(inputs, self.rows, self.entries))
+        here = []
+        for span in spans:
+            low, high = _between(span, self.resolved_us[owner[span.owner]])
+            here.append(_only(replace(span, low=low, high=high), (low < high) & held[owner[span.owner]]))
+        laid = Deliveries.of(here, owner)
+        counted = np.isin(inputs.rule, (Rule.COUNT, Rule.SUM_AT_LEAST))
+        of_keys = np.flatnonzero(
+            ~counted[laid.operation] & (satisfied_us[laid.entry] == self.resolved_us[laid.operation])
+        )
+        keyed = self._at_key(laid.take(of_keys), satisfied_us)
+        several = np.bincount(laid.operation, minlength=len(self.rows)) > 1
+        single = laid.take(np.flatnonzero((counted & ~several)[laid.operation]))
+        return _joined(keyed, single, self._at_count(spans, counted & several & held))
+
+    def _at_key(self, laid: Deliveries, satisfied_us: Int64s) -> Deliveries:
+        """Under rules that look at each key: the first event on the key that was satisfied last of those needed."""
+        inputs, n = self.inputs, len(self.rows)
+        laid = laid.take(np.flatnonzero(self._reaches_level(laid)))
+        laid = laid.take(laid.order())
+        fresh = np.concatenate(([True], laid.entry[1:] != laid.entry[:-1])) if len(laid) else np.zeros(0, bool)
+        laid = laid.take(np.flatnonzero(fresh))
+        here = np.bincount(laid.operation, minlength=n)
+        before = np.bincount(inputs.owner[satisfied_us < self.resolved_us[inputs.owner]], minlength=n)
+        nth = np.select(
+            [inputs.rule == Rule.ANY_KEY, inputs.rule == Rule.QUORUM], [np.ones(n), inputs.need - before], here
+        )
+        first = np.searchsorted(laid.operation, laid.operation)
+        return laid.take(np.flatnonzero(np.arange(len(laid)) - first + 1 == nth[laid.operation]))
+
+    def _reaches_level(self, laid: Deliveries) -> Bools:
+        """Which events reach the level of their key, (d,) bool; all where the rule is another."""
+        reaches = np.ones(len(laid), bool)
+        levels = self.inputs.rule[laid.operation] == Rule.LEVEL
+        for i, segment in enumerate(laid.segments):
+            mine = np.flatnonzero(levels & (laid.segment == i))
+            if len(mine) and segment.value is not None:
+                values = segment.value[laid.at[mine]]
+                needs, beyond = comparable(self.inputs.level_need[laid.entry[mine]], values)
+                reaches[mine] = (values >= needs) if beyond is None else (values >= needs) & ~beyond
+        return reaches
+
+    def _at_count(self, spans: list[Spans], chosen: Bools) -> Deliveries:
+        """Under rules that count events or add up values: the event at which there are enough."""
+        owner = self.inputs.owner
+        cut = [self._cut(_only(span, chosen[owner[span.owner]])) for span in spans]
+        laid = Deliveries.of(cut, owner).each_once(self.inputs.rule == Rule.SUM_AT_LEAST)
+        if not len(laid):
+            return laid
+        first = np.searchsorted(laid.operation, laid.operation)
+        enough = np.arange(len(laid)) - first + 1 >= self.inputs.need[laid.operation]
+        sums = self.inputs.rule[laid.operation] == Rule.SUM_AT_LEAST
+        if sums.any():
+            totals = ExactSums.zeros(len(laid))
+            prefix, places = ExactSums.prefixes(laid.values()), np.arange(len(laid))
+            totals.add_at(places, prefix, first, places + 1)
+            enough = np.where(sums, totals.at_least(self.inputs.sum_need[laid.operation]), enough)
+        enough &= laid.time_us == self.resolved_us[laid.operation]
+        found = laid.take(np.flatnonzero(enough))
+        return found.take(np.unique(found.operation, return_index=True)[1])
+
+
+def _between(span: Spans, at_us: Int64s) -> tuple[Int64s, Int64s]:
+    """The events of each span at exactly a time of its own."""
+    low = bisect_within(span.segment.time_us, span.low, span.high, at_us, after=False)
+    return low, bisect_within(span.segment.time_us, low, span.high, at_us, after=True)
+
+
+def _only(span: Spans, chosen: Bools) -> Spans:
+    at = np.flatnonzero(chosen)
+    return Spans(span.segment, span.owner[at], span.group_start[at], span.low[at], span.high[at])
+
+
+def _joined(*parts: Deliveries) -> Deliveries:
+    """Deliveries behind each other."""
+    segments = list({id(s): s for part in parts for s in part.segments}.values())
+    places = {id(segment): i for i, segment in enumerate(segments)}
+    moved = [np.array([places[id(s)] for s in part.segments], np.int64)[part.segment] for part in parts]
+    columns = [
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("at", "entry", "operation", "keyless")
+    ]
+    return Deliveries(segments, np.concatenate(moved), *columns)

@@ -1,0 +1,69 @@
+"""What outcomes carry of events: which columns are sent for it, and the types of ``event`` and ``events``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from spark_purgatory.config import ColumnLike, PurgatoryOptions
+from spark_purgatory.core.spec.engine_spec import EVENT_KEY_AND_TIME, Evidence
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.operator.payload import columns_of
+
+VALUE, EVENT_ID = "value", "event_id"
+"""Fields of an event in an outcome, where the query has them."""
+
+
+def carried_columns(options: PurgatoryOptions) -> dict[str, ColumnLike]:
+    """What is sent of each event, by its name in the outcome: the value first, then the columns asked for."""
+    if not options.evidence_columns:
+        return {}
+    config = options.completions
+    carried: dict[str, ColumnLike] = {} if config.value is None else {VALUE: config.value}
+    fixed = {field.name for field in EVENT_KEY_AND_TIME} | set(carried)
+    fixed |= set() if config.event_id is None else {EVENT_ID}
+    for given in config.names_of("columns"):
+        name = given.rpartition(".")[2]
+        if name.lower() in fixed | {each.lower() for each in carried}:
+            raise ConfigError(
+                f"completions.columns={given!r}: an event in an outcome has a field {name!r} already; rename the "
+                "column before resolve()"
+            )
+        carried[name] = given
+    return carried
+
+
+def carried_schema(
+    options: PurgatoryOptions, type_of: Callable[[ColumnLike, str], T.DataType], case_sensitive: bool
+) -> tuple[T.StructType, pa.Schema] | None:
+    """The types of what is sent of each event, Spark's and as they are kept; None where outcomes carry no events.
+
+    ``type_of`` gives the type of a column of the events, which an argument names.
+    """
+    if not options.evidence_columns:
+        return None
+    named = carried_columns(options)
+    arguments = {name: "completions.value" if name == VALUE else "completions.columns" for name in named}
+    kinds = [T.StructField(name, type_of(column, arguments[name])) for name, column in named.items()]
+    schema = T.StructType(kinds)
+    return schema, columns_of(schema, case_sensitive, "completions.columns")
+
+
+def event_fields(options: PurgatoryOptions, carried: T.StructType) -> list[T.StructField]:
+    """The outcome's columns that carry events, as Spark has them."""
+    values = int(options.completions.value is not None)
+    named = [] if options.completions.event_id is None else [T.StructField(EVENT_ID, T.StringType())]
+    first = from_arrow_schema(pa.schema(EVENT_KEY_AND_TIME)).fields
+    event = T.StructType([*first, *carried.fields[:values], *named, *carried.fields[values:]])
+    kinds: dict[str, T.DataType] = {"event": event, "events": T.ArrayType(event)}
+    return [T.StructField(name, kinds[name]) for name in options.evidence_columns]
+
+
+def evidence_of(options: PurgatoryOptions) -> Evidence | None:
+    """How an engine's outcomes carry events; None: not at all."""
+    if not options.evidence_columns:
+        return None
+    return Evidence(options.completions.value is not None, options.evidence == "all", options.max_evidence)

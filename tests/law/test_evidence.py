@@ -1,0 +1,194 @@
+"""The law of evidence: under ``emit="final"`` the events that outcomes carry do not depend on how rows arrived."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spark_purgatory.core.engine import evidence
+from spark_purgatory.core.engine.evidence import Deliveries
+from spark_purgatory.core.events import event_log
+from spark_purgatory.core.events.event_log import EventSegment
+from spark_purgatory.core.spec.codes import RULES
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.spec.engine_spec import Evidence as Carried
+from spark_purgatory.core.state import engine_snapshot
+from spark_purgatory.core.state.segment_snapshot import save_segment
+from spark_purgatory.errors import BugError
+from spark_purgatory.testing.oracle import KINDS, decide
+from spark_purgatory.testing.oracle_evidence import Evidence
+from spark_purgatory.testing.worlds import STEP_US, World, splits
+from tests.support.engine_driver import Rows, Shards, microseconds
+from tests.support.law_worlds import COMPLETE_ONLY, ORPHANS, draw, spec_of
+
+SEEDS = st.integers(0, 1 << 32)
+NOTES = (None, "x", "y", "why")
+
+
+def noted(rng: random.Random, world: World) -> World:
+    """The world with a column of its own on each event: deliveries of one event may differ in it."""
+    return World(world.operations, [{**event, "note": rng.choice(NOTES)} for event in world.events])
+
+
+def carrying(spec: EngineSpec, most: int) -> EngineSpec:
+    """The spec with values and notes of events in its outcomes."""
+    columns = pa.schema([pa.field("value", pa.float64()), pa.field("note", pa.string())])
+    return replace(spec, event_columns=columns, evidence=Carried(has_value=True, lists_all=True, most=most))
+
+
+def told(outcomes: Rows) -> Counter[Any]:
+    """Outcomes with their evidence, as a multiset."""
+    return Counter(
+        repr(
+            (
+                outcome["row"] if outcome["status"] != "ORPHAN" else None,
+                outcome["status"],
+                at if (at := outcome["resolved_at"]) is None or isinstance(at, int) else microseconds(at),
+                outcome["matched"],
+                outcome.get("event"),
+                outcome.get("events"),
+            )
+        )
+        for outcome in outcomes
+    )
+
+
+def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, controlled: bool, worlds: int) -> None:
+    """Stream a world in some order and split, every row on time."""
+    rng, world, criterion = draw(seed, rule, several, kinds=KINDS if controlled else COMPLETE_ONLY, worlds=worlds)
+    world = noted(rng, world)
+    lookback_us = rng.choice((0, 0, 2 * STEP_US))
+    most = rng.choice((1, 2, 100))
+    orphans = ORPHANS[seed % 2] if not several or shards == 1 else False
+    expected = decide(
+        *world,
+        doubles=True,
+        whole_operations=several,
+        criterion=criterion,
+        lookback_us=lookback_us,
+        orphans=orphans,
+        evidence=Evidence(("note",), most),
+    )
+    batches = splits(
+        rng,
+        *world,
+        rng.choice((1, 3, 9)),
+        operations_delay_us=rng.choice((0, 3 * STEP_US)),
+        events_delay_us=rng.choice((0, 3 * STEP_US)),
+        lookback_us=lookback_us,
+    )
+    spec = carrying(spec_of(criterion, final=True, lookback_us=lookback_us, orphans=orphans), most)
+    engine = Shards(spec, shards, several, hash_bits=rng.choice((64, 64, 3)), restarts=rng)
+    assert told(engine.run(batches)) == told(expected)
+
+
+@pytest.mark.parametrize("rule", [*RULES, "mixed", "mixed, controlled"])
+@given(
+    seed=SEEDS,
+    several=st.booleans(),
+    shards=st.sampled_from((1, 3)),
+    controlled=st.booleans(),
+    worlds=st.sampled_from((1, 8)),
+)
+@settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
+def test_evidence_does_not_depend_on_arrival_and_is_what_the_oracle_says(
+    rule: str, seed: int, several: bool, shards: int, controlled: bool, worlds: int
+) -> None:
+    rule, _, always = rule.partition(", ")
+    compare_with_oracle(rule, seed, several, shards, controlled or bool(always), worlds)
+
+
+# --- planted bugs ---------------------------------------------------------------------------------------
+
+
+def by_arrival(patch: pytest.MonkeyPatch) -> None:
+    """Events of one time and key in the order in which they came."""
+    patch.setattr(Deliveries, "ranks", lambda self: np.zeros((2, len(self)), np.int64))
+
+
+def redelivered_twice(patch: pytest.MonkeyPatch) -> None:
+    """A delivery of an event that was delivered before is listed again."""
+    patch.setattr(Deliveries, "each_once", lambda self, sums: self.take(self.order()))
+
+
+def behind_the_resolution(patch: pytest.MonkeyPatch) -> None:
+    """Events until the deadline are listed, and not until the resolution."""
+    patch.setattr(evidence._Asked, "_cut", lambda self, span: span)
+
+
+def keys_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """The first key of those that are satisfied at one time decides, whatever the criterion is."""
+    whole = evidence._Asked._at_key
+    patch.setattr(
+        evidence._Asked,
+        "_at_key",
+        lambda self, laid, satisfied_us: whole(
+            replace(self, inputs=replace(self.inputs, rule=np.zeros_like(self.inputs.rule))), laid, satisfied_us
+        ),
+    )
+
+
+def lost_at_a_snapshot(patch: pytest.MonkeyPatch) -> None:
+    """A state keeps events without their columns."""
+    patch.setattr(
+        engine_snapshot,
+        "save_segment",
+        lambda name, segment, arrays, tables: save_segment(name, replace(segment, columns=None), arrays, tables),
+    )
+
+
+def lost_at_a_merge(patch: pytest.MonkeyPatch) -> None:
+    """Segments that are merged lose the columns of the older."""
+    merge = event_log._merge
+
+    def merged(older: EventSegment, newer: EventSegment) -> EventSegment:
+        if older.columns is None:
+            return merge(older, newer)
+        return merge(replace(older, columns=pa.nulls(len(older), older.columns.type)), newer)
+
+    patch.setattr(event_log, "_merge", merged)
+
+
+def mixed_up_by_forgetting(patch: pytest.MonkeyPatch) -> None:
+    """Columns stay where they are when events are forgotten."""
+    where = EventSegment.where
+
+    def kept(self: EventSegment, chosen: Any) -> EventSegment:
+        left = where(self, chosen)
+        return left if left.columns is None else replace(left, columns=self.columns.slice(0, len(left)))
+
+    patch.setattr(EventSegment, "where", kept)
+
+
+BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    bug.__name__: bug
+    for bug in (
+        by_arrival,
+        redelivered_twice,
+        behind_the_resolution,
+        keys_forgotten,
+        lost_at_a_snapshot,
+        lost_at_a_merge,
+        mixed_up_by_forgetting,
+    )
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_comparison_sees_a_planted_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    BUGS[bug](monkeypatch)
+    for seed in range(60):
+        try:
+            compare_with_oracle("mixed", seed, several=True, shards=1, controlled=seed % 2 == 0, worlds=4)
+        except (AssertionError, BugError, pa.ArrowInvalid):
+            return
+    pytest.fail("60 worlds with the bug gave what the oracle says")

@@ -1,0 +1,230 @@
+"""Evidence in outcomes on real Spark: as the oracle has it, over restarts, with other columns, in tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from spark_purgatory import (
+    TRANSFORM_WITH_STATE_SETTINGS,
+    Completions,
+    Operations,
+    Purgatory,
+    RecordAccumulator,
+    check_checkpoint,
+    criteria,
+    pending,
+)
+from spark_purgatory.errors import ConfigError, StateMismatchError
+from spark_purgatory.schema import EVIDENCE_COLUMNS
+from spark_purgatory.spark.storage.spark_access import settings
+from spark_purgatory.testing import PurgatoryTester
+from spark_purgatory.testing.oracle import KINDS, decide
+from spark_purgatory.testing.oracle_evidence import Evidence
+from spark_purgatory.testing.worlds import World, splits
+from tests.support.controlled_streams import CLOSING, CLOSING_US, as_file_row, controlled
+from tests.support.engine_driver import microseconds
+from tests.support.law_worlds import draw
+from tests.support.streams import Host, Landing
+
+pytestmark = pytest.mark.spark
+
+NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
+HOSTS: tuple[Host, ...] = ("applyInPandasWithState", "transformWithState")
+
+
+@pytest.fixture(autouse=True)
+def both_hosts(spark: SparkSession) -> Iterator[None]:
+    """A session in which both hosts run."""
+    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS):
+        yield
+
+
+def plain(value: Any) -> Any:
+    """Rows as dicts, times as microseconds."""
+    if isinstance(value, Row):
+        return {name: plain(each) for name, each in value.asDict().items()}
+    if isinstance(value, list):
+        return [plain(each) for each in value]
+    return microseconds(value) if isinstance(value, datetime) else value
+
+
+def told(outcomes: Sequence[dict[str, Any]]) -> list[str]:
+    return sorted(
+        repr([plain(row.get(name)) for name in ("row", "status", "resolved_at", "matched", *EVIDENCE_COLUMNS)])
+        for row in outcomes
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "several", "scope", "seed"), [(HOSTS[0], True, None, 21), (HOSTS[1], False, "region", 22)]
+)
+def test_stream_and_batch_carry_the_evidence_that_the_oracle_says(
+    spark: SparkSession, tmp_path: Path, host: Host, several: bool, scope: str | None, seed: int
+) -> None:
+    rng, world, _ = draw(seed, "mixed", several, kinds=KINDS, worlds=4, extremes=False)
+    sound = [row for row in world.operations if "spoiled" not in row["row"]]
+    world = World(sound, [{**event, "region": "north"} for event in world.events])
+    landing = Landing(tmp_path, wide=True)
+    made = controlled(several, scope, orphans=False)
+    purgatory = replace(
+        made, host=host, evidence="all", max_evidence=3, completions=replace(made.completions, columns=["region"])
+    )
+    expected = told(decide(*world, doubles=True, whole_operations=True, evidence=Evidence(("region",), 3)))
+    for batch in splits(rng, *world, 4)[:-3]:
+        landing.add(*([as_file_row(row, "north") for row in rows] for rows in batch[:2]))
+    landing.run(spark, purgatory)
+    landing.add([as_file_row(CLOSING, "last")], [as_file_row({"key": "closing-other", "time": CLOSING_US}, "last")])
+    streamed = landing.run(spark, purgatory)
+    frames = landing.frames(spark, streaming=False)
+    of_batch = [row.asDict() for row in purgatory.resolve(*frames).where("region = 'north'").collect()]
+    assert told(of_batch) == expected
+    assert told([row for row in streamed if row["region"] == "north"]) == expected
+    assert any(row["event"] for row in streamed) and any(len(row["events"] or []) > 1 for row in streamed)
+
+
+PAYMENTS = "order_id string, paid_at timestamp, amount decimal(9, 2), method string, lines array<struct<sku: string>>"
+
+
+def orders(spark: SparkSession) -> DataFrame:
+    rows = [("o1", NOON), ("o2", NOON), ("o3", NOON)]
+    return spark.createDataFrame(rows, "order_id string, ordered_at timestamp")
+
+
+def payments(spark: SparkSession) -> DataFrame:
+    rows = [
+        ("o1", NOON + timedelta(minutes=3), Decimal(5), "card", [("a",)]),
+        ("o1", NOON + timedelta(minutes=2), Decimal(7), "cash", None),
+        ("o2", NOON + timedelta(minutes=90), Decimal(9), "card", []),
+        ("o3", NOON + timedelta(minutes=4), None, None, [("b",), ("c",)]),
+    ]
+    return spark.createDataFrame(rows, PAYMENTS)
+
+
+def paid(**completions: Any) -> Purgatory:
+    return Purgatory(
+        operations=Operations(id="order_id", keys="order_id", created="ordered_at", timeout="1 hour"),
+        completions=Completions(key="order_id", time="paid_at", **completions),
+        criterion=criteria.any_key(),
+    )
+
+
+def test_a_table_carries_the_columns_of_the_event_that_decided(spark: SparkSession, tmp_path: Path) -> None:
+    outcomes = paid(columns=["amount", "method", "lines"]).resolve(orders(spark), payments(spark))
+    assert outcomes.schema["event"].dataType.simpleString() == (
+        "struct<key:string,time:timestamp,amount:decimal(9,2),method:string,lines:array<struct<sku:string>>>"
+    )
+    outcomes.write.format("delta").save(str(tmp_path / "table"))
+    rows = {row.order_id: row for row in spark.read.format("delta").load(str(tmp_path / "table")).collect()}
+    assert rows["o1"].event.method == "cash" and rows["o1"].event.amount == 7
+    assert rows["o1"].event.time == rows["o1"].resolved_at
+    assert rows["o2"].status == "EXPIRED" and rows["o2"].event is None
+    assert [line.sku for line in rows["o3"].event.lines] == ["b", "c"] and rows["o3"].event.amount is None
+
+
+def test_a_prefix_keeps_evidence_apart_from_columns_of_the_operations(spark: SparkSession) -> None:
+    given = orders(spark).selectExpr("*", "'mine' as event")
+    with pytest.raises(ConfigError, match=r"operations already have a column event, .* set prefix="):
+        paid(columns=["amount"]).resolve(given, payments(spark))
+    outcomes = replace(paid(columns=["amount"]), prefix="o_", evidence="all").resolve(given, payments(spark))
+    assert {"event", "o_event", "o_events"} <= set(outcomes.columns)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (["total"], r"completions\.columns='total' is not a column: there are order_id, paid_at, amount"),
+        (["time"], r"completions\.columns='time': an event in an outcome has a field 'time' already"),
+        (["Key"], r"completions\.columns='Key': an event in an outcome has a field 'Key' already"),
+        (["amount", "amount"], r"completions\.columns=.* must be names of columns, each once"),
+        (["amount", "AMOUNT"], r"completions\.columns='AMOUNT': an event in an outcome has a field 'AMOUNT' already"),
+        (["months"], r"completions\.columns: column 'months' is interval year to month, which Spark does not hand"),
+    ],
+)
+def test_columns_that_no_outcome_can_carry_are_refused_by_name(
+    spark: SparkSession, columns: list[str], message: str
+) -> None:
+    given = payments(spark).selectExpr("*", "paid_at as time", "order_id as Key", "make_ym_interval(0, 1) as months")
+    with pytest.raises(ConfigError, match=message):
+        paid(columns=columns).resolve(orders(spark), given)
+
+
+def waiting(host: Host, **completions: Any) -> Purgatory:
+    return Purgatory(
+        operations=Operations(id="id", keys="key", created="created", deadline="deadline", watermark="0 seconds"),
+        completions=Completions(key="key", time="time", watermark="0 seconds", **completions),
+        criterion=criteria.count(2),
+        shards=2,
+        host=host,
+        evidence="all" if completions else "none",
+    )
+
+
+def at(minutes: float) -> datetime:
+    return NOON + timedelta(minutes=minutes)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_columns_of_events_may_be_named_added_and_dropped_on_a_checkpoint(
+    spark: SparkSession, tmp_path: Path, host: Host
+) -> None:
+    landing = Landing(tmp_path, wide=True)
+
+    def run(purgatory: Purgatory) -> dict[str, Row]:
+        sink = RecordAccumulator(path=str(landing.outcomes))
+        outcomes = purgatory.resolve(*landing.frames(spark)).select(
+            "id", "status", "matched", *purgatory.evidence_columns
+        )
+        with settings(spark, {"spark.databricks.delta.schema.autoMerge.enabled": "true"}):
+            query = sink.write_stream(outcomes, checkpoint=str(landing.checkpoint), trigger={"availableNow": True})
+            query.awaitTermination()
+        if not (landing.outcomes / "_delta_log").exists():
+            return {}
+        return {row.id: row for row in spark.read.format("delta").load(str(landing.outcomes)).collect()}
+
+    def order(name: str) -> dict[str, Any]:
+        return {"id": name, "keys": [f"k-{name}"], "created": at(0), "deadline": at(60)}
+
+    def event(name: str, minutes: float, **columns: Any) -> dict[str, Any]:
+        return {"key": f"k-{name}", "time": at(minutes), **columns}
+
+    landing.add([order("a"), order("b"), order("c")], [event("a", 0.1, region="r1"), event("b", 0.1, region="r1")])
+    run(waiting(host))
+    # Turned on: of what was there already key and time are known, and no column.
+    landing.add([], [event("a", 0.2, region="r2"), event("c", 0.2, region="r2")])
+    rows = run(waiting(host, columns=["region"]))
+    assert [each.region for each in rows["a"].events] == [None, "r2"] and rows["a"].event.region == "r2"
+    waits = {row.id: row for row in pending(spark, str(landing.checkpoint)).collect()}
+    assert [each.region for each in waits["c"].events] == ["r2"] and waits["b"].events[0].key == "k-b"
+    # A column more, in front.
+    landing.add([], [event("b", 0.3, region="r3", event_id="e3")])
+    rows = run(waiting(host, columns=["event_id", "region"]))
+    assert [(each.region, each.event_id) for each in rows["b"].events] == [(None, None), ("r3", "e3")]
+    # A type that cannot hold what is kept is refused by name, before a micro-batch begins.
+    landing.add([], [event("c", 0.4, event_id="e4")])
+    operations, events = landing.frames(spark)
+    other = waiting(host, columns=["region"]).resolve(operations, events.withColumn("region", events.value))
+    with pytest.raises(StateMismatchError, match=r"^completions\.columns: column 'region' is string in the checkpoint"):
+        check_checkpoint(spark, str(landing.checkpoint), other)
+    # A column less.
+    rows = run(waiting(host, columns=["event_id"]))
+    assert [each.event_id for each in rows["c"].events] == [None, "e4"]
+
+
+def test_the_tester_gives_evidence_without_spark(spark: SparkSession) -> None:
+    purgatory = replace(paid(columns=["amount", "method", "lines"]), evidence="all")
+    tester = PurgatoryTester(purgatory, orders(spark).schema, payments(spark).schema)
+    tester.step(operations=[{"order_id": "o1", "ordered_at": NOON}])
+    assert tester.pending[0]["events"] == []
+    (row,) = tester.step(completions=[{"order_id": "o1", "paid_at": at(3), "amount": None, "method": "card"}])
+    carried = {"key": "o1", "time": at(3), "amount": None, "method": "card", "lines": None}
+    assert (row["event"], row["events"]) == (carried, [carried])
+    with pytest.raises(ConfigError, match="give completions_schema="):
+        PurgatoryTester(purgatory).step(operations=[{"order_id": "o1", "ordered_at": NOON}])
