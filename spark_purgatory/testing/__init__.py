@@ -1,4 +1,4 @@
-"""What a test of the purgatory needs: a tester without a stream, assertions for streams, an oracle, random worlds.
+"""What a test of the purgatory needs: a tester without a stream, assertions for streams, ways to deliver rows.
 
 Importing this package imports no Spark; `PurgatoryTester` and the assertions do when they are first used.
 """
@@ -8,8 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from spark_purgatory.testing.oracle import decide, why_event_rejected, why_operation_rejected
-from spark_purgatory.testing.worlds import Batch, World, random_world, splits, watermark_us_after
+from spark_purgatory.testing.splits import Batch, splits, watermark_us_after
 
 if TYPE_CHECKING:
     from spark_purgatory.testing.kit import (
@@ -24,18 +23,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Batch",
     "PurgatoryTester",
-    "World",
     "assert_exactly_once",
     "assert_outcomes_equal",
     "assert_stream_equals_batch",
     "comparable",
-    "decide",
-    "random_world",
     "splits",
     "stream_outcomes",
     "watermark_us_after",
-    "why_event_rejected",
-    "why_operation_rejected",
 ]
 
 

@@ -29,7 +29,7 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import ORPHAN_COLUMNS, OUTCOME_COLUMNS
 from spark_purgatory.spark.operator.inputs import field_column
 from spark_purgatory.spark.operator.purgatory import Purgatory
-from spark_purgatory.testing.worlds import splits, watermark_us_after
+from spark_purgatory.testing.splits import splits, watermark_us_after
 
 SHOWN = 5
 """Ids that a failing assertion names."""

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria, errors, gauges
-from spark_purgatory.testing import World, decide, random_world
+from spark_purgatory.testing import Batch, splits
 
 
 def outcomes_of(orders: DataFrame, payments: DataFrame) -> DataFrame:
@@ -44,7 +44,6 @@ def rule() -> criteria.Criterion | criteria.ByRow:
     return criteria.by_row(rule="rule", need="need")
 
 
-def world() -> World:
-    made: World = random_world(Random(7))
-    print(decide)
+def batches() -> list[Batch]:
+    made: list[Batch] = splits(Random(7), [{"created": 1}], [{"time": 2}], 3)
     return made

@@ -24,11 +24,12 @@ from spark_purgatory.core.spec.engine_spec import Evidence as Carried
 from spark_purgatory.core.state import engine_snapshot
 from spark_purgatory.core.state.segment_snapshot import save_segment
 from spark_purgatory.errors import BugError
-from spark_purgatory.testing.oracle import KINDS, decide
-from spark_purgatory.testing.oracle_evidence import Evidence
-from spark_purgatory.testing.worlds import STEP_US, World, splits
+from spark_purgatory.testing.splits import splits
 from tests.support.engine_driver import Rows, Shards, microseconds
 from tests.support.law_worlds import COMPLETE_ONLY, ORPHANS, draw, spec_of
+from tests.support.oracle import KINDS, decide
+from tests.support.oracle_evidence import Evidence
+from tests.support.worlds import STEP_US, World
 
 SEEDS = st.integers(0, 1 << 32)
 NOTES = (None, "x", "y", "why")

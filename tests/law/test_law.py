@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.testing.oracle import KINDS, decide
-from spark_purgatory.testing.worlds import STEP_US, Batch, World, splits
+from spark_purgatory.testing.splits import Batch, splits
 from tests.support.engine_driver import END_MS, Shards, multiset
 from tests.support.law_worlds import COLUMNS, COMPLETE_ONLY, ORPHANS, delayed, draw, renamed, spec_of, split_orphans
+from tests.support.oracle import KINDS, decide
+from tests.support.worlds import STEP_US, World
 
 SEEDS = st.integers(0, 1 << 32)
 WORLDS = st.sampled_from((1, 8, 24))

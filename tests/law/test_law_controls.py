@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from spark_purgatory.core.spec.codes import RULES
-from spark_purgatory.testing.oracle import KINDS, decide
-from spark_purgatory.testing.worlds import STEP_US, World, splits
+from spark_purgatory.testing.splits import splits
 from tests.support.engine_driver import Shards, multiset
 from tests.support.law_worlds import COLUMNS, ORPHANS, draw, spec_of, split_orphans
+from tests.support.oracle import KINDS, decide
+from tests.support.worlds import STEP_US, World
 
 WORLDS = 40
 """In one stream."""

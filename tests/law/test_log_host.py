@@ -27,8 +27,7 @@ from spark_purgatory.errors import PurgatoryError, StateVersionError
 from spark_purgatory.spark.host import log_host
 from spark_purgatory.spark.host.log_host import FAILPOINTS
 from spark_purgatory.spark.host.warm_messages import Answer, Request
-from spark_purgatory.testing.oracle import KINDS, decide
-from spark_purgatory.testing.worlds import STEP_US, Batch, World, splits
+from spark_purgatory.testing.splits import Batch, splits
 from tests.support.engine_driver import multiset
 from tests.support.law_worlds import COLUMNS, COMPLETE_ONLY, ORPHANS, delayed, draw, spec_of, split_orphans
 from tests.support.log_host_simulation import (
@@ -43,6 +42,8 @@ from tests.support.log_host_simulation import (
     Worker,
     simulated,
 )
+from tests.support.oracle import KINDS, decide
+from tests.support.worlds import STEP_US, World
 
 NUMBER = {"double": "double", "bigint": "bigint", "decimal": "decimal(18,2)"}
 """The engine's name of each type of a world's numbers."""

@@ -19,17 +19,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from spark_purgatory.testing.oracle import KINDS, RULES, decide, why_event_rejected
-from spark_purgatory.testing.worlds import (
-    BASE_US,
-    NUMBERS,
-    REPEATED_HOUR_INSTANTS,
-    STEP_US,
-    World,
-    random_world,
-    splits,
-    watermark_us_after,
-)
+from spark_purgatory.testing.splits import splits, watermark_us_after
+from tests.support.oracle import KINDS, RULES, decide, why_event_rejected
+from tests.support.world_numbers import NUMBERS, STEP_US
+from tests.support.worlds import BASE_US, REPEATED_HOUR_INSTANTS, World, random_world
 
 Row = dict[str, Any]
 Fate = tuple[str, int | None, int, list[str] | None]

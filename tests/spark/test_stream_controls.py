@@ -13,13 +13,14 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.testing.oracle import KINDS, decide
-from spark_purgatory.testing.worlds import World, splits
+from spark_purgatory.testing.splits import splits
 from tests.support.controlled_streams import CLOSING, CLOSING_US, as_file_row, controlled
 from tests.support.engine_driver import multiset
 from tests.support.law_worlds import COLUMNS, draw, split_orphans
+from tests.support.oracle import KINDS, decide
 from tests.support.silence import IDLE, let_a_silence_pass
 from tests.support.streams import Landing
+from tests.support.worlds import World
 
 pytestmark = pytest.mark.spark
 

@@ -13,12 +13,13 @@ from typing import Any, cast
 from spark_purgatory import Completions, Operations, Purgatory
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.criteria import Criterion
-from spark_purgatory.testing.oracle import decide
-from spark_purgatory.testing.world_numbers import STEP_US
-from spark_purgatory.testing.worlds import World, splits
+from spark_purgatory.testing.splits import splits
 from tests.support.engine_driver import multiset
 from tests.support.law_worlds import draw
+from tests.support.oracle import decide
 from tests.support.streams import Host, Landing
+from tests.support.world_numbers import STEP_US
+from tests.support.worlds import World
 
 COLUMNS = ("row", "id", "status", "resolved_at", "wait_ms", "matched", "missing_keys")
 CLOSING = {"id": "closing", "keys": ["closing"], "row": "closing"}

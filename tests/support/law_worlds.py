@@ -9,10 +9,11 @@ from typing import Any, Literal
 from spark_purgatory.core.spec.codes import RULES, EventRejection
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.testing.oracle import why_operation_rejected
-from spark_purgatory.testing.world_numbers import NUMBERS, needs_of
-from spark_purgatory.testing.worlds import Batch, World, random_world
+from spark_purgatory.testing.splits import Batch
 from tests.support.engine_driver import microseconds
+from tests.support.oracle import why_operation_rejected
+from tests.support.world_numbers import NUMBERS, needs_of
+from tests.support.worlds import World, random_world
 
 COLUMNS = ("row", "id", "status", "resolved_at", "wait_ms", "matched", "missing_keys")
 

@@ -23,8 +23,7 @@ from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.codes import RULES, EventRejection
 from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.testing.oracle import KINDS, decide
-from spark_purgatory.testing.worlds import random_world, splits
+from spark_purgatory.testing.splits import splits
 from tests.support.control_events import Row, told
 from tests.support.engine_driver import (
     END_MS,
@@ -37,6 +36,8 @@ from tests.support.engine_driver import (
     operations_table,
 )
 from tests.support.operations import ev, many_operations, op, play, written
+from tests.support.oracle import KINDS, decide
+from tests.support.worlds import random_world
 
 ANY = EngineSpec(criteria.any_key(), operation_ids=True, event_ids=True)
 HELD = final(ANY)

@@ -36,10 +36,11 @@ from spark_purgatory.errors import (
     StateMismatchError,
     StateVersionError,
 )
-from spark_purgatory.testing.worlds import random_world, splits
+from spark_purgatory.testing.splits import splits
 from tests.conformance.kafka_purgatory import validate
 from tests.support.engine_driver import NAMES, Rows, Shards, events_table, microseconds, multiset, operations_table
 from tests.support.golden_states import GOLDEN, GOLDEN_SHARDS
+from tests.support.worlds import random_world
 
 CANARY = "canary"
 Batch = tuple[Rows, Rows, int]

@@ -19,10 +19,10 @@ from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError, LimitError
 from spark_purgatory.testing import PurgatoryTester, splits
-from spark_purgatory.testing.oracle import KINDS, decide
-from spark_purgatory.testing.worlds import STEP_US
 from tests.support.engine_driver import EPOCH, multiset
 from tests.support.law_worlds import COLUMNS, draw, split_orphans
+from tests.support.oracle import KINDS, decide
+from tests.support.worlds import STEP_US
 
 NOON = datetime(2026, 11, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

@@ -53,8 +53,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
-from spark_purgatory.testing.oracle_evidence import Evidence
-from spark_purgatory.testing.oracle_rejections import (
+from tests.support.oracle_evidence import Evidence
+from tests.support.oracle_rejections import (
     KINDS,
     LAST_US,
     RULES,

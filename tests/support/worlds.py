@@ -4,29 +4,19 @@ A world lies on a coarse grid of time: few keys, few instants, so that ties at t
 the deadline and one microsecond beside it, equal ids and redelivered events are the rule. All that is drawn
 can be added up exactly: values are quarters, and an extension's seconds are whole steps of the grid.
 
-`splits` cuts a world into micro-batches in which every row is *on time*. Terms: a side's delay is what its
-rows may lag behind the side's latest time; the watermark after a batch is the smaller of both sides' (latest
-time - delay), on whole milliseconds, 0 until both sides have had data, and never goes back; a batch sees the
-watermark that stood before it. A row is on time if its time is above the watermark that its batch sees. By
-hand, with a delay of 5 ms on either side:
-
-    batch 1   created 10 ms, 20 ms   events 18 ms   sees 0    stands at min(20, 18) - 5 = 13 ms
-    batch 2   created 14 ms          events none    sees 13   13 ms again: no side got later
-    batch 3   created none           events 30 ms   sees 13   stands at min(20, 30) - 5 = 15 ms
-
-The operation created at 10 ms could not have come in batch 2 or later.
+`spark_purgatory.testing.splits` cuts a world into micro-batches.
 """
 
 from __future__ import annotations
 
-import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from spark_purgatory.testing.oracle import KINDS, RULES
-from spark_purgatory.testing.oracle_rejections import LAST_US
-from spark_purgatory.testing.world_numbers import NUMBERS, STEP_US, Numbers, needs_of
+from spark_purgatory.testing.splits import granted_us
+from tests.support.oracle import KINDS, RULES
+from tests.support.oracle_rejections import LAST_US
+from tests.support.world_numbers import NUMBERS, STEP_US, Numbers, needs_of
 
 Row = dict[str, Any]
 
@@ -64,14 +54,6 @@ class World(NamedTuple):
 
     operations: list[Row]
     events: list[Row]
-
-
-class Batch(NamedTuple):
-    """One micro-batch: the rows that came, and where the watermark stood before them."""
-
-    operations: list[Row]
-    events: list[Row]
-    watermark_ms: int
 
 
 def random_world(
@@ -114,7 +96,7 @@ def random_world(
         known = rng.choice(operations)
         if "extend" in kinds and 2 * len(events) < n_events and rng.random() < 0.5:
             events.append(_extension(rng, known, ends_us.get(known["row"]) or known["deadline"], drawn))
-            ends_us[known["row"]] = _granted_us(events[-1])
+            ends_us[known["row"]] = granted_us(events[-1])
         operations.append(_row_of_a_known_id(rng, known, ends_us, rules, drawn, number))
     ids = [operation["id"] for operation in operations]
     for number in range(len(events), n_events):
@@ -129,65 +111,6 @@ def random_world(
         rng.shuffle(operations)
         rng.shuffle(events)
     return World(operations, events)
-
-
-def splits(
-    rng: random.Random,
-    operations: Sequence[Row],
-    events: Sequence[Row],
-    n_batches: int,
-    *,
-    operations_delay_us: int = 0,
-    events_delay_us: int = 0,
-    lookback_us: int = 0,
-) -> list[Batch]:
-    """Cut a world into `n_batches` micro-batches, in a random order with every row on time, and let it end.
-
-    Three empty batches follow: the first sees the watermark that the data left, the last one beyond all
-    that may still be decided. Rows without a time may come at any moment and move nothing.
-    """
-    waiting = [("created", row) for row in operations] + [("time", row) for row in events]
-    times = [row[field] for field, row in waiting if row.get(field) is not None]
-    if min(times, default=1) <= 0:
-        raise ValueError(f"a row at {min(times)} us can never be on time: the first watermark is 0")
-    if min(operations_delay_us, events_delay_us, lookback_us) < 0 or n_batches < 1:
-        raise ValueError(
-            f"n_batches={n_batches} is below 1 or one of the durations below 0: operations_delay_us="
-            f"{operations_delay_us}, events_delay_us={events_delay_us}, lookback_us={lookback_us}"
-        )
-    delays_us = {"created": operations_delay_us, "time": events_delay_us}
-    _shuffle_loosely(rng, waiting, times or [0])
-    cuts = sorted(rng.randint(0, len(waiting)) for _ in range(n_batches - 1))
-    shares = [end - start for start, end in zip([0, *cuts], [*cuts, len(waiting)], strict=True)]
-    batches: list[Batch] = []
-    latest_us: dict[str, int] = {}
-    watermark_us = 0
-    for number, share in enumerate(shares, start=1):
-        last = number == n_batches
-        chosen, waiting = (waiting, []) if last else (waiting[:share], waiting[share:])
-        after_us = watermark_us_after(chosen, latest_us, delays_us, watermark_us)
-        # What would be late in the next batch comes in this one. Behind its side's latest, it moves nothing.
-        chosen += [(field, row) for field, row in waiting if _is_at_most(row.get(field), after_us)]
-        waiting = [(field, row) for field, row in waiting if not _is_at_most(row.get(field), after_us)]
-        rng.shuffle(chosen)
-        sides = {side: [row for field, row in chosen if field == side] for side in ("created", "time")}
-        batches.append(Batch(sides["created"], sides["time"], watermark_us // 1000))
-        watermark_us = after_us
-    end_ms = min(max(watermark_us, _horizon_us(operations, events) + lookback_us), LAST_US) // 1000 + 1
-    between_ms = rng.randint(watermark_us // 1000, end_ms)
-    return batches + [Batch([], [], ms) for ms in (watermark_us // 1000, between_ms, end_ms)]
-
-
-def watermark_us_after(
-    rows: Iterable[tuple[str, Row]], latest_us: dict[str, int], delays_us: dict[str, int], before_us: int
-) -> int:
-    """Take a batch's rows, each with the name of its field of time, into `latest_us`; give the watermark."""
-    for field, row in rows:
-        if row.get(field) is not None:
-            latest_us[field] = max(row[field], latest_us.get(field, row[field]))
-    if len(latest_us) < len(delays_us):
-        return before_us
-    return max(before_us, min(latest_us[field] - delays_us[field] for field in delays_us) // 1000 * 1000)
 
 
 def _operation(
@@ -303,7 +226,7 @@ def _renewals(rng: random.Random, operation: Row, drawn: Numbers) -> list[Row]:
         named = {"event_id": None, "operation_id": rng.choice((None, operation["id"]))}
         key = operation["keys"][turn % len(operation["keys"])]
         renewals.append({"key": key, "time": time_us, "kind": "extend", "value": value, **named})
-        end_us = _granted_us(renewals[-1])
+        end_us = granted_us(renewals[-1])
     return renewals
 
 
@@ -330,36 +253,3 @@ def _spoiled_event(rng: random.Random, event: Row, drawn: Numbers) -> Row:
     """Spoil an event, for all or (a value that no sum can take) only for operations under `sum_at_least`."""
     faults: list[Row] = [{"key": None}, {"time": None}, *({"value": value} for value in drawn.spoiled)]
     return {**event, **rng.choice(faults)}
-
-
-def _shuffle_loosely(rng: random.Random, waiting: list[tuple[str, Row]], times: list[int]) -> None:
-    """Order the rows by time with a lag of nothing, some or everything; rows without a time lie anywhere."""
-    first, last = min(times), max(times)
-    lag_us = rng.choice((0, (last - first) // 8, (last - first) // 2, 4 * (last - first)))
-
-    def place(one: tuple[str, Row]) -> int:
-        field, row = one
-        time_us = rng.randint(first, last) if row.get(field) is None else row[field]
-        return int(time_us) + rng.randint(0, lag_us)
-
-    rng.shuffle(waiting)
-    waiting.sort(key=place)
-
-
-def _is_at_most(time_us: int | None, watermark_us: int) -> bool:
-    return time_us is not None and time_us <= watermark_us
-
-
-def _horizon_us(operations: Sequence[Row], events: Sequence[Row]) -> int:
-    """Give a time by which everything is over: the latest of all times, each extension granted in full."""
-    ends = [row.get(field) or 0 for row in operations for field in ("created", "deadline")]
-    ends += [event.get("time") or 0 for event in events]
-    ends += [_granted_us(event) for event in events if event.get("kind") == "extend"]
-    return max(ends, default=0)
-
-
-def _granted_us(extension: Row) -> int:
-    """Where an `extend` event puts a deadline; one without a value that says so, nowhere."""
-    seconds = extension.get("value") or 0
-    granted_us = max(0, round(seconds * 1_000_000)) if math.isfinite(seconds) else 0
-    return min(LAST_US, (extension.get("time") or 0) + granted_us)
