@@ -26,6 +26,22 @@ from spark_purgatory.job.source_config import DeltaSource, FolderSource, KafkaSo
 
 MAX_VALUE_CHARS = 60
 """A wrong value is quoted up to this length: enough to recognise it on one line of a terminal."""
+BRANCHES = ("[key]", "bool", "literal['all']")
+"""What pydantic adds to the place of an error, and is no field: the key of a mapping, the types of a union."""
+WORDS = {
+    "string_type": "must be text",
+    "string_too_short": "must not be empty",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be names with a value each",
+}
+"""What is allowed, by pydantic's type of error; in braces what it says beside."""
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -59,7 +75,7 @@ def _field_path(location: tuple[int | str, ...]) -> str:
     parts = [str(part) for part in location]
     if len(parts) > 2 and parts[1] == "source":
         del parts[2]
-    return ".".join(part for part in parts if part != "[key]")
+    return ".".join(part for part in parts if part not in BRANCHES)
 
 
 def _model_at(location: tuple[int | str, ...]) -> type[BaseModel] | None:
@@ -91,6 +107,8 @@ def _form(location: tuple[int | str, ...]) -> str:
     """How a section is written that was given as a single value."""
     if location == ("trigger",):
         return "write processingTime: 10 seconds, or availableNow: true, below it"
+    if location[-1] == "source":
+        return "write format: and what it needs below it: 'parquet', 'json', 'csv', 'delta' or 'kafka'"
     model = _model_at((*location, ""))
     return f"holds fields: {', '.join(model.model_fields)}" if model is not None else "holds fields"
 
@@ -112,7 +130,9 @@ def _problem(error: ErrorDetails) -> Problem:
     allowed = error["msg"].removeprefix("Value error, ")
     field = _field_path(error["loc"])
     match error["type"]:
-        case "model_type":
+        case kind if kind in WORDS:
+            allowed = WORDS[kind].format(**context)
+        case "model_type" | "model_attributes_type":
             allowed = _form(error["loc"])
         case "missing":
             allowed = "required"
@@ -124,7 +144,19 @@ def _problem(error: ErrorDetails) -> Problem:
             return Problem(f"{field}.format", repr(context["tag"]), f"allowed: {context['expected_tags']}")
         case "union_tag_not_found":
             return Problem(f"{field}.format", "", "required: 'parquet', 'json', 'csv', 'delta' or 'kafka'")
-    return Problem(field, _given(error), allowed)
+    return Problem(field, _given(error), allowed.removeprefix(f"{field}: "))
+
+
+def _problems(errors: Iterable[ErrorDetails]) -> list[Problem]:
+    """One problem for each field: what each type of a union allows stands in one sentence."""
+    found: dict[tuple[str, str], Problem] = {}
+    for problem in map(_problem, errors):
+        place = problem.field, problem.given
+        other = found.get(place)
+        if other is not None and other.allowed != problem.allowed:
+            problem = Problem(*place, f"{other.allowed}; {problem.allowed}")
+        found[place] = problem
+    return list(found.values())
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -214,4 +246,4 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
     try:
         return JobConfig.model_validate(expanded)
     except ValidationError as error:
-        raise JobConfigError(origin, [_problem(detail) for detail in error.errors()]) from None
+        raise JobConfigError(origin, _problems(error.errors())) from None

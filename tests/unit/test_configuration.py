@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria
 from spark_purgatory.config import Duration, Names, PurgatoryOptions, SinkOptions, Size, options_of
@@ -310,3 +312,32 @@ def test_a_stream_is_asked_for_its_watermark(tmp_path: Path, side: str) -> None:
     path.write_text(yaml.safe_dump({**SMALLEST, side: without}))
     with pytest.raises(JobConfigError, match=rf'{side}\.watermark is not set: .* for example "10 minutes"'):
         load_config(path, ())
+
+
+BAD = ("0", "-1", "1.5", "true", "''", "[]", "[1, 2]", "{a: 1}", "nonsense words", "null")
+ORDERS = Path(__file__).resolve().parents[2] / "conf" / "orders.yaml"
+
+
+def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every field of a job's file; a source's are those of its format."""
+    for name, field in model.model_fields.items():
+        path = prefix + (field.alias or name)
+        yield path
+        kinds = get_args(field.annotation) or (field.annotation,)
+        within = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if len(within) == 1:
+            yield from fields_of(within[0], f"{path}.")
+
+
+def test_no_wrong_value_is_answered_in_a_librarys_words() -> None:
+    said = []
+    for field in fields_of(JobConfig):
+        for value in BAD:
+            try:
+                load_config(ORDERS, [f"{field}={value}"])
+            except JobConfigError as error:
+                said += [str(problem) for problem in error.problems]
+    foreign = [text for text in said if re.search(r"Input should|String should|Value error|valid (list|integer)", text)]
+    assert not foreign and len(said) > 300
+    assert "purgatory.shards: 0: must be at least 1" in said
+    assert "purgatory.orphans: -1: must be true or false; allowed: 'all'" in said
