@@ -275,3 +275,24 @@ def test_what_a_query_is_stands_in_its_plan_however_the_stream_is_wrapped(spark:
             check_checkpoint(spark, str(landing.checkpoint), wrap(later))
     assert query_of(landing.frames(spark)[0]) is None
     assert all(not field.metadata for field in stream.schema.fields), "no trace in a schema, nor in a table"
+
+
+def test_a_micro_batch_inside_foreach_batch_is_decided_by_itself_with_a_warning(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    landing = Landing(tmp_path).add([operation("a"), operation("b")], [event("a", 1)]).add([], [event("b", 2)])
+    operations, _ = landing.frames(spark)
+    _, completions = landing.frames(spark, streaming=False)
+    decided: list[tuple[int, str, str]] = []
+
+    def decide(rows: DataFrame, number: int) -> None:
+        outcomes = purgatory().resolve(rows, completions)
+        decided.extend((number, row.id, row.status) for row in outcomes.collect())
+
+    options = {"checkpointLocation": str(landing.checkpoint)}
+    operations.writeStream.foreachBatch(decide).options(**options).trigger(availableNow=True).start().awaitTermination()
+    assert {(number, name) for number, name, _ in decided} == {(0, "a"), (0, "b")}
+    assert "resolve() is called inside foreachBatch: it decides the rows of this micro-batch" in caplog.text
+    caplog.clear()
+    purgatory().resolve(*landing.frames(spark, streaming=False)).collect()
+    assert "foreachBatch" not in caplog.text

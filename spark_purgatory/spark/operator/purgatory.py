@@ -43,7 +43,7 @@ from spark_purgatory.spark.operator.inputs import (
 )
 from spark_purgatory.spark.operator.key_types import check_compared, kept_texts, timestamp_fields
 from spark_purgatory.spark.operator.payload import arrow_schema, columns_of, with_nullable_voids
-from spark_purgatory.spark.operator.query_watch import watch
+from spark_purgatory.spark.operator.query_watch import warn_inside_foreach_batch, watch
 from spark_purgatory.spark.operator.stream_plan import Query, check_inputs, with_query
 
 OUTCOME = from_arrow_schema(pa.schema(OUTCOME_FIELDS))
@@ -215,7 +215,8 @@ class Purgatory(PurgatoryOptions):
         """Outcomes of ``operations``: all their columns unchanged, then `schema.OUTCOME_COLUMNS`.
 
         Args:
-            operations: A stream or a batch DataFrame with the columns that `Operations` names.
+            operations: A stream or a batch DataFrame with the columns that `Operations` names. Inside foreachBatch it
+                is a batch of one micro-batch's rows, which are then decided by themselves: that is a warning.
             completions: The same with the columns that `Completions` names; a stream if ``operations`` is one.
             as_of: Batch only: decide as the stream would have with its watermark there, and leave out what is still
                 pending. Without it everything is decided. A datetime with a time zone is that instant. A text, a date
@@ -255,6 +256,8 @@ class Purgatory(PurgatoryOptions):
             raise ConfigError("as_of is for batch DataFrames: a stream has a watermark")
         if operations.isStreaming:
             check_inputs(operations, self.operations, completions, self.completions)
+        else:
+            warn_inside_foreach_batch(operations)
         case_sensitive = operations.sparkSession.conf.get("spark.sql.caseSensitive") in ("true", "TRUE")
         columns = columns_of(operations.schema, case_sensitive)
         carried = carried_schema(self, partial(named_type, completions), case_sensitive)

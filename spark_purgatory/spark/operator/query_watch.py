@@ -34,6 +34,10 @@ LATE = (
     "rows arrive out of order; for an input with outcomes_of=, as much as the watermark moves in one micro-batch (the "
     "times of this one lie between %s and %s)"
 )
+OF_ONE_MICRO_BATCH = (
+    "resolve() is called inside foreachBatch: it decides the rows of this micro-batch by themselves, so an operation "
+    "whose event comes in a later one is EXPIRED. Give resolve() the streams, and use foreachBatch on its outcomes"
+)
 NO_WATERMARK = "1970-01-01T00:00:00.000Z"
 
 
@@ -45,6 +49,12 @@ def watch(options: PurgatoryOptions, stream: DataFrame) -> None:
         spark.streams.addListener(_watch)
     if runs_only_with_rows(spark) and not _ticks(options):
         logger.warning("%s is false: %s", NO_DATA, ONLY_WITH_ROWS)
+
+
+def warn_inside_foreach_batch(batch: DataFrame) -> None:
+    """Warn where a batch is what one micro-batch brought. Under Spark Connect nobody can know."""
+    if not is_remote() and batch.sparkSession.sparkContext.getLocalProperty("streaming.sql.batchId") is not None:
+        logger.warning(OF_ONE_MICRO_BATCH)
 
 
 def _ticks(options: PurgatoryOptions) -> bool:
