@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pyspark.errors import AnalysisException, PySparkException
 
 from spark_purgatory.errors import PurgatoryError
+from spark_purgatory.spark.storage.storage_errors import said
 from spark_purgatory.terminal import terminal
 
 EXIT_FAILED, EXIT_WRONG = 1, 2
@@ -18,10 +19,10 @@ def guarded_reading(place: str, read: Callable[[], None]) -> int:
     try:
         read()
     except (PurgatoryError, AnalysisException) as error:
-        said = str(error) if isinstance(error, PurgatoryError) else error.getMessage() or str(error)
-        errors.print(said.splitlines()[0], soft_wrap=True, highlight=False)
+        text = str(error) if isinstance(error, PurgatoryError) else error.getMessage() or str(error)
+        errors.print(text.splitlines()[0], soft_wrap=True, highlight=False)
         return EXIT_WRONG
     except PySparkException as error:
-        errors.print(f"Spark could not read {place}: {error}", soft_wrap=True, highlight=False)
+        errors.print(f"Spark could not read {place}: {said(error)}", soft_wrap=True, highlight=False)
         return EXIT_FAILED
     return 0

@@ -33,6 +33,7 @@ from spark_purgatory.metrics.sample import Labels
 from spark_purgatory.schema import EVENT_REJECTIONS, REJECTION_COUNTERS, REJECTIONS
 from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
+from spark_purgatory.spark.storage.storage_errors import said
 
 LOG = logging.getLogger(__name__)
 COUNTED: dict[str, tuple[str, Labels]] = {
@@ -208,7 +209,8 @@ class QueryMonitor:
                     values = dict(self.last.values) | _unlabelled(of_gauges(self._gauges))
                     self._report(Sample(self._label, time.time_ns() // 1_000_000, values))
         except (PurgatoryError, PySparkException) as error:
-            LOG.warning("the state of query %s could not be read for its metrics: %s", self._label, error)
+            cause = error if isinstance(error, PurgatoryError) else said(error)
+            LOG.warning("the state of query %s could not be read for its metrics: %s", self._label, cause)
         finally:
             self._reading.release()
 
