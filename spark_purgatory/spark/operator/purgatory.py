@@ -257,7 +257,7 @@ class Purgatory(PurgatoryOptions):
         if operations.isStreaming:
             check_inputs(operations, self.operations, completions, self.completions)
         else:
-            warn_inside_foreach_batch(operations)
+            warn_inside_foreach_batch()
         case_sensitive = operations.sparkSession.conf.get("spark.sql.caseSensitive") in ("true", "TRUE")
         columns = columns_of(operations.schema, case_sensitive)
         carried = carried_schema(self, partial(named_type, completions), case_sensitive)

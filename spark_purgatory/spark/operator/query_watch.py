@@ -7,6 +7,7 @@ the client that keeps its process alive until the listener is removed.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from typing import Any
 from weakref import WeakSet
@@ -34,6 +35,8 @@ LATE = (
     "rows arrive out of order; for an input with outcomes_of=, as much as the watermark moves in one micro-batch (the "
     "times of this one lie between %s and %s)"
 )
+CALLS_OF_FOREACH_BATCH = ("pyspark.sql.utils", "pyspark.sql.connect.streaming.worker.foreach_batch_worker")
+"""Modules of PySpark whose ``call`` or ``process`` calls the function given to foreachBatch."""
 OF_ONE_MICRO_BATCH = (
     "resolve() is called inside foreachBatch: it decides the rows of this micro-batch by themselves, so an operation "
     "whose event comes in a later one is EXPIRED. Give resolve() the streams, and use foreachBatch on its outcomes"
@@ -51,10 +54,14 @@ def watch(options: PurgatoryOptions, stream: DataFrame) -> None:
         logger.warning("%s is false: %s", NO_DATA, ONLY_WITH_ROWS)
 
 
-def warn_inside_foreach_batch(batch: DataFrame) -> None:
-    """Warn where a batch is what one micro-batch brought. Under Spark Connect nobody can know."""
-    if not is_remote() and batch.sparkSession.sparkContext.getLocalProperty("streaming.sql.batchId") is not None:
-        logger.warning(OF_ONE_MICRO_BATCH)
+def warn_inside_foreach_batch() -> None:
+    """Warn where a batch is what one micro-batch brought: where Spark's call of a user's function is being made."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") in CALLS_OF_FOREACH_BATCH and frame.f_code.co_name in ("call", "process"):
+            logger.warning(OF_ONE_MICRO_BATCH)
+            return
+        frame = frame.f_back
 
 
 def _ticks(options: PurgatoryOptions) -> bool:
