@@ -336,7 +336,7 @@ class PurgatoryTester:
             raise ConfigError(
                 "completions.columns and evidence= give outcomes columns of the completions: give completions_schema="
             )
-        return carried_schema(self.purgatory, partial(kind_of, schema), case_sensitive=False)
+        return carried_schema(self.purgatory, schema.names, partial(kind_of, schema), case_sensitive=False)
 
     def _outcome_table(self, spec: EngineSpec, batches: list[pa.RecordBatch]) -> pa.Table:
         schema, evidence, orphans = self._outcome_schema(), evidence_fields(spec), bool(self.purgatory.orphans)

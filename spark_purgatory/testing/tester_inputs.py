@@ -73,7 +73,7 @@ def events_table(table: pa.Table, options: PurgatoryOptions, number: str, carrie
         columns["operation_hash"] = _hashes(columns["operation_id"])
     if config.event_id is not None:
         columns["event_id"] = _texts(_column(table, config.event_id))
-    given = carried_columns(options).values()
+    given = carried_columns(options, table.column_names).values()
     for name, field in zip(given, [] if carried is None else sent(carried), strict=True):
         columns[field.name] = conform(_column(table, name), field.type)
     columns["ahead"] = pa.repeat(False, len(table))

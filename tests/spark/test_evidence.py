@@ -130,6 +130,14 @@ def test_a_table_carries_the_columns_of_the_event_that_decided(spark: SparkSessi
     assert [line.sku for line in rows["o3"].event.lines] == ["b", "c"] and rows["o3"].event.amount is None
 
 
+def test_a_column_keeps_its_name_and_a_field_of_a_struct_goes_by_its_own(spark: SparkSession) -> None:
+    given = payments(spark).selectExpr("*", "named_struct('city', method) as place", "amount as `a.b`")
+    outcomes = paid(columns=["place.city", "a.b"]).resolve(orders(spark), given)
+    assert outcomes.schema["event"].dataType.names == ["key", "time", "city", "a.b"]
+    (row,) = outcomes.where("order_id = 'o1'").collect()
+    assert (row.event["city"], row.event["a.b"]) == ("cash", 7)
+
+
 def test_a_prefix_keeps_evidence_apart_from_columns_of_the_operations(spark: SparkSession) -> None:
     given = orders(spark).selectExpr("*", "'mine' as event")
     with pytest.raises(ConfigError, match=r"operations already have a column event, .* set prefix="):

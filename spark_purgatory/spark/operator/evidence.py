@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -17,8 +17,11 @@ VALUE, EVENT_ID = "value", "event_id"
 """Fields of an event in an outcome, where the query has them."""
 
 
-def carried_columns(options: PurgatoryOptions) -> dict[str, ColumnLike]:
-    """What is sent of each event, by its name in the outcome: the value first, then the columns asked for."""
+def carried_columns(options: PurgatoryOptions, names: Sequence[str]) -> dict[str, ColumnLike]:
+    """What is sent of each event, by its name in the outcome: the value first, then the columns asked for.
+
+    ``names``: the events' columns. What is none of them is a path into a struct, and goes by the field's name.
+    """
     if not options.evidence_columns:
         return {}
     config = options.completions
@@ -26,7 +29,7 @@ def carried_columns(options: PurgatoryOptions) -> dict[str, ColumnLike]:
     fixed = {field.name for field in EVENT_KEY_AND_TIME} | set(carried)
     fixed |= set() if config.event_id is None else {EVENT_ID}
     for given in config.names_of("columns"):
-        name = given.rpartition(".")[2]
+        name = given if given in names else given.rpartition(".")[2]
         if name.lower() in fixed | {each.lower() for each in carried}:
             raise ConfigError(
                 f"completions.columns={given!r}: an event in an outcome has a field {name!r} already; rename the "
@@ -37,15 +40,18 @@ def carried_columns(options: PurgatoryOptions) -> dict[str, ColumnLike]:
 
 
 def carried_schema(
-    options: PurgatoryOptions, type_of: Callable[[ColumnLike, str], T.DataType], case_sensitive: bool
+    options: PurgatoryOptions,
+    names: Sequence[str],
+    type_of: Callable[[ColumnLike, str], T.DataType],
+    case_sensitive: bool,
 ) -> tuple[T.StructType, pa.Schema] | None:
     """The types of what is sent of each event, Spark's and as they are kept; None where outcomes carry no events.
 
-    ``type_of`` gives the type of a column of the events, which an argument names.
+    ``names``: the events' columns. ``type_of`` gives the type of one, which an argument names.
     """
     if not options.evidence_columns:
         return None
-    named = carried_columns(options)
+    named = carried_columns(options, names)
     arguments = {name: "completions.value" if name == VALUE else "completions.columns" for name in named}
     kinds = [T.StructField(name, type_of(column, arguments[name])) for name, column in named.items()]
     schema = T.StructType(kinds)

@@ -260,7 +260,7 @@ class Purgatory(PurgatoryOptions):
             warn_inside_foreach_batch()
         case_sensitive = operations.sparkSession.conf.get("spark.sql.caseSensitive") in ("true", "TRUE")
         columns = columns_of(operations.schema, case_sensitive)
-        carried = carried_schema(self, partial(named_type, completions), case_sensitive)
+        carried = carried_schema(self, completions.columns, partial(named_type, completions), case_sensitive)
         carried_types, event_columns = carried or (None, None)
         schema = outcome_schema(self, operations.schema, carried_types)
         helpers = self.operations.names_of("helpers")
@@ -271,7 +271,7 @@ class Purgatory(PurgatoryOptions):
         if operations.isStreaming:
             watch(self, operations)
         left = operations_input(operations, self.operations, reading)
-        right = events_input(completions, self.completions, reading, carried_columns(self))
+        right = events_input(completions, self.completions, reading, carried_columns(self, completions.columns))
         check_compared(left.types, right.types)
         check_quorum(self.criterion, self.operations.keys, left.several_keys)
         check_local_workers(operations.sparkSession)
