@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 from spark_purgatory.metrics.catalog import BY_NAME, PREFIX
@@ -61,7 +62,7 @@ ALERTS = (
     Alert(
         "OperationsExpire",
         f'sum by (query) (rate({PREFIX}outcomes_total{{status="expired"}}[30m]))'
-        f' > 0.2 * sum by (query) (rate({PREFIX}outcomes_total{{status!~"duplicate|rejected"}}[30m]))',
+        f' > 0.2 * sum by (query) (rate({PREFIX}outcomes_total{{status!="duplicate",status!="rejected"}}[30m]))',
         15,
         "A fifth of the operations that end are EXPIRED: the events that complete them are missing or late.",
     ),
@@ -82,7 +83,7 @@ ALERTS = (
     ),
     Alert(
         "StateGrows",
-        f"{PREFIX}largest_shard_state_bytes > 1e8 or {PREFIX}shard_skew > 4",
+        f"{PREFIX}largest_shard_state_bytes > 1e8 or ({PREFIX}shard_skew > 4 and {PREFIX}pending > 10000)",
         30,
         "The state of one shard passes 100 MB, or it holds four times the mean. More shards help, and need a new "
         "checkpoint.",
@@ -127,9 +128,9 @@ def dashboard() -> str:
         panel = panel.unit(UNITS.get(BY_NAME[names[0]].unit, "short")).description(
             " ".join(BY_NAME[name].text for name in names)
         )
-        for name in names:
+        for letter, name in zip(ascii_uppercase, names, strict=False):
             query, legend = expression(name)
-            panel = panel.with_target(prometheus.Dataquery().expr(query).legend_format(legend))
+            panel = panel.with_target(prometheus.Dataquery().ref_id(letter).expr(query).legend_format(legend))
         built = built.with_panel(panel)
     return JSONEncoder(sort_keys=True, indent=2).encode(built.build()) + "\n"
 
