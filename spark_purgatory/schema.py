@@ -16,7 +16,10 @@ ORPHAN_COLUMNS = tuple(field.name for field in ORPHAN_FIELDS)
 REJECTIONS = tuple(each.name.lower() for each in OperationRejection if each)
 """Why operations are REJECTED, as counters name it."""
 EVENT_REJECTIONS = tuple(each.name.lower() for each in EventRejection if each)
-"""Why events are rejected, as counters name it; ``foreign_key`` alone is counted of events that are not rejected."""
+"""Why events are rejected, as counters name it.
+
+Two are also counted of events that are not rejected: ``foreign_key`` always, and ``bad_value`` with ``by_row``.
+"""
 COUNTERS = (
     "received",
     "completed",

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark_purgatory.core.spec.codes import RULES
+from spark_purgatory.core.spec.codes import RULES, EventRejection
 from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.testing.splits import Batch, splits
 from tests.support.engine_driver import END_MS, Shards, multiset
 from tests.support.law_worlds import COLUMNS, COMPLETE_ONLY, ORPHANS, delayed, draw, renamed, spec_of, split_orphans
-from tests.support.oracle import KINDS, decide
+from tests.support.oracle import KINDS, decide, why_event_rejected
 from tests.support.worlds import STEP_US, World
 
 SEEDS = st.integers(0, 1 << 32)
@@ -70,6 +70,10 @@ def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, contro
     outcomes, left_over = split_orphans(engine.run(batches))
     assert multiset(outcomes, *COLUMNS) == multiset(expected, *COLUMNS)
     assert left_over == unheard
+    if not several or shards == 1:
+        adds_up = "sum_at_least" if rule in ("mixed", "sum_at_least") else None
+        bad = sum(why_event_rejected(event, adds_up, several) == "bad_value" for event in world.events)
+        assert sum(tally.event_rejections[EventRejection.BAD_VALUE] for tally in engine.tallies()) == bad
     SEQUENCES["final"] += worlds
 
 

@@ -190,6 +190,23 @@ def test_a_completion_that_a_pending_operation_could_not_take_says_so() -> None:
     assert why(outcomes) == ["15 not taken"]
 
 
+@pytest.mark.parametrize(("value", "counted"), [(-1.0, 1), (float("nan"), 1), (float("-inf"), 1), (0.0, 0), (None, 0)])
+def test_a_value_that_sums_do_not_take_is_counted_with_by_row_and_other_rules_take_it(
+    value: float | None, counted: int
+) -> None:
+    spec = replace(FINAL, criterion=criteria.by_row("rule", "need", "levels"), orphans=False)
+    rows = [
+        op("s", rule="sum_at_least", need=2.0, level=None),
+        op("c", rule="count", need=1.0, level=None),
+    ]
+    for batches in ([(rows, [ev(value=value)], 0)], [([], [ev(value=value)], 0), (rows, [], 0)]):
+        shards = Shards(spec)
+        outcomes = shards.run([*batches, ([], [], END_MS)])
+        assert {row["id"]: row["status"] for row in outcomes} == {"s": "EXPIRED", "c": "COMPLETED"}
+        tally = shards.tallies()[0]
+        assert (tally.events_rejected, tally.event_rejections[EventRejection.BAD_VALUE]) == (0, counted)
+
+
 def test_an_event_counts_once_any_operation_counts_it_whatever_others_do() -> None:
     rows = [op("o"), op("p", created=14_000), op("q", created=13_000)]
     outcomes = Shards(FINAL).run([(rows, at(12, 15, 16), 0), ([], [], END_MS)])

@@ -206,6 +206,8 @@ class EventTimePurgatory:
         if len(accepted) < len(events):
             tally.events_rejected += len(events) - len(accepted)
             tally.count_rejections(events=events.rejection[events.rejection != 0])
+        if accepted.no_addend is not None:
+            tally.event_rejections[EventRejection.BAD_VALUE] += int(np.count_nonzero(accepted.no_addend))
         tally.events_late += int(np.count_nonzero(accepted.time_us <= self.watermark_us))
         if self.spec.orphans == "all" and len(accepted) < len(events):
             self.events.orphans.reject(events.take(np.flatnonzero(events.rejection)), self.watermark_us)

@@ -117,6 +117,7 @@ class EventArrivals:
     operation_hash: Int64s | None = None
     event_ids: pa.Array | None = None  # (n,)
     granted_us: Int64s | None = None  # (n,) of extensions
+    no_addend: Bools | None = None  # (n,) values that no sum takes; None: rejected, or not read
     columns: pa.StructArray | None = None  # (n,) what outcomes carry of the events; None: nothing
 
     def __len__(self) -> int:
@@ -240,6 +241,7 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow, whole_operations:
     rejection = np.where(at_no_time, EventRejection.AT_NO_TIME, EventRejection.NONE)
     value: Numbers | None = None
     granted_us: Int64s | None = None
+    no_addend: Bools | None = None
     if bool(pc.any(table["ahead"]).as_py()):
         rejection[as_bools(_whole(table, "ahead"))] = EventRejection.TIME_AHEAD
     kind = _codes(_whole(table, "kind").fill_null("complete"), KINDS) if "kind" in table.column_names else None
@@ -257,6 +259,7 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow, whole_operations:
             value, bad = _values(column)
             bad &= True if kind is None else kind == EventKind.COMPLETE
             if isinstance(criterion, ByRow):
+                no_addend = bad
                 value = np.where(bad & np.isnan(value), -np.inf, value) if is_double(value) else value
             elif criterion.code == Rule.SUM_AT_LEAST:
                 rejection[bad] = EventRejection.BAD_VALUE
@@ -285,6 +288,7 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow, whole_operations:
         operation_hash=_int64(_whole(table, "operation_hash")) if addressed else None,
         event_ids=_whole(table, "event_id") if named else None,
         granted_us=granted_us,
+        no_addend=no_addend,
         columns=_carried(table),
     )
 

@@ -98,6 +98,7 @@ class EventRejection(Rejection):
     NULL_KEY = 1, "the key is null"
     NULL_TIME = 2, "the time is null"
     BAD_VALUE = 3, "the value is not a number, or negative, where values add up"
+    """With ``by_row`` it is counted, and the event is not rejected: rules that add nothing up may count it."""
     TIME_AHEAD = 4, "the time is too far ahead of processing time (max_future)"
     UNKNOWN_KIND = 5, f"the kind is none of {', '.join(KINDS)}"
     AT_NO_TIME = (
