@@ -18,7 +18,9 @@ from typer.testing import CliRunner
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.cli import app
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.job.reading import EXIT_FAILED, guarded_reading
 from spark_purgatory.job.report import BOUNDS_MS, page, read_report
+from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
 
@@ -132,3 +134,17 @@ def test_both_commands_answer_and_name_what_is_wrong(spark: SparkSession, tmp_pa
         failed = command(*words)
         assert failed.exit_code == 2 and said in failed.stderr, failed.stderr
         assert "Traceback" not in failed.stderr
+
+
+def test_what_spark_says_of_a_row_that_it_cannot_read_is_not_repeated(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cast() -> None:
+        with settings(spark, {"spark.sql.ansi.enabled": "true"}):
+            spark.range(1).selectExpr("cast(concat('kanarie 77123', id) as int)").collect()
+
+    assert guarded_reading("the state of /c", cast) == EXIT_FAILED
+    # Spark's own logger writes JSON before it.
+    told = [line for line in capsys.readouterr().err.splitlines() if not line.startswith('{"ts"')][-1]
+    assert "Spark could not read the state of /c: " in told and "CAST_INVALID_INPUT" in told, told
+    assert not re.search("kanarie|77123", told)
