@@ -18,18 +18,16 @@ WITHOUT_POMS = (
 """For a file that needs no other: what its release depends on is not asked for."""
 
 
-def resolved(packages: Sequence[str], ivy: Path, without: Sequence[str] = ()) -> str:
+def resolved(packages: Sequence[str], ivy: Path) -> str:
     """Class path of the packages (``group:name:version``) and all that they need, downloaded once into ``ivy``.
 
-    ``without`` names modules (``group:name``) that are left out, with what only they need. It is Apache Ivy that
-    resolves them; PySpark brings its jar.
+    It is Apache Ivy that resolves them; PySpark brings its jar.
     """
     wanted = [
         f'<dependency org="{group}" name="{name}" rev="{version}" conf="default->master,runtime"/>'
         for group, name, version in (package.split(":") for package in packages)
     ]
-    left_out = [f'<exclude org="{group}" module="{name}"/>' for group, name in (each.split(":") for each in without)]
-    _retrieve("".join([*wanted, *left_out]), ivy, ["jar", "bundle"])
+    _retrieve("".join(wanted), ivy, ["jar", "bundle"])
     return f"{ivy}/jars/*"
 
 

@@ -8,18 +8,17 @@ from pathlib import Path
 import pyarrow.fs as pafs
 import pytest
 
-from benchmarks.harness import WORK
-from benchmarks.jars import resolved
 from tests.support.delta_files import delta_rows
 from tests.support.job_process import JobProcess
 from tests.support.object_store import BUCKET, ObjectStore, object_store
 from tests.support.places_world import World, differences, folder_sources, orders_job
 
 AWS_SDK = "2.35.4"
-JARS = [
+PACKAGES = [
     "org.apache.hadoop:hadoop-aws:3.5.0",
     *(f"software.amazon.awssdk:{module}:{AWS_SDK}" for module in ("s3", "s3-transfer-manager", "sts")),
 ]
+"""As docs/how-to/object_store.md has them."""
 FILES = 6
 KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
 
@@ -36,15 +35,10 @@ def job_file(folder: Path, store: ObjectStore, host: str) -> Path:
     }
     settings = {
         "spark.master": "local[2,4]",
-        "spark.jars": ",".join(map(str, sorted(Path(resolved_jars()).parent.glob("*.jar")))),
+        "spark.jars.excludes": "software.amazon.awssdk:bundle",
         **{f"spark.hadoop.fs.s3a.{name}": value for name, value in s3a.items()},
     }
-    return orders_job(folder / "job.yaml", folder_sources(folder), f"s3a://{BUCKET}", host, settings)
-
-
-def resolved_jars() -> str:
-    """The folder of Hadoop's S3 client, with the parts of Amazon's SDK that it needs: 19 MB where all are 655."""
-    return resolved(JARS, WORK / "ivy-s3", without=["software.amazon.awssdk:bundle"])
+    return orders_job(folder / "job.yaml", folder_sources(folder), f"s3a://{BUCKET}", host, settings, packages=PACKAGES)
 
 
 def committed(store: ObjectStore) -> int:
