@@ -38,6 +38,7 @@ def dropped(name: str) -> list[Change]:
         (renamed("city", "town"), "n, city, town", "n, city, at.x, at.y"),
         (renamed("city", "town") + added("city") + dropped("city"), "n, town", "n, city, at.x, at.y"),
         (renamed("city", "town") + dropped("town"), "n", "n, city, at.x, at.y"),
+        (renamed("city", "town") + dropped("town") + added("town"), "n, town", "n, city, at.x, at.y"),
         (renamed("city", "a") + renamed("n", "city") + renamed("a", "n"), "n, city", "n, city, at.x, at.y"),
         (renamed("at.x", "at.lon"), "n, city, at, at.lon, at.y", "n, city, at.lon, at.y"),
         (renamed("at", "pos") + renamed("pos.x", "pos.lon"), "n, city, pos, pos.lon, pos.y", "n, city, pos.lon, pos.y"),
