@@ -67,7 +67,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 # Rooms of a place, in order: a module imports from its own room and from rooms that stand before it.
 ROOMS: dict[str, tuple[str, ...]] = {
     "core": ("arrays", "kafka", "spec", "events", "engine", "state"),
-    "spark": ("placement", "storage", "host", "operator", "checkpoint", "sink", "monitoring"),
+    "spark": ("placement", "heartbeat", "storage", "host", "operator", "checkpoint", "sink", "monitoring"),
     "spark/sink": tuple(
         "staging table drain repair staged_view start_checks accumulator_query record_accumulator".split()
     ),

@@ -6,8 +6,8 @@ watermark included, is one ``select``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -25,6 +25,7 @@ from spark_purgatory.core.arrays.numbers import DOUBLE
 from spark_purgatory.core.spec.codes import KINDS, RULES
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.heartbeat import heartbeats
 from spark_purgatory.spark.operator.event_times import deadline_after, interval_us, placed
 from spark_purgatory.spark.operator.field_types import (
     check_timeout,
@@ -81,26 +82,37 @@ def field_column(frame: DataFrame, value: Any, field: str) -> Column:
     raise ConfigError(f"{field}={value!r} is not a column: there are {', '.join(frame.columns)}")
 
 
-def column_type(frame: DataFrame, column: Column) -> T.DataType:
-    """Type of an expression over ``frame``."""
-    return frame.select(column.alias("c")).schema[0].dataType
+@dataclass(frozen=True)
+class Field:
+    """What an argument names in an input: the column, its type, and the argument's name, which errors have."""
 
+    column: Column
+    kind: T.DataType
+    label: str
 
-def named_type(frame: DataFrame, value: ColumnLike, field: str) -> T.DataType:
-    """Type of the column that a config value names."""
-    return column_type(frame, field_column(frame, value, field))
+    @staticmethod
+    def of(frame: DataFrame, value: Any, label: str) -> Field:
+        """The field that a config value names. Raises ConfigError listing what there is."""
+        column = field_column(frame, value, label)
+        return Field(column, frame.select(column.alias("c")).schema[0].dataType, label)
 
+    def text(self, scope: Column | None = None) -> Column:
+        """A key or id as text, within its partition if there is one."""
+        return scoped(key_text(self.column, self.kind, self.label), self.kind, scope)
 
-def timestamp_column(frame: DataFrame, value: Any, field: str) -> Column:
-    """A timestamp column; other types are an error, except timestamp_ntz and date, which the session's zone places."""
-    column = field_column(frame, value, field)
-    kind = column_type(frame, column)
-    if not isinstance(kind, (T.TimestampType, T.TimestampNTZType, T.DateType)):
-        raise ConfigError(
-            f"{field} is {kind.simpleString()}, not a timestamp: make it one, with F.to_timestamp(...) of a text, "
-            "F.timestamp_millis(...) or F.timestamp_seconds(...) of a number"
-        )
-    return placed(column, kind)
+    def words(self, known: Sequence[str]) -> Column:
+        """A column of known words."""
+        check_words(self.kind, self.label, ", ".join(known))
+        return self.column.cast("string")
+
+    def time(self) -> Column:
+        """A timestamp; other types are an error, except timestamp_ntz and date, which the session's zone places."""
+        if not isinstance(self.kind, (T.TimestampType, T.TimestampNTZType, T.DateType)):
+            raise ConfigError(
+                f"{self.label} is {self.kind.simpleString()}, not a timestamp: make it one, with F.to_timestamp(...) "
+                "of a text, F.timestamp_millis(...) or F.timestamp_seconds(...) of a number"
+            )
+        return placed(self.column, self.kind)
 
 
 @dataclass(frozen=True)
@@ -120,9 +132,9 @@ class Reading:
         """
         if self.scope is None:
             return None
-        column, name = field_column(frame, self.scope, "scope"), f"scope ({given})"
-        types[name] = column_type(frame, column)
-        value = key_text(column, types[name], name).cast("string")
+        field = replace(Field.of(frame, self.scope, "scope"), label=f"scope ({given})")
+        types[field.label] = field.kind
+        value = field.text().cast("string")
         return F.md5(F.coalesce(F.concat(F.lit("="), value), F.lit("null")).cast("binary"))
 
 
@@ -130,8 +142,8 @@ def number_of(operations: DataFrame, completions: DataFrame, config: Completions
     """The type in which values and what they must reach are compared."""
     if config.value is None:
         return DOUBLE
-    value = column_type(completions, field_column(completions, config.value, "completions.value"))
-    return number_type(criterion, value, _needs(operations, criterion))
+    value = Field.of(completions, config.value, "completions.value")
+    return number_type(criterion, value.kind, _needs(operations, criterion))
 
 
 def scoped(key: Column, kind: T.DataType, scope: Column | None) -> Column:
@@ -148,13 +160,13 @@ def key_prefix(kind: T.DataType) -> int:
 
 def operations_input(frame: DataFrame, config: Operations, reading: Reading) -> Input:
     """Operations: id, keys, times, payload; routed by partition, by key, or by id where there are several keys."""
-    created = timestamp_column(frame, config.created, "operations.created")
-    id_raw = field_column(frame, config.id, "operations.id")
-    id_type, types = column_type(frame, id_raw), dict[str, T.DataType]()
+    created = Field.of(frame, config.created, "operations.created").time()
+    own_id = Field.of(frame, config.id, "operations.id")
+    types: dict[str, T.DataType] = {}
     scope = reading.scope_hash(frame, "operations", types)
-    id_column = scoped(key_text(id_raw, id_type, "operations.id"), id_type, scope)
+    id_column = own_id.text(scope)
     raw, keys, key_type, several = _keys(frame, config)
-    types |= {"operations.id": id_type, "operations.keys": key_type}
+    types |= {own_id.label: own_id.kind, "operations.keys": key_type}
     if scope is not None:
         keys = F.transform(keys, lambda key: scoped(key, key_type, scope)) if several else scoped(keys, key_type, scope)
     hashes = F.transform(keys, _hash) if several else F.xxhash64(keys)
@@ -208,36 +220,33 @@ def events_input(
     frame: DataFrame, config: Completions, reading: Reading, carried: Mapping[str, ColumnLike] | None = None
 ) -> Input:
     """Completion events: key, time, what the criterion or control events read besides, what outcomes carry."""
-    time = timestamp_column(frame, config.time, "completions.time")
-    key_raw = field_column(frame, config.key, "completions.key")
-    key_type = column_type(frame, key_raw)
-    types = {"completions.key": key_type}
+    time = Field.of(frame, config.time, "completions.time").time()
+    own_key = Field.of(frame, config.key, "completions.key")
+    types = {own_key.label: own_key.kind}
     scope = reading.scope_hash(frame, "completions", types)
-    key = scoped(key_text(key_raw, key_type, "completions.key"), key_type, scope)
+    key = own_key.text(scope)
     engine = [key.alias("key"), F.xxhash64(key).alias("key_hash"), F.unix_micros(time).alias("time_us")]
     check_value_is_named(config.value, reading.criterion)
     if config.value is not None and (reading.criterion.reads_values or config.kind is not None):
-        value = field_column(frame, config.value, "completions.value")
-        kind = column_type(frame, value)
-        check_value(kind)
-        engine.append(value_column(value, kind, reading.number, reading.criterion.reads_values).alias("value"))
+        value = Field.of(frame, config.value, "completions.value")
+        check_value(value.kind)
+        column = value_column(value.column, value.kind, reading.number, reading.criterion.reads_values)
+        engine.append(column.alias("value"))
     if config.kind is not None:
-        kinds = field_column(frame, config.kind, "completions.kind")
-        check_words(column_type(frame, kinds), "completions.kind", ", ".join(KINDS))
-        engine.append(kinds.cast("string").alias("kind"))
+        engine.append(Field.of(frame, config.kind, "completions.kind").words(KINDS).alias("kind"))
     if config.operation_id is not None:
-        id_raw = field_column(frame, config.operation_id, "completions.operation_id")
-        id_type = types["completions.operation_id"] = column_type(frame, id_raw)
-        operation_id = scoped(key_text(id_raw, id_type, "completions.operation_id"), id_type, scope)
+        named = Field.of(frame, config.operation_id, "completions.operation_id")
+        types[named.label] = named.kind
+        operation_id = named.text(scope)
         engine += [operation_id.alias("operation_id"), F.xxhash64(operation_id).alias("operation_hash")]
     if config.event_id is not None:
-        event_id = field_column(frame, config.event_id, "completions.event_id")
-        kind = types["completions.event_id"] = column_type(frame, event_id)
-        engine.append(key_text(event_id, kind, "completions.event_id").alias("event_id"))
+        event_id = Field.of(frame, config.event_id, "completions.event_id")
+        types[event_id.label] = event_id.kind
+        engine.append(event_id.text().alias("event_id"))
     columns = [field_column(frame, name, "completions.columns") for name in (carried or {}).values()]
     engine += [column.alias(f"p{i}") for i, column in enumerate(columns)]
     engine += _routed(None if scope is None else F.xxhash64(scope))
-    return Input(key_type, types=types, frame=_watermarked(frame, engine, time, config, reading))
+    return Input(own_key.kind, types=types, frame=_watermarked(frame, engine, time, config, reading))
 
 
 def _routed(route: Column | None) -> list[Column]:
@@ -255,31 +264,28 @@ def _rules(
     if isinstance(criterion, Criterion):
         return {}
     if criterion.levels is not None:
-        levels = field_column(frame, criterion.levels, "criterion.levels")
-        types[LEVEL_KEYS] = level_key_type(column_type(frame, levels), criterion.levels)
+        levels = Field.of(frame, criterion.levels, "criterion.levels")
+        types[LEVEL_KEYS] = level_key_type(levels.kind, criterion.levels)
         check_compared(types, {})
-    rule = field_column(frame, criterion.rule, "criterion.rule")
-    check_words(column_type(frame, rule), "criterion.rule", ", ".join(RULES))
+    rule = Field.of(frame, criterion.rule, "criterion.rule").words(RULES)
     keys = raw if len(raw) > 1 else raw[0]
-    return {"rule": rule.cast("string"), **need_columns(_needs(frame, criterion), keys, several, reading.number)}
+    return {"rule": rule, **need_columns(_needs(frame, criterion), keys, several, reading.number)}
 
 
 def _needs(frame: DataFrame, criterion: Criterion | ByRow) -> dict[str, Typed]:
     """The columns of needs that rows bring and their types, by field."""
     named = {} if isinstance(criterion, Criterion) else {"need": criterion.need, "levels": criterion.levels}
-    columns = {
-        field: field_column(frame, name, field)
-        for field, name in ((f"criterion.{field}", name) for field, name in named.items() if name is not None)
-    }
-    return {field: (column, column_type(frame, column)) for field, column in columns.items()}
+    fields = [Field.of(frame, name, f"criterion.{role}") for role, name in named.items() if name is not None]
+    return {field.label: (field.column, field.kind) for field in fields}
 
 
 def _keys(frame: DataFrame, config: Operations) -> tuple[list[Column], Column, T.DataType, bool]:
     """(columns as they are, keys as text or binary, type of a key, whether an operation may have several)."""
     named = config.keys if isinstance(config.keys, (list, tuple)) else [config.keys]
-    fields = ["operations.keys"] if len(named) == 1 else [f"operations.keys[{i}]" for i in range(len(named))]
-    columns = [field_column(frame, name, field) for name, field in zip(named, fields, strict=True)]
-    kind, several = key_type_of([column_type(frame, column) for column in columns])
+    labels = ["operations.keys"] if len(named) == 1 else [f"operations.keys[{i}]" for i in range(len(named))]
+    fields = [Field.of(frame, name, label) for name, label in zip(named, labels, strict=True)]
+    columns = [field.column for field in fields]
+    kind, several = key_type_of([field.kind for field in fields])
     if several and len(columns) == 1:
         return columns, array_text(columns[0], kind, "operations.keys (its elements)"), kind, True
     texts = [key_text(column, kind, "operations.keys") for column in columns]
@@ -292,21 +298,21 @@ def _hash(key: Column) -> Column:
 
 def _deadline_us(frame: DataFrame, config: Operations, created: Column) -> Column:
     if config.deadline is not None:
-        return F.unix_micros(timestamp_column(frame, config.deadline, "operations.deadline"))
+        return F.unix_micros(Field.of(frame, config.deadline, "operations.deadline").time())
     created_us = F.unix_micros(created)
     if config.timeout_column is None:
         return deadline_after(created_us, F.lit(config.us_of("timeout")).cast("bigint"))
-    column = _timeout_column(frame, config.timeout_column)
-    check_timeout(column_type(frame, column), config.timeout_unit)
+    timeout = _timeout(frame, config.timeout_column)
+    check_timeout(timeout.kind, config.timeout_unit)
     if config.timeout_unit is not None:
-        return deadline_after(created_us, column.cast("bigint"), us_per_unit=us_per(config.timeout_unit))
-    return deadline_after(created_us, interval_us(column))
+        return deadline_after(created_us, timeout.column.cast("bigint"), us_per_unit=us_per(config.timeout_unit))
+    return deadline_after(created_us, interval_us(timeout.column))
 
 
-def _timeout_column(frame: DataFrame, timeout: ColumnLike) -> Column:
+def _timeout(frame: DataFrame, timeout: ColumnLike) -> Field:
     """The column that ``timeout`` names; where there is none, the error says why it is no duration either."""
     try:
-        return field_column(frame, timeout, "operations.timeout")
+        return Field.of(frame, timeout, "operations.timeout")
     except ConfigError as error:
         raise ConfigError(f'{error}; nor is it a duration, such as "30 minutes"') from None
 
@@ -348,7 +354,4 @@ def _heartbeats(frame: DataFrame, given: DataFrame, idle_us: int, speaking: bool
     It has no hash, by which the exchange knows it: a filter here would be pushed below the watermark by Catalyst.
     """
     beat = F.expr(f"current_timestamp() - interval {idle_us} microseconds") if speaking else F.lit(None)
-    source = frame.sparkSession.readStream.format("rate-micro-batch").option("rowsPerBatch", 1)
-    nothing = {field.name: F.lit(None).cast(field.dataType) for field in given.schema.fields}
-    columns = {**nothing, "guarded": beat.cast(T.TimestampType())}
-    return source.option("numPartitions", 1).load().select(*(c.alias(name) for name, c in columns.items()))
+    return heartbeats(frame.sparkSession, given.schema, guarded=beat)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date, datetime
-from functools import partial
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
@@ -30,13 +29,13 @@ from spark_purgatory.spark.operator.event_times import instant_ms
 from spark_purgatory.spark.operator.evidence import carried_columns, carried_schema, event_fields, evidence_of
 from spark_purgatory.spark.operator.inputs import (
     WATERMARK_METADATA,
+    Field,
     Input,
     InputTypes,
     Reading,
     events_input,
     field_column,
     key_prefix,
-    named_type,
     number_of,
     operations_input,
     payload_sources,
@@ -260,7 +259,9 @@ class Purgatory(PurgatoryOptions):
             warn_inside_foreach_batch()
         case_sensitive = operations.sparkSession.conf.get("spark.sql.caseSensitive") in ("true", "TRUE")
         columns = columns_of(operations.schema, case_sensitive)
-        carried = carried_schema(self, completions.columns, partial(named_type, completions), case_sensitive)
+        carried = carried_schema(
+            self, completions.columns, lambda name, label: Field.of(completions, name, label).kind, case_sensitive
+        )
         carried_types, event_columns = carried or (None, None)
         schema = outcome_schema(self, operations.schema, carried_types)
         helpers = self.operations.names_of("helpers")

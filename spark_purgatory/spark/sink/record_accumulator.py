@@ -18,6 +18,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from spark_purgatory.accumulator.futures import Callback
 from spark_purgatory.config import SinkOptions, options_of, parse_duration, refuses_unknown_names, require_name
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.heartbeat import heartbeats
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Sender
@@ -262,11 +263,4 @@ def with_heartbeat(df: DataFrame) -> DataFrame:
 
     Without it a stream that stops receiving would never let its last rows out, whatever linger says.
     """
-    ticks = (
-        df.sparkSession.readStream.format("rate-micro-batch")
-        .option("rowsPerBatch", 1)
-        .option("numPartitions", 1)
-        .load()
-    )
-    nothing = [F.lit(None).cast(field.dataType).alias(field.name) for field in df.schema.fields]
-    return df.unionAll(ticks.where(F.lit(False)).select(*nothing))
+    return df.unionAll(heartbeats(df.sparkSession, df.schema).where(F.lit(False)))
