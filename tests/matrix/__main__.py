@@ -106,7 +106,7 @@ def run_cell(cell: Cell, environment: Environment | NotHere) -> dict[str, Any]:
 
 def tests_of(cell: Cell, environment: Environment, host: str, chosen: tuple[str, ...]) -> tuple[int, list[str], int]:
     """(passed, names of those that failed, left out) of a slice."""
-    log = CACHE / "logs" / f"{cell.name}{'-' if host else ''}{host}"
+    log = CACHE / "logs" / f"{cell.name}{'-' if host else ''}{host}".replace(".", "_")  # with_suffix
     log.parent.mkdir(exist_ok=True)
     report = log.with_suffix(".xml")
     report.unlink(missing_ok=True)
