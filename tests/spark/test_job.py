@@ -51,12 +51,12 @@ WRONG = [
     ("operations.watermark=ten minutes", "operations.watermark: 'ten minutes': this is not a duration"),
     ("operations.timeout=5 minutes", "operations: give exactly one of timeout and deadline, got timeout and deadline"),
     ("operations.source.format=parket", "operations.source.format: 'parket': allowed: 'parquet', 'json'"),
-    ("operations.source.schema=", "operations.source.schema: None: Input should be a valid string"),
+    ("operations.source.schema=", "operations.source.schema: None: must be text"),
     ("completions.source={format: kafka, topic: t, schema: a int}", "completions.source.options: required"),
     ("completions.source={path: x}", "completions.source.format: required: 'parquet', 'json', 'csv'"),
     ("purgatory.criterion=some_keys", "purgatory.criterion.rule: 'some_keys': allowed: 'any_key'"),
     ("purgatory.criterion=quorum", "purgatory.criterion: 'quorum': quorum needs a number"),
-    ("purgatory.shards=0", "purgatory.shards: 0: Input should be greater than or equal to 1"),
+    ("purgatory.shards=0", "purgatory.shards: 0: must be at least 1"),
     ("output.linger=soon", "output.linger: 'soon': this is not a duration"),
     ("output.batch_size=big", "output.batch_size: 'big': this is not a size"),
     ("output.linger=1 hour", "output: delivery_timeout"),
@@ -110,7 +110,7 @@ def test_no_secret_is_ever_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "hunter2" not in repr(config)
     with pytest.raises(JobConfigError) as error:
         load_config(kafka, ["completions.source.options.password=[hunter2]", "checkpoint="])
-    assert "completions.source.options.password: Input should be" in str(error.value)
+    assert "completions.source.options.password: must be text" in str(error.value)
     assert "hunter2" not in str(error.value)
 
 

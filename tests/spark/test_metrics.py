@@ -28,7 +28,7 @@ pytestmark = pytest.mark.spark
 HOUR = {"linger": "1 hour", "delivery_timeout": "1 hour"}
 
 
-def until(condition: Callable[[], Any], seconds: float = 60) -> None:
+def until(condition: Callable[[], Any], seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "not reached"
@@ -73,6 +73,7 @@ def test_every_reporter_gets_what_the_rows_the_table_and_the_checkpoint_say(
     flat = samples[-1].flat()
     named = {metric.name for metric in METRICS}
     seen = {name for sample in samples for name in sample.values}
+    named.remove("source_lag_records")  # of Kafka alone: tests/places
     assert named == seen, "each metric of the catalogue was measured, and nothing else"
 
     table = {row["status"].lower(): row["count"] for row in sink.read(spark).groupBy("status").count().collect()}
