@@ -132,8 +132,8 @@ def keys_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         evidence._Asked,
         "_at_key",
-        lambda self, laid, satisfied_us: whole(
-            replace(self, inputs=replace(self.inputs, rule=np.zeros_like(self.inputs.rule))), laid, satisfied_us
+        lambda self, laid: whole(
+            replace(self, inputs=replace(self.inputs, rule=np.zeros_like(self.inputs.rule))), laid
         ),
     )
 

@@ -24,7 +24,8 @@ def only_connect_server() -> Iterator[None]:
 
 def run_module(module: str, *arguments: str, **environment: str) -> str:
     """Run a module to its end, which must be good; returns what it writes on stderr."""
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), **environment}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path, **environment}
     command = [sys.executable, "-m", module, *arguments]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]

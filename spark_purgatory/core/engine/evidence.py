@@ -13,6 +13,7 @@ an operation on the keys a and b that needs two keys, with events of the times 1
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -91,6 +92,8 @@ class Deliveries:
 
     def columns(self) -> pa.StructArray | None:
         """What outcomes carry of the events."""
+        if len(self.segments) == 1:
+            return None if self.segments[0].columns is None else self.segments[0].columns.take(pa.array(self.at))
         parts, order = self._by_segment()
         found = [segment.columns.take(pa.array(at)) for segment, at in parts if segment.columns is not None]
         return pa.concat_arrays(found).take(pa.array(order)) if found else None
@@ -157,10 +160,12 @@ def evidence_of(resolver: Resolver, status: Status, resolutions: Resolutions, ch
     held = resolutions.result.held_us[chosen] == asked.resolved_us
     found: dict[str, pa.Array] = {}
     decided = asked.deciding(held & (status == Status.COMPLETED))
+    structs = event_structs(decided, resolver.watchers.keys.take(entries[decided.entry]), spec)
     place = np.full(len(rows), -1)
     place[decided.operation] = np.arange(len(decided))
-    structs = event_structs(decided, resolver.watchers.keys.take(entries[decided.entry]), spec)
-    found["event"] = structs.take(pa.array(place, mask=place < 0))
+    found["event"] = structs
+    if not np.array_equal(place, np.arange(len(structs))):
+        found["event"] = structs.take(pa.array(place, mask=place < 0))
     if spec.evidence.lists_all:
         found["events"] = asked.all_events(spec.evidence.most)
     return found
@@ -204,7 +209,7 @@ class _Asked:
 
     def all_events(self, most: int) -> pa.ListArray:
         """The relevant events of each operation, the first ``most``, (n,)."""
-        spans = [self._cut(span) for span in self._spans()]
+        spans = [self._cut(span) for span in self.spans]
         costs = np.zeros(len(self.rows), np.int64)
         for span in spans:
             np.add.at(costs, self.inputs.owner[span.owner], np.minimum(span.high - span.low, most))
@@ -217,7 +222,9 @@ class _Asked:
 
     # --- the events of an operation --------------------------------------------------------------------
 
-    def _spans(self) -> list[Spans]:
+    @cached_property
+    def spans(self) -> list[Spans]:
+        """The relevant events."""
         return self.resolver.relevant(self.inputs, self.rows, self.entries)
 
     def _cut(self, span: Spans) -> Spans:
@@ -281,26 +288,27 @@ class _Asked:
         """The event at which the criterion of each operation that held came to hold; none where it held already."""
         inputs, owner = self.inputs, self.inputs.owner
         held = held & ~((inputs.rule == Rule.SUM_AT_LEAST) & (inputs.need <= 0))
-        spans = self._spans()
-        satisfied_us = when_satisfied(inputs, spans, self.resolver.history(inputs, self.rows, self.entries))
         here = []
-        for span in spans:
+        for span in self.spans:
             low, high = _between(span, self.resolved_us[owner[span.owner]])
             here.append(_only(replace(span, low=low, high=high), (low < high) & held[owner[span.owner]]))
         laid = Deliveries.of(here, owner)
-        counted = np.isin(inputs.rule, (Rule.COUNT, Rule.SUM_AT_LEAST))
-        of_keys = np.flatnonzero(
-            ~counted[laid.operation] & (satisfied_us[laid.entry] == self.resolved_us[laid.operation])
-        )
-        keyed = self._at_key(laid.take(of_keys), satisfied_us)
         several = np.bincount(laid.operation, minlength=len(self.rows)) > 1
-        single = laid.take(np.flatnonzero((counted & ~several)[laid.operation]))
-        return _joined(keyed, single, self._at_count(spans, counted & several & held))
+        counted = np.isin(inputs.rule, (Rule.COUNT, Rule.SUM_AT_LEAST))
+        # The only event of that time decided, unless a level was reached before it.
+        alone = ~several & (inputs.rule != Rule.LEVEL)
+        parts = [laid.take(np.flatnonzero(alone[laid.operation]))]
+        if len(parts[0]) < len(laid):
+            parts.append(self._at_key(laid.take(np.flatnonzero((~alone & ~counted)[laid.operation]))))
+            parts.append(self._at_count(counted & several & held))
+        return _joined(*parts)
 
-    def _at_key(self, laid: Deliveries, satisfied_us: Int64s) -> Deliveries:
+    def _at_key(self, laid: Deliveries) -> Deliveries:
         """Under rules that look at each key: the first event on the key that was satisfied last of those needed."""
         inputs, n = self.inputs, len(self.rows)
-        laid = laid.take(np.flatnonzero(self._reaches_level(laid)))
+        satisfied_us = when_satisfied(inputs, self.spans, self.resolver.history(inputs, self.rows, self.entries))
+        by_now = satisfied_us[laid.entry] == self.resolved_us[laid.operation]
+        laid = laid.take(np.flatnonzero(by_now & self._reaches_level(laid)))
         laid = laid.take(laid.order())
         fresh = np.concatenate(([True], laid.entry[1:] != laid.entry[:-1])) if len(laid) else np.zeros(0, bool)
         laid = laid.take(np.flatnonzero(fresh))
@@ -324,10 +332,10 @@ class _Asked:
                 reaches[mine] = (values >= needs) if beyond is None else (values >= needs) & ~beyond
         return reaches
 
-    def _at_count(self, spans: list[Spans], chosen: Bools) -> Deliveries:
+    def _at_count(self, chosen: Bools) -> Deliveries:
         """Under rules that count events or add up values: the event at which there are enough."""
         owner = self.inputs.owner
-        cut = [self._cut(_only(span, chosen[owner[span.owner]])) for span in spans]
+        cut = [self._cut(_only(span, chosen[owner[span.owner]])) for span in self.spans]
         laid = Deliveries.of(cut, owner).each_once(self.inputs.rule == Rule.SUM_AT_LEAST)
         if not len(laid):
             return laid
