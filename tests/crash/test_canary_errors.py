@@ -261,7 +261,20 @@ SCENES: list[Callable[[Scene], str]] = [
 ]
 
 
-@pytest.mark.parametrize("play", SCENES, ids=lambda play: play.__name__)
+NOW_AND_THEN = (
+    a_check_in_direct_drains,
+    a_check_after_a_restart,
+    a_partition_value_too_long,
+    a_staged_file_that_is_gone,
+)
+"""Scenes that another one of them is much like."""
+
+
+@pytest.mark.parametrize(
+    "play",
+    [pytest.param(play, marks=pytest.mark.long if play in NOW_AND_THEN else []) for play in SCENES],
+    ids=lambda play: play.__name__,
+)
 def test_no_error_and_no_log_line_of_the_sink_shows_a_row(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, play: Callable[[Scene], str]
 ) -> None:

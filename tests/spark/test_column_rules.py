@@ -155,6 +155,7 @@ def values_of(rows: DataFrame) -> list[set[object]]:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_numbers_go_into_a_table_by_name_where_no_setting_of_the_session_can_change_them(spark: SparkSession) -> None:
     """Every policy, ANSI or not: the values that a type has go through unchanged."""
     pairs = listed(EXACT)

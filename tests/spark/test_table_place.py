@@ -66,7 +66,7 @@ def refused_inside(stream: Stream, checkpoint: str, **place: str) -> None:
 # --- the checkpoint and the table's folder -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_there", [True, False])
+@pytest.mark.parametrize("is_there", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_checkpoint_in_the_folder_of_a_table_by_name_is_refused(
     stream: Stream, schemas: None, is_there: bool
 ) -> None:
@@ -143,6 +143,7 @@ def test_a_table_that_is_to_be_made_gets_the_schema_of_the_start(stream: Stream,
     assert not stream.spark.catalog.tableExists("two.new")
 
 
+@pytest.mark.long
 def test_a_path_may_be_written_in_another_way_at_a_restart(stream: Stream, here: str) -> None:
     table = Path(os.getcwd(), here, "table")
     for path in (f"{here}/table", str(table), *spellings(table)):
@@ -153,7 +154,7 @@ def test_a_path_may_be_written_in_another_way_at_a_restart(stream: Stream, here:
     assert f'"path": "file:{table}"' in next(claimed).read_text()
 
 
-@pytest.mark.parametrize("spelling", [1, 4])
+@pytest.mark.parametrize("spelling", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_a_table_that_was_replaced_or_restored_is_told_through_every_spelling_of_its_path(
     stream: Stream, spelling: int
 ) -> None:
@@ -276,7 +277,7 @@ def test_a_column_that_was_dropped_is_not_taken_for_an_older_one_of_its_name(str
     assert stream.table().where("city = 'c' AND town IS NULL").count() == 10
 
 
-@pytest.mark.parametrize("drained", [True, False])
+@pytest.mark.parametrize("drained", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_table_that_was_renamed_is_known(stream: Stream, schemas: None, drained: bool) -> None:
     name = "new" if drained else "mt"
     stream.sink = RecordAccumulator(table=name)
