@@ -78,6 +78,13 @@ ROOMS_APART = frozenset(
 """(place, room, other): pairs that the order would let pass and that know nothing of each other."""
 
 PURE_AREAS = frozenset({"core", "accumulator"})
+PURE_MODULES = frozenset(
+    f"{PACKAGE}/spark/sink/{name}.py"
+    for name in (
+        "drain/protocol", "drain/actions", "staging/ledger", "staging/layout", "staging/backlog", "table/history"
+    )
+)  # fmt: skip
+"""What the sink decides, and what it decides by: without Spark, clocks or files, though what has them lies beside."""
 IMPURE_STDLIB = frozenset(
     # clocks, chance
     "time sched random secrets uuid "
@@ -154,6 +161,17 @@ def check_imports(tree: ast.AST, path: str) -> Iterator[str]:
             yield f"{path}:{line}: {area} may not import {top}"
         elif area in PURE_AREAS and ".".join(name.split(".")[:2]) in IMPURE_SUBMODULES:
             yield f"{path}:{line}: {area} is pure and may not import {name}"
+
+
+def check_pure_module(tree: ast.Module, path: str) -> Iterator[str]:
+    """It imports pure modules alone, but for what only a type checker reads."""
+    runs = [node for node in tree.body if not (isinstance(node, ast.If) and last_name(node.test) == "TYPE_CHECKING")]
+    for line, name in imported_modules(ast.Module(runs, []), path):
+        top, _, rest = name.partition(".")
+        files = {f"{module.replace('.', '/')}.py" for module in (name, name.rpartition(".")[0])}
+        is_pure = rest.partition(".")[0] in PURE_AREAS | {"errors"} or not PURE_MODULES.isdisjoint(files)
+        if (top == PACKAGE and not is_pure) or top in IMPURE_STDLIB or top not in {PACKAGE, *sys.stdlib_module_names}:
+            yield f"{path}:{line}: is pure and may not import {name}"
 
 
 def check_rooms(tree: ast.AST, path: str) -> Iterator[str]:
@@ -260,7 +278,9 @@ def check_source(source: str, path: str) -> list[str]:
         findings += check_rooms(tree, path)
         findings += check_banned_everywhere(tree, path)
         findings += check_docstrings(tree, path)
-    if area_of(path) in PURE_AREAS:
+    if path in PURE_MODULES:
+        findings += check_pure_module(tree, path)
+    if area_of(path) in PURE_AREAS or path in PURE_MODULES:
         findings += check_pure(tree, path)
     return findings
 
@@ -285,6 +305,10 @@ def test_every_file_keeps_the_rules() -> None:
     assert not findings, "\n" + "\n".join(findings)
 
 
+def test_the_pure_modules_of_the_sink_are_there() -> None:
+    assert set(sources(f"{PACKAGE}/spark/sink")) >= PURE_MODULES
+
+
 def test_no_test_module_imports_from_another() -> None:
     shared = ("tests.support", "tests.conformance", "tests.matrix", "tests.conftest")
     wrong = []
@@ -304,6 +328,7 @@ def test_the_package_is_typed() -> None:
 CORE = f"{PACKAGE}/core/events/made_up.py"
 ACCUMULATOR = f"{PACKAGE}/accumulator/made_up.py"
 SPARK = f"{PACKAGE}/spark/sink/drain/made_up.py"
+PROTOCOL = f"{PACKAGE}/spark/sink/drain/protocol.py"
 STAGING = f"{PACKAGE}/spark/sink/staging/made_up.py"
 OPERATOR = f"{PACKAGE}/spark/operator/made_up.py"
 CONFIG = f"{PACKAGE}/config.py"
@@ -332,6 +357,11 @@ OFFENCES = [
     (CORE, "from ..kafka import watchers", "core.events may not import core.kafka"),
     (SPARK, "from spark_purgatory.spark.operator import inputs", "spark.sink may not import spark.operator"),
     (STAGING, "from ..table import delta_target", "spark.sink.staging may not import spark.sink.table"),
+    (PROTOCOL, "from pyspark.sql import SparkSession", "is pure and may not import pyspark.sql.SparkSession"),
+    (PROTOCOL, "from ..table import delta_target", "may not import spark_purgatory.spark.sink.table.delta_target"),
+    (PROTOCOL, "from ..table.table_truth import TableTruth", "may not import spark_purgatory.spark.sink.table"),
+    (PROTOCOL, "from uuid import uuid4", "is pure and may not import uuid.uuid4"),
+    (PROTOCOL, "from datetime import datetime\nSTART = datetime.now()", "reads a clock by datetime.now"),
     (OPERATOR, "from ..sink import stager", "spark.operator may not import spark.sink"),
     (f"{PACKAGE}/core/made_up.py", "x = 1", "made_up is no room of core"),
     (CORE, "from datetime import datetime\nSTART = datetime.now()", "reads a clock by datetime.now"),

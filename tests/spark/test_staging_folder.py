@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import StagingError
-from spark_purgatory.spark.sink.drain.actions import CleanedUp, Intended
+from spark_purgatory.spark.sink.drain.actions import CleanUp, Intended
 from spark_purgatory.spark.sink.drain.protocol import apply
 from spark_purgatory.spark.sink.staging.layout import EPOCHS_A_GENERATION, GENERATIONS, log_path
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Intent, Ledger, Piece
@@ -144,7 +144,7 @@ def drains(spark: SparkSession, stager: Stager, ledger: Ledger, numbers: range, 
         apply(ledger, Intended(intent))
         ledger.drain = DrainState.FOUND
         stager.clean_up(spark, ledger)
-        apply(ledger, CleanedUp())
+        apply(ledger, CleanUp())
 
 
 @pytest.mark.long

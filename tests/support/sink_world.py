@@ -19,7 +19,7 @@ from spark_purgatory.spark.sink.drain.actions import Work
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.staging import staging_folder
 from spark_purgatory.spark.sink.staging.layout import log_path
-from spark_purgatory.spark.sink.staging.ledger import Failed, Intent, Names, Piece, StagedBatch
+from spark_purgatory.spark.sink.staging.ledger import Failed, Intent, Names, Piece, Run, StagedBatch
 from spark_purgatory.spark.sink.staging.ledger_format import intent_body, record_body, replay
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget, TableFacts
 from spark_purgatory.spark.sink.table.history import Commit, Entry, History
@@ -145,6 +145,7 @@ class WorldSender(Sender):
                 for path, body in self.world.log.items()
             ]
             self.ledger = replay(entries, "/staging")
+            self.ledger.run = Run(id=uuid4().hex[:8])
             self.ledger.names = Names("/checkpoint", "/staging", "/table", "app")
             self._is_open = True
 
@@ -198,16 +199,14 @@ class WorldSender(Sender):
                 world.write(ledger.next_drain - 1, f"done={ledger.next_drain - 1}", done)
                 for path in ledger.idle_folders():
                     world.remove(path)
-                return do.CleanedUp()
             case do.Stop(error):
                 if ledger.incoming is not None:
                     world.remove(ledger.incoming.path)
                 raise error
             case do.Wait():
                 self.waited()
-            case do.Admit():
-                return do.Admitted()
-        return do.Skipped()
+        assert isinstance(action, do.Skip | do.Admit | do.CleanUp | do.Wait)
+        return action
 
     def waited(self) -> None:
         """Time passes without a real wait."""

@@ -1,12 +1,16 @@
-"""Steps of the sink as data: what is to be done next, and what came of it (`protocol`)."""
+"""Steps of the sink as data: what is to be done next, and what came of it (`protocol`).
+
+A failpoint lies before and after an action with a ``name``. `Skip`, `Admit`, `CleanUp` and `Wait` are their own
+results: there is nothing more to say of them than that they were done.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from spark_purgatory.spark.sink.staging.ledger import Failed, Intent, Piece, StagedBatch
-from spark_purgatory.spark.sink.table import history
+from spark_purgatory.spark.sink.table.history import Commit as TableCommit
 
 # --- what is to be done ---------------------------------------------------------------------------
 
@@ -110,7 +114,7 @@ class Looked:
     """The table fits to the log, and has the commit of the last intent, or not."""
 
     table_id: str | None
-    commit: history.Commit | None
+    commit: TableCommit | None
 
 
 @dataclass(frozen=True)
@@ -119,11 +123,6 @@ class Adopted:
 
     pieces: Sequence[Piece]
     before: int
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """The micro-batch was evaluated; also: nothing changed."""
 
 
 @dataclass(frozen=True)
@@ -142,11 +141,6 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class Admitted:
-    """The incoming micro-batch counts."""
-
-
-@dataclass(frozen=True)
 class Intended:
     """The intent is durable."""
 
@@ -155,10 +149,9 @@ class Intended:
 
 @dataclass(frozen=True)
 class Committed:
-    """The commit returned."""
+    """The commit returned; the table was at ``before_version`` before it."""
 
     before_version: int
-    """Of the table before it."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +159,7 @@ class Found:
     """The table has the commit."""
 
     table_id: str | None
-    commit: history.Commit
+    commit: TableCommit
 
 
 @dataclass(frozen=True)
@@ -174,15 +167,21 @@ class NotThere:
     """The table does not have the commit, or does not tell: a write that it has is skipped."""
 
 
-@dataclass(frozen=True)
-class CleanedUp:
-    """The drain is done."""
-
-
 Result = (
-    Looked | Adopted | Skipped | Staged | Counted | Admitted
-    | Intended | Committed | Failed | Found | NotThere | CleanedUp
-)  # fmt: skip
+    Looked
+    | Adopted
+    | Skip
+    | Staged
+    | Counted
+    | Admit
+    | Intended
+    | Committed
+    | Failed
+    | Found
+    | NotThere
+    | CleanUp
+    | Wait
+)
 
 
 @dataclass
@@ -197,5 +196,5 @@ class Work:
     """Of its rows."""
     flush: bool = False
     begun_ms: int = 0
-    is_evaluated: bool = field(default=False)
+    is_evaluated: bool = False
     """Its rows were staged, skipped or written: nothing else of it has to be done."""

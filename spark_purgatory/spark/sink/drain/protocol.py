@@ -67,8 +67,8 @@ skipped, never leave a micro-batch unevaluated: Spark would fail with STATE_STOR
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from spark_purgatory.errors import (
     BufferExhaustedError,
@@ -84,6 +84,9 @@ from spark_purgatory.spark.sink.staging.backlog import most_bytes
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger, StagedBatch, missing
 from spark_purgatory.spark.sink.table.history import NO_VERSION, Commit
 
+if TYPE_CHECKING:
+    from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter as Policy
+
 LONGEST_WAIT_MS = 1000
 MOVES: Mapping[tuple[DrainState, type[Result]], DrainState] = {
     (DrainState.DONE, do.Intended): DrainState.INTENDED,
@@ -93,31 +96,10 @@ MOVES: Mapping[tuple[DrainState, type[Result]], DrainState] = {
     (DrainState.UNSURE, do.Found): DrainState.FOUND,
     (DrainState.UNSURE, do.NotThere): DrainState.INTENDED,
     (DrainState.WRITTEN, do.Found): DrainState.FOUND,
-    (DrainState.FOUND, do.CleanedUp): DrainState.DONE,
+    (DrainState.FOUND, do.CleanUp): DrainState.DONE,
 }
 """How far a drain is after a result; a pair that is not here is a bug, and changes nothing."""
 OF_DRAINS = tuple({result for _, result in MOVES})
-
-
-class Policy(Protocol):
-    """What the protocol asks of the policy (`policy_adapter`)."""
-
-    buffer_bytes: int
-    max_block_ms: int
-    backoff_ms: int
-    delivery_timeout_ms: int
-    progress_ms: int
-    fills_files: bool
-    is_out_of_time: bool
-
-    def must_count(self, uncounted: Mapping[int, StagedBatch], now_ms: int) -> bool:
-        """Whether files that were not counted could be ready."""
-
-    def ripe(self, now_ms: int, everything: bool) -> Sequence[str]:
-        """Partitions whose first file should go now."""
-
-    def is_backing_off(self, now_ms: int) -> bool:
-        """Whether it is too early to try the open drain again."""
 
 
 # --- what is to be done ---------------------------------------------------------------------------
@@ -274,7 +256,7 @@ def apply(ledger: Ledger, result: Result) -> None:
             else:
                 ledger.pieces.update((piece.key, piece) for piece in pieces)
                 ledger.uncounted = {}
-        case do.Admitted() if ledger.incoming is not None:
+        case do.Admit() if ledger.incoming is not None:
             ledger.add(ledger.incoming.batch_id, ledger.incoming.epoch, ())
             ledger.uncounted[ledger.incoming.batch_id] = ledger.incoming
             ledger.incoming, ledger.incoming_pieces = None, ()
@@ -289,7 +271,7 @@ def apply(ledger: Ledger, result: Result) -> None:
             ledger.failure = result
         case do.Found(table_id, commit):
             _found(ledger, table_id, commit)
-        case do.CleanedUp():
+        case do.CleanUp():
             ledger.epochs -= ledger.idle_epochs()
 
 

@@ -78,8 +78,6 @@ class Sender:
         self._is_open = False
         self._checked: TableState | None = None
         """The table as an intent saw it, for the commit that follows at once."""
-        self._found: Commit | None = None
-        """The commit of the last intent, once it was found in the table."""
         self._rules: dict[str, Rules] = {}
         """By schema."""
 
@@ -154,13 +152,11 @@ class Sender:
             case do.Adopt(before):
                 return do.Adopted(self.stager.find(spark, ledger, before), before)
             case do.Skip() if batch is not None:
-                batch.write.format("noop").mode("overwrite").save()
+                _evaluate(batch)
             case do.Stage() if batch is not None:
                 return do.Staged(self._stage(spark, batch, work), work.schema)
             case do.Count(batches):
                 return do.Counted(self.stager.count(spark, ledger, batches))
-            case do.Admit():
-                return do.Admitted()
             case do.Intend():
                 return self._intend(spark, action, work)
             case do.Commit(intent):
@@ -169,7 +165,6 @@ class Sender:
                 return self._read_back(spark, intent, batch)
             case do.CleanUp():
                 self.stager.clean_up(spark, ledger)
-                return do.CleanedUp()
             case do.Wait(ms):
                 time.sleep(ms / 1000)
             case do.Stop(error):
@@ -178,7 +173,8 @@ class Sender:
                 if ledger.incoming is not None:
                     self.stager.remove(spark, ledger.incoming)
                 raise error from None
-        return do.Skipped()
+        assert isinstance(action, do.Skip | do.Admit | do.CleanUp | do.Wait)
+        return action
 
     def look(self, spark: SparkSession) -> do.Looked:
         """Compare the log, which is open, with the table; changes nothing. TableLostError, ForeignWriterError."""
@@ -295,7 +291,7 @@ class Sender:
                 f"read: {said(error)}. Nothing was lost. Mend the table and start again"
             ) from None
         if result.commit.version == NO_VERSION and intent.direct and batch is not None:
-            batch.write.format("noop").mode("overwrite").save()
+            _evaluate(batch)
         return result
 
     # --- what follows --------------------------------------------------------------------------------------------
@@ -304,34 +300,30 @@ class Sender:
         """What came of an action, to the policy and to the log."""
         ledger, policy = self.ledger, self.policy
         match result:
-            case do.Looked(_, commit) | do.Found(_, commit):
-                self._found = commit
+            case do.Looked(_, commit) | do.Found(_, commit) if commit is not None and ledger.fault is None:
+                self._settle(commit, work)
             case do.Adopted():
                 # The delivery time-out begins anew, or rows that have waited for it could never leave.
                 policy.append(list(ledger.pieces.values()), policy.now() - policy.linger_ms)
-            case do.Skipped() | do.Staged():
-                work.is_evaluated = isinstance(action, do.Skip | do.Stage) or work.is_evaluated
-            case do.Counted(pieces) if isinstance(action, do.Count) and ledger.incoming_pieces == ():
+            case do.Skip() | do.Staged():
+                work.is_evaluated = True
+            case do.Counted(pieces) if isinstance(action, do.Count) and not ledger.incoming_pieces:
                 policy.counted(action.batches, pieces)
                 self._warn()
             case do.Intended(intent) if intent.last_batch == work.batch_id and not policy.open and intent.taken:
                 policy.note_sizes(intent.taken)
-            case Failed(reason) if ledger.is_done:
-                policy.retry(reason)
-                self._log_retry()
-            case do.NotThere() if ledger.failure is not None:
-                policy.retry(ledger.failure.said)
-                self._log_retry()
-            case do.Committed():
-                work.is_evaluated = work.is_evaluated or (ledger.intent is not None and ledger.intent.direct)
-            case do.CleanedUp():
-                self._settle(work)
+            case do.Committed() if ledger.awaits_direct:
+                work.is_evaluated = True
+        is_retry = (isinstance(result, Failed) and ledger.is_done) or isinstance(result, do.NotThere)
+        if is_retry and ledger.failure is not None:
+            policy.retry(ledger.failure.said)
+            self._log_retry(ledger.failure)
 
-    def _settle(self, work: Work) -> None:
-        intent, commit = self.ledger.intent, self._found
-        assert intent is not None and commit is not None
-        is_whole = not self.policy.open and intent.last_batch == work.batch_id and work.is_evaluated
-        self.policy.settle(intent, commit, work.batch_id if is_whole else None)
+    def _settle(self, commit: Commit, work: Work) -> None:
+        intent, policy = self.ledger.intent, self.policy
+        assert intent is not None
+        is_whole = not policy.open and intent.last_batch == work.batch_id and work.is_evaluated
+        policy.settle(intent, commit, work.batch_id if is_whole else None)
         LOG.info(
             "drain %d to table %s: %d rows in %d files, %d bytes, %d ms, version %d",
             intent.number,
@@ -339,13 +331,13 @@ class Sender:
             commit.rows or intent.taken_rows,
             commit.files or 0,
             commit.bytes or 0,
-            self.policy.drain_ms,
+            policy.drain_ms,
             commit.version,
         )
 
-    def _log_retry(self) -> None:
-        batches, failure = self.policy.open, self.ledger.failure
-        if batches and failure is not None and not self.policy.is_out_of_time:
+    def _log_retry(self, failure: Failed) -> None:
+        batches = self.policy.open
+        if batches and not self.policy.is_out_of_time:
             LOG.warning(
                 "drain of %d files to table %s failed (attempt %d), next attempt in %d ms: %s",
                 len(batches),
@@ -358,17 +350,17 @@ class Sender:
     def _warn(self) -> None:
         staged_bytes, limit = self.ledger.staged_bytes, self.policy.buffer_bytes
         if staged_bytes >= limit * WARN_AT:
-            LOG.warning(
-                "%d bytes are staged for table %s, %d %% of buffer_memory (%d bytes)",
-                staged_bytes,
-                self.target,
-                100 * staged_bytes // limit,
-                limit,
-            )
+            said_part = "%d bytes are staged for table %s, %d %% of buffer_memory (%d bytes)"
+            LOG.warning(said_part, staged_bytes, self.target, 100 * staged_bytes // limit, limit)
 
     def measure(self) -> dict[str, float]:
         """The sink's metrics, by the names of `spark_purgatory.metrics`."""
         return self.policy.measure(self.ledger)
+
+
+def _evaluate(batch: DataFrame) -> None:
+    """Run a micro-batch whose rows are not wanted: Spark's state must be committed."""
+    batch.write.format("noop").mode("overwrite").save()
 
 
 def _failed(error: Exception) -> Failed:

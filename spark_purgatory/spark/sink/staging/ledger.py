@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from uuid import uuid4
 
 from spark_purgatory.errors import ForeignWriterError, PurgatoryError, StagingError
 from spark_purgatory.spark.sink.staging import layout
@@ -85,7 +84,8 @@ class Run:
 
     number: int = 0
     """More than that of every run before it of which something is left; two that start at once have the same."""
-    id: str = field(default_factory=lambda: uuid4().hex[:8])
+    id: str = ""
+    """Random."""
 
     def batch_path(self, epoch: int, batch_id: int) -> str:
         """The one folder of a micro-batch in an epoch, below the staging folder: no other run writes there."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from uuid import uuid4
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from spark_purgatory.errors import ForeignWriterError, StagingError
-from spark_purgatory.spark.sink.staging.ledger import SOURCES_AGAIN, Intent, Ledger, Piece, StagedBatch
+from spark_purgatory.spark.sink.staging.ledger import SOURCES_AGAIN, Intent, Ledger, Piece, Run, StagedBatch
 from spark_purgatory.spark.sink.staging.ledger_format import intent_body, record_body, replay
 from spark_purgatory.spark.sink.staging.staged_files import Rules, check_one_writer, hash_names, measured, stage
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, local_folder
@@ -38,7 +39,9 @@ class Stager:
     def open(self, spark: SparkSession) -> Ledger:
         """What the log says."""
         self.place = StagingFolder(self.checkpoint, local_folder(spark, self.checkpoint))
-        return replay(self.place.read_entries(spark), self.folder)
+        ledger = replay(self.place.read_entries(spark), self.folder)
+        ledger.run = Run(id=uuid4().hex[:8])
+        return ledger
 
     def find(self, spark: SparkSession, ledger: Ledger, before: int) -> list[Piece]:
         """Every piece that lies there. ForeignWriterError if two runs staged at once what is to count."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -12,7 +13,7 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, TableForgetsError, TableLostError
 from spark_purgatory.spark.sink.table.column_rules import Taking, changed
-from spark_purgatory.spark.sink.table.history import History, mark, read_history
+from spark_purgatory.spark.sink.table.history import COLUMNS, History, mark, whole_history
 from spark_purgatory.spark.sink.table.renames import followed, with_names
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import described, sql_text
@@ -79,7 +80,12 @@ class DeltaTarget:
 
     def history(self, spark: SparkSession, since: int | None = None) -> History:
         """What the table says of its last versions, and of all after version ``since``."""
-        return read_history(spark, self.place, since)
+
+        def rows_of(limit: int) -> list[dict[str, Any]]:
+            rows = spark.sql(f"DESCRIBE HISTORY {self.place} LIMIT {limit}").select(*COLUMNS).collect()
+            return [row.asDict() for row in rows]
+
+        return whole_history(rows_of, since)
 
     def exists(self, spark: SparkSession) -> bool:
         """Whether the table is there."""

@@ -16,17 +16,16 @@ history is *whole* since a version from before it; elsewhere nobody can say. Del
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from pyspark.sql import SparkSession
 
 NO_VERSION = -1
 """The version before a table's version 0."""
 FIRST_LOOK = 10
 """Versions that are asked for first: all since the last drain, unless others write much."""
-_COLUMNS = ("version", "operation", "operationParameters", "operationMetrics", "userMetadata")
+COLUMNS = ("version", "operation", "operationParameters", "operationMetrics", "userMetadata")
+"""Of DESCRIBE HISTORY."""
 
 
 @dataclass(frozen=True)
@@ -109,22 +108,20 @@ def mark(app_id: str, number: int, intent_uuid: str) -> str:
     return json.dumps({"app_id": app_id, "drain": number, "intent": intent_uuid})
 
 
-def read_history(spark: SparkSession, place: str, since: int | None = None) -> History:
+def whole_history(rows_of: Callable[[int], Iterable[Mapping[str, Any]]], since: int | None = None) -> History:
     """The last versions of a table, and all after version ``since`` that it still has.
 
-    ``place``: the table as SQL has it, a name or the literal of a path.
+    ``rows_of``: so many of the last rows of DESCRIBE HISTORY, in any order, with `COLUMNS`.
     """
-    history = _read(spark, place, FIRST_LOOK)
+    history = _history(rows_of(FIRST_LOOK))
     if since is None or len(history.entries) < FIRST_LOOK or history.is_whole_since(since):
         return history
     # Others may go on: what they add meanwhile is read as well.
-    return _read(spark, place, 2 * FIRST_LOOK + history.version - since)
+    return _history(rows_of(2 * FIRST_LOOK + history.version - since))
 
 
-def _read(spark: SparkSession, place: str, limit: int) -> History:
-    rows = spark.sql(f"DESCRIBE HISTORY {place} LIMIT {limit}").select(*_COLUMNS).collect()
-    rows.sort(key=lambda row: row["version"], reverse=True)
-    return History(tuple(_entry(row.asDict()) for row in rows))
+def _history(rows: Iterable[Mapping[str, Any]]) -> History:
+    return History(tuple(map(_entry, sorted(rows, key=lambda row: row["version"], reverse=True))))
 
 
 def _entry(row: Mapping[str, Any]) -> Entry:
