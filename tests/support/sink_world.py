@@ -16,6 +16,7 @@ from spark_purgatory.errors import TableLostError
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.actions import Work
+from spark_purgatory.spark.sink.drain.beside import Beside
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.staging import staging_folder
 from spark_purgatory.spark.sink.staging.layout import log_path
@@ -55,6 +56,10 @@ class World:
     """What the next commits do: "absent", "arrived", "refused", "lasting"."""
     takes_nothing: bool = False
     """Every commit raises, and takes a second."""
+    beside: str = ""
+    """Drains go on beside the micro-batches, and end with the next one; the commit arrives "at once" or "late"."""
+    under_way: Intent | None = None
+    """What is committed beside the micro-batches and has not arrived."""
 
     def rows_of(self, batch_id: int) -> dict[str, list[int]]:
         """Rows of a micro-batch by partition; the same each time."""
@@ -88,6 +93,12 @@ class World:
             self.last_txn = intent.number
             self.rows += rows
             self.add("WRITE", {}, Commit(0, "app", intent.number, intent.uuid, len(rows), 1, len(rows)))
+
+    def arrive(self) -> None:
+        """What was under way comes through, though the run that began it is gone; not where its files are gone."""
+        intent, self.under_way = self.under_way, None
+        if intent is not None and all(piece.folder in self.folders for piece in intent.taken):
+            self.append(intent, [row for piece in intent.taken for row in self.folders[piece.folder][piece.partition]])
 
     def write(self, epoch: int, name: str, body: dict[str, Any]) -> None:
         self.log[f"{log_path(epoch)}/{name}"] = body
@@ -184,7 +195,10 @@ class WorldSender(Sender):
             case do.Intend():
                 return self._intended(action, work)
             case do.Commit(intent):
-                return self._committed(intent)
+                if not world.beside or intent.direct or work.batch_id is None or work.flush:
+                    return self._committed(intent)
+                self.beside = WorldBeside(work.batch_id, self, intent)
+                return do.Begun()
             case do.ReadBack(intent):
                 result = self._read_back(spark, intent, None)
                 if isinstance(result, do.Found) and result.commit.version < 0 and intent.direct:
@@ -203,6 +217,8 @@ class WorldSender(Sender):
                 if ledger.incoming is not None:
                     world.remove(ledger.incoming.path)
                 raise error
+            case do.Wait() if isinstance(self.beside, WorldBeside):
+                self.beside.is_waited_for = True
             case do.Wait():
                 self.waited()
         assert isinstance(action, do.Skip | do.Admit | do.CleanUp | do.Wait)
@@ -258,6 +274,24 @@ class WorldSender(Sender):
         if fault:
             return Failed(fault, fault == "refused", fault == "lasting", is_once=not self.policy.open)
         return do.Committed(state.history.version)
+
+
+class WorldBeside(Beside):
+    """A commit beside the micro-batches: it ends in the micro-batch after the one that began it, or is waited for."""
+
+    def __init__(self, batch_id: int, sender: WorldSender, intent: Intent) -> None:
+        super().__init__()
+        self.batch_id, self.sender, self.intent = batch_id, sender, intent
+        self.is_waited_for = False
+        self.early = sender._committed(intent) if sender.world.beside == "at once" else None
+        sender.world.under_way = None if self.early else intent
+
+    def result(self) -> do.Result | None:
+        if not self.is_waited_for and self.sender.world.committed <= self.batch_id:
+            return None
+        self.sender.beside = Beside()
+        self.sender.world.under_way = None
+        return self.early or self.sender._committed(self.intent)
 
 
 def crash_at(number: int) -> tuple[Callable[[str], None], list[str]]:

@@ -49,6 +49,7 @@ CELLS = {
     "files fill": 371, "all linger": 154, "nothing lingers": 266, "some are empty": 259, "direct": 245,
     "larger than memory": 154, "memory runs out": 266, "the schema changes": 210,
 }  # fmt: skip
+BESIDE = ("", "at once", "late")
 SAYINGS = ("as it was", "dropped", "replaced", "restored", "foreign commit", "foreign number", "forgot its history")
 
 
@@ -58,9 +59,9 @@ def no_hook() -> Iterator[None]:
     failpoints.hook = None
 
 
-def made(name: str) -> World:
+def made(name: str, beside: str = "") -> World:
     batches, options = WORLDS[name]
-    return World(list(batches), {"partition_by": "p", **options})
+    return World(list(batches), {"partition_by": "p", **options}, beside=beside)
 
 
 def run(world: World) -> WorldSender:
@@ -72,9 +73,9 @@ def run(world: World) -> WorldSender:
     return sender
 
 
-def crashed(name: str, number: int) -> tuple[World, str]:
+def crashed(name: str, number: int, beside: str = "") -> tuple[World, str]:
     """A world whose run crashed at the failpoint of that number, and its name; "" if it ended before."""
-    world = made(name)
+    world = made(name, beside)
     failpoints.hook, reached = crash_at(number)
     try:
         run(world)
@@ -123,16 +124,16 @@ def said(world: World, saying: str) -> type[PurgatoryError] | None:
 def test_every_crash_and_all_that_the_table_can_say_lose_and_double_nothing_or_are_named() -> None:
     cells: Counter[str] = Counter()
     points: set[str] = set()
-    for name, saying in product(WORLDS, SAYINGS):
+    for beside, name, saying in product(BESIDE, WORLDS, SAYINGS):
         number = 0
         while True:
-            world, point = crashed(name, number)
+            world, point = crashed(name, number, beside)
             if not point:
                 break
             number += 1
             points.add(point)
             error = said(world, saying)
-            where = f"{name}, crash {number} {point}, the table {saying}"
+            where = f"{name}, drains beside {beside!r}, crash {number} {point}, the table {saying}"
             cells[name] += 1
             try:
                 world_before = deepcopy(world)
@@ -146,8 +147,59 @@ def test_every_crash_and_all_that_the_table_can_say_lose_and_double_nothing_or_a
             assert not world.folders, f"{where}: {world.folders}"
             assert set(range(len(world.batches))) <= set(world.evaluated), where
     assert points == {*failpoints.FAILPOINTS, "in parts"}
-    assert cells == CELLS, "crash points of each world, times what the table can say"
-    assert cells.total() == 1925
+    every = Counter({name: number * len(BESIDE) for name, number in CELLS.items()})
+    assert cells == every, "crash points of each world, times what the table can say, times how drains go"
+    assert cells.total() == 5775
+
+
+def test_micro_batches_are_staged_while_a_drain_goes_on_beside_them() -> None:
+    world = made("files fill", "late")
+    sender = WorldSender(world)
+    staged = 0
+    while world.committed < len(world.batches):
+        was_under_way = sender.ledger.drain is DrainState.UNDERWAY
+        before = len(sender.done)
+        sender.take(world.committed)
+        staged += was_under_way and "Stage" in sender.done[before:]
+    assert staged > 0
+    sender.take(None, flush=True)
+    assert world.in_table() == world.every()
+
+
+def test_a_commit_that_outlives_its_run_arrives_once_whenever_it_does() -> None:
+    walked = 0
+    for name in WORLDS:
+        for number in range(99):
+            world, point = crashed(name, number, "late")
+            if not point:
+                break
+            for late in range(99) if world.under_way else ():
+                again = deepcopy(world)
+                reached: list[str] = []
+
+                def hook(name: str, again: World = again, reached: list[str] = reached, late: int = late) -> None:
+                    reached.append(name)
+                    if len(reached) == late + 1:
+                        again.arrive()
+
+                failpoints.hook = hook
+                run(again)
+                failpoints.hook = None
+                assert again.in_table() == again.every(), f"{name}, crash {number} {point}, arrived at {late}"
+                walked += 1
+                if len(reached) <= late:
+                    break
+    assert walked > 50
+
+
+def test_a_drain_that_is_under_way_is_ended_without_another_one() -> None:
+    world = made("nothing lingers", "late")
+    sender = WorldSender(world)
+    sender.take(0)
+    assert (sender.ledger.drain, world.rows) == (DrainState.UNDERWAY, [])
+    sender.take(None)
+    assert sender.done[-2:] == ["ReadBack", "CleanUp"]
+    assert len(world.rows) == sum(SMALL.values())
 
 
 def wrong_after_a_crash(name: str) -> str:

@@ -124,7 +124,8 @@ class AccumulatorQuery:
             time.sleep(POLL_SECONDS)
 
     def stop(self, drain: bool = False) -> None:
-        """Stop the query, between micro-batches if it pauses; what is staged waits for the next run.
+        """Stop the query, between micro-batches if it pauses; what is staged waits for the next run. A drain that is
+        under way is ended.
 
         One stopped within leaves pages of stack traces in Spark's log, and under Spark Connect it would go on a while.
 
@@ -142,11 +143,21 @@ class AccumulatorQuery:
         self._query.stop()
         if drain:
             self.drain()
+        elif not is_remote():
+            self._await_sender()
+            self._sender.end_drain(self._spark)
 
     def _is_due(self) -> bool:
         """Whether the next micro-batch may begin before we have stopped the query: at multiples of the trigger."""
         every_ms = self._trigger_ms
         return every_ms > 0 and every_ms - time.time_ns() // 1_000_000 % every_ms < min(STOP_MS, every_ms // 2)
+
+    def _await_sender(self) -> None:
+        """A query that was stopped leaves its last micro-batch half done, and a drain: what counts is in the log."""
+        for _ in range(STOP_POLLS):
+            if not self._sender.is_busy:
+                break
+            time.sleep(POLL_SECONDS)
 
     def drain(self) -> None:
         """Bring everything staged to the table, the query having ended.
@@ -155,11 +166,7 @@ class AccumulatorQuery:
             StorageError: The table cannot be written; the rows stay staged.
             ForeignWriterError: Another run of the query goes on with the checkpoint, and brings them.
         """
-        # A query that was stopped leaves its last micro-batch half done: what counts is in the log.
-        for _ in range(STOP_POLLS):
-            if not self._sender.is_busy:
-                break
-            time.sleep(POLL_SECONDS)
+        self._await_sender()
         for other in self._spark.streams.active:
             if other.id == self._query.id:
                 raise ForeignWriterError(

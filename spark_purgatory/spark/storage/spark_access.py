@@ -19,6 +19,16 @@ STRICT_FILES: Mapping[str, str] = {"ignoreCorruptFiles": "false", "ignoreMissing
 """Options of a reader, which come before the session's settings of the same names: nothing is skipped silently."""
 
 
+def another_session(spark: SparkSession) -> SparkSession:
+    """A session with the settings of this one, for another thread: what one sets then is not the other's."""
+    new = spark.newSession()
+    known = new.conf.getAll
+    for name, value in spark.conf.getAll.items():
+        if known.get(name) != value:
+            new.conf.set(name, value)
+    return new
+
+
 @contextmanager
 def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     """Session settings for the duration of a block."""

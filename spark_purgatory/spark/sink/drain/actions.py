@@ -148,6 +148,11 @@ class Intended:
 
 
 @dataclass(frozen=True)
+class Begun:
+    """The commit goes on beside the micro-batches, and its own result comes later."""
+
+
+@dataclass(frozen=True)
 class Committed:
     """The commit returned; the table was at ``before_version`` before it."""
 
@@ -168,25 +173,16 @@ class NotThere:
 
 
 Result = (
-    Looked
-    | Adopted
-    | Skip
-    | Staged
-    | Counted
-    | Admit
-    | Intended
-    | Committed
-    | Failed
-    | Found
-    | NotThere
-    | CleanUp
-    | Wait
-)
+    Looked | Adopted | Skip | Staged | Counted | Admit | Intended | Begun | Committed | Failed | Found | NotThere
+    | CleanUp | Wait
+)  # fmt: skip
 
 
 @dataclass
 class Work:
-    """What the loop was called for: a micro-batch, or to bring everything staged to the table, or both."""
+    """What the loop was called for: a micro-batch, or to bring everything staged to the table, or both; with neither,
+    to end the drain that is under way.
+    """
 
     before: int
     """The micro-batch that Spark runs now, or next."""

@@ -91,8 +91,11 @@ LONGEST_WAIT_MS = 1000
 MOVES: Mapping[tuple[DrainState, type[Result]], DrainState] = {
     (DrainState.DONE, do.Intended): DrainState.INTENDED,
     (DrainState.DONE, Failed): DrainState.DONE,
+    (DrainState.INTENDED, do.Begun): DrainState.UNDERWAY,
     (DrainState.INTENDED, do.Committed): DrainState.WRITTEN,
     (DrainState.INTENDED, Failed): DrainState.UNSURE,
+    (DrainState.UNDERWAY, do.Committed): DrainState.WRITTEN,
+    (DrainState.UNDERWAY, Failed): DrainState.UNSURE,
     (DrainState.UNSURE, do.Found): DrainState.FOUND,
     (DrainState.UNSURE, do.NotThere): DrainState.INTENDED,
     (DrainState.WRITTEN, do.Found): DrainState.FOUND,
@@ -127,6 +130,8 @@ def next_action(ledger: Ledger, policy: Policy, work: Work, now_ms: int) -> Acti
         return _admit(ledger, ledger.incoming, policy, work, now_ms)
     if work.batch_id is not None and not work.is_evaluated:
         return _take(ledger, work.batch_id, policy, work, now_ms)
+    if work.batch_id is None and not work.flush:
+        return do.Wait(LONGEST_WAIT_MS) if ledger.drain is DrainState.UNDERWAY else do.Return()
     if ledger.awaits_direct:
         return do.Return()
     if work.flush and ledger.has_staged:
@@ -169,6 +174,8 @@ def _send_all(ledger: Ledger, policy: Policy, work: Work, now_ms: int) -> Action
     action = _send(ledger, policy, now_ms, everything=True)
     if action is not None:
         return action
+    if ledger.drain is DrainState.UNDERWAY:
+        return do.Wait(LONGEST_WAIT_MS)
     left_ms = max(work.begun_ms, policy.progress_ms) + policy.max_block_ms - now_ms
     if left_ms > 0:
         return do.Wait(min(left_ms, policy.backoff_ms, LONGEST_WAIT_MS))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from uuid import uuid4
@@ -22,6 +21,7 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import DeliveryTimeoutError, StorageError
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
+from spark_purgatory.spark.sink.drain.beside import Beside
 from spark_purgatory.spark.sink.drain.failpoints import reach
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery, PolicyAdapter
 from spark_purgatory.spark.sink.drain.protocol import apply, next_action
@@ -72,7 +72,7 @@ class Sender:
         self.policy = PolicyAdapter(options, str(self.target), on_delivery)
         self.ledger = Ledger()
         self.flush_requested = False
-        self.is_busy = False
+        self.is_running = False
         self.has_failed = False
         """The last micro-batch, or drain, raised: what is in memory may not be what is in the log."""
         self._is_open = False
@@ -80,6 +80,7 @@ class Sender:
         """The table as an intent saw it, for the commit that follows at once."""
         self._rules: dict[str, Rules] = {}
         """By schema."""
+        self.beside = Beside()
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Take a micro-batch, then drain what is ready."""
@@ -105,24 +106,42 @@ class Sender:
         before = 0 if self._is_open else next_batch(spark, self.checkpoint)
         self._run(spark, Work(before, flush=True), None)
 
+    def end_drain(self, spark: SparkSession) -> None:
+        """Wait for the drain that is under way, if there is one, and note that it is done."""
+        if self.ledger.drain is DrainState.UNDERWAY and not self.has_failed:
+            self._run(spark, Work(0), None)
+
     def _run(self, spark: SparkSession, work: Work, batch: DataFrame | None) -> None:
         """Do one action after the other; failpoints lie between them."""
-        self.is_busy = self.has_failed = True
+        self.is_running = self.has_failed = True
         try:
             self.open(spark)
             work.begun_ms = self.policy.now()
-            while not isinstance(action := next_action(self.ledger, self.policy, work, self.policy.now()), do.Return):
-                name = getattr(action, "name", None)
-                if name:
+            while not isinstance(action := self._next(work), do.Return):
+                if name := getattr(action, "name", None):
                     reach(f"before {name}")
-                result = self._do(spark, action, work, batch)
-                if name:
-                    reach(f"after {name}")
-                apply(self.ledger, result)
-                self._tell(action, result, work)
+                self._take_in(action, self._do(spark, action, work, batch), work)
             self.has_failed = False
         finally:
-            self.is_busy = False
+            self.is_running = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it is in a micro-batch, or brings rows to the table beside them."""
+        return self.is_running or self.beside.is_busy
+
+    def _next(self, work: Work) -> Action:
+        """What is to be done, after the result of a commit beside the micro-batches was taken in."""
+        if (result := self.beside.result()) is not None and self.ledger.intent is not None:
+            self._take_in(do.Commit(self.ledger.intent), result, work)
+        return next_action(self.ledger, self.policy, work, self.policy.now())
+
+    def _take_in(self, action: Action, result: Result, work: Work) -> None:
+        name = getattr(action, "name", None)
+        if name and not isinstance(result, do.Begun):
+            reach(f"after {name}")
+        apply(self.ledger, result)
+        self._tell(action, result, work)
 
     def open(self, spark: SparkSession) -> None:
         """Once in a run: read the log."""
@@ -160,13 +179,17 @@ class Sender:
             case do.Intend():
                 return self._intend(spark, action, work)
             case do.Commit(intent):
-                return self._commit(spark, intent, batch if intent.direct else None)
+                self.policy.take_again()
+                if batch is None or intent.direct or work.flush:
+                    return self._commit(spark, intent, batch if intent.direct else None)
+                is_begun = self.beside.begin(spark, lambda own: self._commit(own, intent, None))
+                return do.Begun() if is_begun else self._commit(spark, intent, None)
             case do.ReadBack(intent):
                 return self._read_back(spark, intent, batch)
             case do.CleanUp():
                 self.stager.clean_up(spark, ledger)
             case do.Wait(ms):
-                time.sleep(ms / 1000)
+                self.beside.wait(ms)
             case do.Stop(error):
                 if isinstance(error, DeliveryTimeoutError):
                     self.policy.notify(None, error)
@@ -233,7 +256,6 @@ class Sender:
     def _commit(self, spark: SparkSession, intent: Intent, direct: DataFrame | None) -> Result:
         ledger, files = self.ledger, _by_partition(intent.taken)
         partition_by = self.target.partition_by
-        self.policy.take_again()
         try:
             state, self._checked = self._checked, None
             state = state or self.truth.check(spark, ledger, ledger.table_id or intent.table_id, intent.schema)

@@ -28,6 +28,8 @@ class DrainState(Enum):
     """Its commit was read back, and that was noted; or there was no drain yet."""
     INTENDED = "intended"
     """The table does not have it: it is to be committed, for the first time or again."""
+    UNDERWAY = "underway"
+    """It is being committed beside the micro-batches."""
     UNSURE = "unsure"
     """The table may have it: a commit raised, or the run that made the intent has ended."""
     WRITTEN = "written"
