@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from typer.testing import CliRunner
 
 from spark_purgatory.cli import app
-from spark_purgatory.errors import ForeignWriterError, StorageError
+from spark_purgatory.errors import ForeignWriterError, StagingError, StorageError
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.repair import conflicts, repair
@@ -53,6 +55,46 @@ def test_process_all_available_returns_once_all_was_staged(stream: Stream) -> No
     query.stop(drain=True)
     assert stream.numbers() == every(5)
     query.processAllAvailable()
+
+
+def test_micro_batches_go_on_beside_a_drain_and_stop_ends_it(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_commit, commit = threading.Event(), Sender._commit
+
+    def held(self: Sender, *given: Any) -> Any:
+        assert may_commit.wait(60)
+        return commit(self, *given)
+
+    monkeypatch.setattr(Sender, "_commit", held)
+    sink = accumulator(stream, linger="0 seconds")
+    query = start(stream, sink)
+    for files in (1, 2):
+        stream.add(files)
+        query.processAllAvailable()
+    assert Counter(row["n"] for row in sink.read(stream.spark, staged=True).collect()) == every(3)
+    assert not sink.exists(stream.spark), "the first drain has not come through"
+    release = threading.Timer(1, may_commit.set)
+    release.start()
+    query.stop()
+    release.join()
+    assert stream.numbers() == every(1)
+    assert list((stream.checkpoint / "staging" / "log").rglob("done=0-*")), "it was read back and noted"
+    assert not list((stream.checkpoint / "staging" / "log").rglob("intent=1-*")), "no other drain was begun"
+    assert stream.run(stream.rows()).numbers() == every(3)
+
+
+def test_what_a_drain_beside_the_micro_batches_raises_ends_the_query(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def torn(self: Sender, *given: Any) -> Any:
+        raise StagingError("a staged file is torn")
+
+    monkeypatch.setattr(Sender, "_commit", torn)
+    query = start(stream, accumulator(stream, linger="0 seconds"))
+    stream.add(1)
+    with pytest.raises(StreamingQueryException, match="StagingError: a staged file is torn"):
+        query.awaitTermination(60)
+    monkeypatch.undo()
+    assert stream.run(stream.rows()).numbers() == every(1)
 
 
 def test_an_accumulator_whose_checkpoint_another_run_goes_on_with_drains_nothing(stream: Stream) -> None:

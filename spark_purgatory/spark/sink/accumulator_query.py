@@ -133,7 +133,8 @@ class AccumulatorQuery:
             drain: Whether to bring what is staged to the table then.
 
         Raises:
-            StorageError: ``drain``, and the table cannot be written; the rows stay staged. Call it again.
+            StorageError: The table cannot be written by ``drain``, or the drain that was under way cannot be read back;
+                the rows stay staged. Call it again.
             ForeignWriterError: ``drain``, and another run of the query goes on with the checkpoint.
         """
         for _ in range(PAUSE_POLLS):

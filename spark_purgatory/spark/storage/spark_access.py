@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 NO_SUCCESS_FILE = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
@@ -25,7 +26,9 @@ def another_session(spark: SparkSession) -> SparkSession:
     known = new.conf.getAll
     for name, value in spark.conf.getAll.items():
         if known.get(name) != value:
-            new.conf.set(name, value)
+            # What Spark refuses to set is the application's, and so the new session's too.
+            with suppress(AnalysisException):
+                new.conf.set(name, value)
     return new
 
 

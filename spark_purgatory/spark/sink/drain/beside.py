@@ -21,7 +21,8 @@ class Beside:
     """The thread of one query run."""
 
     def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(1, "spark_purgatory drain")
+        # Made when they are needed: Spark Connect sends the sink to its server, and no thread can be sent.
+        self._thread: ThreadPoolExecutor | None = None
         self._session: SparkSession | None = None
         self._under_way: Future[Result] | None = None
 
@@ -34,6 +35,7 @@ class Beside:
         """Begin a commit; False where there can be no second session."""
         if is_remote():
             return False
+        self._thread = self._thread or ThreadPoolExecutor(1, "spark_purgatory drain")
         self._session = self._session or another_session(spark)
         self._under_way = self._thread.submit(commit, self._session)
         return True

@@ -30,7 +30,8 @@ counted (`Count`), many micro-batches in one job, and no earlier than the policy
 3. `Intend`: a log record names N, the pieces taken, all that is left, and b: everything before it is superseded; and
    the table's version, after which N's is to come.
 4. `Commit`: the rows of the pieces taken are counted once more; then they go to the table, each row compared with its
-   hash, marked with N and, in userMetadata, with the intent's uuid.
+   hash, marked with N and, in userMetadata, with the intent's uuid. A thread does it (`beside`): b returns, and others
+   are staged meanwhile; 5 and 6 follow between two actions of a later one. A flush and the end wait for it.
 5. `ReadBack`: find N in the table's history, and the uuid with it; compare the rows committed with the pieces'.
 6. `CleanUp`: a log record "done N"; then the records before intent N, then pieces that nothing names, are removed.
 
@@ -56,6 +57,7 @@ last intent was settled. Nothing is removed before the commit that took it was r
 | H. and someone has its app id without its mark | intent N | not N, and skips it | stop: SkippedWriteError |
 | I. and the checkpoint was deleted | nothing | N | a new query id: all rows of the source again, none skipped |
 | J. and staged folders, or the log, were removed | a gap before b | | stop: StagingError |
+| D. but its commit arrives later | intent N, not done | N - 1, then N | 4 again, which Delta skips or refuses; 5, 6 |
 | K. but lives on, and stages b beside the next run | | | nothing: one folder counts, whichever run ended first |
 | L. but lives on, and both began at once | | | stop: ForeignWriterError |
 | M. and a staged file was removed, emptied or damaged | its record | | stop: StagingError |
