@@ -223,7 +223,7 @@ def _app_id_of_the_run(patch: Callable[[Any, str, Any], None]) -> None:
 
 
 BUGS: dict[str, tuple[Callable[[Callable[[Any, str, Any], None]], None], str]] = {
-    "a replay is staged again": (_no_replay, "after drain commit"),
+    "a replay is staged again": (_no_replay, "after intent"),
     "a replay adds to its folder": (_folders_grow, "after parts"),
     "staged folders are forgotten": (_folders_forgotten, "after return"),
     "a half-written folder counts": (_no_overwrite_of_half, "in parts"),

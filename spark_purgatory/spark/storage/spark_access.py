@@ -32,6 +32,11 @@ def another_session(spark: SparkSession) -> SparkSession:
     return new
 
 
+def make_active(spark: SparkSession) -> None:
+    """Make it the session of this thread: without one, Delta looks for a table's catalog in no session at all."""
+    spark.createDataFrame([], "nothing int")  # The one way to do so without the JVM.
+
+
 @contextmanager
 def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     """Session settings for the duration of a block."""

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pyspark.sql import SparkSession, is_remote
 
 from spark_purgatory.spark.sink.drain.actions import Result
-from spark_purgatory.spark.storage.spark_access import another_session
+from spark_purgatory.spark.storage.spark_access import another_session, make_active
 
 
 class Beside:
@@ -36,8 +36,13 @@ class Beside:
         if is_remote():
             return False
         self._thread = self._thread or ThreadPoolExecutor(1, "spark_purgatory drain")
-        self._session = self._session or another_session(spark)
-        self._under_way = self._thread.submit(commit, self._session)
+        session = self._session = self._session or another_session(spark)
+
+        def in_thread() -> Result:
+            make_active(session)
+            return commit(session)
+
+        self._under_way = self._thread.submit(in_thread)
         return True
 
     def result(self) -> Result | None:
