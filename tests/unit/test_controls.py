@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -420,13 +420,13 @@ def test_a_hot_key_with_control_events_costs_its_operations_and_its_events_not_t
     spec, n = replace(ANY, criterion=criteria.count(1_000_000)), 200_000
     engine = EventTimePurgatory(spec)
     engine.step(read_operations(many_operations(0, n).append_column("x", pa.nulls(n)), spec), None, 0)
-    began = perf_counter()
+    began = process_time()
     events = many_controls(lambda i: "extend" if i % 2 else "complete", 4_000)
     assert engine.step(None, read_events(events_table(events, 64, spec), spec.criterion), 0) == []
     decided = engine.step(
         None, read_events(events_table([ev("hot", 25_000, kind="cancel")], 64, spec), spec.criterion), 0
     )
-    seconds = perf_counter() - began
+    seconds = process_time() - began
     assert (sum(map(len, decided)), engine.pending) == (n, 0)
     assert set(decided[0]["matched"].to_pylist()) == {1000} and seconds < 20
     with capsys.disabled():

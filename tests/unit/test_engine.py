@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import permutations
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import pyarrow as pa
@@ -999,7 +999,7 @@ def test_a_million_operations_on_one_key_complete_in_bounded_time(capsys: pytest
     criterion = criteria.count(3)  # three times all are looked at
     spec, million, parts = EngineSpec(criterion), 1_000_000, 4
     engine, blob, largest, left = EventTimePurgatory(spec), b"", 0, 0
-    started = perf_counter()
+    started = process_time()
     for part in range(parts):
         table = many_operations(part * million // parts, (part + 1) * million // parts)
         events = read_events(events_table([ev("cold", 11_000)]), criterion)
@@ -1012,7 +1012,7 @@ def test_a_million_operations_on_one_key_complete_in_bounded_time(capsys: pytest
         assert left == 0
         left += sum(map(len, engine.step(None, read_events(events_table([event]), criterion), parts)))
     blob = save(engine, 1)
-    seconds = perf_counter() - started
+    seconds = process_time() - started
     assert (left, engine.pending) == (million, 0)
     validate(engine.purgatory)
     assert seconds < 20

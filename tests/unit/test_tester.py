@@ -6,7 +6,7 @@ import subprocess
 import sys
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -132,10 +132,10 @@ def test_random_worlds_step_by_step_have_the_outcomes_of_the_oracle(seed: int) -
 def test_a_step_takes_milliseconds() -> None:
     tester = PurgatoryTester(orders_and_payments())
     tester.step([order(0)], [payment(0, 1)])
-    began = perf_counter()
+    began = process_time()
     for number in range(1, 101):
         tester.step([order(number, number)], [payment(number - 1, number)], NOON + number * MINUTE)
-    assert (perf_counter() - began) / 100 < 0.1
+    assert (process_time() - began) / 100 < 0.1
     assert len(tester.outcomes) == 100 and tester.outcomes[0]["status"] == "COMPLETED"
 
 
