@@ -24,9 +24,8 @@ from spark_purgatory.core.spec.engine_spec import Evidence as Carried
 from spark_purgatory.core.state import engine_snapshot
 from spark_purgatory.core.state.segment_snapshot import save_segment
 from spark_purgatory.errors import BugError
-from spark_purgatory.testing.splits import splits
 from tests.support.engine_driver import Rows, Shards, microseconds
-from tests.support.law_worlds import COMPLETE_ONLY, ORPHANS, draw, spec_of
+from tests.support.law_worlds import COMPLETE_ONLY, ORPHANS, draw, on_time, spec_of
 from tests.support.oracle import KINDS, decide
 from tests.support.oracle_evidence import Evidence
 from tests.support.worlds import STEP_US, World
@@ -79,14 +78,7 @@ def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, contro
         orphans=orphans,
         evidence=Evidence(("note",), most),
     )
-    batches = splits(
-        rng,
-        *world,
-        rng.choice((1, 3, 9)),
-        operations_delay_us=rng.choice((0, 3 * STEP_US)),
-        events_delay_us=rng.choice((0, 3 * STEP_US)),
-        lookback_us=lookback_us,
-    )
+    batches = on_time(rng, world, lookback_us)
     spec = carrying(spec_of(criterion, final=True, lookback_us=lookback_us, orphans=orphans), most)
     engine = Shards(spec, shards, several, hash_bits=rng.choice((64, 64, 3)), restarts=rng)
     assert told(engine.run(batches)) == told(expected)

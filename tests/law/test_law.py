@@ -18,7 +18,17 @@ from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.testing.splits import Batch, splits
 from tests.support.engine_driver import END_MS, Shards, multiset
-from tests.support.law_worlds import COLUMNS, COMPLETE_ONLY, ORPHANS, delayed, draw, renamed, spec_of, split_orphans
+from tests.support.law_worlds import (
+    COLUMNS,
+    COMPLETE_ONLY,
+    ORPHANS,
+    delayed,
+    draw,
+    on_time,
+    renamed,
+    spec_of,
+    split_orphans,
+)
 from tests.support.oracle import KINDS, decide, why_event_rejected
 from tests.support.worlds import STEP_US, World
 
@@ -58,14 +68,7 @@ def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, contro
         )
     )
     spec = spec_of(criterion, final=True, lookback_us=lookback_us, orphans=orphans)
-    batches = splits(
-        rng,
-        *world,
-        rng.choice((1, 3, 9)),
-        operations_delay_us=rng.choice((0, 3 * STEP_US)),
-        events_delay_us=rng.choice((0, 3 * STEP_US)),
-        lookback_us=lookback_us,
-    )
+    batches = on_time(rng, world, lookback_us)
     engine = Shards(spec, shards, several, hash_bits=rng.choice((64, 64, 3)), restarts=rng)
     outcomes, left_over = split_orphans(engine.run(batches))
     assert multiset(outcomes, *COLUMNS) == multiset(expected, *COLUMNS)

@@ -9,10 +9,10 @@ from typing import Any, Literal
 from spark_purgatory.core.spec.codes import RULES, EventRejection
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.testing.splits import Batch
+from spark_purgatory.testing.splits import Batch, splits
 from tests.support.engine_driver import microseconds
 from tests.support.oracle import why_operation_rejected
-from tests.support.world_numbers import NUMBERS, needs_of
+from tests.support.world_numbers import NUMBERS, STEP_US, needs_of
 from tests.support.worlds import World, random_world
 
 COLUMNS = ("row", "id", "status", "resolved_at", "wait_ms", "matched", "missing_keys")
@@ -83,6 +83,18 @@ def renamed(row: dict[str, Any], prefix: str) -> dict[str, Any]:
     if isinstance(row.get("level"), dict):
         names["level"] = {prefix + key: need for key, need in row["level"].items()}
     return {**row, **names}
+
+
+def on_time(rng: random.Random, world: World, lookback_us: int) -> list[Batch]:
+    """The world in micro-batches, some or many, each side with or without a delay."""
+    return splits(
+        rng,
+        *world,
+        rng.choice((1, 3, 9)),
+        operations_delay_us=rng.choice((0, 3 * STEP_US)),
+        events_delay_us=rng.choice((0, 3 * STEP_US)),
+        lookback_us=lookback_us,
+    )
 
 
 def delayed(rng: random.Random, batches: list[Batch], share: float) -> list[Batch]:

@@ -35,9 +35,9 @@ CLASSIC = ("py4j", "pyspark.core")
 
 IMPORT = """
 import sys, time
-start = time.process_time()
+start = time.perf_counter()
 import spark_purgatory
-print(time.process_time() - start, *{"pyspark", "numpy", "pandas", "pyarrow"} & set(sys.modules))
+print(time.perf_counter() - start, *{"pyspark", "numpy", "pandas", "pyarrow"} & set(sys.modules))
 """
 
 
