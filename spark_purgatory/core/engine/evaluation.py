@@ -290,11 +290,10 @@ def _spans_of(inputs: EvaluationInput, spans: list[Spans], place: Int64s) -> tup
     mine, position = [], []
     for span in spans:
         at = place[inputs.owner[span.owner]]
-        kept = np.flatnonzero(at >= 0)
-        if not len(kept):
-            continue
-        mine.append(Spans(span.segment, span.owner[kept], span.group_start[kept], span.low[kept], span.high[kept]))
-        position.append(at[kept])
+        kept = at >= 0
+        if kept.any():
+            mine.append(span.where(kept))
+            position.append(at[kept])
     return mine, position
 
 

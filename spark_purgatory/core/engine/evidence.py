@@ -92,17 +92,21 @@ class Deliveries:
 
     def columns(self) -> pa.StructArray | None:
         """What outcomes carry of the events."""
-        if len(self.segments) == 1:
-            return None if self.segments[0].columns is None else self.segments[0].columns.take(pa.array(self.at))
-        parts, order = self._by_segment()
-        found = [segment.columns.take(pa.array(at)) for segment, at in parts if segment.columns is not None]
-        return pa.concat_arrays(found).take(pa.array(order)) if found else None
+        return self._gathered([segment.columns for segment in self.segments])
 
     def event_ids(self) -> pa.Array | None:
         """The events' ids; None where the query has none."""
+        return self._gathered([segment.event_ids for segment in self.segments])
+
+    def _gathered(self, held: list[pa.Array | None]) -> pa.Array | None:
+        """What each segment holds of its events, for every delivery; None where none of them holds it."""
+        if not any(each is not None for each in held):
+            return None
+        if len(held) == 1 and held[0] is not None:
+            return held[0].take(pa.array(self.at))
         parts, order = self._by_segment()
-        found = [segment.event_ids.take(pa.array(at)) for segment, at in parts if segment.event_ids is not None]
-        return pa.concat_arrays(found).take(pa.array(order)) if found else None
+        found = [each.take(pa.array(at)) for each, (_, at) in zip(held, parts, strict=True) if each is not None]
+        return pa.concat_arrays(found).take(pa.array(order))
 
     def _by_segment(self) -> tuple[list[tuple[EventSegment, Int64s]], Int64s]:
         """(each segment with the positions of its events, the place of every delivery among all of these)."""
@@ -231,17 +235,17 @@ class _Asked:
         """The span without events after the operation's end."""
         end_us = np.minimum(self.resolved_us, self.inputs.deadline_us)
         high = span.until(end_us[self.inputs.owner[span.owner]])
-        return _only(replace(span, high=high), high > span.low)
+        return replace(span, high=high).where(high > span.low)
 
     def _earliest(self, spans: list[Spans], part: slice, most: int) -> Deliveries:
         """The first ``most`` events of each operation of a part, each event once, in order."""
         mine = np.zeros(len(self.rows), bool)
         mine[part] = True
-        spans = [_only(span, mine[self.inputs.owner[span.owner]]) for span in spans]
+        spans = [span.where(mine[self.inputs.owner[span.owner]]) for span in spans]
         width, done, left = most, list[Deliveries](), mine
         while True:
             laid, cut_us = self._first_of_each(spans, width)
-            events = laid.take(np.flatnonzero(left[laid.operation])).each_once(self.inputs.rule == Rule.SUM_AT_LEAST)
+            events = laid.each_once(self.inputs.rule == Rule.SUM_AT_LEAST)
             events = events.take(np.flatnonzero(events.time_us <= cut_us[events.operation]))
             first = np.searchsorted(events.operation, events.operation)
             events = events.take(np.flatnonzero(np.arange(len(events)) - first < most))
@@ -250,7 +254,7 @@ class _Asked:
             done.append(events.take(np.flatnonzero(~short[events.operation])))
             if not short.any():
                 break
-            spans = [_only(span, short[self.inputs.owner[span.owner]]) for span in spans]
+            spans = [span.where(short[self.inputs.owner[span.owner]]) for span in spans]
             width, left = width * WIDENING, short
         if len(done) == 1:
             return done[0]
@@ -291,7 +295,7 @@ class _Asked:
         here = []
         for span in self.spans:
             low, high = _between(span, self.resolved_us[owner[span.owner]])
-            here.append(_only(replace(span, low=low, high=high), (low < high) & held[owner[span.owner]]))
+            here.append(replace(span, low=low, high=high).where((low < high) & held[owner[span.owner]]))
         laid = Deliveries.of(here, owner)
         several = np.bincount(laid.operation, minlength=len(self.rows)) > 1
         counted = np.isin(inputs.rule, (Rule.COUNT, Rule.SUM_AT_LEAST))
@@ -335,7 +339,7 @@ class _Asked:
     def _at_count(self, chosen: Bools) -> Deliveries:
         """Under rules that count events or add up values: the event at which there are enough."""
         owner = self.inputs.owner
-        cut = [self._cut(_only(span, chosen[owner[span.owner]])) for span in self.spans]
+        cut = [self._cut(span.where(chosen[owner[span.owner]])) for span in self.spans]
         laid = Deliveries.of(cut, owner).each_once(self.inputs.rule == Rule.SUM_AT_LEAST)
         if not len(laid):
             return laid
@@ -356,11 +360,6 @@ def _between(span: Spans, at_us: Int64s) -> tuple[Int64s, Int64s]:
     """The events of each span at exactly a time of its own."""
     low = bisect_within(span.segment.time_us, span.low, span.high, at_us, after=False)
     return low, bisect_within(span.segment.time_us, low, span.high, at_us, after=True)
-
-
-def _only(span: Spans, chosen: Bools) -> Spans:
-    at = np.flatnonzero(chosen)
-    return Spans(span.segment, span.owner[at], span.group_start[at], span.low[at], span.high[at])
 
 
 def _joined(*parts: Deliveries) -> Deliveries:

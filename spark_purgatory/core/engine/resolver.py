@@ -205,9 +205,9 @@ class Resolver:
         spans = self._spans(self.log, ~sums, entries, hashes, from_us, until_us)
         spans += self._spans(self.log.summable(), sums, entries, hashes, from_us, until_us)
         found = self._named(inputs, rows, entries, from_us, until_us)
-        spans += [_only(span, ~sums) for span in found]
+        spans += [span.where(~sums[span.owner]) for span in found]
         found = self._named(inputs, rows, entries, from_us, until_us, summable=True)
-        return spans + [_only(span, sums) for span in found]
+        return spans + [span.where(sums[span.owner]) for span in found]
 
     def _named(
         self,
@@ -234,7 +234,7 @@ class Resolver:
         hashes = self.watchers.hashes.values[entries]
         levels = inputs.rule[inputs.owner] == Rule.LEVEL
         spans = self._spans(self.log, levels, entries, hashes, always, until_us)
-        return spans + [_only(span, levels) for span in self._named(inputs, rows, entries, always, until_us)]
+        return spans + [span.where(levels[span.owner]) for span in self._named(inputs, rows, entries, always, until_us)]
 
     def _spans(
         self, log: EventLog, chosen: Bools, entries: Int64s, hashes: Int64s, from_us: Int64s, until_us: Int64s
@@ -254,8 +254,3 @@ def _until(inputs: EvaluationInput, until_us: Int64s) -> Int64s:
     """The last time that counts for each entry, (m,): events after a failure of its key do not."""
     last_us = until_us[inputs.owner]
     return last_us if inputs.effects is None else np.minimum(last_us, inputs.effects.fail_us)
-
-
-def _only(span: Spans, chosen: Bools) -> Spans:
-    at = np.flatnonzero(chosen[span.owner])
-    return Spans(span.segment, span.owner[at], span.group_start[at], span.low[at], span.high[at])

@@ -203,6 +203,11 @@ class Spans:
         redeliveries = self.segment.redeliveries
         return until - self.low if redeliveries is None else until - self.low - redeliveries.total(self.low, until)[0]
 
+    def where(self, chosen: Bools) -> Spans:
+        """Only the spans of the mask, (s,) bool."""
+        at = np.flatnonzero(chosen)
+        return Spans(self.segment, self.owner[at], self.group_start[at], self.low[at], self.high[at])
+
     def until(self, times_us: Int64s) -> Int64s:
         """End of each span if cut after ``times_us[i]``, (s,) int64."""
         return bisect_within(self.segment.time_us, self.low, self.high, times_us, after=True)
