@@ -20,7 +20,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import RecordAccumulator
-from tests.support.sink_queries import HOUR, start, wait_until
+from tests.support.sink_queries import HOUR, staged_files, start, wait_until
 from tests.support.sink_streams import ROWS_A_FILE, Stream
 
 pytestmark = pytest.mark.spark
@@ -117,7 +117,7 @@ class Scene:
         self.told += [str(delivery)] if error is None else traceback.format_exception(error)
 
     def staged(self) -> list[Path]:
-        return sorted((self.stream.checkpoint / "staging" / "rows").rglob("*.parquet"))
+        return staged_files(self.stream)
 
     def stage(self) -> None:
         """Rows that wait, of a query that was stopped."""

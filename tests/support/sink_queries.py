@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -39,5 +40,15 @@ def wait_until(condition: Callable[[], bool], query: Any, seconds: float = 90) -
     return time.monotonic() - start_s
 
 
+def parquet_files(folder: Path) -> list[Path]:
+    """The Parquet files below a folder that a query may be writing to.
+
+    A folder that goes while it is walked, as Spark's `_temporary` does, has no files; `Path.rglob` raises there.
+    """
+    return sorted(Path(at, name) for at, _, names in os.walk(folder) for name in names if name.endswith(".parquet"))
+
+
 def staged_files(stream: Stream) -> list[Path]:
-    return list((stream.checkpoint / "staging").glob("rows/*/epoch=*/batch=*/**/*.parquet"))
+    """The staged files of micro-batches that were written whole; what stands in `_temporary` is none of them."""
+    found = parquet_files(stream.checkpoint / "staging" / "rows")
+    return [file for file in found if "_temporary" not in file.parts]
