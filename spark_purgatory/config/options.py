@@ -112,6 +112,8 @@ class Operations(Options):
                 f"{text} is not a duration: {not_a_duration(self.timeout)}. Rename a column whose name begins like a "
                 "number, or give it as a Column"
             )
+        if is_duration(self.timeout):
+            self.us_of("timeout")
         if self.timeout_unit is not None and self.timeout_column is None:
             raise ConfigError(
                 f"operations.timeout_unit={self.timeout_unit!r} is for a timeout that names a column of whole numbers; "

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -42,6 +42,8 @@ WORDS = {
     "dict_type": "must be names with a value each",
 }
 """What is allowed, by pydantic's type of error; in braces what it says beside."""
+MERGE = "tag:yaml.org,2002:merge"
+"""The tag of ``<<``."""
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -163,27 +165,56 @@ def _problems(errors: Iterable[ErrorDetails]) -> list[Problem]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML in which a key given twice is an error; PyYAML by itself keeps the last."""
+    """YAML in which a name given twice is an error, where PyYAML keeps the last; and whose errors have their line."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Check the names of a mapping, then add what ``<<`` takes from others: that may be said otherwise here."""
+        self._check_names(node)
+        super().flatten_mapping(node)
+
+    def _check_names(self, node: yaml.MappingNode) -> None:
+        if vars(node).get("is_checked"):
+            return  # And flattened since: what it has in place of << it may have twice.
         seen: set[object] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key!r} is given twice", problem_mark=key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+        for name_node, _ in node.value:
+            if not isinstance(name_node, yaml.ScalarNode):
+                problem = "the name of a field must be text: put a value that begins with {{ in quotes"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=name_node.start_mark)
+            name = "<<" if name_node.tag == MERGE else self.construct_object(name_node)
+            if name in seen:
+                raise yaml.MarkedYAMLError(problem=f"{name!r} is given twice", problem_mark=name_node.start_mark)
+            seen.add(name)
+        vars(node)["is_checked"] = True
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """A node's value; PyYAML's own errors for 2024-02-30 and the like are Python's, of no line."""
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:
+            problem = "this is no date, number or truth value, though it is written like one: put it in quotes"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
+
+
+def _unshared(value: Any) -> Any:
+    """The same where each mapping and list is in one place: what an alias repeats can be changed by itself."""
+    if isinstance(value, dict):
+        return {name: _unshared(inner) for name, inner in value.items()}
+    return [_unshared(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _parse(text: str, origin: str) -> Any:
     try:
-        return yaml.load(text, Loader=_UniqueKeys)
+        return _unshared(yaml.load(text, Loader=_UniqueKeys))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
         raise JobConfigError(origin, [Problem(where, "", f"not YAML: {error.problem}")]) from error
     except yaml.YAMLError as error:
         raise JobConfigError(origin, [Problem("the file", "", f"not YAML: {error}")]) from error
+    except RecursionError:
+        raise JobConfigError(
+            origin, [Problem("the file", "", "a value holds itself, or is nested too deeply")]
+        ) from None
 
 
 def _split_field(field: str) -> list[str]:

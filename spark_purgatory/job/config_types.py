@@ -38,6 +38,18 @@ def _is_size(value: object) -> object:
     return value
 
 
+def _is_no_flag(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("must be a whole number")
+    return value
+
+
+def _is_number(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError("must be a number")
+    return value
+
+
 def _is_setting(name: str) -> str:
     if not name.startswith("spark."):
         raise ValueError("a setting whose name starts with 'spark.' is allowed")
@@ -49,6 +61,9 @@ Scalar = Annotated[str, BeforeValidator(_as_text)]
 Texts = Annotated[list[Text], BeforeValidator(_as_list)]
 Duration = Annotated[str, BeforeValidator(_is_duration)]
 Size = Annotated[str | int, BeforeValidator(_is_size)]
+Whole = Annotated[int, BeforeValidator(_is_no_flag)]
+"""YAML's yes is no 1."""
+Number = Annotated[int | float | str, BeforeValidator(_is_number)]
 Setting = Annotated[str, AfterValidator(_is_setting)]
 
 

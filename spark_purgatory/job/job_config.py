@@ -33,7 +33,18 @@ from spark_purgatory.config import Duration as DurationOption
 from spark_purgatory.config import Size as SizeOption
 from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.core.spec import criteria
-from spark_purgatory.job.config_types import Duration, Model, Scalar, Setting, Size, Text, Texts, exactly_one
+from spark_purgatory.job.config_types import (
+    Duration,
+    Model,
+    Number,
+    Scalar,
+    Setting,
+    Size,
+    Text,
+    Texts,
+    Whole,
+    exactly_one,
+)
 from spark_purgatory.job.source_config import BROKERS, KafkaSource, Source, check_brokers
 
 
@@ -64,7 +75,7 @@ TYPES: dict[Any, Any] = {
     Names: Texts,
     DurationOption: Duration,
     SizeOption: Size,
-    int: Annotated[int, Field(ge=1)],
+    int: Annotated[Whole, Field(ge=1)],
 }
 """What the file takes for an option of each type; what is not here, it takes as Python does."""
 M = TypeVar("M", bound=Model)
@@ -128,7 +139,7 @@ class Criterion(Model):
     """A rule and the number that it needs, if it needs one; or ``by_row``, with the columns of each row's own rule."""
 
     rule: Literal["any_key", "all_keys", "quorum", "count", "sum_at_least", "level", "by_row"]
-    need: int | float | str | None = None
+    need: Number | None = None
     by_row: ByRow | None = None
 
     @model_validator(mode="before")
@@ -149,8 +160,10 @@ class Criterion(Model):
     @model_validator(mode="after")
     def _need_where_needed(self) -> Criterion:
         if self.rule == "by_row":
-            if self.by_row is None:
+            if self.by_row is None or self.need is not None:
                 raise ValueError("by_row needs the names of its columns: {by_row: {rule: rule, need: need}}")
+        elif self.by_row is not None:
+            raise ValueError(f"{self.rule} and by_row: give one rule for all operations, or by_row alone")
         elif self.rule in ("any_key", "all_keys"):
             if self.need is not None:
                 raise ValueError(f"{self.rule} takes no number")
@@ -239,7 +252,7 @@ class DeadLetters(Model):
 class MetricsOutput(Model):
     """Where the job's metrics go (docs/metrics.md)."""
 
-    prometheus_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    prometheus_port: Annotated[Whole, Field(ge=1, le=65535)] | None = None
     """Serve them for Prometheus at this port."""
     json_lines: Text | None = None
     """Append them to this local file."""

@@ -1,0 +1,133 @@
+"""A job's file as people write YAML: what it cannot mean is refused at its line, and what is said twice is no guess."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from spark_purgatory import Operations
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.job.config_file import JobConfigError, load_config
+from spark_purgatory.job.job_config import JobConfig
+
+JOB = """\
+operations:
+  source: {format: parquet, path: /in/orders, schema: "id string, at timestamp"}
+  id: id
+  keys: id
+  created: at
+  timeout: 5 minutes
+  watermark: 1 minute
+completions:
+  source: {format: parquet, path: /in/payments, schema: "id string, at timestamp, v double"}
+  key: id
+  time: at
+  value: v
+  watermark: 1 minute
+output: {path: /out}
+checkpoint: /checkpoint
+"""
+LINES = JOB.count("\n")
+
+
+def load(tmp_path: Path, text: str, overrides: Sequence[str] = ()) -> JobConfig:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    return load_config(path, overrides)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("{{ name }}", "the name of a field must be text: put a value that begins with {{ in quotes"),
+        ("{[a]: 1}", "the name of a field must be text"),
+        ("2024-02-30", "is no date, number or truth value, though it is written like one: put it in quotes"),
+        ("2024-13-01", "is no date"),
+        ("0b_", "is no date, number"),
+        ("9" * 5000, "is no date, number"),
+        ("!!int abc", "is no date, number"),
+        ("!!float abc", "is no date, number"),
+        ("!!bool abc", "is no date, number"),
+        ("!!timestamp abc", "is no date, number"),
+    ],
+)
+def test_a_value_that_yaml_cannot_read_is_refused_at_its_line(tmp_path: Path, value: str, said: str) -> None:
+    with pytest.raises(JobConfigError) as caught:
+        load(tmp_path, f"{JOB}name: {value}\n")
+    [problem] = caught.value.problems
+    assert problem.field.startswith(f"line {LINES + 1}, column ")
+    assert said in problem.allowed
+    with pytest.raises(JobConfigError) as caught:
+        load(tmp_path, JOB, [f"name={value}"])
+    assert caught.value.origin == "--set name"
+    assert said in caught.value.problems[0].allowed
+
+
+@pytest.mark.parametrize("value", ["&a [*a]", "&a {x: *a}", "[" * 3000 + "]" * 3000])
+def test_a_value_without_end_is_refused(tmp_path: Path, value: str) -> None:
+    with pytest.raises(JobConfigError, match="holds itself, or is nested too deeply"):
+        load(tmp_path, f"{JOB}name: {value}\n")
+
+
+def test_a_mapping_takes_what_another_has_and_may_say_it_otherwise(tmp_path: Path) -> None:
+    merged = JOB.replace("source: {format: parquet, path: /in/orders", "source: &in {format: parquet, path: /in/orders")
+    own = "source: {format: parquet, path: /in/payments"
+    job = load(tmp_path, merged.replace(own, "source: {<<: *in, path: /in/payments"))
+    assert job.completions.source.format == "parquet"
+    assert getattr(job.completions.source, "path", None) == "/in/payments"
+    assert getattr(job.operations.source, "path", None) == "/in/orders"
+    # What lies deeper is read later, when another has taken from it.
+    deep = JOB.replace('timestamp"}', 'timestamp", options: &low {<<: {spark.a: 1}, spark.a: 2}}', 1)
+    assert load(tmp_path, f"{deep}spark: {{<<: *low, spark.b: 3}}\n").spark == {"spark.a": "2", "spark.b": "3"}
+    with pytest.raises(JobConfigError, match="'processingTime' is given twice"):
+        load(tmp_path, f"{JOB}trigger: {{<<: {{processingTime: 1 second, processingTime: 2 seconds}}}}\n")
+    with pytest.raises(JobConfigError, match="'<<' is given twice"):
+        load(tmp_path, f"{JOB}spark: {{<<: {{spark.a: 1}}, <<: {{spark.b: 1}}}}\n")
+
+
+def test_a_field_that_is_set_changes_no_other_that_was_written_with_it(tmp_path: Path) -> None:
+    shared = JOB.replace("source: {format: parquet, path: /in/orders", "source: &in {format: parquet, path: /in/orders")
+    text = "\n".join("  source: *in" if "payments" in line else line for line in shared.splitlines())
+    text = text.replace("  value: v\n", "")
+    job = load(tmp_path, text, ["operations.source.path=/other"])
+    assert getattr(job.operations.source, "path", None) == "/other"
+    assert getattr(job.completions.source, "path", None) == "/in/orders"
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["purgatory.shards", "purgatory.max_evidence", "purgatory.max_pending_per_shard", "metrics.prometheus_port"],
+)
+@pytest.mark.parametrize("word", ["yes", "true", "on", "no"])
+def test_a_truth_value_is_no_number(tmp_path: Path, field: str, word: str) -> None:
+    with pytest.raises(JobConfigError, match=rf"{field}: (True|False): must be a whole number"):
+        load(tmp_path, JOB, [f"{field}={word}"])
+
+
+@pytest.mark.parametrize("rule", ["quorum", "count", "sum_at_least", "level"])
+@pytest.mark.parametrize("need", ["yes", "[2]", "{a: 2}", "2024-01-01"])
+def test_a_need_is_a_number(tmp_path: Path, rule: str, need: str) -> None:
+    with pytest.raises(JobConfigError) as caught:
+        load(tmp_path, f"{JOB}purgatory: {{criterion: {{{rule}: {need}}}}}\n")
+    [problem] = caught.value.problems
+    assert (problem.field, problem.allowed) == ("purgatory.criterion.need", "must be a number")
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    ["{rule: any_key, by_row: {rule: kind}}", "{rule: quorum, need: 2, by_row: {rule: kind}}",
+     "{rule: by_row, need: 2, by_row: {rule: kind}}"],
+)  # fmt: skip
+def test_a_rule_for_all_and_a_rule_of_each_row_are_not_both_taken(tmp_path: Path, criterion: str) -> None:
+    with pytest.raises(JobConfigError, match=r"purgatory.criterion: .*by_row"):
+        load(tmp_path, f"{JOB}purgatory: {{criterion: {criterion}}}\n")
+
+
+def test_a_timeout_beyond_the_longest_duration_is_refused_when_it_is_given(tmp_path: Path) -> None:
+    with pytest.raises(JobConfigError, match=r"operations.timeout='99999 weeks' is longer than 1000 years"):
+        load(tmp_path, JOB, ["operations.timeout=99999 weeks"])
+    with pytest.raises(ConfigError, match=r"operations.timeout=.* is longer than 1000 years"):
+        Operations(id="id", keys="id", created="at", timeout=timedelta(days=400_000))
