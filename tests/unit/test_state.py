@@ -179,6 +179,12 @@ def test_what_is_shorter_than_a_header_is_refused_with_its_length(blob: bytes) -
         restore(SPECS["any key"], blob, 1)
 
 
+def test_what_is_no_state_is_refused_without_a_word_of_it() -> None:
+    with pytest.raises(StateCorruptError, match=r"state does not start with .*not written by spark_purgatory") as told:
+        restore(SPECS["any key"], b"O'SECRET" * 9, 1)
+    assert "SECRET" not in str(told.value), "it may be what another query keeps of its rows"
+
+
 @pytest.mark.parametrize("by", [-1, 1])
 def test_a_body_of_another_length_is_refused_with_both_lengths(by: int) -> None:
     blob = a_blob("any key")

@@ -124,6 +124,9 @@ def test_the_other_format_is_refused_by_name(name: str) -> None:
     other = next(data for key, (data, *_) in FORMATS.items() if key != name)
     with pytest.raises(StateCorruptError, match=f"{what} does not start with"):
         read(other)
+    with pytest.raises(StateCorruptError, match=f"{what} does not start with") as told:
+        read(b"O'SECRET" * 9)
+    assert "SECRET" not in str(told.value)
     assert len(magic) == 8
 
 

@@ -140,9 +140,8 @@ def _checked(blob: bytes, shards: int | None) -> tuple[Values, int]:
         raise StateCorruptError(f"state of {len(blob)} bytes is shorter than its header ({HEADER_BYTES}): truncated")
     magic, version, written_by, length, checksum = HEADER.unpack_from(blob)
     if magic != MAGIC:
-        raise StateCorruptError(
-            f"state does not start with {MAGIC!r} but {magic!r}: not written by spark_purgatory, or damaged"
-        )
+        # What it starts with is not told: it may be what another query keeps of its rows.
+        raise StateCorruptError(f"state does not start with {MAGIC!r}: not written by spark_purgatory, or damaged")
     if struct.unpack_from("<I", blob, HEADER.size)[0] != zlib.crc32(blob[: HEADER.size]):
         raise StateCorruptError("state header does not match its checksum: damaged in the checkpoint")
     if version != VERSION:

@@ -36,9 +36,7 @@ def read_frame(magic: bytes, version: int, data: bytes, what: str) -> memoryview
         raise StateCorruptError(f"{what} of {len(data)} bytes is shorter than its header ({HEADER_BYTES}): truncated")
     found, written, checksum, length = HEADER.unpack_from(data)
     if found != magic:
-        raise StateCorruptError(
-            f"{what} does not start with {magic!r} but {found!r}: not written by spark_purgatory, or damaged"
-        )
+        raise StateCorruptError(f"{what} does not start with {magic!r}: not written by spark_purgatory, or damaged")
     if CHECKSUM.unpack_from(data, HEADER.size)[0] != zlib.crc32(data[: HEADER.size]):
         raise StateCorruptError(f"the header of {what} does not match its checksum: damaged in the checkpoint")
     if written != version:
