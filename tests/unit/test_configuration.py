@@ -115,6 +115,23 @@ SMALLEST_OPTIONS[PurgatoryOptions] = {
 }
 
 
+@pytest.mark.parametrize(
+    ("waits", "said"),
+    [
+        (
+            {"timeout": "1 hour", "deadline": "due"},
+            "give exactly one of timeout and deadline, got timeout and deadline",
+        ),
+        ({}, "give exactly one of timeout and deadline, got neither"),
+        ({"timeout": "1 hour", "timeout_unit": "hours"}, r"timeout_unit='hours' is for .*timeout='1 hour' is none"),
+        ({"deadline": "due", "timeout_unit": "hours"}, r"timeout_unit='hours' is for .*timeout=None is none"),
+    ],
+)
+def test_how_long_an_operation_waits_is_said_once(waits: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Operations(id="id", keys="key", created="at", **waits)
+
+
 @pytest.mark.parametrize(("declared", "name"), replaceable(), ids=lambda part: getattr(part, "__name__", part))
 def test_replace_changes_an_option_and_what_is_computed_from_it(declared: type, name: str) -> None:
     option = options_of(declared)[name]
