@@ -24,6 +24,7 @@ from tests.support.law_worlds import (
     ORPHANS,
     delayed,
     draw,
+    kinds_of,
     on_time,
     renamed,
     spec_of,
@@ -35,8 +36,18 @@ from tests.support.worlds import STEP_US, World
 SEEDS = st.integers(0, 1 << 32)
 WORLDS = st.sampled_from((1, 8, 24))
 SHARDS = st.sampled_from((1, 3, 16))
+WATERMARK_STEPS = st.integers(1, 30)
 SEQUENCES: Counter[str] = Counter()
 """Worlds compared, by the test that did."""
+KINDS_SEEN: Counter[str] = Counter()
+"""Worlds among them with something of each kind that few worlds have, by test and kind."""
+
+
+def compared(test: str, world: World, worlds: int, several: bool) -> None:
+    """Count worlds that were compared without a difference."""
+    SEQUENCES[test] += worlds
+    for kind, n in kinds_of(world, several).items():
+        KINDS_SEEN[f"{test}, {kind}"] += n
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,6 +60,7 @@ def told(request: pytest.FixtureRequest) -> Iterator[None]:
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         print(f"\nR5: {n:,} sequences, {dict(SEQUENCES)}, in {perf_counter() - began:.0f} s{bound}")
+        print(f"    {', '.join(f'{kind} {n:,}' for kind, n in sorted(KINDS_SEEN.items()))}")
 
 
 def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, controlled: bool, worlds: int) -> None:
@@ -77,7 +89,7 @@ def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, contro
         adds_up = "sum_at_least" if rule in ("mixed", "sum_at_least") else None
         bad = sum(why_event_rejected(event, adds_up, several) == "bad_value" for event in world.events)
         assert sum(tally.event_rejections[EventRejection.BAD_VALUE] for tally in engine.tallies()) == bad
-    SEQUENCES["final"] += worlds
+    compared("final", world, worlds, several)
 
 
 @pytest.mark.parametrize("rule", [*RULES, "mixed", "mixed, controlled"])
@@ -131,7 +143,7 @@ def compare_where_nothing_was_late(seed: int, several: bool, shards: int, worlds
             Counter({one: n for one, n in side.items() if key_of(one) in keys}) for side in (left_over, unheard)
         ]
         assert of_sound[0] == of_sound[1]
-    SEQUENCES["late"] += worlds
+    compared("late", world, worlds, several)
 
 
 def key_of(orphan: tuple[int | None, str]) -> str:
@@ -173,15 +185,10 @@ def test_a_long_series_of_late_rows_concerns_nobody_else(seed: int, several: boo
     compare_where_nothing_was_late(seed, several, shards, worlds)
 
 
-@pytest.mark.parametrize("rule", [*RULES, "mixed"])
-@given(seed=SEEDS, several=st.booleans(), watermark_steps=st.integers(1, 30), worlds=WORLDS)
-@settings(max_examples=9, deadline=None, suppress_health_check=list(HealthCheck))
-def test_a_batch_query_gives_what_the_stream_has_given_once_its_watermark_stands_there(
-    rule: str, seed: int, several: bool, watermark_steps: int, worlds: int
-) -> None:
+def compare_batch_with_oracle(rule: str, seed: int, several: bool, watermark_steps: int, worlds: int) -> None:
+    """A batch query up to a watermark, in one call and step by step, and then up to the end of time."""
     _, world, criterion = draw(seed, rule, several, kinds=KINDS, worlds=worlds)
     watermark_us = 10_000_000 + watermark_steps * STEP_US
-    orphans: bool | Literal["all"] = False if several else "all"
     expected, unheard = split_orphans(
         decide(
             *world,
@@ -189,19 +196,39 @@ def test_a_batch_query_gives_what_the_stream_has_given_once_its_watermark_stands
             whole_operations=several,
             criterion=criterion,
             watermark_us=watermark_us,
-            orphans=orphans,
+            orphans="all",
         )
     )
-    engine = Shards(spec_of(criterion, final=True, orphans=orphans), 3, several)
+    engine = Shards(spec_of(criterion, final=True, orphans="all"), 1 if several else 3, several)
+    in_one_call, not_heard = split_orphans(engine.in_one_call(*world, watermark_us // 1000))
+    assert (multiset(in_one_call, *COLUMNS), not_heard) == (multiset(expected, *COLUMNS), unheard)
     outcomes, left_over = split_orphans(engine.run([(*world, 0), ([], [], watermark_us // 1000)]))
     assert (multiset(outcomes, *COLUMNS), left_over) == (multiset(expected, *COLUMNS), unheard)
     rest, left_over = split_orphans(engine.run([([], [], END_MS)]))
     everything, all_unheard = split_orphans(
-        decide(*world, doubles=True, whole_operations=several, criterion=criterion, orphans=orphans)
+        decide(*world, doubles=True, whole_operations=several, criterion=criterion, orphans="all")
     )
     assert multiset(outcomes + rest, *COLUMNS) == multiset(everything, *COLUMNS)
     assert unheard + left_over == all_unheard
-    SEQUENCES["batch"] += worlds
+    compared("batch", world, worlds, several)
+
+
+@pytest.mark.parametrize("rule", [*RULES, "mixed"])
+@given(seed=SEEDS, several=st.booleans(), watermark_steps=WATERMARK_STEPS, worlds=WORLDS)
+@settings(max_examples=9, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_batch_query_gives_what_the_stream_has_given_once_its_watermark_stands_there(
+    rule: str, seed: int, several: bool, watermark_steps: int, worlds: int
+) -> None:
+    compare_batch_with_oracle(rule, seed, several, watermark_steps, worlds)
+
+
+@pytest.mark.slow
+@given(seed=SEEDS, several=st.booleans(), watermark_steps=WATERMARK_STEPS, worlds=WORLDS)
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+def test_a_long_series_of_batch_queries_gives_what_the_oracle_says(
+    seed: int, several: bool, watermark_steps: int, worlds: int
+) -> None:
+    compare_batch_with_oracle("mixed", seed, several, watermark_steps, worlds)
 
 
 @pytest.mark.parametrize("rule", [*RULES, "mixed"])
@@ -213,7 +240,7 @@ def test_early_outcomes_have_the_statuses_of_final_ones(rule: str, seed: int, se
     engine = Shards(spec_of(criterion), 3, several)
     outcomes = engine.run(splits(rng, *world, rng.choice((1, 3, 9))))
     assert multiset(outcomes, "row", "status") == expected
-    SEQUENCES["early"] += worlds
+    compared("early", world, worlds, several)
 
 
 # --- a small world in every order and every split -------------------------------------------------

@@ -18,7 +18,7 @@ import pytest
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.testing.splits import splits
 from tests.support.engine_driver import Shards, multiset
-from tests.support.law_worlds import COLUMNS, ORPHANS, draw, spec_of, split_orphans
+from tests.support.law_worlds import COLUMNS, ORPHANS, draw, kinds_of, spec_of, split_orphans
 from tests.support.oracle import KINDS, decide
 from tests.support.worlds import STEP_US, World
 
@@ -36,6 +36,8 @@ BESIDE: dict[str, tuple[type, ...]] = {
 SEQUENCES: Counter[str] = Counter()
 SEEN: Counter[str] = Counter()
 """Statuses that the oracle gave."""
+KINDS_SEEN: Counter[str] = Counter()
+"""Worlds with something of each kind that few worlds have."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,7 +48,7 @@ def told(request: pytest.FixtureRequest) -> Iterator[None]:
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         print(f"\n{sum(SEQUENCES.values()):,} sequences, {dict(SEQUENCES)}, in {perf_counter() - began:.0f} s")
-        print(f"statuses: {dict(SEEN)}")
+        print(f"statuses: {dict(SEEN)}, worlds with {dict(KINDS_SEEN)}")
 
 
 def compare(seed: int, numbers: str = "double") -> None:
@@ -85,6 +87,7 @@ def compare(seed: int, numbers: str = "double") -> None:
         )
     )
     SEQUENCES[numbers] += WORLDS
+    KINDS_SEEN.update(kinds_of(world, several))
     SEEN.update(one["status"] for one in expected)
     got, want = multiset(outcomes, *COLUMNS), multiset(expected, *COLUMNS)
     where = f"{seed=} {numbers=} {rule=} {several=} {lookback_us=}"

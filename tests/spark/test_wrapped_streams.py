@@ -23,6 +23,7 @@ from spark_purgatory import (
     Completions,
     Operations,
     Purgatory,
+    RecordAccumulator,
     check_checkpoint,
     criteria,
 )
@@ -296,3 +297,45 @@ def test_a_micro_batch_inside_foreach_batch_is_decided_by_itself_with_a_warning(
     caplog.clear()
     purgatory().resolve(*landing.frames(spark, streaming=False)).collect()
     assert "foreachBatch" not in caplog.text
+
+
+def as_parquet(outcomes: DataFrame, landing: Landing) -> Any:
+    writer = outcomes.writeStream.format("parquet").option("path", str(landing.outcomes))
+    return writer.option("checkpointLocation", str(landing.checkpoint)).trigger(availableNow=True).start()
+
+
+def into_table(outcomes: DataFrame, landing: Landing) -> Any:
+    sink = RecordAccumulator(path=str(landing.outcomes))
+    return sink.write_stream(outcomes, checkpoint=str(landing.checkpoint), trigger={"availableNow": True})
+
+
+@pytest.mark.parametrize(
+    ("write", "of_micro_batch"),
+    [(as_parquet, False), (into_table, True)],
+    ids=["user's session, parquet", "micro-batch's session, sink"],
+)
+def test_streams_that_are_resolved_and_started_inside_foreach_batch_are_decided_across_its_micro_batches(
+    spark: SparkSession,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    write: Callable[[DataFrame, Landing], Any],
+    of_micro_batch: bool,
+) -> None:
+    outer = Landing(tmp_path / "outer").add([operation("x")], []).add([operation("y")], [])
+    landing = Landing(tmp_path / "inner")
+    steps = (
+        ([operation(f"o{i}", i, i + 10) for i in range(10)], []),
+        ([operation("clock", 90, 91)], [event("nobody", 90), *(event(f"o{i}", i + 1) for i in range(0, 10, 2))]),
+    )
+
+    def decide(rows: DataFrame, number: int) -> None:
+        landing.add(*steps[number])
+        session = rows.sparkSession if of_micro_batch else spark
+        write(purgatory(emit="final").resolve(*landing.frames(session)), landing).awaitTermination()
+
+    query = outer.frames(spark)[0].writeStream.foreachBatch(decide).option("checkpointLocation", str(outer.checkpoint))
+    query.trigger(availableNow=True).start().awaitTermination()
+    outcomes = spark.read.format("parquet" if write is as_parquet else "delta").load(str(landing.outcomes))
+    statuses = {f"o{i}": ("EXPIRED" if i % 2 else "COMPLETED") for i in range(10)}
+    assert Counter((row.id, row.status) for row in outcomes.collect()) == Counter(statuses.items())
+    assert "foreachBatch" not in caplog.text, "it is no batch of one micro-batch's rows"

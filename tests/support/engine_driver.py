@@ -9,9 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from decimal import ROUND_CEILING, Decimal, localcontext
+from itertools import product
 from typing import Any
+from zlib import crc32
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from spark_purgatory.core.arrays.numbers import scale_of
@@ -22,8 +25,9 @@ from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS, 
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
+from spark_purgatory.spark.host.blob_host import batch_function
 from spark_purgatory.spark.host.calls import packed
-from spark_purgatory.spark.host.exchange import from_blob, outcome_columns
+from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, from_blob, outcome_columns, to_blob, unpacker
 from tests.conformance.kafka_purgatory import validate
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -183,6 +187,26 @@ class Shards:
         """All micro-batches; returns all outcomes."""
         return [outcome for ops, events, watermark_ms in batches for outcome in self.step(ops, events, watermark_ms)]
 
+    def in_one_call(self, operations: Rows, events: Rows, as_of_ms: int) -> list[dict[str, Any]]:
+        """All as a batch query over one shard: outcomes of both of its steps, packed and unpacked as Spark gets them.
+
+        Operations have columns of the outcome's own types, `TYPED`, too: each value is made of the row's name.
+        """
+        table = operations_table(operations, self.several, self.hash_bits, self.spec.by_row, self.spec.number)
+        names = [str(row.get("row")) for row in operations]
+        for i, field in enumerate(TYPED, len(OWN)):
+            table = table.append_column(f"p{i}", pa.array([typed(name, field.type) for name in names], field.type))
+        sides = {OPERATIONS: table, EVENTS: events_table(events, self.hash_bits, self.spec)}
+        rows = pd.DataFrame({"side": list(sides), "blob": [to_blob(side).to_pybytes() for side in sides.values()]})
+        blobs = pa.RecordBatch.from_pandas(batch_function(self.spec, as_of_ms)(rows)[["blob"]])
+        orphans, evidence = bool(self.spec.orphans), evidence_fields(self.spec)
+        schema = pa.schema([*OWN, *TYPED, *OUTCOME_FIELDS, *evidence, *(ORPHAN_FIELDS if orphans else ())])
+        outcomes = [row for batch in unpacker(schema, evidence, orphans)(iter([blobs])) for row in outcome_rows(batch)]
+        for outcome, field in product(outcomes, TYPED):
+            given = None if outcome["status"] == "ORPHAN" else typed(outcome["row"], field.type)
+            assert outcome[field.name] == given, f"{outcome['row']} has {field.name} {outcome[field.name]!r}"
+        return outcomes
+
     def tallies(self) -> list[Tally]:
         """What each shard has counted since its beginning."""
         return [self._engine(shard).outcomes.tally for shard in range(self.shards)]
@@ -231,6 +255,19 @@ class Shards:
 
 
 OWN = (pa.field("p0", pa.string()), pa.field("p1", pa.string()))
+TYPED = tuple(pa.field(f"its_{field.name}", field.type) for field in OUTCOME_FIELDS)
+"""Columns of operations that are of the outcome's types."""
+
+
+def typed(name: str, kind: pa.DataType) -> Any:
+    """A value of a row, made of its name."""
+    number = crc32(name.encode())
+    if pa.types.is_timestamp(kind):
+        return EPOCH + timedelta(seconds=number)
+    values = {pa.int64(): number, pa.bool_(): bool(number % 2), pa.list_(pa.string()): [name]}
+    return values.get(kind, f"its {name}")
+
+
 NAMES = ["id", "row", "status", "resolved_at", "wait_ms", "matched", "missing_keys", "late", "reason"]
 
 
