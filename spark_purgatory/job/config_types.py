@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from spark_purgatory.config import not_a_duration, not_a_size
+from spark_purgatory.config import not_a_duration, not_a_size, parse_duration
 
 FREE_FORM = ("options", "spark")
 """Mappings whose keys hold dots and whose values may be secret."""
@@ -28,6 +28,7 @@ def _is_duration(value: object) -> object:
     wrong = not_a_duration(value)
     if wrong is not None:
         raise ValueError(f"this is not a duration: {wrong}")
+    parse_duration(value, "this")
     return value
 
 

@@ -19,6 +19,7 @@ from spark_purgatory.job.job_config import JobConfig
 from spark_purgatory.job.kafka_values import avro_reason, records_of, text_of
 from spark_purgatory.job.source_config import FolderSource, KafkaSource
 from spark_purgatory.job.sources import blamed_on
+from spark_purgatory.spark.sink.record_accumulator import trigger_of
 
 RAW = "spark_purgatory_raw"
 """The column into which Spark's readers put the text of a row that they cannot read. No source has it."""
@@ -33,7 +34,7 @@ def start(spark: SparkSession, config: JobConfig) -> StreamingQuery | None:
     if config.dead_letters is None:
         return None
     writer = malformed_rows(spark, config).writeStream.format("delta").outputMode("append")
-    writer = writer.queryName(f"{config.name}_dead_letters").trigger(**config.trigger.model_dump(exclude_none=True))
+    writer = writer.queryName(f"{config.name}_dead_letters").trigger(**trigger_of(**config.trigger.model_dump()))
     return writer.option("checkpointLocation", config.dead_letters_checkpoint).start(config.dead_letters.path)
 
 

@@ -11,8 +11,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_purgatory.job.job_config import JobConfig
-from spark_purgatory.job.sources import blamed_on
 from spark_purgatory.spark.checkpoint.start_check import check_checkpoint
+from spark_purgatory.spark.operator.inputs import Field
+from spark_purgatory.spark.sink.record_accumulator import trigger_of
 
 AS_JSON = {"ignoreNullFields": "false"}
 """Every record has all fields."""
@@ -22,14 +23,14 @@ def start(spark: SparkSession, outcomes: DataFrame, config: JobConfig) -> Stream
     """Start the query that writes the topic."""
     assert config.output.topic is not None, "bug: the output is no topic"
     check_checkpoint(spark, config.checkpoint, outcomes)
-    with blamed_on("operations.id"):
-        records = records_of(outcomes, str(config.operations.made().id))
+    records = records_of(outcomes, str(config.operations.made().id))
     writer = records.writeStream.format("kafka").options(**config.output.options).option("topic", config.output.topic)
-    writer = writer.queryName(config.name).trigger(**config.trigger.model_dump(exclude_none=True))
+    writer = writer.queryName(config.name).trigger(**trigger_of(**config.trigger.model_dump()))
     return writer.option("checkpointLocation", config.checkpoint).outputMode("append").start()
 
 
 def records_of(outcomes: DataFrame, id_column: str) -> DataFrame:
     """The records of outcomes, streaming or not."""
+    key = Field.of(outcomes, id_column, "operations.id").text()
     value = F.to_json(F.struct("*"), AS_JSON)
-    return outcomes.select(F.col(id_column).cast("string").alias("key"), value.alias("value"))
+    return outcomes.select(key.alias("key"), value.alias("value"))

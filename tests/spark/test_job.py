@@ -478,9 +478,12 @@ def test_records_of_kafka_become_columns_and_garbage_becomes_nulls(spark: SparkS
 
 @pytest.mark.spark
 def test_outcomes_as_records_have_the_id_as_key_and_all_fields_as_value(spark: SparkSession) -> None:
-    outcomes = spark.sql("SELECT 7 AS `order id`, 'EXPIRED' AS status, cast(null AS string) AS reason")
-    [record] = records_of(outcomes, "`order id`").collect()
-    assert (record["key"], json.loads(record["value"])) == ("7", {"order id": 7, "status": "EXPIRED", "reason": None})
+    outcomes = spark.sql("SELECT 7 AS `order.id`, struct(8 AS id) AS order, 'EXPIRED' AS status")
+    [record] = records_of(outcomes, "order.id").collect()
+    expected = {"order.id": 7, "order": {"id": 8}, "status": "EXPIRED"}
+    assert (record["key"], json.loads(record["value"])) == ("7", expected), "the column, as the purgatory reads it"
+    [record] = records_of(spark.sql("SELECT timestamp'2026-10-25 02:30:00+02:00' AS at"), "at").collect()
+    assert record["key"] == "2026-10-25 00:30:00Z", "in no zone of a session"
 
 
 # --- the demo -------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import sys
 import venv
 from collections import Counter
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +285,7 @@ def test_partition_columns_that_the_stream_lacks_are_named(stream: Stream) -> No
         ({"trigger": {"every": "10 s"}}, r"trigger={'every': '10 s'} must be {'processingTime'"),
         ({"trigger": {}}, r"trigger={} must be"),
         ({"trigger": {"processingTime": "soon"}}, "trigger processingTime='soon' is not a duration"),
+        ({"trigger": {"availableNow": False}}, r"trigger={'availableNow': False} must be {'processingTime'"),
         ({"trigge": {}}, r"write_stream\(\) has no trigge=, did you mean 'trigger'\?"),
         (
             {"output_mode": "append"},
@@ -303,6 +304,14 @@ def test_a_wrong_argument_of_write_stream_is_refused_by_name(stream: Stream, giv
 
 def running_count(key: tuple[int], batches: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
     yield pd.DataFrame({"part": [key[0]], "count": [sum(len(batch) for batch in batches)]})
+
+
+@pytest.mark.parametrize("pace", ["1 s", "0.5 minutes", timedelta(seconds=30), "1 h 30 m"])
+def test_a_trigger_is_a_duration_as_all_others_are(stream: Stream, pace: str | timedelta) -> None:
+    query = stream.sink.write_stream(stream.rows(), checkpoint=str(stream.checkpoint), trigger={"processingTime": pace})
+    wait_until(lambda: query.lastProgress is not None, query)
+    query.stop(drain=True)
+    assert stream.numbers() == every(1)
 
 
 def test_a_stream_that_spark_runs_in_other_modes_only_is_refused_with_the_remedy(stream: Stream) -> None:

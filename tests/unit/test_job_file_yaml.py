@@ -129,5 +129,8 @@ def test_a_rule_for_all_and_a_rule_of_each_row_are_not_both_taken(tmp_path: Path
 def test_a_timeout_beyond_the_longest_duration_is_refused_when_it_is_given(tmp_path: Path) -> None:
     with pytest.raises(JobConfigError, match=r"operations.timeout='99999 weeks' is longer than 1000 years"):
         load(tmp_path, JOB, ["operations.timeout=99999 weeks"])
+    for field in ("trigger.processingTime", "metrics.gauges_every", "operations.idle_after"):
+        with pytest.raises(JobConfigError, match=rf"{field}: '99999 weeks': .* is longer than 1000 years"):
+            load(tmp_path, JOB, [f"{field}=99999 weeks"])
     with pytest.raises(ConfigError, match=r"operations.timeout=.* is longer than 1000 years"):
         Operations(id="id", keys="id", created="at", timeout=timedelta(days=400_000))

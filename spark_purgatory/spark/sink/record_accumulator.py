@@ -16,7 +16,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_purgatory.accumulator.futures import Callback
-from spark_purgatory.config import SinkOptions, options_of, parse_duration, refuses_unknown_names, require_name
+from spark_purgatory.config import (
+    Duration,
+    SinkOptions,
+    options_of,
+    parse_duration,
+    refuses_unknown_names,
+    require_name,
+)
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.heartbeat import heartbeats
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
@@ -229,11 +236,10 @@ class RecordAccumulator(SinkOptions):
             not isinstance(trigger, Mapping)
             or len(trigger) != 1
             or not {*trigger} <= {"processingTime", "availableNow"}
+            or trigger.get("availableNow", True) is not True
         ):
             raise ConfigError(f"trigger={trigger!r} must be {TRIGGERS}")
-        if "processingTime" in trigger:
-            parse_duration(trigger["processingTime"], "trigger processingTime")
-        return dict(trigger)
+        return trigger_of(**trigger)
 
     def _refuse(self, df: DataFrame, checkpoint: str) -> None:
         if not hasattr(df, "isStreaming"):
@@ -245,6 +251,13 @@ class RecordAccumulator(SinkOptions):
         require_name(checkpoint, "checkpoint")
         if "_metadata" in map(str.lower, df.columns):
             raise ConfigError("column '_metadata' hides Spark's own of that name, which the sink needs: rename it")
+
+
+def trigger_of(processingTime: Duration | None = None, availableNow: bool | None = None) -> dict[str, Any]:
+    """The argument of ``DataStreamWriter.trigger``: of the units that we read, Spark knows some."""
+    if processingTime is None:
+        return {"availableNow": availableNow}
+    return {"processingTime": f"{parse_duration(processingTime, 'trigger processingTime') // 1000} milliseconds"}
 
 
 def _start(writer: DataStreamWriter) -> StreamingQuery:
