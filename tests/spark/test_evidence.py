@@ -131,11 +131,11 @@ def test_a_table_carries_the_columns_of_the_event_that_decided(spark: SparkSessi
 
 
 def test_a_column_keeps_its_name_and_a_field_of_a_struct_goes_by_its_own(spark: SparkSession) -> None:
-    given = payments(spark).selectExpr("*", "named_struct('city', method) as place", "amount as `a.b`")
-    outcomes = paid(columns=["place.city", "a.b"]).resolve(orders(spark), given)
-    assert outcomes.schema["event"].dataType.names == ["key", "time", "city", "a.b"]
+    given = payments(spark).selectExpr("*", "named_struct('city', method, 'a`.c', 1) as place", "amount as `a.b`")
+    outcomes = paid(columns=["place.city", "a.b", "place.`a``.c`"]).resolve(orders(spark), given)
+    assert outcomes.schema["event"].dataType.names == ["key", "time", "city", "a.b", "a`.c"]
     (row,) = outcomes.where("order_id = 'o1'").collect()
-    assert (row.event["city"], row.event["a.b"]) == ("cash", 7)
+    assert (row.event["city"], row.event["a.b"], row.event["a`.c"]) == ("cash", 7, 1)
 
 
 def test_a_prefix_keeps_evidence_apart_from_columns_of_the_operations(spark: SparkSession) -> None:

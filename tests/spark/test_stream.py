@@ -223,8 +223,10 @@ def test_helpers_are_read_and_left_out_of_the_outcome(spark: SparkSession, tmp_p
     assert outcomes.columns == [*kept, *OUTCOME_COLUMNS]
     if not streaming:
         assert [row.status for row in outcomes.collect()] == ["COMPLETED"]
-    with pytest.raises(ConfigError, match=r"operations\.helpers='rwo' is not a column"):
-        purgatory(operations=replace(given, helpers="rwo")).resolve(operations, events)
+    within = operations.withColumn("sla", F.struct("wait"))
+    for wrong in ("rwo", "sla.wait"):
+        with pytest.raises(ConfigError, match=rf"operations\.helpers='{wrong}' is not a column"):
+            purgatory(operations=replace(given, helpers=wrong)).resolve(within, events)
 
 
 def test_column_arguments_take_columns_intervals_and_numbers_of_a_unit(spark: SparkSession, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -141,6 +142,22 @@ def test_a_type_that_cannot_travel_is_refused_with_its_column_and_a_cast(
         operations, events = Landing(tmp_path).add([], []).frames(spark, streaming=streaming)
         with pytest.raises(ConfigError, match=f"^operations: column 'odd{place}' {said}"):
             PURGATORY.resolve(operations.withColumn("odd", F.expr(value)), events)
+
+
+def test_padded_and_bounded_texts_are_refused_where_the_session_keeps_their_types(spark: SparkSession) -> None:
+    with settings(spark, {"spark.sql.preserveCharVarcharTypeInfo": "true"}):
+        for kind in ("char(5)", "varchar(5)"):
+            rows = spark.sql(f"select 'a' as id, current_timestamp() as created, array(cast('ab' as {kind})) as odd")
+            if "char" not in rows.schema["odd"].dataType.simpleString():
+                pytest.fail(f"the session keeps no {kind}: {rows.schema}")
+            purgatory = Purgatory(
+                operations=Operations(id="id", keys="id", created="created", timeout="1 minute"),
+                completions=Completions(key="id", time="created"),
+                criterion=criteria.any_key(),
+            )
+            said = rf"^operations: column 'odd.element' is {re.escape(kind)}, .*: cast it to string"
+            with pytest.raises(ConfigError, match=said):
+                purgatory.resolve(rows, rows.select("id", "created"))
 
 
 def test_a_user_defined_type_comes_out_as_it_went_in(spark: SparkSession) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -115,7 +116,7 @@ def test_a_number_of_keys_or_events_that_is_not_whole_or_below_one_is_refused(ru
 @pytest.mark.spark
 def test_a_quorum_of_more_keys_than_there_are_columns_is_refused_and_of_an_array_expires(spark: SparkSession) -> None:
     rows = rows_at(spark)
-    for keys, most in (("key", 1), (["key"], 1), (["key", "id"], 2), (["key", "id", "key"], 2)):
+    for keys, most in (("key", 1), (["key"], 1), (["key", "key"], 1), (["key", "id"], 2), (["key", "id", "key"], 2)):
         too_many = made(operations=waiting(keys=keys), criterion=criteria.quorum(most + 1))
         with pytest.raises(ConfigError, match=rf"quorum\({most + 1}\) can never hold: operations\.keys has {most} key"):
             too_many.resolve(rows, rows)
@@ -123,6 +124,28 @@ def test_a_quorum_of_more_keys_than_there_are_columns_is_refused_and_of_an_array
     for keys in ("keys", ["keys"]):
         three = made(operations=waiting(keys=keys), criterion=criteria.quorum(3)).resolve(rows, rows).collect()
         assert [(row.status, row.missing_keys) for row in three] == [("EXPIRED", ["b"])]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        (
+            lambda: "twice",
+            r"'twice' is the name of several columns .* AMBIGUOUS_REFERENCE.*: rename or drop all but one",
+        ),
+        (lambda: "place.street", r"'place\.street' names no value .*FIELD_NOT_FOUND.*: give a column, a field"),
+        (lambda: F.max("key"), r".*max\(key\).* names no value .*MISSING_GROUP_BY"),
+        (lambda: F.explode("keys"), r".*explode\(keys\).* names no value .*UNSUPPORTED_GENERATOR"),
+        (lambda: F.col("nowhere"), r".*nowhere.* names no value .*UNRESOLVED_COLUMN"),
+    ],
+)
+def test_what_names_no_value_of_a_row_is_refused_with_its_field(
+    spark: SparkSession, named: Callable[[], Any], said: str
+) -> None:
+    rows = rows_at(spark).selectExpr("*", "'a' as twice", "'b' as TWICE", "struct(1 as zip) as place")
+    with pytest.raises(ConfigError, match=rf"^completions\.key={said}"):
+        made(completions=Completions(key=named(), time="created")).resolve(rows_at(spark), rows)
 
 
 @pytest.mark.parametrize(
@@ -208,8 +231,8 @@ def test_an_as_of_at_which_no_watermark_can_stand_is_refused(spark: SparkSession
 def test_an_as_of_that_is_no_time_is_refused_by_name(spark: SparkSession, ansi: str) -> None:
     rows = rows_at(spark)
     with settings(spark, {"spark.sql.ansi.enabled": ansi}):
-        for value in ("tomorrow evening", "2026-13-01", "", 5):
-            with pytest.raises(ConfigError, match=rf"^as_of={value!r} is not a time: "):
+        for value in ("tomorrow evening", "2026-13-01", "", 5, F.col("created"), F.array(F.lit("2026-10-27"))):
+            with pytest.raises(ConfigError, match=rf"^as_of={re.escape(repr(value))} is not a time: "):
                 made().resolve(rows, rows, as_of=value)
 
 

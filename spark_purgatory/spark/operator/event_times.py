@@ -11,6 +11,7 @@ from __future__ import annotations
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -65,7 +66,10 @@ def instant_ms(spark: SparkSession, value: Any, field: str) -> int:
         instant = value.try_cast(T.TimestampType())
     else:
         raise ConfigError(f"{field}={value!r} is not a time: give a datetime, a date or a timestamp's text")
-    ms = spark.range(1).select(F.unix_millis(instant).alias("ms")).collect()[0]["ms"]
+    try:
+        ms = spark.range(1).select(F.unix_millis(instant).alias("ms")).collect()[0]["ms"]
+    except AnalysisException:
+        ms = None  # A Column of an input's rows, or of a type that is no time.
     if ms is None:
         raise ConfigError(
             f'{field}={value!r} is not a time: write "2026-10-27" or "2026-10-27 18:30:00", or a datetime'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
@@ -29,7 +30,7 @@ def carried_columns(options: PurgatoryOptions, names: Sequence[str]) -> dict[str
     fixed = {field.name for field in EVENT_KEY_AND_TIME} | set(carried)
     fixed |= set() if config.event_id is None else {EVENT_ID}
     for given in config.names_of("columns"):
-        name = given if given in names else given.rpartition(".")[2]
+        name = given if given in names else _last(given)
         if name.lower() in fixed | {each.lower() for each in carried}:
             raise ConfigError(
                 f"completions.columns={given!r}: an event in an outcome has a field {name!r} already; rename the "
@@ -37,6 +38,12 @@ def carried_columns(options: PurgatoryOptions, names: Sequence[str]) -> dict[str
             )
         carried[name] = given
     return carried
+
+
+def _last(path: str) -> str:
+    """The field that a path ends in: ``city`` of ``place.city``, ``a.b`` of ``place.`a.b` ``."""
+    quoted = re.search(r"\.`((?:[^`]|``)+)`$", path)
+    return quoted[1].replace("``", "`") if quoted else path.rpartition(".")[2]
 
 
 def carried_schema(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -45,6 +46,14 @@ from spark_purgatory.spark.operator.key_types import (
 from spark_purgatory.spark.operator.value_types import Typed, need_columns, number_type, value_column
 
 WATERMARK_METADATA = "spark.watermarkDelayMs"
+UNREADABLE = {"AMBIGUOUS_REFERENCE": ("is the name of several columns", "rename or drop all but one of them")}
+UNTAKEN = "__spark_purgatory_"
+"""Before names that no column of an input has."""
+NO_VALUE = (
+    "names no value of a row",
+    "give a column, a field of a struct as 'column.field', or an expression of the input's columns",
+)
+"""What is wrong and the remedy, by the condition of Spark's error, and for all other conditions."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,12 @@ def field_column(frame: DataFrame, value: Any, field: str) -> Column:
         return F.col(f"`{name}`")
     if value.split(".")[0] in frame.columns:
         return F.col(value)
-    raise ConfigError(f"{field}={value!r} is not a column: there are {', '.join(frame.columns)}")
+    raise not_a_column(frame, value, field)
+
+
+def not_a_column(frame: DataFrame, value: Any, field: str) -> ConfigError:
+    """The error about a name that no column of ``frame`` has."""
+    return ConfigError(f"{field}={value!r} is not a column: there are {', '.join(frame.columns)}")
 
 
 @dataclass(frozen=True)
@@ -94,7 +108,14 @@ class Field:
     def of(frame: DataFrame, value: Any, label: str) -> Field:
         """The field that a config value names. Raises ConfigError listing what there is."""
         column = field_column(frame, value, label)
-        return Field(column, frame.select(column.alias("c")).schema[0].dataType, label)
+        try:
+            # Beside the columns and in a struct Spark refuses what is no value of a row: an aggregate, a generator.
+            kinds = frame.select("*", F.struct(column.alias("c")).alias("value")).schema[-1].dataType
+        except AnalysisException as error:
+            condition = error.getCondition()
+            wrong, remedy = UNREADABLE.get(str(condition), NO_VALUE)
+            raise ConfigError(f"{label}={value!r} {wrong} (Spark: {condition}): {remedy}") from error
+        return Field(column, cast("T.StructType", kinds)[0].dataType, label)
 
     def text(self, scope: Column | None = None) -> Column:
         """A key or id as text, within its partition if there is one."""
@@ -183,9 +204,9 @@ def operations_input(frame: DataFrame, config: Operations, reading: Reading) -> 
         "deadline_us": _deadline_us(frame, config, created),
         **_rules(frame, reading, raw, several, types),
     }
-    columns = [column.alias(name) for name, column in engine.items() if name not in roles]
-    columns += [field_column(frame, name, "operations").alias(f"p{i}") for i, name in enumerate(frame.columns)]
-    packed = _watermarked(frame, [*columns, *_routed(route)], created, config, reading)
+    columns = {name: column for name, column in engine.items() if name not in roles}
+    columns |= {f"p{i}": field_column(frame, name, "operations") for i, name in enumerate(frame.columns)}
+    packed = _watermarked(frame, columns | _routed(route), created, config, reading)
     same = isinstance(config.id, str) and isinstance(config.keys, str) and config.id == config.keys
     return Input(key_type, several, several or same, tuple(roles.items()), types, reading.number, frame=packed)
 
@@ -225,32 +246,31 @@ def events_input(
     types = {own_key.label: own_key.kind}
     scope = reading.scope_hash(frame, "completions", types)
     key = own_key.text(scope)
-    engine = [key.alias("key"), F.xxhash64(key).alias("key_hash"), F.unix_micros(time).alias("time_us")]
+    engine = {"key": key, "key_hash": F.xxhash64(key), "time_us": F.unix_micros(time)}
     check_value_is_named(config.value, reading.criterion)
     if config.value is not None and (reading.criterion.reads_values or config.kind is not None):
         value = Field.of(frame, config.value, "completions.value")
         check_value(value.kind)
-        column = value_column(value.column, value.kind, reading.number, reading.criterion.reads_values)
-        engine.append(column.alias("value"))
+        engine["value"] = value_column(value.column, value.kind, reading.number, reading.criterion.reads_values)
     if config.kind is not None:
-        engine.append(Field.of(frame, config.kind, "completions.kind").words(KINDS).alias("kind"))
+        engine["kind"] = Field.of(frame, config.kind, "completions.kind").words(KINDS)
     if config.operation_id is not None:
         named = Field.of(frame, config.operation_id, "completions.operation_id")
         types[named.label] = named.kind
         operation_id = named.text(scope)
-        engine += [operation_id.alias("operation_id"), F.xxhash64(operation_id).alias("operation_hash")]
+        engine |= {"operation_id": operation_id, "operation_hash": F.xxhash64(operation_id)}
     if config.event_id is not None:
         event_id = Field.of(frame, config.event_id, "completions.event_id")
         types[event_id.label] = event_id.kind
-        engine.append(event_id.text().alias("event_id"))
+        engine["event_id"] = event_id.text()
     columns = [field_column(frame, name, "completions.columns") for name in (carried or {}).values()]
-    engine += [column.alias(f"p{i}") for i, column in enumerate(columns)]
-    engine += _routed(None if scope is None else F.xxhash64(scope))
+    engine |= {f"p{i}": column for i, column in enumerate(columns)}
+    engine |= _routed(None if scope is None else F.xxhash64(scope))
     return Input(own_key.kind, types=types, frame=_watermarked(frame, engine, time, config, reading))
 
 
-def _routed(route: Column | None) -> list[Column]:
-    return [] if route is None else [route.alias("route")]
+def _routed(route: Column | None) -> dict[str, Column]:
+    return {} if route is None else {"route": route}
 
 
 def _rules(
@@ -333,13 +353,16 @@ def _guarded(time: Column, max_future_us: int) -> Column:
 
 def _watermarked(
     frame: DataFrame,
-    columns: list[Column],
+    columns: Mapping[str, Column],
     time: Column,
     config: Operations | Completions,
     reading: Reading,
 ) -> DataFrame:
     """Columns over a guarded watermark."""
-    selected = frame.select(*columns, _guarded(time, reading.max_future_us).alias("guarded"))
+    named = {**columns, "guarded": _guarded(time, reading.max_future_us)}
+    # In a lambda Spark takes a name for what has it further left in the select, and only then for the input's column.
+    # So no alias may be a name that an input has; Catalyst makes one projection of both steps.
+    selected = frame.select(*(column.alias(UNTAKEN + name) for name, column in named.items())).toDF(*named)
     if frame.isStreaming and config.outcomes_of is None:
         if config.idle_after is not None:
             beats = _heartbeats(frame, selected, config.us_of("idle_after"), reading.heartbeats)

@@ -24,6 +24,8 @@ CASTS = {
         "of which make_ym_interval(0, months) makes it again"
     ),
     T.CalendarIntervalType: "cast it to string",
+    T.CharType: "cast it to string",
+    T.VarcharType: "cast it to string",
 }
 """What to do with a column of a type that Spark does not hand over to Python."""
 

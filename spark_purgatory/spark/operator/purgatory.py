@@ -34,8 +34,8 @@ from spark_purgatory.spark.operator.inputs import (
     InputTypes,
     Reading,
     events_input,
-    field_column,
     key_prefix,
+    not_a_column,
     number_of,
     operations_input,
     payload_sources,
@@ -58,7 +58,7 @@ def check_quorum(criterion: Criterion | ByRow, keys: ColumnLike | Sequence[Colum
     columns = list(keys) if isinstance(keys, (list, tuple)) else [keys]
     names = {column for column in columns if isinstance(column, str)}
     count = len(names) if all(isinstance(column, str) for column in columns) else len(columns)
-    if count < criterion.need and not (several and count == 1):
+    if count < criterion.need and not (several and len(columns) == 1):
         raise ConfigError(
             f"criterion quorum({int(criterion.need)}) can never hold: operations.keys has {count} key(s) for "
             f"each operation; give at most {count}, or more columns in keys"
@@ -265,8 +265,8 @@ class Purgatory(PurgatoryOptions):
         carried_types, event_columns = carried or (None, None)
         schema = outcome_schema(self, operations.schema, carried_types)
         helpers = self.operations.names_of("helpers")
-        for name in helpers:
-            field_column(operations, name, "operations.helpers")
+        for name in set(helpers) - set(operations.columns):
+            raise not_a_column(operations, name, "operations.helpers")
         number = number_of(operations, completions, self.completions, self.criterion)
         reading = Reading(self.criterion, self.us_of("max_future"), self.scope, heartbeats, number)
         if operations.isStreaming:

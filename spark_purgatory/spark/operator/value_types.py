@@ -85,9 +85,8 @@ def need_columns(
     need, levels = _converted(needs, keys, several, _as_double)
     if number == DOUBLE:
         return {"need": need, "levels": levels}
-    # Within a lambda a name means what stands under it further left, the query's column only where nothing does.
     up, levels_up = _converted(needs, keys, several, lambda need, kind: _rounded_up(need, kind, number))
-    return {"levels_up": levels_up, "levels": levels, "need_up": up, "need": need}
+    return {"need": need, "levels": levels, "need_up": up, "levels_up": levels_up}
 
 
 def _converted(
