@@ -132,7 +132,9 @@ def check(
 def pending(
     checkpoint: Annotated[str, typer.Argument(help="The query's checkpointLocation.", show_default=False)],
     where: Annotated[str, typer.Option(help='Only these, in SQL: "order_id = 7".')] = "true",
-    order_by: Annotated[str, typer.Option(help="In SQL; by default what ends first comes first.")] = "remaining_ms",
+    order_by: Annotated[
+        str, typer.Option(help='In SQL: "age_ms DESC"; by default what ends first comes first.')
+    ] = "remaining_ms",
     columns: Annotated[str | None, typer.Option(help="Columns, with commas between them; by default all.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Rows shown.")] = 20,
     batch_id: Annotated[int | None, typer.Option(help="After which micro-batch. [default: the latest]")] = None,

@@ -28,8 +28,9 @@ from spark_purgatory.job.job_config import Input, JobConfig
 from spark_purgatory.job.source_config import KAFKA_COLUMNS, DeltaSource, KafkaSource
 
 TYPES = frozenset(
-    "array bigint binary boolean byte char date dec decimal double float int integer interval long map numeric real "
-    "short smallint string struct timestamp timestamp_ltz timestamp_ntz tinyint varchar variant void".split()
+    "array bigint binary boolean byte char character date dec decimal double float geography geometry int integer "
+    "interval long map numeric real short smallint string struct time timestamp timestamp_ltz timestamp_ntz tinyint "
+    "varchar variant void".split()
 )
 """The names with which a type begins in Spark's DDL."""
 COLUMN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s:`]+))\s*:?\s*([A-Za-z_]+)?")
@@ -41,7 +42,7 @@ NEEDED_MODULES = {"prometheus_port": ("prometheus_client", "metrics"), "opentele
 
 def check_job(config: JobConfig, origin: str) -> None:
     """Raise JobConfigError with all that is wrong with a file's columns, and with what this machine lacks for it."""
-    problems = [*_column_problems(config), *_table_problems(config.options()), *_metrics_problems(config)]
+    problems = [*_column_problems(config), *_table_problems(config), *_metrics_problems(config)]
     if problems:
         raise JobConfigError(origin, problems)
 
@@ -52,8 +53,10 @@ def _metrics_problems(config: JobConfig) -> Iterator[Problem]:
             yield Problem(f"metrics.{field}", "", f"needs a package: pip install 'spark-purgatory[{extra}]'")
 
 
-def _table_problems(options: PurgatoryOptions) -> Iterator[Problem]:
-    operations = options.operations
+def _table_problems(config: JobConfig) -> Iterator[Problem]:
+    if config.output.topic is not None:
+        return
+    operations = config.options().operations
     column, helpers = operations.timeout_column, operations.names_of("helpers")
     if isinstance(column, str) and operations.timeout_unit is None and column.lower() not in map(str.lower, helpers):
         allowed = (
@@ -79,7 +82,7 @@ def _column_problems(config: JobConfig) -> Iterator[Problem]:
                 yield Problem(f"{name}.source.schema", repr(column), "is what Kafka says of a record: rename the field")
         known = selected(given, columns)
         for field, column in named(side, options) if known else ():
-            if column.split(".")[0].strip("`").lower() not in {each.lower() for each in known}:
+            if not {column, column.split(".")[0]} & {*known}:
                 allowed = f"is no column{near(column, known) or '.'} There are {', '.join(known)}"
                 yield Problem(field, repr(column), allowed)
 

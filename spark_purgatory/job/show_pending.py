@@ -72,7 +72,8 @@ def _found(spark: SparkSession, request: PendingRequest) -> Found:
     order_by = request.order_by
     if order_by == "remaining_ms":
         order_by = f"{request.prefix}remaining_ms"
-    shown = chosen.selectExpr("*", f"{order_by} AS __order").orderBy("__order").drop("__order")
+    in_order = order_by.replace("{", "{{").replace("}", "}}")
+    shown = spark.sql(f"SELECT * FROM {{rows}} ORDER BY {in_order}", rows=chosen)
     if request.columns is not None:
         shown = shown.select(*request.columns)
     rows = [json.loads(text) for (text,) in shown.limit(request.limit).select(F.to_json(F.struct("*"))).collect()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +28,9 @@ from spark_purgatory import (
 )
 from spark_purgatory.doctor.checkpoint import checkpoint_findings
 from spark_purgatory.errors import ConfigError, StateUnreadableError
+from spark_purgatory.job.show_pending import PendingRequest, show_pending
 from spark_purgatory.spark.storage.spark_access import settings
+from spark_purgatory.terminal import terminal
 from tests.support.stream_rows import at, event, operation, purgatory
 from tests.support.streams import Host, Landing
 
@@ -172,6 +175,18 @@ def test_where_spark_cannot_read_state_at_a_path_that_is_said_and_the_query_goes
             ask(spark, checkpoint)
     (found,) = checkpoint_findings(spark, checkpoint)
     assert (found.found, found.remedy[:11]) == ("its state cannot be read at this path", "checkpoint=")
+
+
+def test_rows_are_shown_in_any_order_of_sql(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    landing = Landing(tmp_path).add([operation("a", 0, 30), operation("b", 0, 40), operation("c", 0, 40)], [])
+    landing.run(spark, purgatory())
+    monkeypatch.setattr("spark_purgatory.job.show_pending.reading_session", lambda *given, **more: spark)
+    for order_by, expected in (("remaining_ms DESC, id DESC", "cba"), ("map_values(map('{', id))", "abc")):
+        request = PendingRequest(str(landing.checkpoint), "true", order_by, ["id"], 20, None, "", True, [])
+        assert show_pending(request, terminal()) == 0
+        assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == list(expected)
 
 
 def test_columns_are_chosen_and_names_that_are_taken_get_a_prefix(spark: SparkSession, tmp_path: Path) -> None:

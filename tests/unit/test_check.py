@@ -126,6 +126,8 @@ def test_an_old_pyspark_and_none_are_one_sentence(tmp_path: Path, source: str, m
             "a Delta table cannot take: add helpers: [pay_by]",
         ),
         (["operations.watermark=null"], "operations.watermark is not set"),
+        (["completions.key=ORDER_ID"], "completions.key: 'ORDER_ID': is no column. There are payment_id, order_id"),
+        (["completions.key='`order_id`'"], "completions.key: '`order_id`': is no column"),
         (["operations.helpers=[amont]"], "operations.helpers: 'amont': is no column, did you mean 'amount'?"),
         (
             ["trigger=10 seconds"],
@@ -145,6 +147,19 @@ def test_columns_are_not_guessed_where_the_file_does_not_say_them() -> None:
     check_job(load_config(ORDERS, [delta, "operations.created=anything"]), "orders.yaml")
     unnamed = "completions.select=['*', 'upper(order_id)']"
     check_job(load_config(ORDERS, [unnamed, "completions.key=upper(order_id)"]), "orders.yaml")
+
+
+def test_columns_of_every_name_and_type_that_spark_reads_are_right() -> None:
+    schema = "`order.id` string, paid_at timestamp, at time(6), place struct<zip:string>, word character(3), g geometry"
+    changes = [f"completions.source.schema='{schema}'", "completions.columns=[at, place.zip, g]"]
+    check_job(load_config(ORDERS, [*changes, "completions.key=order.id"]), "orders.yaml")
+    check_job(load_config(ORDERS, [*changes, "completions.key=place.zip"]), "orders.yaml")
+
+
+def test_a_topic_takes_intervals() -> None:
+    topic = "output={topic: outcomes, options: {kafka.bootstrap.servers: 'localhost:9092'}}"
+    changes = [topic, "operations.deadline=null", "operations.timeout=pay_by"]
+    check_job(load_config(ORDERS, changes), "orders.yaml")
 
 
 def test_a_time_out_of_intervals_that_stays_out_of_the_table_is_right() -> None:
