@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria
+from spark_purgatory import (
+    Completions,
+    Operations,
+    Purgatory,
+    RecordAccumulator,
+    criteria,
+    metrics,
+    monitor,
+    pending,
+)
 from spark_purgatory.errors import ConfigError
 from tests.support.canary_child import CANARY as PURGATORY_CANARY
 from tests.support.children import run_module
+from tests.support.sink_queries import wait_until
 from tests.support.sink_streams import Stream
+from tests.support.stream_rows import event, operation, purgatory
+from tests.support.streams import Landing
 
 pytestmark = pytest.mark.spark
 
@@ -61,6 +77,84 @@ def test_a_hostile_table_name_is_refused_before_anything_is_written(stream: Stre
     with pytest.raises(ConfigError, match=r"^table(=| has )"):
         RecordAccumulator(table=name).write_stream(stream.rows(), checkpoint=str(stream.checkpoint))
     assert not stream.checkpoint.exists()
+
+
+def a_state_that_is_gone(checkpoint: Path) -> str:
+    shutil.rmtree(checkpoint / "state")
+    return "its folder 'state' is gone or empty"
+
+
+def a_state_without_a_partition(checkpoint: Path) -> str:
+    shutil.rmtree(checkpoint / "state" / "0" / "0")
+    return "cannot be read from its checkpoint: "
+
+
+def a_state_that_was_cut(checkpoint: Path) -> str:
+    for path in [*checkpoint.glob("state/0/*/*.delta"), *checkpoint.glob("state/0/*/*.snapshot")]:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    return "could not be read for its metrics: "
+
+
+def a_checkpoint_without_offsets(checkpoint: Path) -> str:
+    shutil.rmtree(checkpoint / "offsets")
+    return "could not be read for its metrics: "
+
+
+HARMS: list[Callable[[Path], str]] = [
+    a_state_that_is_gone,
+    a_state_without_a_partition,
+    a_state_that_was_cut,
+    a_checkpoint_without_offsets,
+]
+
+
+def keep_canaries(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+    """State of a query that is not ours, and looks like it."""
+    state.update((CANARY.encode() * 9,))
+    yield pd.DataFrame({"id": [f"{CANARY} {len(list(frames))}"]})
+
+
+def run_to_end(outcomes: DataFrame, checkpoint: Path) -> Any:
+    writer = outcomes.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query
+
+
+def test_no_log_line_of_a_monitor_shows_a_row(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [f"{CANARY}-{n}" for n in range(8)]
+    landing = Landing(tmp_path / "rows").add(
+        [operation(name, 1, 90, row=f"O'{CANARY} 7") for name in names],
+        [event(name, 2) for name in (*names[:2], f"{CANARY}-unknown")],
+    )
+    query = run_to_end(purgatory().resolve(*landing.frames(spark)), landing.checkpoint)
+    assert pending(spark, str(landing.checkpoint), columns=["row"]).where(f"row like '%{CANARY}%'").count() == 6
+
+    def broken(sample: metrics.Sample) -> None:
+        raise RuntimeError("the disk is full")
+
+    def told(query: Any, checkpoint: Path, expected: str) -> str:
+        """What the log has once it has that."""
+        caplog.clear()
+        samples: list[metrics.Sample] = []
+        monitor(query, samples.append, broken, checkpoint=str(checkpoint))
+        wait_until(lambda: expected in caplog.text and "the disk is full" in caplog.text, query)
+        return f"{caplog.text} {[sample.flat() for sample in samples]}"
+
+    said = [told(query, landing.checkpoint, "a reporter of query")]
+    for harm in HARMS:
+        copy = tmp_path / harm.__name__
+        shutil.copytree(landing.checkpoint, copy)
+        said.append(told(query, copy, harm(copy)))
+    groups = landing.frames(spark)[0].groupBy("key")
+    strange = groups.applyInPandasWithState(keep_canaries, "id string", "blob binary", "append", "NoTimeout")
+    query = run_to_end(strange, tmp_path / "strange")
+    said.append(told(query, tmp_path / "strange", "not written by spark_purgatory"))
+    leaks = [line for lines in said for line in lines.splitlines() if any(part in line for part in (CANARY, "canary"))]
+    assert not leaks, leaks[:5]
 
 
 @pytest.mark.long

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
     QueryProgressEvent,
@@ -33,9 +32,11 @@ from spark_purgatory.metrics.sample import Labels
 from spark_purgatory.schema import EVENT_REJECTIONS, REJECTION_COUNTERS, REJECTIONS
 from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
-from spark_purgatory.spark.storage.storage_errors import said
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, own_words
 
 LOG = logging.getLogger(__name__)
+FAULTS: tuple[type[Exception], ...] = (PurgatoryError, *SPARK_FAULTS)
+"""Of reading the state: the query goes on, and so do its other metrics."""
 COUNTED: dict[str, tuple[str, Labels]] = {
     "batches": ("batches_total", ()),
     "received": ("operations_received_total", ()),
@@ -208,8 +209,8 @@ class QueryMonitor:
                 if self.last is not None:
                     values = dict(self.last.values) | _unlabelled(of_gauges(self._gauges))
                     self._report(Sample(self._label, time.time_ns() // 1_000_000, values))
-        except (PurgatoryError, PySparkException) as error:
-            cause = error if isinstance(error, PurgatoryError) else said(error)
+        except FAULTS as error:
+            cause = error if isinstance(error, PurgatoryError) else own_words(error)
             LOG.warning("the state of query %s could not be read for its metrics: %s", self._label, cause)
         finally:
             self._reading.release()

@@ -143,7 +143,7 @@ def _spark_facts(java: Any) -> tuple[str | None, dict[str, str]]:
 
 
 def own_words(error: BaseException | None) -> str:
-    """What this package said of a query's end, or the names in what Spark said."""
+    """What this package said, in a query or in a worker, or the names in what Spark said."""
     found = _OWN.findall(str(error))
     return str(found[0]) if found else "it was stopped" if error is None else said(error)
 
