@@ -31,6 +31,7 @@ from typing import (
 )
 
 from spark_purgatory.config.units import Duration, Size, parse_duration, parse_size
+from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.errors import ConfigError
 
 P = ParamSpec("P")
@@ -156,6 +157,15 @@ def near(name: str, names: Iterable[str]) -> str:
     """``, did you mean 'timeout'?``, or nothing where no name is near."""
     found = difflib.get_close_matches(name, list(names), n=1)
     return f", did you mean {found[0]!r}?" if found else ""
+
+
+def not_a_column(field: str, name: str, names: Sequence[str]) -> ConfigError:
+    """The error where an option names a column that its input lacks."""
+    meant = near(name, names)
+    there = f"{meant} There are" if meant else ": there are"
+    is_rule = field == "criterion.rule" and name in RULES
+    way = f'; for one rule in all rows add a column, withColumn("rule", F.lit("{name}")), and name that'
+    return ConfigError(f"{field}={name!r} is not a column{there} {', '.join(names)}{way if is_rule else ''}")
 
 
 def _refuse_unknown(owner: str, given: Iterable[str], names: Sequence[str]) -> None:

@@ -23,8 +23,11 @@ def settings_from(texts: Sequence[str]) -> dict[str, str]:
 
 
 def place_of(table: str) -> dict[str, str]:
-    """A table as `SinkOptions` takes it: what has a slash or a backslash, and "..", is a path, all else a name."""
-    if ".." in table.split("/") and "://" not in table:
+    """A table as `SinkOptions` takes it: a path has a slash, a backslash or "..", or is a Delta table's folder here;
+    all else is a name.
+    """
+    is_here = "/" not in table and (Path(table) / "_delta_log").is_dir()
+    if is_here or (".." in table.split("/") and "://" not in table):
         table = str(Path(table).resolve())
     return {"path": table} if "/" in table or "\\" in table else {"table": table}
 

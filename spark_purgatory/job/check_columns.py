@@ -26,6 +26,7 @@ from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.job.config_file import JobConfigError, Problem
 from spark_purgatory.job.job_config import Input, JobConfig
 from spark_purgatory.job.source_config import KAFKA_COLUMNS, DeltaSource, KafkaSource
+from spark_purgatory.schema import EVIDENCE_COLUMNS, ORPHAN_COLUMNS, OUTCOME_COLUMNS
 
 TYPES = frozenset(
     "array bigint binary boolean byte char character date dec decimal double float geography geometry int integer "
@@ -33,6 +34,8 @@ TYPES = frozenset(
     "varchar variant void".split()
 )
 """The names with which a type begins in Spark's DDL."""
+TIMES = frozenset({"date", "timestamp", "timestamp_ltz", "timestamp_ntz"})
+"""Those of a time."""
 COLUMN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s:`]+))\s*:?\s*([A-Za-z_]+)?")
 PLAIN = re.compile(r"\s*(?:[A-Za-z_]\w*\.)*(?:`([^`]+)`|([A-Za-z_]\w*))\s*$")
 ALIAS = re.compile(r"\bas\s+(?:`([^`]+)`|([A-Za-z_]\w*))\s*$", re.IGNORECASE)
@@ -42,7 +45,8 @@ NEEDED_MODULES = {"prometheus_port": ("prometheus_client", "metrics"), "opentele
 
 def check_job(config: JobConfig, origin: str) -> None:
     """Raise JobConfigError with all that is wrong with a file's columns, and with what this machine lacks for it."""
-    problems = [*_column_problems(config), *_table_problems(config), *_metrics_problems(config)]
+    options = config.options()
+    problems = [*_column_problems(config, options), *_table_problems(config, options), *_metrics_problems(config)]
     if problems:
         raise JobConfigError(origin, problems)
 
@@ -53,10 +57,10 @@ def _metrics_problems(config: JobConfig) -> Iterator[Problem]:
             yield Problem(f"metrics.{field}", "", f"needs a package: pip install 'spark-purgatory[{extra}]'")
 
 
-def _table_problems(config: JobConfig) -> Iterator[Problem]:
+def _table_problems(config: JobConfig, options: PurgatoryOptions) -> Iterator[Problem]:
     if config.output.topic is not None:
         return
-    operations = config.options().operations
+    operations = options.operations
     column, helpers = operations.timeout_column, operations.names_of("helpers")
     if isinstance(column, str) and operations.timeout_unit is None and column.lower() not in map(str.lower, helpers):
         allowed = (
@@ -64,27 +68,57 @@ def _table_problems(config: JobConfig) -> Iterator[Problem]:
             "whole numbers and its timeout_unit"
         )
         yield Problem("operations.timeout", repr(column), allowed)
+    known = selected(config.operations, source_columns(config.operations))
+    if known and config.output.topic is None:
+        added = (*OUTCOME_COLUMNS, *EVIDENCE_COLUMNS, *ORPHAN_COLUMNS)
+        there = [*(name for name in known if name not in helpers), *(options.prefix + name for name in added)]
+        for column in config.output.made().names_of("partition_by"):
+            if column.lower() not in map(str.lower, there):
+                yield _no_column("output.partition_by", column, there)
 
 
-def _column_problems(config: JobConfig) -> Iterator[Problem]:
-    options = config.options()
+def _no_column(field: str, column: str, there: list[str]) -> Problem:
+    return Problem(field, repr(column), f"is no column{near(column, there) or '.'} There are {', '.join(there)}")
+
+
+def source_columns(given: Input) -> dict[str, str]:
+    """The columns of an input's source, and the first word of the type of each; none where the file has no schema."""
+    source = given.source
+    return {} if isinstance(source, DeltaSource) or source.schema_ddl is None else ddl_columns(source.schema_ddl)
+
+
+def _time_problems(side: Operations | Completions, given: Input, columns: dict[str, str]) -> Iterator[Problem]:
+    """Times that the schema says to be of another type; behind a ``select`` of its own, Spark knows the types."""
+    kinds = {name.lower(): kind.lower() for name, kind in columns.items()} if given.select == ["*"] else {}
+    fields = ("created", "deadline") if isinstance(side, Operations) else ("time",)
+    for field in fields:
+        column = getattr(side, field)
+        kind = kinds.get(str(column).lower())
+        if kind in TYPES - TIMES:
+            others = [f"{name}, " for name in columns if name.lower() != str(column).lower()]
+            way = "to_timestamp({0})" if kind in ("string", "varchar", "char") else "timestamp_seconds({0})"
+            select = "".join([*others, way.format(column), f" as {column}"])
+            allowed = f"is {kind}, not timestamp: correct the schema, or make it one, as select: [{select}]"
+            yield Problem(side.section + field, repr(column), allowed)
+
+
+def _column_problems(config: JobConfig, options: PurgatoryOptions) -> Iterator[Problem]:
     for name, given, side in (
         ("operations", config.operations, options.operations),
         ("completions", config.completions, options.completions),
     ):
-        source = given.source
-        columns = {} if isinstance(source, DeltaSource) or source.schema_ddl is None else ddl_columns(source.schema_ddl)
+        columns = source_columns(given)
         for column, kind in columns.items():
             if kind.lower() not in TYPES:
                 allowed = f"column {column!r} has no type that Spark knows{near(kind.lower(), TYPES) or '.'}"
                 yield Problem(f"{name}.source.schema", repr(kind), allowed)
-            if isinstance(source, KafkaSource) and column.lower() in KAFKA_COLUMNS:
+            if isinstance(given.source, KafkaSource) and column.lower() in KAFKA_COLUMNS:
                 yield Problem(f"{name}.source.schema", repr(column), "is what Kafka says of a record: rename the field")
         known = selected(given, columns)
         for field, column in named(side, options) if known else ():
-            if not {column, column.split(".")[0]} & {*known}:
-                allowed = f"is no column{near(column, known) or '.'} There are {', '.join(known)}"
-                yield Problem(field, repr(column), allowed)
+            if not {column, column.split(".")[0].strip("`")} & {*known}:
+                yield _no_column(field, column, known)
+        yield from _time_problems(side, given, columns)
 
 
 def named(side: Operations | Completions, options: PurgatoryOptions) -> Iterator[tuple[str, str]]:

@@ -49,15 +49,13 @@ def described(config: JobConfig) -> Iterator[tuple[str, str]]:
     yield "", f"id {operations.id}, keys {names(operations.keys)}, created {operations.created}, {end}"
     yield "", delays(operations)
     yield "completions", source_text(config.completions)
-    fields = ("value", "kind", "operation_id", "event_id")
-    others = [f"{name} {getattr(completions, name)}" for name in fields if getattr(completions, name) is not None]
+    fields = ("value", "kind", "operation_id", "event_id", "columns")
+    others = [f"{name} {names(getattr(completions, name))}" for name in fields if getattr(completions, name)]
     yield "", ", ".join([f"key {completions.key}", f"time {completions.time}", *others])
     yield "", delays(completions)
     yield "criterion", criterion_text(options)
-    yield (
-        "outcomes",
-        f"emit {options.emit}, shards {options.shards}" + (f", scope {options.scope}" if options.scope else ""),
-    )
+    rules = {"emit": options.emit, "shards": options.shards} | config.purgatory.options()
+    yield "outcomes", ", ".join(f"{name} {value}" for name, value in rules.items())
     given = config.output.model_fields_set - {"options"}
     yield "output", ", ".join(f"{name} {names(value)}" for name, value in vars(config.output).items() if name in given)
     yield "checkpoint", config.checkpoint

@@ -32,6 +32,12 @@ def _is_duration(value: object) -> object:
     return value
 
 
+def _has_unit(value: object) -> object:
+    if isinstance(value, (int, float)):
+        raise ValueError('a number alone has no unit: write "30 minutes", or name a column')
+    return value
+
+
 def _is_size(value: object) -> object:
     wrong = not_a_size(value)
     if wrong is not None:
@@ -61,6 +67,7 @@ Text = Annotated[str, Field(min_length=1)]
 Scalar = Annotated[str, BeforeValidator(_as_text)]
 Texts = Annotated[list[Text], BeforeValidator(_as_list)]
 Duration = Annotated[str, BeforeValidator(_is_duration)]
+TimeOutText = Annotated[Text, BeforeValidator(_has_unit)]
 Size = Annotated[str | int, BeforeValidator(_is_size)]
 Whole = Annotated[int, BeforeValidator(_is_no_flag)]
 """YAML's yes is no 1."""

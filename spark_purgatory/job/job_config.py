@@ -42,6 +42,7 @@ from spark_purgatory.job.config_types import (
     Size,
     Text,
     Texts,
+    TimeOutText,
     Whole,
     exactly_one,
 )
@@ -70,7 +71,7 @@ def _given(model: Model, but: Container[str] = ()) -> dict[str, Any]:
 
 TYPES: dict[Any, Any] = {
     ColumnLike: Text,
-    TimeOut: Text,
+    TimeOut: TimeOutText,
     Columns: Texts,
     Names: Texts,
     DurationOption: Duration,
@@ -149,6 +150,10 @@ class Criterion(Model):
         if given == "by_row":
             return {"rule": "by_row", "by_row": {}}
         if isinstance(given, str):
+            rule, call, need = given.removeprefix("criteria.").partition("(")
+            if call:  # as in Python
+                need = need.rstrip(") ")
+                raise ValueError(f"in a job's file write {f'{{{rule}: {need}}}' if need else rule}")
             return {"rule": given}
         if isinstance(given, dict) and len(given) == 1 and "rule" not in given:
             [(rule, need)] = given.items()
@@ -193,7 +198,7 @@ def _decimal(text: str) -> Decimal:
 class Rules(Model):
     """How operations are decided; a field means what the argument of `Purgatory` of that name means."""
 
-    criterion: Criterion = Criterion(rule="any_key")
+    criterion: Criterion
 
     def options(self) -> dict[str, Any]:
         """The arguments of `Purgatory` that the file gives, but for its inputs and its criterion."""
@@ -274,7 +279,7 @@ class JobConfig(Model):
     name: Text = "await_completion"
     operations: OperationsInput
     completions: CompletionsInput
-    purgatory: Rules = Rules()
+    purgatory: Rules
     output: Output
     dead_letters: DeadLetters | None = None
     checkpoint: Text

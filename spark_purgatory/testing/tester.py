@@ -334,7 +334,8 @@ class PurgatoryTester:
         schema = self._completions.schema
         if schema is None:
             raise ConfigError(
-                "completions.columns and evidence= give outcomes columns of the completions: give completions_schema="
+                "completions.columns and evidence= give outcomes columns of the completions, and no completion has "
+                "come that says their types: give completions_schema=, a pyarrow schema or the schema of a DataFrame"
             )
         return carried_schema(self.purgatory, schema.names, partial(kind_of, schema), case_sensitive=False)
 

@@ -10,7 +10,7 @@ from typing import cast
 from pyspark.sql import Column
 from pyspark.sql import types as T
 
-from spark_purgatory.config import ColumnLike, Operations, PurgatoryOptions
+from spark_purgatory.config import ColumnLike, Operations, PurgatoryOptions, not_a_column
 from spark_purgatory.core.arrays.numbers import DOUBLE
 from spark_purgatory.core.spec.codes import KINDS, RULES
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
@@ -38,7 +38,7 @@ def kind_of(schema: T.StructType, value: ColumnLike | None, field: str) -> T.Dat
     kind: T.DataType = schema
     for name in (first, *rest):
         if not isinstance(kind, T.StructType) or name not in kind.names:
-            raise ConfigError(f"{field}={value!r} is not a column: there are {', '.join(schema.names)}")
+            raise not_a_column(field, value, schema.names)
         kind = kind[name].dataType
     return kind
 

@@ -48,6 +48,7 @@ def job(folder: Path, **sections: Any) -> JobConfig:
             "time": "paid_at",
             "watermark": "0 seconds",
         },
+        "purgatory": {"criterion": "any_key"},
         "output": {"path": str(folder / "outcomes")},
         "checkpoint": str(folder / "checkpoint"),
         "dead_letters": {"path": str(folder / "dead")},

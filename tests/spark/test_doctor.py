@@ -61,13 +61,20 @@ def rewrite(file: Path, text: bytes) -> None:
     (file.parent / f".{file.name}.crc").unlink(missing_ok=True)
 
 
-def test_a_table_is_a_path_where_it_has_a_slash_of_either_kind() -> None:
+def test_a_table_is_a_path_where_it_has_a_slash_or_is_a_folder_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert place_of("/lake/orders") == {"path": "/lake/orders"}
     assert place_of("../orders") == {"path": str(Path.cwd().parent / "orders")}
     assert place_of("..") == {"path": str(Path.cwd().parent)}
     assert place_of("/lake/a/../orders") == {"path": "/lake/orders"}
     assert place_of(r"C:\lake\orders") == {"path": r"C:\lake\orders"}
     assert place_of("main.sales.orders") == {"table": "main.sales.orders"}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outcomes" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "orders").mkdir()
+    assert place_of("outcomes") == {"path": str(tmp_path / "outcomes")}
+    assert place_of("orders") == {"table": "orders"}
 
 
 # --- a session ------------------------------------------------------------------------------------

@@ -441,7 +441,7 @@ def test_a_delta_table_and_csv_in_a_table_by_name_out(spark: SparkSession, tmp_p
           key: to
           time: time
           watermark: 0 seconds
-        purgatory: {{prefix: outcome_}}
+        purgatory: {{criterion: any_key, prefix: outcome_}}
         output: {{table: replies_awaited, partition_by: outcome_status}}
         checkpoint: "{tmp_path}/checkpoint"
         trigger: {{availableNow: true}}

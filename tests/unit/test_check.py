@@ -43,6 +43,14 @@ def test_a_file_that_is_right_is_shown_without_java_and_without_secrets(tmp_path
     assert "hidden" not in ran.stdout and "PlainLoginModule" not in ran.stdout
 
 
+def test_every_rule_that_the_file_gives_is_shown() -> None:
+    changes = ("purgatory.evidence=all", "purgatory.lookback=1 hour", "completions.columns=[payment_id, amount]")
+    ran = check("conf/orders.yaml", *(word for change in changes for word in ("--set", change)))
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "emit early, shards 4, evidence all, lookback 1 hour" in ran.stdout
+    assert "key order_id, time paid_at, columns payment_id, amount" in ran.stdout
+
+
 def test_a_rule_of_each_row_is_shown_by_its_columns() -> None:
     changes = (
         "--set",
@@ -132,6 +140,25 @@ def test_an_old_pyspark_and_none_are_one_sentence(tmp_path: Path, source: str, m
         (
             ["trigger=10 seconds"],
             "trigger: '10 seconds': write processingTime: 10 seconds, or availableNow: true",
+        ),
+        (["purgatory.criterion=quorum(2)"], "purgatory.criterion: 'quorum(2)': in a job's file write {quorum: 2}"),
+        (["purgatory.criterion=criteria.any_key()"], "in a job's file write any_key"),
+        (["purgatory={emit: final}"], "purgatory.criterion: required"),
+        (["operations.deadline=null", "operations.timeout=30"], "operations.timeout: 30: a number alone has no unit"),
+        (["output.partition_by=cty"], "output.partition_by: 'cty': is no column. There are order_id"),
+        (
+            ["output.partition_by=[customer_id, staus]"],
+            "output.partition_by: 'staus': is no column, did you mean 'status'",
+        ),
+        (
+            ["completions.source.schema=order_id string, paid_at string"],
+            "completions.time: 'paid_at': is string, not timestamp: correct the schema, or make it one, as "
+            "select: [order_id, to_timestamp(paid_at) as paid_at]",
+        ),
+        (
+            ["completions.source.schema=order_id string, paid_at bigint"],
+            "is bigint, not timestamp: correct the schema, or make it one, as "
+            "select: [order_id, timestamp_seconds(paid_at) as paid_at]",
         ),
         (["output=outcomes"], "output: 'outcomes': holds fields: topic, options, path, table"),
     ],

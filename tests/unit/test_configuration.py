@@ -44,6 +44,7 @@ SMALLEST: dict[str, Any] = {
         "watermark": "1 minute",
     },
     "completions": {"source": SOURCE, "key": "key", "time": "at", "watermark": "1 minute"},
+    "purgatory": {"criterion": "any_key"},
     "output": {"path": "out"},
     "checkpoint": "checkpoint",
 }

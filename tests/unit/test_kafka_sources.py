@@ -45,6 +45,7 @@ def job(folder: Path, source: dict[str, Any] | None = None, **more: Any) -> JobC
             "time": "at",
             "watermark": "1 minute",
         },
+        "purgatory": {"criterion": "any_key"},
         "output": {"path": "outcomes"},
         "checkpoint": "checkpoint",
     }

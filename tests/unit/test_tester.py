@@ -270,7 +270,24 @@ class Expression:
             "operations.id is a Column, an expression that only Spark evaluates: select it",
         ),
         (orders_and_payments(), order(7.5), "operations.id is double, which cannot be a key"),
-        (orders_and_payments(), {"order_id": 7}, "operations.created='ordered_at' is not a column: there are order_id"),
+        (
+            orders_and_payments(operations=Operations(id="order_id", keys="order_id", created="t", timeout="1 hour")),
+            order(7),
+            "operations.created='t' is not a column: there are order_id, ordered_at",
+        ),
+        (
+            orders_and_payments(),
+            {"order_id": 7, "order_at": NOON},
+            "'ordered_at' is not a column, did you mean 'order_at'. There are order_id, order_at",
+        ),
+        (
+            orders_and_payments(
+                criterion=criteria.by_row("sum_at_least", "need"),
+                completions=Completions(key="order_id", time="paid_at", value="amount"),
+            ),
+            order(7, need=3),
+            r'one rule in all rows add a column, withColumn\("rule", F.lit\("sum_at_least"\)\), and name that',
+        ),
         (orders_and_payments(), {"order_id": 7, "ordered_at": date(2026, 11, 1)}, "operations.created is date"),
         (
             orders_and_payments(),

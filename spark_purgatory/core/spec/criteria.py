@@ -101,7 +101,10 @@ class ByRow:
     def __post_init__(self) -> None:
         for field, value in vars(self).items():
             if not (isinstance(value, str) and value) and not (value is None and field != "rule"):
-                raise ConfigError(f"criteria.by_row {field}={value!r} must be a column's name")
+                raise ConfigError(
+                    f"criteria.by_row {field}={value!r} must be a column's name: add a column to the operations, "
+                    "and name that"
+                )
 
     @property
     def reads_values(self) -> bool:

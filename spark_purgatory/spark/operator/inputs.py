@@ -19,6 +19,7 @@ from spark_purgatory.config import (
     ColumnLike,
     Completions,
     Operations,
+    not_a_column,
     us_per,
     watermark_ms,
 )
@@ -88,12 +89,7 @@ def field_column(frame: DataFrame, value: Any, field: str) -> Column:
         return F.col(f"`{name}`")
     if value.split(".")[0] in frame.columns:
         return F.col(value)
-    raise not_a_column(frame, value, field)
-
-
-def not_a_column(frame: DataFrame, value: Any, field: str) -> ConfigError:
-    """The error about a name that no column of ``frame`` has."""
-    return ConfigError(f"{field}={value!r} is not a column: there are {', '.join(frame.columns)}")
+    raise not_a_column(field, value, frame.columns)
 
 
 @dataclass(frozen=True)
@@ -130,8 +126,8 @@ class Field:
         """A timestamp; other types are an error, except timestamp_ntz and date, which the session's zone places."""
         if not isinstance(self.kind, (T.TimestampType, T.TimestampNTZType, T.DateType)):
             raise ConfigError(
-                f"{self.label} is {self.kind.simpleString()}, not a timestamp: make it one, with F.to_timestamp(...) "
-                "of a text, F.timestamp_millis(...) or F.timestamp_seconds(...) of a number"
+                f"{self.label} is {self.kind.simpleString()}, not a timestamp: make it one, with to_timestamp(...) "
+                "of a text, timestamp_millis(...) or timestamp_seconds(...) of a number"
             )
         return placed(self.column, self.kind)
 

@@ -14,7 +14,13 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from spark_purgatory.config import ColumnLike, PurgatoryOptions, refuses_unknown_names, watermark_ms
+from spark_purgatory.config import (
+    ColumnLike,
+    PurgatoryOptions,
+    not_a_column,
+    refuses_unknown_names,
+    watermark_ms,
+)
 from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS, evidence_fields
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
@@ -35,7 +41,6 @@ from spark_purgatory.spark.operator.inputs import (
     Reading,
     events_input,
     key_prefix,
-    not_a_column,
     number_of,
     operations_input,
     payload_sources,
@@ -266,7 +271,7 @@ class Purgatory(PurgatoryOptions):
         schema = outcome_schema(self, operations.schema, carried_types)
         helpers = self.operations.names_of("helpers")
         for name in set(helpers) - set(operations.columns):
-            raise not_a_column(operations, name, "operations.helpers")
+            raise not_a_column("operations.helpers", name, operations.columns)
         number = number_of(operations, completions, self.completions, self.criterion)
         reading = Reading(self.criterion, self.us_of("max_future"), self.scope, heartbeats, number)
         if operations.isStreaming:
