@@ -1,6 +1,7 @@
 """What users write, validated when it is given: frozen, with errors that name field, value and remedy."""
 
 from spark_purgatory.config.declared import (
+    JOIN_THEM,
     ColumnLike,
     Columns,
     Declared,
@@ -29,6 +30,7 @@ from spark_purgatory.config.units import (
 )
 
 __all__ = [
+    "JOIN_THEM",
     "MAX_SHARDS",
     "ColumnLike",
     "Columns",

@@ -58,6 +58,10 @@ TimeOut = ColumnLike | Duration
 """A duration for all rows, or a column that holds each row's."""
 
 
+JOIN_THEM = "where it takes several columns, make one of them in both inputs, such as concat(shop, '/', number)"
+"""What to do where a list was given for one column."""
+
+
 def is_column(value: object) -> bool:
     """Whether a value can name a column: a non-empty string, or a Column."""
     return (isinstance(value, str) and bool(value)) or (hasattr(value, "alias") and hasattr(value, "cast"))
@@ -66,7 +70,8 @@ def is_column(value: object) -> bool:
 def require_column(value: object, field: str) -> None:
     """Raise ConfigError unless ``value`` can name a column."""
     if not is_column(value):
-        raise ConfigError(f"{field}={value!r} must be a column's name or a Column")
+        several = f": {JOIN_THEM}" if isinstance(value, (list, tuple)) else ""
+        raise ConfigError(f"{field}={value!r} must be a column's name or a Column{several}")
 
 
 def checked_names(given: object, field: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from spark_purgatory.config import not_a_duration, not_a_size, parse_duration
+from spark_purgatory.config import JOIN_THEM, not_a_duration, not_a_size, parse_duration
 
 FREE_FORM = ("options", "spark")
 """Mappings whose keys hold dots and whose values may be secret."""
@@ -35,6 +35,12 @@ def _is_duration(value: object) -> object:
 def _has_unit(value: object) -> object:
     if isinstance(value, (int, float)):
         raise ValueError('a number alone has no unit: write "30 minutes", or name a column')
+    return value
+
+
+def _is_one(value: object) -> object:
+    if isinstance(value, list):
+        raise ValueError(f"must be one column: {JOIN_THEM}, in select")
     return value
 
 
@@ -67,6 +73,7 @@ Text = Annotated[str, Field(min_length=1)]
 Scalar = Annotated[str, BeforeValidator(_as_text)]
 Texts = Annotated[list[Text], BeforeValidator(_as_list)]
 Duration = Annotated[str, BeforeValidator(_is_duration)]
+OneColumn = Annotated[Text, BeforeValidator(_is_one)]
 TimeOutText = Annotated[Text, BeforeValidator(_has_unit)]
 Size = Annotated[str | int, BeforeValidator(_is_size)]
 Whole = Annotated[int, BeforeValidator(_is_no_flag)]

@@ -37,6 +37,7 @@ from spark_purgatory.job.config_types import (
     Duration,
     Model,
     Number,
+    OneColumn,
     Scalar,
     Setting,
     Size,
@@ -66,11 +67,12 @@ class Input(Model):
 
 
 def _given(model: Model, but: Container[str] = ()) -> dict[str, Any]:
-    return {name: getattr(model, name) for name in model.model_fields_set if name not in but}
+    named = (name for name in type(model).model_fields if name in model.model_fields_set and name not in but)
+    return {name: getattr(model, name) for name in named}
 
 
 TYPES: dict[Any, Any] = {
-    ColumnLike: Text,
+    ColumnLike: OneColumn,
     TimeOut: TimeOutText,
     Columns: Texts,
     Names: Texts,

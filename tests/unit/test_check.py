@@ -47,7 +47,7 @@ def test_every_rule_that_the_file_gives_is_shown() -> None:
     changes = ("purgatory.evidence=all", "purgatory.lookback=1 hour", "completions.columns=[payment_id, amount]")
     ran = check("conf/orders.yaml", *(word for change in changes for word in ("--set", change)))
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert "emit early, shards 4, evidence all, lookback 1 hour" in ran.stdout
+    assert "emit early, shards 4, lookback 1 hour, evidence all" in ran.stdout
     assert "key order_id, time paid_at, columns payment_id, amount" in ran.stdout
 
 
@@ -143,6 +143,10 @@ def test_an_old_pyspark_and_none_are_one_sentence(tmp_path: Path, source: str, m
         ),
         (["purgatory.criterion=quorum(2)"], "purgatory.criterion: 'quorum(2)': in a job's file write {quorum: 2}"),
         (["purgatory.criterion=criteria.any_key()"], "in a job's file write any_key"),
+        (
+            ["completions.key=[shop, number]"],
+            "completions.key: must be one column: where it takes several columns, make one of them in both inputs",
+        ),
         (["purgatory={emit: final}"], "purgatory.criterion: required"),
         (["operations.deadline=null", "operations.timeout=30"], "operations.timeout: 30: a number alone has no unit"),
         (["output.partition_by=cty"], "output.partition_by: 'cty': is no column. There are order_id"),

@@ -359,3 +359,10 @@ def test_no_wrong_value_is_answered_in_a_librarys_words() -> None:
     assert not foreign and len(said) > 300
     assert "purgatory.shards: 0: must be at least 1" in said
     assert "purgatory.orphans: -1: must be true or false; allowed: 'all'" in said
+
+
+def test_a_list_for_one_column_says_how_several_become_one() -> None:
+    with pytest.raises(ConfigError, match=r"completions\.key=\['shop', 'number'\] must be .*make one of them in both"):
+        Completions(key=["shop", "number"], time="at")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"completions\.key=None must be a column's name or a Column$"):
+        Completions(key=None, time="at")  # type: ignore[arg-type]
