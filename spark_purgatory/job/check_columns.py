@@ -36,6 +36,7 @@ TYPES = frozenset(
 """The names with which a type begins in Spark's DDL."""
 TIMES = frozenset({"date", "timestamp", "timestamp_ltz", "timestamp_ntz"})
 """Those of a time."""
+TEXTS = frozenset({"string", "varchar", "char", "character"})
 COLUMN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s:`]+))\s*:?\s*([A-Za-z_]+)?")
 PLAIN = re.compile(r"\s*(?:[A-Za-z_]\w*\.)*(?:`([^`]+)`|([A-Za-z_]\w*))\s*$")
 ALIAS = re.compile(r"\bas\s+(?:`([^`]+)`|([A-Za-z_]\w*))\s*$", re.IGNORECASE)
@@ -69,7 +70,7 @@ def _table_problems(config: JobConfig, options: PurgatoryOptions) -> Iterator[Pr
         )
         yield Problem("operations.timeout", repr(column), allowed)
     known = selected(config.operations, source_columns(config.operations))
-    if known and config.output.topic is None:
+    if known:
         added = (*OUTCOME_COLUMNS, *EVIDENCE_COLUMNS, *ORPHAN_COLUMNS)
         there = [*(name for name in known if name not in helpers), *(options.prefix + name for name in added)]
         for column in config.output.made().names_of("partition_by"):
@@ -89,15 +90,15 @@ def source_columns(given: Input) -> dict[str, str]:
 
 def _time_problems(side: Operations | Completions, given: Input, columns: dict[str, str]) -> Iterator[Problem]:
     """Times that the schema says to be of another type; behind a ``select`` of its own, Spark knows the types."""
-    kinds = {name.lower(): kind.lower() for name, kind in columns.items()} if given.select == ["*"] else {}
+    kinds = columns if given.select == ["*"] else {}
     fields = ("created", "deadline") if isinstance(side, Operations) else ("time",)
     for field in fields:
         column = getattr(side, field)
-        kind = kinds.get(str(column).lower())
+        kind = kinds.get(str(column), "").lower()
         if kind in TYPES - TIMES:
-            others = [f"{name}, " for name in columns if name.lower() != str(column).lower()]
-            way = "to_timestamp({0})" if kind in ("string", "varchar", "char") else "timestamp_seconds({0})"
-            select = "".join([*others, way.format(column), f" as {column}"])
+            others = [f"{name}, " for name in columns if name != column]
+            way = "to_timestamp" if kind in TEXTS else "timestamp_seconds"
+            select = "".join([*others, f"{way}({column}) as {column}"])
             allowed = f"is {kind}, not timestamp: correct the schema, or make it one, as select: [{select}]"
             yield Problem(side.section + field, repr(column), allowed)
 
@@ -116,7 +117,7 @@ def _column_problems(config: JobConfig, options: PurgatoryOptions) -> Iterator[P
                 yield Problem(f"{name}.source.schema", repr(column), "is what Kafka says of a record: rename the field")
         known = selected(given, columns)
         for field, column in named(side, options) if known else ():
-            if not {column, column.split(".")[0].strip("`")} & {*known}:
+            if not {column, column.split(".")[0]} & {*known}:
                 yield _no_column(field, column, known)
         yield from _time_problems(side, given, columns)
 

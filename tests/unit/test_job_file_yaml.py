@@ -31,6 +31,7 @@ output: {path: /out}
 checkpoint: /checkpoint
 """
 LINES = JOB.count("\n")
+WHOLE = f"{JOB}purgatory: {{criterion: any_key}}\n"
 
 
 def load(tmp_path: Path, text: str, overrides: Sequence[str] = ()) -> JobConfig:
@@ -73,23 +74,27 @@ def test_a_value_without_end_is_refused(tmp_path: Path, value: str) -> None:
 
 
 def test_a_mapping_takes_what_another_has_and_may_say_it_otherwise(tmp_path: Path) -> None:
-    merged = JOB.replace("source: {format: parquet, path: /in/orders", "source: &in {format: parquet, path: /in/orders")
+    merged = WHOLE.replace(
+        "source: {format: parquet, path: /in/orders", "source: &in {format: parquet, path: /in/orders"
+    )
     own = "source: {format: parquet, path: /in/payments"
     job = load(tmp_path, merged.replace(own, "source: {<<: *in, path: /in/payments"))
     assert job.completions.source.format == "parquet"
     assert getattr(job.completions.source, "path", None) == "/in/payments"
     assert getattr(job.operations.source, "path", None) == "/in/orders"
     # What lies deeper is read later, when another has taken from it.
-    deep = JOB.replace('timestamp"}', 'timestamp", options: &low {<<: {spark.a: 1}, spark.a: 2}}', 1)
+    deep = WHOLE.replace('timestamp"}', 'timestamp", options: &low {<<: {spark.a: 1}, spark.a: 2}}', 1)
     assert load(tmp_path, f"{deep}spark: {{<<: *low, spark.b: 3}}\n").spark == {"spark.a": "2", "spark.b": "3"}
     with pytest.raises(JobConfigError, match="'processingTime' is given twice"):
-        load(tmp_path, f"{JOB}trigger: {{<<: {{processingTime: 1 second, processingTime: 2 seconds}}}}\n")
+        load(tmp_path, f"{WHOLE}trigger: {{<<: {{processingTime: 1 second, processingTime: 2 seconds}}}}\n")
     with pytest.raises(JobConfigError, match="'<<' is given twice"):
-        load(tmp_path, f"{JOB}spark: {{<<: {{spark.a: 1}}, <<: {{spark.b: 1}}}}\n")
+        load(tmp_path, f"{WHOLE}spark: {{<<: {{spark.a: 1}}, <<: {{spark.b: 1}}}}\n")
 
 
 def test_a_field_that_is_set_changes_no_other_that_was_written_with_it(tmp_path: Path) -> None:
-    shared = JOB.replace("source: {format: parquet, path: /in/orders", "source: &in {format: parquet, path: /in/orders")
+    shared = WHOLE.replace(
+        "source: {format: parquet, path: /in/orders", "source: &in {format: parquet, path: /in/orders"
+    )
     text = "\n".join("  source: *in" if "payments" in line else line for line in shared.splitlines())
     text = text.replace("  value: v\n", "")
     job = load(tmp_path, text, ["operations.source.path=/other"])
