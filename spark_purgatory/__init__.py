@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from spark_purgatory.spark.checkpoint.start_check import check_checkpoint
     from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS
     from spark_purgatory.spark.monitoring.monitor import monitor
+    from spark_purgatory.spark.move.export_state import export_state
+    from spark_purgatory.spark.move.move import move_checkpoint
     from spark_purgatory.spark.operator.purgatory import Purgatory
     from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 
@@ -36,9 +38,11 @@ __all__ = [
     "check_checkpoint",
     "criteria",
     "errors",
+    "export_state",
     "gauges",
     "metrics",
     "monitor",
+    "move_checkpoint",
     "pending",
 ]
 _MODULES = {
@@ -48,8 +52,10 @@ _MODULES = {
     "Purgatory": "spark.operator.purgatory",
     "RecordAccumulator": "spark.sink.record_accumulator",
     "check_checkpoint": "spark.checkpoint.start_check",
+    "export_state": "spark.move.export_state",
     "gauges": "spark.checkpoint.gauges",
     "monitor": "spark.monitoring.monitor",
+    "move_checkpoint": "spark.move.move",
     "pending": "spark.checkpoint.pending",
 }
 """Where each class and function is."""

@@ -187,3 +187,41 @@ def repair(
     from spark_purgatory.job.show_repair import show_repair
 
     raise typer.Exit(show_repair(checkpoint, apply, conf or [], terminal()))
+
+
+@app.command()
+def move(
+    job_file: Annotated[Path, typer.Argument(help="The YAML file of the job as it is to be.", show_default=False)],
+    source: Annotated[str, typer.Option("--from", help="The old job's checkpoint.", show_default=False)],
+    partitions: Annotated[int | None, typer.Option(min=1, help="State partitions. [default: as before]")] = None,
+    tables: Annotated[
+        str | None, typer.Option(help="Take what waits from the tables of export-state.", show_default=False)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be moved; write nothing.")] = False,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a field: shards=64.")] = None,
+) -> None:
+    """Move what waits to a new checkpoint: for other shards, another host, another need of the criterion.
+
+    Stop the job, give its file the new settings and a new checkpoint, move, and run it. The old checkpoint is not
+    changed. Exit code: 0 moved, 1 Spark failed, 2 it cannot be moved.
+    """
+    require_spark("This command")
+    from spark_purgatory.job.show_move import MoveRequest, show_move
+
+    raise typer.Exit(show_move(MoveRequest(job_file, source, partitions, tables, dry_run, set_ or ()), terminal()))
+
+
+@app.command()
+def export_state(
+    checkpoint: Annotated[str, typer.Argument(help="The query's checkpointLocation.", show_default=False)],
+    folder: Annotated[str, typer.Argument(help="Where the tables are written.", show_default=False)],
+    conf: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
+) -> None:
+    """Write what waits in a checkpoint as Parquet tables, to read, to count, to edit.
+
+    Exit code: 0 written, 1 Spark could not read, 2 an argument is wrong.
+    """
+    require_spark("This command", needs_delta=False)
+    from spark_purgatory.job.show_move import show_export
+
+    raise typer.Exit(show_export(checkpoint, folder, conf or [], terminal()))

@@ -66,8 +66,8 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 
 # Rooms of a place, in order: a module imports from its own room and from rooms that stand before it.
 ROOMS: dict[str, tuple[str, ...]] = {
-    "core": ("arrays", "kafka", "spec", "events", "engine", "state"),
-    "spark": ("placement", "heartbeat", "storage", "host", "operator", "checkpoint", "sink", "monitoring"),
+    "core": ("arrays", "kafka", "spec", "events", "engine", "state", "export"),
+    "spark": ("placement", "heartbeat", "storage", "host", "operator", "checkpoint", "sink", "monitoring", "move"),
     "spark/sink": tuple(
         "staging table drain repair staged_view start_checks accumulator_query record_accumulator".split()
     ),
@@ -111,6 +111,9 @@ BANNED_ATTRIBUTES = frozenset(
     {"_jvm", "_jdf", "_jsparkSession", "_jsc", "_sc", "sparkContext", "read_pickle", "to_pickle"}
 )
 BANNED_STRINGS = BANNED_MODULES | frozenset({"_jvm", "_jdf", "_jsparkSession", "sparkContext"})
+# Nothing but Hadoop's FileSystem copies a file on any storage; under Spark Connect the module says so.
+MAY_TOUCH_JVM = "spark_purgatory/spark/move/files.py"
+OF_JVM = frozenset({"_jvm", "_jsc"})
 
 MAX_FUNCTION_LINES = 70
 MAX_FILE_LINES = 400
@@ -198,12 +201,13 @@ def check_rooms_of(place: str, order: tuple[str, ...], tree: ast.AST, path: str)
 
 
 def check_banned_everywhere(tree: ast.AST, path: str) -> Iterator[str]:
+    allowed = OF_JVM if path == MAY_TOUCH_JVM else frozenset()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in BANNED_CALLS:
             yield f"{path}:{node.lineno}: calls {node.func.id}()"
-        elif isinstance(node, ast.Attribute) and node.attr in BANNED_ATTRIBUTES:
+        elif isinstance(node, ast.Attribute) and node.attr in BANNED_ATTRIBUTES - allowed:
             yield f"{path}:{node.lineno}: touches .{node.attr}"
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in BANNED_STRINGS:
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in BANNED_STRINGS - allowed:
             yield f"{path}:{node.lineno}: names {node.value!r} in a string"
         elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
             yield f"{path}:{node.value.lineno}: passes allow_pickle"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,47 +17,17 @@ from spark_purgatory.core.engine.evidence import Deliveries
 from spark_purgatory.core.events import event_log
 from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.spec.codes import RULES
-from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.core.spec.engine_spec import Evidence as Carried
 from spark_purgatory.core.state import engine_snapshot
 from spark_purgatory.core.state.segment_snapshot import save_segment
 from spark_purgatory.errors import BugError
-from tests.support.engine_driver import Rows, Shards, microseconds
+from tests.support.engine_driver import Shards
+from tests.support.evidence_worlds import carrying, noted, told
 from tests.support.law_worlds import COMPLETE_ONLY, ORPHANS, draw, on_time, spec_of
 from tests.support.oracle import KINDS, decide
 from tests.support.oracle_evidence import Evidence
-from tests.support.worlds import STEP_US, World
+from tests.support.worlds import STEP_US
 
 SEEDS = st.integers(0, 1 << 32)
-NOTES = (None, "x", "y", "why")
-
-
-def noted(rng: random.Random, world: World) -> World:
-    """The world with a column of its own on each event: deliveries of one event may differ in it."""
-    return World(world.operations, [{**event, "note": rng.choice(NOTES)} for event in world.events])
-
-
-def carrying(spec: EngineSpec, most: int) -> EngineSpec:
-    """The spec with values and notes of events in its outcomes."""
-    columns = pa.schema([pa.field("value", pa.float64()), pa.field("note", pa.string())])
-    return replace(spec, event_columns=columns, evidence=Carried(has_value=True, lists_all=True, most=most))
-
-
-def told(outcomes: Rows) -> Counter[Any]:
-    """Outcomes with their evidence, as a multiset."""
-    return Counter(
-        repr(
-            (
-                outcome["row"] if outcome["status"] != "ORPHAN" else None,
-                outcome["status"],
-                at if (at := outcome["resolved_at"]) is None or isinstance(at, int) else microseconds(at),
-                outcome["matched"],
-                outcome.get("event"),
-                outcome.get("events"),
-            )
-        )
-        for outcome in outcomes
-    )
 
 
 def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, controlled: bool, worlds: int) -> None:

@@ -20,12 +20,11 @@ from spark_purgatory.testing.splits import splits
 from tests.support.engine_driver import Shards, multiset
 from tests.support.law_worlds import COLUMNS, ORPHANS, draw, kinds_of, spec_of, split_orphans
 from tests.support.oracle import KINDS, decide
+from tests.support.world_numbers import TYPES
 from tests.support.worlds import STEP_US, World
 
 WORLDS = 40
 """In one stream."""
-NUMBER = {"double": "double", "tenths": "double", "bigint": "bigint", "decimal": "decimal(18,2)"}
-"""The engine's name of each type of a world's numbers."""
 BESIDE: dict[str, tuple[type, ...]] = {
     "double": (Decimal,),
     "tenths": (Decimal,),
@@ -72,10 +71,10 @@ def compare(seed: int, numbers: str = "double") -> None:
         events_delay_us=rng.choice((0, 3 * STEP_US)),
         lookback_us=lookback_us,
     )
-    spec = spec_of(criterion, final=True, lookback_us=lookback_us, orphans=orphans, number=NUMBER[numbers])
+    spec = spec_of(criterion, final=True, lookback_us=lookback_us, orphans=orphans, number=TYPES[numbers])
     engine = Shards(spec, shards, several, hash_bits=rng.choice((64, 64, 8)), restarts=rng)
     outcomes, left_over = split_orphans(engine.run(batches))
-    doubles = NUMBER[numbers] == "double"
+    doubles = TYPES[numbers] == "double"
     expected, unheard = split_orphans(
         decide(
             *world,
@@ -108,26 +107,26 @@ def needs_as(world: World, of: type) -> World:
     )
 
 
-@pytest.mark.parametrize("numbers", NUMBER)
+@pytest.mark.parametrize("numbers", TYPES)
 @pytest.mark.parametrize("seed", range(8))
 def test_moving_deadlines_ids_seen_again_and_exact_numbers_give_what_the_oracle_says(seed: int, numbers: str) -> None:
     compare(seed, numbers)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("numbers", NUMBER)
+@pytest.mark.parametrize("numbers", TYPES)
 @pytest.mark.parametrize("seed", range(1000, 1075))
 def test_a_long_series_of_them_gives_what_the_oracle_says(seed: int, numbers: str) -> None:
     compare(seed, numbers)
 
 
-@pytest.mark.parametrize("numbers", NUMBER)
+@pytest.mark.parametrize("numbers", TYPES)
 @pytest.mark.parametrize("rule", RULES)
 def test_an_operation_that_names_a_key_twice_reads_needs_of_its_own_in_every_type(numbers: str, rule: str) -> None:
     need = {"double": 1.0, "tenths": 0.1, "bigint": 1, "decimal": Decimal("1.00")}[numbers]
     twice = {"id": "o", "keys": ["a", "b", "a"], "created": 10_000, "deadline": 20_000}
     operations = [{**twice, "rule": rule, "need": need, "level": None, "row": "o"}]
     events = [{"key": key, "time": 12_000, "value": need} for key in "ab"]
-    spec = spec_of({}, final=True, number=NUMBER[numbers])
+    spec = spec_of({}, final=True, number=TYPES[numbers])
     outcomes = Shards(spec, several=True).run([(operations, events, 0), ([], [], 30)])
     assert multiset(outcomes, *COLUMNS) == multiset(decide(operations, events), *COLUMNS)

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, check_checkpoint, criteria, pending
-from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.spec.engine_spec import MOVES, EngineSpec
 from spark_purgatory.errors import StateCorruptError, StateMismatchError, StateUnreadableError
 from spark_purgatory.spark.checkpoint import start_check
 from spark_purgatory.spark.storage.spark_access import settings
@@ -208,7 +208,7 @@ def test_what_cannot_change_is_refused_before_a_micro_batch_runs(spark: SparkSes
         with pytest.raises(StateMismatchError) as refused:
             run(spark, landing, columns, **changes)
         assert [text for text in said if text not in str(refused.value)] == []
-        assert str(refused.value).endswith("; or start a new checkpoint")
+        assert str(refused.value).endswith(("; or start a new checkpoint", MOVES))
         with pytest.raises(StateMismatchError) as refused_again:
             stream = outcomes_of(spark, landing, columns, **changes)
             check_checkpoint(spark, str(landing.checkpoint), stream)

@@ -45,17 +45,17 @@ def operations_table(
     ids = pa.array([row["id"] for row in rows], pa.string())
     if several:
         keys = pa.array([row["keys"] for row in rows], pa.list_(pa.string()))
-        flat = _hashes(keys.flatten(), hash_bits)
+        flat = hashes_of(keys.flatten(), hash_bits)
         hashes: pa.Array = pa.ListArray.from_arrays(keys.offsets, flat)
     else:
         keys = pa.array([row["keys"][0] if row["keys"] else None for row in rows], pa.string())
-        hashes = _hashes(keys, hash_bits)
+        hashes = hashes_of(keys, hash_bits)
     rules = _rules(rows, several, number) if by_row else {}
     return pa.table(
         {
             **rules,
             "id": ids,
-            "id_hash": _hashes(ids, hash_bits),
+            "id_hash": hashes_of(ids, hash_bits),
             "keys": keys,
             "key_hashes": hashes,
             "created_us": pa.array([row["created"] for row in rows], pa.int64()),
@@ -115,7 +115,7 @@ def events_table(rows: Rows, hash_bits: int = 64, spec: EngineSpec | None = None
         others["kind"] = pa.array([row.get("kind") for row in rows], pa.string())
     if spec is not None and spec.operation_ids:
         others["operation_id"] = pa.array([row.get("operation_id") for row in rows], pa.string())
-        others["operation_hash"] = _hashes(others["operation_id"], hash_bits)
+        others["operation_hash"] = hashes_of(others["operation_id"], hash_bits)
     if spec is not None and spec.event_ids:
         others["event_id"] = pa.array([row.get("event_id") for row in rows], pa.string())
     number = "double" if spec is None else spec.number
@@ -128,7 +128,7 @@ def events_table(rows: Rows, hash_bits: int = 64, spec: EngineSpec | None = None
         {
             **others,
             "key": keys,
-            "key_hash": _hashes(keys, hash_bits),
+            "key_hash": hashes_of(keys, hash_bits),
             "time_us": pa.array([row["time"] for row in rows], pa.int64()),
             "value": pa.array(values, kinds[number]),
             "ahead": pa.array([bool(row.get("ahead")) for row in rows]),
@@ -145,7 +145,8 @@ def _carried(rows: Rows, values: Sequence[Any], columns: pa.Schema) -> dict[str,
     }
 
 
-def _hashes(keys: pa.Array, bits: int) -> pa.Array:
+def hashes_of(keys: pa.Array, bits: int) -> pa.Array:
+    """Hashes of as many bits."""
     hashes = hash_keys(keys.fill_null("null").cast(pa.string()))
     return pa.array((hashes.view(np.uint64) & np.uint64((1 << bits) - 1)).view(np.int64))
 
@@ -175,9 +176,9 @@ class Shards:
         outcomes = []
         for shard in range(self.shards):
             mine = [
-                o for o in operations if self._shard(o["id"] if self.several else (o["keys"] or [None])[0]) == shard
+                o for o in operations if self.shard_of(o["id"] if self.several else (o["keys"] or [None])[0]) == shard
             ]
-            theirs = [e for e in events if self.several or self._shard(e["key"]) == shard]
+            theirs = [e for e in events if self.several or self.shard_of(e["key"]) == shard]
             due = self.due_ms[shard]
             if mine or theirs or (due is not None and due - 1 < watermark_ms):
                 outcomes += self._call(shard, mine, theirs, watermark_ms)
@@ -209,7 +210,7 @@ class Shards:
 
     def tallies(self) -> list[Tally]:
         """What each shard has counted since its beginning."""
-        return [self._engine(shard).outcomes.tally for shard in range(self.shards)]
+        return [self.engine(shard).outcomes.tally for shard in range(self.shards)]
 
     def _sent(self, outcomes: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """The outcomes as Spark gets them: packed, and unpacked by name."""
@@ -222,17 +223,19 @@ class Shards:
             for batch in (from_blob(blob).to_batches() if blob else [])
         ]
 
-    def _shard(self, key: str | None) -> int:
+    def shard_of(self, key: str | None) -> int:
+        """The shard that a key, or an id, goes to."""
         return sum((key or "").encode()) % self.shards
 
-    def _engine(self, shard: int) -> EventTimePurgatory:
+    def engine(self, shard: int) -> EventTimePurgatory:
+        """A shard's engine as it is now."""
         if shard in self.running:
             return self.running[shard]
         blob = self.blobs[shard]
         return EventTimePurgatory(self.spec) if blob is None else restore(self.spec, blob, self.shards)
 
     def _call(self, shard: int, operations: Rows, events: Rows, watermark_ms: int) -> list[dict[str, Any]]:
-        engine = self._engine(shard)
+        engine = self.engine(shard)
         ops = evs = None
         if operations:
             ops = read_operations(

@@ -80,3 +80,7 @@ def needs_of(rule: str, drawn: Numbers) -> tuple[Any, ...]:
     """Needs that fit a rule, or the one level for all keys; rules that read none have (None,)."""
     by_rule = {"quorum": drawn.counts, "count": drawn.counts, "sum_at_least": drawn.sums, "level": drawn.levels}
     return by_rule.get(rule, (None,))
+
+
+TYPES = {"double": "double", "tenths": "double", "bigint": "bigint", "decimal": "decimal(18,2)"}
+"""The engine's name of each type of a world's numbers."""

@@ -283,12 +283,12 @@ def test_nothing_is_kept_once_the_watermark_has_passed_it() -> None:
     rows = [op(f"o{i}", [f"k{i}"], deadline=20_000 + i) for i in range(n)]
     events = [ev(f"k{i}", 15_000) for i in range(n)]
     shards.run([(rows, events, 0), ([], [ev(f"k{i}", 16_000 + i) for i in range(n)], 0)])
-    engine = shards._engine(0)
+    engine = shards.engine(0)
     [ended] = engine.events.orphans.ended.logs.values()
     assert (len(engine.events.orphans), len(ended), engine.pending) == (n, n, 0)
     outcomes = shards.step([], [], 100)
     assert len(outcomes) == n and {row["reason"].partition(": ")[2] for row in outcomes} == {"already ended"}
-    engine = shards._engine(0)
+    engine = shards.engine(0)
     assert (len(engine.events.orphans), engine.events.orphans.ended.logs, shards.due_ms) == (0, {}, [None])
     assert engine.events.orphans.past.logs == {}
 
@@ -309,7 +309,7 @@ def test_the_ranges_of_a_hot_key_become_few() -> None:
     shards = Shards(EARLY)
     n = 3 * FORGET_FLOOR
     shards.run([([op(f"o{i}", deadline=20_000 + i) for i in range(n)], at(15), 0), ([], [], 1)])
-    [log] = shards._engine(0).events.orphans.ended.logs.values()
+    [log] = shards.engine(0).events.orphans.ended.logs.values()
     assert len(log) == 1
 
 
@@ -359,7 +359,7 @@ def test_a_checkpoint_goes_on_with_the_setting_that_it_was_written_with(then: ob
 def test_events_that_do_not_add_up_are_a_bug() -> None:
     shards = Shards(EARLY, restarts=None)
     shards.step([op()], at(12, 25), 0)
-    engine = shards._engine(0)
+    engine = shards.engine(0)
     engine.outcomes.tally.events_counted -= 1
     with pytest.raises(BugError, match="conservation: 2 events received, 0 counted, 0 orphans, 1 kept"):
         engine.step(None, None, 1)

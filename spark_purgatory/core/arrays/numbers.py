@@ -211,6 +211,17 @@ def as_doubles(values: Numbers) -> Floats:
     return np.asarray(high * 2.0**64 + words[:, 1].astype(np.float64))
 
 
+def as_decimals(units: Numbers, scale: int) -> pa.Array:
+    """Units as decimals of 38 digits, (n,), null where there is none; `read_numbers` reads them back."""
+    wide = np.ascontiguousarray(widened(units))
+    words = wide.view(">u8").reshape(-1, 2)
+    pairs = np.empty((len(wide), 2), np.uint64)
+    pairs[:, 0], pairs[:, 1] = words[:, 1], words[:, 0].astype(np.uint64) ^ np.uint64(1 << 63)
+    some = np.packbits(wide != NO_WIDE, bitorder="little")
+    kind = pa.decimal128(LARGEST_SCALE, scale)
+    return pa.Array.from_buffers(kind, len(wide), [pa.py_buffer(some), pa.py_buffer(pairs)])
+
+
 def comparable(needs: Numbers, values: Numbers) -> tuple[Numbers, Bools | None]:
     """Needs in the width of a column of values, and which of them no value of that width reaches; None: no other."""
     if is_wide(needs) == is_wide(values):

@@ -78,14 +78,14 @@ class Completion:
     def register(self, operations: OperationArrivals) -> None:
         """Try operations that are in the table already, and watch those that stay."""
         rows = self.purgatory.next_row + np.arange(len(operations))
-        deadlines_ms = self._ticks_ms(rows, operations.deadline_us)
+        deadlines_ms = self.ticks_ms(rows, operations.deadline_us)
         self.purgatory.try_complete_else_watch(
             self, operations.keys, operations.offsets, deadlines_ms, operations.key_hash
         )
 
     def move_timers(self, rows: Int64s, due_us: Int64s) -> None:
         """Set the timers of rows, (n,), to other times, (n,)."""
-        self.purgatory.rearm(rows, self._ticks_ms(rows, due_us))
+        self.purgatory.rearm(rows, self.ticks_ms(rows, due_us))
 
     def due_us(self, resolutions: Resolutions) -> Int64s:
         """When outcomes may leave under final, or else expire, (n,) int64.
@@ -106,7 +106,7 @@ class Completion:
             self.deduplication.extend(rows, resolutions.deadline_us)
         if self._spec.final or has_controls:
             due_us = self.due_us(resolutions)
-            due_ms = self._ticks_ms(rows, due_us)
+            due_ms = self.ticks_ms(rows, due_us)
             if self._spec.final:
                 leaves = leaves & (due_us <= self.watermark_us)
         self._emit_resolved(resolutions, leaves)
@@ -118,7 +118,7 @@ class Completion:
         self._emit_resolved(resolutions, resolutions.is_resolved)
         self._emit(Status.EXPIRED, resolutions, ~resolutions.is_resolved)
 
-    def _ticks_ms(self, rows: Int64s, due_us: Int64s) -> Int64s:
+    def ticks_ms(self, rows: Int64s, due_us: Int64s) -> Int64s:
         """Due times rounded up to ticks; an undecided row is due at its created time, whatever its end is."""
         undecided = self.deduplication.undecided
         if len(undecided):

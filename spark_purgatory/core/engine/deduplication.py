@@ -92,7 +92,7 @@ class Deduplication:
         plain = np.flatnonzero(~undecided)
         if len(plain) < len(operations):
             new = np.flatnonzero(undecided)
-            self._make_undecided(self._purgatory.next_row + new, operations.id_hash[new])
+            self.make_undecided(self._purgatory.next_row + new, operations.id_hash[new])
             identity = [column.take(pa.array(plain)) for column in identity]
         slots = np.full(len(operations), -1)
         slots[plain] = self.ids.add(identity, operations.id_hash[plain], operations.deadline_us[plain])
@@ -107,7 +107,7 @@ class Deduplication:
         self.undecided, self.undecided_hash = self.undecided[~due], self.undecided_hash[~due]
         order = self._by_content(rows, hashes)
         rows, hashes = rows[order], hashes[order]
-        identity, deadline_us = self._identity_of(rows), self._rows.deadline_us[rows]
+        identity, deadline_us = self.identity_of(rows), self._rows.deadline_us[rows]
         # Of rows that are equal in both times the first given is accepted: they are sorted by content above.
         until_us = deadline_us if extend is None else extend(rows)
         duplicate = self.ids.duplicates(
@@ -136,7 +136,7 @@ class Deduplication:
         slots = np.full(self._purgatory.next_row, -1)
         rows = np.setdiff1d(self._purgatory.waiting(), self.undecided)
         if self._rows.ids.chunks:
-            slots[rows] = self.ids.slots_of(self._identity_of(rows), self._rows.deadline_us[rows])
+            slots[rows] = self.ids.slots_of(self.identity_of(rows), self._rows.deadline_us[rows])
         self._rows.columns["id_slot"] = GrowableArray(slots)
 
     def _by_content(self, rows: Int64s, hashes: Int64s) -> Int64s:
@@ -163,11 +163,13 @@ class Deduplication:
         """Rows were renumbered: ``new_row[old]``."""
         self.undecided = new_row[self.undecided].astype(np.int64)
 
-    def _identity_of(self, rows: Int64s) -> list[pa.Array]:
+    def identity_of(self, rows: Int64s) -> list[pa.Array]:
+        """The columns that identify rows, (n,)."""
         watchers = self._purgatory.watchers
         return self.identity(self._rows.ids.take(rows), watchers.keys.take(watchers.first_entries(rows)))
 
-    def _make_undecided(self, rows: Int64s, hashes: Int64s) -> None:
+    def make_undecided(self, rows: Int64s, hashes: Int64s) -> None:
+        """Rows, (n,), are not decided yet; with the hashes of their ids."""
         self.undecided = np.concatenate((self.undecided, rows))
         self.undecided_hash = np.concatenate((self.undecided_hash, hashes))
 
@@ -177,7 +179,7 @@ class Deduplication:
         if not has_repeats(all_hashes[hash_order(all_hashes)]):
             return np.zeros(len(hashes), bool)
         if len(self.undecided):
-            pairs = zip(identity, self._identity_of(self.undecided), strict=True)
+            pairs = zip(identity, self.identity_of(self.undecided), strict=True)
             identity = [pa.concat_arrays(pair) for pair in pairs]
         codes = identity_codes(identity)
         return (np.bincount(codes)[codes] > 1)[: len(hashes)]
@@ -191,7 +193,7 @@ class Deduplication:
         rows = np.flatnonzero(open_rows)
         if not len(rows):
             return EMPTY
-        mine, theirs = self._identity_of(rows), self.identity(known.ids, known.keys)
+        mine, theirs = self.identity_of(rows), self.identity(known.ids, known.keys)
         codes = identity_codes([pa.concat_arrays(pair) for pair in zip(mine, theirs, strict=True)])
         which = np.full(int(codes.max()) + 1, -1)
         which[codes[len(rows) :]] = np.arange(len(known))
@@ -201,6 +203,6 @@ class Deduplication:
             self.ids.move(self._rows.id_slot[rows], np.full(len(rows), MIN_TIME_US))
             self._rows.columns["id_slot"].writable[rows] = -1
         else:
-            self.ids.remove(self._identity_of(rows), hashes, self._rows.deadline_us[rows])
-        self._make_undecided(rows, hashes)
+            self.ids.remove(self.identity_of(rows), hashes, self._rows.deadline_us[rows])
+        self.make_undecided(rows, hashes)
         return rows

@@ -236,7 +236,7 @@ class EventTimePurgatory:
         if self.pending > self.spec.max_pending:
             raise LimitError(
                 f"max_pending_per_shard is {self.spec.max_pending:,} and {self.pending:,} operations would wait in one "
-                "shard: use more shards (a new checkpoint), or raise the limit; nothing was lost"
+                "shard: use more shards (spark-purgatory move), or raise the limit; nothing was lost"
             )
 
     def _without_duplicates(self, operations: OperationArrivals) -> tuple[OperationArrivals, OperationArrivals]:

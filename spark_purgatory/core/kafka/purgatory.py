@@ -135,6 +135,18 @@ class DelayedOperationPurgatory:
             self._arm(operations, left, (deadlines_ms if moved_ms is None else moved_ms)[~completed])
         return rows, completed
 
+    def readmit(self, keys: pa.Array, key_hashes: Int64s, offsets: Int64s) -> Int64s:
+        """Watch operations that were tried elsewhere, without trying them; `arm_again` arms them. Returns rows (n,)."""
+        rows = self.watchers.append(keys, key_hashes, offsets)
+        self.state.append(np.full(len(rows), WAITING, np.uint8))
+        self.watchers.watch(rows)
+        self.estimated_total += len(rows)
+        return rows
+
+    def arm_again(self, rows: Int64s, deadlines_ms: Int64s) -> None:
+        """Arm rows, (n,), that `readmit` gave; a deadline already due runs on the next `advance_clock`."""
+        self.timer.add(rows, np.maximum(deadlines_ms, (self.timer.wheel.clock + 1) * self.timer.tick_ms))
+
     def _arm(self, operations: DelayedOperations, rows: Int64s, deadlines_ms: Int64s) -> None:
         added = self.timer.add(rows, deadlines_ms)
         if not added.all_armed:

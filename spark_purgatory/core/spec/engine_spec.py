@@ -28,6 +28,9 @@ AS_THEY_ARE = (
     "key_prefix",
 )
 """Fields that a fingerprint has under their name."""
+MOVABLE = ("need", "tick_ms", "wheel_size")
+"""Fields of a fingerprint of which a moved state may have other values: what they decide is decided anew."""
+MOVES = "or move the checkpoint (spark-purgatory move)"
 
 
 @dataclass(frozen=True)
@@ -205,4 +208,5 @@ def difference(name: str, then: object, now: object) -> str:
             "already: cast completions.value to double"
         )
     remedy = "cast completions.value" if name == "number" else "set it back"
-    return f"{name}: the checkpoint was written with {then!r}, the query has {now!r}: {remedy} to {then!r}"
+    moves = f", {MOVES}" if name in MOVABLE else ""
+    return f"{name}: the checkpoint was written with {then!r}, the query has {now!r}: {remedy} to {then!r}{moves}"

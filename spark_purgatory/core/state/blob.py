@@ -27,6 +27,7 @@ from itertools import accumulate
 import numpy as np
 import pyarrow as pa
 
+from spark_purgatory.core.spec.engine_spec import MOVES
 from spark_purgatory.core.state.ascii7 import coded_size, decode, encode
 from spark_purgatory.core.state.encodings import Encoding, Values, join_bytes, pack, split_bytes, streams_of, unpack
 from spark_purgatory.core.state.table_encoding import Arrays, join_table, split_table
@@ -116,7 +117,7 @@ def shard_count(blob: bytes) -> int:
 def other_shards(then: int, now: int) -> str:
     """What an error says of another number of shards, with the remedy."""
     was = then or None
-    return f"shards: the checkpoint was written with {was}, the query has {now or None}: set shards={was}"
+    return f"shards: the checkpoint was written with {was}, the query has {now or None}: set shards={was}, {MOVES}"
 
 
 def read_metadata(blob: bytes) -> dict[str, object]:
@@ -150,7 +151,7 @@ def _checked(blob: bytes, shards: int | None) -> tuple[Values, int]:
             "run the release that wrote the checkpoint, or start a new one"
         )
     if shards is not None and written_by != shards:
-        raise StateMismatchError(f"{other_shards(written_by, shards)}; or start a new checkpoint")
+        raise StateMismatchError(other_shards(written_by, shards))
     if len(blob) - HEADER_BYTES != coded_size(length):
         raise StateCorruptError(
             f"state body has {len(blob) - HEADER_BYTES} bytes and its header says {coded_size(length)}: "

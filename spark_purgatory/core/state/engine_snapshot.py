@@ -6,6 +6,7 @@ entry belongs to which row, which are listed, the timer's ticks where no outcome
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from spark_purgatory.core.kafka.purgatory import WAITING
 from spark_purgatory.core.kafka.timing_wheel import UNARMED
 from spark_purgatory.core.spec.arrivals import payload_role
 from spark_purgatory.core.spec.codes import EventKind
-from spark_purgatory.core.spec.engine_spec import ROLES, EngineSpec, Evidence, difference, spec_of
+from spark_purgatory.core.spec.engine_spec import MOVES, ROLES, EngineSpec, Evidence, difference, spec_of
 from spark_purgatory.core.state.blob import Tables, other_shards, read_blob, shard_count, write_blob
 from spark_purgatory.core.state.event_columns import differences_of_events, event_columns_of, evolve_events
 from spark_purgatory.core.state.payload_evolution import Comparison, Payload
@@ -50,8 +51,7 @@ from spark_purgatory.errors import LimitError, StateMismatchError
 PAYLOAD = "rows.payload"
 """The table of the operations' own columns."""
 NO_LIMIT = (1 << 63) - 1
-MOST_DIFFERENCES = 40
-"""Differences that an error lists: a query that reads another table differs in every column."""
+MOST_DIFFERENCES = 40  # That an error lists: a query that reads another table differs in every column.
 
 
 def save(engine: EventTimePurgatory, shards: int) -> bytes:
@@ -79,7 +79,7 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
         raise LimitError(
             f"max_state_bytes_per_shard is {engine.spec.max_state_bytes:,} and a shard's state of "
             f"{engine.pending:,} pending operations and {len(engine.events.log):,} events has {len(blob):,}: "
-            "use more shards (a new checkpoint); nothing was lost"
+            "use more shards (spark-purgatory move); nothing was lost"
         )
     return blob
 
@@ -87,7 +87,7 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
 def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     """The engine that `save` saw. Raises StateError where the blob is damaged or belongs to another query."""
     facts, arrays, tables = read_blob(blob, shards)
-    if found := _differences(spec, facts, tables):
+    if found := differences_of(spec, facts, tables):
         raise StateMismatchError(listed(found))
     if spec.columns is not None and PAYLOAD in tables:
         tables[PAYLOAD] = _payload(spec, facts, tables).evolved()
@@ -101,15 +101,15 @@ def differences(spec: EngineSpec, blob: bytes, shards: int) -> list[str]:
     Raises StateError where the blob is damaged, or of a format that this version does not read.
     """
     facts, _, tables = read_blob(blob, None)
-    then = shard_count(blob)
-    found = [] if then == shards else [other_shards(then, shards)]
-    return found + _differences(spec, facts, tables)
+    found = [other_shards(then, shards)] if (then := shard_count(blob)) != shards else []
+    return found + differences_of(spec, facts, tables)
 
 
 def listed(found: list[str]) -> str:
     """The message of an error about them."""
-    more = len(found) - MOST_DIFFERENCES
-    return "; ".join([*found[:MOST_DIFFERENCES], *([f"{more} more"] if more > 0 else []), "or start a new checkpoint"])
+    left = [f"{more} more"] if (more := len(found) - MOST_DIFFERENCES) > 0 else []
+    left += [] if all(text.endswith(MOVES) for text in found) else ["or start a new checkpoint"]
+    return "; ".join([*found[:MOST_DIFFERENCES], *left])
 
 
 def inspect(blob: bytes) -> tuple[EventTimePurgatory, list[str] | None]:
@@ -197,14 +197,16 @@ def _restored(spec: EngineSpec, facts: dict[str, object], arrays: Arrays, tables
     return engine
 
 
-def _differences(spec: EngineSpec, facts: dict[str, object], tables: Tables) -> list[str]:
-    """What stands between a state and the query: settings, then columns. Roles go by position where names do."""
+def differences_of(
+    spec: EngineSpec, facts: dict[str, object], tables: Tables, but_for: Collection[str] = ()
+) -> list[str]:
+    """What stands between a state and the query: settings ``but_for`` some, then columns."""
     then, now = cast("dict[str, object]", facts["spec"]), spec.fingerprint()
     by_name = spec.columns is not None and "columns" in facts
     found = [
         difference(name, then[name], now[name])
         for name in now
-        if then[name] != now[name] and not (by_name and name == "roles")
+        if then[name] != now[name] and not (by_name and name == "roles") and name not in but_for
     ]
     if by_name:
         found += _differences_of_roles(spec, facts, PAYLOAD in tables)
@@ -215,10 +217,14 @@ def _differences(spec: EngineSpec, facts: dict[str, object], tables: Tables) -> 
 
 def _payload(spec: EngineSpec, facts: dict[str, object], tables: Tables) -> Payload:
     """A checkpoint's payload. A shard in which nothing waits holds none: it goes on with what the query brings."""
+    return payload_of(spec, tables[PAYLOAD], cast("list[str] | None", facts.get("columns")))
+
+
+def payload_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str] | None) -> Payload:
+    """Operations' own columns, matched with those of a query."""
     assert spec.columns is not None
     fixed = {column: argument for argument, columns in spec.sources for column in columns}
-    comparison = Comparison(spec.case_sensitive, fixed, spec.dropped)
-    return Payload(tables[PAYLOAD], cast("list[str] | None", facts.get("columns")), spec.columns, comparison)
+    return Payload(held, names, spec.columns, Comparison(spec.case_sensitive, fixed, spec.dropped))
 
 
 def _differences_of_roles(spec: EngineSpec, facts: dict[str, object], waits: bool) -> list[str]:

@@ -61,6 +61,10 @@ def evolve_events(spec: EngineSpec, facts: dict[str, object], arrays: Arrays, ta
 
 def _carried(spec: EngineSpec, facts: dict[str, object], held: list[pa.RecordBatch]) -> Payload:
     """What a segment keeps of its events, matched with what the query keeps."""
+    return carried_of(spec, held, cast("list[str]", facts["event_columns"]))
+
+
+def carried_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str]) -> Payload:
+    """What is kept of events, matched with what a query keeps."""
     assert spec.event_columns is not None
-    names = cast("list[str]", facts["event_columns"])
     return Payload(held, names, spec.event_columns, Comparison(spec.case_sensitive, drops_any=True))

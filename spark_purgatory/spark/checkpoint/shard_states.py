@@ -33,6 +33,8 @@ OPERATORS = {
 """What Spark calls the operators that hold our state, and their names as `Purgatory.host`."""
 
 
+UNFINISHED = "half_of_a_checkpoint_run_the_move_again"
+"""The file ``metadata`` of a checkpoint whose move has not ended: one word, for Spark quotes one when it stops."""
 STATE_BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(256 << 20)}
 
 ENCODED = re.compile(r"""[\s"#%<>?[\\\]^`{|}]""")
@@ -141,13 +143,18 @@ def _none(kind: str, name: str) -> Column:
 
 
 def is_checkpoint(spark: SparkSession, checkpoint: str) -> bool:
-    """Whether a streaming query has begun there."""
+    """Whether a streaming query has begun there. Raises ConfigError where it is half of a moved one."""
     try:
-        spark.read.text(f"{literal(checkpoint)}/metadata").count()
+        said = spark.read.text(f"{literal(checkpoint)}/metadata").first()
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         return False
+    if said is not None and said["value"] == UNFINISHED:
+        raise ConfigError(
+            f"checkpoint={checkpoint!r} is half of a checkpoint, because its move did not end: run the move again. "
+            "The old checkpoint is as it was"
+        )
     return True
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import errors
-from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.spec.engine_spec import MOVES, EngineSpec
 from spark_purgatory.core.state.engine_snapshot import differences, listed
 from spark_purgatory.errors import ConfigError, StateError, StateMismatchError
 from spark_purgatory.spark.checkpoint.shard_states import (
@@ -82,7 +82,7 @@ def _check(spark: SparkSession, checkpoint: str, query: Query) -> None:
     if states.host != query.host:
         raise StateMismatchError(
             f"host: the checkpoint was written with host={states.host!r}, the query has host={query.host!r}: set "
-            f"host={states.host!r}, or start a new checkpoint"
+            f"host={states.host!r}, {MOVES}"
         )
     found = collected(states.whole.mapInArrow(_comparer(query.spec, query.shards or 0), FOUND_DDL))
     for row in found:

@@ -32,7 +32,7 @@ class Broadcast:
             raise LimitError(
                 f"max_broadcast_bytes is {self.max_bytes:,} and the events of one micro-batch have {size:,} or more, "
                 f"sent to each of {self.shards:,} shards because operations have several keys: name a column that both "
-                "inputs have in scope=, use fewer shards (either is a new checkpoint), or make micro-batches "
+                "inputs have in scope=, use fewer shards (spark-purgatory move), or make micro-batches "
                 "smaller (maxFilesPerTrigger, maxBytesPerTrigger, maxOffsetsPerTrigger); nothing was lost"
             )
 

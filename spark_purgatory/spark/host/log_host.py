@@ -263,7 +263,7 @@ class LogHost(StatefulProcessor):
 
     def _checked(self, head: ShardHead) -> ShardHead:
         if head.shards != self._options.shards:
-            raise StateMismatchError(f"{other_shards(head.shards, self._options.shards)}; or start a new checkpoint")
+            raise StateMismatchError(other_shards(head.shards, self._options.shards))
         return head
 
 

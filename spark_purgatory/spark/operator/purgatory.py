@@ -289,7 +289,8 @@ class Purgatory(PurgatoryOptions):
         )
         unpack = unpacker(arrow_schema(schema), evidence_fields(spec), bool(self.orphans))
         if operations.isStreaming:
-            results = with_query(self._stream(packed, spec, sent), Query(spec, self.shards, self.host))
+            route = "scope" if self.scope is not None else "id" if left.several_keys else "key"
+            results = with_query(self._stream(packed, spec, sent), Query(spec, self.shards, self.host, route))
             return results.mapInArrow(unpack, schema).drop(*helpers)
         as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
         decided = batch_function(spec, as_of_ms, sent)

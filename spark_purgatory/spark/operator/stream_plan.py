@@ -15,7 +15,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.config import Completions, Operations
 from spark_purgatory.config.purgatory_options import LOG_HOSTS
-from spark_purgatory.core.spec.engine_spec import EngineSpec, spec_of
+from spark_purgatory.core.spec.engine_spec import EngineSpec, Evidence, spec_of
 from spark_purgatory.errors import ConfigError
 
 ANALYZED = re.compile(r"^== Analyzed Logical Plan ==\n(.*?)(?:^== |\Z)", re.MULTILINE | re.DOTALL)
@@ -72,6 +72,13 @@ class Query:
     shards: int | None
     host: str
     """As `Purgatory.host`."""
+    route: str = "key"
+    """What says to which shard an operation goes: its "key", its "id", or its "scope"."""
+
+    @property
+    def is_broadcast(self) -> bool:
+        """Whether every shard is sent every event."""
+        return self.route == "id" and self.shards != 1
 
 
 def plan_of(frame: DataFrame) -> list[Node]:
@@ -198,8 +205,12 @@ def with_query(results: DataFrame, query: Query) -> DataFrame:
         "sources": spec.sources,
         "texts": spec.texts,
         "dropped": spec.dropped,
+        "deadline_is_sum": spec.deadline_is_sum,
+        "control_events": spec.control_events,
+        "evidence": None if spec.evidence is None else asdict(spec.evidence),
         "shards": query.shards,
         "host": query.host,
+        "route": query.route,
     }
     return results.alias(ALIAS + base64.b32hexencode(zlib.compress(json.dumps(said).encode(), 9)).decode().strip("="))
 
@@ -230,5 +241,8 @@ def _query(said: dict[str, Any]) -> Query:
         sources=tuple((field, tuple(names)) for field, names in said["sources"]),
         texts=tuple((field, kind) for field, kind in said["texts"]),
         dropped=tuple(said["dropped"]),
+        deadline_is_sum=said["deadline_is_sum"],
+        control_events=said["control_events"],
+        evidence=None if said["evidence"] is None else Evidence(**said["evidence"]),
     )
-    return Query(spec, said["shards"], said["host"])
+    return Query(spec, said["shards"], said["host"], said["route"])

@@ -1,0 +1,96 @@
+"""`python -m benchmarks.moves`: what it takes to move a checkpoint in which many operations wait to other shards.
+
+A query takes in the operations, whose deadlines lie far ahead, in one micro-batch, and is stopped. Its checkpoint is
+moved to four times as many shards and back to as many as before. Told are seconds, CPU seconds of all processes,
+memory of the driver with its JVM, and that as many wait as before.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import psutil
+import typer
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from benchmarks.harness import session
+from benchmarks.process_tree import WORKER_MARK, cpu_seconds, processes
+from spark_purgatory import Completions, Operations, Purgatory, criteria, move_checkpoint
+
+
+def outcomes(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
+    """The query."""
+    purgatory = Purgatory(
+        operations=Operations(id="id", keys="id", created="created", timeout="30 days", watermark="1 minute"),
+        completions=Completions(key="id", time="created", watermark="1 minute"),
+        criterion=criteria.any_key(),
+        emit="final",
+        shards=shards,
+    )
+    operations, events = (
+        spark.readStream.schema("id string, created timestamp, amount double, city string").parquet(str(folder / side))
+        for side in ("operations", "events")
+    )
+    return purgatory.resolve(operations, events)
+
+
+def land(spark: SparkSession, folder: Path, waiting: int) -> None:
+    """The operations, and one event that nobody waits for."""
+    rows = spark.range(waiting).select(
+        F.concat(F.lit("order-"), "id").alias("id"),
+        F.timestamp_micros(F.lit(1_700_000_000_000_000) + F.col("id")).alias("created"),
+        (F.col("id") % 997).cast("double").alias("amount"),
+        F.concat(F.lit("city "), F.col("id") % 50).alias("city"),
+    )
+    rows.write.parquet(str(folder / "operations"))
+    rows.limit(1).withColumn("id", F.lit("nobody")).write.parquet(str(folder / "events"))
+
+
+def main(
+    waiting: Annotated[int, typer.Option(min=1000, help="Operations that wait.")] = 1_000_000,
+    shards: Annotated[int, typer.Option(min=1, help="Shards before the move.")] = 16,
+    memory: Annotated[str, typer.Option(help="Heap of the driver's JVM, in which the tasks run too.")] = "3g",
+) -> None:
+    """Measure two moves."""
+    spark = session(memory)
+    with tempfile.TemporaryDirectory(prefix="moves_") as name:
+        folder = Path(name)
+        land(spark, folder, waiting)
+        source = folder / "checkpoint-0"
+        writer = outcomes(spark, folder, shards).writeStream.format("noop")
+        writer.option("checkpointLocation", str(source)).trigger(availableNow=True).start().awaitTermination()
+        for number, wanted in enumerate((4 * shards, shards), start=1):
+            target = folder / f"checkpoint-{number}"
+            cpu, began = cpu_seconds(), time.monotonic()
+            moved = move_checkpoint(
+                spark, outcomes(spark, folder, wanted), source=str(source), target=str(target), progress=_said(began)
+            )
+            seconds, cpu = time.monotonic() - began, cpu_seconds() - cpu
+            assert moved.operations == waiting
+            driver = driver_bytes()
+            print(
+                f"{waiting:,} waiting, {moved.shards_before} to {wanted} shards, {moved.state_bytes:,} bytes: "
+                f"{seconds:.1f} s, {cpu:.1f} CPU s, driver and JVM {driver / 1e6:,.0f} MB",
+                flush=True,
+            )
+            source = target
+    spark.stop()
+
+
+def driver_bytes() -> int:
+    """Memory of the driver and its JVM."""
+    found = [process for process in processes() if process.status() != psutil.STATUS_ZOMBIE]
+    return sum(each.memory_info().rss for each in found if WORKER_MARK not in " ".join(each.cmdline()))
+
+
+def _said(began: float) -> Callable[[str], None]:
+    return lambda line: print(f"  {time.monotonic() - began:6.1f} s  {line}", flush=True)
+
+
+if __name__ == "__main__":
+    typer.run(main)

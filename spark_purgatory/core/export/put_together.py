@@ -1,0 +1,219 @@
+"""An engine of tables (`taken_apart`), perhaps of a query with other settings than those of the one that wrote them.
+
+What a table does not say is worked out anew: hashes come with the rows, because Spark makes them, and timers follow
+from the logs. So an operation whose criterion was changed has the outcome that the new one gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_purgatory.core.arrays import numbers
+from spark_purgatory.core.arrays.sorted_runs import Int64s
+from spark_purgatory.core.arrays.value_column import as_bools
+from spark_purgatory.core.arrays.value_ranks import value_ranks
+from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.engine.outcomes import Tally
+from spark_purgatory.core.events.control_log import LogKey, pair_of
+from spark_purgatory.core.events.event_log import EventLog, EventSegment
+from spark_purgatory.core.export.taken_apart import CONTROL, ENDED, LOG, PAST, UNMATCHED, has_number_value
+from spark_purgatory.core.spec.arrivals import OperationArrivals
+from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind, Status
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """What one shard gets; the columns of `taken_apart`, and hashes.
+
+    The operations' own columns and the events' have the types and names of the query (``p0``, ``p1``, ...).
+    """
+
+    operations: pa.Table | None = None
+    """With ``id_hash`` and ``key_hashes``."""
+    events: pa.Table | None = None
+    """With ``hash``: of the operation that an event names, else of its key."""
+    ids: pa.Table | None = None
+    """With ``id_hash``."""
+
+
+def put_together(
+    spec: EngineSpec, dealt: Dealt, watermark_ms: int, history: Mapping[str, object] | None = None
+) -> EventTimePurgatory:
+    """The engine of what a shard gets.
+
+    Args:
+        spec: What the engine does.
+        dealt: What it gets.
+        watermark_ms: The latest watermark that the engines had which were taken apart.
+        history: What these counted of all operations and events that are over (`history_of`), for one shard of all.
+    """
+    engine = EventTimePurgatory(spec)
+    engine.completion.watermark_ms = watermark_ms
+    if dealt.events is not None:
+        _put_events(engine, dealt.events)
+    if dealt.ids is not None and len(dealt.ids):
+        ids = _plain(dealt.ids)
+        identity = [ids["id"], ids["key"]][: spec.identity_width]
+        engine.deduplication.ids.add(identity, ids["id_hash"].to_numpy(), ids["until_us"].to_numpy())
+    if dealt.operations is not None and len(dealt.operations):
+        _put_operations(engine, _plain(dealt.operations))
+    tally = Tally(**history) if history else Tally()  # type: ignore[arg-type]
+    tally.received = tally.decided() + engine.pending
+    if spec.orphans == "all":
+        kept = len(engine.events.orphans)
+        tally.events_received = tally.events_counted + tally.by_status[Status.ORPHAN] + kept
+    engine.outcomes.tally = tally
+    return engine
+
+
+def history_of(tallies: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """What engines have counted together, by field of `Tally`."""
+    total: dict[str, object] = {}
+    for name, start in vars(Tally()).items():
+        counted = [tally.get(name, start) for tally in tallies]
+        if isinstance(start, list):
+            total[name] = [sum(each) for each in zip(*([start, *counted]), strict=True)]
+        else:
+            total[name] = sum(counted)  # type: ignore[arg-type]
+    return total
+
+
+def most_of_any_shard(events: pa.Table, shard: Int64s) -> pa.Table:
+    """Events that shards, (n,), have copies of, as often as the one has them that has the most; in any order.
+
+    Where every event is sent to every shard, each forgets those that its own operations do not need.
+    """
+    columns = [_plain(events)[name] for name in events.column_names]
+    content = value_ranks(pa.StructArray.from_arrays(columns, names=events.column_names))
+    order = np.lexsort((shard, content))
+    content, shard = content[order], shard[order]
+    n = len(order)
+    fresh = np.ones(n, bool)
+    fresh[1:] = (content[1:] != content[:-1]) | (shard[1:] != shard[:-1])
+    starts = np.flatnonzero(fresh)
+    which = np.arange(n) - np.repeat(starts, np.diff(np.append(starts, n)))
+    # The first copy of any shard, the second of any shard, and so on.
+    first = np.unique(np.stack((content, which)), axis=1, return_index=True)[1]
+    return events.take(pa.array(order[first]))
+
+
+# --- events ---------------------------------------------------------------------------------------------
+
+
+def _put_events(engine: EventTimePurgatory, events: pa.Table) -> None:
+    logs = events.group_by(["kept_as", "kind", "is_named"]).aggregate([])
+    for kept_as, kind, is_named in zip(*(logs[name].to_pylist() for name in logs.column_names), strict=True):
+        chosen = (
+            as_bools(pc.equal(events["kept_as"], kept_as))
+            & as_bools(pc.equal(events["kind"], kind))
+            & as_bools(pc.equal(events["is_named"], is_named))
+        )
+        key = LogKey(EventKind(KINDS.index(kind)), is_named)
+        log = EventLog([_segment(engine.spec, kept_as, key, events.filter(pa.array(chosen)))])
+        if kept_as == LOG:
+            engine.events.log = log
+        elif kept_as in (ENDED, PAST):
+            orphans = engine.events.orphans
+            (orphans.ended if kept_as == ENDED else orphans.past).logs[is_named] = log
+        else:
+            assert kept_as in (CONTROL, UNMATCHED), f"bug: events are kept as {kept_as!r}"
+            owner = engine.events.controls if kept_as == CONTROL else engine.events.orphans.unmatched
+            owner.logs[key] = log
+
+
+def _segment(spec: EngineSpec, kept_as: str, key: LogKey, rows: pa.Table) -> EventSegment:
+    columns = _plain(rows)
+    keys = pair_of(columns["operation_id"], columns["key"]) if key.is_named else columns["key"]
+    value: numbers.Numbers | None = None
+    if has_number_value(kept_as, key.kind, spec):
+        value = numbers.read_numbers(columns["value"]) if spec.criterion.reads_values else None
+    elif kept_as in (ENDED, PAST) or key.kind == EventKind.EXTEND or (kept_as == UNMATCHED and spec.orphans == "all"):
+        value = columns["number"].to_numpy()
+    has_ids = spec.event_ids and kept_as not in (ENDED, PAST)
+    if kept_as == UNMATCHED and spec.orphans == "all":
+        has_ids &= spec.event_columns is not None
+    carried = columns.get("columns") if kept_as not in (ENDED, PAST) else None
+    return EventSegment.build(
+        keys,
+        columns["hash"].to_numpy(),
+        columns["time_us"].to_numpy(),
+        value,
+        columns["event_id"] if has_ids else None,
+        None if spec.event_columns is None else carried,
+    )
+
+
+# --- operations -----------------------------------------------------------------------------------------
+
+
+def _put_operations(engine: EventTimePurgatory, columns: Mapping[str, pa.Array]) -> None:
+    spec, deduplication = engine.spec, engine.deduplication
+    arrivals = _arrivals(spec, columns)
+    undecided, until_us = as_bools(columns["undecided"]), columns["id_until_us"]
+    known = np.flatnonzero(as_bools(until_us.is_valid()))
+    slots = np.full(len(arrivals), -1)
+    if len(known):
+        owners = arrivals.take(known)
+        first = owners.keys.take(pa.array(owners.offsets[:-1]))
+        identity = deduplication.identity(owners.ids, first)
+        slots[known] = deduplication.ids.add(identity, owners.id_hash, until_us.take(pa.array(known)).to_numpy())
+    engine.rows.append(arrivals, columns["from_us"].to_numpy(), as_bools(columns["late"]), slots)
+    purgatory = engine.purgatory
+    rows = purgatory.readmit(arrivals.keys, arrivals.key_hash, arrivals.offsets)
+    deduplication.make_undecided(rows[undecided], arrivals.id_hash[undecided])
+    due_us = engine.completion.due_us(engine.resolver.resolve(rows))
+    purgatory.arm_again(rows, engine.completion.ticks_ms(rows, due_us))
+
+
+def _arrivals(spec: EngineSpec, columns: Mapping[str, pa.Array]) -> OperationArrivals:
+    keys = columns["keys"]
+    n = len(keys)
+    arrivals = OperationArrivals(
+        ids=columns["id"],
+        id_hash=columns["id_hash"].to_numpy(zero_copy_only=False),
+        keys=keys.flatten(),
+        key_hash=columns["key_hashes"].flatten().to_numpy(),
+        offsets=keys.offsets.to_numpy().astype(np.int64) - keys.offsets[0].as_py(),
+        created_us=columns["created_us"].to_numpy(),
+        deadline_us=columns["deadline_us"].to_numpy(),
+        rejection=np.zeros(n, np.int64),
+        payload=columns["operation"],
+    )
+    if not spec.by_row:
+        return arrivals
+    names = pc.index_in(columns["rule"], value_set=pa.array(RULES)).cast(pa.int64())
+    return OperationArrivals(
+        **{
+            **vars(arrivals),
+            "rule": names.to_numpy(),
+            "need": columns["need"].to_numpy(),
+            "sum_need": _needs(columns["sum_need"], spec),
+            "level_need": _needs(columns["level_needs"].flatten(), spec),
+        }
+    )
+
+
+def _needs(texts: pa.Array, spec: EngineSpec) -> numbers.Numbers:
+    if spec.scale is None:
+        return texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    never, always = (as_bools(pc.fill_null(pc.equal(texts, word), False)) for word in ("never", "always"))
+    left = pc.if_else(pa.array(never | always), None, texts)
+    units = numbers.read_numbers(left.cast(pa.decimal128(numbers.LARGEST_SCALE, spec.scale)))
+    if (never | always).any():
+        units = np.where(never, numbers.UNREACHED, np.where(always, numbers.ALWAYS_REACHED, numbers.widened(units)))
+    return units
+
+
+def _plain(table: pa.Table) -> dict[str, pa.Array]:
+    """The columns of a table, each one array."""
+    combined = table.combine_chunks()
+    return {
+        name: column.chunk(0) if column.num_chunks else pa.array([], column.type)
+        for name, column in zip(combined.column_names, combined.columns, strict=True)
+    }

@@ -1,0 +1,175 @@
+"""An engine as tables: what `export_state` writes and `move_checkpoint` deals to other shards (docs/export_format.md).
+
+The tables say everything that decides an outcome, and nothing of how an engine keeps it: no hash, no position, no
+timer. So they can be dealt to any number of shards, and a person can read, count, filter and edit them.
+
+operations  a row for each operation that waits, with its own columns as a struct
+events      a row for each event that is kept, and for each time range of an operation that has ended: `KEPT_AS`
+ids         ids that are seen and whose operations do not wait: an operation of such an id is a DUPLICATE
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from spark_purgatory.core.arrays import numbers
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, Int64s
+from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.events.control_log import LogKey, split_pairs
+from spark_purgatory.core.events.event_log import EventLog, EventSegment
+from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+
+LOG, CONTROL, UNMATCHED, ENDED, PAST = KEPT_AS = ("log", "control", "unmatched", "ended", "past")
+"""Why an event is kept: completions; control events and completions that name an operation; events that counted for no
+operation so far. The last two are time ranges of operations that ended: what would have counted, and what comes after.
+"""
+TABLES = ("operations", "events", "ids")
+
+
+def operations_table(engine: EventTimePurgatory, names: list[str]) -> pa.Table | None:
+    """The operations that wait; ``names``: those of their own columns. None where nothing waits."""
+    rows = engine.purgatory.waiting()
+    if not len(rows):
+        return None
+    table, watchers = engine.rows, engine.purgatory.watchers
+    entries, owner = watchers.entries_of(rows)
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=len(rows)))))
+    undecided = np.isin(rows, engine.deduplication.undecided)
+    slots = _slots(engine, rows)
+    known = slots >= 0
+    until_us = np.zeros(len(rows), np.int64)
+    until_us[known] = engine.deduplication.ids.deadline_us.values[slots[known]]
+    columns = {
+        "operation": _named(table.payload.take(rows), names),
+        "id": table.ids.take(rows) if table.ids.chunks else pa.nulls(len(rows), pa.string()),
+        "keys": _lists(offsets, watchers.keys.take(entries)),
+        "created_us": pa.array(table.created_us[rows]),
+        "deadline_us": pa.array(table.deadline_us[rows]),
+        "from_us": pa.array(table.from_us_of(rows)),
+        "late": pa.array(table.late[rows]),
+        "undecided": pa.array(undecided),
+        "id_until_us": pa.array(until_us, mask=~known),
+    }
+    if engine.spec.by_row:
+        columns |= {
+            "rule": pa.array(RULES).take(pa.array(table.rule[rows])),
+            "need": pa.array(table.need[rows]),
+            "sum_need": needs_as_text(table.sum_need[rows], engine.spec),
+            "level_needs": _lists(offsets, needs_as_text(table.level_need[entries], engine.spec)),
+        }
+    return pa.table(columns)
+
+
+def ids_table(engine: EventTimePurgatory) -> pa.Table:
+    """The ids that are live and not of an operation that waits; the key is null where the id alone identifies."""
+    ids = engine.deduplication.ids
+    left = ids.deadline_us.values > engine.watermark_us
+    slots = _slots(engine, engine.purgatory.waiting())
+    left[slots[slots >= 0]] = False
+    at = np.flatnonzero(left)
+    held = [column.take(at) if column.chunks else pa.nulls(len(at), pa.string()) for column in ids.columns]
+    key = held[1] if len(held) > 1 else pa.nulls(len(at), held[0].type)
+    return pa.table({"id": held[0], "key": key, "until_us": pa.array(ids.deadline_us.values[at])})
+
+
+def events_tables(engine: EventTimePurgatory) -> Iterator[pa.Table]:
+    """The events that are kept, a table for each log."""
+    spec, events = engine.spec, engine.events
+    names = None if spec.event_columns is None else spec.event_columns.names
+    complete = LogKey(EventKind.COMPLETE, False)
+    yield from _of_log(LOG, complete, events.log, spec, names)
+    for kept_as, controls in ((CONTROL, events.controls), (UNMATCHED, events.orphans.unmatched)):
+        for key, log in controls.logs.items():
+            yield from _of_log(kept_as, key, log, spec, names)
+    for kept_as, ranges in ((ENDED, events.orphans.ended), (PAST, events.orphans.past)):
+        for is_named, log in ranges.logs.items():
+            yield from _of_log(kept_as, LogKey(EventKind.COMPLETE, is_named), log, spec, None)
+
+
+def has_number_value(kept_as: str, kind: int, spec: EngineSpec) -> bool:
+    """Whether what a log calls values are those of events; else they are times, durations or marks."""
+    if kind != EventKind.COMPLETE or kept_as in (ENDED, PAST):
+        return False
+    return kept_as != UNMATCHED or spec.orphans != "all"
+
+
+def needs_as_text(needs: numbers.Numbers, spec: EngineSpec) -> pa.Array:
+    """What values must reach, as texts that are read back exactly; "never" where no value reaches it."""
+    if spec.scale is None:
+        return pa.array(needs).cast(pa.string())
+    wide = numbers.widened(needs)
+    never, always = wide == numbers.UNREACHED, wide == numbers.ALWAYS_REACHED
+    texts = numbers.as_decimals(np.where(never | always, numbers.ZERO, wide), spec.scale).cast(pa.string())
+    for which, text in ((never, "never"), (always, "always")):
+        if which.any():
+            texts = pa.compute.if_else(pa.array(which), text, texts)
+    return texts
+
+
+def _of_log(kept_as: str, key: LogKey, log: EventLog, spec: EngineSpec, names: list[str] | None) -> Iterator[pa.Table]:
+    for segment in log.segments:
+        yield _of_segment(kept_as, key, segment, spec, names)
+
+
+def _of_segment(
+    kept_as: str, key: LogKey, segment: EventSegment, spec: EngineSpec, names: list[str] | None
+) -> pa.Table:
+    n = len(segment)
+    keys, ids = segment.keys, pa.nulls(n, pa.string())
+    if key.is_named:
+        ids, keys = split_pairs(keys)
+    is_value = has_number_value(kept_as, key.kind, spec)
+    value: pa.Array = pa.nulls(n)
+    number: pa.Array = pa.nulls(n, pa.int64())
+    if segment.value is not None:
+        if not is_value:
+            number = pa.array(segment.value)
+        elif spec.scale is None:
+            value = pa.array(segment.value)
+        else:
+            value = numbers.as_decimals(segment.value, spec.scale)
+    columns = {
+        "kept_as": pa.repeat(kept_as, n),
+        "kind": pa.repeat(KINDS[key.kind], n),
+        "is_named": pa.repeat(key.is_named, n),
+        "operation_id": ids,
+        "key": keys,
+        "time_us": pa.array(segment.time_us),
+        "value": value,
+        "number": number,
+        "event_id": pa.nulls(n, pa.string()) if segment.event_ids is None else segment.event_ids,
+    }
+    if names is not None:
+        kind = pa.struct([pa.field(name, pa.null()) for name in names])
+        held = pa.nulls(n, kind) if segment.columns is None else _named(segment.columns, names)
+        columns["columns"] = held
+    return pa.table(columns)
+
+
+def _slots(engine: EventTimePurgatory, rows: Int64s) -> Int64s:
+    """Where the ids of waiting rows, (n,), are; -1 where they are undecided, or where rows have no ids."""
+    deduplication, table = engine.deduplication, engine.rows
+    if engine.spec.control_events:
+        return table.id_slot[rows] if len(rows) else EMPTY
+    slots = np.full(len(rows), -1)
+    if len(rows) and table.ids.chunks:
+        decided = ~np.isin(rows, deduplication.undecided)
+        identity = deduplication.identity_of(rows[decided])
+        slots[decided] = deduplication.ids.slots_of(identity, table.deadline_us[rows[decided]])
+    return slots
+
+
+def _lists(offsets: Int64s, values: pa.Array) -> pa.ListArray:
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), values)
+
+
+def _named(structs: pa.StructArray, names: list[str]) -> pa.StructArray:
+    """The structs with other names of their fields."""
+    fields = [field.with_name(name) for field, name in zip(structs.type, names, strict=True)]
+    if not fields:
+        return structs
+    return pa.StructArray.from_arrays(structs.flatten(), fields=fields)

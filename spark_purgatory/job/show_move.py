@@ -1,0 +1,69 @@
+"""``spark-purgatory move`` and ``export-state``: what waits goes to another checkpoint, or into tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from spark_purgatory.job.arguments import log_file, settings_from
+from spark_purgatory.job.config_file import load_config
+from spark_purgatory.job.reading import guarded_reading
+from spark_purgatory.job.session import build_session, reading_session
+from spark_purgatory.job.sources import outcomes_of
+from spark_purgatory.spark.move.export_state import export_state
+from spark_purgatory.spark.move.move import move_checkpoint
+
+
+@dataclass(frozen=True)
+class MoveRequest:
+    """What was asked for on the command line."""
+
+    job_file: Path
+    source: str
+    partitions: int | None
+    tables: str | None
+    dry_run: bool
+    sets: Sequence[str]
+
+
+def show_move(request: MoveRequest, console: Console) -> int:
+    """Move to the checkpoint of a job's file; the exit code."""
+
+    def move() -> None:
+        config = load_config(request.job_file, request.sets)
+        with console.status("Starting Spark"):
+            spark = build_session(config, log_file())
+        moved = move_checkpoint(
+            spark,
+            outcomes_of(spark, config),
+            source=request.source,
+            target=config.checkpoint,
+            partitions=request.partitions,
+            tables=request.tables,
+            dry_run=request.dry_run,
+            progress=lambda line: console.print(line, soft_wrap=True, highlight=False),
+        )
+        console.print(str(moved), soft_wrap=True, highlight=False)
+        if request.dry_run:
+            console.print("Nothing was written. Without --dry-run it is moved", soft_wrap=True)
+        else:
+            console.print(f"Start it: spark-purgatory run {request.job_file}", soft_wrap=True, highlight=False)
+
+    return guarded_reading(request.source, move)
+
+
+def show_export(checkpoint: str, folder: str, settings: Sequence[str], console: Console) -> int:
+    """Write the tables of a checkpoint; the exit code."""
+
+    def export() -> None:
+        with console.status("Starting Spark"):
+            spark = reading_session(settings_from(settings), log_file())
+        with console.status("Reading the checkpoint"):
+            counts = export_state(spark, checkpoint, folder)
+        told = ", ".join(f"{counts[name]:,} {name}" for name in ("operations", "events", "ids"))
+        console.print(f"{folder}: {told}, as micro-batch {counts['batch_id']} left them", soft_wrap=True)
+
+    return guarded_reading(checkpoint, export)

@@ -1,0 +1,45 @@
+"""What waits in a checkpoint, as tables that people can read, count, filter and edit (docs/export_format.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import SparkSession
+
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.move.files import Files
+from spark_purgatory.spark.move.survey import survey
+from spark_purgatory.spark.move.tables import write_tables
+from spark_purgatory.spark.storage.storage_access import absolute
+
+
+def export_state(spark: SparkSession, checkpoint: str, folder: str) -> Mapping[str, int]:
+    """Write what waits in a checkpoint as Parquet tables: ``operations``, ``events``, ``ids`` and ``counts``.
+
+    The checkpoint is only read, as its last micro-batch left it. `move_checkpoint` makes a checkpoint of the tables
+    again (``tables=``), so you can take operations out of what waits.
+
+    Args:
+        spark: A session with a JVM, not one of Spark Connect.
+        checkpoint: The query's ``checkpointLocation``.
+        folder: Where the tables are written; nothing is there yet.
+
+    Returns:
+        How many rows each of ``operations``, ``events`` and ``ids`` has, and the ``batch_id`` of the micro-batch.
+
+    Raises:
+        ConfigError: There is no such checkpoint, nothing is committed there, or the folder is not empty.
+        StateCorruptError: A state is damaged.
+
+    Example::
+
+        export_state(spark, "/lake/_checkpoints/orders", "/lake/export")
+        spark.read.parquet("/lake/export/operations").groupBy("operation.customer").count().show()
+    """
+    files, folder = Files(spark), absolute(spark, folder.rstrip("/"))
+    if files.names(folder):
+        raise ConfigError(f"folder={folder!r} is not empty: give one that is not there yet")
+    found = survey(spark, checkpoint)
+    write_tables(found, folder)
+    counts = {name: spark.read.parquet(f"{folder}/{name}").count() for name in ("operations", "events", "ids")}
+    return {**counts, "batch_id": found.states.batch_id}

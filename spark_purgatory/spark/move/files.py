@@ -1,0 +1,85 @@
+"""Files of a checkpoint through Hadoop's FileSystem: local folders and object stores alike.
+
+A rename is used only where a copy would do as well, never to decide anything: object stores have none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from spark_purgatory.errors import ConfigError
+
+
+class Files:
+    """Files by their path."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        jvm = getattr(spark, "_jvm", None)
+        if jvm is None:
+            raise ConfigError(
+                "spark is a session of Spark Connect, through which no files can be placed: move the checkpoint in a "
+                "session on the cluster itself, with spark-submit or spark-purgatory move"
+            )
+        self._jvm: Any = jvm
+        self._conf: Any = spark._jsc.hadoopConfiguration()
+
+    def _at(self, path: str) -> tuple[Any, Any]:
+        place = self._jvm.org.apache.hadoop.fs.Path(path)
+        return place.getFileSystem(self._conf), place
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or a folder is there."""
+        system, place = self._at(path)
+        return bool(system.exists(place))
+
+    def names(self, folder: str) -> list[str]:
+        """Names of what is in a folder; none where there is no folder."""
+        system, place = self._at(folder)
+        if not system.exists(place):
+            return []
+        return sorted(status.getPath().getName() for status in system.listStatus(place))
+
+    def folders(self, folder: str) -> list[str]:
+        """Names of the folders in a folder."""
+        system, place = self._at(folder)
+        return sorted(s.getPath().getName() for s in system.listStatus(place) if s.isDirectory())
+
+    def read(self, path: str) -> str:
+        """A small file's text."""
+        system, place = self._at(path)
+        stream = system.open(place)
+        try:
+            data = self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)
+        finally:
+            stream.close()
+        return bytes(data).decode()
+
+    def write(self, path: str, text: str) -> None:
+        """Write a small file, in place of one that is there."""
+        system, place = self._at(path)
+        stream = system.create(place, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy a file, or a folder with all that is in it."""
+        (from_system, from_place), (to_system, to_place) = self._at(source), self._at(target)
+        self._jvm.org.apache.hadoop.fs.FileUtil.copy(
+            from_system, from_place, to_system, to_place, False, True, self._conf
+        )
+
+    def rename(self, source: str, target: str) -> None:
+        """Give a file another name on the same storage."""
+        (system, place), (_, to) = self._at(source), self._at(target)
+        system.mkdirs(to.getParent())
+        if not system.rename(place, to):
+            raise OSError(f"{source} could not be renamed to {target}")
+
+    def delete(self, path: str) -> None:
+        """Delete a file, or a folder with all that is in it; nothing where nothing is there."""
+        system, place = self._at(path)
+        system.delete(place, True)

@@ -1,0 +1,385 @@
+"""A stopped query's checkpoint, moved: other shards, another host, other state partitions, another need or tick.
+
+The new checkpoint keeps the old one's micro-batches, sources, staged rows and query id; the folder ``state`` alone is
+made anew. So the next micro-batch is the one after the last, nothing is read twice, and nothing has to be drained.
+
+The steps, in this order. Until the last one the new checkpoint's ``metadata`` is no metadata but `UNFINISHED`, at which
+Spark stops with an error that quotes it; so a query cannot start from half of a checkpoint.
+
+1. Write `UNFINISHED`. Export the tables (`tables`).
+2. Import them: one micro-batch of the query's own operator, in a checkpoint of its own below the new one.
+3. Put its state files where the old query's next micro-batch looks for them, under its number.
+4. Copy the old query's sources, staged rows, commits and offsets, with the settings of the new state store.
+5. Copy the old query's ``metadata``: the new checkpoint is whole.
+
+The old checkpoint is only read. A step that fails leaves `UNFINISHED`, and the next move begins again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_purgatory.config.purgatory_options import LOG_HOSTS
+from spark_purgatory.errors import BugError, ConfigError
+from spark_purgatory.spark.checkpoint.gauges import gauges
+from spark_purgatory.spark.checkpoint.shard_states import UNFINISHED
+from spark_purgatory.spark.move.files import Files
+from spark_purgatory.spark.move.import_state import import_tables
+from spark_purgatory.spark.move.survey import Survey, check_takes_over, survey
+from spark_purgatory.spark.move.tables import check_tables, read_manifest, write_tables
+from spark_purgatory.spark.operator.stream_plan import Query, query_of
+from spark_purgatory.spark.storage.paths import Place
+from spark_purgatory.spark.storage.storage_access import absolute
+
+LOG = logging.getLogger(__name__)
+WORK = "_moving"
+"""Folder of the tables and of the import, below the new checkpoint."""
+MADE = "checkpoint"
+"""Folder below that of the checkpoint in which the state is made."""
+METADATA = "/_metadata/v2/"
+OF_STATE_STORES = ("spark.sql.streaming.stateStore.", "spark.sql.streaming.flatMapGroupsWithState.")
+PARTITIONS = "spark.sql.shuffle.partitions"
+FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+FAILPOINTS = ("marked", "exported", "imported", "state placed", "copied", "offsets written")
+"""Where a crash could matter: names that `reached` is called with."""
+
+
+def reached(failpoint: str) -> None:
+    """Called with each of `FAILPOINTS` in its turn; tests make something happen there."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """What `move_checkpoint` has done, or with ``dry_run`` would do."""
+
+    source: str
+    target: str
+    batch_id: int
+    """The last micro-batch of the old checkpoint: the new one goes on behind it."""
+    operations: int
+    """Those that wait."""
+    events: int
+    """Events that are kept."""
+    state_bytes: int
+    shards_before: int | None
+    shards: int | None
+    host_before: str
+    host: str
+    partitions_before: int
+    partitions: int
+    changes: tuple[str, ...]
+    """Settings and columns that differ, as texts."""
+    is_done: bool
+    seconds: float
+    """What the move took; of a dry run, what looking took."""
+
+    def __str__(self) -> str:
+        """What people are told."""
+        per_shard = self.state_bytes / (self.shards or max(self.operations, 1))
+        lines = [
+            f"{'moved' if self.is_done else 'would move'} {self.operations:,} operations that wait and {self.events:,} "
+            f"events, {self.state_bytes:,} bytes of state, from {self.source} to {self.target}",
+            f"shards: {_shards(self.shards_before)} before, {_shards(self.shards)} after, some {per_shard:,.0f} bytes "
+            "each",
+            f"host: {self.host_before} before, {self.host} after",
+            f"state partitions: {self.partitions_before} before, {self.partitions} after",
+            *(f"changed: {text}" for text in self.changes),
+            f"the next micro-batch is {self.batch_id + 1}; "
+            + (f"it took {self.seconds:.0f} s" if self.is_done else f"looking took {self.seconds:.0f} s"),
+        ]
+        return "\n".join(lines)
+
+
+def _shards(shards: int | None) -> str:
+    return "one a key" if shards is None else str(shards)
+
+
+def move_checkpoint(
+    spark: SparkSession,
+    outcomes: DataFrame,
+    *,
+    source: str,
+    target: str,
+    partitions: int | None = None,
+    tables: str | None = None,
+    dry_run: bool = False,
+    progress: Callable[[str], None] = LOG.info,
+) -> Move:
+    """Move what waits to a new checkpoint, for a query with other shards, another host or other settings.
+
+    Stop the query, move, and start the new one with the new checkpoint: it goes on where the old one stopped, with the
+    same sources and the same sink. Nothing is decided twice, and nothing is lost. The old checkpoint is not changed.
+    Do not start it again: two queries would write one table.
+
+    Args:
+        spark: A session with a JVM, not one of Spark Connect.
+        outcomes: What `Purgatory.resolve` of the new query returned, or a stream made of it.
+        source: The old query's ``checkpointLocation``.
+        target: The new query's; nothing is there yet.
+        partitions: State partitions, a setting that a checkpoint fixes (``spark.sql.shuffle.partitions``); by default
+            as before. As many as cores, at most as many as shards.
+        tables: What waits is taken from these tables of `export_state`, which you may have edited, in place of the old
+            checkpoint's state.
+        dry_run: Look at all shards and say what would be moved; write nothing.
+        progress: Called with a line after each step; by default they go to the log.
+
+    Returns:
+        What was moved, or would be; as a text, lines for people.
+
+    Raises:
+        ConfigError: It cannot be moved, or not now; the message says what to do. Nothing was written.
+        StateMismatchError: The new query differs in something that a move cannot change. Nothing was written.
+
+    Example::
+
+        outcomes = Purgatory(shards=64, ...).resolve(orders, payments)
+        print(move_checkpoint(spark, outcomes, source="/lake/_checkpoints/a", target="/lake/_checkpoints/b"))
+    """
+    began = time.monotonic()
+    files = Files(spark)
+    source, target = (absolute(spark, path.rstrip("/")) for path in (source, target))
+    query = _query(outcomes)
+    _check_places(files, source, target)
+    old = _Old.read(files, source)
+    _check_can_move(spark, old, source)
+    found = survey(spark, source, query.spec)
+    waiting = f"{found.operations:,} operations wait, {found.state_bytes:,} bytes of state"
+    progress(f"looked at {len(found.found)} shards: {waiting}")
+    check_takes_over(found.found)
+    if found.states.batch_id != old.batch_id:
+        raise ConfigError(f"source={source!r} goes on: its query runs; stop it, then move")
+    partitions = partitions or old.partitions
+
+    def result(is_done: bool) -> Move:
+        return Move(
+            source,
+            target,
+            old.batch_id,
+            found.operations,
+            sum(each.events for each in found.found),
+            found.state_bytes,
+            found.found[0].shards,
+            query.shards,
+            found.states.host,
+            query.host,
+            old.partitions,
+            partitions,
+            tuple(_changes(found, query)),
+            is_done,
+            time.monotonic() - began,
+        )
+
+    waits = found.operations if tables is None else check_tables(spark, tables, query, old.batch_id)
+    if not dry_run:
+        steps = _Steps(spark, files, query, old, target, partitions, progress)
+        steps.run(found, tables, waits)
+    return result(not dry_run)
+
+
+# --- what there is --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Old:
+    """The old checkpoint, as Spark's own files say it."""
+
+    path: str
+    batch_id: int
+    conf: dict[str, str]
+    offsets: dict[int, str]
+    """The last two, and one that was begun: texts by micro-batch."""
+    has_staging: bool
+
+    @staticmethod
+    def read(files: Files, path: str) -> _Old:
+        """What is there. Raises ConfigError where it is no checkpoint of a query that has begun."""
+        numbers = {name: _numbers(files.names(f"{path}/{name}")) for name in ("offsets", "commits")}
+        if not numbers["commits"]:
+            raise ConfigError(
+                f"source={path!r}: no micro-batch is committed there: name the checkpointLocation of a query that has "
+                "run; one that has not is started anew, with any settings"
+            )
+        last = numbers["commits"][-1]
+        kept = [number for number in numbers["offsets"] if number >= last - 1]
+        offsets = {number: files.read(f"{path}/offsets/{number}") for number in kept}
+        return _Old(path, last, _conf(offsets[last]), offsets, "staging" in files.names(path))
+
+    @property
+    def partitions(self) -> int:
+        return int(self.conf[PARTITIONS])
+
+
+def _numbers(names: list[str]) -> list[int]:
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def _conf(offsets: str) -> dict[str, str]:
+    """The settings that a micro-batch's offsets hold."""
+    said: dict[str, Any] = json.loads(offsets.splitlines()[1])
+    return dict(said["conf"])
+
+
+def _query(outcomes: DataFrame) -> Query:
+    query = query_of(outcomes)
+    if query is None:
+        raise ConfigError(
+            "outcomes: no purgatory is in this stream: give what Purgatory.resolve returned, or a stream made of it"
+        )
+    return query
+
+
+def _check_places(files: Files, source: str, target: str) -> None:
+    one, other = Place.of(source), Place.of(target)
+    if one.below(other) is not None or other.below(one) is not None:
+        raise ConfigError(f"target={target!r} and source={source!r} lie in each other: give target a folder of its own")
+    if not files.names(target):
+        return
+    if not is_unfinished(files, target):
+        raise ConfigError(f"target={target!r} is not empty: give a folder that is not there yet")
+
+
+def is_unfinished(files: Files, checkpoint: str) -> bool:
+    """Whether a move to a checkpoint began and did not end."""
+    metadata = f"{checkpoint}/metadata"
+    return files.exists(metadata) and files.read(metadata) == UNFINISHED
+
+
+def _check_can_move(spark: SparkSession, old: _Old, source: str) -> None:
+    """Raise ConfigError for what cannot be moved, with the way out."""
+    if old.conf.get(FORMAT_VERSION, "1") != "1":
+        raise ConfigError(
+            f"source={source!r} has state stores of format {old.conf[FORMAT_VERSION]} ({FORMAT_VERSION}), whose files "
+            "have names of their own: a move takes over those of format 1, Spark's default"
+        )
+    names = [row["operatorName"] for row in spark.read.format("state-metadata").load(source).collect()]
+    if len(names) > 1:
+        raise ConfigError(
+            f"source={source!r} holds the state of {len(names)} operators ({', '.join(sorted(names))}), and a move "
+            "takes over that of one purgatory: give each its own query, with a table between them"
+        )
+    if max(old.offsets) > old.batch_id and not old.has_staging:
+        raise ConfigError(
+            f"source={source!r}: micro-batch {max(old.offsets)} was begun and is not committed, and its sink may have "
+            "written it: start the old query once more with trigger(availableNow=True), then move"
+        )
+
+
+def _changes(found: Survey, query: Query) -> list[str]:
+    then, now = found.found[0].facts["spec"], query.spec.fingerprint()
+    settings = [f"{name} {then[name]!r} to {now[name]!r}" for name in ("need", "tick_ms") if then[name] != now[name]]
+    columns = found.found[0].facts.get("columns", [])
+    wanted = [] if query.spec.columns is None else query.spec.columns.names
+    added, gone = [name for name in wanted if name not in columns], [name for name in columns if name not in wanted]
+    return settings + [f"column {name} added" for name in added] + [f"column {name} given up" for name in gone]
+
+
+# --- the move -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The steps of one move."""
+
+    spark: SparkSession
+    files: Files
+    query: Query
+    old: _Old
+    target: str
+    partitions: int
+    progress: Callable[[str], None]
+
+    def run(self, found: Survey, tables: str | None, waits: int) -> None:
+        """Make them all; ``waits``: how many operations wait."""
+        files, target = self.files, self.target
+        files.delete(target)
+        files.write(f"{target}/metadata", UNFINISHED)
+        reached("marked")
+        work = f"{target}/{WORK}"
+        if tables is None:
+            tables = f"{work}/tables"
+            write_tables(found, tables)
+            self.progress(f"exported {waits:,} operations")
+        reached("exported")
+        imported = make_state(self.spark, self.query, tables, f"{work}/{MADE}", self.partitions)
+        if imported != waits:
+            raise BugError(
+                f"conservation: {waits:,} operations waited and {imported:,} do after the move; the old checkpoint is "
+                "as it was, and its query can go on"
+            )
+        reached("imported")
+        self.progress(f"imported {imported:,} operations")
+        graft(files, self.old, f"{work}/{MADE}", target)
+        files.delete(work)
+        self.progress(f"moved to {target}")
+
+
+def make_state(spark: SparkSession, query: Query, tables: str, checkpoint: str, partitions: int) -> int:
+    """Make a checkpoint's state of tables; returns how many operations wait in it."""
+    options = None
+    if query.host in LOG_HOSTS:
+        from spark_purgatory.spark.host.requirements import check_log_host
+
+        check_log_host(spark, query.host)
+        from spark_purgatory.spark.host.log_host import LogHostOptions
+
+        options = LogHostOptions(query.shards or 0, 0)
+    import_tables(spark, tables, checkpoint, query, read_manifest(spark, tables), options, partitions)
+    return gauges(spark, checkpoint)["pending"]
+
+
+def graft(files: Files, old: _Old, made: str, target: str) -> None:
+    """Make the new checkpoint of the old one and of a state; the last step makes it whole."""
+    conf = _conf(files.read(f"{made}/offsets/0"))
+    _place_state(files, f"{made}/state", f"{target}/state", old.batch_id + 1)
+    reached("state placed")
+    for name in ("sources", "staging", "commits"):
+        if files.exists(f"{old.path}/{name}"):
+            files.copy(f"{old.path}/{name}", f"{target}/{name}")
+    reached("copied")
+    for number in sorted(old.offsets, reverse=True):
+        files.write(f"{target}/offsets/{number}", _with_conf(old.offsets[number], conf))
+    reached("offsets written")
+    files.write(f"{target}/metadata", files.read(f"{old.path}/metadata"))
+
+
+def _place_state(files: Files, made: str, target: str, version: int) -> None:
+    """Give the files of a state at version 1 the version that the next micro-batch looks for."""
+    names = {"1.delta": f"{version}.snapshot", "1.zip": f"{version}.zip"}
+    for operator in files.folders(made):
+        for partition in files.folders(f"{made}/{operator}"):
+            _place(files, f"{made}/{operator}/{partition}", f"{target}/{operator}/{partition}", names)
+
+
+def _place(files: Files, made: str, target: str, names: dict[str, str]) -> None:
+    folders = files.folders(made)
+    for name in files.names(made):
+        if name in folders:
+            _place(files, f"{made}/{name}", f"{target}/{name}", names)
+        elif name.endswith(".crc"):
+            continue
+        elif METADATA in f"{made}/":
+            # It names files of schemas by their whole path.
+            files.write(f"{target}/{name}", files.read(f"{made}/{name}").replace(f"/{WORK}/{MADE}/", "/"))
+        else:
+            files.copy(f"{made}/{name}", f"{target}/{names.get(name, name)}")
+
+
+def _with_conf(offsets: str, conf: dict[str, str]) -> str:
+    """A micro-batch's offsets with the settings of another state store."""
+    lines = offsets.split("\n")
+    said: dict[str, Any] = json.loads(lines[1])
+    kept = {name: value for name, value in said["conf"].items() if not _is_of_state(name)}
+    said["conf"] = {**kept, **{name: value for name, value in conf.items() if _is_of_state(name)}}
+    lines[1] = json.dumps(said, separators=(",", ":"))
+    return "\n".join(lines)
+
+
+def _is_of_state(name: str) -> bool:
+    return name == PARTITIONS or name.startswith(OF_STATE_STORES)

@@ -1,0 +1,278 @@
+"""The tables of an export: written from the states of a checkpoint, read back as what the shards of a query get."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from spark_purgatory.core.export.put_together import history_of, most_of_any_shard
+from spark_purgatory.core.export.taken_apart import events_tables, ids_table, operations_table
+from spark_purgatory.core.state.engine_snapshot import inspect, listed
+from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform
+from spark_purgatory.errors import ConfigError, StateMismatchError
+from spark_purgatory.spark.checkpoint.shard_states import states_in
+from spark_purgatory.spark.move.survey import ShardFacts, Survey, read_facts
+from spark_purgatory.spark.operator.payload import arrow_schema
+from spark_purgatory.spark.operator.stream_plan import Query
+from spark_purgatory.spark.storage.paths import literal
+from spark_purgatory.version import __version__
+
+FORMAT = 1
+"""Version of the tables' columns."""
+COUNTS = "counts"
+ROWS_A_BATCH = 1 << 16
+DEDUPLICATED_IN = 64
+"""Groups of events whose copies are looked for, by key."""
+
+Batches = Iterator[pa.RecordBatch]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The one row of the table ``counts``: whose the tables are, and how many rows they had."""
+
+    batch_id: int
+    watermark_ms: int
+    """The latest that an engine has seen."""
+    shards: int | None
+    host: str
+    operations: int
+    is_copied: bool
+    history: dict[str, Any]
+    """What the shards counted since the query began, by field of `Tally`."""
+    queries: list[dict[str, Any]]
+    """What the states say of their query, as `ShardFacts.to_json`."""
+
+
+def schemas_of(found: Survey) -> dict[str, T.StructType]:
+    """The Spark schemas of the tables."""
+    id_type, key_type, event_id = found.key_types()
+    own, carried = _spark_type(found.payload()), found.carried()
+    by_row = ", rule string, need double, sum_need string, level_needs array<string>"
+    operations = T.StructType(
+        [
+            *([T.StructField("operation", own)] if own.fields else []),
+            *_ddl(
+                f"id {id_type}, keys array<{key_type}>, created_us bigint, deadline_us bigint, from_us bigint, "
+                f"late boolean, undecided boolean, id_until_us bigint{by_row if found.spec.by_row else ''}"
+            ),
+        ]
+    )
+    events = _ddl(
+        f"kept_as string, kind string, is_named boolean, operation_id {id_type}, key {key_type}, time_us bigint, "
+        f"value {found.value_type()}, number bigint, event_id {event_id}"
+    )
+    columns = T.StructType() if carried is None else _spark_type(carried)
+    if columns.fields:
+        events.append(T.StructField("columns", columns))
+    return {
+        "operations": operations,
+        "events": T.StructType(events),
+        "ids": T.StructType(_ddl(f"id {id_type}, key {key_type}, until_us bigint")),
+    }
+
+
+def write_tables(found: Survey, folder: str) -> None:
+    """Write the tables of a checkpoint below a folder that is not there yet."""
+    for name, schema in schemas_of(found).items():
+        _table(found, name, schema).write.parquet(f"{folder}/{name}")
+    tallies = [each.tally for each in found.found]
+    manifest = Manifest(
+        found.states.batch_id,
+        found.watermark_ms,
+        found.found[0].shards,
+        found.states.host,
+        found.operations,
+        found.is_copied,
+        history_of(tallies),
+        _distinct(found.found),
+    )
+    spark = found.states.whole.sparkSession
+    row = (FORMAT, __version__, found.operations, json.dumps(vars(manifest)))
+    ddl = "format int, spark_purgatory string, operations bigint, manifest string"
+    spark.createDataFrame([row], ddl).coalesce(1).write.parquet(f"{folder}/{COUNTS}")
+
+
+def read_manifest(spark: SparkSession, folder: str) -> Manifest:
+    """The manifest of an export. Raises ConfigError where there is none, or of another format."""
+    try:
+        [row] = spark.read.parquet(f"{literal(folder)}/{COUNTS}").collect()
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        raise ConfigError(
+            f"tables={folder!r}: there is no table {COUNTS!r}: give the folder that export_state wrote, with "
+            "all of its tables"
+        ) from error
+    if row["format"] != FORMAT:
+        raise ConfigError(
+            f"{folder!r} is an export of format {row['format']}, this version of spark_purgatory reads {FORMAT}: use "
+            f"the release that wrote it, {row['spark_purgatory']}"
+        )
+    return Manifest(**json.loads(row["manifest"]))
+
+
+def check_tables(spark: SparkSession, folder: str, query: Query, batch_id: int) -> int:
+    """How many operations wait in tables that a query is to take over.
+
+    Raises ConfigError where they are not whole, or not of the checkpoint's last micro-batch; StateMismatchError where
+    the query cannot take them over.
+    """
+    manifest = read_manifest(spark, folder)
+    if manifest.batch_id != batch_id:
+        raise ConfigError(
+            f"tables={folder!r} are of micro-batch {manifest.batch_id}, and the checkpoint's last one is {batch_id}: "
+            "export its state again"
+        )
+    every = [text for said in manifest.queries for text in read_facts(said, query.spec)]
+    if every:
+        raise StateMismatchError(listed(list(dict.fromkeys(every))))
+    waits = spark.read.parquet(f"{literal(folder)}/operations")
+    needed = [name for name in ("operation", "created_us", "deadline_us", "from_us") if name in waits.columns]
+    lacks = " OR ".join(["coalesce(size(keys), 0) < 1", *(f"{name} IS NULL" for name in needed)])
+    if bad := waits.where(f"{lacks} OR exists(keys, key -> key IS NULL)").count():
+        raise ConfigError(
+            f"tables={folder!r}: {bad:,} operations lack a key, a time or their own columns: export_state writes none "
+            "like that, so repair what edited them"
+        )
+    return waits.count()
+
+
+def _distinct(found: Iterable[ShardFacts]) -> list[dict[str, Any]]:
+    texts = dict.fromkeys(json.dumps(each.to_json(), sort_keys=True) for each in found)
+    return [json.loads(text) for text in texts]
+
+
+def _table(found: Survey, name: str, schema: T.StructType) -> DataFrame:
+    whole = found.states.whole
+    if name != "events" or not found.is_copied:
+        return whole.mapInArrow(_writer(name, arrow_schema(schema), False), schema)
+    with_shard = T.StructType([*schema.fields, T.StructField("shard", T.LongType())])
+    copies = whole.mapInArrow(_writer(name, arrow_schema(with_shard), True), with_shard)
+    group = F.pmod(F.xxhash64("key", "operation_id"), F.lit(DEDUPLICATED_IN))
+    return copies.groupBy(group).applyInArrow(_without_copies, schema)
+
+
+def _without_copies(table: pa.Table) -> pa.Table:
+    shard = np.unique(table["shard"].to_numpy(), return_inverse=True)[1]
+    return most_of_any_shard(table.drop_columns(["shard"]), shard)
+
+
+def _writer(name: str, schema: pa.Schema, with_shard: bool) -> Callable[[Iterable[pa.RecordBatch]], Batches]:
+    """For ``mapInArrow`` over whole states: the rows of one table."""
+
+    def write(batches: Iterable[pa.RecordBatch]) -> Batches:
+        for batch in batches:
+            for state in states_in(batch):
+                blob = state.blob()
+                engine, names = inspect(blob)
+                shard = int.from_bytes(blake2b(blob, digest_size=7).digest(), "little")
+                for table in _tables_of(name, engine, names):
+                    columns = {each: _whole(table[each]) for each in table.column_names}
+                    if with_shard:
+                        columns["shard"] = pa.array(np.full(len(table), shard))
+                    rows = pa.RecordBatch.from_arrays(
+                        [_as(columns[field.name], field.type) for field in schema], schema=schema
+                    )
+                    for start in range(0, len(rows), ROWS_A_BATCH):
+                        yield rows.slice(start, ROWS_A_BATCH)
+
+    return write
+
+
+def _tables_of(name: str, engine: Any, names: list[str] | None) -> Iterator[pa.Table]:
+    if name == "events":
+        yield from events_tables(engine)
+    elif name == "ids":
+        yield ids_table(engine)
+    elif engine.pending:
+        own = names or [f"column_{i}" for i in range(engine.rows.payload.kind.num_fields)]
+        table = operations_table(engine, own)
+        assert table is not None
+        yield table
+
+
+def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """A column in the export's type: logs of named events hold ids and keys as bytes."""
+    if pa.types.is_null(column.type):
+        return pa.nulls(len(column), kind)
+    if pa.types.is_list(kind) and pa.types.is_string(kind.value_type) and pa.types.is_binary(column.type.value_type):
+        return column.cast(kind)
+    if pa.types.is_string(kind) and pa.types.is_binary(column.type):
+        return column.view(kind)
+    if pa.types.is_binary(kind) and pa.types.is_string(column.type):
+        return column.view(kind)
+    return conform(column, kind)
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    combined = column.combine_chunks()
+    if not isinstance(combined, pa.ChunkedArray):
+        return combined
+    return combined.chunk(0) if combined.num_chunks else pa.array([], column.type)
+
+
+def _ddl(text: str) -> list[T.StructField]:
+    return list(cast("T.StructType", T.DataType.fromDDL(text)).fields)
+
+
+def _spark_type(fields: list[pa.Field]) -> T.StructType:
+    """Columns as Spark's, without void ones, which Parquet cannot hold and which are null all over."""
+    kept = [field for field in fields if not pa.types.is_null(field.type)]
+    spark_types = from_arrow_schema(pa.schema(kept), prefer_timestamp_ntz=True)
+    return T.StructType([_typed(field, arrow) for field, arrow in zip(spark_types.fields, kept, strict=True)])
+
+
+def _typed(field: T.StructField, arrow: pa.Field) -> T.StructField:
+    noted = (arrow.metadata or {}).get(SPARK_TYPE)
+    kind = field.dataType if noted is None else T.DataType.fromDDL(noted.decode())
+    return T.StructField(field.name, kind, True)
+
+
+# --- read back ------------------------------------------------------------------------------------------
+
+
+def with_hashes(name: str, rows: DataFrame, route: str, key_prefix: int, id_prefix: int) -> DataFrame:
+    """The rows of a table with the hashes that the query's own rows would have, and the one they go by."""
+    if name == "operations":
+        first = F.col("keys")[0]
+        goes_by = {"key": F.xxhash64(first), "id": F.xxhash64("id")}
+        if "id" in rows.columns and route == "id":
+            # Where an operation needs no id it has none: any shard will do.
+            goes_by["id"] = F.coalesce(F.when(F.col("id").isNotNull(), F.xxhash64("id")), F.xxhash64(first))
+        hashes = {"id_hash": F.xxhash64("id"), "key_hashes": F.transform("keys", lambda key: F.xxhash64(key))}
+        scope = _scope(rows, first, "keys", key_prefix)
+    elif name == "events":
+        by_key = F.xxhash64("key")
+        goes_by = {"key": by_key, "id": by_key}
+        hashes = {"hash": F.when(F.col("is_named"), F.xxhash64("operation_id")).otherwise(by_key)}
+        scope = F.coalesce(
+            _scope(rows, F.col("key"), "key", key_prefix),
+            _scope(rows, F.col("operation_id"), "operation_id", id_prefix),
+        )
+    else:
+        goes_by = {"key": F.xxhash64(F.coalesce("key", "id")), "id": F.xxhash64("id")}
+        hashes = {"id_hash": F.xxhash64("id")}
+        scope = _scope(rows, F.col("id"), "id", id_prefix)
+    goes_by["scope"] = F.xxhash64(scope)
+    added = {**hashes, "route": goes_by[route], "guarded": F.lit(0).cast("timestamp")}
+    return rows.select("*", *(column.alias(each) for each, column in added.items()))
+
+
+def _scope(rows: DataFrame, column: Column, name: str, prefix: int) -> Column:
+    """What rows are scoped by: 32 digits in front of a text, the bytes of the same in front of bytes."""
+    kind = rows.schema[name].dataType
+    kind = kind.elementType if isinstance(kind, T.ArrayType) else kind
+    head = F.substring(column, 1, prefix)
+    return F.lower(F.hex(head)) if isinstance(kind, T.BinaryType) else head

@@ -1,0 +1,202 @@
+"""The law of moves: a query moved to other shards at any boundary gives the table of the one that was not moved."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spark_purgatory.core.engine.completion import Completion
+from spark_purgatory.core.engine.deduplication import Deduplication
+from spark_purgatory.core.export.taken_apart import ids_table, operations_table
+from spark_purgatory.core.spec.codes import RULES
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.testing.splits import Batch, splits
+from tests.support import moves
+from tests.support.engine_driver import Shards, multiset
+from tests.support.evidence_worlds import carrying, noted, told
+from tests.support.law_worlds import COLUMNS, COMPLETE_ONLY, ORPHANS, delayed, draw, on_time, spec_of, split_orphans
+from tests.support.moves import moved
+from tests.support.oracle import KINDS, decide
+from tests.support.world_numbers import NUMBERS, STEP_US, TYPES, needs_of
+
+SEEDS = st.integers(0, 1 << 32)
+SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+MOVES: Counter[str] = Counter()
+ALL_COLUMNS = (*COLUMNS, "late", "reason")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def counted(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tell how many streams and moves were compared."""
+    yield
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print(f"\nmoves: {dict(MOVES)}")
+
+
+def run_with_moves(rng: random.Random, before: Shards, batches: list[Batch], spec: EngineSpec) -> list[dict[str, Any]]:
+    """The outcomes of a stream that is moved between two micro-batches in three."""
+    outcomes = []
+    shards = before
+    for number, (operations, events, watermark_ms) in enumerate(batches):
+        if number and rng.random() < 0.67:
+            waited = sum(tally.pending for tally in shards.tallies())
+            shards = moved(shards, spec, 1 if before.shards == 1 and spec.orphans else rng.choice((1, 2, 5, 13)))
+            assert sum(tally.pending for tally in shards.tallies()) == waited
+            MOVES["moves"] += 1
+        outcomes += shards.step(operations, events, watermark_ms)
+    MOVES["streams"] += 1
+    return outcomes
+
+
+@pytest.mark.parametrize("rule", [*RULES, "mixed", "mixed, controlled"])
+@given(seed=SEEDS, several=st.booleans(), controlled=st.booleans())
+@SETTINGS
+def test_a_moved_stream_gives_what_the_oracle_says(rule: str, seed: int, several: bool, controlled: bool) -> None:
+    rule, _, always = rule.partition(", ")
+    kinds = KINDS if controlled or always else COMPLETE_ONLY
+    rng, world, criterion = draw(seed, rule, several, kinds=kinds, worlds=4)
+    lookback_us = rng.choice((0, 0, 2 * STEP_US))
+    shards = rng.choice((1, 3, 8))
+    orphans = ORPHANS[seed % 2] if not several or shards == 1 else False
+    expected, unheard = split_orphans(
+        decide(
+            *world,
+            doubles=True,
+            whole_operations=several,
+            criterion=criterion,
+            lookback_us=lookback_us,
+            orphans=orphans,
+        )
+    )
+    spec = spec_of(criterion, final=True, lookback_us=lookback_us, orphans=orphans)
+    engine = Shards(spec, shards, several, hash_bits=rng.choice((64, 64, 3)), restarts=rng)
+    outcomes, left_over = split_orphans(run_with_moves(rng, engine, on_time(rng, world, lookback_us), spec))
+    assert multiset(outcomes, *COLUMNS) == multiset(expected, *COLUMNS)
+    assert left_over == unheard
+
+
+@pytest.mark.parametrize("final", [True, False])
+@given(seed=SEEDS, several=st.booleans(), numbers=st.sampled_from(tuple(TYPES)))
+@SETTINGS
+def test_a_moved_stream_with_late_rows_gives_what_the_one_that_stays_gives(
+    final: bool, seed: int, several: bool, numbers: str
+) -> None:
+    rng, world, _ = draw(seed, "mixed", several, kinds=KINDS, worlds=4, numbers=numbers)
+    batches = delayed(rng, splits(rng, *world, rng.choice((3, 9))), rng.choice((0.05, 0.3)))
+    orphans = "all" if not several else False
+    spec = spec_of({}, final=final, orphans=orphans, number=TYPES[numbers])
+    shards = rng.choice((1, 3))
+    stays = Shards(spec, shards, several).run(batches)
+    moves = run_with_moves(rng, Shards(spec, shards, several), batches, spec)
+    assert multiset(moves, *ALL_COLUMNS) == multiset(stays, *ALL_COLUMNS)
+
+
+@given(seed=SEEDS, several=st.booleans(), final=st.booleans())
+@SETTINGS
+def test_evidence_travels(seed: int, several: bool, final: bool) -> None:
+    rng, world, _ = draw(seed, "mixed", several, kinds=KINDS, worlds=4)
+    batches = delayed(rng, splits(rng, *noted(rng, world), rng.choice((3, 9))), rng.choice((0.05, 0.3)))
+    orphans = "all" if not several else False
+    spec = carrying(spec_of({}, final=final, orphans=orphans), rng.choice((1, 2, 100)))
+    stays = Shards(spec, 3, several).run(batches)
+    assert told(run_with_moves(rng, Shards(spec, 3, several), batches, spec)) == told(stays)
+
+
+@pytest.mark.parametrize("rule", ["quorum", "count", "sum_at_least", "level"])
+@given(seed=SEEDS, several=st.booleans(), final=st.booleans())
+@SETTINGS
+def test_a_changed_need_decides_what_waits(rule: str, seed: int, several: bool, final: bool) -> None:
+    rng, world, criterion = draw(seed, rule, several, duplicates=False, worlds=4, extremes=False)
+    batches = on_time(rng, world, 0)
+    need = rng.choice([each for each in needs_of(rule, NUMBERS["double"]) if each is not None])
+    other = spec_of({**criterion, "need": float(need)}, final=final)
+    at = rng.randrange(1, len(batches)) if len(batches) > 1 else 0
+    engine = Shards(spec_of(criterion, final=final), 3, several)
+    before = engine.run(batches[:at])
+    after = moved(engine, other, 4).run(batches[at:])
+    MOVES["streams with another need"] += 1
+    asked = [{**row, "need": need} for row in world.operations]
+    given_need = {"rule": rule, "need": float(need)}
+    expected = decide(asked, world.events, doubles=True, whole_operations=several, criterion=given_need)
+    decided = {outcome["row"] for outcome in before}
+    assert {outcome["row"] for outcome in after} == {each["row"] for each in expected} - decided
+    if final:
+        left = [each for each in expected if each["row"] not in decided]
+        assert multiset(after, *COLUMNS) == multiset(left, *COLUMNS)
+
+
+def keeps_every_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves, "most_of_any_shard", lambda events, shard: events)
+
+
+def forgets_who_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Deduplication, "make_undecided", lambda self, rows, hashes: None)
+
+
+def forgets_ids_of_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(engine: Any, names: list[str]) -> pa.Table | None:
+        table = operations_table(engine, names)
+        at = None if table is None else table.column_names.index("id_until_us")
+        return table if at is None else table.set_column(at, "id_until_us", pa.nulls(len(table), pa.int64()))
+
+    monkeypatch.setattr(moves, "operations_table", without)
+
+
+def forgets_ids_of_what_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves, "ids_table", lambda engine: ids_table(engine).slice(0, 0))
+
+
+def arms_every_row_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Completion, "due_us", lambda self, resolutions: resolutions.deadline_us)
+
+
+def counts_from_the_created_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(engine: Any, names: list[str]) -> pa.Table | None:
+        table = operations_table(engine, names)
+        at = None if table is None else table.column_names.index("from_us")
+        return table if at is None else table.set_column(at, "from_us", table["created_us"])
+
+    monkeypatch.setattr(moves, "operations_table", without)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        keeps_every_copy,
+        forgets_who_is_undecided,
+        forgets_ids_of_what_waits,
+        forgets_ids_of_what_ended,
+        arms_every_row_at_its_deadline,
+        counts_from_the_created_time,
+    ],
+    ids=lambda plant: plant.__name__,
+)
+def test_a_planted_bug_is_seen(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(60):
+        rng, world, _ = draw(seed, "mixed", seed % 2 == 0, kinds=KINDS, worlds=4)
+        batches = delayed(rng, splits(rng, *world, 9, lookback_us=2 * STEP_US), 0.3)
+        spec = spec_of({}, final=True, lookback_us=2 * STEP_US)
+        stays = Shards(spec, 3, seed % 2 == 0).run(batches)
+        with monkeypatch.context() as patched:
+            shards = Shards(spec, 3, seed % 2 == 0)
+            outcomes = []
+            try:
+                for number, (operations, events, watermark_ms) in enumerate(batches):
+                    if number % 3 == 2:
+                        with patched.context() as planted:
+                            plant(planted)
+                            shards = moved(shards, spec, 5)
+                    outcomes += shards.step(operations, events, watermark_ms)
+            except Exception:
+                return
+        if multiset(outcomes, *ALL_COLUMNS) != multiset(stays, *ALL_COLUMNS):
+            return
+    pytest.fail(f"{plant.__name__} changed no outcome")

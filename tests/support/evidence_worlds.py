@@ -1,0 +1,45 @@
+"""Worlds whose outcomes carry events."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.spec.engine_spec import Evidence as Carried
+from tests.support.engine_driver import Rows, microseconds
+from tests.support.worlds import World
+
+NOTES = (None, "x", "y", "why")
+
+
+def noted(rng: random.Random, world: World) -> World:
+    """The world with a column of its own on each event: deliveries of one event may differ in it."""
+    return World(world.operations, [{**event, "note": rng.choice(NOTES)} for event in world.events])
+
+
+def carrying(spec: EngineSpec, most: int) -> EngineSpec:
+    """The spec with values and notes of events in its outcomes."""
+    columns = pa.schema([pa.field("value", pa.float64()), pa.field("note", pa.string())])
+    return replace(spec, event_columns=columns, evidence=Carried(has_value=True, lists_all=True, most=most))
+
+
+def told(outcomes: Rows) -> Counter[Any]:
+    """Outcomes with their evidence, as a multiset."""
+    return Counter(
+        repr(
+            (
+                outcome["row"] if outcome["status"] != "ORPHAN" else None,
+                outcome["status"],
+                at if (at := outcome["resolved_at"]) is None or isinstance(at, int) else microseconds(at),
+                outcome["matched"],
+                outcome.get("event"),
+                outcome.get("events"),
+            )
+        )
+        for outcome in outcomes
+    )
