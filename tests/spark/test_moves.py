@@ -2,115 +2,28 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from spark_purgatory import (
-    TRANSFORM_WITH_STATE_SETTINGS,
-    Purgatory,
-    RecordAccumulator,
     export_state,
     move_checkpoint,
-    pending,
 )
 from spark_purgatory.errors import ConfigError, StateMismatchError
 from spark_purgatory.spark.move import move
-from spark_purgatory.testing.splits import Batch, splits
-from tests.support.engine_driver import multiset
-from tests.support.law_streams import COLUMNS, LawStream, law_stream, with_file_columns
+from tests.support.lanes import BLOB, LOG, Lane, add, batches_of, contents, with_host
+from tests.support.law_streams import COLUMNS, law_stream
 from tests.support.streams import Landing
 
-BLOB, LOG = "applyInPandasWithState", "transformWithState"
 EVIDENCE: Mapping[str, Any] = {"evidence": "all"}
-WAITS = ("row", "created_at", "deadline_at", "held_until", "matched", "missing_keys", "progress")
-
-
-@dataclass
-class Lane:
-    """A stream that is run, stopped, and moved."""
-
-    spark: SparkSession
-    folder: Path
-    drawn: LawStream
-    sink: str
-    checkpoint: Path
-    host: str = BLOB
-    shards: int | None = 3
-    moves: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
-    columns: tuple[str, ...] = COLUMNS
-
-    def outcomes(self) -> DataFrame:
-        frames = Landing(self.folder).frames(self.spark)
-        return self.purgatory().resolve(*frames)
-
-    def purgatory(self) -> Purgatory:
-        whole = self.drawn.purgatory(self.host)
-        return replace(whole, **{"shards": self.shards, **self.options})
-
-    def run(self) -> None:
-        outcomes, trigger = self.outcomes(), {"availableNow": True}
-        if self.sink == "accumulator":
-            query: Any = self.accumulator.write_stream(outcomes, checkpoint=str(self.checkpoint), trigger=trigger)
-        else:
-            writer = outcomes.writeStream.format(self.sink).option("checkpointLocation", str(self.checkpoint))
-            query = writer.option("path", str(self.folder / "table")).trigger(**trigger).start()
-        query.awaitTermination()
-
-    @property
-    def accumulator(self) -> RecordAccumulator:
-        return RecordAccumulator(path=str(self.folder / "table"), linger="1 hour", delivery_timeout="1 hour")
-
-    def move(self, host: str, shards: int | None, partitions: int | None = None) -> None:
-        before, old = self.waiting(), self.checkpoint
-        files = contents(old)
-        self.moves += 1
-        self.host, self.shards, self.checkpoint = host, shards, self.folder / f"moved-{self.moves}"
-        with_host(self.spark, host)
-        moved = move_checkpoint(
-            self.spark, self.outcomes(), source=str(old), target=str(self.checkpoint), partitions=partitions
-        )
-        print(moved)
-        assert contents(old) == files, "the old checkpoint is only read"
-        assert self.waiting() == before
-        assert moved.operations == sum(before.values())
-
-    def waiting(self) -> Any:
-        return multiset([row.asDict() for row in pending(self.spark, str(self.checkpoint)).collect()], *WAITS)
-
-    def table(self) -> Any:
-        rows = self.accumulator.read(self.spark) if self.sink == "accumulator" else self.read()
-        return Counter(rows.select(*self.columns).toJSON().collect()) if self.options else self.rows(rows)
-
-    @staticmethod
-    def rows(rows: DataFrame) -> Any:
-        return multiset((row.asDict() for row in rows.collect()), *COLUMNS)
-
-    def read(self) -> DataFrame:
-        return self.spark.read.format(self.sink).load(str(self.folder / "table"))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files of a folder, but for the checksums that reading writes."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def with_host(spark: SparkSession, host: str) -> None:
-    """The settings that a host needs, or none of them."""
-    for name, value in TRANSFORM_WITH_STATE_SETTINGS.items():
-        if host == BLOB:
-            spark.conf.unset(name)
-        else:
-            spark.conf.set(name, value)
 
 
 @pytest.fixture
@@ -122,15 +35,6 @@ def lane(spark: SparkSession, tmp_path: Path) -> Iterator[Any]:
 
     yield make
     with_host(spark, BLOB)
-
-
-def batches_of(drawn: LawStream, seed: int, count: int) -> list[Batch]:
-    delays = {"operations_delay_us": drawn.delays_us["created"], "events_delay_us": drawn.delays_us["time"]}
-    return splits(random.Random(seed), *drawn.world, count, **delays)
-
-
-def add(landing: Landing, batch: Batch) -> None:
-    landing.add(*([with_file_columns(row) for row in side] for side in (batch.operations, batch.events)))
 
 
 @pytest.mark.parametrize(

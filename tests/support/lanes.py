@@ -1,0 +1,126 @@
+"""Whole streams that are run, stopped and moved between two runs."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_purgatory import (
+    TRANSFORM_WITH_STATE_SETTINGS,
+    Purgatory,
+    RecordAccumulator,
+    move_checkpoint,
+    pending,
+)
+from spark_purgatory.testing.splits import Batch, splits
+from tests.support.engine_driver import multiset
+from tests.support.law_streams import COLUMNS, LawStream, with_file_columns
+from tests.support.streams import Landing
+
+BLOB, LOG = "applyInPandasWithState", "transformWithState"
+WAITS = ("row", "created_at", "deadline_at", "held_until", "matched", "missing_keys", "progress")
+
+
+@dataclass
+class Lane:
+    """A stream that is run, stopped, and moved."""
+
+    spark: SparkSession
+    folder: Path
+    drawn: LawStream
+    sink: str
+    checkpoint: Path
+    host: str = BLOB
+    shards: int | None = 3
+    moves: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    columns: tuple[str, ...] = COLUMNS
+
+    def outcomes(self) -> DataFrame:
+        """What the query writes."""
+        frames = Landing(self.folder).frames(self.spark)
+        return self.purgatory().resolve(*frames)
+
+    def purgatory(self) -> Purgatory:
+        """As it is configured now."""
+        whole = self.drawn.purgatory(self.host)
+        return replace(whole, **{"shards": self.shards, **self.options})
+
+    def run(self) -> None:
+        """Run the query over what has landed."""
+        outcomes, trigger = self.outcomes(), {"availableNow": True}
+        if self.sink == "accumulator":
+            query: Any = self.accumulator.write_stream(outcomes, checkpoint=str(self.checkpoint), trigger=trigger)
+        else:
+            writer = outcomes.writeStream.format(self.sink).option("checkpointLocation", str(self.checkpoint))
+            query = writer.option("path", str(self.folder / "table")).trigger(**trigger).start()
+        query.awaitTermination()
+
+    @property
+    def accumulator(self) -> RecordAccumulator:
+        """The sink, if it is one."""
+        return RecordAccumulator(path=str(self.folder / "table"), linger="1 hour", delivery_timeout="1 hour")
+
+    def move(self, host: str, shards: int | None, partitions: int | None = None) -> None:
+        """Move to a new checkpoint, and see that the old one is as it was and that the same waits."""
+        before, old = self.waiting(), self.checkpoint
+        files = contents(old)
+        self.moves += 1
+        self.host, self.shards, self.checkpoint = host, shards, self.folder / f"moved-{self.moves}"
+        with_host(self.spark, host)
+        moved = move_checkpoint(
+            self.spark, self.outcomes(), source=str(old), target=str(self.checkpoint), partitions=partitions
+        )
+        print(moved)
+        assert contents(old) == files, "the old checkpoint is only read"
+        assert self.waiting() == before
+        assert moved.operations == sum(before.values())
+
+    def waiting(self) -> Any:
+        """What waits."""
+        return multiset([row.asDict() for row in pending(self.spark, str(self.checkpoint)).collect()], *WAITS)
+
+    def table(self) -> Any:
+        """All outcomes."""
+        rows = self.accumulator.read(self.spark) if self.sink == "accumulator" else self.read()
+        return Counter(rows.select(*self.columns).toJSON().collect()) if self.options else self.rows(rows)
+
+    @staticmethod
+    def rows(rows: DataFrame) -> Any:
+        """Rows as the oracle has them."""
+        return multiset((row.asDict() for row in rows.collect()), *COLUMNS)
+
+    def read(self) -> DataFrame:
+        """The table of a sink of Spark."""
+        return self.spark.read.format(self.sink).load(str(self.folder / "table"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files of a folder, but for the checksums that reading writes."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def with_host(spark: SparkSession, host: str) -> None:
+    """The settings that a host needs, or none of them."""
+    for name, value in TRANSFORM_WITH_STATE_SETTINGS.items():
+        if host == BLOB:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, value)
+
+
+def batches_of(drawn: LawStream, seed: int, count: int) -> list[Batch]:
+    """The stream's rows in so many micro-batches, every one on time."""
+    created_us, time_us = drawn.delays_us["created"], drawn.delays_us["time"]
+    return splits(random.Random(seed), *drawn.world, count, operations_delay_us=created_us, events_delay_us=time_us)
+
+
+def add(landing: Landing, batch: Batch) -> None:
+    """Land a micro-batch."""
+    landing.add(*([with_file_columns(row) for row in side] for side in (batch.operations, batch.events)))
