@@ -40,17 +40,19 @@ class Lane:
     shards: int | None = 3
     moves: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
+    controlled: Purgatory | None = None
+    """In place of the drawn one: the files have columns of control events and rules by row."""
     columns: tuple[str, ...] = COLUMNS
 
     def outcomes(self) -> DataFrame:
         """What the query writes."""
-        frames = Landing(self.folder).frames(self.spark)
+        frames = Landing(self.folder, wide=self.controlled is not None).frames(self.spark)
         return self.purgatory().resolve(*frames)
 
     def purgatory(self) -> Purgatory:
         """As it is configured now."""
-        whole = self.drawn.purgatory(self.host)
-        return replace(whole, **{"shards": self.shards, **self.options})
+        whole = self.drawn.purgatory(self.host) if self.controlled is None else self.controlled
+        return replace(whole, **{"host": self.host, "shards": self.shards, **self.options})
 
     def run(self) -> None:
         """Run the query over what has landed."""
