@@ -5,7 +5,6 @@ Importing the package takes milliseconds and imports no Spark: each name below i
 
 from __future__ import annotations
 
-import logging
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from spark_purgatory.spark.move.move import move_checkpoint
     from spark_purgatory.spark.operator.purgatory import Purgatory
     from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
-
-logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 __all__ = [
     "TRANSFORM_WITH_STATE_SETTINGS",

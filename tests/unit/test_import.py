@@ -50,6 +50,12 @@ def test_the_import_takes_less_than_300_ms_and_loads_neither_spark_nor_arrays() 
     assert min(float(words[0]) for words in seconds) < 0.3
 
 
+def test_a_warning_is_seen_in_a_program_that_says_nothing_of_logging() -> None:
+    code = "import logging, spark_purgatory; logging.getLogger('spark_purgatory.spark').warning('the table was filled')"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stderr == "the table was filled\n"
+
+
 def test_every_name_is_there_when_it_is_used() -> None:
     for name in spark_purgatory.__all__:
         assert getattr(spark_purgatory, name) is not None
