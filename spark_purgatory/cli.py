@@ -198,7 +198,7 @@ def move(
         str | None, typer.Option(help="Take what waits from the tables of export-state.", show_default=False)
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be moved; write nothing.")] = False,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a field: shards=64.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a field: purgatory.shards=64.")] = None,
 ) -> None:
     """Move what waits to a new checkpoint: for other shards, another host, another need of the criterion.
 

@@ -159,7 +159,8 @@ class TableTruth:
         return ForeignWriterError(
             f"table {self.target} holds transaction {last} of app id {self.app_id!r}, which this run did not make (its "
             f"last drain is {number}): another run of the query, or someone with its app id, writes to the table. "
-            "Nothing was removed, staged rows wait. Stop the other writer and start with a new checkpoint"
+            "Nothing was removed, staged rows wait. If this checkpoint was moved (spark-purgatory move), go on with "
+            "the one that it was moved to. Otherwise stop the other writer and start with a new checkpoint"
         )
 
 
