@@ -122,6 +122,7 @@ def run_to_end(outcomes: DataFrame, checkpoint: Path) -> Any:
     return query
 
 
+@pytest.mark.long
 def test_no_log_line_of_a_monitor_shows_a_row(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

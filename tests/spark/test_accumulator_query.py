@@ -46,7 +46,7 @@ def test_is_active_drains_nothing_and_a_drain_that_failed_at_the_end_is_asked_fo
     assert stream.numbers() == every(2), "what is there is not brought again"
 
 
-def await_return(call: Callable[[], object], seconds: float = 60) -> None:
+def await_return(call: Callable[[], object], seconds: float = 600) -> None:
     """Wait until a call returns; one that does not fails the test, and does not hold it up for ever."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
@@ -72,7 +72,7 @@ def test_micro_batches_go_on_beside_a_drain_and_stop_ends_it(stream: Stream, mon
     may_commit, commit = threading.Event(), Sender._commit
 
     def held(self: Sender, *given: Any) -> Any:
-        assert may_commit.wait(60)
+        assert may_commit.wait(600)
         return commit(self, *given)
 
     monkeypatch.setattr(Sender, "_commit", held)
