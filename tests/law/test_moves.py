@@ -27,7 +27,7 @@ from tests.support.oracle import KINDS, decide
 from tests.support.world_numbers import NUMBERS, STEP_US, TYPES, needs_of
 
 SEEDS = st.integers(0, 1 << 32)
-SETTINGS = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 MOVES: Counter[str] = Counter()
 ALL_COLUMNS = (*COLUMNS, "late", "reason")
 
@@ -61,7 +61,22 @@ def run_with_moves(rng: random.Random, before: Shards, batches: list[Batch], spe
 @SETTINGS
 def test_a_moved_stream_gives_what_the_oracle_says(rule: str, seed: int, several: bool, controlled: bool) -> None:
     rule, _, always = rule.partition(", ")
-    kinds = KINDS if controlled or always else COMPLETE_ONLY
+    compare_with_oracle(rule, seed, several, controlled or bool(always))
+
+
+@pytest.mark.slow
+def test_two_thousand_moves_change_nothing() -> None:
+    seed = 0
+    before = MOVES["moves"]
+    while MOVES["moves"] < before + 2000:
+        for rule in (*RULES, "mixed"):
+            compare_with_oracle(rule, seed, several=seed % 2 == 1, controlled=seed % 3 > 0)
+        seed += 1
+
+
+def compare_with_oracle(rule: str, seed: int, several: bool, controlled: bool) -> None:
+    """Move a stream between its micro-batches."""
+    kinds = KINDS if controlled else COMPLETE_ONLY
     rng, world, criterion = draw(seed, rule, several, kinds=kinds, worlds=4)
     lookback_us = rng.choice((0, 0, 2 * STEP_US))
     shards = rng.choice((1, 3, 8))

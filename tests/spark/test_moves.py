@@ -46,7 +46,7 @@ def lane(spark: SparkSession, tmp_path: Path) -> Iterator[Any]:
     ("seed", "sink", "stops"),
     [
         pytest.param(2, "parquet", [(BLOB, 7), (LOG, 5), (BLOB, 1)], id="one key"),
-        pytest.param(3, "accumulator", [(LOG, 8), (LOG, 2), (BLOB, 4)], id="several keys"),
+        pytest.param(3, "accumulator", [(LOG, 8), (LOG, 2), (BLOB, 4)], id="several keys", marks=pytest.mark.long),
     ],
 )
 def test_a_moved_stream_has_the_table_of_the_oracle(lane: Any, seed: int, sink: str, stops: list[Any]) -> None:
