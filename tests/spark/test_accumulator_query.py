@@ -158,6 +158,7 @@ def two_intents(stream: Stream, of_table: bool) -> list[Path]:
     return sorted((stream.checkpoint / "staging" / "log").rglob("intent=0-*"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("of_table", [True, False])
 def test_repair_says_which_of_two_intents_is_true_and_removes_the_other(stream: Stream, of_table: bool) -> None:
     both = two_intents(stream, of_table)
@@ -177,6 +178,7 @@ def test_repair_says_which_of_two_intents_is_true_and_removes_the_other(stream: 
     assert stream.add(1).run(stream.rows()).numbers() == every(2)
 
 
+@pytest.mark.long
 def test_the_command_says_and_with_apply_does_it(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     two_intents(stream, of_table=True)
     monkeypatch.setattr("spark_purgatory.job.show_repair.reading_session", lambda *given, **more: stream.spark)
