@@ -83,7 +83,7 @@ def monitor(
     """
     if not reporters:
         raise ConfigError("monitor(query) has no reporter: give metrics.prometheus(port=9108), or a function")
-    session = SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+    session = _session_of(query)
     if checkpoint is None and isinstance(query, AccumulatorQuery):
         checkpoint = query.checkpoint
     made = QueryMonitor(session, query, reporters, checkpoint, parse_duration(gauges_every, "gauges_every"), name)
@@ -214,6 +214,16 @@ class QueryMonitor:
             LOG.warning("the state of query %s could not be read for its metrics: %s", self._label, cause)
         finally:
             self._reading.release()
+
+
+def _session_of(query: StreamingQuery | AccumulatorQuery) -> SparkSession:
+    """The session that runs the query: a listener of another one hears nothing of it.
+
+    The active session may be another one, such as that in which a drain was made.
+    """
+    active, usual = SparkSession.getActiveSession(), SparkSession.builder.getOrCreate()
+    known = [session for session in (active, usual) if session is not None]
+    return next((each for each in known if str(query.id) in (str(one.id) for one in each.streams.active)), known[0])
 
 
 def _unlabelled(values: Mapping[str, float]) -> dict[str, Mapping[Labels, float]]:
