@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -109,8 +108,3 @@ def _texts(table: pa.Table) -> pa.Table:
         if name in table.column_names and not pa.types.is_string(table[name].type):
             table = table.set_column(table.column_names.index(name), name, table[name].cast(pa.string()))
     return table
-
-
-def changed(spec: EngineSpec, **settings: Any) -> EngineSpec:
-    """A spec with other settings."""
-    return replace(spec, **settings)

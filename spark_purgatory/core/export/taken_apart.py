@@ -27,7 +27,6 @@ LOG, CONTROL, UNMATCHED, ENDED, PAST = KEPT_AS = ("log", "control", "unmatched",
 """Why an event is kept: completions; control events and completions that name an operation; events that counted for no
 operation so far. The last two are time ranges of operations that ended: what would have counted, and what comes after.
 """
-TABLES = ("operations", "events", "ids")
 
 
 def operations_table(engine: EventTimePurgatory, names: list[str]) -> pa.Table | None:

@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_purgatory.core.engine.waiting import WAITING_FIELDS, Waiting
 from spark_purgatory.core.state.engine_snapshot import inspect, waiting_schema
 from spark_purgatory.core.state.payload_evolution import merged
-from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform, matched
+from spark_purgatory.core.state.payload_schema import conform, matched
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.checkpoint.shard_states import ShardStates, collected, shard_states, states_in
-from spark_purgatory.spark.operator.payload import arrow_schema
+from spark_purgatory.spark.operator.payload import arrow_schema, spark_types
 
 ROWS_A_BATCH = 1 << 16
 
@@ -80,7 +79,7 @@ def pending(
 
 
 def _prefixed(own: T.StructType, prefix: str, fields: list[pa.Field]) -> list[T.StructField]:
-    added = _spark_types([field.with_name(prefix + field.name) for field in fields])
+    added = spark_types([field.with_name(prefix + field.name) for field in fields])
     taken = {name.casefold() for name in own.names}
     if clash := [name for name in added.names if name.casefold() in taken]:
         raise ConfigError(
@@ -106,21 +105,11 @@ def _held(states: ShardStates) -> tuple[T.StructType, list[pa.Field]]:
     known = [row for row in found if row["known"]] or found
     own = _merged(bytes(row["schema"]) for row in known)
     event = _merged(bytes(row["event"]) for row in found if row["event"] is not None)
-    return _spark_types(own), [pa.field("events", pa.list_(pa.struct(event)))] if event else []
+    return spark_types(own), [pa.field("events", pa.list_(pa.struct(event)))] if event else []
 
 
 def _merged(schemas: Iterable[bytes]) -> list[pa.Field]:
     return merged([list(pa.ipc.read_schema(pa.py_buffer(each))) for each in dict.fromkeys(schemas)])
-
-
-def _spark_types(fields: list[pa.Field]) -> T.StructType:
-    spark_types = from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
-    return T.StructType([_typed(field, arrow) for field, arrow in zip(spark_types.fields, fields, strict=True)])
-
-
-def _typed(field: T.StructField, arrow: pa.Field) -> T.StructField:
-    noted = (arrow.metadata or {}).get(SPARK_TYPE)
-    return field if noted is None else T.StructField(field.name, T.DataType.fromDDL(noted.decode()), field.nullable)
 
 
 def _schemas(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

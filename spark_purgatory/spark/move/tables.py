@@ -14,16 +14,15 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_purgatory.core.export.put_together import history_of, most_of_any_shard
 from spark_purgatory.core.export.taken_apart import events_tables, ids_table, operations_table
 from spark_purgatory.core.state.engine_snapshot import inspect, listed
-from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform
+from spark_purgatory.core.state.payload_schema import conform
 from spark_purgatory.errors import ConfigError, StateMismatchError
 from spark_purgatory.spark.checkpoint.shard_states import states_in
 from spark_purgatory.spark.move.survey import ShardFacts, Survey, read_facts
-from spark_purgatory.spark.operator.payload import arrow_schema
+from spark_purgatory.spark.operator.payload import arrow_schema, spark_types
 from spark_purgatory.spark.operator.stream_plan import Query
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.version import __version__
@@ -230,14 +229,7 @@ def _ddl(text: str) -> list[T.StructField]:
 def _spark_type(fields: list[pa.Field]) -> T.StructType:
     """Columns as Spark's, without void ones, which Parquet cannot hold and which are null all over."""
     kept = [field for field in fields if not pa.types.is_null(field.type)]
-    spark_types = from_arrow_schema(pa.schema(kept), prefer_timestamp_ntz=True)
-    return T.StructType([_typed(field, arrow) for field, arrow in zip(spark_types.fields, kept, strict=True)])
-
-
-def _typed(field: T.StructField, arrow: pa.Field) -> T.StructField:
-    noted = (arrow.metadata or {}).get(SPARK_TYPE)
-    kind = field.dataType if noted is None else T.DataType.fromDDL(noted.decode())
-    return T.StructField(field.name, kind, True)
+    return T.StructType([T.StructField(each.name, each.dataType, True) for each in spark_types(kept)])
 
 
 # --- read back ------------------------------------------------------------------------------------------
@@ -247,10 +239,9 @@ def with_hashes(name: str, rows: DataFrame, route: str, key_prefix: int, id_pref
     """The rows of a table with the hashes that the query's own rows would have, and the one they go by."""
     if name == "operations":
         first = F.col("keys")[0]
-        goes_by = {"key": F.xxhash64(first), "id": F.xxhash64("id")}
-        if "id" in rows.columns and route == "id":
-            # Where an operation needs no id it has none: any shard will do.
-            goes_by["id"] = F.coalesce(F.when(F.col("id").isNotNull(), F.xxhash64("id")), F.xxhash64(first))
+        # Where an operation needs no id it has none: any shard will do.
+        by_id = F.when(F.col("id").isNull(), F.xxhash64(first)).otherwise(F.xxhash64("id"))
+        goes_by = {"key": F.xxhash64(first), "id": by_id}
         hashes = {"id_hash": F.xxhash64("id"), "key_hashes": F.transform("keys", lambda key: F.xxhash64(key))}
         scope = _scope(rows, first, "keys", key_prefix)
     elif name == "events":

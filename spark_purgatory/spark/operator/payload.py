@@ -7,13 +7,13 @@ before the query starts, and names the column, its type and a cast that helps.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
 from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from spark_purgatory.core.state.payload_schema import SPARK_TYPE, UTC
 from spark_purgatory.errors import ConfigError
@@ -43,6 +43,17 @@ IN_UTC: Mapping[str, Any] = {"timezone": UTC} if "timezone" in signature(to_arro
 def arrow_schema(schema: T.StructType) -> pa.Schema:
     """The Arrow schema of rows that go back to Spark."""
     return cast("pa.Schema", to_arrow_schema(schema, **IN_UTC))
+
+
+def spark_types(fields: Sequence[pa.Field]) -> T.StructType:
+    """Columns that were noted as `columns_of` does, as Spark has them."""
+    found = from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
+    return T.StructType([_typed(field, arrow) for field, arrow in zip(found.fields, fields, strict=True)])
+
+
+def _typed(field: T.StructField, arrow: pa.Field) -> T.StructField:
+    noted = (arrow.metadata or {}).get(SPARK_TYPE)
+    return field if noted is None else T.StructField(field.name, T.DataType.fromDDL(noted.decode()), field.nullable)
 
 
 def columns_of(schema: T.StructType, case_sensitive: bool, side: str = "operations") -> pa.Schema:

@@ -75,11 +75,6 @@ class Query:
     route: str = "key"
     """What says to which shard an operation goes: its "key", its "id", or its "scope"."""
 
-    @property
-    def is_broadcast(self) -> bool:
-        """Whether every shard is sent every event."""
-        return self.route == "id" and self.shards != 1
-
 
 def plan_of(frame: DataFrame) -> list[Node]:
     """The nodes of a DataFrame's analyzed plan, each before those below it; none where Spark does not say."""
