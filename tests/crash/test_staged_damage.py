@@ -62,20 +62,20 @@ class Staged:
         checkpoint = str(self.folder / "checkpoint")
         sender = Sender(SinkOptions(path=str(self.folder / "table"), partition_by=("part",)), checkpoint)
         try:
-            sender.open(self.spark)
-            ledger, stager, before = sender.ledger, sender.stager, next_batch(self.spark, checkpoint)
-            protocol.apply(ledger, Adopted(stager.find(self.spark, ledger, before), before))
+            actions, before = sender.open(self.spark), next_batch(self.spark, checkpoint)
+            ledger, folder = sender.ledger, actions.folder.uri
+            protocol.apply(ledger, Adopted(actions.find(ledger, before), before))
             pieces = list(ledger.pieces.values())
             if ledger.fault is not None:
                 raise ledger.fault
-            stager.check_pieces(self.spark, ledger, pieces)
+            actions.check_pieces(ledger, pieces)
             by_partition: dict[str, list[Piece]] = {}
             for piece in pieces:
                 by_partition.setdefault(piece.partition, []).append(piece)
             schema = T.StructType.fromJson(json.loads(ledger.schema or ""))
-            rows = read_files(self.spark, stager.folder, schema, list(by_partition.values()), ["part"])
-            # A drain names what it cannot read in the same way (`Sender._commit`).
-            with reading("the staged files", stager.folder):
+            rows = read_files(self.spark, folder, schema, list(by_partition.values()), ["part"])
+            # A drain names what it cannot read in the same way (`SparkActions.commit`).
+            with reading("the staged files", folder):
                 return Counter(str(row) for row in rows.collect())
         except StagingError:
             return "StagingError"

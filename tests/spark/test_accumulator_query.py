@@ -18,6 +18,7 @@ from spark_purgatory.cli import app
 from spark_purgatory.errors import ForeignWriterError, StagingError, StorageError
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.sender import Sender
+from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.repair import conflicts, repair
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
@@ -69,13 +70,13 @@ def test_process_all_available_returns_once_all_was_staged(stream: Stream) -> No
 
 
 def test_micro_batches_go_on_beside_a_drain_and_stop_ends_it(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_commit, commit = threading.Event(), Sender._commit
+    may_commit, commit = threading.Event(), SparkActions.commit
 
-    def held(self: Sender, *given: Any) -> Any:
+    def held(self: SparkActions, *given: Any) -> Any:
         assert may_commit.wait(600)
         return commit(self, *given)
 
-    monkeypatch.setattr(Sender, "_commit", held)
+    monkeypatch.setattr(SparkActions, "commit", held)
     sink = accumulator(stream, linger="0 seconds")
     query = start(stream, sink)
     for files in (1, 2):
@@ -96,10 +97,10 @@ def test_micro_batches_go_on_beside_a_drain_and_stop_ends_it(stream: Stream, mon
 def test_what_a_drain_beside_the_micro_batches_raises_ends_the_query(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def torn(self: Sender, *given: Any) -> Any:
+    def torn(self: SparkActions, *given: Any) -> Any:
         raise StagingError("a staged file is torn")
 
-    monkeypatch.setattr(Sender, "_commit", torn)
+    monkeypatch.setattr(SparkActions, "commit", torn)
     query = start(stream, accumulator(stream, linger="0 seconds"))
     stream.add(1)
     with pytest.raises(StreamingQueryException, match="StagingError: a staged file is torn"):

@@ -13,10 +13,10 @@ from pyspark.errors import PySparkException
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
-from spark_purgatory.spark.sink.drain.sender import Sender
+from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
+from spark_purgatory.spark.sink.drain.table_truth import app_id_of
 from spark_purgatory.spark.sink.staging.ledger_format import replay
 from spark_purgatory.spark.sink.staging.staging_folder import Entry
-from spark_purgatory.spark.sink.table.table_truth import app_id_of
 from tests.support.sink_queries import HOUR, LINGER_S, TRIGGER_S, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
 
@@ -96,13 +96,13 @@ def test_a_micro_batch_that_fills_files_goes_straight_to_the_table_also_when_it_
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     direct: list[int] = []
-    commit = Sender._commit
+    commit = SparkActions.commit
 
-    def noting(self: Sender, spark: Any, intent: Any, rows: Any) -> Any:
+    def noting(self: SparkActions, ledger: Any, intent: Any, rows: Any) -> Any:
         direct.extend([intent.last_batch] if intent.direct else [])
-        return commit(self, spark, intent, rows)
+        return commit(self, ledger, intent, rows)
 
-    monkeypatch.setattr(Sender, "_commit", noting)
+    monkeypatch.setattr(SparkActions, "commit", noting)
     accumulator(stream, batch_size=100)
     stream.add(3).run(stream.rows()).forget_last_commit().run(stream.rows())
     assert stream.numbers() == every(3)

@@ -13,11 +13,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_purgatory.errors import ForeignWriterError, StagingError
+from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging.backlog import MAX_FILES_AHEAD, Backlog
 from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, Intent, Ledger, Piece, Run, StagedBatch
 from spark_purgatory.spark.sink.staging.ledger_format import intent_body, record_body, replay
 from spark_purgatory.spark.sink.staging.staged_files import check_one_writer, file_at, hash_names, read_files, row_hash
-from spark_purgatory.spark.sink.staging.stager import Stager
 from spark_purgatory.spark.sink.staging.staging_folder import FORMAT, Entry, StagingFolder
 from tests.support.damage import halve
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
@@ -193,9 +193,9 @@ def test_staged_micro_batches_are_counted_together_and_missed_after_a_restart(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
-    count = Stager.count
+    count = SparkActions.count
     monkeypatch.setattr(
-        Stager, "count", lambda stager, *given: (counted.append(len(given[-1])), count(stager, *given))[1]
+        SparkActions, "count", lambda actions, *given: (counted.append(len(given[-1])), count(actions, *given))[1]
     )
     stream = Stream(spark, tmp_path).add(4)
     sink = accumulator(stream, **HOUR)

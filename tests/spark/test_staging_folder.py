@@ -10,14 +10,17 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_purgatory import RecordAccumulator
+from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.sink.drain.actions import CleanUp, Intended
+from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter
 from spark_purgatory.spark.sink.drain.protocol import apply
+from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging.layout import EPOCHS_A_GENERATION, GENERATIONS, log_path
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Intent, Ledger, Piece
 from spark_purgatory.spark.sink.staging.ledger_format import intent_body, replay
-from spark_purgatory.spark.sink.staging.stager import Stager
 from spark_purgatory.spark.sink.staging.staging_folder import FORMAT, StagingFolder, local_folder
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from tests.support.sink_queries import HOUR
 from tests.support.sink_streams import Stream, every
 
@@ -130,7 +133,12 @@ def test_a_checkpoint_that_only_spark_reaches_takes_and_delivers_rows_over_resta
 # --- growth -------------------------------------------------------------------------------------------------------
 
 
-def drains(spark: SparkSession, stager: Stager, ledger: Ledger, numbers: range, rows: Path) -> None:
+def actions_in(spark: SparkSession, checkpoint: str) -> SparkActions:
+    options = SinkOptions(path="/table")
+    return SparkActions(spark, checkpoint, DeltaTarget(options), PolicyAdapter(options, "/table"))
+
+
+def drains(spark: SparkSession, actions: SparkActions, ledger: Ledger, numbers: range, rows: Path) -> None:
     """What drains leave in the staging folder, each with a staged file of its own; the table is left out."""
     for number in numbers:
         path = ledger.run.batch_path(ledger.next_drain, number)
@@ -140,38 +148,38 @@ def drains(spark: SparkSession, stager: Stager, ledger: Ledger, numbers: range, 
         ledger.add(number, number, [piece])
         epochs = tuple(sorted(ledger.epochs))
         intent = Intent(number, str(number), None, "", number, False, (piece,), (), epochs, 0)
-        stager.place.write_entry(spark, number, f"intent={number}", intent_body(intent))
+        actions.folder.write_entry(spark, number, f"intent={number}", intent_body(intent))
         apply(ledger, Intended(intent))
         ledger.drain = DrainState.FOUND
-        stager.clean_up(spark, ledger)
+        actions.clean_up(ledger)
         apply(ledger, CleanUp())
 
 
 @pytest.mark.long
 def test_ten_thousand_drains_leave_as_many_files_and_folders_as_ten(spark: SparkSession, tmp_path: Path) -> None:
-    stager, ledger = Stager(str(tmp_path / "checkpoint")), Ledger()
-    stager.place.local = tmp_path / "checkpoint" / "staging"
-    drains(spark, stager, ledger, range(10), stager.place.local)
-    after_ten = len(list(stager.place.local.rglob("*")))
-    drains(spark, stager, ledger, range(10, 10_000), stager.place.local)
-    left = sorted(path.relative_to(stager.place.local) for path in stager.place.local.rglob("*") if path.is_file())
+    actions, ledger = actions_in(spark, str(tmp_path / "checkpoint")), Ledger()
+    actions.folder.local = tmp_path / "checkpoint" / "staging"
+    drains(spark, actions, ledger, range(10), actions.folder.local)
+    after_ten = len(list(actions.folder.local.rglob("*")))
+    drains(spark, actions, ledger, range(10, 10_000), actions.folder.local)
+    left = sorted(path.relative_to(actions.folder.local) for path in actions.folder.local.rglob("*") if path.is_file())
     assert [path.parts[-1].split("-")[0] for path in left] == ["done=9999", "intent=9999"]
-    assert len(list(stager.place.local.rglob("*"))) <= after_ten + 2 * GENERATIONS
-    assert replay(stager.place.read_entries(spark), "").next_drain == 10_000
+    assert len(list(actions.folder.local.rglob("*"))) <= after_ten + 2 * GENERATIONS
+    assert replay(actions.folder.read_entries(spark), "").next_drain == 10_000
 
 
 @pytest.mark.slow
 def test_drains_on_storage_that_cannot_remove_folders_leave_a_bounded_number(
     spark: SparkSession, elsewhere: str, tmp_path: Path
 ) -> None:
-    stager, ledger = Stager(elsewhere), Ledger()
+    actions, ledger = actions_in(spark, elsewhere), Ledger()
     staging = tmp_path / "remote" / "checkpoint" / "staging"
     cycle = EPOCHS_A_GENERATION * GENERATIONS
     counts = []
     for first in range(0, 3 * cycle, cycle):
-        drains(spark, stager, ledger, range(first, first + cycle), staging)
+        drains(spark, actions, ledger, range(first, first + cycle), staging)
         counts.append(len(list(staging.rglob("*"))))
     print(f"files and folders after {cycle}, {2 * cycle} and {3 * cycle} drains: {counts}")
     assert counts[1] == counts[2]
     assert counts[0] <= counts[1] <= 2 * cycle + 20
-    assert replay(stager.place.read_entries(spark), "").next_drain == 3 * cycle
+    assert replay(actions.folder.read_entries(spark), "").next_drain == 3 * cycle

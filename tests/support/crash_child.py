@@ -18,12 +18,11 @@ from pyspark.sql import DataFrameWriter, SparkSession
 
 from spark_purgatory.demo.runner import QUICK_SETTINGS
 from spark_purgatory.spark.sink.drain import actions as do
-from spark_purgatory.spark.sink.drain import failpoints, protocol, sender
+from spark_purgatory.spark.sink.drain import failpoints, protocol, sender, spark_actions
+from spark_purgatory.spark.sink.drain.table_truth import TableTruth
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
-from spark_purgatory.spark.sink.staging import stager
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger, Run
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
-from spark_purgatory.spark.sink.table.table_truth import TableTruth
 
 BATCH_BYTES = 16 << 10
 ROW = "n bigint, part bigint, text string"
@@ -122,7 +121,7 @@ def _folders_grow(patch: Callable[[Any, str, Any], None]) -> None:
     patch(Run, "batch_name", lambda self, batch_id: f"batch={batch_id:020d}-0-0")
     # Its record would tell: rows are added to those that it counts.
     patch(Ledger, "_complete", lambda self, folders: next(iter(folders.values())))
-    patch(stager, "check_one_writer", lambda pieces, folder: None)
+    patch(spark_actions, "check_one_writer", lambda pieces, folder: None)
 
 
 def _folders_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
@@ -157,7 +156,7 @@ def _no_intent(patch: Callable[[Any, str, Any], None]) -> None:
             write(self, spark, epoch, name, *rest)
 
     patch(StagingFolder, "write_entry", silent)
-    patch(stager, "check_alone", lambda spark, place, intent: None)
+    patch(spark_actions, "check_alone", lambda spark, folder, intent: None)
     _no_judge(patch)
 
 
@@ -167,17 +166,17 @@ def _no_judge(patch: Callable[[Any, str, Any], None]) -> None:
 
 def _clean_up_first(patch: Callable[[Any, str, Any], None]) -> None:
     """Pieces are removed before their commit."""
-    act = sender.Sender._do
+    carry_out = spark_actions.SparkActions.carry_out
 
-    def eager(self: sender.Sender, spark: SparkSession, *rest: Any) -> Any:
-        result = act(self, spark, *rest)
+    def eager(self: spark_actions.SparkActions, action: do.Action, ledger: Ledger, work: do.Work) -> Any:
+        result = carry_out(self, action, ledger, work)
         if isinstance(result, do.Intended):
-            after = deepcopy(self.ledger)
+            after = deepcopy(ledger)
             after.take(result.intent)
-            self.stager.clean_up(spark, after)
+            self.clean_up(after)
         return result
 
-    patch(sender.Sender, "_do", eager)
+    patch(spark_actions.SparkActions, "carry_out", eager)
 
 
 def _no_open_intent(patch: Callable[[Any, str, Any], None]) -> None:
@@ -218,7 +217,7 @@ def _all_left_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
 
 def _app_id_of_the_run(patch: Callable[[Any, str, Any], None]) -> None:
     """The app id changes with every run, and a lost record is not missed."""
-    patch(sender, "app_id_of", lambda spark, checkpoint: f"spark_purgatory/{os.getpid()}")
+    patch(spark_actions, "app_id_of", lambda spark, checkpoint: f"spark_purgatory/{os.getpid()}")
     _no_judge(patch)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 from uuid import uuid4
 
 from spark_purgatory.config import SinkOptions
@@ -18,13 +18,13 @@ from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.actions import Work
 from spark_purgatory.spark.sink.drain.beside import Beside
 from spark_purgatory.spark.sink.drain.sender import Sender
+from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging import staging_folder
 from spark_purgatory.spark.sink.staging.layout import log_path
-from spark_purgatory.spark.sink.staging.ledger import Failed, Intent, Names, Piece, Run, StagedBatch
+from spark_purgatory.spark.sink.staging.ledger import Failed, Intent, Ledger, Names, Piece, Run, StagedBatch
 from spark_purgatory.spark.sink.staging.ledger_format import intent_body, record_body, replay
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget, TableFacts
 from spark_purgatory.spark.sink.table.history import Commit, Entry, History
-from spark_purgatory.spark.sink.table.table_truth import TableTruth
 
 ROW_BYTES = 100
 SCHEMA = '{"type":"struct","fields":[]}'
@@ -138,50 +138,38 @@ class WorldTable(DeltaTarget):
         return facts
 
 
-class WorldSender(Sender):
-    """The product's loop; what Spark does is done on a `World`."""
+class WorldActions(SparkActions):
+    """The actions on a `World`; what they say of the table is the product's own."""
 
-    def __init__(self, world: World) -> None:
-        super().__init__(SinkOptions(path="/table", **world.options), "/checkpoint")
-        self.target = WorldTable(world, self.options)
-        self.truth = TableTruth(self.target, "/checkpoint")
+    def __init__(self, world: World, sender: WorldSender) -> None:
+        super().__init__(None, "/checkpoint", sender.target, sender.policy)  # type: ignore[arg-type]
         self.truth.app_id = "app"
-        self.world = world
-        self.done: list[str] = []
+        self.world, self.sender = world, sender
 
-    def open(self, spark: Any) -> None:
-        if not self._is_open:
-            entries = [
-                staging_folder.Entry(path.rpartition("/")[2], {**body, "format": 1})
-                for path, body in self.world.log.items()
-            ]
-            self.ledger = replay(entries, "/staging")
-            self.ledger.run = Run(id=uuid4().hex[:8])
-            self.ledger.names = Names("/checkpoint", "/staging", "/table", "app")
-            self._is_open = True
+    def in_session(self, spark: Any) -> Self:
+        return self
 
-    def take(self, batch_id: int | None, flush: bool = False) -> None:
-        """What Spark, or `drain`, asks for."""
-        if self._is_open and batch_id is not None:
-            failpoints.reach("after return")
-        schema = "" if batch_id is None else self.world.batches[batch_id][0]
-        self._run(None, Work(self.world.committed, batch_id, schema, flush), None)  # type: ignore[arg-type]
-        if batch_id is not None:
-            failpoints.reach("before return")
-            self.world.committed = batch_id + 1
+    def open(self) -> Ledger:
+        entries = [
+            staging_folder.Entry(path.rpartition("/")[2], {**body, "format": 1})
+            for path, body in self.world.log.items()
+        ]
+        ledger = replay(entries, "/staging")
+        ledger.run = Run(id=uuid4().hex[:8])
+        ledger.names = Names("/checkpoint", "/staging", "/table", "app")
+        return ledger
 
-    def _do(self, spark: Any, action: do.Action, work: Work, batch: Any) -> do.Result:
-        world, ledger = self.world, self.ledger
-        self.done.append(type(action).__name__)
+    def carry_out(self, action: do.Action, ledger: Ledger, work: Work) -> do.Result:
+        world = self.world
         match action:
             case do.Look():
-                return self.look(spark)
+                return self.truth.look(self.spark, ledger)
             case do.Adopt(before):
                 return do.Adopted(world.pieces(), before)
             case do.Skip():
                 world.evaluated.append(work.before)
             case do.Stage():
-                return do.Staged(self._staged(work), work.schema)
+                return do.Staged(self._staged(ledger, work), work.schema)
             case do.Count(batches):
                 found = {
                     staged.batch_id: tuple(
@@ -193,14 +181,11 @@ class WorldSender(Sender):
                 }
                 return do.Counted(found)
             case do.Intend():
-                return self._intended(action, work)
+                return self._intended(ledger, action, work)
             case do.Commit(intent):
-                if not world.beside or intent.direct or work.batch_id is None or work.flush:
-                    return self._committed(intent)
-                self.beside = WorldBeside(work.batch_id, self, intent)
-                return do.Begun()
+                return self.committed(ledger, intent)
             case do.ReadBack(intent):
-                result = self._read_back(spark, intent, None)
+                result = self.truth.read_back(self.spark, ledger, intent)
                 if isinstance(result, do.Found) and result.commit.version < 0 and intent.direct:
                     world.evaluated.append(intent.last_batch)
                 return result
@@ -217,19 +202,11 @@ class WorldSender(Sender):
                 if ledger.incoming is not None:
                     world.remove(ledger.incoming.path)
                 raise error
-            case do.Wait() if isinstance(self.beside, WorldBeside):
-                self.beside.is_waited_for = True
-            case do.Wait():
-                self.waited()
-        assert isinstance(action, do.Skip | do.Admit | do.CleanUp | do.Wait)
+        assert isinstance(action, do.Skip | do.CleanUp)
         return action
 
-    def waited(self) -> None:
-        """Time passes without a real wait."""
-        self.policy._made_ms += 1000
-
-    def _staged(self, work: Work) -> StagedBatch:
-        ledger, world = self.ledger, self.world
+    def _staged(self, ledger: Ledger, work: Work) -> StagedBatch:
+        world = self.world
         epoch, path = ledger.next_drain, ledger.run.batch_path(ledger.next_drain, work.before)
         if ledger.schema != work.schema:
             world.write(epoch, f"schema={work.before}", {"batch_id": work.before, "schema": work.schema})
@@ -247,24 +224,21 @@ class WorldSender(Sender):
             world.write(epoch, f"empty={first}-{last % 2}", {"first": first, "last": last})
         return staged
 
-    def _intended(self, action: do.Intend, work: Work) -> do.Result:
-        ledger = self.ledger
-        taken = self.policy.take(action.partitions) or action.taken
-        state = self.truth.check(None, ledger, ledger.table_id, SCHEMA)  # type: ignore[arg-type]
-        schema = (ledger.schema if taken else work.schema) or ""
+    def _intended(self, ledger: Ledger, action: do.Intend, work: Work) -> do.Result:
+        state = self.truth.check(self.spark, ledger, ledger.table_id, SCHEMA)
+        schema = (ledger.schema if action.taken else work.schema) or ""
         table_id, version = self.world.table_id, state.history.version
-        intent = ledger.intent_of(taken, action.batch_id, schema, table_id, version, uuid=str(uuid4()))
+        intent = ledger.intent_of(action.taken, action.batch_id, schema, table_id, version, uuid=str(uuid4()))
         self.world.write(intent.number, f"intent={intent.number}", intent_body(intent))
         return do.Intended(intent)
 
-    def _committed(self, intent: Intent) -> do.Result:
+    def committed(self, ledger: Ledger, intent: Intent) -> do.Result:
         world = self.world
         fault = world.commit_fails.pop(0) if world.commit_fails else ""
         if world.takes_nothing:
             fault = "absent"
-            self.waited()
-        self.policy.take_again()
-        state = self.truth.check(None, self.ledger, self.ledger.table_id or intent.table_id, SCHEMA)  # type: ignore[arg-type]
+            self.sender.waited()
+        state = self.truth.check(self.spark, ledger, ledger.table_id or intent.table_id, SCHEMA)
         if fault in ("", "arrived"):
             rows = [row for piece in intent.taken for row in world.folders[piece.folder][piece.partition]]
             if intent.direct and intent.number > world.last_txn:
@@ -272,26 +246,77 @@ class WorldSender(Sender):
                 world.evaluated.append(intent.last_batch)
             world.append(intent, rows)
         if fault:
-            return Failed(fault, fault == "refused", fault == "lasting", is_once=not self.policy.open)
+            return Failed(fault, fault == "refused", fault == "lasting")
         return do.Committed(state.history.version)
+
+
+class WorldSender(Sender):
+    """The product's loop on the actions of a `World`."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(SinkOptions(path="/table", **world.options), "/checkpoint")
+        self.target = WorldTable(world, self.options)
+        self.world = world
+        self.beside = WorldBeside(self)
+        self.done: list[str] = []
+
+    def open(self, spark: Any) -> WorldActions:
+        if self._actions is None:
+            self._actions = WorldActions(self.world, self)
+            self.ledger = self._actions.open()
+        assert isinstance(self._actions, WorldActions)
+        return self._actions
+
+    def take(self, batch_id: int | None, flush: bool = False) -> None:
+        """What Spark, or `drain`, asks for."""
+        if self._actions is not None and batch_id is not None:
+            failpoints.reach("after return")
+        schema = "" if batch_id is None else self.world.batches[batch_id][0]
+        self._run(self.open(None), Work(self.world.committed, batch_id, schema, flush))
+        if batch_id is not None:
+            failpoints.reach("before return")
+            self.world.committed = batch_id + 1
+
+    def _do(self, actions: SparkActions, action: do.Action, work: Work) -> do.Result:
+        self.done.append(type(action).__name__)
+        return super()._do(actions, action, work)
+
+    def waited(self) -> None:
+        """Time passes without a real wait."""
+        self.policy._made_ms += 1000
 
 
 class WorldBeside(Beside):
     """A commit beside the micro-batches: it ends in the micro-batch after the one that began it, or is waited for."""
 
-    def __init__(self, batch_id: int, sender: WorldSender, intent: Intent) -> None:
+    def __init__(self, sender: WorldSender) -> None:
         super().__init__()
-        self.batch_id, self.sender, self.intent = batch_id, sender, intent
-        self.is_waited_for = False
-        self.early = sender._committed(intent) if sender.world.beside == "at once" else None
-        sender.world.under_way = None if self.early else intent
+        self.sender = sender
+        self.commit: Callable[[], do.Result] | None = None
+        """None: nothing is under way."""
+        self.batch_id, self.is_waited_for = -1, False
+
+    def begin(self, actions: SparkActions, commit: Callable[[SparkActions], do.Result]) -> bool:
+        world = self.sender.world
+        if not world.beside:
+            return False
+        self.batch_id, self.is_waited_for = world.committed, False
+        early = commit(actions) if world.beside == "at once" else None
+        self.commit = lambda: early or commit(actions)
+        world.under_way = None if early else self.sender.ledger.intent
+        return True
 
     def result(self) -> do.Result | None:
-        if not self.is_waited_for and self.sender.world.committed <= self.batch_id:
+        commit = self.commit
+        if commit is None or (not self.is_waited_for and self.sender.world.committed <= self.batch_id):
             return None
-        self.sender.beside = Beside()
-        self.sender.world.under_way = None
-        return self.early or self.sender._committed(self.intent)
+        self.commit, self.sender.world.under_way = None, None
+        return commit()
+
+    def wait(self, ms: int) -> None:
+        if self.commit is None:
+            self.sender.waited()
+        self.is_waited_for = True
 
 
 def crash_at(number: int) -> tuple[Callable[[str], None], list[str]]:

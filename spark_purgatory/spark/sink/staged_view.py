@@ -9,17 +9,16 @@ from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, StagingError
+from spark_purgatory.spark.sink.drain.table_truth import app_id_of
 from spark_purgatory.spark.sink.staging.ledger import Ledger, missing
 from spark_purgatory.spark.sink.staging.ledger_format import replay
-from spark_purgatory.spark.sink.staging.staged_files import read_pieces
-from spark_purgatory.spark.sink.staging.stager import pieces_below
+from spark_purgatory.spark.sink.staging.staged_files import pieces_below, read_pieces
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, local_folder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import NO_VERSION
 from spark_purgatory.spark.sink.table.renames import followed, with_names
 from spark_purgatory.spark.sink.table.table_claim import claimed_by, is_one_table
 from spark_purgatory.spark.sink.table.table_place import resolved
-from spark_purgatory.spark.sink.table.table_truth import app_id_of
 from spark_purgatory.spark.storage.commits import next_batch
 
 TRIES = 5
@@ -44,7 +43,7 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
         found: StagingError | None = None
         known = committed
         try:
-            known = ledger.adopt(pieces_below(spark, place, ledger), committed)
+            known = ledger.adopt(pieces_below(spark, place.uri, ledger.schema), committed)
         except StagingError as error:
             # A drain that ends meanwhile removes files: only where nothing else has changed they were damaged.
             found = error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from spark_purgatory.spark.sink.staging.ledger import Failed, Intent, Piece, StagedBatch
 from spark_purgatory.spark.sink.table.history import Commit as TableCommit
@@ -189,8 +190,11 @@ class Work:
     batch_id: int | None = None
     """The micro-batch at hand; None if there is none."""
     schema: str = ""
-    """Of its rows."""
+    """The schema of its rows."""
     flush: bool = False
+    """Whether to bring everything staged to the table."""
+    rows: Any = None
+    """The rows of the micro-batch at hand, as a DataFrame."""
     begun_ms: int = 0
     is_evaluated: bool = False
     """Its rows were staged, skipped or written: nothing else of it has to be done."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -16,10 +17,15 @@ from spark_purgatory.accumulator.policy import AccumulatorPolicy
 from spark_purgatory.accumulator.sizing import PartSizing, SizeCalibration
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import StorageError
+from spark_purgatory.spark.sink.drain import actions as do
+from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.staging.backlog import Backlog
-from spark_purgatory.spark.sink.staging.ledger import Intent, Ledger, Piece, StagedBatch
+from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger, Piece, StagedBatch
 from spark_purgatory.spark.sink.table.history import Commit
 
+LOG = logging.getLogger(__name__)
+WARN_AT = 0.8
+"""A warning is logged once so much of buffer_memory is staged."""
 NODE = "table"
 MAX_BACKOFF_FACTOR = 10
 FIRST_DRAIN_MS = 8000
@@ -73,7 +79,7 @@ class PolicyAdapter:
     """The policy of one query's sink, with its estimates of sizes and its futures."""
 
     def __init__(self, options: SinkOptions, table: str, on_delivery: Callback[Delivery] | None = None) -> None:
-        self.table = table
+        self.table, self.options = table, options
         self.linger_ms, self.batch_bytes = options.ms_of("linger"), options.bytes_of("batch_size")
         self.buffer_bytes, self.request_bytes = options.bytes_of("buffer_memory"), options.bytes_of("max_request_size")
         self.max_block_ms, self.backoff_ms = options.ms_of("max_block"), options.ms_of("retry_backoff")
@@ -131,7 +137,32 @@ class PolicyAdapter:
         """Whether the drain under way failed, and it is too early to try it again."""
         return any(batch.is_backing_off(now_ms) for batch in self.open)
 
-    # --- what the loop tells -------------------------------------------------------------------------------------
+    def rows_a_file(self) -> int:
+        """How many rows a file of batch_size has, whatever its partition."""
+        return self.sizes.rows_for("", self.batch_bytes)
+
+    # --- what came of an action -------------------------------------------------------------------------------------
+
+    def take_in(self, ledger: Ledger, action: Action, result: Result, work: Work) -> None:
+        """Take in the result of an action, and log it; ``ledger`` has it already (`protocol.apply`)."""
+        match result:
+            case do.Looked(_, commit) | do.Found(_, commit) if commit is not None and ledger.fault is None:
+                self._settle(ledger, commit, work)
+            case do.Adopted():
+                # The delivery time-out begins anew, or rows that have waited for it could never leave.
+                self.append(list(ledger.pieces.values()), self.now() - self.linger_ms)
+            case do.Skip() | do.Staged():
+                work.is_evaluated = True
+            case do.Counted(pieces) if isinstance(action, do.Count) and not ledger.incoming_pieces:
+                self._counted(action.batches, pieces)
+                self._warn(ledger.staged_bytes)
+            case do.Intended(intent) if intent.last_batch == work.batch_id and not self.open and intent.taken:
+                self._note_sizes(intent.taken)
+            case do.Committed() if ledger.awaits_direct:
+                work.is_evaluated = True
+        is_retry = (isinstance(result, Failed) and ledger.is_done) or isinstance(result, do.NotThere)
+        if is_retry and ledger.failure is not None:
+            self.retry(ledger.failure.said)
 
     def append(self, pieces: Sequence[Piece], since_ms: int) -> list[RecordFuture[Delivery]]:
         """Take pieces in; they linger from when they were staged, if that is between ``since_ms`` and now."""
@@ -143,14 +174,14 @@ class PolicyAdapter:
             futures.append(self.policy.append(piece.partition, record, staged_ms).future)
         return futures
 
-    def counted(self, batches: Sequence[StagedBatch], pieces: Mapping[int, Sequence[Piece]]) -> None:
+    def _counted(self, batches: Sequence[StagedBatch], pieces: Mapping[int, Sequence[Piece]]) -> None:
         """Learn from micro-batches that were counted, and take their pieces in."""
         self.backlog.learn(batches, [piece for found in pieces.values() for piece in found])
         for batch_id, found in pieces.items():
-            self.note_sizes(found)
+            self._note_sizes(found)
             self.remember(batch_id, self.append(found, 0))
 
-    def note_sizes(self, pieces: Sequence[Piece]) -> None:
+    def _note_sizes(self, pieces: Sequence[Piece]) -> None:
         """Learn from the pieces of a micro-batch."""
         sizes: dict[str, int] = {}
         for piece in pieces:
@@ -178,12 +209,22 @@ class PolicyAdapter:
         error = StorageError(said)
         outcomes = [self.policy.retry(batch, self.now(), error) for batch in reversed(self.open)]
         self.is_out_of_time = RetryOutcome.DELIVERY_TIMEOUT in outcomes
+        if self.open and not self.is_out_of_time:
+            LOG.warning(
+                "drain of %d files to table %s failed (attempt %d), next attempt in %d ms: %s",
+                len(self.open),
+                self.table,
+                max(batch.attempts for batch in self.open),
+                max(batch.backoff_ms for batch in self.open),
+                said,
+            )
 
-    def settle(self, intent: Intent, commit: Commit, batch_id: int | None) -> None:
-        """A drain is done: futures and callbacks, and corrected estimates: a file's bytes are its share of the drain's.
-
-        ``batch_id``: of the micro-batch whose rows went to the table without waiting.
-        """
+    def _settle(self, ledger: Ledger, commit: Commit, work: Work) -> None:
+        """A drain is done: complete futures, correct estimates. A file's bytes are its share of the drain's."""
+        intent = ledger.intent
+        assert intent is not None
+        # The micro-batch at hand went to the table without waiting.
+        is_whole = not self.open and intent.last_batch == work.batch_id and work.is_evaluated
         now_ms = self.progress_ms = self.now()
         if self._began_ms is not None:
             self._count(commit, now_ms - self._began_ms)
@@ -198,7 +239,7 @@ class PolicyAdapter:
             delivery = Delivery(self.table, commit.version, rows, file_bytes or 0, waited_ms)
             self.policy.complete(batch, delivery, now_ms)
             self.notify(delivery, None)
-        if batch_id is not None:
+        if is_whole:
             if intent.direct:
                 # A table partition is in one file, or in several of which the last alone is not full.
                 least_files = max(1, math.ceil((commit.files or 0) * FILLED)) if self.has_partitions else 1
@@ -209,9 +250,24 @@ class PolicyAdapter:
             )
             future: RecordFuture[Delivery] = RecordFuture()
             future.settle(delivery, None)
-            self.remember(batch_id, [future])
+            self.remember(intent.last_batch, [future])
             self.notify(delivery, None)
         self._began_ms = None
+        LOG.info(
+            "drain %d to table %s: %d rows in %d files, %d bytes, %d ms, version %d",
+            intent.number,
+            self.table,
+            commit.rows or intent.taken_rows,
+            commit.files or 0,
+            commit.bytes or 0,
+            self.drain_ms,
+            commit.version,
+        )
+
+    def _warn(self, staged_bytes: int) -> None:
+        if staged_bytes >= self.buffer_bytes * WARN_AT:
+            said_part = "%d bytes are staged for table %s, %d %% of buffer_memory (%d bytes)"
+            LOG.warning(said_part, staged_bytes, self.table, 100 * staged_bytes // self.buffer_bytes, self.buffer_bytes)
 
     def _count(self, commit: Commit, took_ms: int) -> None:
         counts = self.counts

@@ -6,7 +6,7 @@ of it is run again after a crash, with the same rows and number. Its rows are *s
 The *staging log* is the folder of log records beside the pieces (`staging_folder`).
 
 `next_action` says what is to be done now, from the ledger, the policy and the time alone; `apply` takes in what came of
-it, and nothing else changes the ledger. `sender` does the actions on Spark, one after the other, and `table_truth`
+it, and nothing else changes the ledger. `sender` is the loop, `spark_actions` does an action on Spark, `table_truth`
 compares the ledger with what the table says. A crash between any two actions is a case of the table below.
 
 What counts. Spark runs micro-batch b only once every one before it was committed in the checkpoint, that is, once the
@@ -215,7 +215,7 @@ def _why_stop(ledger: Ledger, policy: Policy) -> PurgatoryError | None:
             f"table {table} cannot be written in this session, however often it is tried; its rows stay staged. Mend "
             f"the session and start again. Spark says: {failure.said}"
         )
-    if failure.is_once:
+    if not policy.open:
         return StorageError(
             f"table {table} did not take drain {ledger.next_drain - 1}: {failure.said}. Nothing was lost. Mend the "
             "table and start again"

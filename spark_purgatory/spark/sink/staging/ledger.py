@@ -149,8 +149,6 @@ class Failed:
     """It takes no such rows, however often it is tried."""
     is_lasting: bool = False
     """No try of this session can succeed."""
-    is_once: bool = False
-    """Only a restart can try again."""
 
 
 @dataclass

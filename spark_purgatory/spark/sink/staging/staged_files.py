@@ -12,6 +12,7 @@ each piece once more before a drain commits them; and no setting of the session 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -28,8 +29,8 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError
 from spark_purgatory.spark.placement import shard_label
 from spark_purgatory.spark.sink.staging.ledger import Piece
-from spark_purgatory.spark.storage.paths import literal
-from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, STRICT_FILES
+from spark_purgatory.spark.storage.paths import in_checkpoint, literal
+from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QUERY, STRICT_FILES, settings
 from spark_purgatory.spark.storage.storage_errors import (
     DAMAGED_ROW,
     SPARK_FAULTS,
@@ -72,6 +73,8 @@ READ_OPTIONS: Mapping[str, str] = {
     "parquet.filter.bloom.enabled": "false",
 }
 """Of every reader of staged files."""
+COUNTING = {name: value for name, value in SMALL_QUERY.items() if name != "spark.sql.codegen.wholeStage"}
+"""The same query for ever, of as many rows as a drain has: it is compiled once."""
 
 
 @dataclass(frozen=True)
@@ -132,15 +135,27 @@ def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple
     return found["rows"], found["bytes"] or 0
 
 
-def measured(spark: SparkSession, paths: Sequence[str], hash_column: str) -> list[Piece]:
+def pieces_below(spark: SparkSession, folder: str, schema: str | None) -> list[Piece]:
+    """Every piece of a staging folder whose rows have a schema, given as JSON; None: nothing was staged yet."""
+    checkpoint, _, name = folder.rpartition("/")
+    try:
+        return measured(spark, in_checkpoint(literal(checkpoint), f"{name}/rows"), schema)
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return []
+
+
+def measured(spark: SparkSession, paths: Sequence[str], schema: str | None) -> list[Piece]:
     """The pieces in the files below some folders, in the order of their rows. One task.
 
     Raises StagingError where a file cannot be read.
     """
+    hash_column = hash_names(T.StructType.fromJson(json.loads(schema)).names if schema else ()).partition
     reader = spark.read.schema(f"{hash_column} string").options(**READ_OPTIONS)
     modified_ms = F.expr("unix_millis(_metadata.file_modification_time)").alias("modified_ms")
     file = "_metadata.file_path", "_metadata.file_size", modified_ms
-    with reading(f"{len(paths)} folders or files of staged rows"):
+    with settings(spark, COUNTING), reading(f"{len(paths)} folders or files of staged rows"):
         counts = reader.parquet(*paths).coalesce(1).groupBy(*file, hash_column).count().collect()
     rows_of: dict[str, int] = {}
     for path, _, _, _, rows in counts:

@@ -162,9 +162,9 @@ class DeltaTarget:
         given = dict(zip(self._renamed.names, rows.names, strict=True)) if self._renamed is not None else {}
         return [given.get(name, name) for name in names]
 
-    def append(self, rows: DataFrame, app_id: str, number: int, intent_uuid: str,
-               max_file_rows: int = 0, partition_by: Sequence[str] = ()) -> None:  # fmt: skip
-        """Write rows in one transaction of the table, with the mark of a drain."""
+    def append(self, rows: DataFrame, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int) -> None:
+        """Write rows in one transaction of the table, with the mark of a drain; ``max_file_rows``: 0 is no limit."""
+        partition_by = self.partition_by
         metadata = mark(app_id, number, intent_uuid)
         if self._renamed is not None:
             rows = with_names(rows, self._renamed)
@@ -176,7 +176,7 @@ class DeltaTarget:
             .option("userMetadata", metadata)
             .option("maxRecordsPerFile", max_file_rows)
         )
-        if self._folders is not None and self._folders != tuple(partition_by):
+        if self._folders is not None and self._folders != partition_by:
             # Named in another case, or Delta computes some of them: it takes the table's own, if asked for none.
             partition_by = ()
         if partition_by:

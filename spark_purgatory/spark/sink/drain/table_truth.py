@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from spark_purgatory.errors import ForeignWriterError, SkippedWriteError, StagingError, StorageError, TableLostError
-from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, Intent, Ledger
+from spark_purgatory.spark.sink.drain.actions import Found, Looked, NotThere
+from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, DrainState, Intent, Ledger
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget, TableFacts
 from spark_purgatory.spark.sink.table.history import NO_VERSION, Commit, History
 from spark_purgatory.spark.storage.paths import literal
@@ -40,8 +41,21 @@ class TableTruth:
         self.app_id = ""
         """The query's; known once it has begun."""
         self._said_cut = False
+        self._checked: TableState | None = None
+        """The table as an intent saw it, for the commit that follows at once."""
 
-    def look(self, spark: SparkSession, ledger: Ledger) -> TableState:
+    def look(self, spark: SparkSession, ledger: Ledger) -> Looked:
+        """Compare the table with the log. TableLostError, ForeignWriterError."""
+        state = self._state(spark, ledger)
+        self.compare(ledger, state)
+        intent = None if ledger.is_done else ledger.intent
+        commit = None if intent is None else self._found(state.history, intent)
+        if commit is not None:
+            self._check_restore(commit.version, state.history)
+        self._log_case(ledger, intent, commit, state.history)
+        return Looked(state.facts.id if state.facts else None, commit)
+
+    def _state(self, spark: SparkSession, ledger: Ledger) -> TableState:
         """The table, and what it says of everything since the last drain, or since the open intent."""
         facts = self.target.facts(spark)
         if facts is None:
@@ -52,6 +66,25 @@ class TableTruth:
         elif ledger.intent is not None and not ledger.is_done:
             since = ledger.intent.base_version
         return TableState(facts, self.target.history(spark, since))
+
+    def _log_case(self, ledger: Ledger, intent: Intent | None, commit: Commit | None, history: History) -> None:
+        """Which case of `protocol` this start is."""
+        if intent is None:
+            drains = f"drain {ledger.next_drain - 1} is complete" if ledger.intent else "no drain so far"
+            LOG.info("start: table %s, checkpoint %s: %s (case A, B, C or F)", self.target, self.checkpoint, drains)
+        elif commit is not None:
+            said = "recovery: drain %d was committed to table %s; its clean-up follows (case E)"
+            LOG.warning(said, intent.number, self.target)
+        elif history.is_whole_since(intent.base_version):
+            LOG.warning("recovery: drain %d was not committed to table %s; again (case D)", intent.number, self.target)
+        else:
+            LOG.warning(
+                "recovery: the history of table %s was cut since version %d, so whether drain %d was committed is "
+                "unknown; again, and Delta skips it if it was (case D or E)",
+                self.target,
+                intent.base_version,
+                intent.number,
+            )
 
     def compare(self, ledger: Ledger, state: TableState) -> None:
         """Cases G and H. TableLostError, ForeignWriterError."""
@@ -75,29 +108,39 @@ class TableTruth:
                 f"its version {version} is to be drain {last_done}, and it is at version {history.version}: it was "
                 "replaced, is an old copy, or is another table",
             )
-        self.check_restore(ledger, history)
+        self._check_restore(version, history)
 
     def check(self, spark: SparkSession, ledger: Ledger, table_id: str | None, schema: str) -> TableState:
-        """The table before a drain: TableLostError, SchemaMismatchError."""
+        """The table before an intent: TableLostError, SchemaMismatchError."""
         facts = self.target.check(spark, table_id, T.StructType.fromJson(json.loads(schema)))
-        if facts is None:
-            return TableState(None, History(()))
-        history = self.target.history(spark, ledger.table_version)
-        self.check_restore(ledger, history)
-        return TableState(facts, history)
+        history = History(()) if facts is None else self.target.history(spark, ledger.table_version)
+        self._check_restore(ledger.table_version if facts else None, history)
+        self._checked = TableState(facts, history)
+        return self._checked
 
-    def read_back(self, spark: SparkSession, intent: Intent, before: int) -> tuple[Commit, str]:
-        """The commit of an intent that was just written, and the table's id.
+    def check_intended(self, spark: SparkSession, ledger: Ledger, intent: Intent) -> TableState:
+        """The table before a commit, which its intent may have seen just now."""
+        state = self._checked or self.check(spark, ledger, ledger.table_id or intent.table_id, intent.schema)
+        self._checked = None
+        return state
 
-        The table was at version ``before`` before it. SkippedWriteError, ForeignWriterError, TableLostError.
-        """
+    def read_back(self, spark: SparkSession, ledger: Ledger, intent: Intent) -> Found | NotThere:
+        """The commit of an intent. SkippedWriteError, ForeignWriterError, TableLostError."""
+        if ledger.drain is DrainState.WRITTEN and ledger.before_version is not None:
+            return self._read_written(spark, intent, ledger.before_version)
+        facts = self.target.facts(spark)
+        commit = self._found(self.target.history(spark, intent.base_version) if facts else History(()), intent)
+        return NotThere() if commit is None or facts is None else Found(facts.id, commit)
+
+    def _read_written(self, spark: SparkSession, intent: Intent, before: int) -> Found:
+        """The commit of an intent whose write returned; the table was at version ``before`` before it."""
         facts = self.target.facts(spark)
         if facts is None:
             raise self._lost(intent.number, "it is gone after a commit to it")
         if intent.table_id not in (None, facts.id):
             raise self._lost(intent.number, "it was replaced while a drain was written")
         history = self.target.history(spark, intent.base_version)
-        commit = self.found(history, intent)
+        commit = self._found(history, intent)
         if commit is None:
             if history.is_whole_since(intent.base_version):
                 raise SkippedWriteError(
@@ -118,9 +161,9 @@ class TableTruth:
                 self.target,
             )
             commit = Commit(NO_VERSION, self.app_id, intent.number, intent.uuid)
-        return commit, facts.id
+        return Found(facts.id, commit)
 
-    def found(self, history: History, intent: Intent) -> Commit | None:
+    def _found(self, history: History, intent: Intent) -> Commit | None:
         """The commit of an intent in the table's history. ForeignWriterError if it is another run's."""
         drains = history.drains(self.app_id)
         commit = drains.get(intent.number)
@@ -128,9 +171,8 @@ class TableTruth:
             raise self._foreign(max(drains), intent.number)
         return commit
 
-    def check_restore(self, ledger: Ledger, history: History) -> None:
-        """Raise TableLostError if the table was restored to a version before the last drain's."""
-        version = ledger.table_version
+    def _check_restore(self, version: int | None, history: History) -> None:
+        """Raise TableLostError if the table was restored to a version before ``version``, the last drain's."""
         if version is None:
             return
         if (undone := history.undone(version)) is not None:
