@@ -55,15 +55,7 @@ class BugError(PurgatoryError, AssertionError):
 
 
 class BufferExhaustedError(LimitError):
-    """No memory came free in time for a new batch; nothing was appended (Kafka: BufferExhaustedException)."""
-
-
-class RecordTooLargeError(ConfigError):
-    """One record needs more than the whole buffer memory (Kafka: IllegalArgumentException of ``allocate``)."""
-
-
-class AccumulatorClosedError(ConfigError):
-    """The accumulator was closed: it takes no more records, or ended this one unsent (Kafka: KafkaException)."""
+    """buffer_memory is full and the table took nothing for max_block (Kafka: BufferExhaustedException)."""
 
 
 class BatchStateError(ConfigError):

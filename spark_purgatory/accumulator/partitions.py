@@ -1,9 +1,9 @@
-"""The queue of batches of each partition, its leader, and whether it is muted (Kafka: ``TopicInfo``, ``muted``)."""
+"""The queue of batches of each partition (Kafka: ``TopicInfo``)."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -23,15 +23,7 @@ class PartitionQueue(Generic[P, R, V]):
     """What waits for one partition, oldest first."""
 
     partition: P
-    leader: Hashable | None
-    """The node that takes its batches; None where it is not known."""
-    leader_epoch: int | None = None
-    """Rises when the leader changes; None where leaders have none."""
-    is_muted: bool = False
-    """Nothing is drained from it, so that no batch overtakes one in flight."""
     batches: deque[Batch[P, R, V]] = field(default_factory=deque)
-    has_given_leader: bool = False
-    """The leader was set, so it may not be forgotten."""
 
     @property
     def head(self) -> Batch[P, R, V] | None:
@@ -45,16 +37,15 @@ class PartitionQueue(Generic[P, R, V]):
 
     @property
     def is_forgettable(self) -> bool:
-        """It says nothing that a new one would not."""
-        return not (self.batches or self.is_muted or self.has_given_leader)
+        """The queue says nothing that a new one would not."""
+        return not self.batches
 
 
 class PartitionQueues(Generic[P, R, V]):
     """All partitions, in the order in which they became known, which is the order in which they are visited."""
 
-    def __init__(self, default_leader: Hashable | None = None) -> None:
-        self.default_leader = default_leader
-        """Leader of partitions for which none was given."""
+    def __init__(self, make: Callable[[P], PartitionQueue[P, R, V]]) -> None:
+        self._make = make
         self._queues: dict[P, PartitionQueue[P, R, V]] = {}
 
     def __iter__(self) -> Iterator[PartitionQueue[P, R, V]]:
@@ -69,12 +60,8 @@ class PartitionQueues(Generic[P, R, V]):
         if queue is None:
             if len(self._queues) >= MAX_PARTITIONS:
                 self._forget_idle()
-            queue = self._queues[partition] = PartitionQueue(partition, self.default_leader)
+            queue = self._queues[partition] = self._make(partition)
         return queue
-
-    def of_node(self, node: Hashable) -> list[PartitionQueue[P, R, V]]:
-        """Queues of all partitions that ``node`` leads."""
-        return [queue for queue in self._queues.values() if queue.leader is not None and queue.leader == node]
 
     def _forget_idle(self) -> None:
         self._queues = {partition: queue for partition, queue in self._queues.items() if not queue.is_forgettable}

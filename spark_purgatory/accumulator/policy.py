@@ -1,206 +1,246 @@
 """When what has accumulated goes: Kafka's producer accumulation as a policy (Kafka: ``RecordAccumulator``).
 
 Terms. A *record* joins the last *batch* of its *partition*; a batch that has no room for one is closed and a new one
-is opened, if the pool has memory for it. A *node* takes the batches of the partitions that it *leads*. The sender
-(Kafka: ``Sender``) checks which nodes are *ready*, *drains* their batches, and gives each a result: `complete`, `fail`,
-`retry` or `split`. Until then a batch is *in flight* and its memory is taken. For a table: the partitions are
-the table's, the node is the table, a record is a staged part, a batch is a file to be.
+is opened. The sender (Kafka: ``Sender``) asks which partitions are *ripe*, *drains* their first batches, and gives each
+a result: `complete` or `retry`. Until then a batch is *in flight*. For a table: the partitions are the table's, a
+record is a staged piece, a batch is a file to be.
 
 Nothing here uses clocks, threads or files, or looks into a record. Codes such as A13 are facts about Kafka
 (docs/kafka_facts.md), with a test each in ``tests/unit/test_accumulator*.py``.
 
-A batch goes when it is full, or has lingered, or memory is out, or a flush or the end has come; never while it backs
-off from a failure, and never while its partition is muted, which is how order is kept: mute a partition when its batch
-is drained, unmute it when the batch has ended or is back in the queue.
+A batch goes when it is full, or has lingered, or everything has to go; never while it backs off from a failure. Kafka
+sends every first batch of a node that has one to be sent, however small: a request costs little. Where a request costs
+seconds and leaves a small file, only those go along that are nearly full, or have nearly lingered.
 
-Worked example: batches of 100 bytes, memory for two, linger 10 ms, backoff 5 ms (a test asserts it)::
+Worked example: batches of 100 bytes, linger 10 ms, backoff 5 ms (a test asserts it)::
 
-    at 0   append a, 60 bytes to x      batch 0 opened                  x: [0]     available 100
-           append b, 50 bytes to x      no room: 0 closed, 1 opened     x: [0, 1]  available 0
-           append c, 10 bytes to x      into 1, no memory needed        x: [0, 1]
-           append d, 10 bytes to y      BufferExhaustedError
-           ready                        the node: two batches wait
-           drain                        0: one batch a partition        x: [1]
+    at 0   append a, 60 bytes to x      batch 0 opened                  x: [0]
+           append b, 50 bytes to x      no room: 0 closed, 1 opened     x: [0, 1]
+           append c, 10 bytes to x      into 1                          x: [0, 1]
+           ripe                         x: two batches wait
+           drain x                      0: one batch a partition        x: [1]
     at 1   retry 0                      back at the front               x: [0, 1]
-           ready                        nothing: 0 backs off, look again in 5 ms
-    at 6   drain; complete 0            its memory is back              x: [1]     available 100
-           ready                        nothing: 1 lingers, look again in 4 ms
-    at 10  ready, drain; complete 1     it has lingered since 0         x: []      available 200
+           ripe                         nothing: 0 backs off
+    at 3   append d, 20 bytes to y      batch 2 opened                  x: [0, 1]  y: [2]
+    at 6   ripe, drain x; complete 0    x: two batches wait             x: [1]     y: [2]
+           ripe                         nothing: 1 and 2 linger
+    at 10  ripe                         x has lingered; y half as long, and goes along
+           drain x and y; complete both                                 x: []      y: []
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from typing import Generic, TypeVar
 
-from spark_purgatory.accumulator.appends import Appender
-from spark_purgatory.accumulator.batch import QUEUED, Batch, BatchEvent, BatchState
-from spark_purgatory.accumulator.batch_results import BatchResults
-from spark_purgatory.accumulator.batches import AccumulatorSettings, Batches
-from spark_purgatory.accumulator.drain import Drainer
-from spark_purgatory.accumulator.incomplete import Flush
-from spark_purgatory.accumulator.ready import ReadyCheck, check_ready, ripe_partitions
+from spark_purgatory.accumulator.batch import Batch, BatchEvent
+from spark_purgatory.accumulator.futures import CallbackQueue, RecordFuture
+from spark_purgatory.accumulator.partitions import PartitionQueue, PartitionQueues
 from spark_purgatory.accumulator.sizing import Sizing
-from spark_purgatory.errors import AccumulatorClosedError, BugError
+from spark_purgatory.errors import BatchStateError, ConfigError, DeliveryTimeoutError
 
 P = TypeVar("P", bound=Hashable)
 R = TypeVar("R")
 V = TypeVar("V")
+
+FULL_PART, LINGERED_PART = 0.9, 0.5
+"""A batch goes along with others that must go if it has so much of its size; with one that lingered, of its time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccumulatorSettings:
+    """What the policy goes by; sizes in bytes, times in milliseconds. ConfigError names a field out of bounds."""
+
+    batch_bytes: int
+    """Capacity of a normal batch, and so its size when it is full (Kafka: ``batch.size``)."""
+    linger_ms: int
+    """How long a batch may wait for more records (Kafka: ``linger.ms``)."""
+    delivery_timeout_ms: int
+    """How long a batch may take from its creation to its end (Kafka: ``delivery.timeout.ms``)."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name, low in {"batch_bytes": 1, "linger_ms": 0, "delivery_timeout_ms": 0}.items():
+            if getattr(self, name) < low:
+                raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Appended(Generic[P, R, V]):
+    """What an append did (Kafka: ``RecordAppendResult``)."""
+
+    future: RecordFuture[V]
+    batch: Batch[P, R, V]
+    """The batch that has the record."""
+    is_new_batch: bool
+    """The batch was opened for this record."""
 
 
 class AccumulatorPolicy(Generic[P, R, V]):
     """Accumulates records into batches and decides which may go (Kafka: ``RecordAccumulator``, and of ``Sender`` what
     follows a response).
 
-    ``P`` is a partition, ``R`` a record, ``V`` what a batch is completed with. `Appender` takes records in,
-    `BatchResults` takes the results of batches; their methods are the policy's too. Times are absolute milliseconds,
-    given by the caller; they must not decrease.
+    ``P`` is a partition, ``R`` a record, ``V`` what a batch is completed with. Times are absolute milliseconds, given
+    by the caller; they must not decrease.
     """
 
-    def __init__(
-        self,
-        settings: AccumulatorSettings,
-        sizing: Sizing[R],
-        backoff_ms: Callable[[int], int],
-        default_leader: Hashable | None = None,
-    ) -> None:
-        self._batches: Batches[P, R, V] = Batches(settings, sizing, backoff_ms, default_leader)
-        self._appender = Appender(self._batches)
-        self._results = BatchResults(self._batches, self._appender)
-        self._drainer = Drainer(self._batches.queues)
-        self.pool = self._batches.pool
-        self.queues = self._batches.queues
-        self.append = self._appender.append
-        self.append_or_wait = self._appender.append_or_wait
-        self.expire_waiters = self._appender.expire_waiters
-        self.complete = self._results.complete
-        self.fail = self._results.fail
-        self.retry = self._results.retry
-        self.reenqueue = self._results.reenqueue
-        self.split = self._results.split
-        self.overdue = self._results.overdue
-        self.expire = self._results.expire
-
-    @property
-    def settings(self) -> AccumulatorSettings:
-        """Sizes and times that the policy uses."""
-        return self._batches.settings
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the policy takes no more records."""
-        return self._batches.is_closed
-
-    @property
-    def has_incomplete(self) -> bool:
-        """Some batch, queued or in flight, has not ended (Kafka: ``hasIncomplete``)."""
-        return len(self._batches.incomplete) > 0
-
-    @property
-    def has_undrained(self) -> bool:
-        """Some batch is queued (Kafka: ``hasUndrained``)."""
-        return any(queue.batches for queue in self.queues)
-
-    @property
-    def is_flushing(self) -> bool:
-        """A flush is under way (Kafka: ``flushInProgress``)."""
-        return self._batches.incomplete.is_flushing
+    def __init__(self, settings: AccumulatorSettings, sizing: Sizing[R], backoff_ms: Callable[[int], int]) -> None:
+        self.settings = settings
+        self.sizing = sizing
+        self.backoff_ms = backoff_ms
+        """Milliseconds to wait before retry number n, from 0; ``ExponentialBackoff`` is Kafka's."""
+        self.queues: PartitionQueues[P, R, V] = PartitionQueues(self._new_queue)
+        self._in_flight: dict[Batch[P, R, V], None] = {}
+        self._callbacks = CallbackQueue()
+        self._next_number = 0
+        self._position = 0
+        """Where the next round of drains begins (Kafka: ``nodesDrainIndex``)."""
 
     @property
     def in_flight(self) -> tuple[Batch[P, R, V], ...]:
         """Batches that were drained and have no result yet, in the order drained."""
-        return tuple(self._batches.in_flight)
+        return tuple(self._in_flight)
 
-    def set_leader(self, partition: P, node: Hashable | None, epoch: int | None = None) -> None:
-        """Say which node leads a partition, if any, and in which epoch (Kafka: the cluster's metadata)."""
+    # --- appends -------------------------------------------------------------------------------------------------
+
+    def append(self, partition: P, record: R, now_ms: int) -> Appended[P, R, V]:
+        """Put a record into the partition's last batch, or into a new one (Kafka: ``append``)."""
         queue = self.queues.of(partition)
-        queue.leader, queue.leader_epoch, queue.has_given_leader = node, epoch, True
+        return self._join_last(queue, record, now_ms) or self._open(queue, record, self._wanted_bytes(record), now_ms)
 
-    def mute(self, partition: P) -> None:
-        """Drain nothing from a partition till `unmute` (Kafka: ``mutePartition``)."""
-        self.queues.of(partition).is_muted = True
+    def _wanted_bytes(self, record: R) -> int:
+        """The capacity of a new batch: an upper bound, so it may be more than the record needs (A2)."""
+        return max(self.settings.batch_bytes, self.sizing.upper_bound_bytes(record))
 
-    def unmute(self, partition: P) -> None:
-        """Let a partition be drained again (Kafka: ``unmutePartition``)."""
-        self.queues.of(partition).is_muted = False
+    def _join_last(self, queue: PartitionQueue[P, R, V], record: R, now_ms: int) -> Appended[P, R, V] | None:
+        """Try the last batch; without room for the record it is closed for good (A6; Kafka: ``tryAppend``)."""
+        if not queue.batches:
+            return None
+        last = queue.batches[-1]
+        future: RecordFuture[V] = RecordFuture()
+        if last.try_append(record, future, now_ms):
+            return Appended(future, last, is_new_batch=False)
+        last.apply(BatchEvent.CLOSE)
+        return None
 
-    def ready(self, now_ms: int) -> ReadyCheck[P]:
-        """Nodes that have something to be sent, and when to check again (A11 to A15; Kafka: ``ready``)."""
-        is_urgent = self.pool.queued > 0 or self.is_closed or self.is_flushing
-        return check_ready(self.queues, now_ms, self._batches.settings.linger_ms, is_urgent)
+    def _open(self, queue: PartitionQueue[P, R, V], record: R, capacity_bytes: int, now_ms: int) -> Appended[P, R, V]:
+        """Open a batch for a record (A10; Kafka: ``appendNewBatch``)."""
+        batch = self._new_batch(queue.partition, capacity_bytes, now_ms)
+        future: RecordFuture[V] = RecordFuture()
+        batch.try_append(record, future, now_ms)
+        self._next_number += 1
+        queue.batches.append(batch)
+        return Appended(future, batch, is_new_batch=True)
 
-    def ripe(self, now_ms: int, is_urgent: bool = False) -> list[P]:
-        """Partitions whose first batch is worth a request now (`ripe_partitions`); ``is_urgent``: each one is."""
-        is_urgent = is_urgent or self.pool.queued > 0 or self.is_closed or self.is_flushing
-        settings = self._batches.settings
-        return ripe_partitions(self.queues, now_ms, settings.linger_ms, settings.batch_bytes, is_urgent)
+    def _new_batch(self, partition: P, capacity_bytes: int, now_ms: int) -> Batch[P, R, V]:
+        return Batch(self._next_number, partition, capacity_bytes, now_ms, self.sizing)
 
-    def drain(
-        self, nodes: Iterable[Hashable], max_bytes: int, now_ms: int, only: Collection[P] | None = None
-    ) -> dict[Hashable, list[Batch[P, R, V]]]:
-        """Take at most one batch of each partition of each node, ``max_bytes`` a node (A17 to A21; Kafka: ``drain``).
+    def _new_queue(self, partition: P) -> PartitionQueue[P, R, V]:
+        return PartitionQueue(partition)
 
-        ``only``: the partitions to take from; all without it, as in Kafka.
+    # --- drains --------------------------------------------------------------------------------------------------
 
-        A node always gets one batch if it has any, whatever its size. Every batch must get a result: `complete`,
-        `fail`, `retry`, `reenqueue` or `split`.
+    def ripe(self, now_ms: int, everything: bool = False) -> list[P]:
+        """Partitions whose first batch should go now, or goes along with one that should; empty if none should.
+
+        A batch should go if it is full or has lingered, or if ``everything`` has to, and not while it backs off.
         """
-        drained = {node: self._drainer.drain_node(node, max_bytes, now_ms, only) for node in dict.fromkeys(nodes)}
-        self._batches.in_flight.update((batch, None) for batches in drained.values() for batch in batches)
-        return drained
+        heads = [(queue, queue.head) for queue in self.queues if queue.head is not None]
+        heads = [(queue, head) for queue, head in heads if not head.is_backing_off(now_ms)]
+        if everything:
+            return [queue.partition for queue, _ in heads]
+        linger_ms = self.settings.linger_ms
+        has_lingered = any(head.waited_ms(now_ms) >= linger_ms for _, head in heads)
+        if not has_lingered and not any(queue.is_full for queue, _ in heads):
+            return []
+        least_ms = linger_ms * (LINGERED_PART if has_lingered else 1)
+        least_bytes = self.settings.batch_bytes * FULL_PART
+        return [
+            queue.partition
+            for queue, head in heads
+            if queue.is_full or head.waited_ms(now_ms) >= least_ms or head.bytes >= least_bytes
+        ]
 
-    def begin_flush(self) -> Flush[P, R, V]:
-        """Make everything ready until all that is incomplete now has ended (A28, A29; Kafka: ``beginFlush``).
+    def drain(self, only: Collection[P], max_bytes: int, now_ms: int) -> list[Batch[P, R, V]]:
+        """Take the first batch of some partitions, together at most ``max_bytes``, but one whatever its size.
 
-        The flush returned says when it is done (Kafka: ``awaitFlushCompletion``).
+        Every batch must get a result: `complete` or `retry`.
         """
-        return self._batches.incomplete.begin_flush()
+        queues = list(self.queues)
+        taken, self._position = self._round(queues, self._position, max_bytes, now_ms, lambda q: q.partition in only)
+        return taken
 
-    def close(self, now_ms: int) -> None:
-        """Take no more records and make everything ready; nothing queued is lost (A30; Kafka: ``close``)."""
-        self._batches.is_closed = True
-        self.pool.close()
-        self._appender.resume_waiting(now_ms)
+    def _round(
+        self, queues: Sequence[PartitionQueue[P, R, V]], start: int, max_bytes: int, now_ms: int,
+        may_go: Callable[[PartitionQueue[P, R, V]], bool],
+    ) -> tuple[list[Batch[P, R, V]], int]:  # fmt: skip
+        """One round robin over queues (A17 to A21; Kafka: ``drainBatchesForOneNode``), and the position looked at last.
 
-    def abort_incomplete(self, now_ms: int) -> list[Batch[P, R, V]]:
-        """End every batch with AccumulatorClosedError (A31; Kafka: ``abortIncompleteBatches``); returns them.
-
-        Memory of queued batches comes back now, that of batches in flight with their results. An append that gets
-        memory by this is aborted too.
+        Readiness is not checked; queues that may not go and batches backing off are passed over. The next round begins
+        at that position, which is one that gave nothing if the round stopped for size.
         """
-        aborted: list[Batch[P, R, V]] = []
-        while batches := list(self._batches.incomplete):
-            for queue in self.queues:
-                queue.batches.clear()
-            for batch in batches:
-                batch.apply(BatchEvent.ABORT)
-                self._batches.incomplete.settle(batch, None, AccumulatorClosedError(f"{batch} was aborted"))
-            self._results.return_memory([batch for batch in batches if batch.state is BatchState.ABORTED], now_ms)
-            aborted += batches
-        self._batches.incomplete.callbacks.call_all()
-        return aborted
+        taken: list[Batch[P, R, V]] = []
+        position = start
+        for step in range(len(queues)):
+            position = (start + step) % len(queues)
+            queue = queues[position]
+            head = queue.head
+            if head is None or not may_go(queue) or head.is_backing_off(now_ms):
+                continue
+            if taken and sum(batch.bytes for batch in taken) + head.bytes > max_bytes:
+                break
+            queue.batches.popleft()
+            head.apply(BatchEvent.DRAIN)
+            taken.append(head)
+        self._in_flight.update((batch, None) for batch in taken)
+        return taken, position
 
-    def validate(self) -> None:
-        """Recompute what is kept twice; BugError if memory, a batch or the order of a queue is lost."""
-        self.pool.validate()
-        queued = [batch for queue in self.queues for batch in queue.batches]
-        known = [*queued, *self._batches.in_flight]
-        held_bytes = sum(batch.capacity_bytes for batch in known if batch.holds_memory)
-        if held_bytes != self.pool.held_bytes:
-            raise BugError(f"batches hold {held_bytes} bytes, {self.pool.held_bytes} bytes were handed out")
-        unsettled = {batch for batch in known if not batch.is_settled}
-        if unsettled != set(self._batches.incomplete) or len(known) != len(set(known)):
-            raise BugError(
-                f"{len(unsettled)} of {len(known)} batches are unsettled, {len(self._batches.incomplete)} incomplete"
-            )
-        if any(batch.state not in QUEUED for batch in queued) or any(
-            batch.state in QUEUED for batch in self._batches.in_flight
-        ):
-            raise BugError("a batch is queued and in flight, or neither")
-        if any(batch.state is BatchState.OPEN for queue in self.queues for batch in list(queue.batches)[:-1]):
-            raise BugError("a batch takes records that is not the last of its queue")
-        if any(
-            ticket.is_done or ticket.allocation is None or ticket.allocation.is_done
-            for ticket in self._appender.waiting
-        ):
-            raise BugError("an append waits for memory that it has")
+    # --- results -------------------------------------------------------------------------------------------------
+
+    def complete(self, batch: Batch[P, R, V], value: V) -> bool:
+        """The batch has arrived; its futures get ``value`` (Kafka: ``ProducerBatch.complete``).
+
+        Returns whether this ended the batch. BatchStateError for a batch that is not in flight; nothing changes then.
+        """
+        return self._end(batch, BatchEvent.COMPLETE, value, None)
+
+    def retry(self, batch: Batch[P, R, V], now_ms: int, error: BaseException | None = None) -> bool:
+        """Try the batch again later, unless it is out of time (A23, A24; Kafka: ``Sender.canRetry``).
+
+        Returns whether it is queued again, at the front of its partition, and backs off; False: it has failed with
+        DeliveryTimeoutError, whose cause is ``error``. Two batches of a partition that fail in order come back in
+        reverse. BatchStateError as in `complete`.
+        """
+        if batch.has_reached(self.settings.delivery_timeout_ms, now_ms):
+            self._end(batch, BatchEvent.FAIL, None, self._out_of_time(batch, now_ms, error))
+            return False
+        self._put_back(batch, now_ms)
+        return True
+
+    def _put_back(self, batch: Batch[P, R, V], now_ms: int) -> None:
+        self._take_result(batch, BatchEvent.REENQUEUE)
+        batch.note_retry(now_ms, self.backoff_ms(batch.attempts))
+        self.queues.of(batch.partition).batches.appendleft(batch)
+
+    def _take_result(self, batch: Batch[P, R, V], event: Enum) -> None:
+        if batch not in self._in_flight:
+            raise BatchStateError(f"{batch} cannot be {event.value}: it is {batch.state.value}, not in flight here")
+        batch.apply(event)
+        del self._in_flight[batch]
+
+    def _end(self, batch: Batch[P, R, V], event: Enum, value: V | None, error: BaseException | None) -> bool:
+        self._take_result(batch, event)
+        for future in batch.futures:
+            self._callbacks.add(future.settle(value, error))
+        self._callbacks.call_all()
+        return True
+
+    def _out_of_time(self, batch: Batch[P, R, V], now_ms: int, cause: BaseException | None) -> DeliveryTimeoutError:
+        error = DeliveryTimeoutError(
+            f"{batch} was not delivered: {now_ms - batch.created_ms:,} ms have passed since it was opened and "
+            f"delivery_timeout is {self.settings.delivery_timeout_ms:,} ms"
+        )
+        error.__cause__ = cause
+        return error

@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from spark_purgatory.accumulator.appends import Appended, AppendTicket
-from spark_purgatory.accumulator.batch import Batch
-from spark_purgatory.accumulator.batches import AccumulatorSettings
-from spark_purgatory.accumulator.incomplete import Flush
-from spark_purgatory.accumulator.policy import AccumulatorPolicy
+from spark_purgatory.accumulator.policy import AccumulatorSettings
 from spark_purgatory.errors import PurgatoryError
 from tests.conformance.bufferpool import REFUSALS, error_name
+from tests.conformance.kafka_accumulator import AppendTicket, KafkaAccumulator, KafkaAppended
+from tests.conformance.kafka_batches import KafkaBatch
+from tests.conformance.kafka_incomplete import Flush
 from tests.conformance.traces import Inputs, Step
 
 HEADER_BYTES = 61
@@ -60,11 +59,11 @@ class KafkaSizing:
         return HEADER_BYTES + RECORD_OVERHEAD_BOUND_BYTES + fields + varint_bytes(0)
 
 
-KafkaBatch = Batch[int, KafkaRecord, None]
+TraceBatch = KafkaBatch[int, KafkaRecord, None]
 
 
 class AccumulatorReplayer:
-    """Drives an AccumulatorPolicy as the trace's driver drove Kafka's: clock, metadata, and what Sender does."""
+    """Drives an KafkaAccumulator as the trace's driver drove Kafka's: clock, metadata, and what Sender does."""
 
     inputs: ClassVar[Inputs] = {
         "append": APPEND_INPUTS,
@@ -96,18 +95,17 @@ class AccumulatorReplayer:
         self.now_ms: int = config["start_ms"]
         settings = AccumulatorSettings(
             batch_bytes=config["batch_size"],
-            buffer_bytes=config["buffer_memory"],
             linger_ms=config["linger_ms"],
             delivery_timeout_ms=config["delivery_timeout_ms"],
         )
         self.backoff_table_ms: list[int] = config["backoff_table_ms"]
-        self.policy: AccumulatorPolicy[int, KafkaRecord, None] = AccumulatorPolicy(
-            settings, KafkaSizing(), self.backoff_ms
+        self.policy: KafkaAccumulator[int, KafkaRecord, None] = KafkaAccumulator(
+            settings, config["buffer_memory"], KafkaSizing(), self.backoff_ms
         )
         self.n_partitions: int = config["partitions"]
         for partition in range(self.n_partitions):
             self.policy.set_leader(partition, config["leaders"][partition], config["epochs"][partition])
-        self.batches: dict[int, KafkaBatch] = {}
+        self.batches: dict[int, TraceBatch] = {}
         """By number, those in flight."""
         self.flushes: list[Flush[int, KafkaRecord, None]] = []
         self.flushed: set[int] = set()
@@ -213,7 +211,7 @@ class AccumulatorReplayer:
 
     def drain(self, step: Step) -> Step:
         """Batches of the nodes asked for; they are in flight then."""
-        drained = self.policy.drain(step["nodes"], step["max_size"], self.now_ms)
+        drained = self.policy.drain_nodes(step["nodes"], step["max_size"], self.now_ms)
         self.batches |= {batch.number: batch for batches in drained.values() for batch in batches}
         return {"batches": {str(node): [shown(batch) for batch in batches] for node, batches in drained.items()}}
 
@@ -227,7 +225,7 @@ class AccumulatorReplayer:
 
     def retry(self, step: Step) -> Step:
         """The node did not take it this time."""
-        outcome = self.policy.retry(self.batches.pop(step["b"]), self.now_ms)
+        outcome = self.policy.retried(self.batches.pop(step["b"]), self.now_ms)
         return {"outcome": outcome.name.lower()}
 
     def split(self, step: Step) -> Step:
@@ -282,7 +280,7 @@ def record_of(step: Step) -> KafkaRecord:
     return KafkaRecord(step["ts"], step["key_size"], step["value_size"])
 
 
-def append_result(appended: Appended[int, KafkaRecord, None] | None, error: PurgatoryError | None) -> Step:
+def append_result(appended: KafkaAppended[int, KafkaRecord, None] | None, error: PurgatoryError | None) -> Step:
     """RecordAppendResult and the batch, or the error."""
     if appended is None:
         return {"err": error_name(error), "full": None, "new": None, "bytes": None, "b": None}
@@ -295,7 +293,7 @@ def append_result(appended: Appended[int, KafkaRecord, None] | None, error: Purg
     }
 
 
-def shown(batch: KafkaBatch) -> Step:
+def shown(batch: TraceBatch) -> Step:
     """A batch as traces show it."""
     return {
         "b": batch.number,

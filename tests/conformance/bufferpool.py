@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from spark_purgatory.accumulator.buffer_pool import AllocationTicket, BufferPool
-from spark_purgatory.errors import (
+from spark_purgatory.errors import BufferExhaustedError, PurgatoryError
+from tests.conformance.kafka_buffer_pool import (
     AccumulatorClosedError,
-    BufferExhaustedError,
-    PurgatoryError,
+    AllocationTicket,
+    BufferPool,
     RecordTooLargeError,
 )
 from tests.conformance.traces import Inputs, Step

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from spark_purgatory.accumulator.appends import Appended
 from spark_purgatory.accumulator.backoff import ExponentialBackoff
-from spark_purgatory.accumulator.batch import Batch
-from spark_purgatory.accumulator.batches import AccumulatorSettings
-from spark_purgatory.accumulator.policy import AccumulatorPolicy
+from spark_purgatory.accumulator.policy import AccumulatorSettings
 from spark_purgatory.accumulator.sizing import PartSizing
+from tests.conformance.kafka_accumulator import KafkaAccumulator, KafkaAppended
+from tests.conformance.kafka_batches import KafkaBatch
 
 NODE = "node"
 
@@ -34,37 +33,37 @@ def policy(
     leader: str | None = NODE,
     backoff: Any = None,
     sizing: Any = None,
-) -> AccumulatorPolicy[Any, Any, Any]:
+) -> KafkaAccumulator[Any, Any, Any]:
     """An empty accumulator."""
-    settings = AccumulatorSettings(batch, memory, linger, timeout)
-    return AccumulatorPolicy(settings, sizing or PartSizing(), backoff or ExponentialBackoff(5, 40), leader)
+    settings = AccumulatorSettings(batch_bytes=batch, linger_ms=linger, delivery_timeout_ms=timeout)
+    return KafkaAccumulator(settings, memory, sizing or PartSizing(), backoff or ExponentialBackoff(5, 40), leader)
 
 
 def put(
-    accumulator: AccumulatorPolicy[Any, Any, Any], size: int, partition: str = "x", at: int = 0, name: str = ""
-) -> Appended[Any, Any, Any]:
+    accumulator: KafkaAccumulator[Any, Any, Any], size: int, partition: str = "x", at: int = 0, name: str = ""
+) -> KafkaAppended[Any, Any, Any]:
     """Append a record of ``size`` bytes."""
     return accumulator.append(partition, Part(name or f"{size} bytes", size), at)
 
 
 def take(
-    accumulator: AccumulatorPolicy[Any, Any, Any], at: int = 0, node: str = NODE, size: int = AMPLE
-) -> list[Batch[Any, Any, Any]]:
+    accumulator: KafkaAccumulator[Any, Any, Any], at: int = 0, node: str = NODE, size: int = AMPLE
+) -> list[KafkaBatch[Any, Any, Any]]:
     """Drain one node."""
     accumulator.validate()
-    return accumulator.drain([node], size, at)[node]
+    return accumulator.drain_nodes([node], size, at)[node]
 
 
 def numbers(batches: Any) -> list[int]:
     return [batch.number for batch in batches]
 
 
-def queued(accumulator: AccumulatorPolicy[Any, Any, Any], partition: str = "x") -> list[int]:
+def queued(accumulator: KafkaAccumulator[Any, Any, Any], partition: str = "x") -> list[int]:
     """Numbers of the batches that wait for a partition."""
     accumulator.validate()
     return numbers(accumulator.queues.of(partition).batches)
 
 
-def available(accumulator: AccumulatorPolicy[Any, Any, Any]) -> int:
+def available(accumulator: KafkaAccumulator[Any, Any, Any]) -> int:
     accumulator.validate()
     return accumulator.pool.available_bytes

@@ -11,19 +11,49 @@ from typing import Any
 
 import pytest
 
+from spark_purgatory.accumulator.backoff import ExponentialBackoff
 from spark_purgatory.accumulator.batch import Batch, BatchState
-from spark_purgatory.accumulator.policy import AccumulatorPolicy
+from spark_purgatory.accumulator.policy import AccumulatorPolicy, AccumulatorSettings
 from spark_purgatory.accumulator.sizing import PartSizing
-from spark_purgatory.errors import (
-    AccumulatorClosedError,
-    BufferExhaustedError,
-    RecordTooLargeError,
-)
+from spark_purgatory.errors import BufferExhaustedError
 from tests.conformance.accumulator import KafkaRecord, KafkaSizing, varint_bytes
+from tests.conformance.kafka_accumulator import KafkaAccumulator
+from tests.conformance.kafka_buffer_pool import AccumulatorClosedError, RecordTooLargeError
 from tests.support.accumulators import AMPLE, NODE, Part, available, numbers, policy, put, queued, take
 
 
 def test_the_worked_example_holds() -> None:
+    settings = AccumulatorSettings(batch_bytes=100, linger_ms=10, delivery_timeout_ms=1000)
+    accumulator: AccumulatorPolicy[str, Part, str] = AccumulatorPolicy(
+        settings, PartSizing(), ExponentialBackoff(5, 40)
+    )
+    opened = [accumulator.append("x", Part(name, size), 0) for name, size in (("a", 60), ("b", 50), ("c", 10))]
+    assert [(appended.batch.number, appended.is_new_batch) for appended in opened] == [(0, True), (1, True), (1, False)]
+    assert accumulator.ripe(0) == ["x"]
+    (batch,) = accumulator.drain(["x"], AMPLE, 0)
+    assert batch.number == 0 and accumulator.in_flight == (batch,)
+    assert accumulator.retry(batch, 1) and numbers(accumulator.queues.of("x").batches) == [0, 1]
+    assert accumulator.ripe(1) == []
+    assert accumulator.append("y", Part("d", 20), 3).batch.number == 2
+    assert accumulator.ripe(6) == ["x"]
+    accumulator.complete(*accumulator.drain(["x"], AMPLE, 6), "done")
+    assert opened[0].future.result() == "done"
+    assert accumulator.ripe(6) == [] and accumulator.ripe(6, everything=True) == ["x", "y"]
+    assert accumulator.ripe(10) == ["x", "y"]
+    for batch in accumulator.drain(["x", "y"], AMPLE, 10):
+        accumulator.complete(batch, "done")
+    assert accumulator.ripe(10, everything=True) == [] and accumulator.in_flight == ()
+
+
+def test_with_a_file_that_is_full_only_those_go_along_that_are_nearly_full() -> None:
+    accumulator = policy()
+    for partition, size in (("full", 100), ("nearly", 90), ("not yet", 89)):
+        put(accumulator, size, partition)
+    assert accumulator.ripe(9) == ["full", "nearly"]
+    assert accumulator.ripe(10) == ["full", "nearly", "not yet"]
+
+
+def test_memory_of_kafkas_comes_back_with_the_result() -> None:
     accumulator = policy(memory=200)
     assert not put(accumulator, 60).is_full and queued(accumulator) == [0] and available(accumulator) == 100
     assert put(accumulator, 50).is_full and queued(accumulator) == [0, 1] and available(accumulator) == 0
@@ -234,7 +264,7 @@ def test_a_record_that_cannot_be_measured_leaves_everything_as_it_was() -> None:
 # --- drain: A17 to A21 ----------------------------------------------------------------------------
 
 
-def filled(*partitions: str, size: int = 10) -> AccumulatorPolicy[Any, Any, Any]:
+def filled(*partitions: str, size: int = 10) -> KafkaAccumulator[Any, Any, Any]:
     """One batch for each partition, in this order."""
     accumulator = policy(memory=5000)
     for partition in partitions:
@@ -317,9 +347,9 @@ def test_a19_muted_empty_and_backing_off_partitions_are_passed_over() -> None:
 def test_a20_every_node_asked_for_is_in_the_answer() -> None:
     accumulator = filled("x")
     accumulator.set_leader("y", "other")
-    drained = accumulator.drain(["nobody", "other", NODE, NODE], AMPLE, 0)
+    drained = accumulator.drain_nodes(["nobody", "other", NODE, NODE], AMPLE, 0)
     assert {node: numbers(batches) for node, batches in drained.items()} == {"nobody": [], "other": [], NODE: [0]}
-    assert accumulator.drain([], AMPLE, 0) == {}
+    assert accumulator.drain_nodes([], AMPLE, 0) == {}
     accumulator.validate()
 
 
@@ -334,4 +364,4 @@ def test_a21_a_drained_batch_takes_no_more_records() -> None:
 def test_nothing_is_drained_from_partitions_without_a_leader() -> None:
     accumulator = policy(leader=None)
     put(accumulator, 10)
-    assert accumulator.drain([None, NODE], AMPLE, 0) == {None: [], NODE: []}
+    assert accumulator.drain_nodes([None, NODE], AMPLE, 0) == {None: [], NODE: []}

@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from itertools import product
 from typing import Any
 
 import pytest
 
-from spark_purgatory.accumulator.batch import ENDED, SETTLED, TRANSITIONS, Batch, BatchEvent, BatchState
-from spark_purgatory.accumulator.batch_results import RetryOutcome
-from spark_purgatory.accumulator.policy import AccumulatorPolicy
+from spark_purgatory.accumulator.batch import BatchState
 from spark_purgatory.accumulator.sizing import PartSizing
-from spark_purgatory.errors import (
-    AccumulatorClosedError,
-    BatchStateError,
-    DeliveryTimeoutError,
-)
+from spark_purgatory.errors import BatchStateError, DeliveryTimeoutError
 from tests.conformance.accumulator import KafkaRecord, KafkaSizing
+from tests.conformance.kafka_accumulator import KafkaAccumulator, RetryOutcome
+from tests.conformance.kafka_batches import ENDED, EVENTS, KAFKA_TRANSITIONS, SETTLED, STATES, KafkaBatch, KafkaState
+from tests.conformance.kafka_buffer_pool import AccumulatorClosedError
 from tests.support.accumulators import AMPLE, NODE, Part, available, numbers, policy, put, queued, take
 
-Accumulator = AccumulatorPolicy[Any, Any, Any]
+Accumulator = KafkaAccumulator[Any, Any, Any]
 REFUSED = RuntimeError("refused")
 
 # --- a batch's life as a table --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("state", "event"), list(product(BatchState, BatchEvent)))
-def test_a_pair_of_state_and_event_is_in_the_table_or_changes_nothing(state: BatchState, event: BatchEvent) -> None:
-    batch: Batch[str, Part, None] = Batch(7, "x", 100, 0, PartSizing())
+@pytest.mark.parametrize(("state", "event"), list(product(STATES, EVENTS)))
+def test_a_pair_of_state_and_event_is_in_the_table_or_changes_nothing(state: Enum, event: Enum) -> None:
+    batch: KafkaBatch[str, Part, None] = KafkaBatch(7, "x", 100, 0, PartSizing())
     batch.state = state
-    wanted = TRANSITIONS.get((state, event))
+    wanted = KAFKA_TRANSITIONS.get((state, event))
     if wanted is None:
         with pytest.raises(BatchStateError, match=f"batch 7 .* cannot be {event.value}: it is {state.value}"):
             batch.apply(event)
@@ -40,9 +38,9 @@ def test_a_pair_of_state_and_event_is_in_the_table_or_changes_nothing(state: Bat
 
 
 def test_what_has_ended_stays_ended_and_what_is_settled_never_unsettles() -> None:
-    assert {state for state, _ in TRANSITIONS} == set(BatchState) - ENDED
-    assert all(after in SETTLED for (before, _), after in TRANSITIONS.items() if before in SETTLED)
-    assert set(TRANSITIONS.values()) == set(BatchState) - {BatchState.OPEN}
+    assert {state for state, _ in KAFKA_TRANSITIONS} == set(STATES) - ENDED
+    assert all(after in SETTLED for (before, _), after in KAFKA_TRANSITIONS.items() if before in SETTLED)
+    assert set(KAFKA_TRANSITIONS.values()) == set(STATES) - {BatchState.OPEN}
 
 
 # --- finishing: A22 to A27 ------------------------------------------------------------------------
@@ -65,7 +63,7 @@ def test_a23_a_retry_puts_the_batch_at_the_front_with_one_attempt_more() -> None
     put(accumulator, 60)
     (batch,) = take(accumulator)
     put(accumulator, 60)
-    assert accumulator.retry(batch, 7) is RetryOutcome.REENQUEUED
+    assert accumulator.retried(batch, 7) is RetryOutcome.REENQUEUED
     assert queued(accumulator) == [0, 1]
     assert (batch.attempts, batch.last_attempt_ms, batch.state) == (1, 7, BatchState.CLOSED)
     assert available(accumulator) == 800, "its memory stays taken"
@@ -93,7 +91,7 @@ def test_a23_without_muting_two_batches_that_fail_in_order_come_back_in_reverse(
 def test_a24_the_delivery_timeout_is_reached_at_the_millisecond(at: int, outcome: str) -> None:
     accumulator = policy()
     future = put(accumulator, 10).future
-    assert accumulator.retry(take(accumulator)[0], at, REFUSED).name == outcome
+    assert accumulator.retried(take(accumulator)[0], at, REFUSED).name == outcome
     assert future.is_done == (outcome == "DELIVERY_TIMEOUT")
     if future.is_done:
         with pytest.raises(
@@ -111,7 +109,7 @@ def test_a24_created_never_changes_over_retry_and_split() -> None:
     (batch,) = take(accumulator, at=20)
     assert batch.created_ms == 3
     assert [part.created_ms for part in accumulator.split(batch, 30)] == [3]
-    assert accumulator.retry(take(accumulator, at=1003)[0], 1003) is RetryOutcome.DELIVERY_TIMEOUT
+    assert accumulator.retried(take(accumulator, at=1003)[0], 1003) is RetryOutcome.DELIVERY_TIMEOUT
 
 
 def test_a25_expiry_takes_queued_batches_from_the_front_up_to_the_first_in_time() -> None:
@@ -120,11 +118,10 @@ def test_a25_expiry_takes_queued_batches_from_the_front_up_to_the_first_in_time(
         put(accumulator, 60, at=at)
     put(accumulator, 60, "y", at=5)
     put(accumulator, 60, "z", at=90)
-    in_flight = accumulator.drain([NODE], AMPLE, 90)[NODE][0]
+    in_flight = accumulator.drain_nodes([NODE], AMPLE, 90)[NODE][0]
     for batch in accumulator.in_flight[1:]:
         accumulator.reenqueue(batch, 90)
     accumulator.mute("y")
-    assert numbers(accumulator.overdue(1010)) == [1, 3]
     expiry = accumulator.expire(1010)
     assert numbers(expiry.batches) == [1, 3], "muted and backing off, and yet"
     assert expiry.next_expiry_ms == 1020 and in_flight in accumulator.in_flight
@@ -197,7 +194,7 @@ def test_a26_parts_go_to_the_front_in_order_closed_and_without_memory_of_the_poo
     put(accumulator, 10, name="d")
     assert available(accumulator) == 0
     accumulator.split(batch, 5)
-    assert batch.state is BatchState.SPLIT and available(accumulator) == 100, "the memory of the batch that was split"
+    assert batch.state is KafkaState.SPLIT and available(accumulator) == 100, "the memory of the batch that was split"
     parts = accumulator.split(take(accumulator)[0], 5)
     assert [[record.name for record in cut.records] for cut in parts] == [["a"], ["b"], ["c"]]
     assert queued(accumulator) == [3, 4, 5, 1]
@@ -227,8 +224,8 @@ def test_a26_a_batch_of_one_record_cannot_be_split() -> None:
 ANSWERS: dict[str, Any] = {
     "complete": lambda accumulator, batch: accumulator.complete(batch, "late", 9),
     "fail": lambda accumulator, batch: accumulator.fail(batch, REFUSED, 9),
-    "retry": lambda accumulator, batch: accumulator.retry(batch, 9) is not RetryOutcome.ALREADY_DONE,
-    "retry, out of time": lambda accumulator, batch: accumulator.retry(batch, 5000) is not RetryOutcome.ALREADY_DONE,
+    "retry": lambda accumulator, batch: accumulator.retried(batch, 9) is not RetryOutcome.ALREADY_DONE,
+    "retry, out of time": lambda accumulator, batch: accumulator.retried(batch, 5000) is not RetryOutcome.ALREADY_DONE,
     "reenqueue": lambda accumulator, batch: accumulator.reenqueue(batch, 9),
     "split": lambda accumulator, batch: accumulator.split(batch, 9),
 }
@@ -355,7 +352,7 @@ def test_a31_abort_ends_every_batch_and_drops_all_queues() -> None:
     accumulator.close(0)
     assert set(accumulator.abort_incomplete(0)) == set(batches)
     assert not accumulator.has_incomplete and not accumulator.has_undrained
-    assert {batch.state for batch in batches} == {BatchState.ABANDONED, BatchState.ABORTED}
+    assert {batch.state for batch in batches} == {KafkaState.ABANDONED, KafkaState.ABORTED}
     assert all(isinstance(future.exception(), AccumulatorClosedError) for future in futures)
     assert available(accumulator) == 900, "that of the batch in flight comes with its answer"
     assert accumulator.abort_incomplete(0) == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from spark_purgatory.accumulator.batch import BatchState
-from spark_purgatory.accumulator.batches import AccumulatorSettings
+from spark_purgatory.accumulator.policy import AccumulatorSettings
 from spark_purgatory.errors import BatchStateError, BugError, ConfigError
 from tests.support.accumulators import available, policy, put, take
 
@@ -90,14 +90,6 @@ def test_callbacks_that_raise_stop_neither_the_others_nor_the_accumulator() -> N
     accumulator.validate()
 
 
-def test_a_batch_says_how_long_it_was_queued() -> None:
-    accumulator = policy()
-    batch = put(accumulator, 10, at=5).batch
-    assert batch.queue_ms is None
-    take(accumulator, at=25)
-    assert batch.queue_ms == 20
-
-
 def test_a_batch_that_is_not_in_flight_has_no_answer() -> None:
     accumulator = policy()
     batch = put(accumulator, 10).batch
@@ -120,9 +112,9 @@ def test_a_batch_that_is_not_in_flight_has_no_answer() -> None:
 # --- settings and self-checks ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("field", ["batch_bytes", "buffer_bytes", "linger_ms", "delivery_timeout_ms"])
+@pytest.mark.parametrize("field", ["batch_bytes", "linger_ms", "delivery_timeout_ms"])
 def test_settings_out_of_bounds_are_refused_by_name(field: str) -> None:
-    sound = {"batch_bytes": 1, "buffer_bytes": 1, "linger_ms": 0, "delivery_timeout_ms": 0}
+    sound = {"batch_bytes": 1, "linger_ms": 0, "delivery_timeout_ms": 0}
     AccumulatorSettings(**sound)
     with pytest.raises(ConfigError, match=f"{field} must be at least {sound[field]}, got {sound[field] - 1}"):
         AccumulatorSettings(**{**sound, field: sound[field] - 1})
@@ -146,7 +138,7 @@ def spoil_place(accumulator: Any) -> None:
 
 def spoil_wait(accumulator: Any) -> None:
     accumulator.append_or_wait("y", put(policy(), 1).batch.records[0], 0)
-    accumulator._appender.waiting[0].error = KeyError()
+    accumulator.waiting[0].error = KeyError()
 
 
 @pytest.mark.parametrize(

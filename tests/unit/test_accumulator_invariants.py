@@ -13,10 +13,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spark_purgatory.accumulator.appends import Appended, AppendTicket
 from spark_purgatory.accumulator.batch import Batch, BatchState
-from spark_purgatory.accumulator.incomplete import Flush
-from spark_purgatory.errors import AccumulatorClosedError, BufferExhaustedError, RecordTooLargeError
+from spark_purgatory.errors import BufferExhaustedError
+from tests.conformance.kafka_accumulator import AppendTicket, KafkaAppended
+from tests.conformance.kafka_buffer_pool import AccumulatorClosedError, RecordTooLargeError
+from tests.conformance.kafka_incomplete import Flush
 from tests.support.accumulators import AMPLE, NODE, Part, policy
 
 PARTITIONS = "xyz"
@@ -45,7 +46,7 @@ class World:
         self.flushes: list[Flush[Any, Any, Any]] = []
         self.epoch = 0
 
-    def note(self, appended: Appended[Any, Any, Any], name: str) -> None:
+    def note(self, appended: KafkaAppended[Any, Any, Any], name: str) -> None:
         self.went_in.append(name)
         appended.future.add_done_callback(lambda value, error: self.told.update([name]))
 
@@ -62,7 +63,7 @@ class World:
 
     def drain(self, max_bytes: int, everything: bool) -> None:
         nodes = (NODE, OTHER) if everything else self.accumulator.ready(self.now).nodes
-        for batches in self.accumulator.drain(nodes, max_bytes, self.now).values():
+        for batches in self.accumulator.drain_nodes(nodes, max_bytes, self.now).values():
             for batch in batches:
                 if self.mutes:
                     self.accumulator.mute(batch.partition)

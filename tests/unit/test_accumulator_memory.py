@@ -14,8 +14,13 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_purgatory.accumulator.buffer_pool import AllocationTicket, BufferPool
-from spark_purgatory.errors import AccumulatorClosedError, BufferExhaustedError, RecordTooLargeError
+from spark_purgatory.errors import BufferExhaustedError
+from tests.conformance.kafka_buffer_pool import (
+    AccumulatorClosedError,
+    AllocationTicket,
+    BufferPool,
+    RecordTooLargeError,
+)
 
 
 @dataclass

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from spark_purgatory.accumulator.backoff import ExponentialBackoff
-from spark_purgatory.accumulator.partitions import MAX_PARTITIONS, PartitionQueues
-from spark_purgatory.accumulator.policy import AccumulatorPolicy
+from spark_purgatory.accumulator.partitions import MAX_PARTITIONS
 from spark_purgatory.errors import ConfigError, LimitError
+from tests.conformance.kafka_accumulator import KafkaAccumulator
 from tests.support.accumulators import NODE, Part, policy, put, take
 
-Accumulator = AccumulatorPolicy[Any, Any, Any]
+Accumulator = KafkaAccumulator[Any, Any, Any]
 
 
 def check(accumulator: Accumulator, at: int = 0) -> tuple[list[Any], int | None]:
@@ -214,7 +214,7 @@ def test_a15_drain_notes_an_epoch_but_skips_muted_partitions_first() -> None:
     accumulator.set_leader("x", NODE, epoch=2)
     accumulator.mute("x")
     assert take(accumulator) == []
-    head = accumulator.queues.of("x").head
+    head: Any = accumulator.queues.of("x").head
     assert head is not None and head.leader_epoch == 1
     accumulator.unmute("x")
     assert take(accumulator) == [head] and head.leader_epoch == 2
@@ -280,14 +280,14 @@ def test_partitions_are_visited_in_the_order_in_which_they_became_known() -> Non
 
 def test_idle_partitions_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spark_purgatory.accumulator.partitions.MAX_PARTITIONS", 4)
-    queues: PartitionQueues[str, Any, Any] = PartitionQueues(NODE)
+    accumulator = policy()
+    queues = accumulator.queues
     for partition in ("idle", "muted", "led", "busy"):
         queues.of(partition)
-    queues.of("muted").is_muted = True
-    queues.of("led").has_given_leader = True
-    accumulator = policy()
-    queues.of("busy").batches.append(put(accumulator, 10).batch)
-    queues.of("new").is_muted = True
+    accumulator.mute("muted")
+    accumulator.set_leader("led", NODE)
+    put(accumulator, 10, "busy")
+    accumulator.mute("new")
     assert [queue.partition for queue in queues] == ["muted", "led", "busy", "new"]
     with pytest.raises(LimitError, match="use a coarser partition_by"):
         queues.of("one more")

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spark_purgatory.accumulator.buffer_pool import BufferPool
-from spark_purgatory.errors import (
-    AccumulatorClosedError,
-    BufferExhaustedError,
-    BugError,
-    ConfigError,
-    LimitError,
-    RecordTooLargeError,
-)
+from spark_purgatory.errors import BufferExhaustedError, BugError, ConfigError, LimitError
+from tests.conformance.kafka_buffer_pool import AccumulatorClosedError, BufferPool, RecordTooLargeError
 
 
 def parts(pool: BufferPool) -> tuple[int, int, int, int]:

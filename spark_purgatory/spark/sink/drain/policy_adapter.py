@@ -1,19 +1,18 @@
-"""Staged pieces as records of `AccumulatorPolicy`: a queue for each table partition, one node, which is the table."""
+"""Staged pieces as records of `AccumulatorPolicy`: a queue for each table partition."""
 
 from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_purgatory.accumulator.backoff import ExponentialBackoff
 from spark_purgatory.accumulator.batch import Batch
-from spark_purgatory.accumulator.batch_results import RetryOutcome
-from spark_purgatory.accumulator.batches import AccumulatorSettings
 from spark_purgatory.accumulator.futures import Callback, RecordFuture
-from spark_purgatory.accumulator.policy import AccumulatorPolicy
+from spark_purgatory.accumulator.policy import AccumulatorPolicy, AccumulatorSettings
 from spark_purgatory.accumulator.sizing import PartSizing, SizeCalibration
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import StorageError
@@ -26,7 +25,6 @@ from spark_purgatory.spark.sink.table.history import Commit
 LOG = logging.getLogger(__name__)
 WARN_AT = 0.8
 """A warning is logged once so much of buffer_memory is staged."""
-NODE = "table"
 MAX_BACKOFF_FACTOR = 10
 FIRST_DRAIN_MS = 8000
 """An estimate of the time of a query run's first drain; at most half of linger."""
@@ -36,8 +34,6 @@ KEPT_FUTURES = 100
 FILLED = 0.5
 """A direct write has filled its files where they hold so much of batch_size on average: the last one of a table
 partition holds what is left over."""
-UNBOUNDED = 1 << 62
-"""The staging folder is the memory, and the protocol bounds what lies there: the policy's pool never runs out."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +84,11 @@ class PolicyAdapter:
         self.notify: Callback[Delivery] = on_delivery or (lambda delivery, error: None)
         self.sizes: SizeCalibration[str] = SizeCalibration()
         self.backlog = Backlog()
-        settings = AccumulatorSettings(self.batch_bytes, UNBOUNDED, self.linger_ms, self.delivery_timeout_ms)
-        backoff = ExponentialBackoff(self.backoff_ms, self.backoff_ms * MAX_BACKOFF_FACTOR)
-        self.policy: AccumulatorPolicy[str, StagedRecord, Delivery] = AccumulatorPolicy(
-            settings, PartSizing(), backoff, NODE
+        settings = AccumulatorSettings(
+            batch_bytes=self.batch_bytes, linger_ms=self.linger_ms, delivery_timeout_ms=self.delivery_timeout_ms
         )
+        backoff = ExponentialBackoff(self.backoff_ms, self.backoff_ms * MAX_BACKOFF_FACTOR)
+        self.policy: AccumulatorPolicy[str, StagedRecord, Delivery] = AccumulatorPolicy(settings, PartSizing(), backoff)
         self.futures: dict[int, tuple[RecordFuture[Delivery], ...]] = {}
         """By micro-batch; of those delivered the last `KEPT_FUTURES`."""
         self.counts = DrainCounts()
@@ -124,7 +120,7 @@ class PolicyAdapter:
         batches, now_ms = uncounted.values(), now_ms + self.drain_ms
         if not batches:
             return False
-        if now_ms - min(staged.staged_ms for staged in batches) >= self.linger_ms or self.policy.ready(now_ms).nodes:
+        if now_ms - min(staged.staged_ms for staged in batches) >= self.linger_ms or self.policy.ripe(now_ms):
             return True
         open_bytes = {queue.partition: queue.batches[-1].bytes for queue in self.policy.queues if queue.batches}
         return self.backlog.could_fill(batches, open_bytes, self.sizes.ratio(""), self.batch_bytes)
@@ -193,7 +189,7 @@ class PolicyAdapter:
     def take(self, partitions: Sequence[str] = ()) -> tuple[Piece, ...]:
         """Begin a drain with the first files of some partitions; their pieces."""
         now_ms = self._began_ms = self.now()
-        self.open = tuple(self.policy.drain([NODE], self.request_bytes, now_ms, set(partitions))[NODE])
+        self.open = tuple(self.policy.drain(set(partitions), self.request_bytes, now_ms))
         return tuple(record.piece for batch in self.open for record in batch.records)
 
     def take_again(self) -> None:
@@ -201,14 +197,14 @@ class PolicyAdapter:
         if not self.open:
             self._began_ms = self.now()
         elif self.open[0] not in self.policy.in_flight:
-            self.policy.drain([NODE], UNBOUNDED, self.now(), {batch.partition for batch in self.open})
+            self.policy.drain({batch.partition for batch in self.open}, sys.maxsize, self.now())
 
     def retry(self, said: str) -> None:
         """The table did not take the drain under way."""
         self.counts.retries += 1
         error = StorageError(said)
         outcomes = [self.policy.retry(batch, self.now(), error) for batch in reversed(self.open)]
-        self.is_out_of_time = RetryOutcome.DELIVERY_TIMEOUT in outcomes
+        self.is_out_of_time = not all(outcomes)
         if self.open and not self.is_out_of_time:
             LOG.warning(
                 "drain of %d files to table %s failed (attempt %d), next attempt in %d ms: %s",
@@ -237,7 +233,7 @@ class PolicyAdapter:
             rows = sum(record.piece.rows for record in batch.records)
             waited_ms = now_ms - batch.created_ms
             delivery = Delivery(self.table, commit.version, rows, file_bytes or 0, waited_ms)
-            self.policy.complete(batch, delivery, now_ms)
+            self.policy.complete(batch, delivery)
             self.notify(delivery, None)
         if is_whole:
             if intent.direct:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
-from spark_purgatory.accumulator.batch import Batch
 from spark_purgatory.accumulator.futures import CallbackQueue
+from tests.conformance.kafka_batches import KafkaBatch
 
 P = TypeVar("P", bound=Hashable)
 R = TypeVar("R")
@@ -16,7 +16,7 @@ V = TypeVar("V")
 class Flush(Generic[P, R, V]):
     """Waits for the batches that were incomplete when it began, by identity (A28; Kafka: ``awaitFlushCompletion``)."""
 
-    def __init__(self, awaits: tuple[Batch[P, R, V], ...]) -> None:
+    def __init__(self, awaits: tuple[KafkaBatch[P, R, V], ...]) -> None:
         self.awaits = awaits
         """Queued and in flight, in order of creation."""
         self._missing = set(awaits)
@@ -26,7 +26,7 @@ class Flush(Generic[P, R, V]):
         """Every batch awaited has ended, well or not, and every part of those that were split."""
         return not self._missing
 
-    def note_end(self, batch: Batch[P, R, V], parts: list[Batch[P, R, V]]) -> None:
+    def note_end(self, batch: KafkaBatch[P, R, V], parts: list[KafkaBatch[P, R, V]]) -> None:
         """``batch`` has ended, or was split into ``parts``."""
         if batch in self._missing:
             self._missing.remove(batch)
@@ -36,19 +36,19 @@ class Flush(Generic[P, R, V]):
 class IncompleteBatches(Generic[P, R, V]):
     """Batches without a result, in the order of creation, and the flushes under way."""
 
-    def __init__(self) -> None:
-        self.callbacks = CallbackQueue()
+    def __init__(self, callbacks: CallbackQueue) -> None:
+        self.callbacks = callbacks
         """The callbacks of the records of batches that have ended."""
-        self._batches: dict[Batch[P, R, V], None] = {}
+        self._batches: dict[KafkaBatch[P, R, V], None] = {}
         self._flushes: list[Flush[P, R, V]] = []
 
-    def __iter__(self) -> Iterator[Batch[P, R, V]]:
+    def __iter__(self) -> Iterator[KafkaBatch[P, R, V]]:
         return iter(self._batches)
 
     def __len__(self) -> int:
         return len(self._batches)
 
-    def __contains__(self, batch: Batch[P, R, V]) -> bool:
+    def __contains__(self, batch: KafkaBatch[P, R, V]) -> bool:
         return batch in self._batches
 
     @property
@@ -56,17 +56,17 @@ class IncompleteBatches(Generic[P, R, V]):
         """Some flush still waits (Kafka: ``flushInProgress``)."""
         return bool(self._flushes)
 
-    def add(self, batch: Batch[P, R, V]) -> None:
+    def add(self, batch: KafkaBatch[P, R, V]) -> None:
         """A batch was created."""
         self._batches[batch] = None
 
-    def settle(self, batch: Batch[P, R, V], value: V | None, error: BaseException | None) -> None:
+    def settle(self, batch: KafkaBatch[P, R, V], value: V | None, error: BaseException | None) -> None:
         """The batch has ended: complete its records and flushes; callbacks are queued, not called."""
         for future in batch.futures:
             self.callbacks.add(future.settle(value, error))
         self._remove(batch, [])
 
-    def replace(self, batch: Batch[P, R, V], parts: list[Batch[P, R, V]]) -> None:
+    def replace(self, batch: KafkaBatch[P, R, V], parts: list[KafkaBatch[P, R, V]]) -> None:
         """The batch was split: its parts take its place, for flushes too."""
         for part in parts:
             self.add(part)
@@ -79,7 +79,7 @@ class IncompleteBatches(Generic[P, R, V]):
             self._flushes.append(flush)
         return flush
 
-    def _remove(self, batch: Batch[P, R, V], parts: list[Batch[P, R, V]]) -> None:
+    def _remove(self, batch: KafkaBatch[P, R, V], parts: list[KafkaBatch[P, R, V]]) -> None:
         del self._batches[batch]
         for flush in self._flushes:
             flush.note_end(batch, parts)

@@ -29,14 +29,15 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from spark_purgatory.errors import (
-    AccumulatorClosedError,
-    BufferExhaustedError,
-    BugError,
-    ConfigError,
-    PurgatoryError,
-    RecordTooLargeError,
-)
+from spark_purgatory.errors import BufferExhaustedError, BugError, ConfigError, PurgatoryError
+
+
+class RecordTooLargeError(ConfigError):
+    """A record does not fit into the whole memory."""
+
+
+class AccumulatorClosedError(ConfigError):
+    """The accumulator was closed."""
 
 
 @dataclass(eq=False)
