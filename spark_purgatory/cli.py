@@ -51,7 +51,14 @@ def doctor(
     """
     from spark_purgatory.doctor.report import DoctorRequest, run_doctor
 
-    request = DoctorRequest(spark or remote is not None, checkpoint, table, remote, conf or [], json)
+    request = DoctorRequest(
+        spark=spark or remote is not None,
+        checkpoint=checkpoint,
+        table=table,
+        remote=remote,
+        settings=conf or [],
+        as_json=json,
+    )
     raise typer.Exit(run_doctor(request, terminal()))
 
 
@@ -150,7 +157,17 @@ def pending(
     from spark_purgatory.job.show_pending import PendingRequest, show_pending
 
     names = None if columns is None else [name.strip() for name in columns.split(",")]
-    request = PendingRequest(checkpoint, where, order_by, names, limit, batch_id, prefix, json, conf or [])
+    request = PendingRequest(
+        checkpoint=checkpoint,
+        where=where,
+        order_by=order_by,
+        columns=names,
+        limit=limit,
+        batch_id=batch_id,
+        prefix=prefix,
+        as_json=json,
+        settings=conf or [],
+    )
     raise typer.Exit(show_pending(request, terminal()))
 
 
@@ -169,7 +186,11 @@ def report(
     require_spark("The report")
     from spark_purgatory.job.show_report import write_report
 
-    raise typer.Exit(write_report(checkpoint, table, output, prefix, conf or [], terminal()))
+    raise typer.Exit(
+        write_report(
+            checkpoint=checkpoint, table=table, output=output, prefix=prefix, settings=conf or [], console=terminal()
+        )
+    )
 
 
 @app.command()
@@ -208,7 +229,14 @@ def move(
     require_spark("This command")
     from spark_purgatory.job.show_move import MoveRequest, show_move
 
-    raise typer.Exit(show_move(MoveRequest(job_file, source, partitions, tables, dry_run, set_ or ()), terminal()))
+    raise typer.Exit(
+        show_move(
+            MoveRequest(
+                job_file=job_file, source=source, partitions=partitions, tables=tables, dry_run=dry_run, sets=set_ or ()
+            ),
+            terminal(),
+        )
+    )
 
 
 @app.command()

@@ -52,7 +52,7 @@ TRANSITIONS: Mapping[tuple[Enum, Enum], Enum] = {
 """(state, event) -> state; a pair that is not here is an error and changes nothing."""
 
 
-class Batch(Generic[P, R, V]):
+class ProducerBatch(Generic[P, R, V]):
     """Records of one partition that go together (Kafka: ``ProducerBatch``). Compared by identity.
 
     Times are absolute milliseconds, sizes bytes.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from spark_purgatory.accumulator.batch import Batch
+from spark_purgatory.accumulator.batch import ProducerBatch
 from spark_purgatory.errors import LimitError
 
 P = TypeVar("P", bound=Hashable)
@@ -23,10 +23,10 @@ class PartitionQueue(Generic[P, R, V]):
     """What waits for one partition, oldest first."""
 
     partition: P
-    batches: deque[Batch[P, R, V]] = field(default_factory=deque)
+    batches: deque[ProducerBatch[P, R, V]] = field(default_factory=deque)
 
     @property
-    def head(self) -> Batch[P, R, V] | None:
+    def head(self) -> ProducerBatch[P, R, V] | None:
         """The batch that goes first; None if nothing waits."""
         return self.batches[0] if self.batches else None
 

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
-from spark_purgatory.accumulator.batch import Batch, BatchEvent
+from spark_purgatory.accumulator.batch import BatchEvent, ProducerBatch
 from spark_purgatory.accumulator.futures import CallbackQueue, RecordFuture
 from spark_purgatory.accumulator.partitions import PartitionQueue, PartitionQueues
 from spark_purgatory.accumulator.sizing import Sizing
@@ -72,7 +72,7 @@ class Appended(Generic[P, R, V]):
     """What an append did (Kafka: ``RecordAppendResult``)."""
 
     future: RecordFuture[V]
-    batch: Batch[P, R, V]
+    batch: ProducerBatch[P, R, V]
     """The batch that has the record."""
     is_new_batch: bool
     """The batch was opened for this record."""
@@ -92,14 +92,14 @@ class AccumulatorPolicy(Generic[P, R, V]):
         self.backoff_ms = backoff_ms
         """Milliseconds to wait before retry number n, from 0; ``ExponentialBackoff`` is Kafka's."""
         self.queues: PartitionQueues[P, R, V] = PartitionQueues(self._new_queue)
-        self._in_flight: dict[Batch[P, R, V], None] = {}
+        self._in_flight: dict[ProducerBatch[P, R, V], None] = {}
         self._callbacks = CallbackQueue()
         self._next_number = 0
         self._position = 0
         """Where the next round of drains begins (Kafka: ``nodesDrainIndex``)."""
 
     @property
-    def in_flight(self) -> tuple[Batch[P, R, V], ...]:
+    def in_flight(self) -> tuple[ProducerBatch[P, R, V], ...]:
         """Batches that were drained and have no result yet, in the order drained."""
         return tuple(self._in_flight)
 
@@ -134,8 +134,8 @@ class AccumulatorPolicy(Generic[P, R, V]):
         queue.batches.append(batch)
         return Appended(future, batch, is_new_batch=True)
 
-    def _new_batch(self, partition: P, capacity_bytes: int, now_ms: int) -> Batch[P, R, V]:
-        return Batch(self._next_number, partition, capacity_bytes, now_ms, self.sizing)
+    def _new_batch(self, partition: P, capacity_bytes: int, now_ms: int) -> ProducerBatch[P, R, V]:
+        return ProducerBatch(self._next_number, partition, capacity_bytes, now_ms, self.sizing)
 
     def _new_queue(self, partition: P) -> PartitionQueue[P, R, V]:
         return PartitionQueue(partition)
@@ -163,7 +163,7 @@ class AccumulatorPolicy(Generic[P, R, V]):
             if queue.is_full or head.waited_ms(now_ms) >= least_ms or head.bytes >= least_bytes
         ]
 
-    def drain(self, only: Collection[P], max_bytes: int, now_ms: int) -> list[Batch[P, R, V]]:
+    def drain(self, only: Collection[P], max_bytes: int, now_ms: int) -> list[ProducerBatch[P, R, V]]:
         """Take the first batch of some partitions, together at most ``max_bytes``, but one whatever its size.
 
         Every batch must get a result: `complete` or `retry`.
@@ -175,13 +175,13 @@ class AccumulatorPolicy(Generic[P, R, V]):
     def _round(
         self, queues: Sequence[PartitionQueue[P, R, V]], start: int, max_bytes: int, now_ms: int,
         may_go: Callable[[PartitionQueue[P, R, V]], bool],
-    ) -> tuple[list[Batch[P, R, V]], int]:  # fmt: skip
+    ) -> tuple[list[ProducerBatch[P, R, V]], int]:  # fmt: skip
         """One round robin over queues (A17 to A21; Kafka: ``drainBatchesForOneNode``), and the position looked at last.
 
         Readiness is not checked; queues that may not go and batches backing off are passed over. The next round begins
         at that position, which is one that gave nothing if the round stopped for size.
         """
-        taken: list[Batch[P, R, V]] = []
+        taken: list[ProducerBatch[P, R, V]] = []
         position = start
         for step in range(len(queues)):
             position = (start + step) % len(queues)
@@ -199,14 +199,14 @@ class AccumulatorPolicy(Generic[P, R, V]):
 
     # --- results -------------------------------------------------------------------------------------------------
 
-    def complete(self, batch: Batch[P, R, V], value: V) -> bool:
+    def complete(self, batch: ProducerBatch[P, R, V], value: V) -> bool:
         """The batch has arrived; its futures get ``value`` (Kafka: ``ProducerBatch.complete``).
 
         Returns whether this ended the batch. BatchStateError for a batch that is not in flight; nothing changes then.
         """
         return self._end(batch, BatchEvent.COMPLETE, value, None)
 
-    def retry(self, batch: Batch[P, R, V], now_ms: int, error: BaseException | None = None) -> bool:
+    def retry(self, batch: ProducerBatch[P, R, V], now_ms: int, error: BaseException | None = None) -> bool:
         """Try the batch again later, unless it is out of time (A23, A24; Kafka: ``Sender.canRetry``).
 
         Returns whether it is queued again, at the front of its partition, and backs off; False: it has failed with
@@ -219,25 +219,27 @@ class AccumulatorPolicy(Generic[P, R, V]):
         self._put_back(batch, now_ms)
         return True
 
-    def _put_back(self, batch: Batch[P, R, V], now_ms: int) -> None:
+    def _put_back(self, batch: ProducerBatch[P, R, V], now_ms: int) -> None:
         self._take_result(batch, BatchEvent.REENQUEUE)
         batch.note_retry(now_ms, self.backoff_ms(batch.attempts))
         self.queues.of(batch.partition).batches.appendleft(batch)
 
-    def _take_result(self, batch: Batch[P, R, V], event: Enum) -> None:
+    def _take_result(self, batch: ProducerBatch[P, R, V], event: Enum) -> None:
         if batch not in self._in_flight:
             raise BatchStateError(f"{batch} cannot be {event.value}: it is {batch.state.value}, not in flight here")
         batch.apply(event)
         del self._in_flight[batch]
 
-    def _end(self, batch: Batch[P, R, V], event: Enum, value: V | None, error: BaseException | None) -> bool:
+    def _end(self, batch: ProducerBatch[P, R, V], event: Enum, value: V | None, error: BaseException | None) -> bool:
         self._take_result(batch, event)
         for future in batch.futures:
             self._callbacks.add(future.settle(value, error))
         self._callbacks.call_all()
         return True
 
-    def _out_of_time(self, batch: Batch[P, R, V], now_ms: int, cause: BaseException | None) -> DeliveryTimeoutError:
+    def _out_of_time(
+        self, batch: ProducerBatch[P, R, V], now_ms: int, cause: BaseException | None
+    ) -> DeliveryTimeoutError:
         error = DeliveryTimeoutError(
             f"{batch} was not delivered: {now_ms - batch.created_ms:,} ms have passed since it was opened and "
             f"delivery_timeout is {self.settings.delivery_timeout_ms:,} ms"

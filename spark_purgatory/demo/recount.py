@@ -55,7 +55,7 @@ FROM orders GROUP BY status
 
 
 @dataclass(frozen=True)
-class Counted:
+class Recount:
     """One status: rows that the folders say there should be, rows of the table, and how many have no partner."""
 
     expected: int
@@ -63,10 +63,10 @@ class Counted:
     different: int
 
 
-def recount(spark: SparkSession, landing: Path, outcomes: Path) -> dict[str, Counted]:
+def recount(spark: SparkSession, landing: Path, outcomes: Path) -> dict[str, Recount]:
     """Count the folders and compare, order by order, with the Delta table; pending orders have no row in it."""
     for name in ("orders", "payments"):
         spark.read.parquet(str(landing / name)).createOrReplaceTempView(f"landed_{name}")
     spark.read.format("delta").load(str(outcomes)).createOrReplaceTempView("outcomes")
     rows = spark.sql(COMPARE).collect()
-    return {row["status"]: Counted(row["expected"], row["found"], row["different"]) for row in rows}
+    return {row["status"]: Recount(row["expected"], row["found"], row["different"]) for row in rows}

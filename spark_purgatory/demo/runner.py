@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spark_purgatory.demo.landing import write_landing
-from spark_purgatory.demo.recount import Counted, recount
+from spark_purgatory.demo.recount import Recount, recount
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig
@@ -117,10 +117,10 @@ def demo_config(folder: Path) -> JobConfig:
     return load_config(CONF, [*settings, *(f"spark.{name}={value}" for name, value in QUICK_SETTINGS.items())])
 
 
-def _judge(summary: Summary | None, counted: dict[str, Counted], seconds: float, console: Console) -> int:
+def _judge(summary: Summary | None, counted: dict[str, Recount], seconds: float, console: Console) -> int:
     """Print the two counts side by side; 0 if they agree and nothing was lost on the way."""
     pending = summary.tally.pending if summary else 0
-    waiting = counted.pop("PENDING", Counted(0, 0, 0)).expected
+    waiting = counted.pop("PENDING", Recount(0, 0, 0)).expected
     wrong = abs(waiting - pending) + sum(status.different for status in counted.values())
     rows = {name: (status.expected, status.found) for name, status in sorted(counted.items())}
     table = Table(title="Counted again from the landing files, in plain SQL", title_justify="left")

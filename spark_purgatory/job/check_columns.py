@@ -24,7 +24,7 @@ from spark_purgatory.config import (
 )
 from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.job.config_file import JobConfigError, Problem
-from spark_purgatory.job.job_config import Input, JobConfig
+from spark_purgatory.job.job_config import InputSection, JobConfig
 from spark_purgatory.job.source_config import KAFKA_COLUMNS, DeltaSource, KafkaSource
 from spark_purgatory.schema import EVIDENCE_COLUMNS, ORPHAN_COLUMNS, OUTCOME_COLUMNS
 
@@ -82,13 +82,13 @@ def _no_column(field: str, column: str, there: list[str]) -> Problem:
     return Problem(field, repr(column), f"is no column{near(column, there) or '.'} There are {', '.join(there)}")
 
 
-def source_columns(given: Input) -> dict[str, str]:
+def source_columns(given: InputSection) -> dict[str, str]:
     """The columns of an input's source, and the first word of the type of each; none where the file has no schema."""
     source = given.source
     return {} if isinstance(source, DeltaSource) or source.schema_ddl is None else ddl_columns(source.schema_ddl)
 
 
-def _time_problems(side: Operations | Completions, given: Input, columns: dict[str, str]) -> Iterator[Problem]:
+def _time_problems(side: Operations | Completions, given: InputSection, columns: dict[str, str]) -> Iterator[Problem]:
     """Times that the schema says to be of another type; behind a ``select`` of its own, Spark knows the types."""
     kinds = columns if given.select == ["*"] else {}
     fields = ("created", "deadline") if isinstance(side, Operations) else ("time",)
@@ -138,7 +138,7 @@ def named(side: Operations | Completions, options: PurgatoryOptions) -> Iterator
         yield "purgatory.scope", options.scope
 
 
-def selected(given: Input, columns: dict[str, str]) -> list[str]:
+def selected(given: InputSection, columns: dict[str, str]) -> list[str]:
     """Names of an input's columns after ``select``; none where they cannot be told."""
     names: list[str] = []
     for expression in given.select:

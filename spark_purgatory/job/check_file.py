@@ -13,7 +13,7 @@ from spark_purgatory.core.spec.criteria import COUNTED, VALUED, ByRow
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.check_columns import check_job
 from spark_purgatory.job.config_file import load_config
-from spark_purgatory.job.job_config import Input, JobConfig
+from spark_purgatory.job.job_config import InputSection, JobConfig
 from spark_purgatory.job.source_config import DeltaSource, KafkaSource
 from spark_purgatory.terminal import terminal
 
@@ -69,7 +69,7 @@ def described(config: JobConfig) -> Iterator[tuple[str, str]]:
     yield "Spark", f"state store {config.chosen_store}, settings: {', '.join(config.spark) or 'none of its own'}"
 
 
-def source_text(given: Input) -> str:
+def source_text(given: InputSection) -> str:
     """Where an input's rows come from."""
     source = given.source
     if isinstance(source, KafkaSource):

@@ -50,7 +50,7 @@ from spark_purgatory.job.config_types import (
 from spark_purgatory.job.source_config import BROKERS, KafkaSource, Source, check_brokers
 
 
-class Input(Model):
+class InputSection(Model):
     """What both inputs have: where rows come from and how they are shaped before they are used."""
 
     source: Source
@@ -59,7 +59,7 @@ class Input(Model):
 
     def options(self) -> dict[str, Any]:
         """The arguments of `Operations` or `Completions` that the file gives."""
-        return _given(self, but=Input.model_fields)
+        return _given(self, but=InputSection.model_fields)
 
     def names(self, column: str) -> bool:
         """Whether ``select`` or ``where`` names a column."""
@@ -100,7 +100,7 @@ def with_options_of(declared: type, but: Container[str] = ()) -> Callable[[type[
 
 
 @with_options_of(Operations)
-class OperationsInput(Input):
+class OperationsInput(InputSection):
     """Rows that wait; a field means what the argument of `Operations` of that name means."""
 
     @model_validator(mode="after")
@@ -117,7 +117,7 @@ class OperationsInput(Input):
 
 
 @with_options_of(Completions)
-class CompletionsInput(Input):
+class CompletionsInput(InputSection):
     """Events; a field means what the argument of `Completions` of that name means."""
 
     @model_validator(mode="after")
@@ -130,7 +130,7 @@ class CompletionsInput(Input):
         return Completions(**self.options())
 
 
-class ByRow(Model):
+class ByRowSection(Model):
     """Names of the columns from which each operation's own rule is read."""
 
     rule: Text = "rule"
@@ -138,12 +138,12 @@ class ByRow(Model):
     levels: Text | None = None
 
 
-class Criterion(Model):
+class CriterionSection(Model):
     """A rule and the number that it needs, if it needs one; or ``by_row``, with the columns of each row's own rule."""
 
     rule: Literal["any_key", "all_keys", "quorum", "count", "sum_at_least", "level", "by_row"]
     need: Number | None = None
-    by_row: ByRow | None = None
+    by_row: ByRowSection | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -165,7 +165,7 @@ class Criterion(Model):
         return given
 
     @model_validator(mode="after")
-    def _need_where_needed(self) -> Criterion:
+    def _need_where_needed(self) -> CriterionSection:
         if self.rule == "by_row":
             if self.by_row is None or self.need is not None:
                 raise ValueError("by_row needs the names of its columns: {by_row: {rule: rule, need: need}}")
@@ -197,10 +197,10 @@ def _decimal(text: str) -> Decimal:
 
 
 @with_options_of(PurgatoryOptions, but=("operations", "completions", "criterion"))
-class Rules(Model):
+class RulesSection(Model):
     """How operations are decided; a field means what the argument of `Purgatory` of that name means."""
 
-    criterion: Criterion
+    criterion: CriterionSection
 
     def options(self) -> dict[str, Any]:
         """The arguments of `Purgatory` that the file gives, but for its inputs and its criterion."""
@@ -281,7 +281,7 @@ class JobConfig(Model):
     name: Text = "await_completion"
     operations: OperationsInput
     completions: CompletionsInput
-    purgatory: Rules
+    purgatory: RulesSection
     output: Output
     dead_letters: DeadLetters | None = None
     checkpoint: Text

@@ -88,7 +88,7 @@ class BatchLine:
         )
 
 
-class Progress:
+class ProgressDisplay:
     """Follows a query and shows each of its batches once."""
 
     def __init__(self, console: Console, pending: int = 0, counters: str = PurgatoryOptions.name) -> None:
@@ -100,7 +100,7 @@ class Progress:
         self._lines: deque[BatchLine] = deque(maxlen=SHOWN_BATCHES)
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressDisplay:
         if self._live:
             self._live.start()
         return self

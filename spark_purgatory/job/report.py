@@ -23,7 +23,7 @@ from spark_purgatory.job.summary import (
     summarise,
     verdict,
 )
-from spark_purgatory.job.tally import Tally, state_tally
+from spark_purgatory.job.tally import JobTally, state_tally
 from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
 from spark_purgatory.spark.checkpoint.pending import pending
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
@@ -120,7 +120,7 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
         table=str(sink),
         checkpoint=checkpoint,
         made_ms=int(datetime.now(UTC).timestamp() * MS),
-        summary=summarise(table, tally or Tally(), file_bytes, prefix),
+        summary=summarise(table, tally or JobTally(), file_bytes, prefix),
         in_table=in_table,
         gauges=found,
         by_hour=by_hour,

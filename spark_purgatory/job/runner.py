@@ -23,12 +23,12 @@ from spark_purgatory.job import dead_letters, topic_output
 from spark_purgatory.job.check_columns import check_job
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
-from spark_purgatory.job.progress import Progress
+from spark_purgatory.job.progress import ProgressDisplay
 from spark_purgatory.job.session import build_session
 from spark_purgatory.job.sources import outcomes_of
 from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.job.summary import Summary, file_sizes, print_summary, summarise, topic_line
-from spark_purgatory.job.tally import Tally, state_tally
+from spark_purgatory.job.tally import JobTally, state_tally
 from spark_purgatory.spark.monitoring.monitor import monitor
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
@@ -63,7 +63,7 @@ def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequ
     reporters = reporters_of(wanted)  # a port that is taken is said before a query starts
     dead = dead_letters.start(spark, config)
     try:
-        with Progress(console, pending, config.options().name) as progress:
+        with ProgressDisplay(console, pending, config.options().name) as progress:
             query = _start(spark, config, sink, outcomes)
             if config.metrics is not None or console.is_terminal:
                 every, name = wanted.gauges_every, config.options().name
@@ -104,7 +104,7 @@ def reporters_of(wanted: MetricsOutput) -> list[metrics.Reporter]:
     return reporters
 
 
-def _follow(query: Query, dead: StreamingQuery | None, progress: Progress, stop: StopRequest) -> None:
+def _follow(query: Query, dead: StreamingQuery | None, progress: ProgressDisplay, stop: StopRequest) -> None:
     """Wait until the query and that of dead letters have ended; where one has failed, the other is stopped."""
 
     def failed() -> bool:
@@ -133,7 +133,7 @@ def _follow(query: Query, dead: StreamingQuery | None, progress: Progress, stop:
 def _summarise(
     spark: SparkSession, config: JobConfig, sink: RecordAccumulator | None, console: Console
 ) -> Summary | None:
-    tally = state_tally(spark, config.checkpoint) or Tally()
+    tally = state_tally(spark, config.checkpoint) or JobTally()
     summary = None
     if sink is None:
         console.print(f"Written to topic {config.output.topic}. {topic_line(tally)}", soft_wrap=True, highlight=False)

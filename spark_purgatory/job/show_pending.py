@@ -37,7 +37,7 @@ class PendingRequest:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundPending:
     """What the checkpoint holds of it."""
 
     columns: Sequence[str]
@@ -48,7 +48,7 @@ class Found:
 
 def show_pending(request: PendingRequest, console: Console) -> int:
     """Print what waits; the exit code."""
-    found: list[Found] = []
+    found: list[FoundPending] = []
 
     def read() -> None:
         with console.status("Starting Spark"):
@@ -66,7 +66,7 @@ def show_pending(request: PendingRequest, console: Console) -> int:
     return 0
 
 
-def _found(spark: SparkSession, request: PendingRequest) -> Found:
+def _found(spark: SparkSession, request: PendingRequest) -> FoundPending:
     waiting = pending(spark, request.checkpoint, batch_id=request.batch_id, prefix=request.prefix)
     chosen = _where(waiting, request.where)
     order_by = request.order_by
@@ -79,7 +79,7 @@ def _found(spark: SparkSession, request: PendingRequest) -> Found:
     rows = [json.loads(text) for (text,) in shown.limit(request.limit).select(F.to_json(F.struct("*"))).collect()]
     seen_ms = F.unix_millis(f"{request.prefix}created_at") + F.col(f"{request.prefix}age_ms")
     count, watermark_ms = chosen.agg(F.count(F.lit(1)), F.max(seen_ms)).first() or (0, None)
-    return Found(shown.columns, rows, count, watermark_ms)
+    return FoundPending(shown.columns, rows, count, watermark_ms)
 
 
 def _where(waiting: DataFrame, condition: str) -> DataFrame:
@@ -92,7 +92,7 @@ def _where(waiting: DataFrame, condition: str) -> DataFrame:
         raise ConfigError(f"--where {condition!r}: {said} (Text needs quotes: \"order_id = 'A-7'\")") from error
 
 
-def _print(found: Found, request: PendingRequest, console: Console) -> None:
+def _print(found: FoundPending, request: PendingRequest, console: Console) -> None:
     rows, count = found.rows, found.count
     empty = [] if request.columns else [name for name in found.columns if all(row.get(name) is None for row in rows)]
     if rows:

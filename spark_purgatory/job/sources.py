@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import Purgatory
 from spark_purgatory.job.config_file import JobConfigError, Problem
-from spark_purgatory.job.job_config import Input, JobConfig
+from spark_purgatory.job.job_config import InputSection, JobConfig
 from spark_purgatory.job.kafka_values import fields_of, records_of, rows_of
 from spark_purgatory.job.source_config import FolderSource, KafkaSource
 
@@ -27,7 +27,7 @@ def purgatory_of(config: JobConfig) -> Purgatory:
     return Purgatory(**vars(config.options()))
 
 
-def read_input(spark: SparkSession, given: Input, name: str) -> DataFrame:
+def read_input(spark: SparkSession, given: InputSection, name: str) -> DataFrame:
     """One input's rows: read, then ``where`` on the source's columns, then ``select``."""
     with blamed_on(f"{name}.source"):
         rows = _read(spark, given, name)
@@ -41,7 +41,7 @@ def read_input(spark: SparkSession, given: Input, name: str) -> DataFrame:
         return rows.selectExpr(*chosen)
 
 
-def _read(spark: SparkSession, given: Input, name: str) -> DataFrame:
+def _read(spark: SparkSession, given: InputSection, name: str) -> DataFrame:
     source = given.source
     if isinstance(source, KafkaSource):
         return rows_of(records_of(spark, source, given.names("kafka_headers")), source, name)

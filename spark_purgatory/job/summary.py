@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
 
-from spark_purgatory.job.tally import Tally
+from spark_purgatory.job.tally import JobTally
 
 WAIT_PERCENTILES = (0.5, 0.95, 0.99)
 
@@ -25,7 +25,7 @@ class Summary:
     by_status: dict[str, int]
     waits_ms: dict[str, list[int]]
     file_bytes: list[int]
-    tally: Tally
+    tally: JobTally
 
     @property
     def outcomes(self) -> int:
@@ -45,7 +45,7 @@ def file_sizes(table: DataFrame) -> list[int]:
     return sorted(row["file_size"] for row in files)
 
 
-def summarise(table: DataFrame, tally: Tally, file_bytes: list[int], prefix: str = "") -> Summary:
+def summarise(table: DataFrame, tally: JobTally, file_bytes: list[int], prefix: str = "") -> Summary:
     """Count the table; ``prefix`` is the one of the outcome's columns."""
     waits = F.percentile_approx(f"{prefix}wait_ms", list(WAIT_PERCENTILES), 10_000)
     counts = table.groupBy(F.col(f"{prefix}status").alias("status")).agg(F.count("*").alias("n"), waits.alias("w"))
@@ -78,7 +78,7 @@ def print_summary(console: Console, summary: Summary, target: str) -> None:
     )
 
 
-def topic_line(tally: Tally) -> str:
+def topic_line(tally: JobTally) -> str:
     """What the checkpoint says of a job whose outcomes are in no table."""
     adds_up = "OK" if tally.received == tally.decided + tally.pending else "DOES NOT ADD UP; please report it"
     return (

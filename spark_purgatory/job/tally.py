@@ -19,7 +19,7 @@ TALLY_DDL = "received bigint, decided bigint, pending bigint"
 
 
 @dataclass(frozen=True)
-class Tally:
+class JobTally:
     """What a checkpoint says of its operations, over all its runs."""
 
     received: int = 0
@@ -27,7 +27,7 @@ class Tally:
     pending: int = 0
 
 
-def state_tally(spark: SparkSession, checkpoint: str) -> Tally | None:
+def state_tally(spark: SparkSession, checkpoint: str) -> JobTally | None:
     """What the checkpoint's state holds, read from the state store; None while no batch was committed, and where Spark
     cannot read state at such a path.
     """
@@ -38,18 +38,18 @@ def state_tally(spark: SparkSession, checkpoint: str) -> Tally | None:
     if states is None:
         return None
     row = states.whole.mapInArrow(_tallies, TALLY_DDL).groupBy().sum().first()
-    return Tally(*(int(value or 0) for value in row)) if row is not None else Tally()
+    return JobTally(*(int(value or 0) for value in row)) if row is not None else JobTally()
 
 
 def _tallies(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """For ``mapInArrow``: a row of counts for every shard, counted in the workers."""
     for batch in batches:
         rows = [_tally_of(state.blob()) for state in states_in(batch)]
-        columns = [pa.array([getattr(row, name) for row in rows], pa.int64()) for name in vars(Tally())]
-        yield pa.RecordBatch.from_arrays(columns, names=list(vars(Tally())))
+        columns = [pa.array([getattr(row, name) for row in rows], pa.int64()) for name in vars(JobTally())]
+        yield pa.RecordBatch.from_arrays(columns, names=list(vars(JobTally())))
 
 
-def _tally_of(blob: bytes) -> Tally:
+def _tally_of(blob: bytes) -> JobTally:
     engine, _ = inspect(blob)
     counts = engine.outcomes.tally
-    return Tally(counts.received, counts.decided(), engine.pending)
+    return JobTally(counts.received, counts.decided(), engine.pending)

@@ -61,7 +61,7 @@ class Known(NamedTuple):
     spec: EngineSpec
 
 
-class Progress(NamedTuple):
+class TesterState(NamedTuple):
     """How far a tester has come. A step makes a new one, so that a step that raises changes nothing."""
 
     watermark_ms: int = 0
@@ -125,9 +125,9 @@ class PurgatoryTester:
         levels = purgatory.criterion.levels if isinstance(purgatory.criterion, ByRow) else None
         self._operations = RowReader("operations", operations_schema, [] if levels is None else [levels])
         self._completions = RowReader("completions", completions_schema)
-        self._now = Progress()
+        self._now = TesterState()
         if operations_schema is not None:
-            self._now = Progress(known=self._learn())
+            self._now = TesterState(known=self._learn())
 
     def step(
         self, operations: Rows = (), completions: Rows = (), watermark: datetime | None = None
@@ -260,7 +260,7 @@ class PurgatoryTester:
         before, self._now = len(self._now.outcomes), now
         return [row for table in now.outcomes[before:] for row in _dicts(table)]
 
-    def _after(self, given: Given) -> Progress:
+    def _after(self, given: Given) -> TesterState:
         """Where a step leads; until an operation has come, events are only kept."""
         now = self._now
         if self._operations.schema is None:
@@ -273,9 +273,9 @@ class PurgatoryTester:
         now = self._run(now, given)
         return now._replace(given=(*now.given, given) if self._completions.schema is None else ())
 
-    def _made_anew(self, known: Known) -> Progress:
+    def _made_anew(self, known: Known) -> TesterState:
         """The steps so far once more, now that more is known of the columns."""
-        now = Progress(known=known, given=self._now.given)
+        now = TesterState(known=known, given=self._now.given)
         for given in now.given:
             now = self._run(now, given)
         if now.outcomes != self._now.outcomes:
@@ -285,7 +285,7 @@ class PurgatoryTester:
             )
         return now
 
-    def _run(self, now: Progress, given: Given) -> Progress:
+    def _run(self, now: TesterState, given: Given) -> TesterState:
         assert now.known is not None and self._operations.schema is not None, "bug: the operations' columns are unknown"
         spec, operations, events = now.known.spec, None, None
         engine = EventTimePurgatory(spec) if now.state is None else restore(spec, now.state, SHARDS)

@@ -70,7 +70,14 @@ def operation_types(schema: T.StructType, options: PurgatoryOptions, completions
         no_column = cast("Column", None)  # only its type is read
         number = number_type(options.criterion, value, {name: (no_column, kind) for name, kind in needs.items()})
     same = isinstance(config.id, str) and config.id == config.keys
-    return InputTypes(key_type, several, several or same, tuple(roles.items()), types, number)
+    return InputTypes(
+        key_type=key_type,
+        several_keys=several,
+        keyed_by_id=several or same,
+        roles=tuple(roles.items()),
+        types=types,
+        number=number,
+    )
 
 
 def completion_types(schema: T.StructType, options: PurgatoryOptions) -> InputTypes:

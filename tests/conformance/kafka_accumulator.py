@@ -13,7 +13,7 @@ from enum import Enum
 from itertools import takewhile
 from typing import Any, Generic, TypeVar, cast
 
-from spark_purgatory.accumulator.batch import Batch, BatchEvent, BatchState
+from spark_purgatory.accumulator.batch import BatchEvent, BatchState, ProducerBatch
 from spark_purgatory.accumulator.partitions import PartitionQueue
 from spark_purgatory.accumulator.policy import AccumulatorPolicy, AccumulatorSettings, Appended
 from spark_purgatory.accumulator.sizing import Sizing
@@ -233,21 +233,21 @@ class KafkaAccumulator(AccumulatorPolicy[P, R, V]):
 
     # --- results -------------------------------------------------------------------------------------------------
 
-    def complete(self, batch: Batch[P, R, V], value: V, now_ms: int = 0) -> bool:
+    def complete(self, batch: ProducerBatch[P, R, V], value: V, now_ms: int = 0) -> bool:
         """The batch has arrived; False if it had been aborted meanwhile. Its memory comes back now (A22, A27)."""
         self._now_ms = now_ms
         return super().complete(batch, value)
 
-    def fail(self, batch: Batch[P, R, V], error: BaseException, now_ms: int) -> bool:
+    def fail(self, batch: ProducerBatch[P, R, V], error: BaseException, now_ms: int) -> bool:
         """The batch will not arrive; its futures raise ``error``. Returns as `complete` (Kafka: ``failBatch``)."""
         self._now_ms = now_ms
         return self._end(batch, BatchEvent.FAIL, None, error)
 
-    def retry(self, batch: Batch[P, R, V], now_ms: int, error: BaseException | None = None) -> bool:
+    def retry(self, batch: ProducerBatch[P, R, V], now_ms: int, error: BaseException | None = None) -> bool:
         """As in the product; False, too, if the batch had been aborted meanwhile."""
         return self.retried(batch, now_ms, error) is RetryOutcome.REENQUEUED
 
-    def retried(self, batch: Batch[P, R, V], now_ms: int, error: BaseException | None = None) -> RetryOutcome:
+    def retried(self, batch: ProducerBatch[P, R, V], now_ms: int, error: BaseException | None = None) -> RetryOutcome:
         """What `retry` did."""
         self._now_ms = now_ms
         if self._is_settled(batch):
@@ -255,7 +255,7 @@ class KafkaAccumulator(AccumulatorPolicy[P, R, V]):
             return RetryOutcome.ALREADY_DONE
         return RetryOutcome.REENQUEUED if super().retry(batch, now_ms, error) else RetryOutcome.DELIVERY_TIMEOUT
 
-    def reenqueue(self, batch: Batch[P, R, V], now_ms: int) -> bool:
+    def reenqueue(self, batch: ProducerBatch[P, R, V], now_ms: int) -> bool:
         """Put the batch back at the front, however old it is (A23; Kafka: ``reenqueue``); False as in `complete`."""
         self._now_ms = now_ms
         if self._is_settled(batch):
@@ -263,7 +263,7 @@ class KafkaAccumulator(AccumulatorPolicy[P, R, V]):
         self._put_back(batch, now_ms)
         return True
 
-    def split(self, batch: Batch[P, R, V], now_ms: int) -> list[KafkaBatch[P, R, V]]:
+    def split(self, batch: ProducerBatch[P, R, V], now_ms: int) -> list[KafkaBatch[P, R, V]]:
         """Cut a batch that was too large to be taken, and queue its parts at the front (A26; ``splitAndReenqueue``).
 
         The parts have no memory from the pool; the batch's own comes back now. Futures and flushes go on with the
@@ -304,10 +304,10 @@ class KafkaAccumulator(AccumulatorPolicy[P, R, V]):
         self._callbacks.call_all()
         return Expiry(tuple(expired), min(left_ms, default=None))
 
-    def _is_settled(self, batch: Batch[P, R, V]) -> bool:
+    def _is_settled(self, batch: ProducerBatch[P, R, V]) -> bool:
         return cast(KafkaBatch[P, R, V], batch).is_settled
 
-    def _end(self, batch: Batch[P, R, V], event: Enum, value: V | None, error: BaseException | None) -> bool:
+    def _end(self, batch: ProducerBatch[P, R, V], event: Enum, value: V | None, error: BaseException | None) -> bool:
         """End a batch, or if it was abandoned only take its memory back; True if it ended by this."""
         theirs = cast(KafkaBatch[P, R, V], batch)
         was_settled = theirs.is_settled

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, TypeVar
 
-from spark_purgatory.accumulator.batch import TRANSITIONS, Batch, BatchEvent, BatchState
+from spark_purgatory.accumulator.batch import TRANSITIONS, BatchEvent, BatchState, ProducerBatch
 from spark_purgatory.accumulator.futures import RecordFuture
 from spark_purgatory.accumulator.partitions import PartitionQueue
 from spark_purgatory.accumulator.sizing import Sizing
@@ -54,7 +54,7 @@ ENDED = SETTLED - {KafkaState.ABANDONED}
 """Nothing can happen any more, and the memory has come back."""
 
 
-class KafkaBatch(Batch[P, R, V]):
+class KafkaBatch(ProducerBatch[P, R, V]):
     """A batch with memory from a pool, under a leader (Kafka: ``ProducerBatch``)."""
 
     transitions: ClassVar[Mapping[tuple[Enum, Enum], Enum]] = KAFKA_TRANSITIONS

@@ -313,6 +313,16 @@ def test_the_pure_modules_of_the_sink_are_there() -> None:
     assert set(sources(f"{PACKAGE}/spark/sink")) >= PURE_MODULES
 
 
+def test_a_class_name_stands_for_one_thing() -> None:
+    places: dict[str, list[str]] = {}
+    for path, source in sources(PACKAGE).items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(path)
+    doubled = {name: found for name, found in places.items() if len(found) > 1}
+    assert not doubled, f"each needs a name of its own: {doubled}"
+
+
 def test_no_test_module_imports_from_another() -> None:
     shared = ("tests.support", "tests.conformance", "tests.matrix", "tests.conftest")
     wrong = []

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from spark_purgatory.demo.landing import FILES, write_landing
-from spark_purgatory.demo.recount import Counted, recount
+from spark_purgatory.demo.recount import Recount, recount
 from spark_purgatory.demo.runner import QUICK_SETTINGS, DemoRequest, demo_config, run_demo
 from spark_purgatory.errors import ConfigError, StateMismatchError
 from spark_purgatory.job.config_file import JobConfigError, load_config
@@ -279,7 +279,7 @@ class Survivor:
         assert summary.conserved, said.getvalue()
         return said.getvalue()
 
-    def recount(self, spark: SparkSession) -> dict[str, Counted]:
+    def recount(self, spark: SparkSession) -> dict[str, Recount]:
         return recount(spark, self.landing, self.outcomes)
 
 

@@ -16,7 +16,7 @@ from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.drain.table_truth import app_id_of
 from spark_purgatory.spark.sink.staging.ledger_format import replay
-from spark_purgatory.spark.sink.staging.staging_folder import Entry
+from spark_purgatory.spark.sink.staging.staging_folder import LogRecord
 from tests.support.sink_queries import HOUR, LINGER_S, TRIGGER_S, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
 
@@ -194,7 +194,10 @@ def test_a_column_that_the_table_lost_is_named_and_the_rows_go_out_once_it_is_ba
 
 
 def test_two_runs_on_one_staging_folder_are_seen() -> None:
-    entries = [Entry("intent=0", {"number": 0}, "log/a"), Entry("intent=0", {"number": 0, "uuid": "other"}, "log/b")]
+    entries = [
+        LogRecord("intent=0", {"number": 0}, "log/a"),
+        LogRecord("intent=0", {"number": 0, "uuid": "other"}, "log/b"),
+    ]
     with pytest.raises(ForeignWriterError, match="two different entries 'intent=0', log/a and log/b"):
         replay(entries, "/staging")
 

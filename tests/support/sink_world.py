@@ -24,7 +24,7 @@ from spark_purgatory.spark.sink.staging.layout import log_path
 from spark_purgatory.spark.sink.staging.ledger import Failed, Intent, Ledger, Names, Piece, Run, StagedBatch
 from spark_purgatory.spark.sink.staging.ledger_format import intent_body, record_body, replay
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget, TableFacts
-from spark_purgatory.spark.sink.table.history import Commit, Entry, History
+from spark_purgatory.spark.sink.table.history import DrainCommit, History, TableVersion
 
 ROW_BYTES = 100
 SCHEMA = '{"type":"struct","fields":[]}'
@@ -45,7 +45,7 @@ class World:
     folders: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     table_id: str | None = None
     rows: list[int] = field(default_factory=list)
-    versions: list[Entry] = field(default_factory=list)
+    versions: list[TableVersion] = field(default_factory=list)
     """What the table says of its past, the oldest first."""
     last_txn: int = -1
     """Delta's own record: the last drain of the app id."""
@@ -81,18 +81,18 @@ class World:
         """The last drain that the table's history has."""
         return max([entry.commit.number for entry in self.versions if entry.commit is not None], default=-1)
 
-    def add(self, operation: str, parameters: dict[str, str | None], commit: Commit | None = None) -> None:
+    def add(self, operation: str, parameters: dict[str, str | None], commit: DrainCommit | None = None) -> None:
         """A new version of the table."""
         number = self.versions[-1].version + 1 if self.versions else 0
         self.table_id = self.table_id or str(uuid4())
-        self.versions.append(Entry(number, operation, parameters, commit and replace(commit, version=number)))
+        self.versions.append(TableVersion(number, operation, parameters, commit and replace(commit, version=number)))
 
     def append(self, intent: Intent, rows: list[int]) -> None:
         """What Delta does: a transaction that is not above the last one is skipped."""
         if intent.number > self.last_txn:
             self.last_txn = intent.number
             self.rows += rows
-            self.add("WRITE", {}, Commit(0, "app", intent.number, intent.uuid, len(rows), 1, len(rows)))
+            self.add("WRITE", {}, DrainCommit(0, "app", intent.number, intent.uuid, len(rows), 1, len(rows)))
 
     def arrive(self) -> None:
         """What was under way comes through, though the run that began it is gone; not where its files are gone."""
@@ -151,7 +151,7 @@ class WorldActions(SparkActions):
 
     def open(self) -> Ledger:
         entries = [
-            staging_folder.Entry(path.rpartition("/")[2], {**body, "format": 1})
+            staging_folder.LogRecord(path.rpartition("/")[2], {**body, "format": 1})
             for path, body in self.world.log.items()
         ]
         ledger = replay(entries, "/staging")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from spark_purgatory.accumulator.backoff import ExponentialBackoff
-from spark_purgatory.accumulator.batch import Batch, BatchState
+from spark_purgatory.accumulator.batch import BatchState, ProducerBatch
 from spark_purgatory.accumulator.policy import AccumulatorPolicy, AccumulatorSettings
 from spark_purgatory.accumulator.sizing import PartSizing
 from spark_purgatory.errors import BufferExhaustedError
@@ -272,7 +272,7 @@ def filled(*partitions: str, size: int = 10) -> KafkaAccumulator[Any, Any, Any]:
     return accumulator
 
 
-def partitions_of(batches: list[Batch[Any, Any, Any]]) -> list[str]:
+def partitions_of(batches: list[ProducerBatch[Any, Any, Any]]) -> list[str]:
     return [batch.partition for batch in batches]
 
 

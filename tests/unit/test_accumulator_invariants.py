@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spark_purgatory.accumulator.batch import Batch, BatchState
+from spark_purgatory.accumulator.batch import BatchState, ProducerBatch
 from spark_purgatory.errors import BufferExhaustedError
 from tests.conformance.kafka_accumulator import AppendTicket, KafkaAppended
 from tests.conformance.kafka_buffer_pool import AccumulatorClosedError, RecordTooLargeError
@@ -72,7 +72,7 @@ class World:
         in_flight = self.accumulator.in_flight
         if not in_flight:
             return
-        batch: Batch[Any, Any, Any] = in_flight[choice % len(in_flight)]
+        batch: ProducerBatch[Any, Any, Any] = in_flight[choice % len(in_flight)]
         if kind == "complete":
             if self.accumulator.complete(batch, "done", self.now):
                 self.arrived += [(batch.partition, record.name) for record in batch.records]

@@ -21,12 +21,12 @@ from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import (
     CompletionsInput,
     DeadLetters,
-    Input,
+    InputSection,
     JobConfig,
     MetricsOutput,
     OperationsInput,
     Output,
-    Rules,
+    RulesSection,
     Trigger,
 )
 from spark_purgatory.job.sources import purgatory_of
@@ -64,9 +64,9 @@ def config(tmp_path: Path, **sections: dict[str, Any]) -> JobConfig:
 @pytest.mark.parametrize(
     ("model", "declared", "beside"),
     [
-        (OperationsInput, Operations, set(Input.model_fields)),
-        (CompletionsInput, Completions, set(Input.model_fields)),
-        (Rules, PurgatoryOptions, {"criterion"}),
+        (OperationsInput, Operations, set(InputSection.model_fields)),
+        (CompletionsInput, Completions, set(InputSection.model_fields)),
+        (RulesSection, PurgatoryOptions, {"criterion"}),
         (Output, SinkOptions, {"topic", "options"}),
     ],
 )

@@ -19,7 +19,7 @@ from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.blob import VERSION, read_blob
 from spark_purgatory.core.state.engine_snapshot import PAYLOAD, differences, restore, save
-from spark_purgatory.core.state.payload_evolution import Payload, merged
+from spark_purgatory.core.state.payload_evolution import StoredPayload, merged
 from spark_purgatory.core.state.payload_schema import conform, widens
 from spark_purgatory.errors import StateMismatchError
 from tests.conformance.kafka_purgatory import validate
@@ -135,7 +135,7 @@ def test_nothing_else_is_wider() -> None:
     }
     assert found == expected | {(pa.date32(), pa.timestamp("us"))}
     for then, now in [(a, b) for a in NUMBERS + OTHERS for b in NUMBERS + OTHERS if a != b and (a, b) not in found]:
-        payload = Payload([pa.record_batch([pa.nulls(1, then)], names=["p0"])], ["x"], pa.schema([("x", now)]))
+        payload = StoredPayload([pa.record_batch([pa.nulls(1, then)], names=["p0"])], ["x"], pa.schema([("x", now)]))
         [said] = payload.differences()
         assert said.startswith("column 'x' is ") and "which does not hold every value of it: cast it to" in said
 
@@ -147,7 +147,7 @@ def test_a_date_that_no_timestamp_can_hold_is_refused_by_name() -> None:
         for nested in (False, True):
             values = pa.ListArray.from_arrays([0, len(column)], column) if nested else column
             now = pa.list_(pa.timestamp("us")) if nested else pa.timestamp("us")
-            payload = Payload([pa.record_batch([values], names=["p0"])], ["x"], pa.schema([("x", now)]))
+            payload = StoredPayload([pa.record_batch([values], names=["p0"])], ["x"], pa.schema([("x", now)]))
             if fits:
                 assert payload.differences() == []
                 [batch] = payload.evolved()
@@ -447,7 +447,7 @@ def test_a_golden_state_without_names_gets_names_and_then_evolves() -> None:
 
 
 def test_columns_of_a_state_without_names_are_widened_by_position() -> None:
-    payload = Payload(
+    payload = StoredPayload(
         [pa.record_batch([pa.array([1, None], pa.int32())], names=["p0"])], None, pa.schema([("x", LONG)])
     )
     assert payload.differences() == []
@@ -573,7 +573,7 @@ def test_columns_of_several_shards_are_merged_into_the_widest() -> None:
         for whole_of in (one, other):
             assert merged([whole_of, first]) == merged([whole_of, second]) == whole_of
             batch = pa.record_batch([pa.nulls(1, each.type) for each in first], names=list("abc"))
-            payload = Payload([batch], [each.name for each in first], pa.schema(whole_of))
+            payload = StoredPayload([batch], [each.name for each in first], pa.schema(whole_of))
             assert payload.differences() == [], f"seed {seed}"
     with pytest.raises(StateMismatchError, match=r"'x.n' is string in some shards and int in others: it was dropped"):
         merged([[pa.field("x", pa.struct([("n", kind)]))] for kind in (STRING, pa.int32())])

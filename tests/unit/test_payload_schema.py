@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from spark_purgatory.core.state.engine_snapshot import restore, save
-from spark_purgatory.core.state.payload_evolution import Comparison, Payload
+from spark_purgatory.core.state.payload_evolution import Comparison, StoredPayload
 from spark_purgatory.core.state.payload_schema import SPARK_TYPE, conform, matched, plain, sent, type_text
 from spark_purgatory.errors import StateMismatchError
 from tests.conformance.kafka_purgatory import validate
@@ -169,7 +169,7 @@ def held(*fields: pa.Field, rows: int = 2) -> list[pa.RecordBatch]:
 def take_up(then: list[pa.Field], now: list[pa.Field], named: bool = True, case_sensitive: bool = False) -> list[int]:
     """Where each of the query's columns was."""
     names = [field.name for field in then] if named else None
-    payload = Payload(held(*then), names, pa.schema(now), Comparison(case_sensitive))
+    payload = StoredPayload(held(*then), names, pa.schema(now), Comparison(case_sensitive))
     if found := payload.differences():
         raise StateMismatchError("; ".join(found))
     assert all(batch.schema.equals(pa.schema(sent(pa.schema(now)))) for batch in payload.evolved())
@@ -178,7 +178,7 @@ def take_up(then: list[pa.Field], now: list[pa.Field], named: bool = True, case_
 
 def refused(then: list[pa.Field], now: list[pa.Field], **given: Any) -> list[str]:
     """What cannot be changed."""
-    return Payload(held(*then), [field.name for field in then], pa.schema(now), Comparison(**given)).differences()
+    return StoredPayload(held(*then), [field.name for field in then], pa.schema(now), Comparison(**given)).differences()
 
 
 def test_the_worked_example_of_the_evolution_module() -> None:
@@ -271,8 +271,8 @@ def test_what_arrow_does_not_tell_apart_is_told_apart_where_both_sides_noted_it(
 def test_a_null_in_what_the_query_says_is_never_null_is_refused_by_name() -> None:
     never = AMOUNT.with_nullable(False)
     chunk = pa.RecordBatch.from_arrays([pa.array([Decimal("1.25"), None])], schema=pa.schema([AMOUNT.with_name("p0")]))
-    assert Payload([chunk.slice(0, 1)], ["amount"], pa.schema([never])).differences() == []
-    [said] = Payload([chunk], ["amount"], pa.schema([never])).differences()
+    assert StoredPayload([chunk.slice(0, 1)], ["amount"], pa.schema([never])).differences() == []
+    [said] = StoredPayload([chunk], ["amount"], pa.schema([never])).differences()
     assert said.startswith("column 'amount' is null in operations of the checkpoint and never null in the query: coal")
     for path, value in ((".element", [{"n": None}]), (".value", [("k", {"n": None})]), ("", {"n": None})):
         # A wider type beside it: a column that changes is looked into as well.
@@ -283,10 +283,10 @@ def test_a_null_in_what_the_query_says_is_never_null_is_refused_by_name() -> Non
             batch = pa.RecordBatch.from_arrays(
                 [pa.array([None, value], then.type)], schema=pa.schema([then.with_name("p0")])
             )
-            assert Payload([batch.slice(0, 1)], ["c"], pa.schema([now])).differences() == [], (
+            assert StoredPayload([batch.slice(0, 1)], ["c"], pa.schema([now])).differences() == [], (
                 "no null struct has fields"
             )
-            [said] = Payload([batch], ["c"], pa.schema([now])).differences()
+            [said] = StoredPayload([batch], ["c"], pa.schema([now])).differences()
             assert f"'c{path}.n' is null in operations of the checkpoint" in said
 
 
@@ -295,7 +295,7 @@ def test_fields_of_a_null_struct_are_nobodys_nulls() -> None:
     column = pa.StructArray.from_arrays([pa.array([None, 1])], names=["n"], mask=pa.array([True, False]))
     then, now = (pa.field("c", pa.struct([pa.field("n", pa.int64(), nullable)])) for nullable in (True, False))
     batch = pa.RecordBatch.from_arrays([column.cast(then.type)], schema=pa.schema([then.with_name("p0")]))
-    payload = Payload([batch], ["c"], pa.schema([now]))
+    payload = StoredPayload([batch], ["c"], pa.schema([now]))
     assert payload.differences() == []
     assert [each.to_pydict() for each in payload.evolved()] == [{"p0": [None, {"n": 1}]}]
 

@@ -28,7 +28,7 @@ from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter
 from spark_purgatory.spark.sink.drain.protocol import MOVES, OF_DRAINS, apply
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger, Piece
-from spark_purgatory.spark.sink.table.history import Commit
+from spark_purgatory.spark.sink.table.history import DrainCommit
 from tests.support.crash_child import BUGS
 from tests.support.sink_world import Crash, World, WorldSender, crash_at
 
@@ -109,10 +109,10 @@ def said(world: World, saying: str) -> type[PurgatoryError] | None:
                 return None
             if world.held() == intent:
                 world.versions.pop()
-            world.add("WRITE", {}, Commit(0, "app", intent, "another"))
+            world.add("WRITE", {}, DrainCommit(0, "app", intent, "another"))
             return ForeignWriterError
         case "foreign number":
-            world.add("WRITE", {}, Commit(0, "app", intent + 7, "another"))
+            world.add("WRITE", {}, DrainCommit(0, "app", intent + 7, "another"))
             return ForeignWriterError
         case "forgot its history":
             if held >= 0:
@@ -298,7 +298,7 @@ def test_what_was_staged_and_is_gone_is_missed_by_name() -> None:
 
 
 def test_a_result_that_cannot_follow_is_a_bug_and_changes_nothing() -> None:
-    results = [do.Committed(0), do.CleanUp(), do.Found("id", Commit(0, "app", 0, "uuid")), do.NotThere()]
+    results = [do.Committed(0), do.CleanUp(), do.Found("id", DrainCommit(0, "app", 0, "uuid")), do.NotThere()]
     assert {type(result) for result in results} < set(OF_DRAINS)
     for state, result in product(DrainState, results):
         if (state, type(result)) not in MOVES:

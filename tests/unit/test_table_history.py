@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from spark_purgatory.spark.sink.table.history import NO_VERSION, Commit, Entry, History
+from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, History, TableVersion
 
 OURS, THEIRS = "spark_purgatory/1/t", "spark_purgatory/2/t"
 
 
-def write(version: int, app_id: str = "", number: int = 0, uuid: str = "u") -> Entry:
-    commit = Commit(version, app_id, number, uuid) if app_id else None
-    return Entry(version, "WRITE", {}, commit)
+def write(version: int, app_id: str = "", number: int = 0, uuid: str = "u") -> TableVersion:
+    commit = DrainCommit(version, app_id, number, uuid) if app_id else None
+    return TableVersion(version, "WRITE", {}, commit)
 
 
-def restore(version: int, to: int | str) -> Entry:
+def restore(version: int, to: int | str) -> TableVersion:
     time = f'"{to}"' if isinstance(to, str) else None
-    return Entry(version, "RESTORE", {"version": None if time else str(to), "timestamp": time}, None)
+    return TableVersion(version, "RESTORE", {"version": None if time else str(to), "timestamp": time}, None)
 
 
-def history(*entries: Entry) -> History:
+def history(*entries: TableVersion) -> History:
     """Of entries in the order of their versions."""
     return History(tuple(reversed(entries)))
 
@@ -52,10 +52,12 @@ def test_drains_are_those_of_the_app_id_and_a_compaction_with_its_mark_is_not_th
         ([write(3), restore(4, 2), restore(5, 3)], None),
         ([write(3), restore(4, 2), restore(5, 3), restore(6, 4)], "restored to version 2"),
         ([write(3), restore(4, "2026-01-01"), write(5)], "restored to time 2026-01-01"),
-        ([write(3), Entry(4, "CREATE OR REPLACE TABLE AS SELECT", {}, None), write(5)], "replaced in version 4"),
-        ([write(3), Entry(4, "CREATE OR REPLACE TABLE", {}, None), restore(5, 3)], None),
+        ([write(3), TableVersion(4, "CREATE OR REPLACE TABLE AS SELECT", {}, None), write(5)], "replaced in version 4"),
+        ([write(3), TableVersion(4, "CREATE OR REPLACE TABLE", {}, None), restore(5, 3)], None),
         ([restore(2, 0), write(3)], None),
     ],
 )
-def test_version_3_is_undone_where_the_table_is_no_longer_made_of_it(entries: list[Entry], undone: str | None) -> None:
+def test_version_3_is_undone_where_the_table_is_no_longer_made_of_it(
+    entries: list[TableVersion], undone: str | None
+) -> None:
     assert history(*entries).undone(3) == undone

@@ -111,7 +111,12 @@ class Deduplication:
         # Of rows that are equal in both times the first given is accepted: they are sorted by content above.
         until_us = deadline_us if extend is None else extend(rows)
         duplicate = self.ids.duplicates(
-            identity, hashes, self._rows.created_us[rows], deadline_us, MIN_TIME_US, until_us
+            identity=identity,
+            hashes=hashes,
+            created_us=self._rows.created_us[rows],
+            deadline_us=deadline_us,
+            watermark_us=MIN_TIME_US,
+            until_us=until_us,
         )
         stand = np.flatnonzero(~duplicate)
         slots = self.ids.add([column.take(pa.array(stand)) for column in identity], hashes[stand], until_us[stand])

@@ -62,7 +62,17 @@ def duplicates_of(table: OperationTable, rows: Int64s, key_type: pa.DataType) ->
     none = MissingKeys.none(len(rows), key_type)
     reasons, codes = (pa.repeat(text, len(rows)) for text in (DUPLICATE_REASON, DUPLICATE_CODE))
     payload, late = table.payload.take(rows), table.late[rows]
-    return OutcomeBatch(payload, Status.DUPLICATE, created_us, created_us, zeros, none, late, reasons, codes)
+    return OutcomeBatch(
+        payload=payload,
+        status=Status.DUPLICATE,
+        created_us=created_us,
+        resolved_us=created_us,
+        matched=zeros,
+        missing=none,
+        late=late,
+        reasons=reasons,
+        codes=codes,
+    )
 
 
 def without_rejected(operations: OperationArrivals, outcomes: Outcomes) -> OperationArrivals:

@@ -68,7 +68,14 @@ class Deliveries:
             at, which = expand(span.low, span.high - span.low)
             parts.append((np.full(len(at), places[id(span.segment)]), at, span.owner[which]))
         segment, at, entry = (np.concatenate([EMPTY, *(part[i] for part in parts)]) for i in range(3))
-        return Deliveries(segments, segment, at, entry, owner[entry], np.full(len(at), keyless))
+        return Deliveries(
+            segments=segments,
+            segment=segment,
+            at=at,
+            entry=entry,
+            operation=owner[entry],
+            keyless=np.full(len(at), keyless),
+        )
 
     def take(self, chosen: Int64s) -> Deliveries:
         """Some of them, (k,) positions."""
@@ -160,7 +167,14 @@ def evidence_of(resolver: Resolver, status: Status, resolutions: Resolutions, ch
     spec, rows = resolver.spec, resolutions.rows[chosen]
     assert spec.evidence is not None, "bug: a query whose outcomes carry no events"
     inputs, entries = resolver.inputs(rows)
-    asked = _Asked(resolver, status, inputs, entries, rows, resolutions.resolved_us[chosen])
+    asked = _Asked(
+        resolver=resolver,
+        status=status,
+        inputs=inputs,
+        entries=entries,
+        rows=rows,
+        resolved_us=resolutions.resolved_us[chosen],
+    )
     held = resolutions.result.held_us[chosen] == asked.resolved_us
     found: dict[str, pa.Array] = {}
     decided = asked.deciding(held & (status == Status.COMPLETED))
@@ -179,7 +193,14 @@ def events_of(resolver: Resolver, resolutions: Resolutions) -> pa.ListArray:
     """The events of rows that wait, those up to their resolution where one is held back, (n,)."""
     assert resolver.spec.evidence is not None, "bug: a query whose outcomes carry no events"
     inputs, entries = resolver.inputs(resolutions.rows)
-    asked = _Asked(resolver, Status.EXPIRED, inputs, entries, resolutions.rows, resolutions.resolved_us)
+    asked = _Asked(
+        resolver=resolver,
+        status=Status.EXPIRED,
+        inputs=inputs,
+        entries=entries,
+        rows=resolutions.rows,
+        resolved_us=resolutions.resolved_us,
+    )
     return asked.all_events(resolver.spec.evidence.most)
 
 

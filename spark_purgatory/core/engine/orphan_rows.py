@@ -52,7 +52,15 @@ def rows_of(key: LogKey, segment: EventSegment, spec: EngineSpec) -> OutcomeBatc
     reasons = pa.array([*(reason for _, reason in REASONS), NO_OPERATION])
     codes = pc.replace_substring(reasons, " ", "_").take(pa.array(why))
     late = (marks & EventMark.LATE) > 0
-    return _batch(event, _with_reason(texts, reasons.take(pa.array(why))), codes, segment.time_us, late, None, carried)
+    return _batch(
+        event=event,
+        reasons=_with_reason(texts, reasons.take(pa.array(why))),
+        codes=codes,
+        time_us=segment.time_us,
+        late=late,
+        dated=None,
+        carried=carried,
+    )
 
 
 def rows_of_rejected(events: EventArrivals, watermark_us: int, spec: EngineSpec) -> OutcomeBatch:
@@ -66,7 +74,15 @@ def rows_of_rejected(events: EventArrivals, watermark_us: int, spec: EngineSpec)
     late = (events.time_us <= watermark_us) & dated
     times = pa.array(events.time_us, mask=~dated)
     carried = _carried(event, times, events.event_ids, events.columns, spec)
-    return _batch(event, _with_reason(_texts(event), reasons), names, events.time_us, late, dated, carried)
+    return _batch(
+        event=event,
+        reasons=_with_reason(_texts(event), reasons),
+        codes=names,
+        time_us=events.time_us,
+        late=late,
+        dated=dated,
+        carried=carried,
+    )
 
 
 def _carried(

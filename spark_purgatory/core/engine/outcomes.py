@@ -230,7 +230,16 @@ class Outcomes:
         zeros = np.zeros(n, np.int64)
         self.add(
             OutcomeBatch(
-                rows.payload, status, rows.created_us, rows.created_us, zeros, missing, late, reasons, codes, dated
+                payload=rows.payload,
+                status=status,
+                created_us=rows.created_us,
+                resolved_us=rows.created_us,
+                matched=zeros,
+                missing=missing,
+                late=late,
+                reasons=reasons,
+                codes=codes,
+                dated=dated,
             )
         )
 

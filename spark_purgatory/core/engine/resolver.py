@@ -156,7 +156,9 @@ class Resolver:
         ids = self.rows.ids.take(rows) if self.spec.operation_ids else None
         id_hash = self.rows.id_hash[rows] if self.spec.operation_ids else rows
         hashes, whole = self.watchers.hashes.values[entries], self.spec.whole_operations
-        return Targets(self.watchers.keys, entries, hashes, owner, ids, id_hash, whole)
+        return Targets(
+            keys=self.watchers.keys, entries=entries, hashes=hashes, owner=owner, ids=ids, id_hash=id_hash, whole=whole
+        )
 
     def outcomes_of(self, status: Status, resolutions: Resolutions, chosen: Bools) -> OutcomeBatch:
         """The outcome of every chosen row, (n,) bool; EXPIRED ones are resolved at their deadline."""
@@ -202,8 +204,12 @@ class Resolver:
             spans = self.log.spans(self.watchers.keys, entries, hashes, from_us, until_us)
             return spans + self._named(inputs, rows, entries, from_us, until_us)
         # Values that no sum can take count for the other rules.
-        spans = self._spans(self.log, ~sums, entries, hashes, from_us, until_us)
-        spans += self._spans(self.log.summable(), sums, entries, hashes, from_us, until_us)
+        spans = self._spans(
+            log=self.log, chosen=~sums, entries=entries, hashes=hashes, from_us=from_us, until_us=until_us
+        )
+        spans += self._spans(
+            log=self.log.summable(), chosen=sums, entries=entries, hashes=hashes, from_us=from_us, until_us=until_us
+        )
         found = self._named(inputs, rows, entries, from_us, until_us)
         spans += [span.where(~sums[span.owner]) for span in found]
         found = self._named(inputs, rows, entries, from_us, until_us, summable=True)
@@ -233,7 +239,9 @@ class Resolver:
         until_us = _until(inputs, np.maximum(inputs.deadline_us, saturating_add(inputs.from_us, -1)))
         hashes = self.watchers.hashes.values[entries]
         levels = inputs.rule[inputs.owner] == Rule.LEVEL
-        spans = self._spans(self.log, levels, entries, hashes, always, until_us)
+        spans = self._spans(
+            log=self.log, chosen=levels, entries=entries, hashes=hashes, from_us=always, until_us=until_us
+        )
         return spans + [span.where(levels[span.owner]) for span in self._named(inputs, rows, entries, always, until_us)]
 
     def _spans(

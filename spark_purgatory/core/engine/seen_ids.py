@@ -65,7 +65,14 @@ class SeenIds:
         repeated = self._live_before(identity, hashes, order, created_us, watermark_us)
         if has_repeats(hashes[order]):
             until_us = deadline_us if until_us is None else until_us
-            self._repeated_within(identity, created_us, deadline_us, until_us, watermark_us, repeated)
+            self._repeated_within(
+                identity=identity,
+                created_us=created_us,
+                deadline_us=deadline_us,
+                until_us=until_us,
+                watermark_us=watermark_us,
+                repeated=repeated,
+            )
         return repeated
 
     def duplicates_and_later(

@@ -46,7 +46,14 @@ class ShardEvents:
     def _take_completions(self, events: EventArrivals, watermark_us: int) -> EventSegment:
         value = events.value if self.spec.criterion.reads_values else None
         event_ids = events.event_ids if self.spec.event_ids else None
-        segment = EventSegment.build(events.keys, events.key_hash, events.time_us, value, event_ids, events.columns)
+        segment = EventSegment.build(
+            keys=events.keys,
+            hashes=events.key_hash,
+            time_us=events.time_us,
+            value=value,
+            event_ids=event_ids,
+            columns=events.columns,
+        )
         self.log.append(segment)
         if event_ids is not None:
             self.log.merged()  # a redelivery must be in one segment with the first delivery

@@ -146,7 +146,14 @@ class ControlLog:
             _first_us(_owned(self.spans(kind, targets, from_entry, until), owner), len(deadline_us))
             for kind in (EventKind.FORCE, EventKind.CANCEL)
         )
-        return ControlEffects(deadline_us, fail_us, force_us, cancel_us, given_us, extensions)
+        return ControlEffects(
+            deadline_us=deadline_us,
+            fail_us=fail_us,
+            force_us=force_us,
+            cancel_us=cancel_us,
+            given_us=given_us,
+            extensions=extensions,
+        )
 
     def forget(self, floor_us: int, needed_from: Callable[[EventSegment], Int64s], earliest_us: int) -> None:
         """Forget events up to the floor that no waiting operation can need; named ones before ``earliest_us``."""

@@ -147,13 +147,13 @@ class EventSegment:
             same = (sorted_hash[1:] == sorted_hash[:-1]) & (sorted_code[1:] == sorted_code[:-1])
         first = np.flatnonzero(np.concatenate(([True], ~same))) if len(order) else EMPTY
         return EventSegment(
-            sorted_hash[first],
-            keys.take(pa.array(order[first])),
-            np.append(first, len(order)),
-            sorted_time,
-            None if value is None else value[order],
-            None if event_ids is None else event_ids.take(pa.array(order)),
-            None if columns is None else columns.take(pa.array(order)),
+            group_hash=sorted_hash[first],
+            group_keys=keys.take(pa.array(order[first])),
+            start=np.append(first, len(order)),
+            time_us=sorted_time,
+            value=None if value is None else value[order],
+            event_ids=None if event_ids is None else event_ids.take(pa.array(order)),
+            columns=None if columns is None else columns.take(pa.array(order)),
         )
 
     def level_base(self, floor_us: int | Int64s) -> Bools:
@@ -177,13 +177,13 @@ class EventSegment:
         counts = np.add.reduceat(kept, self.start[:-1], dtype=np.int64) if len(self) else EMPTY
         groups = np.flatnonzero(counts)
         return EventSegment(
-            self.group_hash[groups],
-            self.group_keys.take(pa.array(groups)),
-            np.concatenate(([0], np.cumsum(counts[groups]))).astype(np.int64),
-            self.time_us[kept],
-            None if self.value is None else self.value[kept],
-            None if self.event_ids is None else self.event_ids.filter(pa.array(kept)),
-            None if self.columns is None else self.columns.filter(pa.array(kept)),
+            group_hash=self.group_hash[groups],
+            group_keys=self.group_keys.take(pa.array(groups)),
+            start=np.concatenate(([0], np.cumsum(counts[groups]))).astype(np.int64),
+            time_us=self.time_us[kept],
+            value=None if self.value is None else self.value[kept],
+            event_ids=None if self.event_ids is None else self.event_ids.filter(pa.array(kept)),
+            columns=None if self.columns is None else self.columns.filter(pa.array(kept)),
         )
 
 
@@ -317,10 +317,10 @@ def _merge(older: EventSegment, newer: EventSegment) -> EventSegment:
     named = older.event_ids is not None and newer.event_ids is not None
     carried = [s.columns for s in both if s.columns is not None]
     return EventSegment.build(
-        pa.concat_arrays([s.keys for s in both]),
-        np.concatenate([s.hashes for s in both]),
-        np.concatenate([s.time_us for s in both]),
-        values,
-        pa.concat_arrays([s.event_ids for s in both]) if named else None,
-        pa.concat_arrays(carried) if len(carried) == len(both) else None,
+        keys=pa.concat_arrays([s.keys for s in both]),
+        hashes=np.concatenate([s.hashes for s in both]),
+        time_us=np.concatenate([s.time_us for s in both]),
+        value=values,
+        event_ids=pa.concat_arrays([s.event_ids for s in both]) if named else None,
+        columns=pa.concat_arrays(carried) if len(carried) == len(both) else None,
     )

@@ -140,12 +140,12 @@ def _segment(spec: EngineSpec, kept_as: str, key: LogKey, rows: pa.Table) -> Eve
         has_ids &= spec.event_columns is not None
     carried = columns.get("columns") if kept_as not in (ENDED, PAST) else None
     return EventSegment.build(
-        keys,
-        columns["hash"].to_numpy(),
-        columns["time_us"].to_numpy(),
-        value,
-        columns["event_id"] if has_ids else None,
-        None if spec.event_columns is None else carried,
+        keys=keys,
+        hashes=columns["hash"].to_numpy(),
+        time_us=columns["time_us"].to_numpy(),
+        value=value,
+        event_ids=columns["event_id"] if has_ids else None,
+        columns=None if spec.event_columns is None else carried,
     )
 
 

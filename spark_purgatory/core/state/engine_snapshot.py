@@ -30,7 +30,7 @@ from spark_purgatory.core.spec.codes import EventKind
 from spark_purgatory.core.spec.engine_spec import MOVES, ROLES, EngineSpec, Evidence, difference, spec_of
 from spark_purgatory.core.state.blob import Tables, other_shards, read_blob, shard_count, write_blob
 from spark_purgatory.core.state.event_columns import differences_of_events, event_columns_of, evolve_events
-from spark_purgatory.core.state.payload_evolution import Comparison, Payload
+from spark_purgatory.core.state.payload_evolution import Comparison, StoredPayload
 from spark_purgatory.core.state.payload_schema import matched
 from spark_purgatory.core.state.purgatory_snapshot import (
     purgatory_numbers,
@@ -215,16 +215,16 @@ def differences_of(
     return list(dict.fromkeys([*found, *differences_of_events(spec, facts, tables)]))
 
 
-def _payload(spec: EngineSpec, facts: dict[str, object], tables: Tables) -> Payload:
+def _payload(spec: EngineSpec, facts: dict[str, object], tables: Tables) -> StoredPayload:
     """A checkpoint's payload. A shard in which nothing waits holds none: it goes on with what the query brings."""
     return payload_of(spec, tables[PAYLOAD], cast("list[str] | None", facts.get("columns")))
 
 
-def payload_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str] | None) -> Payload:
+def payload_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str] | None) -> StoredPayload:
     """Operations' own columns, matched with those of a query."""
     assert spec.columns is not None
     fixed = {column: argument for argument, columns in spec.sources for column in columns}
-    return Payload(held, names, spec.columns, Comparison(spec.case_sensitive, fixed, spec.dropped))
+    return StoredPayload(held, names, spec.columns, Comparison(spec.case_sensitive, fixed, spec.dropped))
 
 
 def _differences_of_roles(spec: EngineSpec, facts: dict[str, object], waits: bool) -> list[str]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.blob import Tables
-from spark_purgatory.core.state.payload_evolution import Comparison, Payload
+from spark_purgatory.core.state.payload_evolution import Comparison, StoredPayload
 from spark_purgatory.core.state.payload_schema import sent
 from spark_purgatory.core.state.table_encoding import Arrays
 
@@ -59,12 +59,12 @@ def evolve_events(spec: EngineSpec, facts: dict[str, object], arrays: Arrays, ta
             tables[table] = _carried(spec, facts, held).evolved()
 
 
-def _carried(spec: EngineSpec, facts: dict[str, object], held: list[pa.RecordBatch]) -> Payload:
+def _carried(spec: EngineSpec, facts: dict[str, object], held: list[pa.RecordBatch]) -> StoredPayload:
     """What a segment keeps of its events, matched with what the query keeps."""
     return carried_of(spec, held, cast("list[str]", facts["event_columns"]))
 
 
-def carried_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str]) -> Payload:
+def carried_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str]) -> StoredPayload:
     """What is kept of events, matched with what a query keeps."""
     assert spec.event_columns is not None
-    return Payload(held, names, spec.event_columns, Comparison(spec.case_sensitive, drops_any=True))
+    return StoredPayload(held, names, spec.event_columns, Comparison(spec.case_sensitive, drops_any=True))

@@ -152,7 +152,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Payload:
+class StoredPayload:
     """The payload of a checkpoint, matched with the columns of a query."""
 
     batches: list[pa.RecordBatch]

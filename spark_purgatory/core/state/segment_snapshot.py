@@ -28,11 +28,11 @@ def restore_segment(name: str, arrays: Arrays, tables: Tables) -> EventSegment:
     """What `save_segment` was given."""
     columns = tables.get(f"{name}.columns")
     return EventSegment(
-        arrays[f"{name}.group_prefix"] << ROW_BITS,
-        tables[f"{name}.keys"][0].column(0),
-        arrays[f"{name}.start"],
-        arrays[f"{name}.time_us"],
-        numbers.restored(arrays[f"{name}.value"]) if f"{name}.value" in arrays else None,
-        tables[f"{name}.event_ids"][0].column(0) if f"{name}.event_ids" in tables else None,
-        None if columns is None else columns[0].to_struct_array(),
+        group_hash=arrays[f"{name}.group_prefix"] << ROW_BITS,
+        group_keys=tables[f"{name}.keys"][0].column(0),
+        start=arrays[f"{name}.start"],
+        time_us=arrays[f"{name}.time_us"],
+        value=numbers.restored(arrays[f"{name}.value"]) if f"{name}.value" in arrays else None,
+        event_ids=tables[f"{name}.event_ids"][0].column(0) if f"{name}.event_ids" in tables else None,
+        columns=None if columns is None else columns[0].to_struct_array(),
     )

@@ -283,14 +283,14 @@ def step_engine(engine: EventTimePurgatory, request: Request, holder: str) -> An
     before = counts_of(engine.outcomes.tally)
     outcomes = packed(take_step(engine, request.step, is_kept=True))
     return Answer(
-        outcomes,
-        added(engine.outcomes.tally, before),
-        engine.next_due_ms(),
-        gauges_of(engine),
-        tally_of(engine),
-        engine.memory_bytes,
-        holder,
-        save(engine, request.shards) if request.wants_snapshot else None,
+        outcomes=outcomes,
+        counted=added(engine.outcomes.tally, before),
+        due_ms=engine.next_due_ms(),
+        gauges=gauges_of(engine),
+        tally=tally_of(engine),
+        warm_bytes=engine.memory_bytes,
+        holder=holder,
+        snapshot=save(engine, request.shards) if request.wants_snapshot else None,
     )
 
 

@@ -86,7 +86,14 @@ def monitor(
     session = _session_of(query)
     if checkpoint is None and isinstance(query, AccumulatorQuery):
         checkpoint = query.checkpoint
-    made = QueryMonitor(session, query, reporters, checkpoint, parse_duration(gauges_every, "gauges_every"), name)
+    made = QueryMonitor(
+        spark=session,
+        query=query,
+        reporters=reporters,
+        checkpoint=checkpoint,
+        gauges_every_us=parse_duration(gauges_every, "gauges_every"),
+        name=name,
+    )
     made.begin()
     return made
 

@@ -21,7 +21,7 @@ from spark_purgatory.core.export.put_together import Dealt, put_together
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import payload_of, save
 from spark_purgatory.core.state.event_columns import carried_of
-from spark_purgatory.core.state.payload_evolution import Payload
+from spark_purgatory.core.state.payload_evolution import StoredPayload
 from spark_purgatory.core.state.step_log import table_of
 from spark_purgatory.spark.host.blob_host import STATE_DDL
 from spark_purgatory.spark.host.calls import RESULT_DDL, counts_of, result_of
@@ -70,7 +70,7 @@ class Importing:
         return put_together(self.spec, Dealt(operations, events, tables["ids"]), self.watermark_ms, history)
 
     def _evolved(
-        self, table: pa.Table, name: str, match: Callable[[EngineSpec, list[pa.RecordBatch], list[str]], Payload]
+        self, table: pa.Table, name: str, match: Callable[[EngineSpec, list[pa.RecordBatch], list[str]], StoredPayload]
     ) -> pa.Table:
         """The table with the query's columns in place of those of the export."""
         table = table.combine_chunks()

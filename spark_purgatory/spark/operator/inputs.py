@@ -204,7 +204,15 @@ def operations_input(frame: DataFrame, config: Operations, reading: Reading) -> 
     columns |= {f"p{i}": field_column(frame, name, "operations") for i, name in enumerate(frame.columns)}
     packed = _watermarked(frame, columns | _routed(route), created, config, reading)
     same = isinstance(config.id, str) and isinstance(config.keys, str) and config.id == config.keys
-    return Input(key_type, several, several or same, tuple(roles.items()), types, reading.number, frame=packed)
+    return Input(
+        key_type=key_type,
+        several_keys=several,
+        keyed_by_id=several or same,
+        roles=tuple(roles.items()),
+        types=types,
+        number=reading.number,
+        frame=packed,
+    )
 
 
 def payload_roles(schema: T.StructType, config: Operations) -> dict[str, int]:

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError, StorageError
 from spark_purgatory.spark.sink.drain.table_truth import app_id_of
-from spark_purgatory.spark.sink.staging.staging_folder import Entry, StagingFolder, local_folder
+from spark_purgatory.spark.sink.staging.staging_folder import LogRecord, StagingFolder, local_folder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import History
 from spark_purgatory.spark.sink.table.table_claim import claimed_by
@@ -25,8 +25,8 @@ from spark_purgatory.spark.storage.storage_errors import writing
 class Conflict:
     """Entries of one name that differ."""
 
-    true: Entry
-    false: tuple[Entry, ...]
+    true: LogRecord
+    false: tuple[LogRecord, ...]
     why: str
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ def conflicts(spark: SparkSession, checkpoint: str) -> list[Conflict]:
         StagingError: Entries differ that are no intents, or one is damaged.
     """
     place = StagingFolder(checkpoint, local_folder(spark, checkpoint))
-    by_name: dict[str, list[Entry]] = {}
+    by_name: dict[str, list[LogRecord]] = {}
     for entry in place.read_entries(spark):
         by_name.setdefault(entry.name, []).append(entry)
     differing = {name: found for name, found in by_name.items() if any(entry.body != found[0].body for entry in found)}
@@ -65,7 +65,7 @@ def repair(spark: SparkSession, checkpoint: str, found: list[Conflict]) -> None:
             place.remove(spark, entry.path)
 
 
-def _decided(spark: SparkSession, target: DeltaTarget, app_id: str, name: str, entries: list[Entry]) -> Conflict:
+def _decided(spark: SparkSession, target: DeltaTarget, app_id: str, name: str, entries: list[LogRecord]) -> Conflict:
     if not name.startswith("intent="):
         raise StagingError(
             f"the entries {', '.join(entry.path for entry in entries)} differ, and no table says which is true: bring "

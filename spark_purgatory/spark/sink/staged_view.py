@@ -59,7 +59,9 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
             if known < committed:
                 raise missing(checkpoint, place.uri, known, committed)
             is_there = before > NO_VERSION and _has_intent(spark, target, ledger, app_id, before)
-            return _view(spark, target, place.uri, ledger, before, is_there)
+            return _view(
+                spark=spark, target=target, folder=place.uri, ledger=ledger, version=before, has_intent=is_there
+            )
     raise StagingError(f"table {target} was drained to {TRIES} times while its staged rows were looked for: try again")
 
 

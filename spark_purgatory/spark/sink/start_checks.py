@@ -63,7 +63,14 @@ def _checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, ch
     now = resolved(spark, given)
     target, facts, folder = _looked_at(spark, now, checkpoint)
     table_id = facts.id if facts else None
-    bound = claim(spark, checkpoint, given, now, table_id, lambda: _has_filled(spark, DeltaTarget(now), checkpoint))
+    bound = claim(
+        spark=spark,
+        checkpoint=checkpoint,
+        given=given,
+        resolved=now,
+        table_id=table_id,
+        has_filled=lambda: _has_filled(spark, DeltaTarget(now), checkpoint),
+    )
     if bound.options != now:
         target, facts, folder = _looked_at(spark, bound.options, checkpoint)
     if facts is None:
@@ -83,7 +90,7 @@ def _checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, ch
         if SPECIAL_FEATURES & set(facts.features):
             special = special_columns(spark, target.merge_place, there.names, schema.names)
         partition_by = _of_table(spark, options, schema, facts, special)
-        _check_table(spark, target, schema, there, facts, special)
+        _check_table(spark=spark, target=target, schema=schema, there=there, facts=facts, special=special)
         if not (bound.has_begun or options.shares_table):
             _warn_of_others(spark, target, checkpoint)
     return replace(bound.options, partition_by=partition_by)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_purgatory.spark.sink.staging.ledger import Failed, Intent, Piece, StagedBatch
-from spark_purgatory.spark.sink.table.history import Commit as TableCommit
+from spark_purgatory.spark.sink.table.history import DrainCommit
 
 # --- what is to be done ---------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class Looked:
     """The table fits to the log, and has the commit of the last intent, or not."""
 
     table_id: str | None
-    commit: TableCommit | None
+    commit: DrainCommit | None
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Found:
     """The table has the commit."""
 
     table_id: str | None
-    commit: TableCommit
+    commit: DrainCommit
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_purgatory.accumulator.backoff import ExponentialBackoff
-from spark_purgatory.accumulator.batch import Batch
+from spark_purgatory.accumulator.batch import ProducerBatch
 from spark_purgatory.accumulator.futures import Callback, RecordFuture
 from spark_purgatory.accumulator.policy import AccumulatorPolicy, AccumulatorSettings
 from spark_purgatory.accumulator.sizing import PartSizing, SizeCalibration
@@ -20,7 +20,7 @@ from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.staging.backlog import Backlog
 from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger, Piece, StagedBatch
-from spark_purgatory.spark.sink.table.history import Commit
+from spark_purgatory.spark.sink.table.history import DrainCommit
 
 LOG = logging.getLogger(__name__)
 WARN_AT = 0.8
@@ -100,7 +100,7 @@ class PolicyAdapter:
         """When the table took something last."""
         self.drain_ms = min(FIRST_DRAIN_MS, self.linger_ms // 2)
         """What the last drain took; a file is drained so much before it has lingered."""
-        self.open: tuple[Batch[str, StagedRecord, Delivery], ...] = ()
+        self.open: tuple[ProducerBatch[str, StagedRecord, Delivery], ...] = ()
         """Those of the drain that is under way; after a failure they are queued again."""
         self._began_ms: int | None = None
         """When the drain under way began; None if this run did not begin it."""
@@ -215,7 +215,7 @@ class PolicyAdapter:
                 said,
             )
 
-    def _settle(self, ledger: Ledger, commit: Commit, work: Work) -> None:
+    def _settle(self, ledger: Ledger, commit: DrainCommit, work: Work) -> None:
         """A drain is done: complete futures, correct estimates. A file's bytes are its share of the drain's."""
         intent = ledger.intent
         assert intent is not None
@@ -265,7 +265,7 @@ class PolicyAdapter:
             said_part = "%d bytes are staged for table %s, %d %% of buffer_memory (%d bytes)"
             LOG.warning(said_part, staged_bytes, self.table, 100 * staged_bytes // self.buffer_bytes, self.buffer_bytes)
 
-    def _count(self, commit: Commit, took_ms: int) -> None:
+    def _count(self, commit: DrainCommit, took_ms: int) -> None:
         counts = self.counts
         counts.drains += 1
         counts.rows += commit.rows or 0

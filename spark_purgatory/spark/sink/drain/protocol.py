@@ -84,7 +84,7 @@ from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.staging.backlog import most_bytes
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger, StagedBatch, missing
-from spark_purgatory.spark.sink.table.history import NO_VERSION, Commit
+from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit
 
 if TYPE_CHECKING:
     from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter as Policy
@@ -284,7 +284,7 @@ def apply(ledger: Ledger, result: Result) -> None:
             ledger.epochs -= ledger.idle_epochs()
 
 
-def _found(ledger: Ledger, table_id: str | None, commit: Commit) -> None:
+def _found(ledger: Ledger, table_id: str | None, commit: DrainCommit) -> None:
     """The table has the commit of the last intent."""
     intent, names = ledger.intent, ledger.names
     if intent is not None and intent.taken and commit.rows not in (None, intent.taken_rows):

@@ -16,7 +16,7 @@ from spark_purgatory.errors import ForeignWriterError, SkippedWriteError, Stagin
 from spark_purgatory.spark.sink.drain.actions import Found, Looked, NotThere
 from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, DrainState, Intent, Ledger
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget, TableFacts
-from spark_purgatory.spark.sink.table.history import NO_VERSION, Commit, History
+from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, History
 from spark_purgatory.spark.storage.paths import literal
 
 LOG = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class TableTruth:
             since = ledger.intent.base_version
         return TableState(facts, self.target.history(spark, since))
 
-    def _log_case(self, ledger: Ledger, intent: Intent | None, commit: Commit | None, history: History) -> None:
+    def _log_case(self, ledger: Ledger, intent: Intent | None, commit: DrainCommit | None, history: History) -> None:
         """Which case of `protocol` this start is."""
         if intent is None:
             drains = f"drain {ledger.next_drain - 1} is complete" if ledger.intent else "no drain so far"
@@ -160,10 +160,10 @@ class TableTruth:
                 intent.number,
                 self.target,
             )
-            commit = Commit(NO_VERSION, self.app_id, intent.number, intent.uuid)
+            commit = DrainCommit(NO_VERSION, self.app_id, intent.number, intent.uuid)
         return Found(facts.id, commit)
 
-    def _found(self, history: History, intent: Intent) -> Commit | None:
+    def _found(self, history: History, intent: Intent) -> DrainCommit | None:
         """The commit of an intent in the table's history. ForeignWriterError if it is another run's."""
         drains = history.drains(self.app_id)
         commit = drains.get(intent.number)

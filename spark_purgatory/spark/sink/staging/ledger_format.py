@@ -17,7 +17,7 @@ from typing import Any
 
 from spark_purgatory.errors import ForeignWriterError, StagingError
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Intent, Ledger, Piece, StagedBatch
-from spark_purgatory.spark.sink.staging.staging_folder import Entry
+from spark_purgatory.spark.sink.staging.staging_folder import LogRecord
 
 PIECE_FIELDS = ("partition", "path", "rows", "staged_bytes", "batch_id", "epoch", "staged_ms", "run")
 Body = dict[str, Any]
@@ -39,14 +39,14 @@ def record_body(staged: StagedBatch) -> Body:
     }
 
 
-def replay(entries: Iterable[Entry], folder: str) -> Ledger:
+def replay(entries: Iterable[LogRecord], folder: str) -> Ledger:
     """The ledger that the entries of a log describe.
 
     Raises:
         ForeignWriterError: Two writers made entries of one name.
         StagingError: An entry lacks a field.
     """
-    known: dict[str, Entry] = {}
+    known: dict[str, LogRecord] = {}
     for entry in entries:
         other = known.setdefault(entry.name, entry)
         if other.body != entry.body:

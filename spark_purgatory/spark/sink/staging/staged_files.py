@@ -189,7 +189,16 @@ def file_at(path: str, staged_ms: int = 0) -> Piece:
     match = _FILE.search(path)
     if match is None:
         raise StagingError(f"{path} is no file of the staging folder: remove what others have put there")
-    return Piece("", match[0], 0, 0, int(match[2]), int(match[1]), staged_ms, int(match[3]))
+    return Piece(
+        partition="",
+        path=match[0],
+        rows=0,
+        staged_bytes=0,
+        batch_id=int(match[2]),
+        epoch=int(match[1]),
+        staged_ms=staged_ms,
+        run=int(match[3]),
+    )
 
 
 def check_one_writer(pieces: Iterable[Piece], folder: str) -> None:

@@ -48,7 +48,7 @@ Body = dict[str, Any]
 _ENTRY = re.compile(r"log/generation=\d+/epoch=\d+/[^/]+")
 
 
-class Entry(NamedTuple):
+class LogRecord(NamedTuple):
     """An entry of the log."""
 
     name: str
@@ -90,7 +90,7 @@ class StagingFolder:
         with settings(spark, SMALL_QUERY):
             writer.mode("error" if note is None else "overwrite").text(f"{self.uri}/{place}")
 
-    def read_entries(self, spark: SparkSession, others_write: bool = False) -> list[Entry]:
+    def read_entries(self, spark: SparkSession, others_write: bool = False) -> list[LogRecord]:
         """Every entry of the log. StagingError if one is damaged.
 
         With ``others_write`` an entry that is removed meanwhile is left out.
@@ -210,7 +210,7 @@ def _tail(path: str) -> str:
     return "/".join(path.rsplit("/", 2)[1:])
 
 
-def _parse(path: str, line: str, folder: str) -> Entry:
+def _parse(path: str, line: str, folder: str) -> LogRecord:
     try:
         entry = json.loads(line)
         text = entry["body"]
@@ -222,7 +222,7 @@ def _parse(path: str, line: str, folder: str) -> Entry:
                     "was written. Run the release that wrote the checkpoint, or a later one"
                 )
             found = _ENTRY.search(path)
-            return Entry(entry["entry"], {**json.loads(text), "format": version}, found[0] if found else path)
+            return LogRecord(entry["entry"], {**json.loads(text), "format": version}, found[0] if found else path)
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
     raise StagingError(

@@ -119,12 +119,12 @@ class DeltaTarget:
                 f"Nothing was written, staged rows wait. ALTER TABLE ... UNSET TBLPROPERTIES ('{FORGETS}')"
             )
         facts = TableFacts(
-            detail["id"],
-            detail["location"],
-            tuple(detail["partitionColumns"]),
-            tuple(detail["tableFeatures"] or ()),
-            properties.get(COLUMN_MAPPING, "none") != "none",
-            properties,
+            id=detail["id"],
+            location=detail["location"],
+            partition_by=tuple(detail["partitionColumns"]),
+            features=tuple(detail["tableFeatures"] or ()),
+            is_mapped=properties.get(COLUMN_MAPPING, "none") != "none",
+            properties=properties,
         )
         if not _is_partitioned_by(self.partition_by, facts):
             ours = T.StructType([T.StructField(name, T.NullType()) for name in self.partition_by])

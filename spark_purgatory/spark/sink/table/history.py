@@ -29,7 +29,7 @@ COLUMNS = ("version", "operation", "operationParameters", "operationMetrics", "u
 
 
 @dataclass(frozen=True)
-class Commit:
+class DrainCommit:
     """A drain as the table's history has it."""
 
     version: int
@@ -46,13 +46,13 @@ class Commit:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableVersion:
     """A version of the table."""
 
     version: int
     operation: str
     parameters: Mapping[str, str | None]
-    commit: Commit | None
+    commit: DrainCommit | None
     """None where the version is no drain."""
 
 
@@ -60,7 +60,7 @@ class Entry:
 class History:
     """The last versions of a table."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[TableVersion, ...]
     """The newest first, none left out."""
 
     @property
@@ -72,7 +72,7 @@ class History:
         """Whether every version after this one is here."""
         return not self.entries or self.entries[-1].version <= version + 1
 
-    def drains(self, app_id: str) -> dict[int, Commit]:
+    def drains(self, app_id: str) -> dict[int, DrainCommit]:
         """Those of an app id, by number."""
         commits = [entry.commit for entry in self.entries if entry.commit is not None]
         # Delta's automatic compaction after a drain has the drain's mark, too: the oldest of a number is the drain.
@@ -124,11 +124,11 @@ def _history(rows: Iterable[Mapping[str, Any]]) -> History:
     return History(tuple(map(_entry, sorted(rows, key=lambda row: row["version"], reverse=True))))
 
 
-def _entry(row: Mapping[str, Any]) -> Entry:
-    return Entry(row["version"], row["operation"] or "", row["operationParameters"] or {}, _commit(row))
+def _entry(row: Mapping[str, Any]) -> TableVersion:
+    return TableVersion(row["version"], row["operation"] or "", row["operationParameters"] or {}, _commit(row))
 
 
-def _commit(row: Mapping[str, Any]) -> Commit | None:
+def _commit(row: Mapping[str, Any]) -> DrainCommit | None:
     try:
         said = json.loads(row["userMetadata"] or "null")
         app_id, number, uuid = said["app_id"], said["drain"], said["intent"]
@@ -137,7 +137,15 @@ def _commit(row: Mapping[str, Any]) -> Commit | None:
     metrics = row["operationMetrics"] or {}
     counts = [metrics.get(name) for name in ("numOutputRows", "numFiles", "numOutputBytes")]
     rows, files, size = (None if count is None else int(count) for count in counts)
-    return Commit(row["version"], str(app_id), int(number), str(uuid), rows, files, size)
+    return DrainCommit(
+        version=row["version"],
+        app_id=str(app_id),
+        number=int(number),
+        intent_uuid=str(uuid),
+        rows=rows,
+        files=files,
+        bytes=size,
+    )
 
 
 def _unquoted(value: str | None) -> str | None:
