@@ -114,7 +114,7 @@ class ProducerBatch(Generic[P, R, V]):
         return self.attempts > 0 and self.waited_ms(now_ms) < self.backoff_ms
 
     def note_retry(self, now_ms: int, backoff_ms: int) -> None:
-        """It came back and waits ``backoff_ms`` from now (A23; Kafka: ``reenqueued``)."""
+        """Note that it came back and waits ``backoff_ms`` from now (A23; Kafka: ``reenqueued``)."""
         self.attempts += 1
         self.backoff_ms = backoff_ms
         self.last_attempt_ms = self.last_append_ms = max(self.last_append_ms, now_ms)

@@ -175,7 +175,7 @@ class Completions(Options):
 
 
 MAX_NAME_BYTES = 1024
-"""Of a path or a table's name: what object stores take as a key, with room for files below it."""
+"""The longest path or table name: what object stores take as a key, with room for files below it."""
 
 
 def watermark_ms(side: Operations | Completions) -> int:

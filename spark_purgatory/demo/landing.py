@@ -119,7 +119,7 @@ def _payments(rng: np.random.Generator, orders: Columns) -> Columns:
 
 
 def _lag_ms(rng: np.random.Generator, n: int, most_ms: int) -> Int64s:
-    """From event to landing: seconds for most, anything up to ``most_ms`` for some."""
+    """Milliseconds from event to landing: seconds for most, anything up to ``most_ms`` for some."""
     usual = np.minimum(rng.exponential(3000, n), most_ms)
     return np.where(rng.random(n) < OUT_OF_ORDER_SHARE, rng.integers(0, most_ms, n), usual).astype(np.int64)
 

@@ -31,7 +31,7 @@ from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.storage_errors import RESTORE_STATE, SPARK_FAULTS, without_reach
 
 GOOD_STATE_BYTES = 5_000_000
-"""Of a shard: a micro-batch writes the whole state of each shard that it touches (docs/choosing.md)."""
+"""A shard's state may have so many: a micro-batch writes the whole of each that it touches (docs/choosing.md)."""
 CLAIM_FAULTS: tuple[type[Exception], ...] = (StagingError, *SPARK_FAULTS)
 STATE_FAULTS: tuple[type[Exception], ...] = (StateUnreadableError, *SPARK_FAULTS)
 KEPT_SETTINGS = ("spark.sql.streaming.stateStore.providerClass", "spark.sql.shuffle.partitions")
@@ -86,7 +86,7 @@ def offset_findings(spark: SparkSession, checkpoint: str, states: ShardStates) -
 
 
 def state_findings(states: ShardStates) -> Iterator[Finding]:
-    """Of all shards: format, number of shards, settings, size; each state is read and its checksums compared."""
+    """Format, number, settings and size of all shards; each state is read and its checksums compared."""
     try:
         rows = collected(states.whole.mapInArrow(_about_states, "said string"))
     except STATE_FAULTS as error:

@@ -41,7 +41,7 @@ from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, said
 PACKAGES = ("numpy", "pandas", "pyarrow", "pyspark", "spark_purgatory")
 """What a worker imports to run a purgatory."""
 TASKS = 16
-"""Of the tiny job: some for each executor of a small cluster."""
+"""How many tasks the tiny job has: some for each executor of a small cluster."""
 MAX_CLOCK_SKEW_MS = 60_000
 TESTED_STORES = {"HDFSBackedStateStoreProvider": "on the JVM's heap", "RocksDBStateStoreProvider": "on disk"}
 SOCKETS = "spark.python.unix.domain.socket.enabled"

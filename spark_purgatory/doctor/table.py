@@ -73,7 +73,7 @@ def kind_findings(target: DeltaTarget, facts: TableFacts) -> Iterator[Finding]:
 
 
 def property_findings(properties: Mapping[str, str]) -> Iterator[Finding]:
-    """That transactions are kept, and the properties that only cut the history."""
+    """Findings about the properties: transactions are kept, and the properties that only cut the history."""
     yield Finding("table keeps transactions", "delta.setTransactionRetentionDuration is not set")
     for name in TELLING:
         if name in properties:

@@ -25,7 +25,7 @@ class AvroSchemas:
 
     reader: str
     writers: Mapping[int, str]
-    """By id of the registry; empty where the file alone says it."""
+    """The writers' schemas by id of the registry; empty where the file alone says it."""
 
 
 def schemas_of(source: KafkaSource, name: str) -> AvroSchemas:

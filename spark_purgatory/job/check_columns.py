@@ -35,7 +35,7 @@ TYPES = frozenset(
 )
 """The names with which a type begins in Spark's DDL."""
 TIMES = frozenset({"date", "timestamp", "timestamp_ltz", "timestamp_ntz"})
-"""Those of a time."""
+"""Types of columns that hold a time."""
 TEXTS = frozenset({"string", "varchar", "char", "character"})
 COLUMN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s:`]+))\s*:?\s*([A-Za-z_]+)?")
 PLAIN = re.compile(r"\s*(?:[A-Za-z_]\w*\.)*(?:`([^`]+)`|([A-Za-z_]\w*))\s*$")

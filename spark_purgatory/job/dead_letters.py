@@ -25,8 +25,8 @@ RAW = "spark_purgatory_raw"
 """The column into which Spark's readers put the text of a row that they cannot read. No source has it."""
 OUR_OPTIONS = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": RAW}
 COLUMNS = ("input", "source", "reason", "raw", "raw_bytes", "read_at")
-"""Of the table: ``operations`` or ``completions``; the file, or topic, partition and offset; why; the text, or bytes
-that are no text; when."""
+"""Columns of the table of dead letters: ``operations`` or ``completions``; the file, or topic, partition and offset;
+why; the text, or bytes that are no text; when."""
 
 
 def start(spark: SparkSession, config: JobConfig) -> StreamingQuery | None:

@@ -216,7 +216,7 @@ class Output(Model):
 
     topic: Text | None = None
     options: dict[str, Scalar] = Field(default_factory=dict)
-    """Of the topic's producer: ``kafka.bootstrap.servers`` and others that begin with ``kafka.``."""
+    """Options of the topic's producer: ``kafka.bootstrap.servers`` and others that begin with ``kafka.``."""
 
     @model_validator(mode="after")
     def _checked(self) -> Output:

@@ -62,7 +62,7 @@ class Report:
     checkpoint: str
     made_ms: int
     summary: Summary
-    """Of the table and of what is staged for it."""
+    """The summary of the table and of what is staged for it."""
     in_table: int
     """Rows of the table."""
     gauges: Gauges

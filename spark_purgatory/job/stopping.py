@@ -22,7 +22,7 @@ from pyspark.java_gateway import ensure_callback_server_started
 BEFORE_SPARK = 1000
 """The priority; Spark's own are below 60."""
 PATIENCE_SECONDS = 3600
-"""Of the JVM: a drain may be large, and who wants it shorter sends SIGKILL."""
+"""How long the JVM waits for us: a drain may be large, and who wants it shorter sends SIGKILL."""
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class _JvmEnds:
         self._stop = stop
 
     def run(self) -> None:
-        """As ``java.lang.Runnable``."""
+        """What ``java.lang.Runnable`` asks for."""
         self._stop.wait_until_stopped()
 
     class Java:

@@ -47,7 +47,7 @@ class Deliveries:
     segment: Int64s
     """Which of the segments has the event."""
     at: Int64s
-    """Its position there."""
+    """The event's position in its segment."""
     entry: Int64s
     """The watch entry that it came to."""
     operation: Int64s

@@ -121,7 +121,7 @@ class ControlLog:
         return found + self.keyless(kind, targets, from_us, to_us)
 
     def keyless(self, kind: EventKind, targets: Targets, from_us: Int64s, to_us: Int64s) -> list[Spans]:
-        """Those among `spans` whose events have no key: they apply to each watch entry of the operation they name."""
+        """The spans of `spans` whose events have no key: these apply to each watch entry of the operation named."""
         log = self.logs.get(LogKey(kind, True))
         if log is None or not targets.whole or kind == EventKind.COMPLETE:
             return []

@@ -67,7 +67,7 @@ class CrossKeyDeliveries:
         return CrossKeyDeliveries(named, several, shared) if any(len(at) for at, _ in shared.values()) else None
 
     def most(self) -> Int64s:
-        """At most so many first deliveries has each operation, (n,) int64."""
+        """The most first deliveries that each operation can have, (n,) int64."""
         most = np.zeros(len(self.several), np.int64)
         for operation, span in self.spans:
             at, codes = self.shared[id(span.segment)]

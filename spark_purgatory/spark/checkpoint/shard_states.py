@@ -51,9 +51,9 @@ class ShardStates:
 
     whole: DataFrame
     heads: DataFrame
-    """Of the log host without snapshot and log: enough for `ShardState.metadata`, and small."""
+    """The log host's states without snapshot and log: enough for `ShardState.metadata`, and small."""
     host: str
-    """As `Purgatory.host`."""
+    """The host that wrote them, a value of `Purgatory.host`."""
     batch_id: int
     watermark_ms: int
     """The watermark with which the micro-batch decided; 0: there was none yet."""

@@ -100,8 +100,8 @@ class LogHost(StatefulProcessor):
     """The processor for ``transformWithState``; Spark makes a new one for every task."""
 
     most_expired_bytes = 1 << 30
-    """Of outcomes that the timers of one task give. Spark makes one Arrow batch of them, which holds 2 GiB at most; the
-    shards beyond are called again when the watermark next moves."""
+    """The most bytes of outcomes that the timers of one task give. Spark makes one Arrow batch of them, which holds
+    2 GiB at most; the shards beyond are called again when the watermark next moves."""
 
     def __init__(self, spec: EngineSpec, options: LogHostOptions) -> None:
         self._spec = spec

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 SWITCH = "SPARK_PURGATORY_TUNE_WORKERS"
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-"""Of ``malloc.h``."""
+"""Numbers of ``malloc.h``."""
 KEPT_BYTES = 256 << 20
 """Freed memory that a worker keeps for its next task."""
 MOST_OLD_GLIBC_TAKES = 32 << 20
@@ -35,7 +35,7 @@ quarter of the workers' CPU."""
 TASK_HALF_LIFE_SECONDS = 5.0
 """What the largest task needed counts half as much after this."""
 TRIM_PART = 0.01
-"""Of its time, what a worker may spend on giving memory back."""
+"""The share of its time that a worker may spend on giving memory back."""
 
 
 def prepare_worker() -> None:

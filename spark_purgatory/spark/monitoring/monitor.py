@@ -36,7 +36,7 @@ from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, own_words
 
 LOG = logging.getLogger(__name__)
 FAULTS: tuple[type[Exception], ...] = (PurgatoryError, *SPARK_FAULTS)
-"""Of reading the state: the query goes on, and so do its other metrics."""
+"""Faults of reading the state: the query goes on, and so do its other metrics."""
 COUNTED: dict[str, tuple[str, Labels]] = {
     "batches": ("batches_total", ()),
     "received": ("operations_received_total", ()),

@@ -71,7 +71,7 @@ class Query:
     spec: EngineSpec
     shards: int | None
     host: str
-    """As `Purgatory.host`."""
+    """The host, a value of `Purgatory.host`."""
     route: str = "key"
     """What says to which shard an operation goes: its "key", its "id", or its "scope"."""
 

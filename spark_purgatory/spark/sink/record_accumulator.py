@@ -42,7 +42,7 @@ APPENDS = (
     "its column, and a result comes once, when it is final; to update rows in place use foreachBatch with MERGE instead"
 )
 OTHER_MODES = re.compile(r"STREAMING_OUTPUT_MODE|with Append output mode")
-"""In Spark's errors about a plan and its output mode; those about a function's own mode have no name."""
+"""What Spark's errors about a plan and its output mode have; errors about a function's own mode have no name."""
 TRIGGERS = "{'processingTime': '10 seconds'} or {'availableNow': True}"
 
 

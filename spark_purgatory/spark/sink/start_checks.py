@@ -42,7 +42,7 @@ LOG = logging.getLogger(__name__)
 MAX_OTHERS = 3
 """Queries that are named, of those that have filled a table."""
 DEFAULTS = "spark.databricks.delta.properties.defaults."
-"""And the name of a table's property without ``delta.``: what new tables have."""
+"""Before the name of a table's property without ``delta.``: the session's default for new tables."""
 CHECKS_TYPES = "spark.databricks.delta.schema.typeCheck.enabled"
 
 

@@ -32,7 +32,7 @@ class Place:
     scheme: str | None
     authority: str
     path: str
-    """Of a local folder without symbolic links, as far as this machine has it."""
+    """The path; a local folder's without symbolic links, as far as this machine has it."""
 
     @classmethod
     def of(cls, uri: str) -> Place:

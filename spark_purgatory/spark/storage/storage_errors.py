@@ -33,7 +33,7 @@ _TELLING = re.compile(
     r"No space left|[Pp]ermission denied|Read-only|[Tt]oo many open|[Tt]oo large|Input/output error|[Qq]uota|Stale"
     r"|[Cc]onnection|[Tt]imed? ?out|Mkdirs failed|[Rr]ename|Not a directory|Is a directory|Is a file|No such file"
 )
-"""Of a plain IOException, whose message may be anybody's."""
+"""What tells a fault of the storage in a plain IOException, whose message may be anybody's."""
 _CLASS_NAME = re.compile(r"\bjava\.lang\.(?:ClassNotFoundException|NoClassDefFoundError|NoSuchMethodError)\b[^\n]*")
 _FOLDER_VALUE = re.compile(r"(?<!generation)(?<!epoch)(?<!batch)=[^/\n]*")
 _NAMES = re.compile(
@@ -158,7 +158,7 @@ def _without_values(text: str) -> str:
 
 
 def read_fault(error: BaseException) -> str | None:
-    """In one line why a file could not be read; None if that is not what failed."""
+    """Why, in one line, a file could not be read; None if that is not what failed."""
     text = str(error)
     if DAMAGED_ROW in text:
         return "the values of a row differ from their hash, the file is damaged"

@@ -60,7 +60,7 @@ class Intend:
     partitions: Sequence[str] = ()
     taken: tuple[Piece, ...] = ()
     batch_id: int | None = None
-    """Of the micro-batch that counts from now on; its rows are ``taken``, or go direct."""
+    """The micro-batch that counts from now on; its rows are ``taken``, or go direct."""
 
 
 @dataclass(frozen=True)

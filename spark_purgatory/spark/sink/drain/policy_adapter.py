@@ -42,12 +42,12 @@ class Delivery:
 
     table: str
     version: int
-    """Of the table; -1 where its history was cut."""
+    """The table's version that has them; -1 where its history was cut."""
     rows: int
     bytes: int
-    """In the table's files, as a share of the drain's; 0 where Delta does not say."""
+    """Bytes in the table's files, as a share of the drain's; 0 where Delta does not say."""
     queued_ms: int
-    """From their staging to their drain."""
+    """Milliseconds from their staging to the end of their drain."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class PolicyAdapter:
         backoff = ExponentialBackoff(self.backoff_ms, self.backoff_ms * MAX_BACKOFF_FACTOR)
         self.policy: AccumulatorPolicy[str, StagedRecord, Delivery] = AccumulatorPolicy(settings, PartSizing(), backoff)
         self.futures: dict[int, tuple[RecordFuture[Delivery], ...]] = {}
-        """By micro-batch; of those delivered the last `KEPT_FUTURES`."""
+        """Futures by micro-batch; of those delivered the last `KEPT_FUTURES`."""
         self.counts = DrainCounts()
         self.fills_files = False
         """The last micro-batch counted filled a file in each of its partitions."""
@@ -101,7 +101,7 @@ class PolicyAdapter:
         self.drain_ms = min(FIRST_DRAIN_MS, self.linger_ms // 2)
         """What the last drain took; a file is drained so much before it has lingered."""
         self.open: tuple[ProducerBatch[str, StagedRecord, Delivery], ...] = ()
-        """Those of the drain that is under way; after a failure they are queued again."""
+        """The batches of the drain that is under way; after a failure they are queued again."""
         self._began_ms: int | None = None
         """When the drain under way began; None if this run did not begin it."""
         self._made_ms, self._made_at_ms = time.time_ns() // 1_000_000, time.monotonic_ns() // 1_000_000

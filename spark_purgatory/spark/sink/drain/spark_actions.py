@@ -73,7 +73,7 @@ class SparkActions:
         self.folder = StagingFolder(checkpoint)
         self.truth = TableTruth(target, checkpoint)
         self._rules: dict[str, Rules] = {}
-        """By schema."""
+        """How rows are staged, by their schema."""
 
     def in_session(self, spark: SparkSession) -> Self:
         """The same in another session."""

@@ -23,7 +23,7 @@ MAX_GROWTH = 2
 MAX_OVERHEAD_BYTES = 1 << 20
 """What Parquet can make of rows at the very worst: twice their bytes, and the footers."""
 MAX_FILES_AHEAD = 8
-"""At most so many files' bytes stay uncounted, were they all of a partition that has not been seen yet."""
+"""How many files' bytes may stay uncounted, were they all of a partition that has not been seen yet."""
 KEEP = 0.5
 
 
@@ -34,7 +34,7 @@ class Backlog:
         self._staged_a_plain: DecayedQuotient | None = None
         """Bytes of files over bytes of rows."""
         self._shares: dict[str, float] = {}
-        """Of partitions, in the bytes counted last."""
+        """Each partition's share of the bytes counted last."""
 
     def learn(self, batches: Iterable[StagedBatch], pieces: Sequence[Piece]) -> None:
         """Micro-batches were counted."""

@@ -25,15 +25,15 @@ class DrainState(Enum):
     """How far the drain of the last intent is (`protocol`)."""
 
     DONE = "done"
-    """Its commit was read back, and that was noted; or there was no drain yet."""
+    """The commit was read back, and that was noted; or there was no drain yet."""
     INTENDED = "intended"
     """The table does not have it: it is to be committed, for the first time or again."""
     UNDERWAY = "underway"
-    """It is being committed beside the micro-batches."""
+    """The drain is being committed beside the micro-batches."""
     UNSURE = "unsure"
     """The table may have it: a commit raised, or the run that made the intent has ended."""
     WRITTEN = "written"
-    """Its commit returned, which does not say that the table has it."""
+    """The commit returned, which does not say that the table has it."""
     FOUND = "found"
     """The table has it."""
 
@@ -48,7 +48,7 @@ class Piece:
     """Below the staging folder."""
     rows: int
     staged_bytes: int
-    """Its share of the file's, by rows."""
+    """The piece's share of the file's bytes, by rows."""
     batch_id: int
     epoch: int
     staged_ms: int
@@ -103,9 +103,9 @@ class Intent:
     """What a drain will commit."""
 
     number: int
-    """Of the drain, and its txnVersion."""
+    """The drain's number, and its txnVersion."""
     uuid: str
-    """In the commit's userMetadata: whose commit it is."""
+    """What the commit's userMetadata has: it says whose commit it is."""
     table_id: str | None
     """Delta's id of the table; None if it is to be made."""
     schema: str
@@ -116,13 +116,13 @@ class Intent:
     taken: tuple[Piece, ...]
     left: tuple[Piece, ...]
     epochs: tuple[int, ...]
-    """Those whose files were not removed when the intent was made."""
+    """Epochs whose files were not removed when the intent was made."""
     run: int
     """Number of the run that made it."""
     table_version: int | None = None
-    """Of the table after the drain before it; None if that is not known."""
+    """The table's version after the drain before this one; None if that is not known."""
     base_version: int = -1
-    """Of the table when the intent was made, -1 if there was none: the drain's own is a later one."""
+    """The table's version when the intent was made, -1 if there was none: the drain's own is a later one."""
 
     @property
     def taken_rows(self) -> int:
@@ -132,7 +132,7 @@ class Intent:
 
 @dataclass(frozen=True)
 class Names:
-    """Of what a ledger belongs to; errors name them."""
+    """Names of what a ledger belongs to, for errors."""
 
     checkpoint: str = ""
     folder: str = ""
@@ -146,7 +146,7 @@ class Failed:
 
     said: str
     is_refused: bool = False
-    """It takes no such rows, however often it is tried."""
+    """The table takes no such rows, however often it is tried."""
     is_lasting: bool = False
     """No try of this session can succeed."""
 
@@ -156,11 +156,11 @@ class Ledger:
     """All that counts. ``pieces`` are in the order in which they were staged."""
 
     pieces: dict[tuple[str, str], Piece] = field(default_factory=dict)
-    """By key; what the intent takes is not among them."""
+    """What is staged and counted, by key; what the intent takes is not among it."""
     uncounted: dict[int, StagedBatch] = field(default_factory=dict)
-    """By micro-batch: those after all pieces, whose own are not known yet."""
+    """Micro-batches after all pieces, whose own pieces are not known yet, by number."""
     schema: str | None = None
-    """Of all rows staged."""
+    """The schema of all rows staged, as JSON; None if none were."""
     last_batch: int = NO_BATCH
     """The last micro-batch that counts."""
     intent: Intent | None = None
@@ -168,11 +168,11 @@ class Ledger:
     drain: DrainState = DrainState.DONE
     """How far the last intent's drain is."""
     epochs: set[int] = field(default_factory=set)
-    """Those that may hold files."""
+    """Epochs that may hold files."""
     incoming: StagedBatch | None = None
     """A micro-batch that is staged and does not count yet: whether it fits is not decided."""
     incoming_pieces: tuple[Piece, ...] = ()
-    """Its pieces, once they were counted."""
+    """The pieces of ``incoming``, once they were counted."""
     run: Run = field(default_factory=Run)
     """The one that keeps this ledger."""
     empty: list[tuple[int, int]] = field(default_factory=list)
@@ -180,7 +180,7 @@ class Ledger:
     records: Mapping[str, int] = field(default_factory=dict)
     """Rows of each staged folder that an earlier run completed, by the folder's path below the staging folder."""
     table_version: int | None = None
-    """Of the table after the last drain that was read back; None if that is not known."""
+    """The table's version after the last drain that was read back; None if that is not known."""
     table_id: str | None = None
     """Delta's id of the table; None as long as there is none."""
     names: Names = field(default_factory=Names)
@@ -190,7 +190,7 @@ class Ledger:
     fault: PurgatoryError | None = None
     """What the query cannot go on with."""
     before_version: int | None = None
-    """Of the table before the commit that returned last."""
+    """The table's version before the commit that returned last."""
     is_compared: bool = False
     """The log was compared with the table, which comes first in a run."""
     is_adopted: bool = False
@@ -208,7 +208,7 @@ class Ledger:
 
     @property
     def staged_bytes(self) -> int:
-        """Of all pieces that count and were not read back in the table."""
+        """Bytes of all pieces that count and were not read back in the table."""
         taken = () if self.is_done or self.intent is None else self.intent.taken
         return sum(piece.staged_bytes for piece in (*taken, *self.pieces.values()))
 

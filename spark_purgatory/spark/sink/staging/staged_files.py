@@ -44,7 +44,7 @@ from spark_purgatory.spark.storage.storage_errors import (
 PIECES_PER_FILE = 8
 """A staged file is at most this part of ``batch_size``: a batch that has no room for the next is at least 7/8 full."""
 MAX_NAME_BYTES = 255
-"""Of one folder's name, on nearly every file system."""
+"""The longest name of a folder, on nearly every file system."""
 ESCAPED = r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]"
 """What Spark and Delta write as %XX in the name of a partition's folder."""
 FAULT = "spark_purgatory:"
@@ -72,7 +72,7 @@ READ_OPTIONS: Mapping[str, str] = {
     "parquet.filter.columnindex.enabled": "false",
     "parquet.filter.bloom.enabled": "false",
 }
-"""Of every reader of staged files."""
+"""Options of every reader of staged files."""
 COUNTING = {name: value for name, value in SMALL_QUERY.items() if name != "spark.sql.codegen.wholeStage"}
 """The same query for ever, of as many rows as a drain has: it is compiled once."""
 
@@ -86,7 +86,7 @@ class Rules:
     hashes: tuple[Column, ...]
     """Row hash, or an error that says what no sink could take; and, if the table has partitions, partition hash."""
     name: str | None
-    """Of the partition hash, None without partitions."""
+    """Name of the column of the partition hash, None without partitions."""
 
 
 def rules_of(schema: T.StructType, options: SinkOptions, partition_by: Sequence[str]) -> Rules:

@@ -42,7 +42,7 @@ from spark_purgatory.spark.storage.paths import in_checkpoint, literal, split_ur
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QUERY, STRICT_FILES, settings
 
 FORMAT = 1
-"""Of an entry."""
+"""The format of a log record."""
 REMOVE_TRIES = 5
 Body = dict[str, Any]
 _ENTRY = re.compile(r"log/generation=\d+/epoch=\d+/[^/]+")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pyspark.sql import types as T
 
 FORBIDDEN_CHARACTERS = " ,;{}()\n\t="
-"""In the name of a column, unless the table maps names (``delta.columnMapping.mode``)."""
+"""Characters that no column's name may have, unless the table maps names (``delta.columnMapping.mode``)."""
 OURS = ("__spark_purgatory_path", "__spark_purgatory_index")
 """Columns that a drain adds and drops."""
 REMEDIES = {
@@ -22,7 +22,7 @@ REMEDIES = {
     "GeometryType": "write ST_AsBinary of it",
     "GeographyType": "write ST_AsBinary of it",
 }
-"""By type that Delta has no column for."""
+"""What to do instead, by type that Delta has no column for."""
 NO_FOLDER = (T.ArrayType, T.MapType, T.StructType, T.VariantType, T.NullType)
 """Types whose values cannot name the folder of a partition."""
 WIDER: dict[type[T.DataType], tuple[type[T.DataType], ...]] = {
@@ -31,11 +31,11 @@ WIDER: dict[type[T.DataType], tuple[type[T.DataType], ...]] = {
 }
 """What Delta widens by itself in an append to a path; nothing else."""
 MOST_DIGITS: dict[type[T.DataType], int] = {T.ByteType: 3, T.ShortType: 5, T.IntegerType: 10, T.LongType: 20}
-"""Of a value, by type, as Spark counts them where it compares a type with a decimal's."""
+"""The most digits of a value, by type, as Spark counts them where it compares a type with a decimal's."""
 SURE_DIGITS: dict[type[T.DataType], int] = {T.ByteType: 2, T.ShortType: 4, T.IntegerType: 9, T.LongType: 18}
 """So many every value may have that a column of the type takes."""
 FLOAT_DIGITS: dict[type[T.DataType], int] = {T.FloatType: 7, T.DoubleType: 15}
-"""Of whole numbers that are exact."""
+"""The digits of whole numbers that are exact."""
 MAX_DIGITS = 99
 """More than any type has."""
 
@@ -113,13 +113,13 @@ class Taking:
     """How a table takes rows."""
 
     casts: bool = False
-    """By name: a row's values are cast to its columns. We ask for a type that holds every value of the other as it is:
-    what becomes of one that does not fit is the session's choice (``spark.sql.storeAssignmentPolicy``), other digits
-    without a word, or an error long after."""
+    """The table is written by name: a row's values are cast to its columns. We ask for a type that holds every
+    value of the other as it is: what becomes of one that does not fit is the session's choice
+    (``spark.sql.storeAssignmentPolicy``), other digits without a word, or an error long after."""
     adds: bool = False
     """The session lets Delta add the columns that the table lacks."""
     widens: bool = False
-    """And the table lets it widen types (``delta.enableTypeWidening``)."""
+    """The session may add columns, and the table lets it widen types (``delta.enableTypeWidening``)."""
 
 
 def changed(staged: T.DataType, there: T.DataType, path: str, taking: Taking) -> Iterator[str]:

@@ -43,7 +43,7 @@ class TableFacts:
     id: str
     location: str
     partition_by: tuple[str, ...]
-    """As the table names them."""
+    """Partition columns, as the table names them."""
     features: tuple[str, ...] = ()
     """Table features that a writer must support."""
     is_mapped: bool = False

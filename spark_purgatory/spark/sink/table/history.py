@@ -25,7 +25,7 @@ NO_VERSION = -1
 FIRST_LOOK = 10
 """Versions that are asked for first: all since the last drain, unless others write much."""
 COLUMNS = ("version", "operation", "operationParameters", "operationMetrics", "userMetadata")
-"""Of DESCRIBE HISTORY."""
+"""Columns of DESCRIBE HISTORY that are read."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class DrainCommit:
     """A drain as the table's history has it."""
 
     version: int
-    """Of the table; `NO_VERSION` where the history has lost it."""
+    """The table's version that is the drain; `NO_VERSION` where the history has lost it."""
     app_id: str
     number: int
-    """Of the drain."""
+    """The drain's number."""
     intent_uuid: str
     """Whose commit it is."""
     rows: int | None = None
@@ -65,7 +65,7 @@ class History:
 
     @property
     def version(self) -> int:
-        """Of the table."""
+        """The version of the table."""
         return self.entries[0].version if self.entries else NO_VERSION
 
     def is_whole_since(self, version: int) -> bool:
@@ -73,7 +73,7 @@ class History:
         return not self.entries or self.entries[-1].version <= version + 1
 
     def drains(self, app_id: str) -> dict[int, DrainCommit]:
-        """Those of an app id, by number."""
+        """The drains of an app id, by number."""
         commits = [entry.commit for entry in self.entries if entry.commit is not None]
         # Delta's automatic compaction after a drain has the drain's mark, too: the oldest of a number is the drain.
         return {commit.number: commit for commit in commits if commit.app_id == app_id}

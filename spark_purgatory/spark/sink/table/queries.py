@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 LOOKED_AT = 1000
 """Versions: reading them takes 3 s."""
 APP_ID = "$.app_id"
-"""In the ``userMetadata`` of a drain's version."""
+"""The path of the app id in the ``userMetadata`` of a drain's version."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class FilledBy:
     """Among the last `LOOKED_AT` versions."""
     last_version: int
     last_at: str
-    """In the session's time zone."""
+    """The time of the last drain, in the session's time zone."""
 
     def __str__(self) -> str:
         drains = f"{self.drains:,} drain{'s' * (self.drains != 1)}"

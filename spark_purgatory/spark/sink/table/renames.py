@@ -23,7 +23,7 @@ from spark_purgatory.spark.sink.table.table_place import name_parts, sql_name
 
 CHANGES = ("RENAME COLUMN", "ADD COLUMNS", "DROP COLUMNS")
 Path = tuple[str, ...]
-"""Of a column, in lower case: its struct's, and its own name."""
+"""A column's place in lower case: its struct's name, and its own."""
 
 
 @dataclass(frozen=True)

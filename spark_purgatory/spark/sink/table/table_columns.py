@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from spark_purgatory.spark.storage.spark_access import settings
 
 SPECIAL_FEATURES = frozenset({"allowColumnDefaults", "generatedColumns", "identityColumns"})
-"""Of a table that may have such columns; others need not be asked."""
+"""Features of a table that may have such columns; other tables need not be asked."""
 WHOLE_PLAN = {"spark.sql.debug.maxToStringFields": "1000000"}
 _CLOSED = re.compile(r"\[DELTA_IDENTITY_COLUMNS_EXPLICIT_INSERT_NOT_SUPPORTED\].*? column (.+?) is not supported")
 
@@ -25,9 +25,9 @@ class SpecialColumns:
     """Names in lower case."""
 
     filled: frozenset[str] = frozenset()
-    """Those that the stream lacks, and Delta fills."""
+    """Columns that the stream lacks, and Delta fills."""
     closed: frozenset[str] = frozenset()
-    """Those that the stream has, and that take no values from rows: ``GENERATED ALWAYS AS IDENTITY``."""
+    """Columns that the stream has, and that take no values from rows: ``GENERATED ALWAYS AS IDENTITY``."""
 
 
 def special_columns(spark: SparkSession, place: str, there: Sequence[str], given: Iterable[str]) -> SpecialColumns:
