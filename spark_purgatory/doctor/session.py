@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.verified import release_finding
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.host.exchange import unix_sockets
 from spark_purgatory.spark.host.requirements import (
     CHANGELOG,
     LOG_HOST_HERE,
@@ -203,7 +204,7 @@ def setting_findings(spark: SparkSession) -> Iterator[Finding]:
         yield note("deadlines on a silent stream", f"{NO_DATA} = false: {ONLY_WITH_ROWS}")
     if setting(spark, SOCKETS) == "true":
         yield Finding("Unix sockets", "between the JVM and Python")
-    else:
+    elif unix_sockets("/tmp"):
         yield note("Unix sockets", f"off: over TCP a Python task waits about 40 ms; at its start, {SOCKETS} = true")
 
 

@@ -29,6 +29,7 @@ from spark_purgatory import (
 from spark_purgatory.doctor.checkpoint import checkpoint_findings
 from spark_purgatory.errors import ConfigError, StateUnreadableError
 from spark_purgatory.job.show_pending import PendingRequest, show_pending
+from spark_purgatory.spark.host.requirements import LOG_HOST_HERE
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.terminal import terminal
 from tests.support.stream_rows import at, event, operation, purgatory
@@ -242,7 +243,7 @@ STATE_LOSSES: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("host", ["applyInPandasWithState", "transformWithState"])
+@pytest.mark.parametrize("host", ["applyInPandasWithState", LOG_HOST_HERE])
 def test_a_state_that_is_gone_is_an_error_of_the_state_with_its_remedy(
     spark: SparkSession, tmp_path: Path, host: Host
 ) -> None:

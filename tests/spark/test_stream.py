@@ -170,11 +170,13 @@ def test_spark_knows_the_settings_that_make_the_exchange_cheaper(spark: SparkSes
     for name, value in EXCHANGE_SETTINGS.items():
         assert spark.conf.get(name) not in (None, value), f"{name} is gone, or its default now"
     registry: Any = spark.sparkContext._jvm
-    for name in unix_sockets("/tmp"):
-        assert registry.org.apache.spark.internal.config.ConfigEntry.findEntry(name) is not None, f"{name} is gone"
+    for name in ("spark.python.unix.domain.socket.enabled", "spark.python.unix.domain.socket.dir"):
+        known = registry.org.apache.spark.internal.config.ConfigEntry.findEntry(name) is not None
+        assert known == (name in unix_sockets("/tmp")), f"{name} is gone, or Spark knows it now"
 
 
-def test_sockets_are_only_where_their_path_is_not_too_long() -> None:
+def test_sockets_are_only_where_their_path_is_not_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyspark.__version__", "4.1.0")
     for folder in ("/tmp", "/" + 63 * "d"):
         assert unix_sockets(folder)["spark.python.unix.domain.socket.dir"] == folder
     for folder in ("/" + 64 * "d", "/" + 32 * "\u00e4"):

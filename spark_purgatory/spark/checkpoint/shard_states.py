@@ -37,6 +37,8 @@ UNFINISHED = "half_of_a_checkpoint_run_the_move_again"
 """The file ``metadata`` of a checkpoint whose move has not ended: one word, for Spark quotes one when it stops."""
 STATE_BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(256 << 20)}
 
+NOTHING_THERE = ("STDS_COMMITTED_BATCH_UNAVAILABLE", "STDS_FAILED_TO_READ_STATE_SCHEMA")
+"""What the reader says of a path that it has encoded twice; the second is Spark 4.0's."""
 ENCODED = re.compile(r"""[\s"#%<>?[\\\]^`{|}]""")
 """Characters of a path that a URI encodes. Spark's reader of state stores encodes the path twice, and finds nothing."""
 
@@ -104,10 +106,8 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
         whole, heads = _of_blob_host(reader, checkpoint) if operator == BLOB_HOST else _of_log_host(reader, checkpoint)
         _ = heads.schema  # Spark Connect asks the server here
     except PySparkException as error:
-        if (fault := state_fault(error)) is not None:
-            raise fault from error
-        if error.getCondition() != "STDS_COMMITTED_BATCH_UNAVAILABLE" or not ENCODED.search(checkpoint):
-            raise
+        if error.getCondition() not in NOTHING_THERE or not ENCODED.search(checkpoint):
+            raise state_fault(error) or error from error
         raise StatePathError(
             f"checkpoint={checkpoint!r} is there, but Spark's reader of state stores finds nothing at a path with "
             f"{', '.join(map(repr, dict.fromkeys(ENCODED.findall(checkpoint))))}: read a copy of the folder at a path "

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyspark
 
 from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS
 from spark_purgatory.core.state.payload_schema import conform, conform_batch, plain, sent
@@ -44,9 +45,10 @@ def unix_sockets(folder: str) -> dict[str, str]:
     Over TCP, Nagle's algorithm at one end waits for the acknowledgement that the other delays: 40 ms in which a Python
     task does nothing, whatever its size. Unix sockets have neither. The price: a worker that Spark ends after a minute
     without work leaves a BrokenPipeError on stderr, where over TCP its last words are lost in silence. ``folder`` must
-    be there on every machine that runs Python; none are set where its name is too long for a socket.
+    be there on every machine that runs Python; none are set where its name is too long for a socket, and on Spark 4.0,
+    which has none.
     """
-    if len(os.fsencode(folder)) > SOCKET_FOLDER_LIMIT:
+    if pyspark.__version__.startswith("4.0.") or len(os.fsencode(folder)) > SOCKET_FOLDER_LIMIT:
         return {}
     name = "spark.python.unix.domain.socket"
     return {f"{name}.enabled": "true", f"{name}.dir": folder}
