@@ -266,6 +266,7 @@ NOW_AND_THEN = (
     a_check_after_a_restart,
     a_partition_value_too_long,
     a_staged_file_that_is_gone,
+    a_generated_column_that_differs,
 )
 """Scenes that another one of them is much like."""
 

@@ -190,10 +190,10 @@ def counts_from_the_created_time(monkeypatch: pytest.MonkeyPatch) -> None:
         forgets_who_is_undecided,
         forgets_ids_of_what_waits,
         forgets_ids_of_what_ended,
-        arms_every_row_at_its_deadline,
+        pytest.param(arms_every_row_at_its_deadline, marks=pytest.mark.long),
         counts_from_the_created_time,
     ],
-    ids=lambda plant: plant.__name__,
+    ids=lambda plant: getattr(plant, "__name__", None),
 )
 def test_a_planted_bug_is_seen(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(60):

@@ -180,7 +180,7 @@ def at(minutes: float) -> datetime:
     return NOON + timedelta(minutes=minutes)
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", [HOSTS[0], pytest.param(HOSTS[1], marks=pytest.mark.long)])
 def test_columns_of_events_may_be_named_added_and_dropped_on_a_checkpoint(
     spark: SparkSession, tmp_path: Path, host: Host
 ) -> None:

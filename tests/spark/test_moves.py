@@ -74,6 +74,7 @@ def crashes_at(monkeypatch: pytest.MonkeyPatch, failpoint: str | None) -> None:
     monkeypatch.setattr(move, "reached", reached)
 
 
+@pytest.mark.long
 def test_a_move_that_stops_anywhere_leaves_what_refuses_to_start_and_can_be_repeated(
     lane: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

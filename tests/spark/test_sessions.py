@@ -163,15 +163,17 @@ SESSIONS: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize("sessions", SESSIONS.values(), ids=SESSIONS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if name.startswith("half") else []) for name in SESSIONS]
+)
 def test_a_stream_restarted_under_other_settings_gives_the_rows_of_an_uninterrupted_run(
-    spark: SparkSession, tmp_path: Path, straight: Counter[str], sessions: tuple[Mapping[str, str], ...]
+    spark: SparkSession, tmp_path: Path, straight: Counter[str], name: str
 ) -> None:
     landing = Landing(tmp_path, wide=True)
     # Types by name in a DDL text depend on a setting too: the files' schema is the test's own, and stays.
     landing.ddls = tuple(ddl.replace("timestamp", "timestamp_ltz") for ddl in landing.ddls)  # type: ignore[assignment]
     halves = batches()[:2], batches()[2:]
-    for half, wanted in zip(halves, sessions, strict=True):
+    for half, wanted in zip(halves, SESSIONS[name], strict=True):
         for batch in half:
             landing.add(*batch)
         with settings(spark, wanted):

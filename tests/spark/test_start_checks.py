@@ -229,7 +229,10 @@ def test_partition_by_in_another_case_than_the_column(stream: Stream) -> None:
     assert sorted(path.name for path in (stream.folder / "table").glob("part=*")) == ["part=0", "part=1"]
 
 
-@pytest.mark.parametrize("partition_by", [(), ("part",), ("Part",)])
+@pytest.mark.parametrize(
+    "partition_by",
+    [pytest.param((), marks=pytest.mark.long), ("part",), pytest.param(("Part",), marks=pytest.mark.long)],
+)
 def test_a_table_partitioned_by_a_column_of_another_case(stream: Stream, partition_by: tuple[str, ...]) -> None:
     path = made(stream, "n bigint, PART bigint", "PARTITIONED BY (PART)")
     stream.sink = RecordAccumulator(path=path, partition_by=partition_by)
@@ -237,7 +240,7 @@ def test_a_table_partitioned_by_a_column_of_another_case(stream: Stream, partiti
     assert len(list((stream.folder / "table").glob("PART=*/*.parquet"))) == 2, "a file for each partition"
 
 
-@pytest.mark.parametrize("partition_by", [(), ("part", "tens")])
+@pytest.mark.parametrize("partition_by", [pytest.param((), marks=pytest.mark.long), ("part", "tens")])
 def test_a_table_partitioned_by_a_column_that_it_computes(stream: Stream, partition_by: tuple[str, ...]) -> None:
     tens = "tens bigint GENERATED ALWAYS AS (CAST(n / 10 AS bigint))"
     path = made(stream, f"n bigint, part bigint, {tens}", "PARTITIONED BY (part, tens)")

@@ -246,6 +246,7 @@ def test_rows_that_wait_go_to_a_column_that_was_renamed(stream: Stream) -> None:
     assert wrong.count() == 0 and found.where("`the place` IS NULL OR half IS NULL OR at.lon IS NULL").count() == 0
 
 
+@pytest.mark.long
 def test_a_query_that_runs_goes_on_where_a_column_is_renamed(stream: Stream) -> None:
     spark, table = stream.spark, stream.folder / "table"
     columns = "n bigint, part bigint, city string"
@@ -261,6 +262,7 @@ def test_a_query_that_runs_goes_on_where_a_column_is_renamed(stream: Stream) -> 
     assert stream.table().where("town = concat('c', n) AND half = n % 2").count() == 30
 
 
+@pytest.mark.long
 def test_a_column_that_was_dropped_is_not_taken_for_an_older_one_of_its_name(stream: Stream) -> None:
     spark, table = stream.spark, stream.folder / "table"
     spark.sql(f"CREATE TABLE delta.`{table}` (n bigint, part bigint, city string) USING delta {MAPPED}")
@@ -328,8 +330,17 @@ def test_a_new_checkpoint_on_a_table_that_another_query_has_filled_is_warned(
 # --- what the session is set to --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["ANSI", "LEGACY", "STRICT"])
-@pytest.mark.parametrize("ansi", ["true", "false"])
+@pytest.mark.parametrize(
+    ("ansi", "policy"),
+    [
+        ("true", "ANSI"),
+        ("false", "LEGACY"),
+        *(
+            pytest.param(ansi, policy, marks=pytest.mark.long)
+            for ansi, policy in (("true", "LEGACY"), ("true", "STRICT"), ("false", "ANSI"), ("false", "STRICT"))
+        ),
+    ],
+)
 def test_what_is_written_does_not_depend_on_the_session(stream: Stream, policy: str, ansi: str) -> None:
     """A bigint went into a tinyint as -128 .. 127, and the microseconds of a drain at the end were cut."""
     spark = stream.spark

@@ -133,7 +133,7 @@ def test_every_row_with_a_time_at_the_ends_of_int64_gets_its_outcome(spark: Spar
         check(days, told(made(timeout="1 day").resolve(rows.drop("wait_ms"), events)))
 
 
-@pytest.mark.parametrize("ansi", ["true", "false"])
+@pytest.mark.parametrize("ansi", ["true", pytest.param("false", marks=pytest.mark.long)])
 def test_a_stream_decides_times_at_the_ends_of_int64_as_a_batch_does(
     spark: SparkSession, tmp_path: Path, ansi: str
 ) -> None:

@@ -163,7 +163,7 @@ def every(frame: DataFrame) -> DataFrame:
     return reduce(lambda wrapped, way: way(wrapped), STATELESS.values(), frame)
 
 
-@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("host", [pytest.param(HOSTS[0], marks=pytest.mark.long), HOSTS[1]])
 def test_streams_that_keep_no_state_may_be_wrapped_in_every_way(
     spark: SparkSession, tmp_path: Path, host: Host
 ) -> None:
@@ -220,7 +220,14 @@ def test_completions_are_looked_at_too(spark: SparkSession, tmp_path: Path) -> N
             purgatory().resolve(operations, every_event(frame))
 
 
-@pytest.mark.parametrize("way", ["alias", "view", "toDF and withColumnRenamed", "mapInArrow"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "view",
+        "mapInArrow",
+        *(pytest.param(way, marks=pytest.mark.long) for way in ("alias", "toDF and withColumnRenamed")),
+    ],
+)
 def test_a_second_purgatory_decides_right_however_the_first_ones_outcomes_are_wrapped(
     spark: SparkSession, tmp_path: Path, way: str
 ) -> None:
