@@ -157,7 +157,7 @@ class Completions(Options):
     time: Annotated[ColumnLike, "The event time: a timestamp."]
     value: Annotated[
         ColumnLike | None,
-        "The number that `sum_at_least` and `level` read. In an extend event it is a number of seconds.",
+        "The number that `sum_at_least`, `level` and `keep` read. In an extend event it is a number of seconds.",
     ] = None
     kind: Annotated[ColumnLike | None, "complete (or null), fail, cancel, force or extend."] = None
     operation_id: Annotated[

@@ -141,7 +141,7 @@ class ByRowSection(Model):
 class CriterionSection(Model):
     """A rule and the number that it needs, if it needs one; or ``by_row``, with the columns of each row's own rule."""
 
-    rule: Literal["any_key", "all_keys", "quorum", "count", "sum_at_least", "level", "by_row"]
+    rule: Literal["any_key", "all_keys", "quorum", "count", "sum_at_least", "level", "until_deadline", "by_row"]
     need: Number | None = None
     by_row: ByRowSection | None = None
 
@@ -171,7 +171,7 @@ class CriterionSection(Model):
                 raise ValueError("by_row needs the names of its columns: {by_row: {rule: rule, need: need}}")
         elif self.by_row is not None:
             raise ValueError(f"{self.rule} and by_row: give one rule for all operations, or by_row alone")
-        elif self.rule in ("any_key", "all_keys"):
+        elif self.rule in ("any_key", "all_keys", "until_deadline"):
             if self.need is not None:
                 raise ValueError(f"{self.rule} takes no number")
         elif self.need is None:

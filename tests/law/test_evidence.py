@@ -12,11 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spark_purgatory.core.engine import evidence
-from spark_purgatory.core.engine.evidence import Deliveries
+from spark_purgatory.core.arrays.times import MAX_TIME_US
+from spark_purgatory.core.arrays.value_ranks import number_ranks
+from spark_purgatory.core.engine import deliveries, evidence, resolver
+from spark_purgatory.core.engine.deliveries import Deliveries
+from spark_purgatory.core.engine.evaluation import EvaluationInput
 from spark_purgatory.core.events import event_log
 from spark_purgatory.core.events.event_log import EventSegment
-from spark_purgatory.core.spec.codes import RULES
+from spark_purgatory.core.spec.codes import RULES, Rule
 from spark_purgatory.core.state import engine_snapshot
 from spark_purgatory.core.state.segment_snapshot import save_segment
 from spark_purgatory.errors import BugError
@@ -35,7 +38,7 @@ def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, contro
     rng, world, criterion = draw(seed, rule, several, kinds=KINDS if controlled else COMPLETE_ONLY, worlds=worlds)
     world = noted(rng, world)
     lookback_us = rng.choice((0, 0, 2 * STEP_US))
-    most = rng.choice((1, 2, 100))
+    most, largest = rng.choice((1, 2, 100)), rng.random() < 0.5
     orphans = ORPHANS[seed % 2] if not several or shards == 1 else False
     expected = decide(
         *world,
@@ -44,10 +47,10 @@ def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, contro
         criterion=criterion,
         lookback_us=lookback_us,
         orphans=orphans,
-        evidence=Evidence(("note",), most),
+        evidence=Evidence(("note",), most, largest),
     )
     batches = on_time(rng, world, lookback_us)
-    spec = carrying(spec_of(criterion, final=True, lookback_us=lookback_us, orphans=orphans), most)
+    spec = carrying(spec_of(criterion, final=True, lookback_us=lookback_us, orphans=orphans), most, largest)
     engine = Shards(spec, shards, several, hash_bits=rng.choice((64, 64, 3)), restarts=rng)
     assert told(engine.run(batches)) == told(expected)
 
@@ -98,6 +101,28 @@ def keys_forgotten(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def tie_to_the_later(patch: pytest.MonkeyPatch) -> None:
+    """Of equal values the last in the order of events is the largest."""
+    by_value = Deliveries.by_value
+    patch.setattr(Deliveries, "by_value", lambda self: by_value(self.take(np.arange(len(self))[::-1])))
+
+
+def no_value_is_the_largest(patch: pytest.MonkeyPatch) -> None:
+    """An event without a value goes before those that have one."""
+    patch.setattr(deliveries, "number_ranks", lambda column: (ranks := number_ranks(column)) + 99 * (ranks == 0))
+
+
+def after_the_deadline(patch: pytest.MonkeyPatch) -> None:
+    """Under until_deadline an event just after the deadline counts."""
+    until = resolver._until
+
+    def later(inputs: EvaluationInput, until_us: Any) -> Any:
+        waits = (inputs.rule == Rule.UNTIL_DEADLINE) & (until_us < MAX_TIME_US)
+        return until(inputs, until_us + waits)
+
+    patch.setattr(resolver, "_until", later)
+
+
 def lost_at_a_snapshot(patch: pytest.MonkeyPatch) -> None:
     """A state keeps events without their columns."""
     patch.setattr(
@@ -137,6 +162,9 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         redelivered_twice,
         behind_the_resolution,
         keys_forgotten,
+        tie_to_the_later,
+        no_value_is_the_largest,
+        after_the_deadline,
         lost_at_a_snapshot,
         lost_at_a_merge,
         mixed_up_by_forgetting,

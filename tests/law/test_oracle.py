@@ -146,6 +146,9 @@ def test_the_reason_names_what_happened() -> None:
         ("ab", "sum_at_least", 1, "a13=0.5 b14=0.25 a15=0.25 a16=9", ("COMPLETED", 15, 3, None)),
         ("ab", "sum_at_least", 1, "a13 b14=0.75", ("EXPIRED", 20, 2, None)),
         ("ab", "sum_at_least", 5, "a13=inf", ("COMPLETED", 13, 1, None)),
+        ("ab", "until_deadline", None, "b15 a13 b20 a21", ("COMPLETED", 20, 3, [])),
+        ("ab", "until_deadline", None, "b20", ("COMPLETED", 20, 1, ["a"])),
+        ("ab", "until_deadline", None, "a9 a21", ("EXPIRED", 20, 0, ["a", "b"])),
     ],
 )
 def test_each_criterion_holds_at_the_first_time_it_can(
@@ -1021,11 +1024,12 @@ def first_time_it_holds(op: Row, events: Sequence[Row], lookback_us: int) -> int
     """Semantics 3.4, word for word: the smallest t at which the criterion holds over the events with time <= t."""
     start, deadline = op["created"] - lookback_us, op["deadline"]
     relevant = [e for e in events if e["key"] in op["keys"] and start <= e["time"] <= deadline]
-    for t in sorted({e["time"] for e in relevant} | {op["created"]}):
+    for t in sorted({e["time"] for e in relevant} | {op["created"], deadline}):
         so_far = [e for e in relevant if e["time"] <= t]
         keys_so_far = {e["key"] for e in so_far}
         holds = {
             "any_key": bool(so_far),
+            "until_deadline": t == deadline and bool(so_far),
             "all_keys": keys_so_far >= set(op["keys"]),
             "quorum": len(keys_so_far) >= (op["need"] or 0),
             "count": len(so_far) >= (op["need"] or 0),

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.spark
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 STORE = "spark.sql.streaming.stateStore.providerClass"
-RULES = ("any_key", "all_keys", "quorum", "count", "sum_at_least", "level")
+RULES = ("any_key", "all_keys", "quorum", "count", "sum_at_least", "level", "until_deadline")
 BY_ROW = Purgatory(
     operations=Operations(id="id", keys="keys", created="created", deadline="deadline", watermark="0 seconds"),
     completions=Completions(key="key", time="time", value="value", watermark="0 seconds"),
@@ -69,7 +69,9 @@ def expected_progress(waits: Row, events: list[Row]) -> dict[str, Any]:
             e["key"] for e in events if e["key"] in keys and e["value"] >= need and e["time"] <= waits["deadline"]
         }
     reached = {"count": len(mine), "sum_at_least": sum(e["value"] for e in mine)}.get(rule, len(satisfied))
-    needed = {"any_key": 1, "all_keys": len(keys), "level": len(keys)}.get(rule, need)
+    if rule == "until_deadline":
+        reached = min(reached, 1)
+    needed = {"any_key": 1, "until_deadline": 1, "all_keys": len(keys), "level": len(keys)}.get(rule, need)
     return {
         "watch_keys": keys,
         "missing_keys": None if rule in ("count", "sum_at_least") else sorted(set(keys) - satisfied),

@@ -22,10 +22,10 @@ def noted(rng: random.Random, world: World) -> World:
     return World(world.operations, [{**event, "note": rng.choice(NOTES)} for event in world.events])
 
 
-def carrying(spec: EngineSpec, most: int) -> EngineSpec:
+def carrying(spec: EngineSpec, most: int, largest: bool = False) -> EngineSpec:
     """The spec with values and notes of events in its outcomes."""
     columns = pa.schema([pa.field("value", pa.float64()), pa.field("note", pa.string())])
-    return replace(spec, event_columns=columns, evidence=Carried(has_value=True, lists_all=True, most=most))
+    return replace(spec, event_columns=columns, evidence=Carried(True, True, most, largest))
 
 
 def told(outcomes: Rows) -> Counter[Any]:

@@ -9,6 +9,7 @@ By hand: an operation waits for keys a and b from 10 to 20. Event a completes at
     quorum(1)                COMPLETED at 12, matched 1, missing b: one key was enough, what comes later is ignored
     all_keys()               FAILED    at 15, matched 1, missing b: b can no longer complete
     all_keys(), no failure   EXPIRED   at 20, matched 1, missing b
+    until_deadline()         COMPLETED at 20, matched 1, missing b: the deadline decides, for an event came
 
 Readings, where the documentation leaves a choice:
 
@@ -203,6 +204,8 @@ def _fate(
         for event in (event for event in here if event["kind"] == "fail"):
             failed |= {event["key"]} if event["key"] is not None else set(op["keys"])
         may_hold = now >= created or not needs_no_event_of_its_own
+        if op["rule"] == "until_deadline":
+            may_hold = now == deadline  # as it stands with what happens now
         if (may_hold and progress().holds) or "force" in kinds:
             status = "COMPLETED"
         elif "fail" in kinds and not progress().can_hold:
@@ -213,12 +216,14 @@ def _fate(
             resolved = now
             break
     if not status:
-        status, resolved = "EXPIRED", deadline
+        may_hold = op["rule"] == "until_deadline" and bool(counted)
+        status, resolved = "COMPLETED" if may_hold else "EXPIRED", deadline
     why = {"FAILED": "failed", "CANCELLED": "cancelled"}.get(status)
     outcome = _outcome(op, status, resolved, progress().matched, progress().missing_keys, why)
     if evidence is not None:
         ordered = evidence.in_order(op, counted)
         once = _each_once(ordered) if op["rule"] == "sum_at_least" else evidence.firsts(ordered)
+        outcome["events"] = evidence.listed(op, once)
         by_criterion = status == "COMPLETED" and may_hold and progress().holds
         taken = once if op["rule"] in ("count", "sum_at_least") else counted
         kind = None if by_criterion else {"FAILED": "fail", "CANCELLED": "cancel", "COMPLETED": "force"}.get(status)
@@ -230,7 +235,8 @@ def _fate(
             lambda so_far: _progress(op, so_far, history, failed, value_types).holds,
         )
         outcome["event"] = None if status == "EXPIRED" else decided
-        outcome["events"] = evidence.listed(op, once)
+        if evidence.largest or (by_criterion and op["rule"] == "until_deadline"):
+            outcome["event"] = next(iter(outcome["events"]), None)
     told = {event["place"] for event in [*counted, *controls]}
     others = [event for event in on_its_keys if begins <= event["time"] and event["place"] not in told]
     whys = {event["place"]: _why_not_counted(event["time"], resolved, deadline, created) for event in others}
@@ -276,7 +282,7 @@ def _progress(
         done = {key for key in keys if _has_reached_its_level(op, key, [*history, *counted], value_types)}
     else:
         done = {event["key"] for event in counted}
-    wanted = {"any_key": 1, "quorum": op["need"]}.get(rule, len(keys))
+    wanted = {"any_key": 1, "until_deadline": 1, "quorum": op["need"]}.get(rule, len(keys))
     missing = [key for key in keys if key not in done]
     return Progress(len(done) >= wanted, len(done | open_keys) >= wanted, len(events), missing)
 

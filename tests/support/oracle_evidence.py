@@ -5,6 +5,8 @@ keys, then of event ids, then of content: column by column, null first, a float 
 on the keys a and b that needs both::
 
     a at 12, b at 15, a at 15 again     decides: b at 15; all of them are listed
+
+With `largest` the events that counted are taken by their values instead, and the first of them is shown.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ class Evidence:
 
     columns: Sequence[str] = ()
     most: int = 100
+    largest: bool = False
 
     def in_order(self, op: Row, events: Sequence[Row]) -> list[Row]:
         """The events as evidence takes them."""
@@ -56,8 +59,12 @@ class Evidence:
         return kept
 
     def listed(self, op: Row, once: Sequence[Row]) -> list[Row]:
-        """The first events that counted."""
-        return [self.shown(event) for event in self.in_order(op, once)[: self.most]]
+        """The first events that counted, or the largest."""
+        ordered = self.in_order(op, once)
+        if self.largest:
+            # Sorting is stable: equals stay in their order.
+            ordered = sorted(ordered, key=lambda event: _size(event["value"]), reverse=True)
+        return [self.shown(event) for event in ordered[: self.most]]
 
     def shown(self, event: Row) -> Row:
         """An event as an outcome has it."""
@@ -68,6 +75,12 @@ class Evidence:
         key = -1 if event["key"] is None else op["keys"].index(event["key"])
         content = [event.get(name) for name in ("value", *self.columns)]
         return event["time"], key, _comparable(event["event_id"]), *map(_comparable, content)
+
+
+def _size(value: Any) -> tuple[bool, Any]:
+    """Null and NaN below every number."""
+    is_number = value is not None and value == value
+    return is_number, value if is_number else 0
 
 
 def _comparable(value: Any) -> tuple[bool, Any]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-RULES = ("any_key", "all_keys", "quorum", "count", "sum_at_least", "level")
+RULES = ("any_key", "all_keys", "quorum", "count", "sum_at_least", "level", "until_deadline")
 KINDS = ("complete", "fail", "cancel", "force", "extend")
 FIRST_US, LAST_US = -(2**63), 2**63 - 1
 

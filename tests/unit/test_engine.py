@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from spark_purgatory.core.arrays.times import MAX_TIME_US
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
@@ -150,6 +151,9 @@ def events_of(words: str) -> list[Row]:
         (criteria.level(2), "ab", "a12=1 a13=1.5 b13=9", ("EXPIRED", 20_000, 3, "a")),
         (criteria.level(-1), "a", "a12=-2 a13=-1", ("COMPLETED", 13_000, 2, "")),
         (criteria.level(1), "a", "a21=1", ("EXPIRED", 20_000, 0, "a")),
+        (criteria.until_deadline(), "ab", "b15 a13 b20 a21", ("COMPLETED", 20_000, 3, "")),
+        (criteria.until_deadline(), "ab", "b20", ("COMPLETED", 20_000, 1, "a")),
+        (criteria.until_deadline(), "ab", "a9 a21", ("EXPIRED", 20_000, 0, "ab")),
     ],
 )
 def test_each_criterion_holds_at_the_first_time_it_can(
@@ -159,6 +163,24 @@ def test_each_criterion_holds_at_the_first_time_it_can(
 
 
 # --- expiry ---------------------------------------------------------------------------------------
+
+
+@both
+def test_until_deadline_waits_for_the_watermark_whatever_came(spec: EngineSpec) -> None:
+    play(
+        replace(spec, criterion=criteria.until_deadline()),
+        (0, [op()], ""),
+        (12, [ev("a", 12_000)], ""),
+        (19, [ev("a", 20_000)], ""),
+        (20, [], "o COMPLETED 20000"),
+    )
+
+
+@both
+def test_until_deadline_at_the_end_of_time_completes_when_a_batch_ends(spec: EngineSpec) -> None:
+    spec = replace(spec, criterion=criteria.until_deadline())
+    assert the_outcome(spec, op(deadline=MAX_TIME_US), events_of("a13"))[:3] == ("COMPLETED", MAX_TIME_US, 1)
+    assert the_outcome(spec, op(deadline=MAX_TIME_US), [])[:3] == ("EXPIRED", MAX_TIME_US, 0)
 
 
 @both
@@ -401,7 +423,7 @@ def test_an_operation_is_rejected_with_its_reason(spec: EngineSpec, operation: R
     }
 
 
-UNKNOWN = "the rule is none of any_key, all_keys, quorum, count, sum_at_least, level"
+UNKNOWN = "the rule is none of any_key, all_keys, quorum, count, sum_at_least, level, until_deadline"
 NO_NUMBER = OperationRejection.NO_NEED.reason
 NAN = float("nan")
 REJECTED_RULES = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_purgatory import Operations
+from spark_purgatory import Operations, criteria
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import JobConfig
@@ -119,6 +119,13 @@ def test_a_need_is_a_number(tmp_path: Path, rule: str, need: str) -> None:
         load(tmp_path, f"{JOB}purgatory: {{criterion: {{{rule}: {need}}}}}\n")
     [problem] = caught.value.problems
     assert (problem.field, problem.allowed) == ("purgatory.criterion.need", "must be a number")
+
+
+def test_a_job_waits_until_the_deadline_and_keeps_the_largest(tmp_path: Path) -> None:
+    config = load(tmp_path, f"{JOB}purgatory: {{criterion: until_deadline, keep: largest}}\n")
+    assert config.purgatory.criterion.made() == criteria.until_deadline()
+    with pytest.raises(JobConfigError, match="until_deadline takes no number"):
+        load(tmp_path, f"{JOB}purgatory: {{criterion: {{until_deadline: 2}}}}\n")
 
 
 @pytest.mark.parametrize(

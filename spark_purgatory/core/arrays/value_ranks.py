@@ -36,6 +36,16 @@ def value_ranks(column: pa.Array) -> Int64s:
     return _texts(column)
 
 
+def number_ranks(column: pa.Array) -> Int64s:
+    """The rank of each number among those of the column by its size, equal where they are; 0: null or NaN; (n,)."""
+    if not pa.types.is_floating(column.type):
+        return _texts(column) if len(column) else np.zeros(0, np.int64)
+    values = column.fill_null(np.nan).to_numpy(zero_copy_only=False)
+    ranks, numbers = np.zeros(len(values), np.int64), ~np.isnan(values)
+    ranks[numbers] = np.unique(values[numbers], return_inverse=True)[1] + 1
+    return ranks
+
+
 def _both(first: Int64s, second: Int64s) -> Int64s:
     """Ranks by the first and, where that is the same, by the second."""
     return np.unique(first * (int(second.max(initial=0)) + 1) + second, return_inverse=True)[1]
@@ -58,7 +68,7 @@ def _bits(column: pa.Array) -> Int64s:
 
 
 def _texts(column: pa.Array) -> Int64s:
-    """The ranks of strings and binary; null first."""
+    """The ranks of strings, binary and numbers that are no floats; null first, with 0."""
     encoded = column.dictionary_encode()
     rank = np.empty(len(encoded.dictionary), np.int64)
     rank[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(rank)) + 1

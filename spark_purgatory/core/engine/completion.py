@@ -31,7 +31,8 @@ from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.kafka.purgatory import DelayedOperationPurgatory
 from spark_purgatory.core.kafka.timing_wheel import SystemTimer
 from spark_purgatory.core.spec.arrivals import OperationArrivals
-from spark_purgatory.core.spec.codes import Status
+from spark_purgatory.core.spec.codes import Rule, Status
+from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 COMPACT_SHARE = 4
@@ -73,6 +74,8 @@ class Completion:
 
     def check(self, arrived: EventSegment) -> None:
         """Try the operations that wait on the keys of events that arrived."""
+        if self._only_deadlines:
+            return
         self.purgatory.check_and_complete(self, arrived.group_keys, arrived.group_hash)
 
     def register(self, operations: OperationArrivals) -> None:
@@ -95,20 +98,26 @@ class Completion:
         leaves_us = np.maximum(resolutions.resolved_us, resolutions.created_us)
         return np.where(resolutions.is_resolved, leaves_us, resolutions.deadline_us)
 
+    @property
+    def _only_deadlines(self) -> bool:
+        """Whether nothing but its deadline can end an operation."""
+        criterion = self._spec.criterion
+        return isinstance(criterion, Criterion) and criterion.code == Rule.UNTIL_DEADLINE and not self._events.controls
+
     # --- what the purgatory calls ----------------------------------------------------------------------
 
     def try_complete(self, rows: Int64s, /) -> tuple[Bools, Int64s | None]:
         """Resolve waiting rows, (n,): True for those whose outcome leaves now, and when the others are due."""
+        if self._only_deadlines:
+            return np.zeros(len(rows), bool), None
         resolutions = self.resolver.resolve(rows)
-        leaves, has_controls = resolutions.is_resolved, bool(self._events.controls)
-        due_ms = None
+        has_controls, due_us, due_ms = bool(self._events.controls), self.due_us(resolutions), None
         if has_controls:
             self.deduplication.extend(rows, resolutions.deadline_us)
         if self._spec.final or has_controls:
-            due_us = self.due_us(resolutions)
             due_ms = self.ticks_ms(rows, due_us)
-            if self._spec.final:
-                leaves = leaves & (due_us <= self.watermark_us)
+        waits = (self._spec.final | resolutions.awaits_deadline) & (due_us > self.watermark_us)
+        leaves = resolutions.is_resolved & ~waits
         self._emit_resolved(resolutions, leaves)
         return leaves, due_ms
 

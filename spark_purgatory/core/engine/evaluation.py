@@ -164,6 +164,11 @@ def _first_key(of: _Chosen) -> Int64s:
     return np.minimum.reduceat(*of.entries())
 
 
+def _at_deadline(of: _Chosen) -> Int64s:
+    """The deadline decides, once any key had an event."""
+    return np.where(_first_key(of) == MAX_TIME_US, MAX_TIME_US, of.inputs.deadline_us[of.chosen])
+
+
 def _last_key(of: _Chosen) -> Int64s:
     return np.maximum.reduceat(*of.entries())
 
@@ -379,9 +384,7 @@ def _one_key(of: Progress) -> Floats:
 
 
 TRAITS = {
-    Rule.ANY_KEY: RuleTraits(
-        _first_key, _Failures.last_lost, lambda of: of.satisfied, lambda of: np.ones_like(of.need)
-    ),
+    Rule.ANY_KEY: RuleTraits(_first_key, _Failures.last_lost, lambda of: of.satisfied, _one_key),
     Rule.ALL_KEYS: RuleTraits(_last_key, _Failures.first_lost, lambda of: of.satisfied, lambda of: of.n_keys),
     Rule.QUORUM: RuleTraits(_nth_key, _Failures.too_many_lost, lambda of: of.satisfied, lambda of: of.need),
     Rule.COUNT: RuleTraits(_nth_event, _Failures.last, lambda of: of.matched, lambda of: of.need),
@@ -389,4 +392,7 @@ TRAITS = {
         _enough_value, _Failures.last_unless_met, lambda of: of.total, lambda of: of.sum_need
     ),
     Rule.LEVEL: RuleTraits(_last_level, _Failures.first_lost, lambda of: of.satisfied, lambda of: of.n_keys),
+    Rule.UNTIL_DEADLINE: RuleTraits(
+        _at_deadline, _Failures.last_lost, lambda of: np.minimum(of.satisfied, 1), _one_key
+    ),
 }

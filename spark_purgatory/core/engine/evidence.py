@@ -8,6 +8,8 @@ an operation on the keys a and b that needs two keys, with events of the times 1
 
     10  a                    20  a, b          decides: b at 20; a had its first event at 10
                              20  b, a          decides: b at 20; the order of keys is the operation's
+
+With `Evidence.largest` it is no matter what decided: the events are taken by their values, the largest first.
 """
 
 from __future__ import annotations
@@ -18,16 +20,15 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.arrays import numbers
 from spark_purgatory.core.arrays.exact_sums import ExactSums
-from spark_purgatory.core.arrays.numbers import Numbers, addends, comparable
-from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s, expand, parts_of
+from spark_purgatory.core.arrays.numbers import comparable
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s, parts_of
 from spark_purgatory.core.arrays.times import MAX_TIME_US
-from spark_purgatory.core.arrays.value_ranks import value_ranks
+from spark_purgatory.core.engine.deliveries import Deliveries
 from spark_purgatory.core.engine.evaluation import EvaluationInput, when_satisfied
 from spark_purgatory.core.engine.outcomes import as_text, structs_of, without_prefix
 from spark_purgatory.core.engine.resolver import Resolutions, Resolver
-from spark_purgatory.core.events.event_log import EventSegment, Spans, bisect_within
+from spark_purgatory.core.events.event_log import Spans, bisect_within
 from spark_purgatory.core.spec.codes import EventKind, Rule, Status
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
@@ -37,129 +38,6 @@ WIDENING = 4
 """Where redeliveries leave too few events, so many times more are laid out."""
 CONTROLS = {Status.FAILED: EventKind.FAIL, Status.CANCELLED: EventKind.CANCEL, Status.COMPLETED: EventKind.FORCE}
 """The control event that decides, by the status it gives."""
-
-
-@dataclass(frozen=True)
-class Deliveries:
-    """Deliveries of events to operations, one by one; arrays (d,)."""
-
-    segments: list[EventSegment]
-    segment: Int64s
-    """Which of the segments has the event."""
-    at: Int64s
-    """The event's position in its segment."""
-    entry: Int64s
-    """The watch entry that it came to."""
-    operation: Int64s
-    """The entry's operation, by position in the request."""
-    keyless: Bools
-    """Whether the event has no key."""
-
-    def __len__(self) -> int:
-        return len(self.at)
-
-    @staticmethod
-    def of(spans: list[Spans], owner: Int64s, keyless: bool = False) -> Deliveries:
-        """The events of spans; ``owner``: the operation of each watch entry."""
-        segments = list({id(span.segment): span.segment for span in spans}.values())
-        places = {id(segment): i for i, segment in enumerate(segments)}
-        parts = []
-        for span in spans:
-            at, which = expand(span.low, span.high - span.low)
-            parts.append((np.full(len(at), places[id(span.segment)]), at, span.owner[which]))
-        segment, at, entry = (np.concatenate([EMPTY, *(part[i] for part in parts)]) for i in range(3))
-        return Deliveries(
-            segments=segments,
-            segment=segment,
-            at=at,
-            entry=entry,
-            operation=owner[entry],
-            keyless=np.full(len(at), keyless),
-        )
-
-    def take(self, chosen: Int64s) -> Deliveries:
-        """Some of them, (k,) positions."""
-        names = ("segment", "at", "entry", "operation", "keyless")
-        return replace(self, **{name: getattr(self, name)[chosen] for name in names})
-
-    @property
-    def time_us(self) -> Int64s:
-        """When the events happened."""
-        time_us = np.zeros(len(self), np.int64)
-        for i, segment in enumerate(self.segments):
-            mine = self.segment == i
-            time_us[mine] = segment.time_us[self.at[mine]]
-        return time_us
-
-    def values(self) -> Numbers:
-        """What each event adds to a sum."""
-        parts, order = self._by_segment()
-        found = [np.zeros(len(at)) if s.value is None else addends(s.value[at]) for s, at in parts]
-        return numbers.joined(found)[order] if found else np.zeros(0)
-
-    def columns(self) -> pa.StructArray | None:
-        """What outcomes carry of the events."""
-        return self._gathered([segment.columns for segment in self.segments])
-
-    def event_ids(self) -> pa.Array | None:
-        """The events' ids; None where the query has none."""
-        return self._gathered([segment.event_ids for segment in self.segments])
-
-    def _gathered(self, held: list[pa.Array | None]) -> pa.Array | None:
-        """What each segment holds of its events, for every delivery; None where none of them holds it."""
-        if not any(each is not None for each in held):
-            return None
-        if len(held) == 1 and held[0] is not None:
-            return held[0].take(pa.array(self.at))
-        parts, order = self._by_segment()
-        found = [each.take(pa.array(at)) for each, (_, at) in zip(held, parts, strict=True) if each is not None]
-        return pa.concat_arrays(found).take(pa.array(order))
-
-    def _by_segment(self) -> tuple[list[tuple[EventSegment, Int64s]], Int64s]:
-        """(each segment with the positions of its events, the place of every delivery among all of these)."""
-        chosen = [np.flatnonzero(self.segment == i) for i in range(len(self.segments))]
-        parts = [(segment, self.at[mine]) for segment, mine in zip(self.segments, chosen, strict=True)]
-        order = np.empty(len(self), np.int64)
-        order[np.concatenate([EMPTY, *chosen])] = np.arange(len(self))
-        return parts, order
-
-    def order(self) -> Int64s:
-        """Positions by operation, time, watch key, event id, content; what is null comes first."""
-        time_us, key = self.time_us, np.where(self.keyless, -1, self.entry)
-        order = np.lexsort((key, time_us, self.operation))
-        columns = (self.operation[order], time_us[order], key[order])
-        same = np.logical_and.reduce([column[1:] == column[:-1] for column in columns])
-        if not same.any():
-            return order
-        tied = np.zeros(len(self), bool)
-        tied[order[1:][same]] = tied[order[:-1][same]] = True
-        ranks = np.zeros((2, len(self)), np.int64)
-        ranks[:, tied] = self.take(np.flatnonzero(tied)).ranks()
-        return np.lexsort((ranks[1], ranks[0], key, time_us, self.operation))
-
-    def ranks(self) -> Int64s:
-        """(2, d): the ranks of ids, and of contents."""
-        ids, columns = self.event_ids(), self.columns()
-        nothing = np.zeros(len(self), np.int64)
-        return np.stack([nothing if each is None else value_ranks(each) for each in (ids, columns)])
-
-    def each_once(self, sums: Bools) -> Deliveries:
-        """Without redeliveries, in order: of each event the first delivery; where an operation adds up values, (n,)
-        bool, of those at one time the one with the smallest.
-        """
-        ordered = self.take(self.order())
-        ids = ordered.event_ids()
-        if ids is None or not len(ordered):
-            return ordered
-        codes = ids.dictionary_encode().indices.fill_null(-1).to_numpy()
-        values = ordered.values()
-        values[~sums[ordered.operation]] = values[:1]
-        order = np.lexsort((values, ordered.time_us, codes, ordered.operation))
-        code, operation = codes[order], ordered.operation[order]
-        again = (code[1:] == code[:-1]) & (operation[1:] == operation[:-1]) & (code[1:] >= 0)
-        once = np.ones(len(ordered), bool)
-        once[order[1:][again]] = False
-        return ordered.take(np.flatnonzero(once))
 
 
 def evidence_of(resolver: Resolver, status: Status, resolutions: Resolutions, chosen: Bools) -> dict[str, pa.Array]:
@@ -175,9 +53,12 @@ def evidence_of(resolver: Resolver, status: Status, resolutions: Resolutions, ch
         rows=rows,
         resolved_us=resolutions.resolved_us[chosen],
     )
-    held = resolutions.result.held_us[chosen] == asked.resolved_us
     found: dict[str, pa.Array] = {}
-    decided = asked.deciding(held & (status == Status.COMPLETED))
+    if spec.evidence.largest:
+        decided = Deliveries.joined(asked.listed(1))
+    else:
+        held = resolutions.result.held_us[chosen] == asked.resolved_us
+        decided = asked.deciding(held & (status == Status.COMPLETED))
     structs = event_structs(decided, resolver.watchers.keys.take(entries[decided.entry]), spec)
     place = np.full(len(rows), -1)
     place[decided.operation] = np.arange(len(decided))
@@ -230,15 +111,27 @@ class _Asked:
         if self.status not in CONTROLS or held.all():
             return by_criterion
         by_control = self._by_control(CONTROLS[self.status], ~held)
-        return _joined(by_criterion, by_control)
+        return Deliveries.joined([by_criterion, by_control])
 
-    def all_events(self, most: int) -> pa.ListArray:
-        """The relevant events of each operation, the first ``most``, (n,)."""
+    def listed(self, most: int) -> list[Deliveries]:
+        """The first ``most`` events that counted for each operation, by its order of events, in parts of operations."""
+        evidence = self.resolver.spec.evidence
+        assert evidence is not None, "bug: a query whose outcomes carry no events"
         spans = [self._cut(span) for span in self.spans]
         costs = np.zeros(len(self.rows), np.int64)
         for span in spans:
-            np.add.at(costs, self.inputs.owner[span.owner], np.minimum(span.high - span.low, most))
-        parts = [self._earliest(spans, part, most) for part in parts_of(costs, MAX_LAID_OUT)]
+            counts = span.high - span.low
+            np.add.at(costs, self.inputs.owner[span.owner], counts if evidence.largest else np.minimum(counts, most))
+        found, first = [], self._largest if evidence.largest else self._earliest
+        for part in parts_of(costs, MAX_LAID_OUT):
+            mine = np.zeros(len(self.rows), bool)
+            mine[part] = True
+            found.append(first(spans, mine, most))
+        return found
+
+    def all_events(self, most: int) -> pa.ListArray:
+        """The events that counted for each operation, the first ``most``, (n,)."""
+        parts = self.listed(most)
         spec, keys = self.resolver.spec, self.resolver.watchers.keys
         structs = [event_structs(part, keys.take(self.entries[part.entry]), spec) for part in parts]
         counts = np.bincount(np.concatenate([part.operation for part in parts]), minlength=len(self.rows))
@@ -258,18 +151,21 @@ class _Asked:
         high = span.until(end_us[self.inputs.owner[span.owner]])
         return replace(span, high=high).where(high > span.low)
 
-    def _earliest(self, spans: list[Spans], part: slice, most: int) -> Deliveries:
-        """The first ``most`` events of each operation of a part, each event once, in order."""
-        mine = np.zeros(len(self.rows), bool)
-        mine[part] = True
+    def _largest(self, spans: list[Spans], mine: Bools, most: int) -> Deliveries:
+        """The ``most`` largest events of each of some operations, (n,) bool, each event once, in order."""
+        spans = [span.where(mine[self.inputs.owner[span.owner]]) for span in spans]
+        laid = Deliveries.of(spans, self.inputs.owner).each_once(self.inputs.rule == Rule.SUM_AT_LEAST)
+        return laid.by_value().first(most)
+
+    def _earliest(self, spans: list[Spans], mine: Bools, most: int) -> Deliveries:
+        """The first ``most`` events of each of some operations, (n,) bool, each event once, in order."""
         spans = [span.where(mine[self.inputs.owner[span.owner]]) for span in spans]
         width, done, left = most, list[Deliveries](), mine
         while True:
             laid, cut_us = self._first_of_each(spans, width)
             events = laid.each_once(self.inputs.rule == Rule.SUM_AT_LEAST)
             events = events.take(np.flatnonzero(events.time_us <= cut_us[events.operation]))
-            first = np.searchsorted(events.operation, events.operation)
-            events = events.take(np.flatnonzero(np.arange(len(events)) - first < most))
+            events = events.first(most)
             counts = np.bincount(events.operation, minlength=len(left))
             short = left & (counts < most) & (cut_us < MAX_TIME_US)
             done.append(events.take(np.flatnonzero(~short[events.operation])))
@@ -277,10 +173,8 @@ class _Asked:
                 break
             spans = [span.where(short[self.inputs.owner[span.owner]]) for span in spans]
             width, left = width * WIDENING, short
-        if len(done) == 1:
-            return done[0]
-        whole = _joined(*done)
-        return whole.take(np.argsort(whole.operation, kind="stable"))
+        whole = Deliveries.joined(done)
+        return whole.take(np.argsort(whole.operation, kind="stable")) if len(done) > 1 else whole
 
     def _first_of_each(self, spans: list[Spans], width: int) -> tuple[Deliveries, Int64s]:
         """(the first events of each span with all of one time, until when none of an operation is left out, (n,))."""
@@ -302,16 +196,23 @@ class _Asked:
         at_us, targets = self.resolved_us[owner], resolver.targets(self.rows, self.entries, owner)
         alone = resolver.controls.keyless(kind, targets, at_us, at_us)
         spans = resolver.controls.spans(kind, targets, at_us, at_us)
-        laid = _joined(
-            Deliveries.of(spans[: len(spans) - len(alone)], owner), Deliveries.of(alone, owner, keyless=True)
+        laid = Deliveries.joined(
+            [Deliveries.of(spans[: len(spans) - len(alone)], owner), Deliveries.of(alone, owner, keyless=True)]
         )
         laid = laid.take(np.flatnonzero(chosen[laid.operation]))
         laid = laid.take(laid.order())
         return laid.take(np.unique(laid.operation, return_index=True)[1])
 
     def _by_criterion(self, held: Bools) -> Deliveries:
-        """The event at which the criterion of each operation that held came to hold; none where it held already."""
+        """The event at which the criterion of each operation that held came to hold; none where it held already.
+
+        Where the deadline decides, the first event.
+        """
         inputs, owner = self.inputs, self.inputs.owner
+        until = held & (inputs.rule == Rule.UNTIL_DEADLINE)
+        if until.any():
+            first = self._earliest([self._cut(span) for span in self.spans], until, 1)
+            return first if (until == held).all() else Deliveries.joined([first, self._by_criterion(held & ~until)])
         held = held & ~((inputs.rule == Rule.SUM_AT_LEAST) & (inputs.need <= 0))
         here = []
         for span in self.spans:
@@ -326,7 +227,7 @@ class _Asked:
         if len(parts[0]) < len(laid):
             parts.append(self._at_key(laid.take(np.flatnonzero((~alone & ~counted)[laid.operation]))))
             parts.append(self._at_count(counted & several & held))
-        return _joined(*parts)
+        return Deliveries.joined(parts)
 
     def _at_key(self, laid: Deliveries) -> Deliveries:
         """Under rules that look at each key: the first event on the key that was satisfied last of those needed."""
@@ -381,14 +282,3 @@ def _between(span: Spans, at_us: Int64s) -> tuple[Int64s, Int64s]:
     """The events of each span at exactly a time of its own."""
     low = bisect_within(span.segment.time_us, span.low, span.high, at_us, after=False)
     return low, bisect_within(span.segment.time_us, low, span.high, at_us, after=True)
-
-
-def _joined(*parts: Deliveries) -> Deliveries:
-    """Deliveries behind each other."""
-    segments = list({id(s): s for part in parts for s in part.segments}.values())
-    places = {id(segment): i for i, segment in enumerate(segments)}
-    moved = [np.array([places[id(s)] for s in part.segments], np.int64)[part.segment] for part in parts]
-    columns = [
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("at", "entry", "operation", "keyless")
-    ]
-    return Deliveries(segments, np.concatenate(moved), *columns)

@@ -57,7 +57,14 @@ class Resolutions:
     @property
     def is_resolved(self) -> Bools:
         """(n,) bool: resolved at some time, perhaps ahead of the watermark."""
-        return self.result.resolved_us != MAX_TIME_US
+        # The deadline that decides may be the end of time.
+        at_deadline = (self.rule == Rule.UNTIL_DEADLINE) & (self.result.matched > 0)
+        return (self.result.resolved_us != MAX_TIME_US) | at_deadline
+
+    @property
+    def awaits_deadline(self) -> Bools:
+        """(n,) bool: until its deadline more events may come."""
+        return (self.rule == Rule.UNTIL_DEADLINE) & (self.result.resolved_us == self.result.held_us)
 
     @staticmethod
     def joined(parts: list[Resolutions]) -> Resolutions:

@@ -111,7 +111,7 @@ class Waiting:
         return MissingKeys(keys, counts, applies, self._engine.spec.key_prefix).to_arrow()
 
     def _held_until(self) -> pa.Array:
-        held = self._resolved.is_resolved
+        held = self._resolved.is_resolved & ~self._resolved.awaits_deadline
         return pa.array(self._resolved.resolved_us, mask=~held).cast(TIMESTAMP)
 
     def _ms(self, elapsed: Callable[[Int64s], Int64s]) -> pa.Array:

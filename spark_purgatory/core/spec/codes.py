@@ -18,6 +18,7 @@ class Rule(IntEnum):
     COUNT = 3
     SUM_AT_LEAST = 4
     LEVEL = 5
+    UNTIL_DEADLINE = 6
 
 
 class EventKind(IntEnum):

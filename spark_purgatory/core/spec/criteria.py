@@ -1,4 +1,4 @@
-"""The six criteria, as data.
+"""The seven criteria, as data.
 
 All are monotone: once they hold over the events up to t, they hold for every later t. So "when" is the smallest such t,
 and nothing has to be evaluated twice.
@@ -33,6 +33,7 @@ RULE_NEEDS = {
     Rule.COUNT: RuleNeeds(by_key=False, whole=True),
     Rule.SUM_AT_LEAST: RuleNeeds(by_key=False, values=True),
     Rule.LEVEL: RuleNeeds(by_key=True, values=True),
+    Rule.UNTIL_DEADLINE: RuleNeeds(by_key=True),
 }
 KEYED = tuple(rule for rule, needs in RULE_NEEDS.items() if needs.by_key)
 VALUED = tuple(rule for rule, needs in RULE_NEEDS.items() if needs.values)
@@ -116,7 +117,8 @@ def by_row(rule: str = "rule", need: str | None = None, levels: str | None = Non
     """Read each operation's own criterion from columns.
 
     Args:
-        rule: The column of the rule's name: any_key, all_keys, quorum, count, sum_at_least or level.
+        rule: The column of the rule's name: any_key, all_keys, quorum, count, sum_at_least, level or
+            until_deadline.
         need: The column of its number. It may be left out where no row needs one.
         levels: A column of maps from key to the level that a ``level`` operation needs there; without it, ``need`` at
             every key.
@@ -208,3 +210,16 @@ def level(need: float | Decimal) -> Criterion:
         100
     """
     return Criterion("level", need)
+
+
+def until_deadline() -> Criterion:
+    """Complete at the deadline, if an event came on any of the operation's keys by then; expire there if none came.
+
+    For what is decided when the time is over: the winning bid of an auction, the readings of an interval. With
+    ``Purgatory(keep="largest")`` the outcome carries the event with the largest value.
+
+    Example:
+        >>> until_deadline()
+        Criterion(rule='until_deadline', need=1)
+    """
+    return Criterion("until_deadline")

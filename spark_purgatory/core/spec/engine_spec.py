@@ -42,7 +42,9 @@ class Evidence:
     lists_all: bool = False
     """Whether outcomes carry all relevant events too, and not the deciding one alone."""
     most: int = 100
-    """Events that one outcome lists at most: the earliest."""
+    """Events that one outcome lists at most: the first in its order."""
+    largest: bool = False
+    """Whether events are taken by their values, the largest first, and not by their times."""
 
 
 EVENT_KEY_AND_TIME = (pa.field("key", pa.string()), pa.field("time", pa.timestamp("us", "UTC")))

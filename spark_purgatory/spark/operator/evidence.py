@@ -79,4 +79,5 @@ def evidence_of(options: PurgatoryOptions) -> Evidence | None:
     """How an engine's outcomes carry events; None: not at all."""
     if not options.evidence_columns:
         return None
-    return Evidence(options.completions.value is not None, options.evidence == "all", options.max_evidence)
+    has_value, lists_all = options.completions.value is not None, options.evidence == "all"
+    return Evidence(has_value, lists_all, options.max_evidence, options.keep == "largest")

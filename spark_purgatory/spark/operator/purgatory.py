@@ -176,7 +176,11 @@ class Purgatory(PurgatoryOptions):
         evidence: "all" gives outcomes an array ``events`` of all events that counted, up to ``resolved_at``, in the
             order of their times; of EXPIRED operations too. An event is a struct like ``event``, which outcomes have
             then, too: the event that decided (see `Completions`).
-        max_evidence: How many events an outcome lists at most: the earliest. ``matched`` says how many there were.
+        max_evidence: How many events an outcome lists at most: the first. ``matched`` says how many there were.
+        keep: Which events go first. "first" takes them by their times, and ``event`` is the one that decided.
+            "largest" takes them by `Completions.value`, the largest first, of equal ones the earliest, and ``event`` is
+            the first of these: with `criteria.until_deadline` the winning bid of an auction. It needs neither
+            ``evidence`` nor ``columns``.
         orphans: Which events become ORPHAN rows: False, none; True, control events that count for no operation; "all",
             every event that counts for no operation, with the reason: late, already ended, not taken, past deadline,
             no such operation, or rejected. With either the outcomes have the columns `schema.ORPHAN_COLUMNS` too.

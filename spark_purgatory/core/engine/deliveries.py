@@ -1,0 +1,164 @@
+"""Deliveries of events to operations, one by one: laid out of the logs' spans, put in order, each event once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from spark_purgatory.core.arrays import numbers
+from spark_purgatory.core.arrays.numbers import Numbers, addends
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s, expand
+from spark_purgatory.core.arrays.value_ranks import number_ranks, value_ranks
+from spark_purgatory.core.events.event_log import EventSegment, Spans
+
+
+@dataclass(frozen=True)
+class Deliveries:
+    """Deliveries of events to operations, one by one; arrays (d,)."""
+
+    segments: list[EventSegment]
+    segment: Int64s
+    """Which of the segments has the event."""
+    at: Int64s
+    """The event's position in its segment."""
+    entry: Int64s
+    """The watch entry that it came to."""
+    operation: Int64s
+    """The entry's operation, by position in the request."""
+    keyless: Bools
+    """Whether the event has no key."""
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    @staticmethod
+    def of(spans: list[Spans], owner: Int64s, keyless: bool = False) -> Deliveries:
+        """The events of spans; ``owner``: the operation of each watch entry."""
+        segments = list({id(span.segment): span.segment for span in spans}.values())
+        places = {id(segment): i for i, segment in enumerate(segments)}
+        parts = []
+        for span in spans:
+            at, which = expand(span.low, span.high - span.low)
+            parts.append((np.full(len(at), places[id(span.segment)]), at, span.owner[which]))
+        segment, at, entry = (np.concatenate([EMPTY, *(part[i] for part in parts)]) for i in range(3))
+        return Deliveries(
+            segments=segments,
+            segment=segment,
+            at=at,
+            entry=entry,
+            operation=owner[entry],
+            keyless=np.full(len(at), keyless),
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[Deliveries]) -> Deliveries:
+        """Deliveries behind each other."""
+        if len(parts) == 1:
+            return parts[0]
+        segments = list({id(s): s for part in parts for s in part.segments}.values())
+        places = {id(segment): i for i, segment in enumerate(segments)}
+        moved = [np.array([places[id(s)] for s in part.segments], np.int64)[part.segment] for part in parts]
+        columns = [
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("at", "entry", "operation", "keyless")
+        ]
+        return Deliveries(segments, np.concatenate(moved), *columns)
+
+    def take(self, chosen: Int64s) -> Deliveries:
+        """Some of them, (k,) positions."""
+        names = ("segment", "at", "entry", "operation", "keyless")
+        return replace(self, **{name: getattr(self, name)[chosen] for name in names})
+
+    @property
+    def time_us(self) -> Int64s:
+        """When the events happened."""
+        time_us = np.zeros(len(self), np.int64)
+        for i, segment in enumerate(self.segments):
+            mine = self.segment == i
+            time_us[mine] = segment.time_us[self.at[mine]]
+        return time_us
+
+    def values(self) -> Numbers:
+        """What each event adds to a sum."""
+        parts, order = self._by_segment()
+        found = [np.zeros(len(at)) if s.value is None else addends(s.value[at]) for s, at in parts]
+        return numbers.joined(found)[order] if found else np.zeros(0)
+
+    def columns(self) -> pa.StructArray | None:
+        """What outcomes carry of the events."""
+        return self._gathered([segment.columns for segment in self.segments])
+
+    def event_ids(self) -> pa.Array | None:
+        """The events' ids; None where the query has none."""
+        return self._gathered([segment.event_ids for segment in self.segments])
+
+    def _gathered(self, held: list[pa.Array | None]) -> pa.Array | None:
+        """What each segment holds of its events, for every delivery; None where none of them holds it."""
+        if not any(each is not None for each in held):
+            return None
+        if len(held) == 1 and held[0] is not None:
+            return held[0].take(pa.array(self.at))
+        parts, order = self._by_segment()
+        found = [each.take(pa.array(at)) for each, (_, at) in zip(held, parts, strict=True) if each is not None]
+        return pa.concat_arrays(found).take(pa.array(order))
+
+    def _by_segment(self) -> tuple[list[tuple[EventSegment, Int64s]], Int64s]:
+        """(each segment with the positions of its events, the place of every delivery among all of these)."""
+        chosen = [np.flatnonzero(self.segment == i) for i in range(len(self.segments))]
+        parts = [(segment, self.at[mine]) for segment, mine in zip(self.segments, chosen, strict=True)]
+        order = np.empty(len(self), np.int64)
+        order[np.concatenate([EMPTY, *chosen])] = np.arange(len(self))
+        return parts, order
+
+    def order(self) -> Int64s:
+        """Positions by operation, time, watch key, event id, content; what is null comes first."""
+        time_us, key = self.time_us, np.where(self.keyless, -1, self.entry)
+        order = np.lexsort((key, time_us, self.operation))
+        columns = (self.operation[order], time_us[order], key[order])
+        same = np.logical_and.reduce([column[1:] == column[:-1] for column in columns])
+        if not same.any():
+            return order
+        tied = np.zeros(len(self), bool)
+        tied[order[1:][same]] = tied[order[:-1][same]] = True
+        ranks = np.zeros((2, len(self)), np.int64)
+        ranks[:, tied] = self.take(np.flatnonzero(tied)).ranks()
+        return np.lexsort((ranks[1], ranks[0], key, time_us, self.operation))
+
+    def ranks(self) -> Int64s:
+        """(2, d): the ranks of ids, and of contents."""
+        ids, columns = self.event_ids(), self.columns()
+        nothing = np.zeros(len(self), np.int64)
+        return np.stack([nothing if each is None else value_ranks(each) for each in (ids, columns)])
+
+    def by_value(self) -> Deliveries:
+        """By operation and then by value, the largest first; equals stay as they are. The value is the first column."""
+        columns = self.columns()
+        if columns is None:
+            return self
+        ranks = number_ranks(columns.field(0))
+        return self.take(np.lexsort((-ranks, self.operation)))
+
+    def first(self, most: int) -> Deliveries:
+        """The first ``most`` of each operation; deliveries are in the order of their operations."""
+        first = np.searchsorted(self.operation, self.operation)
+        return self.take(np.flatnonzero(np.arange(len(self)) - first < most))
+
+    def each_once(self, sums: Bools) -> Deliveries:
+        """Without redeliveries, in order: of each event the first delivery; where an operation adds up values, (n,)
+        bool, of those at one time the one with the smallest.
+        """
+        ordered = self.take(self.order())
+        ids = ordered.event_ids()
+        if ids is None or not len(ordered):
+            return ordered
+        codes = ids.dictionary_encode().indices.fill_null(-1).to_numpy()
+        values = ordered.values()
+        values[~sums[ordered.operation]] = values[:1]
+        order = np.lexsort((values, ordered.time_us, codes, ordered.operation))
+        code, operation = codes[order], ordered.operation[order]
+        again = (code[1:] == code[:-1]) & (operation[1:] == operation[:-1]) & (code[1:] >= 0)
+        once = np.ones(len(ordered), bool)
+        once[order[1:][again]] = False
+        return ordered.take(np.flatnonzero(once))
