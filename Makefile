@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-moves bench-soak bench-picture crash conformance clean java
+.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-nexmark bench-moves bench-soak bench-picture crash conformance clean java
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -73,6 +73,9 @@ bench-long: java $(STAMP) ## What a micro-batch costs as 100,000 and more operat
 
 bench-flink: java $(STAMP) ## Workloads W and L through Flink and ours, in one run: wall and CPU seconds
 	@$(BIN)/python -m benchmarks.beside_flink $(BENCH_ARGS)
+
+bench-nexmark: java $(STAMP) ## Nexmark's query 9 through ours, Spark's join and Flink: BENCH_ARGS="--events 10000000"
+	@$(BIN)/python -m benchmarks.nexmark $(BENCH_ARGS)
 
 bench-moves: java $(STAMP) ## What it takes to move a checkpoint to other shards: BENCH_ARGS="--waiting 10000000"
 	@$(BIN)/python -m benchmarks.moves $(BENCH_ARGS)

@@ -1,4 +1,4 @@
-"""Workloads W and L on Flink: the program of benchmarks/flink, compiled here, run in a JVM of its own.
+"""Workloads W and L and Nexmark's query 9 on Flink: the program of benchmarks/flink, compiled here, in its own JVM.
 
 Two readers, one a side, and two parallel instances of the operator, on a cluster inside that JVM; object reuse,
 checkpoints on. Backends: ``heap``, ``changelog`` (the heap with Flink's changelog), ``rocksdb`` (incremental).
@@ -45,6 +45,14 @@ class Throughput:
     """Of the whole process in that time."""
 
 
+@dataclass(frozen=True)
+class Winning(Throughput):
+    """A run of query 9."""
+
+    rows: int
+    fingerprint: int
+
+
 def classpath(work: Path = WORK) -> str:
     """Flink's jars, Hadoop's of the installed Spark for Parquet, and the compiled program."""
     jars = resolved([f"org.apache.flink:flink-{module}:{VERSION}" for module in MODULES], work / "ivy-flink")
@@ -58,6 +66,12 @@ def run_w(path: str, workload: Workload, backend: str, checkpoint_ms: int, runs:
     for line in lines:
         _check(f"flink_{backend}", Ended(*line[2:]), ended(workload.drawn, NEVER_US))
     return [Throughput(ms, cpu_ms / 1000) for ms, cpu_ms, *_ in lines]
+
+
+def run_q9(path: str, folder: Path, backend: str, checkpoint_ms: int, runs: int, memory: str) -> list[Winning]:
+    """So many runs of query 9 in one JVM, not checked yet."""
+    lines = _run(path, memory, "q9", str(folder), backend, [str(checkpoint_ms), str(runs)])
+    return [Winning(ms, cpu_ms / 1000, rows, fingerprint) for ms, cpu_ms, rows, fingerprint in lines]
 
 
 def run_l(path: str, workload: Workload, shape: Shape, backend: str, number: int, memory: str) -> LongRun:

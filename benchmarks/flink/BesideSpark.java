@@ -33,6 +33,9 @@ import org.apache.flink.table.runtime.typeutils.InternalTypeInfo;
  * milliseconds, CPU milliseconds of the process, completed, expired, and the sums of their numbers. The end of the
  * files is the end of time: every operation that was not completed expires.
  *
+ * <p>{@code q9 FOLDER BACKEND CHECKPOINTS INTERVAL_MS RUNS} does the same with query 9 of Nexmark: milliseconds, CPU
+ * milliseconds, winners, and the sum of their hashes.
+ *
  * <p>{@code l FOLDER BACKEND CHECKPOINTS ROWS WATERMARKS} lets the job read one file a side, waits until its rows are
  * processed and its watermark has passed, takes a checkpoint, and goes on to the next one. ROWS and WATERMARKS are
  * lists: rows up to and with each micro-batch, and the watermark in milliseconds after it. A line a micro-batch:
@@ -48,10 +51,11 @@ public final class BesideSpark {
 
     public static void main(String[] arguments) throws Exception {
         Path checkpoints = Path.of(arguments[3]);
-        if (arguments[0].equals("w")) {
+        if (!arguments[0].equals("l")) {
+            boolean auctions = arguments[0].equals("q9");
             for (int run = 0; run < Integer.parseInt(arguments[5]); run++) {
                 delete(checkpoints);
-                throughput(arguments[1], arguments[2], checkpoints, arguments[4]);
+                throughput(arguments[1], arguments[2], checkpoints, arguments[4], auctions);
             }
         } else {
             microBatches(arguments[1], arguments[2], checkpoints, longs(arguments[4]), longs(arguments[5]));
@@ -59,16 +63,24 @@ public final class BesideSpark {
         System.exit(0);
     }
 
-    private static void throughput(String folder, String backend, Path checkpoints, String intervalMs)
-            throws Exception {
+    private static void throughput(
+            String folder, String backend, Path checkpoints, String intervalMs, boolean auctions) throws Exception {
         Configuration settings = settings(backend, checkpoints, intervalMs);
         Progress.reset(Integer.MAX_VALUE);
+        Auctions.reset();
         try (MiniCluster cluster = cluster(settings)) {
             long startedNs = System.nanoTime();
             long cpuNs = PROCESS.getProcessCpuTime();
-            JobID job = submit(cluster, settings, folder, false);
+            StreamExecutionEnvironment env = StreamExecutionEnvironment.getExecutionEnvironment(settings);
+            if (auctions) {
+                Auctions.plan(env, folder);
+            } else {
+                plan(env, folder, false);
+            }
+            JobID job = submit(cluster, env);
             Progress.await(0, Long.MAX_VALUE);
-            print(ms(System.nanoTime() - startedNs), ms(PROCESS.getProcessCpuTime() - cpuNs), Progress.outcomes());
+            print(ms(System.nanoTime() - startedNs), ms(PROCESS.getProcessCpuTime() - cpuNs),
+                    auctions ? Auctions.outcomes() : Progress.outcomes());
             cluster.requestJobResult(job).get();
         }
     }
@@ -79,7 +91,9 @@ public final class BesideSpark {
         Configuration settings = settings(backend, checkpoints, FROM_OUTSIDE_ONLY);
         Progress.reset(0);
         try (MiniCluster cluster = cluster(settings)) {
-            JobID job = submit(cluster, settings, folder, true);
+            StreamExecutionEnvironment env = StreamExecutionEnvironment.getExecutionEnvironment(settings);
+            plan(env, folder, true);
+            JobID job = submit(cluster, env);
             Map<Path, Long> before = new HashMap<>();
             for (int batch = 0; batch < rows.size(); batch++) {
                 long[] wallNs = new long[3];
@@ -105,15 +119,16 @@ public final class BesideSpark {
         }
     }
 
-    private static JobID submit(MiniCluster cluster, Configuration settings, String folder, boolean gated)
-            throws Exception {
-        StreamExecutionEnvironment env = StreamExecutionEnvironment.getExecutionEnvironment(settings);
+    private static void plan(StreamExecutionEnvironment env, String folder, boolean gated) {
         Inputs.read(env, folder, "operations", Inputs.OPERATIONS, Inputs.CREATED, gated)
                 .keyBy(row -> row.getString(Inputs.KEY).toString())
                 .connect(Inputs.read(env, folder, "events", Inputs.EVENTS, Inputs.EVENT_TIME, gated)
                         .keyBy(row -> row.getString(Inputs.EVENT_KEY).toString()))
                 .process(new AnyKey(), InternalTypeInfo.<RowData>of(Inputs.OUTCOMES))
                 .sinkTo(new Counted());
+    }
+
+    private static JobID submit(MiniCluster cluster, StreamExecutionEnvironment env) throws Exception {
         JobGraph graph = env.getStreamGraph().getJobGraph();
         JobID job = cluster.submitJob(graph).get().getJobID();
         cluster.requestJobResult(job).thenAccept(result -> {

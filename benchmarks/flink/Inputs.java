@@ -63,7 +63,7 @@ final class Inputs {
             StreamExecutionEnvironment env, String folder, String side, RowType type, int time, boolean gated) {
         ParquetColumnarRowInputFormat<FileSourceSplit> format = new ParquetColumnarRowInputFormat<>(
                 new Configuration(), type, InternalTypeInfo.of(type), BATCH_ROWS, true, true);
-        FileSource.FileSourceBuilder<RowData> source = FileSource.forBulkFileFormat(format, new Path(folder, side))
+        FileSource.FileSourceBuilder<RowData> source = FileSource.forBulkFileFormat(format, new Path(folder + "/" + side))
                 .setFileEnumerator(InOrder::new)
                 .setSplitAssigner(FirstFirst::new);
         if (gated) {
@@ -73,7 +73,7 @@ final class Inputs {
                 .withTimestampAssigner((row, before) -> row.getLong(time) / 1000);
         // Behind the source, not in it: a source takes a file's watermark along when it closes the file, before the
         // next periodic watermark, and the last rows of a micro-batch would move the clock only with the next one.
-        return env.fromSource(source.build(), WatermarkStrategy.noWatermarks(), side)
+        return env.fromSource(source.build(), WatermarkStrategy.noWatermarks(), "read " + side)
                 .setParallelism(1)
                 .assignTimestampsAndWatermarks(ascending)
                 .setParallelism(1);
