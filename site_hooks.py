@@ -19,7 +19,6 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent
 ON_GITHUB = "https://github.com/spark-purgatory/spark-purgatory/blob/main/"
 OUTSIDE = {
-    "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "benchmarks/RESULTS.md": "benchmarks.md",
@@ -31,6 +30,9 @@ NESTED = re.compile(r"^ {2,3}(?=\S)")
 ITEM = re.compile(r"^(?:\d+\.|[*-]) ")
 NESTED_ITEM = re.compile(r"^ {2,4}[*-] ")
 EXAMPLE = re.compile(r"^Example::\n\n((?:    .*\n?|\n)+)", re.MULTILINE)
+SEARCH_BOOST = {"Project": 0.3, "Reference": 0.6}
+"""Who looks for a word wants to use the library; pages of the other parts of the navigation come first."""
+INCLUDED = re.compile(r"^<!-- file: (\S+\.yaml) -->$", re.MULTILINE)
 PROMPTS = re.compile(r"^Example:$", re.MULTILINE)
 COLONS = re.compile(r"::$", re.MULTILINE)
 RETURNS = re.compile(r"^Returns:\n(?:    .*\n?|\n)+", re.MULTILINE)
@@ -44,11 +46,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Map the links that lead out of docs/, or into it from outside; indent nested lists as MkDocs needs them."""
+    """Map the links that lead out of docs/, or into it from outside; show the job files that a page asks for; indent
+    nested lists as MkDocs needs them.
+    """
+    if page.parent is not None and (boost := SEARCH_BOOST.get(page.parent.title)):
+        page.meta["search"] = {"boost": boost}
     if page.parent is None:
         page.meta["hide"] = ["navigation"]  # it is alone in its part of the navigation
     here = page.file.src_uri
     source = next((path for path, name in OUTSIDE.items() if name == here), f"docs/{here}")
+    markdown = INCLUDED.sub(lambda found: f"```yaml\n{(ROOT / found[1]).read_text('utf-8')}```", markdown)
     return deeper_lists(LINK.sub(lambda link: mapped(link, here, source), markdown))
 
 

@@ -23,9 +23,6 @@ from spark_purgatory.core.spec.criteria import ByRow, Criterion
 
 HEAD = """# Configuration
 
-`python -m tools.configuration_page` generates this page from the options that the code declares. A test checks
-that the page and the code agree.
-
 The same option has the same name in Python and in the job's YAML file. A column is given by its name or, in Python
 only, also as a `Column` expression. A duration is text such as "30 minutes", or in Python a `timedelta`. A size is text
 such as "128 MiB", or a whole number of bytes.
@@ -56,9 +53,12 @@ REST = """
 | `summary` | true or false | true | Whether the run ends with a table of its outcomes. |
 | `heartbeats` | true or false | true | With `idle_after`: false while a backlog is read. |
 
-`source`, in `operations` and `completions`, is where an input is read from: conf/ has an example of each format, and
-[From Kafka topics](how-to/kafka.md) has the fields of a topic. `output` takes a topic in place of a table: `topic`, and
-`options` of its producer.
+`source`, in `operations` and `completions`, is where an input is read from: [Sources and the job's file](sources.md),
+and [From Kafka topics](how-to/kafka.md) for the fields of a topic. `output` takes a topic in place of a table: `topic`,
+and `options` of its producer.
+
+`python -m tools.configuration_page` generates this page from the options that the code declares. A test checks that the
+page and the code agree.
 """
 TAKES: dict[Any, str] = {
     ColumnLike: "column",
@@ -99,7 +99,9 @@ def _default(value: object) -> str:
         return "must be given"
     if value is None or value == () or value == "":
         return "none"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 if __name__ == "__main__":

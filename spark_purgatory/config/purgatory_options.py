@@ -10,7 +10,6 @@ from spark_purgatory.config.declared import ColumnLike, Options
 from spark_purgatory.config.options import Completions, Operations
 from spark_purgatory.config.units import Duration, Size
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
-from spark_purgatory.core.spec.engine_spec import EngineSpec, Evidence
 from spark_purgatory.errors import ConfigError
 
 LOG_HOSTS = ("transformWithState", "transformWithStateInPandas")
@@ -49,20 +48,14 @@ class PurgatoryOptions(Options):
         "all: outcomes carry all events that counted, in the array `events`, and the deciding one, in `event`; none: "
         "only the deciding one, if `completions.columns` names columns.",
     ] = "none"
-    max_evidence: Annotated[int, "The most events that one outcome lists: the first in the order of `keep`."] = (
-        Evidence.most
-    )
+    max_evidence: Annotated[int, "The most events that one outcome lists: the first in the order of `keep`."] = 100
     keep: Annotated[
         Literal["first", "largest"],
         "first: events in the order of their times, and `event` is the one that decided; largest: by "
         "`completions.value`, the largest first, and `event` is the largest.",
     ] = "first"
-    max_pending_per_shard: Annotated[int, "Operations that may wait in one shard; more stop the query."] = (
-        EngineSpec.max_pending
-    )
-    max_state_bytes_per_shard: Annotated[Size, "Bytes of one shard's state; more stop the query."] = (
-        EngineSpec.max_state_bytes
-    )
+    max_pending_per_shard: Annotated[int, "Operations that may wait in one shard; more stop the query."] = 10_000_000
+    max_state_bytes_per_shard: Annotated[Size, "Bytes of one shard's state; more stop the query."] = "1 GiB"
     max_broadcast_bytes: Annotated[
         Size,
         "The most bytes of packed events in one micro-batch, if events are broadcast to all shards; more stop the "

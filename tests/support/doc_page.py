@@ -53,7 +53,7 @@ class Page:
                 case "python":
                     self._printed = self._python(code, line)
                 case "bash":
-                    self._printed = "".join(map(self._line, code.splitlines()))
+                    self._printed = "".join(map(self._line, code.replace("\\\n", " ").splitlines()))
                 case "yaml":
                     name = FILE_NAME.match(code)
                     assert name, f"{self.name}, line {line}: the first line of a YAML block names its file"
@@ -73,7 +73,12 @@ class Page:
 
     def _line(self, line: str) -> str:
         words = shlex.split(line, comments=True)
-        return self._command(words) if words[:1] == ["spark-purgatory"] else ""  # pip and the like
+        if words[:1] != ["spark-purgatory"]:
+            return ""  # pip and the like
+        if words[-2:-1] != [">"]:
+            return self._command(words)
+        Path(words[-1]).write_text(self._command(words[:-2]), encoding="utf-8")
+        return ""
 
     def _compare(self, shown: str, line: int) -> None:
         said = f"{self.name}, line {line}: the page shows\n{shown}\nand this was printed:\n{self._printed}"

@@ -15,7 +15,8 @@ import yaml
 from pydantic import BaseModel
 
 from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria
-from spark_purgatory.config import Duration, Names, PurgatoryOptions, SinkOptions, Size, options_of
+from spark_purgatory.config import Duration, Names, PurgatoryOptions, SinkOptions, Size, options_of, parse_size
+from spark_purgatory.core.spec.engine_spec import EngineSpec, Evidence
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import (
@@ -30,6 +31,7 @@ from spark_purgatory.job.job_config import (
     Trigger,
 )
 from spark_purgatory.job.sources import purgatory_of
+from tools import command_line_page
 from tools.configuration_page import reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -294,6 +296,18 @@ def test_the_reference_is_current() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == reference(), (
         "run python -m tools.configuration_page > docs/configuration.md"
     )
+
+
+def test_the_page_of_the_command_line_is_that_of_the_commands() -> None:
+    assert (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8") == command_line_page.page(), (
+        "run python -m tools.command_line_page > docs/command_line.md"
+    )
+
+
+def test_the_engine_has_the_same_limits_with_and_without_spark() -> None:
+    assert parse_size(PurgatoryOptions.max_state_bytes_per_shard, "") == EngineSpec.max_state_bytes
+    assert PurgatoryOptions.max_pending_per_shard == EngineSpec.max_pending
+    assert PurgatoryOptions.max_evidence == Evidence.most
 
 
 def test_the_reference_names_every_section_of_a_jobs_file() -> None:

@@ -1,0 +1,78 @@
+"""`python -m tools.command_line_page`: docs/command_line.md, made from the commands' own help."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import typer
+
+from spark_purgatory.cli import app
+
+HEAD = """# Command line
+
+The extra `cli` brings `spark-purgatory`; `python -m spark_purgatory` is the same. `spark-purgatory COMMAND --help`
+shows what this page shows. `python -m tools.command_line_page` generates it, and a test compares them.
+
+| You want to | Command |
+| --- | --- |
+| see it work, with sample data | [`spark-purgatory demo`](#demo) |
+| know whether this machine, a checkpoint or a table is right | [`spark-purgatory doctor`](#doctor) |
+| have a job's file to begin with | [`spark-purgatory example > job.yaml`](#example) |
+| know whether a job's file is right | [`spark-purgatory check job.yaml`](#check) |
+| run a job | [`spark-purgatory run job.yaml`](#run) |
+| see why an order still waits | [`spark-purgatory pending CHECKPOINT`](#pending) |
+| have one page on a query, to send to someone | [`spark-purgatory report CHECKPOINT TABLE`](#report) |
+| change the number of shards, the host or the need | [`spark-purgatory move job.yaml --from CHECKPOINT`](#move) |
+| have what waits as tables, to edit them | [`spark-purgatory export-state CHECKPOINT FOLDER`](#export-state) |
+| start a query again whose staging log is in two minds | [`spark-purgatory repair CHECKPOINT`](#repair) |
+
+Commands start a Spark of their own. A checkpoint and a table may be read while their query runs. Places are paths or
+URIs as Spark takes them; for an object store give the session what it needs with `--conf`. More on running a job:
+[Run a job](operations.md).
+"""
+ORDER = ("demo", "doctor", "example", "check", "run", "pending", "report", "move", "export-state", "repair")
+
+
+def page() -> str:
+    """The whole page."""
+    group: Any = typer.main.get_command(app)
+    assert set(ORDER) == set(group.commands), "a command has no place on the page"
+    return "".join([HEAD, *(_section(name, group.commands[name]) for name in ORDER)])
+
+
+def _section(name: str, command: Any) -> str:
+    paragraphs = re.split(r"\n\n+", inspect.cleandoc(command.help))
+    text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+    arguments = [each for each in command.params if each.param_type_name == "argument"]
+    options = [each for each in command.params if each.param_type_name == "option"]
+    usage = " ".join(["spark-purgatory", name, *(_upper(each.name) for each in arguments)])
+    lines = [f"\n## {name}\n\n{text}\n\n    {usage}{' [OPTIONS]' if options else ''}\n"]
+    if command.params:
+        lines.append("\n| Argument or option | Meaning | Default |\n| --- | --- | --- |\n")
+        lines += [f"| `{_upper(each.name)}` | {each.help} | must be given |\n" for each in arguments]
+        lines += [_row(each) for each in options]
+    return "".join(lines)
+
+
+def _row(option: Any) -> str:
+    text, _, said = option.help.partition(" [default: ")
+    default = said.rstrip("]") or ("must be given" if option.required else _default(option))
+    names = ", ".join(f"`{each}`" for each in (*reversed(option.opts), *option.secondary_opts))
+    again = " May be given again." if option.multiple else ""
+    return f"| {names} | {text}{again} | {default} |\n"
+
+
+def _default(option: Any) -> str:
+    if option.is_flag:
+        return "no"
+    return "none" if option.default in (None, "", ()) else f"`{option.default}`"
+
+
+def _upper(name: str) -> str:
+    return "FILE" if name == "job_file" else name.upper()
+
+
+if __name__ == "__main__":
+    print(page(), end="")
