@@ -46,7 +46,7 @@ from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.errors import BugError, ConfigError, StateMismatchError
-from spark_purgatory.job.job_config import Criterion as JobCriterion
+from spark_purgatory.job.job_config import CriterionSection
 from tests.support.engine_driver import END_MS, Shards, events_table, final, multiset, operations_table
 from tests.support.operations import Row, ev, op, the_outcome
 
@@ -506,8 +506,8 @@ def test_what_is_no_finite_number_is_no_need(need: Any) -> None:
 
 
 def test_a_job_file_brings_whole_numbers_as_they_are() -> None:
-    assert JobCriterion.model_validate({"level": 2**53 + 1}).need == 2**53 + 1
-    assert JobCriterion.model_validate({"sum_at_least": 0.8}).need == 0.8
+    assert CriterionSection.model_validate({"level": 2**53 + 1}).need == 2**53 + 1
+    assert CriterionSection.model_validate({"sum_at_least": 0.8}).need == 0.8
 
 
 def test_values_of_another_type_than_the_querys_are_a_bug() -> None:
