@@ -5,6 +5,7 @@ Those that decide outcomes return rows with a column ``status``; the floors retu
 | contender | what a row goes through |
 | --- | --- |
 | ours | `Purgatory`, criterion any_key, emit early |
+| ours_columns, log_columns | the same, and outcomes carry a text of 20 bytes of the event that decided |
 | ours_rocksdb | the same over Spark's RocksDB store |
 | log | the same hosted by ``transformWithState``: snapshot and log, over RocksDB |
 | join | Spark's own stream-stream left outer join, in the JVM |
@@ -19,7 +20,7 @@ Those that decide outcomes return rows with a column ``status``; the floors retu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from benchmarks.inputs import ROWS, as_rows, read_sides
+from benchmarks.inputs import EVENTS_DDL, NOTE_DDL, ROWS, as_rows, read_sides
 from benchmarks.per_operation import per_operation, with_timers
 from spark_purgatory import Completions, Operations, criteria
 from spark_purgatory.spark.host.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
@@ -61,12 +62,12 @@ class Contender:
     """How long after its deadline it lets an operation expire."""
 
 
-def ours(spark: SparkSession, folder: Path, shards: int, **options: Any) -> DataFrame:
+def ours(spark: SparkSession, folder: Path, shards: int, columns: Sequence[str] = (), **options: Any) -> DataFrame:
     """The library as its users call it; ``options`` are more of `Purgatory`."""
-    operations, events = read_sides(spark, folder)
+    operations, events = read_sides(spark, folder, NOTE_DDL if columns else EVENTS_DDL)
     purgatory = Purgatory(
         operations=Operations(id="op_id", keys="key", created="created", deadline="deadline", watermark="0 seconds"),
-        completions=Completions(key="key", time="time", watermark="0 seconds"),
+        completions=Completions(key="key", time="time", columns=columns, watermark="0 seconds"),
         criterion=criteria.any_key(),
         emit="early",
         shards=shards,
@@ -174,6 +175,7 @@ def jvm_only(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
 
 ROCKSDB = {PROVIDER: ROCKSDB_PROVIDER}
 log = partial(ours, host="transformWithState")
+ours_columns, log_columns = (partial(build, columns=["note"]) for build in (ours, log))
 identity_log = partial(identity, host="transformWithState")
 
 CONTENDERS = {
@@ -184,6 +186,8 @@ CONTENDERS = {
         Contender(
             "log", "ours, a snapshot and a log in RocksDB", log, decides=True, settings=TRANSFORM_WITH_STATE_SETTINGS
         ),
+        Contender("ours_columns", "ours, with a column of the event", ours_columns, decides=True),
+        Contender("log_columns", "log, with a column of the event", log_columns, True, TRANSFORM_WITH_STATE_SETTINGS),
         Contender("join", "stream-stream left outer join", join, decides=True, grace_ms=1),
         Contender("identity", "packed exchange, no engine", identity, decides=False),
         Contender(

@@ -12,6 +12,7 @@ from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS
 
 OPERATIONS_DDL = "op_id string, key string, created timestamp, deadline timestamp, amount double"
 EVENTS_DDL = "key string, time timestamp"
+NOTE_DDL = f"{EVENTS_DDL}, note string"
 ROWS = (
     T.StructType()
     .add("op_id", "string")
@@ -24,11 +25,11 @@ ROWS = (
 """Both sides in one schema, for those that union them; ``time`` is an operation's created."""
 
 
-def read_sides(spark: SparkSession, folder: Path) -> tuple[DataFrame, DataFrame]:
+def read_sides(spark: SparkSession, folder: Path, events_ddl: str = EVENTS_DDL) -> tuple[DataFrame, DataFrame]:
     """Operations and events as streams, one file a side and micro-batch."""
     reader = spark.readStream.option("maxFilesPerTrigger", 1)
     operations = reader.schema(OPERATIONS_DDL).parquet(str(folder / "operations"))
-    return operations, reader.schema(EVENTS_DDL).parquet(str(folder / "events"))
+    return operations, reader.schema(events_ddl).parquet(str(folder / "events"))
 
 
 def as_rows(spark: SparkSession, folder: Path) -> tuple[DataFrame, DataFrame]:

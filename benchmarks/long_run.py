@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks import harness
-from benchmarks.contenders import ROCKSDB, Contender, join, jvm_only, log, ours
+from benchmarks.contenders import ROCKSDB, Contender, join, jvm_only, log, log_columns, ours, ours_columns
 from benchmarks.process_tree import cpu_seconds, sampled, worker_bytes
 from benchmarks.workload_l import Shape, prepared
 from spark_purgatory.spark.host.requirements import COUNT_ROWS, TRANSFORM_WITH_STATE_SETTINGS
@@ -112,6 +112,8 @@ def contenders(minutes: int) -> dict[str, Contender]:
             Contender(
                 "log", "Purgatory, a snapshot and a log", log, decides=True, settings=TRANSFORM_WITH_STATE_SETTINGS
             ),
+            Contender("blob_columns", "blob, with a column of the event", ours_columns, decides=True),
+            Contender("log_columns", "log, with a column", log_columns, True, TRANSFORM_WITH_STATE_SETTINGS),
             Contender("join", "stream-stream left outer join", joined, decides=True, grace_ms=1),
             Contender("blob_rocksdb", "blob, state in RocksDB", ours, decides=True, settings=rocksdb),
             Contender("blob_rocksdb_counted", "the same, Spark counts its rows", ours, decides=True, settings=counted),

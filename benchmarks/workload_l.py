@@ -33,7 +33,7 @@ from benchmarks.workload_w import (
     stored,
 )
 
-FORMAT = 1
+FORMAT = 2
 """Part of the cache's name: another number whenever the files of a seed change."""
 SERIES = ("follows", "fixed")
 EXPIRIES_AN_EVENT = 1 / 3

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-FORMAT = 1
+FORMAT = 2
 """Part of the cache's name: another number whenever the files of a seed change."""
 START_US = 1_735_689_600_000_000
 """Event time of batch 0: 2025-01-01 00:00 UTC, in the past, so that no time counts as being in the future."""
@@ -39,6 +39,8 @@ TAIL_BATCHES = LONGEST_DELAY_US // BATCH_US
 """Batches after the last operation in which its event may still come."""
 COMPLETING = 0.75
 FIRST_MTIME_S = 1_735_689_600
+NOTE_BYTES = 20
+"""Of a text that each event has, for contenders whose outcomes carry it; the others do not read it."""
 MTIME_STEP_S = 60
 """Spark takes files by modification time; a step that every file system can tell apart."""
 
@@ -174,7 +176,8 @@ def _operations(drawn: Draw, numbers: Int64s) -> pa.Table:
 
 
 def _events(drawn: Draw, numbers: Int64s) -> pa.Table:
-    return pa.table({"key": _names(numbers), "time": timestamps(drawn.event_us[numbers])})
+    note = pc.utf8_lpad(pa.array(numbers).cast(pa.string()), NOTE_BYTES, "0")
+    return pa.table({"key": _names(numbers), "time": timestamps(drawn.event_us[numbers]), "note": note})
 
 
 def _names(numbers: Int64s) -> pa.Array:
