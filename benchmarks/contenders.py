@@ -5,7 +5,7 @@ Those that decide outcomes return rows with a column ``status``; the floors retu
 | contender | what a row goes through |
 | --- | --- |
 | ours | `Purgatory`, criterion any_key, emit early |
-| ours_columns, log_columns | the same, and outcomes carry a text of 20 bytes of the event that decided |
+| ours_columns, log_columns, join_columns | ours, log and join, and outcomes carry a text of 20 bytes of the event that decided |
 | ours_rocksdb | the same over Spark's RocksDB store |
 | log | the same hosted by ``transformWithState``: snapshot and log, over RocksDB |
 | join | Spark's own stream-stream left outer join, in the JVM |
@@ -76,14 +76,16 @@ def ours(spark: SparkSession, folder: Path, shards: int, columns: Sequence[str] 
     return purgatory.resolve(operations, events)
 
 
-def join(spark: SparkSession, folder: Path, shards: int, longest_delay_minutes: int = 3) -> DataFrame:
+def join(
+    spark: SparkSession, folder: Path, shards: int, longest_delay_minutes: int = 3, columns: Sequence[str] = ()
+) -> DataFrame:
     """A left outer join on key and time range; an operation without an event leaves at its deadline.
 
     Spark drops state by one time column a side. With ``created`` there, every operation would be held for the
     longest delay; so the watermark is made from ``created``, and the mark moved on to ``deadline``. For a condition
     with ``<=`` Spark holds that clock 1 ms back, to be safe: a row leaves up to 1 ms after its deadline.
     """
-    operations, events = read_sides(spark, folder)
+    operations, events = read_sides(spark, folder, NOTE_DDL if columns else EVENTS_DDL)
     left = operations.withWatermark("created", "0 seconds").select(
         "op_id",
         "key",
@@ -107,6 +109,7 @@ def join(spark: SparkSession, folder: Path, shards: int, longest_delay_minutes: 
         F.when(F.col("time").isNull(), "EXPIRED").otherwise("COMPLETED").alias("status"),
         resolved.alias("resolved_at"),
         (F.unix_millis(resolved) - F.unix_millis("created")).alias("wait_ms"),
+        *columns,
     )
 
 
@@ -175,7 +178,7 @@ def jvm_only(spark: SparkSession, folder: Path, shards: int) -> DataFrame:
 
 ROCKSDB = {PROVIDER: ROCKSDB_PROVIDER}
 log = partial(ours, host="transformWithState")
-ours_columns, log_columns = (partial(build, columns=["note"]) for build in (ours, log))
+ours_columns, log_columns, join_columns = (partial(build, columns=["note"]) for build in (ours, log, join))
 identity_log = partial(identity, host="transformWithState")
 
 CONTENDERS = {
@@ -189,6 +192,7 @@ CONTENDERS = {
         Contender("ours_columns", "ours, with a column of the event", ours_columns, decides=True),
         Contender("log_columns", "log, with a column of the event", log_columns, True, TRANSFORM_WITH_STATE_SETTINGS),
         Contender("join", "stream-stream left outer join", join, decides=True, grace_ms=1),
+        Contender("join_columns", "join, with a column of the event", join_columns, decides=True, grace_ms=1),
         Contender("identity", "packed exchange, no engine", identity, decides=False),
         Contender(
             "identity_log", "the same, log host's operator", identity_log, False, settings=TRANSFORM_WITH_STATE_SETTINGS
