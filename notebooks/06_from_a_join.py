@@ -46,6 +46,8 @@ second = payments.loc[in_parts].assign(paid_at=orders["ordered_at"][in_parts] + 
 payments = pd.concat([payments.drop(in_parts), second.assign(paid_at=second["paid_at"] - pd.Timedelta("20 minutes")),
                       second])  # fmt: skip
 
+payments["method"] = rng.choice(["card", "cash"], len(payments))
+
 # When a row lands: at its own time, or two hours later. One file for each hour; the last one closes the day.
 landing = orders["ordered_at"].copy()
 landing.loc[late] += pd.Timedelta("2 hours")
@@ -64,7 +66,7 @@ land(pd.DataFrame({"order_id": ["nobody"], "paid_at": [closing]}), f"{folder}/pa
 def streams():
     return (
         landed(spark, f"{folder}/orders", "order_id string, ordered_at timestamp"),
-        landed(spark, f"{folder}/payments", "order_id string, paid_at timestamp"),
+        landed(spark, f"{folder}/payments", "order_id string, paid_at timestamp, method string"),
     )
 
 
@@ -90,7 +92,7 @@ joined = left.join(
     right,
     F.expr("o.order_id = p.order_id AND p.paid_at BETWEEN o.ordered_at AND o.ordered_at + INTERVAL 30 MINUTES"),
     "leftOuter",
-).select("o.order_id", "o.ordered_at", "p.paid_at")
+).select("o.order_id", "o.ordered_at", "p.paid_at", "p.method")
 by_join, query = run(joined, "joined")
 dropped = sum(
     operator["numRowsDroppedByWatermark"]
@@ -114,6 +116,7 @@ print(f"{by_join.count()} rows; {dropped} rows were late, and the join dropped t
 # MAGIC | `BETWEEN ordered_at AND ordered_at + 30 minutes` | `timeout="30 minutes"` |
 # MAGIC | `paid_at` is not null | `status = 'COMPLETED'`, and `resolved_at` is the first payment |
 # MAGIC | `paid_at` is null | `status = 'EXPIRED'` |
+# MAGIC | `p.method`, a column of the payment | `columns=["method"]`, and then `event.method` |
 
 # COMMAND ----------
 
@@ -121,7 +124,7 @@ purgatory = Purgatory(
     operations=Operations(
         id="order_id", keys="order_id", created="ordered_at", timeout="30 minutes", watermark="10 minutes"
     ),
-    completions=Completions(key="order_id", time="paid_at", watermark="10 minutes"),
+    completions=Completions(key="order_id", time="paid_at", columns=["method"], watermark="10 minutes"),
     criterion=criteria.any_key(),
     emit="final",
     shards=2,
@@ -141,10 +144,13 @@ by_purgatory.groupBy("status", "late").count().orderBy("status", "late").show()
 
 ordinary = ~F.col("order_id").isin([f"order-{i:03}" for i in special])
 expected = by_join.where(ordinary).select(
-    "order_id", F.when(F.col("paid_at").isNull(), "EXPIRED").otherwise("COMPLETED").alias("status"), "paid_at"
+    "order_id", F.when(F.col("paid_at").isNull(), "EXPIRED").otherwise("COMPLETED").alias("status"), "paid_at", "method"
 )
 found = by_purgatory.where(ordinary).select(
-    "order_id", "status", F.when(F.col("status") == "COMPLETED", F.col("resolved_at")).alias("paid_at")
+    "order_id",
+    "status",
+    F.when(F.col("status") == "COMPLETED", F.col("resolved_at")).alias("paid_at"),
+    "event.method",
 )
 assert expected.count() == found.count() == ORDERS - len(special)
 assert expected.exceptAll(found).isEmpty() and found.exceptAll(expected).isEmpty()
