@@ -5,7 +5,7 @@ Those that decide outcomes return rows with a column ``status``; the floors retu
 | contender | what a row goes through |
 | --- | --- |
 | ours | `Purgatory`, criterion any_key, emit early |
-| ours_columns, log_columns, join_columns | ours, log and join, and outcomes carry a text of 20 bytes of the event that decided |
+| ours_columns, log_columns, join_columns | these three, with a text of 20 bytes of the event in the outcome |
 | ours_rocksdb | the same over Spark's RocksDB store |
 | log | the same hosted by ``transformWithState``: snapshot and log, over RocksDB |
 | join | Spark's own stream-stream left outer join, in the JVM |
