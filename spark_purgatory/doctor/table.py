@@ -15,7 +15,8 @@ from spark_purgatory.doctor.session import clock_finding, first_cause
 from spark_purgatory.errors import PurgatoryError
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.delta_session import KNOWN_FEATURES
-from spark_purgatory.spark.sink.table.delta_target import DeltaTarget, TableFacts
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
+from spark_purgatory.spark.sink.table.history import TableFacts
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_reach
 
 TELLING = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "delta.enableExpiredLogCleanup")
@@ -99,7 +100,7 @@ def delivery_finding(spark: SparkSession, target: DeltaTarget, checkpoint: str) 
     what = "table and checkpoint"
     try:
         sender = Sender(SinkOptions(path=target.path, table=target.table), checkpoint)
-        sender.open(spark).truth.look(spark, sender.ledger)  # reads, and changes nothing
+        sender.open(spark).look(sender.ledger)  # reads, and changes nothing
     except PurgatoryError as error:
         return Finding(what, type(error).__name__, str(error))
     except SPARK_FAULTS as error:

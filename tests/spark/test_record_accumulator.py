@@ -14,9 +14,9 @@ from pyspark.errors import PySparkException
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
-from spark_purgatory.spark.sink.drain.table_truth import app_id_of
 from spark_purgatory.spark.sink.staging.ledger_format import replay
 from spark_purgatory.spark.sink.staging.staging_folder import LogRecord
+from spark_purgatory.spark.sink.table.table_claim import app_id_of
 from tests.support.sink_queries import HOUR, LINGER_S, TRIGGER_S, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
 

@@ -23,8 +23,8 @@ from spark_purgatory.spark.sink.staging import staging_folder
 from spark_purgatory.spark.sink.staging.layout import log_path
 from spark_purgatory.spark.sink.staging.ledger import Failed, Intent, Ledger, Names, Piece, Run, StagedBatch
 from spark_purgatory.spark.sink.staging.ledger_format import intent_body, record_body, replay
-from spark_purgatory.spark.sink.table.delta_target import DeltaTarget, TableFacts
-from spark_purgatory.spark.sink.table.history import DrainCommit, History, TableVersion
+from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
+from spark_purgatory.spark.sink.table.history import DrainCommit, History, TableFacts, TableVersion
 
 ROW_BYTES = 100
 SCHEMA = '{"type":"struct","fields":[]}'
@@ -143,7 +143,6 @@ class WorldActions(SparkActions):
 
     def __init__(self, world: World, sender: WorldSender) -> None:
         super().__init__(None, "/checkpoint", sender.target, sender.policy)  # type: ignore[arg-type]
-        self.truth.app_id = "app"
         self.world, self.sender = world, sender
 
     def in_session(self, spark: Any) -> Self:
@@ -163,7 +162,7 @@ class WorldActions(SparkActions):
         world = self.world
         match action:
             case do.Look():
-                return self.truth.look(self.spark, ledger)
+                return self.look(ledger)
             case do.Adopt(before):
                 return do.Adopted(world.pieces(), before)
             case do.Skip():
@@ -185,7 +184,7 @@ class WorldActions(SparkActions):
             case do.Commit(intent):
                 return self.committed(ledger, intent)
             case do.ReadBack(intent):
-                result = self.truth.read_back(self.spark, ledger, intent)
+                result = self.truth.read_back(ledger, intent, self.target.state(self.spark, intent.base_version))
                 if isinstance(result, do.Found) and result.commit.version < 0 and intent.direct:
                     world.evaluated.append(intent.last_batch)
                 return result
@@ -225,7 +224,7 @@ class WorldActions(SparkActions):
         return staged
 
     def _intended(self, ledger: Ledger, action: do.Intend, work: Work) -> do.Result:
-        state = self.truth.check(self.spark, ledger, ledger.table_id, SCHEMA)
+        state = self.check_table(ledger, ledger.table_id, SCHEMA)
         schema = (ledger.schema if action.taken else work.schema) or ""
         table_id, version = self.world.table_id, state.history.version
         intent = ledger.intent_of(action.taken, action.batch_id, schema, table_id, version, uuid=str(uuid4()))
@@ -238,7 +237,7 @@ class WorldActions(SparkActions):
         if world.takes_nothing:
             fault = "absent"
             self.sender.waited()
-        state = self.truth.check(self.spark, ledger, ledger.table_id or intent.table_id, SCHEMA)
+        state = self.check_table(ledger, ledger.table_id or intent.table_id, SCHEMA)
         if fault in ("", "arrived"):
             rows = [row for piece in intent.taken for row in world.folders[piece.folder][piece.partition]]
             if intent.direct and intent.number > world.last_txn:

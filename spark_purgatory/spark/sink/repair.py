@@ -13,11 +13,10 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError, StorageError
-from spark_purgatory.spark.sink.drain.table_truth import app_id_of
 from spark_purgatory.spark.sink.staging.staging_folder import LogRecord, StagingFolder, local_folder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import History
-from spark_purgatory.spark.sink.table.table_claim import claimed_by
+from spark_purgatory.spark.sink.table.table_claim import app_id_of, claimed_by
 from spark_purgatory.spark.storage.storage_errors import writing
 
 

@@ -9,7 +9,6 @@ from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, StagingError
-from spark_purgatory.spark.sink.drain.table_truth import app_id_of
 from spark_purgatory.spark.sink.staging.ledger import Ledger, missing
 from spark_purgatory.spark.sink.staging.ledger_format import replay
 from spark_purgatory.spark.sink.staging.staged_files import pieces_below, read_pieces
@@ -17,7 +16,7 @@ from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, loc
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import NO_VERSION
 from spark_purgatory.spark.sink.table.renames import followed, with_names
-from spark_purgatory.spark.sink.table.table_claim import claimed_by, is_one_table
+from spark_purgatory.spark.sink.table.table_claim import app_id_of, claimed_by, is_one_table
 from spark_purgatory.spark.sink.table.table_place import resolved
 from spark_purgatory.spark.storage.commits import next_batch
 

@@ -24,13 +24,13 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, StorageError, TableForgetsError
 from spark_purgatory.spark.checkpoint.start_check import check_if_outcomes
-from spark_purgatory.spark.sink.drain.table_truth import app_id_of
 from spark_purgatory.spark.sink.table.column_rules import unfit
 from spark_purgatory.spark.sink.table.delta_session import check_features, is_without_delta, what_lacks
-from spark_purgatory.spark.sink.table.delta_target import FORGETS, DeltaTarget, TableFacts
+from spark_purgatory.spark.sink.table.delta_target import FORGETS, DeltaTarget
+from spark_purgatory.spark.sink.table.history import TableFacts
 from spark_purgatory.spark.sink.table.queries import queries_of
 from spark_purgatory.spark.sink.table.renames import followed
-from spark_purgatory.spark.sink.table.table_claim import claim
+from spark_purgatory.spark.sink.table.table_claim import app_id_of, claim
 from spark_purgatory.spark.sink.table.table_columns import SPECIAL_FEATURES, SpecialColumns, special_columns
 from spark_purgatory.spark.sink.table.table_place import check_outside, place_of_name, resolved
 from spark_purgatory.spark.storage.paths import literal

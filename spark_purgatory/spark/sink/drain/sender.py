@@ -90,7 +90,8 @@ class Sender:
             while not isinstance(action := self._next(work), do.Return):
                 if name := getattr(action, "name", None):
                     reach(f"before {name}")
-                self._take_in(action, self._do(actions, action, work), work)
+                result = self._do(actions, action, work)
+                self._take_in(action, result, work)
             self.has_failed = False
         finally:
             self.is_running = False

@@ -21,7 +21,7 @@ from spark_purgatory.errors import ForeignWriterError, StagingError, StorageErro
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter
-from spark_purgatory.spark.sink.drain.table_truth import TableTruth, app_id_of
+from spark_purgatory.spark.sink.drain.table_truth import TableTruth, since
 from spark_purgatory.spark.sink.staging.ledger import SOURCES_AGAIN, Failed, Intent, Ledger, Names, Piece, StagedBatch
 from spark_purgatory.spark.sink.staging.ledger_format import Body, intent_body, record_body, replay
 from spark_purgatory.spark.sink.staging.staged_files import (
@@ -39,7 +39,8 @@ from spark_purgatory.spark.sink.staging.staged_files import (
 )
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, local_folder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.table.history import NO_VERSION
+from spark_purgatory.spark.sink.table.history import NO_VERSION, History, TableState
+from spark_purgatory.spark.sink.table.table_claim import app_id_of
 from spark_purgatory.spark.storage import storage_errors
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import settings
@@ -71,7 +72,7 @@ class SparkActions:
         self.spark, self.target, self.policy = spark, target, policy
         self.checkpoint = checkpoint
         self.folder = StagingFolder(checkpoint)
-        self.truth = TableTruth(target, checkpoint)
+        self.truth = TableTruth()
         self._rules: dict[str, Rules] = {}
         """How rows are staged, by their schema."""
 
@@ -83,18 +84,17 @@ class SparkActions:
 
     def open(self) -> Ledger:
         """What the log says, for a run that begins."""
-        self.truth.app_id = app_id_of(self.spark, self.checkpoint)
         self.folder = StagingFolder(self.checkpoint, local_folder(self.spark, self.checkpoint))
         ledger = replay(self.folder.read_entries(self.spark), self.folder.uri)
         ledger.run = replace(ledger.run, id=uuid4().hex[:8])
-        ledger.names = Names(self.checkpoint, self.folder.uri, str(self.target), self.truth.app_id)
+        ledger.names = Names(self.checkpoint, self.folder.uri, str(self.target), app_id_of(self.spark, self.checkpoint))
         return ledger
 
     def carry_out(self, action: Action, ledger: Ledger, work: Work) -> Result:
         """Do one action; what came of it. `Stop` raises its error."""
         match action:
             case do.Look():
-                return self.truth.look(self.spark, ledger)
+                return self.look(ledger)
             case do.Adopt(before):
                 return do.Adopted(self.find(ledger, before), before)
             case do.Skip():
@@ -118,6 +118,10 @@ class SparkActions:
                 raise error from None
         assert isinstance(action, do.Skip | do.CleanUp)
         return action
+
+    def look(self, ledger: Ledger) -> do.Looked:
+        """Compare the table with the log, at a start; changes nothing. TableLostError, ForeignWriterError."""
+        return self.truth.look(ledger, self.target.state(self.spark, since(ledger)))
 
     # --- staging -------------------------------------------------------------------------------------------------
 
@@ -199,7 +203,7 @@ class SparkActions:
         """Step 3. ForeignWriterError if someone else made an intent of this number."""
         schema = (ledger.schema if action.taken else work.schema) or ""
         try:
-            state = self.truth.check(self.spark, ledger, ledger.table_id, schema)
+            state = self.truth.checked = self.check_table(ledger, ledger.table_id, schema)
         except SPARK_FAULTS as error:
             if action.batch_id is not None or is_interruption(error):
                 raise
@@ -218,11 +222,21 @@ class SparkActions:
             check_alone(self.spark, self.folder, intent)
         return do.Intended(intent)
 
+    def check_table(self, ledger: Ledger, table_id: str | None, schema: str) -> TableState:
+        """The table before a drain: TableLostError, SchemaMismatchError."""
+        facts = self.target.check(self.spark, table_id, T.StructType.fromJson(json.loads(schema)))
+        if facts is None:
+            return TableState(None, History(()))
+        history = self.target.history(self.spark, ledger.table_version)
+        self.truth.check_restore(ledger.names, ledger.table_version, history)
+        return TableState(facts, history)
+
     def commit(self, ledger: Ledger, intent: Intent, direct: DataFrame | None) -> Result:
         """Step 4, of staged pieces or of the rows of a micro-batch that goes direct."""
         target = self.target
         try:
-            state = self.truth.check_intended(self.spark, ledger, intent)
+            state, self.truth.checked = self.truth.checked, None
+            state = state or self.check_table(ledger, ledger.table_id or intent.table_id, intent.schema)
             self.check_pieces(ledger, intent.taken)
             with settings(self.spark, DRAIN_QUERY):
                 if direct is not None:
@@ -231,7 +245,7 @@ class SparkActions:
                 else:
                     rows, max_rows = self._staged_rows(intent)
                 with reading(f"the staged files of drain {intent.number}", self.folder.uri):
-                    target.append(rows, self.truth.app_id, intent.number, intent.uuid, max_file_rows=max_rows)
+                    target.append(rows, ledger.names.app_id, intent.number, intent.uuid, max_file_rows=max_rows)
         except SPARK_FAULTS as error:
             is_of_rows = direct is not None and storage_fault(error) is None and not storage_errors.is_of_table(error)
             if is_interruption(error) or is_of_rows or state_fault(error) is not None:
@@ -259,7 +273,7 @@ class SparkActions:
     def _read_back(self, ledger: Ledger, intent: Intent, rows: DataFrame | None) -> Result:
         """Step 5. SkippedWriteError, ForeignWriterError, TableLostError."""
         try:
-            result = self.truth.read_back(self.spark, ledger, intent)
+            result = self.truth.read_back(ledger, intent, self.target.state(self.spark, intent.base_version))
         except SPARK_FAULTS as error:
             if is_interruption(error):
                 raise

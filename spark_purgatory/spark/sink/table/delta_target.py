@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.errors import AnalysisException
@@ -13,7 +12,7 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, TableForgetsError, TableLostError
 from spark_purgatory.spark.sink.table.column_rules import Taking, changed
-from spark_purgatory.spark.sink.table.history import COLUMNS, History, mark, whole_history
+from spark_purgatory.spark.sink.table.history import COLUMNS, History, TableFacts, TableState, mark, whole_history
 from spark_purgatory.spark.sink.table.renames import followed, with_names
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import described, sql_text
@@ -34,21 +33,6 @@ TYPE_WIDENING = "typeWidening"
 MAX_ADDED = 5
 """More columns that a table lacks were hardly forgotten: it looks like another table."""
 MAX_LISTED = 12
-
-
-@dataclass(frozen=True)
-class TableFacts:
-    """A table as Delta describes it."""
-
-    id: str
-    location: str
-    partition_by: tuple[str, ...]
-    """Partition columns, as the table names them."""
-    features: tuple[str, ...] = ()
-    """Table features that a writer must support."""
-    is_mapped: bool = False
-    """Columns have other names in its files, and so may have any."""
-    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 class DeltaTarget:
@@ -140,6 +124,11 @@ class DeltaTarget:
             f"partition_by={list(partition_by)!r}, but table {self} is partitioned by {list(facts.partition_by)!r}: "
             "give these, or write to a new table"
         )
+
+    def state(self, spark: SparkSession, since: int | None) -> TableState:
+        """What there is, with all versions after ``since``. Raises as `facts`."""
+        facts = self.facts(spark)
+        return TableState(facts, History(()) if facts is None else self.history(spark, since))
 
     def check(self, spark: SparkSession, table_id: str | None, schema: T.StructType) -> TableFacts | None:
         """Look at the table before a drain: is it the one known as ``table_id``, does it take the columns."""

@@ -1,4 +1,4 @@
-"""What a Delta table says of its past: DESCRIBE HISTORY, by path and by name, whoever keeps the table's log.
+"""What a Delta table says of itself and of its past: DETAIL and HISTORY, by path and by name, whoever keeps its log.
 
 A drain is one version of the table. Its writer puts its *mark* into the version's ``userMetadata``: the app id, the
 drain's number, and the uuid of the drain's intent. Delta's own record of transactions is not in the history.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 NO_VERSION = -1
@@ -101,6 +101,31 @@ class History:
                 if at < version:
                     return f"restored to version {at}"
         return None
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """A table as Delta describes it."""
+
+    id: str
+    location: str
+    partition_by: tuple[str, ...]
+    """Partition columns, as the table names them."""
+    features: tuple[str, ...] = ()
+    """Table features that a writer must support."""
+    is_mapped: bool = False
+    """Columns have other names in its files, and so may have any."""
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TableState:
+    """What there is of the table."""
+
+    facts: TableFacts | None
+    """None if there is no table."""
+    history: History
+    """Whole since a version that was asked for, as far as it was not cut; empty if there is no table."""
 
 
 def mark(app_id: str, number: int, intent_uuid: str) -> str:

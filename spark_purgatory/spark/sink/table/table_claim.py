@@ -164,3 +164,13 @@ def _write(spark: SparkSession, checkpoint: str, claimed: Claimed, mode: str) ->
 
 def _said(claimed: Claimed) -> str:
     return (claimed.get("path") or claimed["table"])[:MAX_SAID]
+
+
+def app_id_of(spark: SparkSession, checkpoint: str) -> str:
+    """The ``txnAppId``: Spark's id of the query, made at its first start and kept. A table may get another name."""
+    rows = spark.read.text(f"{literal(checkpoint)}/metadata").collect()
+    try:
+        query_id = json.loads(rows[0]["value"])["id"]
+    except (IndexError, KeyError, ValueError) as error:
+        raise StagingError(f"checkpoint {checkpoint} is damaged: its file 'metadata' names no query id") from error
+    return f"spark_purgatory/{query_id}"
