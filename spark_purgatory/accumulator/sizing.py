@@ -1,7 +1,7 @@
 """Sizes in bytes: of records, as the policy needs them, and of staged rows in a committed file, as an estimate.
 
 **For the policy** a record is whatever its `Sizing` can measure. Kafka's own sizes depend on the records before it
-(varints of offsets and times); a staged part simply has a number of bytes (`PartSizing`).
+(varints of offsets and times); a staged piece simply has a number of bytes (`PieceSizing`).
 
 **For the files.** A row is staged in a small Parquet file, and committed later in a large one, with other rows, perhaps
 another codec, and fewer footers and dictionaries. What it will weigh there is estimated::
@@ -50,7 +50,7 @@ KEEP = 0.5
 """After 4 commits of one size the first has 7 % of the say, so a change of the data is followed within a few files."""
 MIN_RATIO = 1 / 64
 MAX_RATIO = 64.0
-"""Dictionary and codec together seldom do more than 20 in either direction; beyond 64 it is a part without rows."""
+"""Dictionary and codec together seldom do more than 20 in either direction; beyond 64 it is a piece without rows."""
 PRIOR_ROW_BYTES = 100.0
 """Staged bytes a row before any was staged; the weight of one row, so the first rows staged replace it."""
 MIN_ROW_BYTES = 1 / 64
@@ -83,17 +83,17 @@ class HasBytes(Protocol):
         """Size in bytes, at least 0."""
 
 
-class PartSizing:
-    """A batch is as large as its parts together: no header, and a part's size does not depend on its neighbours."""
+class PieceSizing:
+    """A batch is as large as its pieces together: no header, and a piece's size does not depend on its neighbours."""
 
     header_bytes = 0
 
     def record_bytes(self, record: HasBytes, batch: Sequence[HasBytes]) -> int:
-        """The part's own size."""
+        """The piece's own size."""
         return record.bytes
 
     def upper_bound_bytes(self, record: HasBytes) -> int:
-        """The part's own size."""
+        """The piece's own size."""
         return record.bytes
 
 
@@ -162,7 +162,7 @@ class SizeCalibration(Generic[P]):
                 seen.staged_row_bytes.observe(staged_bytes, rows, self.keep)
 
     def observe_committed(self, partition: P, staged_bytes: int, file_bytes: int) -> None:
-        """Parts of ``staged_bytes`` became files of ``file_bytes``. Without staged bytes nothing is learned;
+        """Pieces of ``staged_bytes`` became files of ``file_bytes``. Without staged bytes nothing is learned;
         ConfigError if a number is negative.
         """
         _check(staged_bytes=staged_bytes, file_bytes=file_bytes)

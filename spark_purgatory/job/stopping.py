@@ -24,7 +24,7 @@ BEFORE_SPARK = 1000
 PATIENCE_SECONDS = 3600
 """How long the JVM waits for us: a drain may be large, and who wants it shorter sends SIGKILL."""
 
-logger = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 
 
 class StopRequest:
@@ -62,7 +62,7 @@ class StopRequest:
             try:
                 hooks.removeShutdownHook(hook)
             except (Py4JError, OSError):
-                logger.debug("the JVM is gone, or on its way", exc_info=True)
+                LOG.debug("the JVM is gone, or on its way", exc_info=True)
 
     def wait_until_stopped(self) -> None:
         """Ask for the stop, as SIGTERM does, and wait until the job is done with it."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from spark_purgatory.accumulator.backoff import ExponentialBackoff
 from spark_purgatory.accumulator.policy import AccumulatorSettings
-from spark_purgatory.accumulator.sizing import PartSizing
+from spark_purgatory.accumulator.sizing import PieceSizing
 from tests.conformance.kafka_accumulator import KafkaAccumulator, KafkaAppended
 from tests.conformance.kafka_batches import KafkaBatch
 
@@ -36,7 +36,7 @@ def policy(
 ) -> KafkaAccumulator[Any, Any, Any]:
     """An empty accumulator."""
     settings = AccumulatorSettings(batch_bytes=batch, linger_ms=linger, delivery_timeout_ms=timeout)
-    return KafkaAccumulator(settings, memory, sizing or PartSizing(), backoff or ExponentialBackoff(5, 40), leader)
+    return KafkaAccumulator(settings, memory, sizing or PieceSizing(), backoff or ExponentialBackoff(5, 40), leader)
 
 
 def put(

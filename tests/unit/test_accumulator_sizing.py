@@ -12,7 +12,7 @@ from spark_purgatory.accumulator.sizing import (
     PRIOR_RATIO,
     PRIOR_ROW_BYTES,
     DecayedQuotient,
-    PartSizing,
+    PieceSizing,
     SizeCalibration,
     clamp,
 )
@@ -170,6 +170,6 @@ def test_no_file_moves_an_estimate_out_of_bounds(commits: list[tuple[str, int, i
 
 
 def test_a_parts_size_is_its_own() -> None:
-    sizing = PartSizing()
+    sizing = PieceSizing()
     part = Part("a", 7)
     assert (sizing.header_bytes, sizing.record_bytes(part, [part]), sizing.upper_bound_bytes(part)) == (0, 7, 7)

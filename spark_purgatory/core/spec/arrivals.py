@@ -3,10 +3,10 @@
 Columns of the tables are fixed here, so that the exchange that writes them and the engine that reads them agree:
 
 operations   ``id``, ``id_hash``, ``keys`` (a value or a list), ``key_hashes`` (likewise), ``created_us``,
-``deadline_us``,
-             ``ahead`` (created too far ahead of processing time), where rows bring their rules ``rule``, ``need`` and
-             ``levels`` (a value or a list, as ``keys``), doubles; beside values that are not doubles ``need_up`` and
-             ``levels_up``, the same rounded up to the values' digits, null where they do not fit a decimal of those;
+             ``deadline_us``, ``ahead`` (created too far ahead of processing time); where rows bring their rules
+             ``rule``, ``need`` and ``levels`` (a value or a list, as ``keys``), doubles; beside values that are not
+             doubles ``need_up`` and ``levels_up``, the same rounded up to the values' digits, null where they do not
+             fit a decimal of those;
              then the payload, ``p0``, ``p1``, ...;
              a column of `ROLES` that the spec says is a payload column is not sent apart
 events       ``key``, ``key_hash``, ``time_us``, ``ahead``; where there is something to read, ``value`` (null is none;

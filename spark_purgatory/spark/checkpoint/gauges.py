@@ -66,8 +66,7 @@ def gauges(spark: SparkSession, checkpoint: str) -> Gauges:
         - ``state_bytes``: bytes of all shards' states, as the state store keeps them. ``shards``: how many have a
           state. ``largest_shard_pending`` and ``largest_shard_state_bytes`` show how evenly they are filled.
         - ``oldest_created_ms``: the first created time of what waits, and ``next_due_ms``: the watermark at which the
-          next outcome is due, both in milliseconds since 1970; None while nothing waits, and where the states were
-          written by an earlier version.
+          next outcome is due, both in milliseconds since 1970; None while nothing waits.
         - ``watermark_ms``: the watermark of the micro-batch, 0 before there is one. ``batch_id``: its number, None
           before the first is committed; then all else is 0 or None.
 
@@ -104,11 +103,11 @@ def _of_shards(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _of_shard(state: ShardState) -> dict[str, int | None]:
     metadata = state.metadata()
-    kept = metadata.get("gauges", {})
+    kept = metadata["gauges"]
     return {
         "pending": Tally(**metadata["tally"]).pending,
-        "watched": kept.get("watched"),
+        "watched": kept["watched"],
         "state_bytes": state.size,
-        "oldest_us": kept.get("oldest_us"),
-        "next_due_ms": kept.get("next_due_ms"),
+        "oldest_us": kept["oldest_us"],
+        "next_due_ms": kept["next_due_ms"],
     }

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.spark.host.requirements import NO_DATA, ONLY_WITH_ROWS, runs_only_with_rows
 
-logger = logging.getLogger(__name__)
+LOG = logging.getLogger(__name__)
 STUCK_BATCHES = 3
 """The watermark is made from the rows of earlier micro-batches: the first has none, the second may miss an input."""
 LATE_SHARE = 0.05
@@ -51,7 +51,7 @@ def watch(options: PurgatoryOptions, stream: DataFrame) -> None:
         _sessions.add(spark)
         spark.streams.addListener(_watch)
     if runs_only_with_rows(spark) and not _ticks(options):
-        logger.warning("%s is false: %s", NO_DATA, ONLY_WITH_ROWS)
+        LOG.warning("%s is false: %s", NO_DATA, ONLY_WITH_ROWS)
 
 
 def warn_inside_foreach_batch() -> None:
@@ -59,7 +59,7 @@ def warn_inside_foreach_batch() -> None:
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_globals.get("__name__") in CALLS_OF_FOREACH_BATCH and frame.f_code.co_name in ("call", "process"):
-            logger.warning(OF_ONE_MICRO_BATCH)
+            LOG.warning(OF_ONE_MICRO_BATCH)
             return
         frame = frame.f_back
 
@@ -111,7 +111,7 @@ class _QueryWatch(StreamingQueryListener):
         if any(_received(counters) for counters in counted.values()):
             self._stuck[run] = self._stuck.get(run, 0) + 1
         if self._stuck.get(run, 0) >= STUCK_BATCHES and self._is_first(run, "watermark"):
-            logger.warning(STUCK, progress.name or progress.id, self._stuck[run])
+            LOG.warning(STUCK, progress.name or progress.id, self._stuck[run])
 
     def _look_at_late_rows(self, progress: Any, name: str, counters: dict[str, Any]) -> None:
         late = (counters["events_late"] or 0) + (counters["operations_late"] or 0)
@@ -119,7 +119,7 @@ class _QueryWatch(StreamingQueryListener):
         if late < max(FEWEST_LATE, LATE_SHARE * received) or not self._is_first(str(progress.runId), name):
             return
         times = (progress.eventTime.get(which) for which in ("watermark", "min", "max"))
-        logger.warning(LATE, progress.name or progress.id, name, late, received, progress.batchId, *times)
+        LOG.warning(LATE, progress.name or progress.id, name, late, received, progress.batchId, *times)
 
     def _is_first(self, run: str, what: str) -> bool:
         """Whether this run was not warned of it before."""

@@ -13,7 +13,7 @@ from spark_purgatory.accumulator.backoff import ExponentialBackoff
 from spark_purgatory.accumulator.batch import ProducerBatch
 from spark_purgatory.accumulator.futures import Callback, RecordFuture
 from spark_purgatory.accumulator.policy import AccumulatorPolicy, AccumulatorSettings
-from spark_purgatory.accumulator.sizing import PartSizing, SizeCalibration
+from spark_purgatory.accumulator.sizing import PieceSizing, SizeCalibration
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import StorageError
 from spark_purgatory.spark.sink.drain import actions as do
@@ -88,7 +88,7 @@ class PolicyAdapter:
             batch_bytes=self.batch_bytes, linger_ms=self.linger_ms, delivery_timeout_ms=self.delivery_timeout_ms
         )
         backoff = ExponentialBackoff(self.backoff_ms, self.backoff_ms * MAX_BACKOFF_FACTOR)
-        self.policy: AccumulatorPolicy[str, StagedRecord, Delivery] = AccumulatorPolicy(settings, PartSizing(), backoff)
+        self.policy = AccumulatorPolicy[str, StagedRecord, Delivery](settings, PieceSizing(), backoff)
         self.futures: dict[int, tuple[RecordFuture[Delivery], ...]] = {}
         """Futures by micro-batch; of those delivered the last `KEPT_FUTURES`."""
         self.counts = DrainCounts()
