@@ -1,7 +1,7 @@
 """Sizes in bytes: of records, as the policy needs them, and of staged rows in a committed file, as an estimate.
 
 **For the policy** a record is whatever its `Sizing` can measure. Kafka's own sizes depend on the records before it
-(varints of offsets and times); a staged piece simply has a number of bytes (`PieceSizing`).
+(varints of offsets and times); a staged piece weighs what is estimated below.
 
 **For the files.** A row is staged in a small Parquet file, and committed later in a large one, with other rows, perhaps
 another codec, and fewer footers and dictionaries. What it will weigh there is estimated::
@@ -36,8 +36,6 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
-
-from spark_purgatory.errors import ConfigError
 
 R_contra = TypeVar("R_contra", contravariant=True)
 P = TypeVar("P", bound=Hashable)
@@ -75,28 +73,6 @@ class Sizing(Protocol[R_contra]):
         """
 
 
-class HasBytes(Protocol):
-    """A record with a size of its own, such as a staged piece."""
-
-    @property
-    def bytes(self) -> int:
-        """Size in bytes, at least 0."""
-
-
-class PieceSizing:
-    """A batch is as large as its pieces together: no header, and a piece's size does not depend on its neighbours."""
-
-    header_bytes = 0
-
-    def record_bytes(self, record: HasBytes, batch: Sequence[HasBytes]) -> int:
-        """The piece's own size."""
-        return record.bytes
-
-    def upper_bound_bytes(self, record: HasBytes) -> int:
-        """The piece's own size."""
-        return record.bytes
-
-
 @dataclass
 class DecayedQuotient:
     """``top / bottom`` of what was observed, newer observations and larger ones weighing more."""
@@ -131,45 +107,25 @@ class _Seen:
 class SizeCalibration(Generic[P]):
     """What staged bytes and rows of each partition will weigh in a file. See the module for the arithmetic."""
 
-    def __init__(
-        self,
-        prior_ratio: float = PRIOR_RATIO,
-        prior_staged_bytes: int = PRIOR_STAGED_BYTES,
-        keep: float = KEEP,
-        max_partitions: int = MAX_PARTITIONS,
-    ) -> None:
-        if not MIN_RATIO <= prior_ratio <= MAX_RATIO:
-            raise ConfigError(f"prior_ratio must be from {MIN_RATIO} to {MAX_RATIO}, got {prior_ratio}")
-        if not 0 < keep < 1:
-            raise ConfigError(f"keep must be between 0 and 1, both excluded, got {keep}")
-        for name, value in (("prior_staged_bytes", prior_staged_bytes), ("max_partitions", max_partitions)):
-            if value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
-        self.prior_staged_bytes = float(prior_staged_bytes)
-        self.keep = keep
-        self.max_partitions = max_partitions
+    def __init__(self) -> None:
         self._table = _Seen(
-            DecayedQuotient(prior_ratio * prior_staged_bytes, self.prior_staged_bytes),
+            DecayedQuotient(PRIOR_RATIO * PRIOR_STAGED_BYTES, PRIOR_STAGED_BYTES),
             DecayedQuotient(PRIOR_ROW_BYTES, 1.0),
         )
         self._partitions: OrderedDict[P, _Seen] = OrderedDict()
 
     def observe_staged(self, partition: P, staged_bytes: int, rows: int) -> None:
-        """Rows were staged. Without rows nothing is learned; ConfigError if a number is negative."""
-        _check(staged_bytes=staged_bytes, rows=rows)
+        """Rows were staged. Without rows nothing is learned."""
         if rows:
             for seen in (self._table, self._of(partition)):
-                seen.staged_row_bytes.observe(staged_bytes, rows, self.keep)
+                seen.staged_row_bytes.observe(staged_bytes, rows, KEEP)
 
     def observe_committed(self, partition: P, staged_bytes: int, file_bytes: int) -> None:
-        """Pieces of ``staged_bytes`` became files of ``file_bytes``. Without staged bytes nothing is learned;
-        ConfigError if a number is negative.
-        """
-        _check(staged_bytes=staged_bytes, file_bytes=file_bytes)
+        """Pieces of ``staged_bytes`` became files of ``file_bytes``. Without staged bytes nothing is learned."""
         if staged_bytes:
             bounded_bytes = clamp(file_bytes / staged_bytes, MIN_RATIO, MAX_RATIO) * staged_bytes
             for seen in (self._table, self._of(partition)):
-                seen.ratio.observe(bounded_bytes, staged_bytes, self.keep)
+                seen.ratio.observe(bounded_bytes, staged_bytes, KEEP)
 
     def ratio(self, partition: P) -> float:
         """Committed bytes over staged bytes, from ``MIN_RATIO`` to ``MAX_RATIO``."""
@@ -194,11 +150,11 @@ class SizeCalibration(Generic[P]):
         seen = self._partitions.get(partition)
         if seen is None:
             seen = _Seen(
-                self._table.ratio.restarted(self.prior_staged_bytes),
+                self._table.ratio.restarted(PRIOR_STAGED_BYTES),
                 self._table.staged_row_bytes.restarted(1.0),
             )
             self._partitions[partition] = seen
-            if len(self._partitions) > self.max_partitions:
+            if len(self._partitions) > MAX_PARTITIONS:
                 self._partitions.popitem(last=False)
         self._partitions.move_to_end(partition)
         return seen
@@ -207,9 +163,3 @@ class SizeCalibration(Generic[P]):
 def clamp(value: float, low: float, high: float) -> float:
     """``value``, or the bound that it is beyond."""
     return min(max(value, low), high)
-
-
-def _check(**numbers: int) -> None:
-    for name, value in numbers.items():
-        if value < 0:
-            raise ConfigError(f"{name} must not be negative, got {value}")

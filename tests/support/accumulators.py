@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from spark_purgatory.accumulator.backoff import ExponentialBackoff
 from spark_purgatory.accumulator.policy import AccumulatorSettings
-from spark_purgatory.accumulator.sizing import PieceSizing
 from tests.conformance.kafka_accumulator import KafkaAccumulator, KafkaAppended
 from tests.conformance.kafka_batches import KafkaBatch
 
@@ -15,6 +15,18 @@ NODE = "node"
 
 
 AMPLE = 10**9
+
+
+class PartSizing:
+    """A batch is as large as its parts together: no header, and a part's size does not depend on its neighbours."""
+
+    header_bytes = 0
+
+    def record_bytes(self, record: Part, batch: Sequence[Part]) -> int:
+        return record.bytes
+
+    def upper_bound_bytes(self, record: Part) -> int:
+        return record.bytes
 
 
 @dataclass(frozen=True)
@@ -36,7 +48,7 @@ def policy(
 ) -> KafkaAccumulator[Any, Any, Any]:
     """An empty accumulator."""
     settings = AccumulatorSettings(batch_bytes=batch, linger_ms=linger, delivery_timeout_ms=timeout)
-    return KafkaAccumulator(settings, memory, sizing or PieceSizing(), backoff or ExponentialBackoff(5, 40), leader)
+    return KafkaAccumulator(settings, memory, sizing or PartSizing(), backoff or ExponentialBackoff(5, 40), leader)
 
 
 def put(

@@ -14,18 +14,17 @@ import pytest
 from spark_purgatory.accumulator.backoff import ExponentialBackoff
 from spark_purgatory.accumulator.batch import BatchState, ProducerBatch
 from spark_purgatory.accumulator.policy import AccumulatorPolicy, AccumulatorSettings
-from spark_purgatory.accumulator.sizing import PieceSizing
 from spark_purgatory.errors import BufferExhaustedError
 from tests.conformance.accumulator import KafkaRecord, KafkaSizing, varint_bytes
 from tests.conformance.kafka_accumulator import KafkaAccumulator
 from tests.conformance.kafka_buffer_pool import AccumulatorClosedError, RecordTooLargeError
-from tests.support.accumulators import AMPLE, NODE, Part, available, numbers, policy, put, queued, take
+from tests.support.accumulators import AMPLE, NODE, Part, PartSizing, available, numbers, policy, put, queued, take
 
 
 def test_the_worked_example_holds() -> None:
     settings = AccumulatorSettings(batch_bytes=100, linger_ms=10, delivery_timeout_ms=1000)
     accumulator: AccumulatorPolicy[str, Part, str] = AccumulatorPolicy(
-        settings, PieceSizing(), ExponentialBackoff(5, 40)
+        settings, PartSizing(), ExponentialBackoff(5, 40)
     )
     opened = [accumulator.append("x", Part(name, size), 0) for name, size in (("a", 60), ("b", 50), ("c", 10))]
     assert [(appended.batch.number, appended.is_new_batch) for appended in opened] == [(0, True), (1, True), (1, False)]
@@ -114,7 +113,7 @@ def test_a3_the_limit_of_a_batch_is_the_capacity_of_its_buffer() -> None:
 
 
 def test_a4_the_first_record_always_fits_and_others_up_to_the_limit_itself() -> None:
-    class Underestimate(PieceSizing):
+    class Underestimate(PartSizing):
         def upper_bound_bytes(self, record: Any) -> int:
             return 0
 
@@ -245,7 +244,7 @@ def test_a_waiting_append_can_be_given_a_time_after_which_it_ends() -> None:
 
 
 def test_a_record_that_cannot_be_measured_leaves_everything_as_it_was() -> None:
-    class Unmeasurable(PieceSizing):
+    class Unmeasurable(PartSizing):
         def record_bytes(self, record: Any, batch: Any) -> int:
             if record.name == "odd":
                 raise ZeroDivisionError

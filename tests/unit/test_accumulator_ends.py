@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from spark_purgatory.accumulator.batch import BatchState
-from spark_purgatory.accumulator.sizing import PieceSizing
 from spark_purgatory.errors import BatchStateError, DeliveryTimeoutError
 from tests.conformance.accumulator import KafkaRecord, KafkaSizing
 from tests.conformance.kafka_accumulator import KafkaAccumulator, RetryOutcome
 from tests.conformance.kafka_batches import ENDED, EVENTS, KAFKA_TRANSITIONS, SETTLED, STATES, KafkaBatch, KafkaState
 from tests.conformance.kafka_buffer_pool import AccumulatorClosedError
-from tests.support.accumulators import AMPLE, NODE, Part, available, numbers, policy, put, queued, take
+from tests.support.accumulators import AMPLE, NODE, Part, PartSizing, available, numbers, policy, put, queued, take
 
 Accumulator = KafkaAccumulator[Any, Any, Any]
 REFUSED = RuntimeError("refused")
@@ -25,7 +24,7 @@ REFUSED = RuntimeError("refused")
 
 @pytest.mark.parametrize(("state", "event"), list(product(STATES, EVENTS)))
 def test_a_pair_of_state_and_event_is_in_the_table_or_changes_nothing(state: Enum, event: Enum) -> None:
-    batch: KafkaBatch[str, Part, None] = KafkaBatch(7, "x", 100, 0, PieceSizing())
+    batch: KafkaBatch[str, Part, None] = KafkaBatch(7, "x", 100, 0, PartSizing())
     batch.state = state
     wanted = KAFKA_TRANSITIONS.get((state, event))
     if wanted is None:

@@ -239,15 +239,7 @@ def test_a16_the_backoff_doubles_up_to_its_maximum(initial_ms: int, max_ms: int,
     assert backoff_ms(10**6) == table[-1]
 
 
-def test_a16_the_random_part_is_the_callers_and_never_exceeds_the_maximum() -> None:
-    factors = iter([0.8, 1.2, 1.2])
-    backoff_ms = ExponentialBackoff(100, 450, lambda: next(factors))
-    assert [backoff_ms(retry) for retry in range(3)] == [80, 240, 450]
-    constant = ExponentialBackoff(100, 100, lambda: 1 / 0)
-    assert constant(3) == 100, "a constant backoff has no random part"
-
-
-def test_a16_the_random_part_is_drawn_once_for_each_attempt() -> None:
+def test_a16_the_backoff_is_asked_for_once_for_each_attempt() -> None:
     drawn: list[int] = []
 
     def backoff_ms(retry: int) -> int:

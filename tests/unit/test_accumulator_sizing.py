@@ -6,25 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_purgatory.accumulator import sizing
 from spark_purgatory.accumulator.sizing import (
     MAX_RATIO,
     MIN_RATIO,
     PRIOR_RATIO,
     PRIOR_ROW_BYTES,
     DecayedQuotient,
-    PieceSizing,
     SizeCalibration,
     clamp,
 )
-from spark_purgatory.errors import ConfigError
-from tests.support.accumulators import Part
 
 MIB = 1 << 20
 
 
-def calibration(**settings: float) -> SizeCalibration[str]:
-    """The prior weighs 1 MiB and half is kept, unless a test says otherwise."""
-    return SizeCalibration(**settings)  # type: ignore[arg-type]
+def calibration() -> SizeCalibration[str]:
+    """The prior weighs 1 MiB and half is kept."""
+    return SizeCalibration()
 
 
 def test_the_worked_example_holds() -> None:
@@ -41,8 +39,7 @@ def test_the_worked_example_holds() -> None:
 def test_before_anything_is_known_the_prior_speaks() -> None:
     sizes = calibration()
     assert sizes.ratio("x") == PRIOR_RATIO and sizes.row_bytes("x") == PRIOR_ROW_BYTES
-    assert calibration(prior_ratio=0.25).file_bytes("x", 1000) == 250
-    assert calibration(prior_ratio=0.25).rows_for("x", 1000) == 40
+    assert sizes.file_bytes("x", 1000) == 1000 and sizes.rows_for("x", 1000) == 10
 
 
 def test_one_large_commit_outweighs_the_prior_and_a_small_one_does_not() -> None:
@@ -82,8 +79,9 @@ def test_rows_are_counted_a_partition_too() -> None:
     assert sizes.row_bytes("wide") == pytest.approx(8_000, rel=0.01)
 
 
-def test_one_odd_file_is_taken_at_the_bound() -> None:
-    sizes = calibration(prior_staged_bytes=1)
+def test_one_odd_file_is_taken_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizing, "PRIOR_STAGED_BYTES", 1)
+    sizes = calibration()
     sizes.observe_committed("x", 1000, 10**12)
     assert sizes.ratio("x") == pytest.approx(MAX_RATIO, rel=0.01)
     sizes.observe_committed("x", 10**9, 0)
@@ -106,11 +104,15 @@ def test_rows_without_bytes_do_not_make_endless_files() -> None:
 
 
 def test_file_bytes_are_rounded_up() -> None:
-    assert calibration(prior_ratio=0.3).file_bytes("x", 11) == 4
+    sizes = calibration()
+    sizes.observe_committed("x", 100 * MIB, 30 * MIB)
+    assert sizes.ratio("x") == pytest.approx(0.3, abs=0.01) and sizes.file_bytes("x", 11) == 4
 
 
-def test_only_the_partitions_used_last_are_remembered() -> None:
-    sizes = calibration(max_partitions=2, prior_staged_bytes=1)
+def test_only_the_partitions_used_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizing, "PRIOR_STAGED_BYTES", 1)
+    monkeypatch.setattr(sizing, "MAX_PARTITIONS", 2)
+    sizes = calibration()
     sizes.observe_committed("a", 100, 400)
     sizes.observe_committed("b", 100, 200)
     sizes.observe_committed("a", 100, 400)
@@ -118,30 +120,6 @@ def test_only_the_partitions_used_last_are_remembered() -> None:
     table = sizes.ratio("never seen")
     assert sizes.ratio("a") > 3.9 and sizes.ratio("c") < 1.1
     assert sizes.ratio("b") == table, "forgotten, so it starts at the table's again"
-
-
-@pytest.mark.parametrize(
-    ("setting", "value", "said"),
-    [
-        ("prior_ratio", 0.0, "prior_ratio must be from 0.015625 to 64.0, got 0.0"),
-        ("prior_ratio", 65.0, "got 65.0"),
-        ("prior_ratio", float("nan"), "got nan"),
-        ("keep", 0.0, "keep must be between 0 and 1, both excluded, got 0.0"),
-        ("keep", 1.0, "got 1.0"),
-        ("prior_staged_bytes", 0, "prior_staged_bytes must be at least 1, got 0"),
-        ("max_partitions", 0, "max_partitions must be at least 1, got 0"),
-    ],
-)
-def test_settings_out_of_bounds_are_refused_by_name(setting: str, value: float, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        calibration(**{setting: value})
-
-
-def test_negative_observations_are_refused() -> None:
-    with pytest.raises(ConfigError, match="rows must not be negative, got -1"):
-        calibration().observe_staged("x", 1, -1)
-    with pytest.raises(ConfigError, match="file_bytes must not be negative, got -1"):
-        calibration().observe_committed("x", 1, -1)
 
 
 def test_a_decayed_quotient_weighs_what_is_new_and_what_is_large() -> None:
@@ -153,12 +131,9 @@ def test_a_decayed_quotient_weighs_what_is_new_and_what_is_large() -> None:
     assert again.value == pytest.approx(quotient.value * 0.5 / 1.5) and quotient.value == 8.5 / 4.5
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 10**13), st.integers(0, 10**13)), max_size=30),
-    st.floats(MIN_RATIO, MAX_RATIO),
-)
-def test_no_file_moves_an_estimate_out_of_bounds(commits: list[tuple[str, int, int]], prior_ratio: float) -> None:
-    sizes = calibration(prior_ratio=prior_ratio)
+@given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(0, 10**13), st.integers(0, 10**13)), max_size=30))
+def test_no_file_moves_an_estimate_out_of_bounds(commits: list[tuple[str, int, int]]) -> None:
+    sizes = calibration()
     for partition, staged_bytes, file_bytes in commits:
         before = sizes.ratio(partition)
         sizes.observe_committed(partition, staged_bytes, file_bytes)
@@ -167,9 +142,3 @@ def test_no_file_moves_an_estimate_out_of_bounds(commits: list[tuple[str, int, i
         if staged_bytes:
             seen = clamp(file_bytes / staged_bytes, MIN_RATIO, MAX_RATIO)
             assert min(before, seen) * (1 - 1e-9) <= after <= max(before, seen) * (1 + 1e-9), "a mean lies between"
-
-
-def test_a_parts_size_is_its_own() -> None:
-    sizing = PieceSizing()
-    part = Part("a", 7)
-    assert (sizing.header_bytes, sizing.record_bytes(part, [part]), sizing.upper_bound_bytes(part)) == (0, 7, 7)

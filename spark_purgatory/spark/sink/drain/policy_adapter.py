@@ -13,7 +13,7 @@ from spark_purgatory.accumulator.backoff import ExponentialBackoff
 from spark_purgatory.accumulator.batch import ProducerBatch
 from spark_purgatory.accumulator.futures import Callback, RecordFuture
 from spark_purgatory.accumulator.policy import AccumulatorPolicy, AccumulatorSettings
-from spark_purgatory.accumulator.sizing import PieceSizing, SizeCalibration
+from spark_purgatory.accumulator.sizing import SizeCalibration
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import StorageError
 from spark_purgatory.spark.sink.drain import actions as do
@@ -50,13 +50,21 @@ class Delivery:
     """Milliseconds from their staging to the end of their drain."""
 
 
-@dataclass(frozen=True)
-class StagedRecord:
-    """A piece as the policy sees it."""
+class FileSizing:
+    """What a piece is expected to add to a file."""
 
-    piece: Piece
-    bytes: int
-    """What it is expected to add to a file."""
+    header_bytes = 0
+
+    def __init__(self, sizes: SizeCalibration[str]) -> None:
+        self._sizes = sizes
+
+    def record_bytes(self, record: Piece, batch: Sequence[Piece]) -> int:
+        """The same in every batch."""
+        return self.upper_bound_bytes(record)
+
+    def upper_bound_bytes(self, record: Piece) -> int:
+        """The estimate as it is now; a batch keeps what it was at the append."""
+        return self._sizes.file_bytes(record.partition, record.staged_bytes)
 
 
 @dataclass
@@ -88,7 +96,7 @@ class PolicyAdapter:
             batch_bytes=self.batch_bytes, linger_ms=self.linger_ms, delivery_timeout_ms=self.delivery_timeout_ms
         )
         backoff = ExponentialBackoff(self.backoff_ms, self.backoff_ms * MAX_BACKOFF_FACTOR)
-        self.policy = AccumulatorPolicy[str, StagedRecord, Delivery](settings, PieceSizing(), backoff)
+        self.policy = AccumulatorPolicy[str, Piece, Delivery](settings, FileSizing(self.sizes), backoff)
         self.futures: dict[int, tuple[RecordFuture[Delivery], ...]] = {}
         """Futures by micro-batch; of those delivered the last `KEPT_FUTURES`."""
         self.counts = DrainCounts()
@@ -100,7 +108,7 @@ class PolicyAdapter:
         """When the table took something last."""
         self.drain_ms = min(FIRST_DRAIN_MS, self.linger_ms // 2)
         """What the last drain took; a file is drained so much before it has lingered."""
-        self.open: tuple[ProducerBatch[str, StagedRecord, Delivery], ...] = ()
+        self.open: tuple[ProducerBatch[str, Piece, Delivery], ...] = ()
         """The batches of the drain that is under way; after a failure they are queued again."""
         self._began_ms: int | None = None
         """When the drain under way began; None if this run did not begin it."""
@@ -165,9 +173,8 @@ class PolicyAdapter:
         now_ms = self.now()
         futures = []
         for piece in pieces:
-            record = StagedRecord(piece, self.sizes.file_bytes(piece.partition, piece.staged_bytes))
             staged_ms = min(max(piece.staged_ms, since_ms), now_ms)
-            futures.append(self.policy.append(piece.partition, record, staged_ms).future)
+            futures.append(self.policy.append(piece.partition, piece, staged_ms).future)
         return futures
 
     def _counted(self, batches: Sequence[StagedBatch], pieces: Mapping[int, Sequence[Piece]]) -> None:
@@ -190,7 +197,7 @@ class PolicyAdapter:
         """Begin a drain with the first files of some partitions; their pieces."""
         now_ms = self._began_ms = self.now()
         self.open = tuple(self.policy.drain(set(partitions), self.request_bytes, now_ms))
-        return tuple(record.piece for batch in self.open for record in batch.records)
+        return tuple(piece for batch in self.open for piece in batch.records)
 
     def take_again(self) -> None:
         """Take the files of the drain under way out of their queues, where a failure has put them."""
@@ -225,12 +232,12 @@ class PolicyAdapter:
         if self._began_ms is not None:
             self._count(commit, now_ms - self._began_ms)
         batches, self.open = self.open, ()
-        staged = [sum(record.piece.staged_bytes for record in batch.records) for batch in batches]
+        staged = [sum(piece.staged_bytes for piece in batch.records) for batch in batches]
         for batch, staged_bytes in zip(batches, staged, strict=True):
             file_bytes = None if commit.bytes is None else commit.bytes * staged_bytes // max(1, sum(staged))
             if file_bytes is not None:
                 self.sizes.observe_committed(batch.partition, staged_bytes, file_bytes)
-            rows = sum(record.piece.rows for record in batch.records)
+            rows = sum(piece.rows for piece in batch.records)
             waited_ms = now_ms - batch.created_ms
             delivery = Delivery(self.table, commit.version, rows, file_bytes or 0, waited_ms)
             self.policy.complete(batch, delivery)
