@@ -10,8 +10,9 @@ import promql_parser
 import pytest
 import yaml
 
-from spark_purgatory.metrics.catalog import BY_NAME, METRICS, PREFIX, reference
+from spark_purgatory.metrics.catalog import BY_NAME, METRICS, PREFIX
 from tools.dashboard import ALERTS, PANELS, alerts, dashboard
+from tools.metrics_page import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -142,13 +142,13 @@ def test_a_table_of_starts_is_made_once_many_needles_were_sought() -> None:
     runs = SortedRuns([entries])
     needles = np.sort(entries[rng.integers(0, len(entries), 1000)])
     expected = by_first(*runs.find(needles))
-    assert [directory.has_table for directory in runs.directories] == [False]
+    assert [directory._starts is not None for directory in runs.directories] == [False]
     for _ in range(len(entries) // runs_module.NEEDLES_PAY // len(needles)):
         assert [column.tolist() for column in by_first(*runs.find(needles))] == [c.tolist() for c in expected]
-    assert [directory.has_table for directory in runs.directories] == [True]
+    assert [directory._starts is not None for directory in runs.directories] == [True]
     runs.pop_until(0)
     assert len(runs.find(needles[:100])[0]) == 0
-    assert [directory.has_table for directory in runs.directories] == [False], "another run, another table"
+    assert [directory._starts is not None for directory in runs.directories] == [False], "another run, another table"
 
 
 def check_against_a_list(actions: list[tuple[str, Any]]) -> None:

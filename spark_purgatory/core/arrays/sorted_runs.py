@@ -89,11 +89,6 @@ class Directory:
         self._starts: npt.NDArray[np.int32] | None = None
         """(2 ** (64 - shift) + 1,) int32: where entries with these leading bits begin, one or two on average."""
 
-    @property
-    def has_table(self) -> bool:
-        """Whether needles enough were sought."""
-        return self._starts is not None
-
     def find(self, low: Int64s, high: Int64s) -> tuple[Int64s, Int64s]:
         """(which needle, row) of every entry within ``low[i] .. high[i]``, (n,) each, which ascend."""
         self._left -= len(low)
