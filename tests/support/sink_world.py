@@ -271,7 +271,7 @@ class WorldSender(Sender):
         if self._actions is not None and batch_id is not None:
             failpoints.reach("after return")
         schema = "" if batch_id is None else self.world.batches[batch_id][0]
-        self._run(self.open(None), Work(self.world.committed, batch_id, schema, flush))
+        self._run(None, Work(self.world.committed, batch_id, schema, flush))  # type: ignore[arg-type]
         if batch_id is not None:
             failpoints.reach("before return")
             self.world.committed = batch_id + 1

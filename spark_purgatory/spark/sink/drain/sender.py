@@ -54,8 +54,7 @@ class Sender:
                 batch.sparkSession.conf.set(name, value)
         work = Work(batch_id, batch_id, batch.schema.json(), self.flush_requested, batch)
         try:
-            actions = self.open(batch.sparkSession)
-            self._run(actions, work)
+            self._run(batch.sparkSession, work)
         except SPARK_FAULTS as error:
             if state := state_fault(error):
                 raise state from error
@@ -67,12 +66,12 @@ class Sender:
     def drain(self, spark: SparkSession) -> None:
         """Bring everything staged to the table, without a micro-batch."""
         before = next_batch(spark, self.checkpoint) if self._actions is None else 0
-        self._run(self.open(spark), Work(before, flush=True))
+        self._run(spark, Work(before, flush=True))
 
     def end_drain(self, spark: SparkSession) -> None:
         """Wait for the drain that is under way, if there is one, and note that it is done."""
         if self.ledger.drain is DrainState.UNDERWAY and not self.has_failed:
-            self._run(self.open(spark), Work(0))
+            self._run(spark, Work(0))
 
     def open(self, spark: SparkSession) -> SparkActions:
         """What the session does; the first one in a run reads the log."""
@@ -82,11 +81,12 @@ class Sender:
             self._actions = actions
         return self._actions.in_session(spark)
 
-    def _run(self, actions: SparkActions, work: Work) -> None:
+    def _run(self, spark: SparkSession, work: Work) -> None:
         """Do one action after the other; failpoints lie between them."""
         self.is_running = self.has_failed = True
-        work.begun_ms = self.policy.now()
         try:
+            actions = self.open(spark)
+            work.begun_ms = self.policy.now()
             while not isinstance(action := self._next(work), do.Return):
                 if name := getattr(action, "name", None):
                     reach(f"before {name}")
