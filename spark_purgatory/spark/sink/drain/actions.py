@@ -16,7 +16,6 @@ from spark_purgatory.spark.sink.table.history import DrainCommit
 # --- what is to be done ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class Look:
     """Compare the log with the table, which comes first in a run."""
 
@@ -28,12 +27,10 @@ class Adopt:
     before: int
 
 
-@dataclass(frozen=True)
 class Skip:
     """Evaluate the micro-batch and drop its rows: an earlier run has brought them."""
 
 
-@dataclass(frozen=True)
 class Stage:
     """Write the rows of the micro-batch into the staging folder, and the record of them."""
 
@@ -47,7 +44,6 @@ class Count:
     batches: tuple[StagedBatch, ...]
 
 
-@dataclass(frozen=True)
 class Admit:
     """Let the incoming micro-batch count: it fits into buffer_memory."""
 
@@ -79,7 +75,6 @@ class ReadBack:
     intent: Intent
 
 
-@dataclass(frozen=True)
 class CleanUp:
     """Note that the drain is done, and remove what it has made idle."""
 
@@ -100,7 +95,6 @@ class Stop:
     error: Exception
 
 
-@dataclass(frozen=True)
 class Return:
     """Nothing is left to be done now."""
 
@@ -148,7 +142,6 @@ class Intended:
     intent: Intent
 
 
-@dataclass(frozen=True)
 class Begun:
     """The commit goes on beside the micro-batches, and its own result comes later."""
 
@@ -168,7 +161,6 @@ class Found:
     commit: DrainCommit
 
 
-@dataclass(frozen=True)
 class NotThere:
     """The table does not have the commit, or does not tell: a write that it has is skipped."""
 
