@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from benchmarks.rates import Batch, Run
 from benchmarks.workload_w import Workload, expected, prepared
 from spark_purgatory.job.session import LOCAL_CHECKPOINT
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
+from spark_purgatory.spark.storage.spark_access import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 WORK = ROOT / ".bench"
@@ -128,22 +128,6 @@ def measure(
     return sorted(runs, key=lambda run: (run.round, list(names).index(run.contender)))
 
 
-@contextmanager
-def set_for(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """The session has these settings within the block, and its own again behind it."""
-    before = {name: spark.conf.get(name, None) for name in settings}
-    try:
-        for name, value in settings.items():
-            spark.conf.set(name, value)
-        yield
-    finally:
-        for name, old in before.items():
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)
-
-
 def run_once(
     spark: SparkSession,
     contender: Contender,
@@ -157,7 +141,7 @@ def run_once(
     load = os.getloadavg()[0]
     checkpoint = tempfile.mkdtemp(prefix=f"checkpoint-{contender.name}-", dir=work)
     try:
-        with set_for(spark, contender.settings):
+        with settings(spark, contender.settings):
             progress = _stream(contender.build(spark, workload.folder, shards), contender, checkpoint)
     finally:
         shutil.rmtree(checkpoint, ignore_errors=True)

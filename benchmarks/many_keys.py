@@ -38,6 +38,7 @@ from benchmarks.rates import FIRST_STEADY_BATCH
 from benchmarks.workload_m import CHECK_MODULO, FACTOR, WORLDS, Draw, expected, prepared
 from benchmarks.workload_w import START_US
 from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS, Completions, Operations, Purgatory, criteria
+from spark_purgatory.spark.storage.spark_access import settings
 
 OPERATIONS_DDL = "op string, n bigint, keys array<string>, created timestamp, deadline timestamp"
 EVENTS_DDL = "key string, time timestamp, op string"
@@ -143,7 +144,7 @@ def run_once(spark: SparkSession, log: EventLog, contender: str, drawn: Draw, fi
     load = os.getloadavg()[0]
     log.shuffled()
     started = time.monotonic()
-    with harness.set_for(spark, TRANSFORM_WITH_STATE_SETTINGS if contender.endswith("_log") else {}):
+    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS if contender.endswith("_log") else {}):
         counted = CONTENDERS[contender](operations, events, n_keys).observe(
             harness.OBSERVATION,
             F.count_if(F.col("status") == "COMPLETED").alias("completed"),

@@ -45,6 +45,7 @@ from benchmarks.rates import FIRST_STEADY_BATCH
 from benchmarks.report import machine, machine_line
 from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS
+from spark_purgatory.spark.storage.spark_access import settings
 
 DDL = (
     "kind tinyint, auction bigint, time timestamp, expires timestamp, item_name string, description string, "
@@ -194,7 +195,7 @@ def run_spark(spark: SparkSession, name: str, events: Events, due: Winners, numb
     checkpoint = tempfile.mkdtemp(prefix=f"nexmark-{name}-", dir=harness.WORK)
     started, cpu_s = time.monotonic(), cpu_seconds()
     try:
-        with harness.set_for(spark, contender.settings):
+        with settings(spark, contender.settings):
             table = contender.build(*sides(spark, events.folder, streaming=True))
             query = (
                 table.observe(harness.OBSERVATION, *counters())
