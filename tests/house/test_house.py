@@ -322,6 +322,18 @@ def test_a_class_name_stands_for_one_thing() -> None:
     assert not doubled, f"each needs a name of its own: {doubled}"
 
 
+def test_calls_name_what_they_give_from_six_arguments_on() -> None:
+    """Only what is not ours may take so many by position: Spark's columns, texts of the log."""
+    wrong = []
+    for path, source in sources(PACKAGE).items():
+        for node in ast.walk(ast.parse(source)):
+            args = node.args if isinstance(node, ast.Call) else []
+            given, name = sum(not isinstance(each, ast.Starred) for each in args), ast.unparse(node).partition("(")[0]
+            if given > 5 and not name.startswith(("F.", "LOG.", "logger.", "pa.", "records.", "self._jvm.")):
+                wrong.append(f"{path}:{node.lineno}: {name} takes {given} arguments by position")
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
 def test_no_test_module_imports_from_another() -> None:
     shared = ("tests.support", "tests.conformance", "tests.matrix", "tests.conftest")
     wrong = []

@@ -159,26 +159,28 @@ def move_checkpoint(
 
     def result(is_done: bool) -> Move:
         return Move(
-            source,
-            target,
-            old.batch_id,
-            found.operations,
-            sum(each.events for each in found.found),
-            found.state_bytes,
-            found.found[0].shards,
-            query.shards,
-            found.states.host,
-            query.host,
-            old.partitions,
-            partitions,
-            tuple(_changes(found, query)),
-            is_done,
-            time.monotonic() - began,
+            source=source,
+            target=target,
+            batch_id=old.batch_id,
+            operations=found.operations,
+            events=sum(each.events for each in found.found),
+            state_bytes=found.state_bytes,
+            shards_before=found.found[0].shards,
+            shards=query.shards,
+            host_before=found.states.host,
+            host=query.host,
+            partitions_before=old.partitions,
+            partitions=partitions,
+            changes=tuple(_changes(found, query)),
+            is_done=is_done,
+            seconds=time.monotonic() - began,
         )
 
     waits = found.operations if tables is None else check_tables(spark, tables, query, old.batch_id)
     if not dry_run:
-        steps = _Steps(spark, files, query, old, target, partitions, progress)
+        steps = _Steps(
+            spark=spark, files=files, query=query, old=old, target=target, partitions=partitions, progress=progress
+        )
         steps.run(found, tables, waits)
     return result(not dry_run)
 
@@ -330,7 +332,15 @@ def make_state(spark: SparkSession, query: Query, tables: str, checkpoint: str, 
         from spark_purgatory.spark.host.log_host import LogHostOptions
 
         options = LogHostOptions(query.shards or 0, 0)
-    import_tables(spark, tables, checkpoint, query, read_manifest(spark, tables), options, partitions)
+    import_tables(
+        spark=spark,
+        folder=tables,
+        checkpoint=checkpoint,
+        query=query,
+        manifest=read_manifest(spark, tables),
+        options=options,
+        partitions=partitions,
+    )
     return gauges(spark, checkpoint)["pending"]
 
 

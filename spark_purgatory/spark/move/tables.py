@@ -88,14 +88,14 @@ def write_tables(found: Survey, folder: str) -> None:
         _table(found, name, schema).write.parquet(f"{folder}/{name}")
     tallies = [each.tally for each in found.found]
     manifest = Manifest(
-        found.states.batch_id,
-        found.watermark_ms,
-        found.found[0].shards,
-        found.states.host,
-        found.operations,
-        found.is_copied,
-        history_of(tallies),
-        _distinct(found.found),
+        batch_id=found.states.batch_id,
+        watermark_ms=found.watermark_ms,
+        shards=found.found[0].shards,
+        host=found.states.host,
+        operations=found.operations,
+        is_copied=found.is_copied,
+        history=history_of(tallies),
+        queries=_distinct(found.found),
     )
     spark = found.states.whole.sparkSession
     row = (FORMAT, __version__, found.operations, json.dumps(vars(manifest)))
