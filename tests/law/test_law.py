@@ -20,12 +20,10 @@ from spark_purgatory.testing.splits import Batch, splits
 from tests.support.engine_driver import END_MS, Shards, multiset
 from tests.support.law_worlds import (
     COLUMNS,
-    COMPLETE_ONLY,
-    ORPHANS,
     delayed,
     draw,
+    draw_on_time,
     kinds_of,
-    on_time,
     renamed,
     spec_of,
     split_orphans,
@@ -65,26 +63,12 @@ def told(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, controlled: bool, worlds: int) -> None:
     """Stream worlds through shards in some order and split, every row on time."""
-    kinds = KINDS if controlled else COMPLETE_ONLY
-    rng, world, criterion = draw(seed, rule, several, kinds=kinds, worlds=worlds)
-    lookback_us = rng.choice((0, 0, 2 * STEP_US))
-    orphans = ORPHANS[seed % 2] if not several or shards == 1 else False
-    expected, unheard = split_orphans(
-        decide(
-            *world,
-            doubles=True,
-            whole_operations=several,
-            criterion=criterion,
-            lookback_us=lookback_us,
-            orphans=orphans,
-        )
-    )
-    spec = spec_of(criterion, final=True, lookback_us=lookback_us, orphans=orphans)
-    batches = on_time(rng, world, lookback_us)
-    engine = Shards(spec, shards, several, hash_bits=rng.choice((64, 64, 3)), restarts=rng)
-    outcomes, left_over = split_orphans(engine.run(batches))
-    assert multiset(outcomes, *COLUMNS) == multiset(expected, *COLUMNS)
-    assert left_over == unheard
+    drawn = draw_on_time(rule, seed, several, shards == 1, controlled, worlds)
+    rng, world = drawn.rng, drawn.world
+    engine = Shards(drawn.spec, shards, several, hash_bits=rng.choice((64, 64, 3)), restarts=rng)
+    outcomes, left_over = split_orphans(engine.run(drawn.batches))
+    assert multiset(outcomes, *COLUMNS) == multiset(drawn.expected, *COLUMNS)
+    assert left_over == drawn.unheard
     if not several or shards == 1:
         adds_up = "sum_at_least" if rule in ("mixed", "sum_at_least") else None
         bad = sum(why_event_rejected(event, adds_up, several) == "bad_value" for event in world.events)

@@ -22,7 +22,7 @@ from spark_purgatory.testing.splits import Batch, splits
 from tests.support import moves
 from tests.support.engine_driver import Shards, multiset
 from tests.support.evidence_worlds import carrying, noted, told
-from tests.support.law_worlds import COLUMNS, COMPLETE_ONLY, ORPHANS, delayed, draw, on_time, spec_of, split_orphans
+from tests.support.law_worlds import COLUMNS, delayed, draw, draw_on_time, on_time, spec_of, split_orphans
 from tests.support.moves import moved
 from tests.support.oracle import KINDS, decide
 from tests.support.world_numbers import NUMBERS, STEP_US, TYPES, needs_of
@@ -77,26 +77,13 @@ def test_two_thousand_moves_change_nothing() -> None:
 
 def compare_with_oracle(rule: str, seed: int, several: bool, controlled: bool) -> None:
     """Move a stream between its micro-batches."""
-    kinds = KINDS if controlled else COMPLETE_ONLY
-    rng, world, criterion = draw(seed, rule, several, kinds=kinds, worlds=4)
-    lookback_us = rng.choice((0, 0, 2 * STEP_US))
-    shards = rng.choice((1, 3, 8))
-    orphans = ORPHANS[seed % 2] if not several or shards == 1 else False
-    expected, unheard = split_orphans(
-        decide(
-            *world,
-            doubles=True,
-            whole_operations=several,
-            criterion=criterion,
-            lookback_us=lookback_us,
-            orphans=orphans,
-        )
-    )
-    spec = spec_of(criterion, final=True, lookback_us=lookback_us, orphans=orphans)
+    shards = random.Random(seed).choice((1, 3, 8))
+    drawn = draw_on_time(rule, seed, several, shards == 1, controlled, worlds=4)
+    rng, spec = drawn.rng, drawn.spec
     engine = Shards(spec, shards, several, hash_bits=rng.choice((64, 64, 3)), restarts=rng)
-    outcomes, left_over = split_orphans(run_with_moves(rng, engine, on_time(rng, world, lookback_us), spec))
-    assert multiset(outcomes, *COLUMNS) == multiset(expected, *COLUMNS)
-    assert left_over == unheard
+    outcomes, left_over = split_orphans(run_with_moves(rng, engine, drawn.batches, spec))
+    assert multiset(outcomes, *COLUMNS) == multiset(drawn.expected, *COLUMNS)
+    assert left_over == drawn.unheard
 
 
 @pytest.mark.parametrize("final", [True, False])

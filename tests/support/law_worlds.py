@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from spark_purgatory.core.spec.codes import RULES, EventRejection
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.testing.splits import Batch, splits
 from tests.support.engine_driver import microseconds
-from tests.support.oracle import why_event_rejected, why_operation_rejected
+from tests.support.oracle import KINDS, decide, why_event_rejected, why_operation_rejected
 from tests.support.oracle_rejections import LAST_US
 from tests.support.world_numbers import NUMBERS, STEP_US, needs_of
 from tests.support.worlds import World, random_world
@@ -177,3 +177,36 @@ def split_orphans(
             reason = f"{event['kind']} on key {key}{named} {told}"
         orphans[at if at is None or isinstance(at, int) else microseconds(at), str(reason)] += 1
     return [outcome for outcome in outcomes if outcome["status"] != "ORPHAN"], orphans
+
+
+class OnTime(NamedTuple):
+    """Worlds whose rows are all on time, and what the oracle says of them."""
+
+    rng: random.Random
+    world: World
+    spec: EngineSpec
+    batches: list[Batch]
+    expected: list[dict[str, Any]]
+    """Outcomes of operations."""
+    unheard: Counter[tuple[int | None, str]]
+    """ORPHANs."""
+
+
+def draw_on_time(rule: str, seed: int, several: bool, one_shard: bool, controlled: bool, worlds: int) -> OnTime:
+    """Worlds of one rule in some order and split, with or without a lookback and ORPHANs."""
+    kinds = KINDS if controlled else COMPLETE_ONLY
+    rng, world, criterion = draw(seed, rule, several, kinds=kinds, worlds=worlds)
+    lookback_us = rng.choice((0, 0, 2 * STEP_US))
+    orphans = ORPHANS[seed % 2] if not several or one_shard else False
+    expected, unheard = split_orphans(
+        decide(
+            *world,
+            doubles=True,
+            whole_operations=several,
+            criterion=criterion,
+            lookback_us=lookback_us,
+            orphans=orphans,
+        )
+    )
+    spec = spec_of(criterion, final=True, lookback_us=lookback_us, orphans=orphans)
+    return OnTime(rng, world, spec, on_time(rng, world, lookback_us), expected, unheard)
