@@ -127,7 +127,7 @@ def _folders_grow(patch: Callable[[Any, str, Any], None]) -> None:
 def _folders_forgotten(patch: Callable[[Any, str, Any], None]) -> None:
     """What was staged since the last intent counts in memory alone."""
 
-    def adopt(self: Ledger, pieces: Any, before: int) -> int:
+    def adopt(self: Ledger, pieces: Any, before: int, repartitions: Any = ()) -> int:
         self.last_batch = max(self.last_batch, before - 1)
         return before
 
@@ -138,7 +138,7 @@ def _no_overwrite_of_half(patch: Callable[[Any, str, Any], None]) -> None:
     """A micro-batch that has a folder counts, though Spark has not committed it."""
     adopt = Ledger.adopt
 
-    def trusting(self: Ledger, pieces: Any, before: int) -> int:
+    def trusting(self: Ledger, pieces: Any, before: int, repartitions: Any = ()) -> int:
         listed = list(pieces)
         has_folder = any(piece.batch_id == before for piece in listed)
         return min(before, adopt(self, listed, before + has_folder))

@@ -7,7 +7,6 @@ Connect.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.errors import ConfigError, StateUnreadableError
-from spark_purgatory.spark.storage.commits import committed_batches
+from spark_purgatory.spark.storage.commits import committed_batches, offsets_of
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_errors import RESTORE_STATE, SPARK_FAULTS, state_fault
@@ -159,8 +158,7 @@ def is_checkpoint(spark: SparkSession, checkpoint: str) -> bool:
 
 
 def _watermark_ms(spark: SparkSession, checkpoint: str, batch_id: int) -> int:
-    text = spark.read.text(f"{literal(checkpoint)}/offsets/{batch_id}", wholetext=True).collect()[0]["value"]
-    return int(json.loads(text.splitlines()[1])["batchWatermarkMs"])
+    return int(offsets_of(spark, checkpoint, batch_id)[0]["batchWatermarkMs"])
 
 
 def _operator(spark: SparkSession, checkpoint: str) -> tuple[str, int]:

@@ -18,7 +18,7 @@ from spark_purgatory.spark.sink.table.history import NO_VERSION
 from spark_purgatory.spark.sink.table.renames import followed, with_names
 from spark_purgatory.spark.sink.table.table_claim import app_id_of, claimed_by, is_one_table
 from spark_purgatory.spark.sink.table.table_place import resolved
-from spark_purgatory.spark.storage.commits import next_batch
+from spark_purgatory.spark.storage.commits import next_batch, repartitions_in
 
 TRIES = 5
 
@@ -42,7 +42,9 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
         found: StagingError | None = None
         known = committed
         try:
-            known = ledger.adopt(pieces_below(spark, place.uri, ledger.schema), committed)
+            pieces = pieces_below(spark, place.uri, ledger.schema)
+            repartitions = repartitions_in(spark, checkpoint, ledger.unknown(pieces, committed))
+            known = ledger.adopt(pieces, committed, repartitions)
         except StagingError as error:
             # A drain that ends meanwhile removes files: only where nothing else has changed they were damaged.
             found = error

@@ -1,6 +1,11 @@
-"""Which micro-batches a query has committed, as its checkpoint lists them."""
+"""Which micro-batches a query has begun and committed, as its checkpoint lists them."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from itertools import takewhile
+from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
@@ -36,3 +41,26 @@ def next_batch(spark: SparkSession, checkpoint: str) -> int:
     except NoCheckpointError:
         return 0
     return committed[-1] + 1 if committed else 0
+
+
+def offsets_of(spark: SparkSession, checkpoint: str, batch_id: int) -> tuple[dict[str, Any], list[str]]:
+    """What a micro-batch's offsets say: watermark, time and settings; and the offsets, one a source."""
+    path = f"{literal(checkpoint.rstrip('/'))}/offsets/{batch_id}"
+    _, said, *offsets = spark.read.text(path, wholetext=True).collect()[0]["value"].splitlines()
+    return json.loads(said), offsets
+
+
+def repartitions_in(spark: SparkSession, checkpoint: str, batch_ids: Iterable[int]) -> list[int]:
+    """Those of micro-batches, up to the first that is none, that Spark's own ``repartition`` (4.2) has made.
+
+    Such a one has the offsets and the time of the one before, and no sink ever sees it. Where it left out a micro-batch
+    that had failed, it is none of them.
+    """
+    return list(takewhile(lambda batch_id: _is_repartition(spark, checkpoint, batch_id), batch_ids))
+
+
+def _is_repartition(spark: SparkSession, checkpoint: str, batch_id: int) -> bool:
+    if not {batch_id - 1, batch_id} <= set(committed_batches(spark, checkpoint)):
+        return False
+    (before, read_before), (said, read) = (offsets_of(spark, checkpoint, each) for each in (batch_id - 1, batch_id))
+    return read == read_before and said["batchTimestampMs"] == before["batchTimestampMs"]

@@ -118,6 +118,8 @@ class Adopted:
 
     pieces: Sequence[Piece]
     before: int
+    repartitions: Sequence[int] = ()
+    """Micro-batches that no sink saw."""
 
 
 @dataclass(frozen=True)

@@ -246,8 +246,8 @@ def apply(ledger: Ledger, result: Result) -> None:
             ledger.is_compared, ledger.table_id = True, table_id
             if not ledger.is_done:
                 apply(ledger, do.NotThere() if commit is None else do.Found(table_id, commit))
-        case do.Adopted(pieces, number):
-            lost = ledger.adopt(pieces, number)
+        case do.Adopted(pieces, number, repartitions):
+            lost = ledger.adopt(pieces, number, repartitions)
             ledger.is_adopted = True
             if lost < number:
                 ledger.fault = missing(ledger.names.checkpoint, ledger.names.folder, lost, number)

@@ -42,6 +42,7 @@ from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import NO_VERSION, History, TableState
 from spark_purgatory.spark.sink.table.table_claim import app_id_of
 from spark_purgatory.spark.storage import storage_errors
+from spark_purgatory.spark.storage.commits import repartitions_in
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_errors import (
@@ -96,7 +97,8 @@ class SparkActions:
             case do.Look():
                 return self.look(ledger)
             case do.Adopt(before):
-                return do.Adopted(self.find(ledger, before), before)
+                pieces = self.find(ledger, before)
+                return do.Adopted(pieces, before, self._repartitions(ledger, pieces, before))
             case do.Skip():
                 _evaluate(work.rows)
             case do.Stage():
@@ -130,6 +132,13 @@ class SparkActions:
         pieces = pieces_below(self.spark, self.folder.uri, ledger.schema)
         check_one_writer((piece for piece in pieces if ledger.last_batch < piece.batch_id < before), self.folder.uri)
         return pieces
+
+    def _repartitions(self, ledger: Ledger, pieces: Sequence[Piece], before: int) -> list[int]:
+        """Micro-batches that Spark's ``repartition`` made, which are noted as such without rows."""
+        found = repartitions_in(self.spark, self.checkpoint, ledger.unknown(pieces, before))
+        for number in found:
+            self._note(ledger.next_drain, f"empty={number}-{number % 2}", {"first": number, "last": number})
+        return found
 
     def _stage(self, ledger: Ledger, work: Work) -> StagedBatch:
         """Step 2 of the protocol; the micro-batch with its rows and bytes."""

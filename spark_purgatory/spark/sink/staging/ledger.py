@@ -242,17 +242,24 @@ class Ledger:
         self.empty.append(run)
         self.last_batch = run[1]
 
-    def adopt(self, pieces: Iterable[Piece], before: int) -> int:
+    def unknown(self, pieces: Iterable[Piece], before: int) -> list[int]:
+        """Micro-batches up to ``before`` of which there is neither a piece nor a note."""
+        known = {piece.batch_id for piece in pieces}.union(*(range(first, last + 1) for first, last in self.empty))
+        return [batch_id for batch_id in range(self.last_batch + 1, before) if batch_id not in known]
+
+    def adopt(self, pieces: Iterable[Piece], before: int, repartitions: Iterable[int] = ()) -> int:
         """Let staged micro-batches count that came after the last intent, up to ``before``, which Spark runs now.
 
         Of a micro-batch that several runs have staged, the last folder counts that holds all the rows of its record.
-        Returns the first micro-batch of which nothing is known, ``before`` if all are.
+        ``repartitions`` are micro-batches that Spark's own ``repartition`` made: they have no rows. Returns the first
+        micro-batch of which nothing is known, ``before`` if all are.
 
         Raises:
             StagingError: A folder holds other rows than its record says, and no other folder of the micro-batch is
                 complete.
             ForeignWriterError: Two runs staged a micro-batch at once.
         """
+        self.empty = sorted([*self.empty, *((batch_id, batch_id) for batch_id in repartitions)])
         found: dict[int, dict[str, list[Piece]]] = {}
         last_run = self.intent.run if self.intent else NO_BATCH
         for piece in pieces:
@@ -367,6 +374,6 @@ def missing(checkpoint: str, folder: str, first: int, batch_id: int) -> StagingE
     """What a query staged is lost, from micro-batch ``first`` on."""
     return StagingError(
         f"checkpoint {checkpoint} is at micro-batch {batch_id}, but {folder} has them only up to {first - 1} (-1: "
-        "none): the folder was removed, or the checkpoint was made by another sink. Nothing was written. Bring the "
-        f"folder back, {SOURCES_AGAIN}"
+        "none): the folder was removed, the checkpoint was made by another sink, or Spark's repartition has left out a "
+        f"micro-batch that had failed. Nothing was written. Bring the folder back, {SOURCES_AGAIN}"
     )
