@@ -14,9 +14,8 @@ from pyspark.sql import SparkSession
 from spark_purgatory import move_checkpoint
 from spark_purgatory.spark.move import move
 from tests.support.children import ROOT
-from tests.support.lanes import Lane, add, batches_of, contents
+from tests.support.lanes import Lane, batches_of, contents
 from tests.support.law_streams import law_stream
-from tests.support.streams import Landing
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
@@ -34,9 +33,8 @@ def kill_at(folder: Path, seed: int, failpoint: str) -> int:
 def test_a_move_that_is_killed_can_be_made_again(spark: SparkSession, tmp_path: Path, seed: int) -> None:
     drawn = law_stream(seed, worlds=20)
     lane = Lane(spark, tmp_path, drawn, "parquet", tmp_path / "checkpoint")
-    landing = Landing(tmp_path)
     first, *others = batches_of(drawn, seed, 3)
-    add(landing, first)
+    lane.add(first)
     lane.run()
     old, files, target = lane.checkpoint, contents(lane.checkpoint), tmp_path / "moved"
     lane.shards = 5
@@ -49,7 +47,6 @@ def test_a_move_that_is_killed_can_be_made_again(spark: SparkSession, tmp_path: 
     move_checkpoint(spark, lane.outcomes(), source=str(old), target=str(target))
     assert contents(old) == files
     for batch in others:
-        add(landing, batch)
+        lane.add(batch)
         lane.run()
-    landing.checkpoint = target
-    assert lane.table() == drawn.expected(landing.last_watermark_us)
+    assert lane.table() == lane.expected()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from spark_purgatory import (
 )
 from spark_purgatory.testing.splits import Batch, splits
 from tests.support.engine_driver import multiset
-from tests.support.law_streams import COLUMNS, LawStream, with_file_columns
+from tests.support.landings import DeltaLanding, KafkaLanding
+from tests.support.law_streams import COLUMNS, LawStream, law_stream, with_file_columns
 from tests.support.streams import Landing
 
 BLOB, LOG = "applyInPandasWithState", "transformWithState"
@@ -43,11 +44,30 @@ class Lane:
     controlled: Purgatory | None = None
     """In place of the drawn one: the files have columns of control events and rules by row."""
     columns: tuple[str, ...] = COLUMNS
+    source: str = "files"
+    """Or "delta", or the address of a Kafka broker."""
+
+    def __post_init__(self) -> None:
+        wide = self.controlled is not None
+        if self.source == "files":
+            self.landing = Landing(self.folder, wide=wide)
+        elif self.source == "delta":
+            self.landing = DeltaLanding(self.folder, self.spark, wide)
+        else:
+            self.landing = KafkaLanding(self.folder, self.source)
 
     def outcomes(self) -> DataFrame:
         """What the query writes."""
-        frames = Landing(self.folder, wide=self.controlled is not None).frames(self.spark)
-        return self.purgatory().resolve(*frames)
+        return self.purgatory().resolve(*self.landing.frames(self.spark))
+
+    def add(self, batch: Batch) -> None:
+        """Land a micro-batch."""
+        self.landing.add(*([with_file_columns(row) for row in side] for side in (batch.operations, batch.events)))
+
+    def expected(self) -> Counter[Any]:
+        """What the oracle says of the micro-batches that were planned."""
+        self.landing.checkpoint = self.checkpoint
+        return self.drawn.expected(self.landing.last_watermark_us)
 
     def purgatory(self) -> Purgatory:
         """As it is configured now."""
@@ -88,6 +108,10 @@ class Lane:
         """What waits."""
         return multiset([row.asDict() for row in pending(self.spark, str(self.checkpoint)).collect()], *WAITS)
 
+    def staged(self) -> Any:
+        """The table with what is staged."""
+        return self.rows(self.accumulator.read(self.spark, staged=True, checkpoint=str(self.checkpoint)))
+
     def table(self) -> Any:
         """All outcomes."""
         rows = self.accumulator.read(self.spark) if self.sink == "accumulator" else self.read()
@@ -123,6 +147,40 @@ def batches_of(drawn: LawStream, seed: int, count: int) -> list[Batch]:
     return splits(random.Random(seed), *drawn.world, count, operations_delay_us=created_us, events_delay_us=time_us)
 
 
-def add(landing: Landing, batch: Batch) -> None:
-    """Land a micro-batch."""
-    landing.add(*([with_file_columns(row) for row in side] for side in (batch.operations, batch.events)))
+def compare_lanes(
+    spark: SparkSession,
+    folder: Path,
+    seed: int,
+    sink: str,
+    options: Mapping[str, Any],
+    stops: Sequence[tuple[str, int | None]],
+    source: str = "files",
+) -> None:
+    """Run a stream twice, moved at ``stops`` (host, shards) and not; the tables are the same."""
+    drawn = law_stream(seed, worlds=20)
+    columns = (*COLUMNS, "late", "reason", *(("event", "events") if "evidence" in options else ()))
+    lanes = [
+        Lane(
+            spark,
+            folder / name,
+            drawn,
+            sink,
+            folder / name / "checkpoint",
+            options=options,
+            columns=columns,
+            source=source,
+        )
+        for name in ("stays", "moves")
+    ]
+    left = iter(stops)
+    for number, batch in enumerate(batches_of(drawn, seed, 2 * len(stops) + 2)):
+        for lane in lanes:
+            with_host(spark, lane.host)
+            lane.add(batch)
+            lane.run()
+        if number % 2 and (stop := next(left, None)):
+            lanes[1].move(*stop, partitions=1 + number % 3)
+    with_host(spark, BLOB)
+    table = lanes[0].table()
+    assert table.total() > 0
+    assert lanes[1].table() == table

@@ -77,13 +77,17 @@ class Landing:
     def add(self, operations: Rows, events: Rows) -> Landing:
         """Land one micro-batch; a side without rows gets an empty file, so that the sides stay in step."""
         for side, rows, schema in zip(("operations", "events"), (operations, events), self.schemas, strict=True):
-            (self.folder / side).mkdir(parents=True, exist_ok=True)
-            path = self.folder / side / f"{self._files:05}.parquet"
-            pq.write_table(pa.Table.from_pylist([_row(row) for row in rows], schema), path)
-            # Spark reads files in the order of their modification times, in whole milliseconds.
-            os.utime(path, (1_700_000_000 + self._files, 1_700_000_000 + self._files))
+            self.land(side, rows, schema)
         self._files += 1
         return self
+
+    def land(self, side: str, rows: Rows, schema: pa.Schema) -> None:
+        """A side's rows of a micro-batch: a file."""
+        (self.folder / side).mkdir(parents=True, exist_ok=True)
+        path = self.folder / side / f"{self._files:05}.parquet"
+        pq.write_table(arrow_rows(rows, schema), path)
+        # Spark reads files in the order of their modification times, in whole milliseconds.
+        os.utime(path, (1_700_000_000 + self._files, 1_700_000_000 + self._files))
 
     def frames(self, spark: SparkSession, streaming: bool = True) -> tuple[DataFrame, DataFrame]:
         """Both sides as DataFrames."""
@@ -109,6 +113,11 @@ class Landing:
     def written(self, spark: SparkSession) -> list[dict[str, Any]]:
         """All outcomes written so far."""
         return [row.asDict() for row in spark.read.parquet(str(self.outcomes)).collect()]
+
+
+def arrow_rows(rows: Rows, schema: pa.Schema) -> pa.Table:
+    """Rows with the columns that a side has."""
+    return pa.Table.from_pylist([_row(row) for row in rows], schema)
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pyspark.sql import SparkSession
 
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.move.files import Files
+from spark_purgatory.spark.move.files import Files, reaching
+from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint, lie_in_each_other
 from spark_purgatory.spark.move.survey import survey
 from spark_purgatory.spark.move.tables import write_tables
 from spark_purgatory.spark.storage.storage_access import absolute
@@ -36,10 +37,16 @@ def export_state(spark: SparkSession, checkpoint: str, folder: str) -> Mapping[s
         export_state(spark, "/lake/_checkpoints/orders", "/lake/export")
         spark.read.parquet("/lake/export/operations").groupBy("operation.customer").count().show()
     """
-    files, folder = Files(spark), absolute(spark, folder.rstrip("/"))
-    if files.names(folder):
-        raise ConfigError(f"folder={folder!r} is not empty: give one that is not there yet")
+    files = Files(spark)
+    checkpoint, folder = (absolute(spark, path.rstrip("/")) for path in (checkpoint, folder))
+    if lie_in_each_other(folder, checkpoint):
+        raise ConfigError(f"folder={folder!r} and checkpoint={checkpoint!r} lie in each other: give another folder")
+    with reaching("folder", folder):
+        if files.names(folder):
+            raise ConfigError(f"folder={folder!r} is not empty: give one that is not there yet")
+    with reaching("checkpoint", checkpoint):
+        old = OldCheckpoint.read(files, checkpoint, "checkpoint")
     found = survey(spark, checkpoint)
-    write_tables(found, folder)
+    write_tables(found, old.query_id, folder)
     counts = {name: spark.read.parquet(f"{folder}/{name}").count() for name in ("operations", "events", "ids")}
     return {**counts, "batch_id": found.states.batch_id}

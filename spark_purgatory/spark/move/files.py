@@ -1,15 +1,25 @@
-"""Files of a checkpoint through Hadoop's FileSystem: local folders and object stores alike.
-
-A rename is used only where a copy would do as well, never to decide anything: object stores have none.
-"""
+"""Files of a checkpoint through Hadoop's FileSystem: local folders and object stores alike, so nothing is renamed."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_purgatory.errors import ConfigError
+from spark_purgatory.errors import ConfigError, StorageError
+from spark_purgatory.spark.storage.storage_errors import JAVA_FAULTS, said, without_reach
+
+
+@contextmanager
+def reaching(field: str, path: str) -> Iterator[None]:
+    """Raise StorageError, with the field that named it, for a path that cannot be reached."""
+    try:
+        yield
+    except JAVA_FAULTS as error:
+        remedy = without_reach(error) or "mend its storage, or give another path"
+        raise StorageError(f"{field}={path!r} cannot be read: {said(error)}. Nothing was written: {remedy}") from error
 
 
 class Files:
@@ -71,13 +81,6 @@ class Files:
         self._jvm.org.apache.hadoop.fs.FileUtil.copy(
             from_system, from_place, to_system, to_place, False, True, self._conf
         )
-
-    def rename(self, source: str, target: str) -> None:
-        """Give a file another name on the same storage."""
-        (system, place), (_, to) = self._at(source), self._at(target)
-        system.mkdirs(to.getParent())
-        if not system.rename(place, to):
-            raise OSError(f"{source} could not be renamed to {target}")
 
     def delete(self, path: str) -> None:
         """Delete a file, or a folder with all that is in it; nothing where nothing is there."""

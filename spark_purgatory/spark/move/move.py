@@ -30,12 +30,12 @@ from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.errors import BugError, ConfigError
 from spark_purgatory.spark.checkpoint.gauges import gauges
 from spark_purgatory.spark.checkpoint.shard_states import UNFINISHED
-from spark_purgatory.spark.move.files import Files
+from spark_purgatory.spark.move.files import Files, reaching
 from spark_purgatory.spark.move.import_state import import_tables
+from spark_purgatory.spark.move.old_checkpoint import PARTITIONS, OldCheckpoint, check_target, conf_of
 from spark_purgatory.spark.move.survey import Survey, check_takes_over, survey
 from spark_purgatory.spark.move.tables import check_tables, read_manifest, write_tables
 from spark_purgatory.spark.operator.stream_plan import Query, query_of
-from spark_purgatory.spark.storage.paths import Place
 from spark_purgatory.spark.storage.storage_access import absolute
 
 LOG = logging.getLogger(__name__)
@@ -45,8 +45,6 @@ MADE = "checkpoint"
 """Folder below that of the checkpoint in which the state is made."""
 METADATA = "/_metadata/v2/"
 OF_STATE_STORES = ("spark.sql.streaming.stateStore.", "spark.sql.streaming.flatMapGroupsWithState.")
-PARTITIONS = "spark.sql.shuffle.partitions"
-FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 FAILPOINTS = ("marked", "exported", "imported", "state placed", "copied", "offsets written")
 """Where a crash could matter: names that `reached` is called with."""
 
@@ -136,6 +134,7 @@ def move_checkpoint(
     Raises:
         ConfigError: It cannot be moved, or not now; the message says what to do. Nothing was written.
         StateMismatchError: The new query differs in something that a move cannot change. Nothing was written.
+        StorageError: One of the folders cannot be reached. Nothing was written.
 
     Example::
 
@@ -145,16 +144,20 @@ def move_checkpoint(
     began = time.monotonic()
     files = Files(spark)
     source, target = (absolute(spark, path.rstrip("/")) for path in (source, target))
+    tables = None if tables is None else absolute(spark, tables.rstrip("/"))
     query = _query(outcomes)
-    _check_places(files, source, target)
-    old = _Old.read(files, source)
-    _check_can_move(spark, old, source)
+    if partitions is not None and (isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1):
+        raise ConfigError(f"partitions={partitions!r} is to be a whole number from 1 on")
+    with reaching("source", source):
+        old = OldCheckpoint.read(files, source)
+    with reaching("target", target):
+        check_target(spark, files, source, target, tables)
+    old.check_can_move(spark)
     found = survey(spark, source, query.spec)
     waiting = f"{found.operations:,} operations wait, {found.state_bytes:,} bytes of state"
     progress(f"looked at {len(found.found)} shards: {waiting}")
     check_takes_over(found.found)
-    if found.states.batch_id != old.batch_id:
-        raise ConfigError(f"source={source!r} goes on: its query runs; stop it, then move")
+    old.check_rests(files)
     partitions = partitions or old.partitions
 
     def result(is_done: bool) -> Move:
@@ -176,7 +179,7 @@ def move_checkpoint(
             seconds=time.monotonic() - began,
         )
 
-    waits = found.operations if tables is None else check_tables(spark, tables, query, old.batch_id)
+    waits = found.operations if tables is None else check_tables(spark, tables, query, old, found)
     if not dry_run:
         steps = _Steps(
             spark=spark, files=files, query=query, old=old, target=target, partitions=partitions, progress=progress
@@ -185,47 +188,7 @@ def move_checkpoint(
     return result(not dry_run)
 
 
-# --- what there is --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Old:
-    """The old checkpoint, as Spark's own files say it."""
-
-    path: str
-    batch_id: int
-    conf: dict[str, str]
-    offsets: dict[int, str]
-    """The last two, and one that was begun: texts by micro-batch."""
-    has_staging: bool
-
-    @staticmethod
-    def read(files: Files, path: str) -> _Old:
-        """What is there. Raises ConfigError where it is no checkpoint of a query that has begun."""
-        numbers = {name: _numbers(files.names(f"{path}/{name}")) for name in ("offsets", "commits")}
-        if not numbers["commits"]:
-            raise ConfigError(
-                f"source={path!r}: no micro-batch is committed there: name the checkpointLocation of a query that has "
-                "run; one that has not is started anew, with any settings"
-            )
-        last = numbers["commits"][-1]
-        kept = [number for number in numbers["offsets"] if number >= last - 1]
-        offsets = {number: files.read(f"{path}/offsets/{number}") for number in kept}
-        return _Old(path, last, _conf(offsets[last]), offsets, "staging" in files.names(path))
-
-    @property
-    def partitions(self) -> int:
-        return int(self.conf[PARTITIONS])
-
-
-def _numbers(names: list[str]) -> list[int]:
-    return sorted(int(name) for name in names if name.isdigit())
-
-
-def _conf(offsets: str) -> dict[str, str]:
-    """The settings that a micro-batch's offsets hold."""
-    said: dict[str, Any] = json.loads(offsets.splitlines()[1])
-    return dict(said["conf"])
+# --- what there is -----------------------------------------------------------------------------------------
 
 
 def _query(outcomes: DataFrame) -> Query:
@@ -235,42 +198,6 @@ def _query(outcomes: DataFrame) -> Query:
             "outcomes: no purgatory is in this stream: give what Purgatory.resolve returned, or a stream made of it"
         )
     return query
-
-
-def _check_places(files: Files, source: str, target: str) -> None:
-    one, other = Place.of(source), Place.of(target)
-    if one.below(other) is not None or other.below(one) is not None:
-        raise ConfigError(f"target={target!r} and source={source!r} lie in each other: give target a folder of its own")
-    if not files.names(target):
-        return
-    if not is_unfinished(files, target):
-        raise ConfigError(f"target={target!r} is not empty: give a folder that is not there yet")
-
-
-def is_unfinished(files: Files, checkpoint: str) -> bool:
-    """Whether a move to a checkpoint began and did not end."""
-    metadata = f"{checkpoint}/metadata"
-    return files.exists(metadata) and files.read(metadata) == UNFINISHED
-
-
-def _check_can_move(spark: SparkSession, old: _Old, source: str) -> None:
-    """Raise ConfigError for what cannot be moved, with the way out."""
-    if old.conf.get(FORMAT_VERSION, "1") != "1":
-        raise ConfigError(
-            f"source={source!r} has state stores of format {old.conf[FORMAT_VERSION]} ({FORMAT_VERSION}), whose files "
-            "have names of their own: a move takes over those of format 1, Spark's default"
-        )
-    names = [row["operatorName"] for row in spark.read.format("state-metadata").load(source).collect()]
-    if len(names) > 1:
-        raise ConfigError(
-            f"source={source!r} holds the state of {len(names)} operators ({', '.join(sorted(names))}), and a move "
-            "takes over that of one purgatory: give each its own query, with a table between them"
-        )
-    if max(old.offsets) > old.batch_id and not old.has_staging:
-        raise ConfigError(
-            f"source={source!r}: micro-batch {max(old.offsets)} was begun and is not committed, and its sink may have "
-            "written it: start the old query once more with trigger(availableNow=True), then move"
-        )
 
 
 def _changes(found: Survey, query: Query) -> list[str]:
@@ -292,7 +219,7 @@ class _Steps:
     spark: SparkSession
     files: Files
     query: Query
-    old: _Old
+    old: OldCheckpoint
     target: str
     partitions: int
     progress: Callable[[str], None]
@@ -306,7 +233,7 @@ class _Steps:
         work = f"{target}/{WORK}"
         if tables is None:
             tables = f"{work}/tables"
-            write_tables(found, tables)
+            write_tables(found, self.old.query_id, tables)
             self.progress(f"exported {waits:,} operations")
         reached("exported")
         imported = make_state(self.spark, self.query, tables, f"{work}/{MADE}", self.partitions)
@@ -344,9 +271,9 @@ def make_state(spark: SparkSession, query: Query, tables: str, checkpoint: str, 
     return gauges(spark, checkpoint)["pending"]
 
 
-def graft(files: Files, old: _Old, made: str, target: str) -> None:
+def graft(files: Files, old: OldCheckpoint, made: str, target: str) -> None:
     """Make the new checkpoint of the old one and of a state; the last step makes it whole."""
-    conf = _conf(files.read(f"{made}/offsets/0"))
+    conf = conf_of(files.read(f"{made}/offsets/0"))
     _place_state(files, f"{made}/state", f"{target}/state", old.batch_id + 1)
     reached("state placed")
     for name in ("sources", "staging", "commits"):
@@ -356,6 +283,7 @@ def graft(files: Files, old: _Old, made: str, target: str) -> None:
     for number in sorted(old.offsets, reverse=True):
         files.write(f"{target}/offsets/{number}", _with_conf(old.offsets[number], conf))
     reached("offsets written")
+    old.check_rests(files)
     files.write(f"{target}/metadata", files.read(f"{old.path}/metadata"))
 
 

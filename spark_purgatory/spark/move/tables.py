@@ -21,6 +21,7 @@ from spark_purgatory.core.state.engine_snapshot import inspect, listed
 from spark_purgatory.core.state.payload_schema import conform
 from spark_purgatory.errors import ConfigError, StateMismatchError
 from spark_purgatory.spark.checkpoint.shard_states import states_in
+from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint
 from spark_purgatory.spark.move.survey import ShardFacts, Survey, read_facts
 from spark_purgatory.spark.operator.payload import arrow_schema, spark_types
 from spark_purgatory.spark.operator.stream_plan import Query
@@ -41,6 +42,7 @@ Batches = Iterator[pa.RecordBatch]
 class Manifest:
     """The one row of the table ``counts``: whose the tables are, and how many rows they had."""
 
+    query_id: str
     batch_id: int
     watermark_ms: int
     """The latest that an engine has seen."""
@@ -82,12 +84,13 @@ def schemas_of(found: Survey) -> dict[str, T.StructType]:
     }
 
 
-def write_tables(found: Survey, folder: str) -> None:
-    """Write the tables of a checkpoint below a folder that is not there yet."""
+def write_tables(found: Survey, query_id: str, folder: str) -> None:
+    """Write the tables of a query's checkpoint below a folder that is not there yet."""
     for name, schema in schemas_of(found).items():
         _table(found, name, schema).write.parquet(f"{folder}/{name}")
     tallies = [each.tally for each in found.found]
     manifest = Manifest(
+        query_id=query_id,
         batch_id=found.states.batch_id,
         watermark_ms=found.watermark_ms,
         shards=found.found[0].shards,
@@ -105,15 +108,7 @@ def write_tables(found: Survey, folder: str) -> None:
 
 def read_manifest(spark: SparkSession, folder: str) -> Manifest:
     """The manifest of an export. Raises ConfigError where there is none, or of another format."""
-    try:
-        [row] = spark.read.parquet(f"{literal(folder)}/{COUNTS}").collect()
-    except AnalysisException as error:
-        if error.getCondition() != "PATH_NOT_FOUND":
-            raise
-        raise ConfigError(
-            f"tables={folder!r}: there is no table {COUNTS!r}: give the folder that export_state wrote, with "
-            "all of its tables"
-        ) from error
+    [row] = _read(spark, folder, COUNTS).collect()
     if row["format"] != FORMAT:
         raise ConfigError(
             f"{folder!r} is an export of format {row['format']}, this version of spark_purgatory reads {FORMAT}: use "
@@ -122,27 +117,46 @@ def read_manifest(spark: SparkSession, folder: str) -> Manifest:
     return Manifest(**json.loads(row["manifest"]))
 
 
-def check_tables(spark: SparkSession, folder: str, query: Query, batch_id: int) -> int:
-    """How many operations wait in tables that a query is to take over.
+def _read(spark: SparkSession, folder: str, name: str) -> DataFrame:
+    try:
+        return spark.read.parquet(f"{literal(folder)}/{name}")
+    except AnalysisException as error:
+        raise ConfigError(
+            f"tables={folder!r}: there is no table {name!r}, or it has no file: give the folder that export_state "
+            "wrote, with all of its tables"
+        ) from error
+
+
+def check_tables(spark: SparkSession, folder: str, query: Query, old: OldCheckpoint, found: Survey) -> int:
+    """How many operations wait in tables that a query is to take over from a checkpoint, in which this was found.
 
     Raises ConfigError where they are not whole, or not of the checkpoint's last micro-batch; StateMismatchError where
     the query cannot take them over.
     """
     manifest = read_manifest(spark, folder)
-    if manifest.batch_id != batch_id:
+    if (manifest.query_id, manifest.batch_id) != (old.query_id, old.batch_id):
         raise ConfigError(
-            f"tables={folder!r} are of micro-batch {manifest.batch_id}, and the checkpoint's last one is {batch_id}: "
-            "export its state again"
+            f"tables={folder!r} are of micro-batch {manifest.batch_id} of query {manifest.query_id}, and "
+            f"source={old.path!r} is at micro-batch {old.batch_id} of query {old.query_id}: export its state again"
         )
     every = [text for said in manifest.queries for text in read_facts(said, query.spec)]
     if every:
         raise StateMismatchError(listed(list(dict.fromkeys(every))))
-    waits = spark.read.parquet(f"{literal(folder)}/operations")
-    needed = [name for name in ("operation", "created_us", "deadline_us", "from_us") if name in waits.columns]
+    for name, schema in schemas_of(found).items():
+        there = dict(_read(spark, folder, name).dtypes)
+        wanted = {field.name: field.dataType.simpleString() for field in schema}
+        if wrong := [f"{each} {kind}" for each, kind in wanted.items() if there.get(each) != kind]:
+            raise ConfigError(
+                f"tables={folder!r}: table {name!r} lacks {', '.join(wrong)}: write the columns as export_state has "
+                "written them"
+            )
+    waits = _read(spark, folder, "operations")
+    optional = ("operation",) if "operation" in waits.columns else ()
+    needed = (*optional, "created_us", "deadline_us", "from_us", "late", "undecided")
     lacks = " OR ".join(["coalesce(size(keys), 0) < 1", *(f"{name} IS NULL" for name in needed)])
     if bad := waits.where(f"{lacks} OR exists(keys, key -> key IS NULL)").count():
         raise ConfigError(
-            f"tables={folder!r}: {bad:,} operations lack a key, a time or their own columns: export_state writes none "
+            f"tables={folder!r}: {bad:,} operations lack a key, a time or another column: export_state writes none "
             "like that, so repair what edited them"
         )
     return waits.count()

@@ -1,0 +1,142 @@
+"""The checkpoint that is moved, as Spark's own files say it, and what may not be moved."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.checkpoint.shard_states import ENCODED, UNFINISHED
+from spark_purgatory.spark.move.files import Files
+from spark_purgatory.spark.sink.table.table_claim import claimed_by
+from spark_purgatory.spark.sink.table.table_place import check_outside
+from spark_purgatory.spark.storage.paths import Place
+
+PARTITIONS = "spark.sql.shuffle.partitions"
+FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+
+
+@dataclass(frozen=True)
+class OldCheckpoint:
+    """What there is before a move."""
+
+    path: str
+    query_id: str
+    batch_id: int
+    """The last micro-batch that is committed."""
+    conf: dict[str, str]
+    offsets: dict[int, str]
+    """The last two, and one that was begun: texts by micro-batch."""
+    has_staging: bool
+    has_format_2: bool
+    """The commits name files of state stores."""
+
+    @staticmethod
+    def read(files: Files, path: str, field: str = "source") -> OldCheckpoint:
+        """What is there. Raises ConfigError, which calls it ``field``, where no query can go on from it."""
+        metadata = files.read(f"{path}/metadata") if files.exists(f"{path}/metadata") else ""
+        if metadata == UNFINISHED:
+            raise ConfigError(
+                f"{field}={path!r} is half of a checkpoint, because its move did not end: give the one that it was to "
+                "be made of"
+            )
+        commits, begun = (batches_in(files, f"{path}/{name}") for name in ("commits", "offsets"))
+        if not commits:
+            raise ConfigError(
+                f"{field}={path!r}: no micro-batch is committed there: name the checkpointLocation of a query that has "
+                "run; one that has not is started anew, with any settings"
+            )
+        last = commits[-1]
+        try:
+            offsets = {number: files.read(f"{path}/offsets/{number}") for number in begun if number >= last - 1}
+            conf, query_id = {n: conf_of(text) for n, text in offsets.items()}[last], str(json.loads(metadata)["id"])
+            _ = conf[PARTITIONS], offsets[max(last - 1, 0)]
+            commit = json.loads(files.read(f"{path}/commits/{last}").splitlines()[1])
+        except (ValueError, KeyError, IndexError) as error:
+            files_of = f"'metadata', 'commits/{last}', 'offsets/{last}' or 'offsets/{max(last - 1, 0)}'"
+            raise ConfigError(
+                f"{field}={path!r} is damaged: of its last micro-batch, {last}, {files_of} is missing or cannot be "
+                "read: bring the folder back from a copy"
+            ) from error
+        return OldCheckpoint(
+            path=path,
+            query_id=query_id,
+            batch_id=last,
+            conf=conf,
+            offsets=offsets,
+            has_staging="staging" in files.names(path),
+            has_format_2=bool(commit.get("stateUniqueIds")),
+        )
+
+    @property
+    def partitions(self) -> int:
+        """State partitions."""
+        return int(self.conf[PARTITIONS])
+
+    def check_rests(self, files: Files) -> None:
+        """Raise ConfigError where its query has gone on since it was read."""
+        now = [batches_in(files, f"{self.path}/{name}")[-1] for name in ("commits", "offsets")]
+        if now != [self.batch_id, max(self.offsets)]:
+            raise ConfigError(f"source={self.path!r} goes on: its query runs; stop it, then move")
+
+    def check_can_move(self, spark: SparkSession) -> None:
+        """Raise ConfigError for what cannot be moved, with the way out."""
+        if any(query.id == self.query_id for query in spark.streams.active):
+            raise ConfigError(f"source={self.path!r}: its query runs in this session; stop it, then move")
+        if self.has_format_2:
+            raise ConfigError(
+                f"source={self.path!r} has state stores of format 2 ({FORMAT_VERSION}), and a move takes over those of "
+                "format 1, Spark's default: keep shards and host, or start with a new checkpoint, which reads the "
+                "sources again"
+            )
+        names = [row["operatorName"] for row in spark.read.format("state-metadata").load(self.path).collect()]
+        if len(names) > 1:
+            raise ConfigError(
+                f"source={self.path!r} holds the state of {len(names)} operators ({', '.join(sorted(names))}), and a "
+                "move takes over that of one purgatory: give each its own query, with a table between them"
+            )
+        if max(self.offsets) > self.batch_id and not self.has_staging:
+            raise ConfigError(
+                f"source={self.path!r}: micro-batch {max(self.offsets)} was begun and is not committed, and its sink "
+                "may have written it: start the old query once more with trigger(availableNow=True), then move"
+            )
+
+
+def batches_in(files: Files, folder: str) -> list[int]:
+    """The micro-batches of which a folder has a file, ascending."""
+    return sorted(int(name) for name in files.names(folder) if name.isdigit())
+
+
+def conf_of(offsets: str) -> dict[str, str]:
+    """The settings that a micro-batch's offsets hold."""
+    said: dict[str, Any] = json.loads(offsets.splitlines()[1])
+    return dict(said["conf"])
+
+
+def check_target(spark: SparkSession, files: Files, source: str, target: str, tables: str | None) -> None:
+    """Raise ConfigError where no checkpoint can be made of another one, or of tables."""
+    for name, other in (("source", source), ("tables", tables)):
+        if other is not None and lie_in_each_other(target, other):
+            raise ConfigError(
+                f"target={target!r} and {name}={other!r} lie in each other: give target a folder of its own"
+            )
+    if found := ENCODED.findall(target):
+        raise ConfigError(
+            f"target={target!r} has {', '.join(map(repr, dict.fromkeys(found)))} in it, and Spark's reader of state "
+            "stores finds nothing at such a path: give one without"
+        )
+    if (table := claimed_by(spark, source).get("path")) is not None:
+        check_outside(spark, target, table)
+    metadata = f"{target}/metadata"
+    is_unfinished = files.exists(metadata) and files.read(metadata) == UNFINISHED
+    if files.names(target) and not is_unfinished:
+        raise ConfigError(f"target={target!r} is not empty: give a folder that is not there yet")
+
+
+def lie_in_each_other(one: str, other: str) -> bool:
+    """Whether a folder is the other one, or below it."""
+    places = Place.of(one), Place.of(other)
+    return places[0].below(places[1]) is not None or places[1].below(places[0]) is not None
