@@ -1,12 +1,15 @@
-"""Checkpoint, staged rows and table in an object store that speaks S3, with the job killed in the middle."""
+"""Checkpoint, staged rows and table in an object store that speaks S3: the job is killed, the checkpoint is moved."""
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow.fs as pafs
 import pytest
+import yaml
 
 from tests.support.delta_files import delta_rows
 from tests.support.job_process import JobProcess
@@ -79,4 +82,42 @@ def test_nothing_is_lost_or_doubled_in_an_object_store(tmp_path: Path, host: str
         table = tmp_path / "outcomes"
         pafs.copy_files(f"{BUCKET}/outcomes", str(table), source_filesystem=store.files())
     print(f"{host}: 2 micro-batches with {drains} drains made {dict(asked)} requests")
+    assert differences(delta_rows(table, ["order_id", "status"]), world.expected()) == {}
+
+
+def objects(store: ObjectStore, folder: str) -> dict[str, Any]:
+    """What lies there, with sizes and the times of the last change."""
+    found = store.files().get_file_info(pafs.FileSelector(f"{BUCKET}/{folder}", recursive=True))
+    return {file.path: (file.size, file.mtime_ns) for file in found if file.is_file}
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_a_checkpoint_is_moved_in_an_object_store_to_the_other_host_and_back(tmp_path: Path) -> None:
+    world = World(orders=9_000)
+    parts = [range(first, first + 3_000) for first in range(0, world.orders, 3_000)]
+    stops = [("checkpoint", "applyInPandasWithState", 4), ("moved", "transformWithState", 9)]
+    stops.append(("back", "applyInPandasWithState", 2))
+    with object_store(tmp_path) as store:
+        for number, (checkpoint, host, shards) in enumerate(stops):
+            file = job_file(tmp_path, store, host)
+            job = yaml.safe_load(file.read_text(encoding="utf-8"))
+            job["purgatory"]["shards"], job["checkpoint"] = shards, f"s3a://{BUCKET}/{checkpoint}"
+            file.write_text(yaml.safe_dump(job), encoding="utf-8")
+            if number:
+                before = stops[number - 1][0]
+                old = objects(store, before)
+                command = (sys.executable, "-m", "spark_purgatory", "move")
+                move = JobProcess(file, tmp_path, command, environment=KEYS)
+                move.start("--from", f"s3a://{BUCKET}/{before}")
+                assert move.exit_code() == 0, move.said()
+                assert objects(store, before) == old, "the old checkpoint is only read"
+            world.land(tmp_path, parts[number])
+            run = JobProcess(file, tmp_path, environment=KEYS)
+            run.run_to_the_end()
+        world.land_closing(tmp_path)
+        run.run_to_the_end()
+        run.run_to_the_end()
+        table = tmp_path / "outcomes"
+        pafs.copy_files(f"{BUCKET}/outcomes", str(table), source_filesystem=store.files())
     assert differences(delta_rows(table, ["order_id", "status"]), world.expected()) == {}
