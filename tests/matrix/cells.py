@@ -66,6 +66,8 @@ SLICE = (
 SLICE_OF_THE_LOG_HOST = ("tests/spark/test_stream.py",)
 
 Walk = tuple[str, ...]
+MOVED = "delta, moved to other shards"
+"""A sink's name of a walk in which each release moves the checkpoint before it goes on."""
 WALKS: tuple[tuple[str, str, Walk], ...] = (
     ("applyInPandasWithState", "parquet", ("4.0.5", "4.1.4", "4.2.0", "4.3.0", "4.2.0", "4.1.4", "4.0.5")),
     ("transformWithStateInPandas", "parquet", ("4.0.5", "4.1.4", "4.2.0", "4.3.0", "4.2.0", "4.1.4", "4.0.5")),
@@ -74,5 +76,8 @@ WALKS: tuple[tuple[str, str, Walk], ...] = (
     ("applyInPandasWithState", "delta", ("4.0.5", "4.1.4", "4.2.0", "4.1.4", "4.0.5")),
     ("transformWithStateInPandas", "delta", ("4.0.5", "4.1.4", "4.2.0", "4.1.4", "4.0.5")),
     ("transformWithState", "delta", ("4.1.4", "4.2.0", "4.1.4")),
+    ("applyInPandasWithState", MOVED, ("4.0.5", "4.2.0", "4.1.4", "4.2.0", "4.0.5")),
+    ("transformWithStateInPandas", MOVED, ("4.0.5", "4.2.0", "4.0.5")),
+    ("transformWithState", MOVED, ("4.1.4", "4.2.0", "4.1.4")),
 )
 """(host, sink, releases that go on with one checkpoint in turn, each killed in a micro-batch but the last)."""

@@ -2,9 +2,9 @@
 
 ``python -m tests.matrix.upgrade_leg FOLDER HOST SINK BATCHES``
 
-It goes on with the checkpoint, and kills itself while its third micro-batch is planned and not committed. With BATCHES
-0 it runs to the end and compares what was written, over all legs, with the oracle. What it finds goes as a line of JSON
-to ``FOLDER/found.jsonl``.
+It goes on with the checkpoint, which it first moves to other shards where SINK says so, and kills itself while its
+third micro-batch is planned and not committed. With BATCHES 0 it runs to the end and compares what was written, over
+all legs, with the oracle. What it finds goes as a line of JSON to ``FOLDER/found.jsonl``.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS, RecordAccumulator, gauges
+from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS, RecordAccumulator, gauges, move_checkpoint
 from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.demo.runner import QUICK_SETTINGS
+from tests.matrix.cells import MOVED
 from tests.support.engine_driver import multiset
 from tests.support.law_streams import COLUMNS, law_stream
 from tests.support.streams import Landing
@@ -34,13 +36,22 @@ def main(folder: Path, host: str, sink: str, batches: int) -> None:
     """One leg."""
     stream = law_stream(SEED, WORLDS)
     landing = stream.landed_in_batches(folder, SEED, BATCHES)
+    moves = len(list(folder.glob("moved-*")))
+    if moves:
+        landing.checkpoint = folder / f"moved-{moves}"
+    is_moved, sink = sink == MOVED and is_begun(landing), sink.partition(",")[0]
     spark = session(host, sink)
     found: dict[str, Any] = {"spark": spark.version}
     if is_begun(landing):
         # This release's reader, on the state that another release wrote.
         found["pending"] = gauges(spark, str(landing.checkpoint))["pending"]
         found["staged files"] = len(list(landing.checkpoint.glob("staging/**/*.parquet")))
-    outcomes = stream.purgatory(host).resolve(*landing.frames(spark))
+    purgatory = replace(stream.purgatory(host), shards=stream.shards + moves + is_moved)
+    outcomes = purgatory.resolve(*landing.frames(spark))
+    if is_moved:
+        source, landing.checkpoint = str(landing.checkpoint), folder / f"moved-{moves + 1}"
+        moved = move_checkpoint(spark, outcomes, source=source, target=str(landing.checkpoint))
+        assert moved.operations == found["pending"] == gauges(spark, str(landing.checkpoint))["pending"]
     if batches:
         until = landing.last_batch + batches + 1
         run_until_planned(start(outcomes, landing, sink, {"processingTime": "0 seconds"}), landing, until)
@@ -85,7 +96,7 @@ def session(host: str, sink: str) -> SparkSession:
 
 def table(landing: Landing) -> RecordAccumulator:
     """Batches that are full after some micro-batches, and else wait: rows are staged when a leg ends."""
-    return RecordAccumulator(path=str(landing.outcomes), batch_size=4 << 10, linger="1 hour")
+    return RecordAccumulator(path=str(landing.outcomes), batch_size=4 << 10, linger="1 hour", delivery_timeout="1 hour")
 
 
 def start(outcomes: DataFrame, landing: Landing, sink: str, trigger: dict[str, Any]) -> Any:
