@@ -1,8 +1,9 @@
 """`python -m benchmarks.moves`: what it takes to move a checkpoint in which many operations wait to other shards.
 
 A query takes in the operations, whose deadlines lie far ahead, in one micro-batch, and is stopped. Its checkpoint is
-moved to four times as many shards and back to as many as before. Told are seconds, CPU seconds of all processes,
-memory of the driver with its JVM, and that as many wait as before.
+moved to four times as many shards and back to as many as before. Told are seconds, CPU seconds of all processes, and
+the most memory that the driver had with its JVM. Under ``local[2]`` the tasks run in that JVM; with ``--cluster`` they
+do not, so that memory is the driver's own. As many have to wait as before.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
-import psutil
 import typer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from benchmarks.cluster import HOST, standalone_cluster
 from benchmarks.harness import session
-from benchmarks.process_tree import WORKER_MARK, cpu_seconds, processes
+from benchmarks.process_tree import cpu_seconds, sampled
 from spark_purgatory import Completions, Operations, Purgatory, criteria, move_checkpoint
 
 
@@ -54,10 +55,20 @@ def land(spark: SparkSession, folder: Path, waiting: int) -> None:
 def main(
     waiting: Annotated[int, typer.Option(min=1000, help="Operations that wait.")] = 1_000_000,
     shards: Annotated[int, typer.Option(min=1, help="Shards before the move.")] = 16,
-    memory: Annotated[str, typer.Option(help="Heap of the driver's JVM, in which the tasks run too.")] = "3g",
+    memory: Annotated[str, typer.Option(help="Heap of the JVM, or of each of a cluster's executors.")] = "3g",
+    cluster: Annotated[bool, typer.Option(help="On a cluster of two workers: the driver is alone in its JVM.")] = False,
+    driver_memory: Annotated[str, typer.Option(help="Heap of a cluster's driver.")] = "1g",
 ) -> None:
     """Measure two moves."""
-    spark = session(memory)
+    if not cluster:
+        return measure(session(memory), waiting, shards)
+    with standalone_cluster(memory) as url:
+        own = {"spark.driver.host": HOST, "spark.driver.memory": driver_memory}
+        return measure(session(memory, url, own), waiting, shards)
+
+
+def measure(spark: SparkSession, waiting: int, shards: int) -> None:
+    """Move to four times as many shards, and back."""
     with tempfile.TemporaryDirectory(prefix="moves_") as name:
         folder = Path(name)
         land(spark, folder, waiting)
@@ -67,25 +78,19 @@ def main(
         for number, wanted in enumerate((4 * shards, shards), start=1):
             target = folder / f"checkpoint-{number}"
             cpu, began = cpu_seconds(), time.monotonic()
-            moved = move_checkpoint(
-                spark, outcomes(spark, folder, wanted), source=str(source), target=str(target), progress=_said(began)
-            )
+            with sampled() as peak:
+                query = outcomes(spark, folder, wanted)
+                moved = move_checkpoint(spark, query, source=str(source), target=str(target), progress=_said(began))
             seconds, cpu = time.monotonic() - began, cpu_seconds() - cpu
             assert moved.operations == waiting
-            driver = driver_bytes()
             print(
                 f"{waiting:,} waiting, {moved.shards_before} to {wanted} shards, {moved.state_bytes:,} bytes: "
-                f"{seconds:.1f} s, {cpu:.1f} CPU s, driver and JVM {driver / 1e6:,.0f} MB",
+                f"{seconds:.1f} s, {cpu:.1f} CPU s; at the peak {peak.driver_bytes / 1e6:,.0f} MB of driver and its "
+                f"JVM, {peak.worker_bytes / 1e6:,.0f} MB of Python workers",
                 flush=True,
             )
             source = target
     spark.stop()
-
-
-def driver_bytes() -> int:
-    """Memory of the driver and its JVM."""
-    found = [process for process in processes() if process.status() != psutil.STATUS_ZOMBIE]
-    return sum(each.memory_info().rss for each in found if WORKER_MARK not in " ".join(each.cmdline()))
 
 
 def _said(began: float) -> Callable[[str], None]:
