@@ -28,6 +28,11 @@ def carrying(spec: EngineSpec, most: int, largest: bool = False) -> EngineSpec:
     return replace(spec, event_columns=columns, evidence=Carried(True, True, most, largest))
 
 
+def named(event: dict[str, Any] | None) -> dict[str, Any] | None:
+    """An event without its id where it has none: where the query has no ids, there is no field for it."""
+    return None if event is None else {name: event[name] for name in event if (name, event[name]) != ("event_id", None)}
+
+
 def told(outcomes: Rows) -> Counter[Any]:
     """Outcomes with their evidence, as a multiset."""
     return Counter(
@@ -37,8 +42,8 @@ def told(outcomes: Rows) -> Counter[Any]:
                 outcome["status"],
                 at if (at := outcome["resolved_at"]) is None or isinstance(at, int) else microseconds(at),
                 outcome["matched"],
-                outcome.get("event"),
-                outcome.get("events"),
+                named(outcome.get("event")),
+                None if outcome.get("events") is None else [named(event) for event in outcome["events"]],
             )
         )
         for outcome in outcomes

@@ -37,7 +37,9 @@ def value_ranks(column: pa.Array) -> Int64s:
 
 
 def number_ranks(column: pa.Array) -> Int64s:
-    """The rank of each number among those of the column by its size, equal where they are; 0: null or NaN; (n,)."""
+    """Numbers in the order of the column's, equal where they are, null and NaN first, (n,) int64."""
+    if pa.types.is_integer(column.type) and not column.null_count:
+        return column.to_numpy().astype(np.int64)
     if not pa.types.is_floating(column.type):
         return _texts(column) if len(column) else np.zeros(0, np.int64)
     values = column.fill_null(np.nan).to_numpy(zero_copy_only=False)

@@ -133,12 +133,19 @@ class Deliveries:
         return np.stack([nothing if each is None else value_ranks(each) for each in (ids, columns)])
 
     def by_value(self) -> Deliveries:
-        """By operation and then by value, the largest first; equals stay as they are. The value is the first column."""
-        columns = self.columns()
-        if columns is None:
-            return self
-        ranks = number_ranks(columns.field(0))
-        return self.take(np.lexsort((-ranks, self.operation)))
+        """By operation and then by value, the largest first; equals stay as they are."""
+        return self.take(np.lexsort((~self._sizes(), self.operation)))
+
+    def only_largest(self, n: int) -> Deliveries:
+        """Those of the largest value of each of n operations."""
+        sizes, largest = self._sizes(), np.full(n, np.iinfo(np.int64).min)
+        np.maximum.at(largest, self.operation, sizes)
+        return self.take(np.flatnonzero(sizes == largest[self.operation]))
+
+    def _sizes(self) -> Int64s:
+        """Numbers in the order of the events' values, which are their first columns."""
+        values = self._gathered([None if each.columns is None else each.columns.field(0) for each in self.segments])
+        return np.zeros(len(self), np.int64) if values is None else number_ranks(values)
 
     def first(self, most: int) -> Deliveries:
         """The first ``most`` of each operation; deliveries are in the order of their operations."""

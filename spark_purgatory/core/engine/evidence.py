@@ -154,8 +154,10 @@ class _Asked:
     def _largest(self, spans: list[Spans], mine: Bools, most: int) -> Deliveries:
         """The ``most`` largest events of each of some operations, (n,) bool, each event once, in order."""
         spans = [span.where(mine[self.inputs.owner[span.owner]]) for span in spans]
-        laid = Deliveries.of(spans, self.inputs.owner).each_once(self.inputs.rule == Rule.SUM_AT_LEAST)
-        return laid.by_value().first(most)
+        laid = Deliveries.of(spans, self.inputs.owner)
+        if most == 1 and not self.resolver.spec.event_ids:
+            laid = laid.only_largest(len(self.rows))  # No delivery takes another one's place: the others need no order.
+        return laid.each_once(self.inputs.rule == Rule.SUM_AT_LEAST).by_value().first(most)
 
     def _earliest(self, spans: list[Spans], mine: Bools, most: int) -> Deliveries:
         """The first ``most`` events of each of some operations, (n,) bool, each event once, in order."""
