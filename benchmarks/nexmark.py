@@ -49,13 +49,14 @@ from spark_purgatory.spark.storage.spark_access import settings
 
 DDL = (
     "kind tinyint, auction bigint, time timestamp, expires timestamp, item_name string, description string, "
-    "initial_bid bigint, reserve bigint, seller bigint, category bigint, extra string, bidder bigint, price bigint"
+    "initial_bid bigint, reserve bigint, seller bigint, category bigint, extra string, bidder bigint, price bigint, "
+    "bid_extra string"
 )
 AUCTION = (
     "auction as id", "item_name", "description", "initial_bid", "reserve", "time as opened", "expires", "seller",
     "category", "extra",
 )  # fmt: skip
-BID = ("auction", "bidder", "price", "time as bid_time", "extra as bid_extra")
+BID = ("auction", "bidder", "price", "time as bid_time", "bid_extra")
 COLUMNS = tuple(name.rpartition(" ")[2] for name in (*AUCTION, *BID))
 """Of the query's table."""
 QUERY_9 = """

@@ -24,32 +24,32 @@ final class Auctions {
     static final int AUCTION = 1;
     static final int TIME = 2;
     static final int EXPIRES = 3;
-    static final int EXTRA = 10;
     static final int BIDDER = 11;
     static final int PRICE = 12;
+    static final int BID_EXTRA = 13;
     static final byte IS_BID = 2;
     static final RowType EVENTS = RowType.of(
             new LogicalType[] {
                 new TinyIntType(), new BigIntType(), new BigIntType(), new BigIntType(), text(), text(),
                 new BigIntType(), new BigIntType(), new BigIntType(), new BigIntType(), text(), new BigIntType(),
-                new BigIntType()
+                new BigIntType(), text()
             },
             new String[] {
                 "kind", "auction", "time", "expires", "item_name", "description", "initial_bid", "reserve", "seller",
-                "category", "extra", "bidder", "price"
+                "category", "extra", "bidder", "price", "bid_extra"
             });
     static final RowType BEST = RowType.of(
             new LogicalType[] {
                 new BigIntType(), new BigIntType(), new BigIntType(), new BigIntType(), new BigIntType(), text()
             },
-            new String[] {"opened", "expires_at", "best_price", "bid_time", "best_bidder", "bid_extra"});
+            new String[] {"opened", "expires_at", "best_price", "bid_time", "best_bidder", "best_extra"});
 
     /** Sum of a hash of each winner: that of Spark's xxhash64 over id, bidder, price and time of the bid. */
     static final LongAdder FINGERPRINT_HIGH = new LongAdder();
 
     static final LongAdder FINGERPRINT_LOW = new LongAdder();
 
-    private static final int BEST_AT = 13;
+    private static final int BEST_AT = 14;
     private static final long P1 = 0x9E3779B185EBCA87L;
     private static final long P2 = 0xC2B2AE3D27D4EB4FL;
     private static final long P3 = 0x165667B19E3779F9L;

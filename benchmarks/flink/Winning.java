@@ -97,7 +97,7 @@ final class Winning extends KeyedProcessFunction<Long, RowData, RowData> {
 
     private static RowData withBid(RowData open, RowData bid) {
         return GenericRowData.of(open.getLong(OPENED), open.getLong(EXPIRES), bid.getLong(Auctions.PRICE),
-                bid.getLong(Auctions.TIME), bid.getLong(Auctions.BIDDER), bid.getString(Auctions.EXTRA));
+                bid.getLong(Auctions.TIME), bid.getLong(Auctions.BIDDER), bid.getString(Auctions.BID_EXTRA));
     }
 
     private static boolean isBetter(RowData bid, RowData open) {

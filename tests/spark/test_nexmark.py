@@ -28,7 +28,7 @@ def test_events_have_the_published_proportions_and_times(tmp_path: Path) -> None
     assert min(open_ms) >= 1 and max(open_ms) < 336 and 155 < np.mean(open_ms) < 180
     hot = np.mean([(row["auction"] - FIRST_ID) % 100 == 0 for row in bids])
     assert 0.49 < hot < 0.53
-    assert 85 < np.mean([32 + len(row["extra"]) for row in bids]) < 115
+    assert 85 < np.mean([32 + len(row["bid_extra"]) for row in bids]) < 115
     again = pq.read_table(sorted(prepared(100_000, 2, 7, tmp_path / "again").folder.iterdir())[0])
     assert again.equals(pq.read_table(files[0]))
 
