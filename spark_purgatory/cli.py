@@ -1,4 +1,6 @@
-"""Operations that wait for events, on Spark. Begin with demo; then example > job.yaml, check job.yaml, run job.yaml."""
+"""Give each operation one outcome, on Spark. demo shows it, and doctor checks this machine. example prints a job's
+file, check and run take one. pending and report show what waits.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,7 @@ def run(
         list[str] | None, typer.Option("--set", help="Change a field: operations.timeout='5 minutes'.")
     ] = None,
     spark_log: Annotated[
-        Path | None, typer.Option(help="Write what Spark prints on stderr into this file instead.")
+        Path | None, typer.Option(help="File for what Spark prints. [default: on a terminal a temporary one]")
     ] = None,
     traceback: Annotated[bool, typer.Option(help="Show the whole traceback of an error.")] = False,
 ) -> None:

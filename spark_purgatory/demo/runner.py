@@ -25,6 +25,7 @@ from spark_purgatory.job.runner import EXIT_FAILED, EXIT_INTERRUPTED, guarded, r
 from spark_purgatory.job.session import LOCAL_CHECKPOINT, ROOT, build_session
 from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.job.summary import Summary
+from spark_purgatory.terminal import at_work, say
 
 CONF = Path(__file__).with_name("orders.yaml")
 MARKER = "demo.json"
@@ -57,8 +58,13 @@ def run_demo(request: DemoRequest, console: Console) -> int:
     code = guarded(console, False, lambda: _run(folder, request, console))
     if code == 0 and not request.keep:
         _remove(folder)
+        say(console, "With --dir FOLDER the demo stays, to look at what waits and to run its job again.")
     elif folder.exists():
-        console.print(f"Kept: {folder}", highlight=False)
+        say(console, f"Kept: {folder}")
+    if code == 0 and request.keep:
+        say(console, "What still waits, and one page on the query:")
+        say(console, f"  spark-purgatory pending {folder / 'checkpoint'}")
+        say(console, f"  spark-purgatory report {folder / 'checkpoint'} {folder / 'outcomes'}")
     return code
 
 
@@ -66,14 +72,19 @@ def _run(folder: Path, request: DemoRequest, console: Console) -> int:
     started = time.monotonic()
     _land(folder, request, console)
     config = demo_config(folder)
-    console.print("Starting Spark (the first time it downloads Delta's jars, about half a minute)")
-    spark = build_session(config, folder / "spark.log")
+    log = folder / "spark.log"
+    starting = "Starting Spark (the first time it downloads Delta's jars, about half a minute)"
+    if not console.is_terminal:
+        console.print(starting)
+    with at_work(console, starting):
+        spark = build_session(config, log)
     stop = StopRequest()
     stop.listen()
-    summary = run(spark, config, console, stop)
+    summary = run(spark, config, console, stop, log)
     if stop.signal is not None:
         return EXIT_INTERRUPTED
-    counted = recount(spark, folder / "landing", folder / "outcomes")
+    with at_work(console, "Counting the landing files in SQL"):
+        counted = recount(spark, folder / "landing", folder / "outcomes")
     spark.stop()
     return _judge(summary, counted, time.monotonic() - started, console)
 
@@ -97,11 +108,10 @@ def _land(folder: Path, request: DemoRequest, console: Console) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     landed = write_landing(folder / "landing", **wanted)
     marker.write_text(json.dumps({**wanted, **asdict(landed)}), encoding="utf-8")
-    console.print(
+    say(
+        console,
         f"{landed.orders:,} orders and {landed.payments:,} payments landed in {landed.files} files "
         f"below {folder / 'landing'}",
-        soft_wrap=True,
-        highlight=False,
     )
 
 
@@ -133,10 +143,10 @@ def _judge(summary: Summary | None, counted: dict[str, Recount], seconds: float,
     if not wrong and summary is not None and summary.conserved:
         console.print(f"OK: every order has one outcome, and it is the right one. {seconds:.0f} s.", style="green")
         return 0
-    console.print(
+    say(
+        console,
         f"WRONG: {wrong:,} orders differ between the landing files and the table, or the sums above do not add up.",
         style="red",
-        soft_wrap=True,
     )
     return EXIT_FAILED
 

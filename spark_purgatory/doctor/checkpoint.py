@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +19,7 @@ from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.session import clock_finding, first_cause
 from spark_purgatory.errors import ConfigError, StagingError, StateError, StateUnreadableError
+from spark_purgatory.job.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.checkpoint.shard_states import (
     ShardStates,
     StatePathError,
@@ -80,9 +81,10 @@ def offset_findings(spark: SparkSession, checkpoint: str, states: ShardStates) -
     row: Row = reader.select(*columns).collect()[0]
     facts = json.loads(row["value"].splitlines()[1])
     kept = {name: facts.get("conf", {}).get(name) for name in KEPT_SETTINGS}
-    yield note("settings kept", ", ".join(f"{name} = {value}" for name, value in kept.items()))
+    store, partitions = (str(kept[name]).rpartition(".")[2] for name in KEPT_SETTINGS)
+    yield note("kept for good", f"state store {store}, {partitions} shuffle partitions")
     skew_ms = abs(row["written_ms"] - facts["batchTimestampMs"])
-    yield clock_finding("clock of the checkpoint's storage", skew_ms, "the driver's")
+    yield clock_finding("checkpoint's clock", skew_ms, "the driver's")
 
 
 def state_findings(states: ShardStates) -> Iterator[Finding]:
@@ -108,18 +110,32 @@ def state_findings(states: ShardStates) -> Iterator[Finding]:
     else:
         yield Finding("shards", f"{number}; {len(sound):,} have a state")
     yield Finding("state format", f"version {VERSION}")
-    settings = {name: value for name, value in json.loads(spec).items() if value not in ("", None)}
-    yield Finding("settings of the query", ", ".join(f"{name}={value}" for name, value in settings.items()))
+    yield Finding("settings of the query", settings_text(json.loads(spec)))
     yield Finding("pending", f"{sum(shard['pending'] for shard in sound):,} operations")
     yield size_finding([shard["bytes"] for shard in sound], states.host)
 
 
 def size_finding(sizes: list[int], host: str) -> Finding:
     """Whether shards are of a size that a micro-batch can write; the log host writes what arrived, and wants few."""
-    found = f"{sum(sizes):,} bytes, the largest shard {max(sizes):,}"
+    found = f"{readable_bytes(sum(sizes))}, the largest shard {readable_bytes(max(sizes))}"
     if max(sizes) <= GOOD_STATE_BYTES or host in LOG_HOSTS:
         return Finding("state size", found)
-    return note("state size", f"{found}: above {GOOD_STATE_BYTES:,} take more shards with the next checkpoint")
+    return note("state size", f"{found}: above 5 MB move to more shards, or to host='transformWithState'")
+
+
+def settings_text(spec: Mapping[str, Any]) -> str:
+    """The settings that a state keeps, in the words of the configuration; those of the engine alone are left out."""
+    rule = str(spec["criterion"])
+    numbered = {name: spec["need"] for name in ("need",) if rule not in ("any_key", "all_keys", "by_row")}
+    parts = {"criterion": rule, **numbered, "emit": spec["emit"]}
+    if spec["lookback_us"]:
+        parts["lookback"] = readable_ms(spec["lookback_us"] / 1000)
+    if spec["tick_ms"] != 1:
+        parts["tick"] = readable_ms(spec["tick_ms"])
+    if spec["orphans"]:
+        parts["orphans"] = spec["orphans"]
+    used = [name for name in ("event_id", "operation_id") if spec[f"{name}s"]]
+    return ", ".join([*(f"{name}={value}" for name, value in parts.items()), *used])
 
 
 def claim_of(spark: SparkSession, checkpoint: str) -> dict[str, str] | Finding:

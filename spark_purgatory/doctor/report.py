@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,13 +18,14 @@ from spark_purgatory.doctor.finding import Finding
 from spark_purgatory.doctor.machine import delta_finding, java_finding, machine_findings, pyspark_finding
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.arguments import log_file, place_of, settings_from
-from spark_purgatory.terminal import terminal
+from spark_purgatory.terminal import at_work, say, terminal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 COLOURS = {"ok": "green", "NO": "red", "note": "yellow"}
 EXIT_WRONG = 2
+LOOKS_WRONG = "docs/looks_wrong.md"
 CONNECT_PORT = 15002
 CONNECT_SECONDS = 10
 
@@ -52,14 +54,35 @@ def run_doctor(request: DoctorRequest, console: Console) -> int:
     except ConfigError as error:
         terminal(stderr=True).print(str(error), soft_wrap=True, highlight=False)
         return EXIT_WRONG
-    findings = list(findings_of(request, settings))
+    with at_work(console, "Looking"):
+        findings = list(findings_of(request, settings))
+    wrong = [finding for finding in findings if finding.remedy]
     if request.as_json:
         told = [{"what": f.what, "found": f.found, "status": f.status, "remedy": f.remedy} for f in findings]
-        report = {"ok": not any(finding.remedy for finding in findings), "findings": told}
-        console.out(json.dumps(report, ensure_ascii=False), highlight=False)
-    else:
-        console.print(_table(findings))
-    return int(any(finding.remedy for finding in findings))
+        console.out(json.dumps({"ok": not wrong, "findings": told}, ensure_ascii=False), highlight=False)
+        return int(bool(wrong))
+    say(console, verdict(findings), style="bold red" if wrong else "bold green")
+    console.print(_table(findings))
+    say(console, next_step(request, wrong))
+    return int(bool(wrong))
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """Whether all fits, in a sentence."""
+    counts = Counter(finding.status for finding in findings)
+    notes = f", and {counts['note']:,} to know" if counts["note"] else ""
+    if not counts["NO"]:
+        return f"All fits: {counts['ok']:,} right{notes}."
+    return f"{counts['NO']:,} to mend (NO, with a remedy), {counts['ok']:,} right{notes}."
+
+
+def next_step(request: DoctorRequest, wrong: Sequence[Finding]) -> str:
+    """What to do now that all was seen."""
+    if wrong:
+        return f"To mend: {', '.join(finding.what for finding in wrong)}. Then run this command again."
+    if request.needs_spark:
+        return f"All fits. If outcomes look wrong all the same: {LOOKS_WRONG}"
+    return "All fits. To look at Spark too: spark-purgatory doctor --spark. To see it work: spark-purgatory demo"
 
 
 def findings_of(request: DoctorRequest, settings: Mapping[str, str]) -> Iterator[Finding]:

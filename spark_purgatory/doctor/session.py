@@ -46,6 +46,7 @@ TASKS = 16
 MAX_CLOCK_SKEW_MS = 60_000
 TESTED_STORES = {"HDFSBackedStateStoreProvider": "on the JVM's heap", "RocksDBStateStoreProvider": "on disk"}
 SOCKETS = "spark.python.unix.domain.socket.enabled"
+SETTINGS = "TRANSFORM_WITH_STATE_SETTINGS"
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
 PYTHON_ERROR = re.compile(r"[\w.]*(?:Error|Exception): ")
 SHIP = "docs/shipping.md has the ways to give workers their packages"
@@ -185,7 +186,11 @@ def transactions_finding(spark: SparkSession) -> Finding:
     name = DEFAULTS + FORGETS.removeprefix("delta.")
     value = spark.conf.get(name, None)
     what = "new tables keep transactions"
-    return Finding(what, f"{name} = {value}", f"unset {name}") if value else Finding(what, f"no {FORGETS} by default")
+    return (
+        Finding(what, f"{name} = {value}", f"unset {name}")
+        if value
+        else Finding(what, "their properties have no default that ends it")
+    )
 
 
 def setting_findings(spark: SparkSession) -> Iterator[Finding]:
@@ -199,13 +204,13 @@ def setting_findings(spark: SparkSession) -> Iterator[Finding]:
     if store == "RocksDBStateStoreProvider":
         yield note("state store's changelog", f"{CHANGELOG} = {spark.conf.get(CHANGELOG, 'false')}")
     yield log_host_finding(spark)
-    yield note("micro-batches kept", f"{RETAINED} = {spark.conf.get(RETAINED)}: `pending` and a rollback reach so far")
+    yield note("micro-batches kept", f"{spark.conf.get(RETAINED)} ({RETAINED}): `pending` and a rollback reach so far")
     if runs_only_with_rows(spark):
         yield note("deadlines on a silent stream", f"{NO_DATA} = false: {ONLY_WITH_ROWS}")
     if setting(spark, SOCKETS) == "true":
         yield Finding("Unix sockets", "between the JVM and Python")
     elif unix_sockets("/tmp"):
-        yield note("Unix sockets", f"off: over TCP a Python task waits about 40 ms; at its start, {SOCKETS} = true")
+        yield note("Unix sockets", f"off: over TCP a Python task waits about 40 ms. At its start: {SOCKETS} = true")
 
 
 def log_host_finding(spark: SparkSession) -> Finding:
@@ -214,7 +219,8 @@ def log_host_finding(spark: SparkSession) -> Finding:
     try:
         check_log_host(spark, LOG_HOST_HERE)
     except ConfigError as error:
-        return note(what, f"not in this session: {str(error).removeprefix(what).strip()}")
+        why = re.split(r", and |: ", str(error).removeprefix(what).strip())[0]
+        return note(what, f"not in this session: {why}; set spark_purgatory.{SETTINGS} before it starts")
     lacking = [
         f"{name} = {value}"
         for name, value in TRANSFORM_WITH_STATE_SETTINGS.items()

@@ -92,7 +92,7 @@ def clock_findings(spark: SparkSession, target: DeltaTarget) -> Iterator[Finding
     """The clock of the table's last writer, or of its storage: when the newest version was made."""
     newest = spark.sql(f"DESCRIBE HISTORY {target.place} LIMIT 1").select(F.unix_millis("timestamp")).first()
     if newest is not None:
-        yield clock_finding("last commit", max(0, newest[0] - time.time() * 1000), "the past")
+        yield clock_finding("table's clock", max(0, newest[0] - time.time() * 1000), "this machine's")
 
 
 def delivery_finding(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Finding:

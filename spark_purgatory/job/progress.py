@@ -1,4 +1,4 @@
-"""What the job shows while it runs: one row a micro-batch on a terminal, one plain line a batch elsewhere.
+"""What the job shows while it runs: a live view on a terminal, one plain line a micro-batch elsewhere.
 
 Everything comes from Spark's own progress reports and from the counters that the purgatory adds to them, so
 that looking costs no query.
@@ -6,27 +6,37 @@ that looking costs no query.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console, Group
 from rich.live import Live
+from rich.spinner import Spinner
 from rich.table import Table
+from rich.text import Text
 
 from spark_purgatory.config import PurgatoryOptions
-from spark_purgatory.job.summary import readable_bytes, readable_ms
-from spark_purgatory.metrics import Sample
+from spark_purgatory.job.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 
+Query = StreamingQuery | AccumulatorQuery
 STATUSES = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED")
 """Statuses of operations, as the counters name them."""
+COLOURS = {"COMPLETED": "green", "EXPIRED": "dark_orange", "FAILED": "red", "REJECTED": "red"}
 SHOWN_BATCHES = 8
 """Rows of the live table: what fits a small terminal under a command line."""
+COLUMNS = {"batch": 5, "rows in": 9, "decided": 9, "waiting": 9, "rows/s": 7, "took": 8, "watermark (UTC)": 19}
+"""Of the live table, each as wide as the numbers of a day of millions: 78 characters with what lies between."""
+FRAMES_PER_SECOND = 4
+SAID_DAY_MS = 86_400_000
+"""A watermark further behind the clock is one of old data, and says so by its date."""
 
 
 @dataclass
@@ -72,33 +82,52 @@ class BatchLine:
             str(self.batch_id),
             f"{self.rows_in:,}",
             f"{self.out:,}",
+            f"{self.pending:,}",
             f"{self.rows_per_second:,.0f}",
             f"{self.seconds:.1f} s",
-            f"{self.pending:,}",
             self.watermark,
-            self.lag,
         )
 
     def __str__(self) -> str:
+        utc = "" if self.watermark == NO_WATERMARK else " UTC"
         return (
             f"batch {self.batch_id}: {self.rows_in:,} rows in, {self.out:,} outcomes, "
             f"{self.rows_per_second:,.0f} rows/s, {self.seconds:.1f} s, {self.pending:,} pending, "
-            f"watermark {self.watermark}{f' ({self.lag} behind the clock)' if self.lag else ''}, "
+            f"watermark {self.watermark}{utc}{f' ({self.lag} behind the clock)' if self.lag else ''}, "
             f"so far {self.outcomes or 'no outcomes'}"
         )
 
 
 class ProgressDisplay:
-    """Follows a query and shows each of its batches once."""
+    """Follows a query and shows each of its batches once; on a terminal also what it is at, several times a second."""
 
-    def __init__(self, console: Console, pending: int = 0, counters: str = PurgatoryOptions.name) -> None:
+    def __init__(
+        self,
+        console: Console,
+        pending: int = 0,
+        counters: str = PurgatoryOptions.name,
+        name: str = "",
+        spark_log: Path | None = None,
+    ) -> None:
+        """``counters``: the name of the purgatory's in ``observedMetrics``; ``name``: the query's; ``spark_log``: the
+        file with what Spark prints.
+        """
         self._counters = counters
+        self._name = name
+        self._spark_log = spark_log
         self.console = console
         self.totals = Totals(pending=pending)
         self._last_batch = -1
-        self._next_deadline_ms: float | None = None
         self._lines: deque[BatchLine] = deque(maxlen=SHOWN_BATCHES)
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._began_s = self._changed_s = time.monotonic()
+        self._doing = "starting the query"
+        self._waits = self._stops = False
+        self._last_rows_s: float | None = None
+        self._sink = ""
+        self._spinner = Spinner("dots")
+        self._live: Live | None = None
+        if console.is_terminal:
+            self._live = Live(console=console, get_renderable=self.view, refresh_per_second=FRAMES_PER_SECOND)
 
     def __enter__(self) -> ProgressDisplay:
         if self._live:
@@ -109,33 +138,64 @@ class ProgressDisplay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live:
+            self._doing, self._waits = "ended", False
             self._live.stop()
 
-    def update(self, query: StreamingQuery | AccumulatorQuery) -> None:
+    def update(self, query: Query) -> None:
         """Show what ended since the last call."""
         last = query.lastProgress
-        if last is None or last["batchId"] <= self._last_batch:
-            return
-        lines = [line for report in self._unseen(query.recentProgress) if (line := self._take(report))]
-        if self._live and lines:
-            self._lines.extend(lines)
-            totals = f"So far: {lines[-1].outcomes or 'no outcomes'}"
-            self._live.update(Group(self._table(), totals, self._sink_line(query)), refresh=True)
-        elif lines:
-            self.console.print(*map(str, lines), sep="\n", soft_wrap=True, highlight=False)
+        if last is not None and last["batchId"] > self._last_batch:
+            lines = [line for report in self._unseen(query.recentProgress) if (line := self._take(report))]
+            if self._live:
+                self._lines.extend(lines)
+            elif lines:
+                self.console.print(*map(str, lines), sep="\n", soft_wrap=True, highlight=False)
+        if self._live:
+            self._look(query)
 
-    def take_sample(self, sample: Sample) -> None:
-        """A reporter for `monitor`: the view shows when the next outcome is due."""
-        self._next_deadline_ms = sample.flat().get("next_deadline_ms")
+    def stopping(self) -> None:
+        """The query was asked to stop, which may take as long as a micro-batch and a drain."""
+        self._stops = True
+        self._do("stopping after this micro-batch and a last drain", waits=False)
 
-    def _sink_line(self, query: StreamingQuery | AccumulatorQuery) -> str:
-        """Files, what is staged, and the next deadline, as far as they are known."""
-        parts = []
+    def view(self) -> Group:
+        """The live view at this moment."""
+        now_s = time.monotonic()
+        doing = self._doing
+        if self._waits:
+            ago = "" if self._last_rows_s is None else f", last {_duration(now_s - self._last_rows_s)} ago"
+            doing = f"waiting for rows{ago}"
+        elif doing.startswith("micro-batch"):
+            doing += f": {now_s - self._changed_s:.0f} s"
+        self._spinner.update(text=Text(doing))
+        head = Table.grid(padding=(0, 3))
+        is_over = doing == "ended"
+        running = f"running {timedelta(seconds=round(now_s - self._began_s))}"
+        cells: list[Any] = [Text(self._name, style="bold"), running, Text(doing) if is_over else self._spinner]
+        head.add_row(*cells, *([] if self._stops or is_over else ["ctrl-C stops it"]))
+        parts: list[Any] = [head]
+        if lines := list(self._lines):
+            parts += [self._table(lines), self._counts()]
+        if self._sink or self._spark_log:
+            log = f"Spark's own output: {self._spark_log}" if self._spark_log else ""
+            parts.append(Text(". ".join(filter(None, (self._sink, log)))))
+        return Group(*parts)
+
+    def _look(self, query: Query) -> None:
+        """What the query is at, asked on the thread that may call Spark."""
         if isinstance(query, AccumulatorQuery) and (found := query.measure()):
-            parts.append(f"{found['drained_files_total']:,.0f} files, {readable_bytes(found['staged_bytes'])} staged")
-        if self._next_deadline_ms is not None:
-            parts.append(f"next outcome due in {readable_ms(self._next_deadline_ms)} of event time")
-        return "; ".join(parts)
+            files, staged = found["drained_files_total"], readable_bytes(found["staged_bytes"])
+            self._sink = f"Table: {files:,.0f} file{'s' * (files != 1)} by this run, {staged} staged"
+        if self._stops or not query.isActive:
+            return
+        if query.status["isTriggerActive"]:
+            self._do(f"micro-batch {self._last_batch + 1}", waits=False)
+        else:
+            self._do("", waits=True)
+
+    def _do(self, what: str, waits: bool) -> None:
+        if (what, waits) != (self._doing, self._waits):
+            self._doing, self._waits, self._changed_s = what, waits, time.monotonic()
 
     def _unseen(self, reports: Iterable[Any]) -> list[Any]:
         """Reports of batches that ran; Spark also reports triggers that found nothing to do."""
@@ -150,6 +210,8 @@ class ProgressDisplay:
         before = self.totals.pending
         decided = sum(self.totals.by_status.values())
         self.totals.add(rows_in, observed.asDict() if observed else {})
+        if rows_in:
+            self._last_rows_s = time.monotonic()
         if self.totals.batches > 1 and not rows_in and self.totals.pending == before:
             return None
         seconds = report["durationMs"]["triggerExecution"] / 1000
@@ -167,15 +229,25 @@ class ProgressDisplay:
             outcomes=", ".join(so_far),
         )
 
-    def _table(self) -> Table:
-        table = Table(title="Micro-batches", title_justify="left")
-        for name in ("batch", "in", "out", "rows/s", "took", "pending"):
-            table.add_column(name, justify="right")
-        table.add_column("watermark", no_wrap=True)
-        table.add_column("lag", justify="right", no_wrap=True)
-        for line in self._lines:
+    def _table(self, lines: list[BatchLine]) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
+        for name, width in COLUMNS.items():
+            is_time = name.startswith("watermark")
+            table.add_column(name, justify="left" if is_time else "right", no_wrap=True, min_width=width)
+        for line in lines:
             table.add_row(*line.cells())
         return table
+
+    def _counts(self) -> Text:
+        """Outcomes so far, by status."""
+        text = Text()
+        for status, count in self.totals.by_status.items():
+            text.append(status, style=COLOURS.get(status, "bright_black"))
+            text.append(f" {count:,}   ")
+        return text if text else Text("no outcomes yet")
+
+
+NO_WATERMARK = "none yet"
 
 
 def _is_heartbeat(source: Any) -> bool:
@@ -185,14 +257,17 @@ def _is_heartbeat(source: Any) -> bool:
 
 def _readable(watermark: str) -> str:
     """``2024-03-01T08:10:00.000Z`` -> ``2024-03-01 08:10:00``; Spark's 1970 means that there is none yet."""
-    return "none yet" if not watermark or watermark.startswith("1970") else watermark[:19].replace("T", " ")
+    return NO_WATERMARK if not watermark or watermark.startswith("1970") else watermark[:19].replace("T", " ")
 
 
 def _lag(watermark: str) -> str:
-    """The time between the watermark and the clock; "" while there is no watermark, and for one ahead of the clock."""
+    """How far the watermark is behind the clock; "" while there is none, and for one that is ahead, or a day behind."""
     if not watermark or watermark.startswith("1970"):
         return ""
     lag = datetime.now(UTC) - datetime.fromisoformat(watermark.replace("Z", "+00:00"))
-    if lag >= timedelta(days=2):
-        return f"{lag.days:,} d"
-    return readable_ms(lag / timedelta(milliseconds=1)) if lag > timedelta() else ""
+    lag_ms = lag / timedelta(milliseconds=1)
+    return readable_ms(lag_ms) if 0 < lag_ms < SAID_DAY_MS else ""
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 60 else readable_ms(seconds * 1000)

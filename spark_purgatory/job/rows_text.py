@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -10,19 +11,23 @@ from rich.measure import Measurement
 from rich.rule import Rule
 from rich.table import Table
 
-from spark_purgatory.job.summary import readable_ms
+from spark_purgatory.job.readable import readable_ms
 
 ANY_WIDTH = 1 << 20
 
 
-def rows_text(
-    rows: Sequence[Mapping[str, Any]], names: Sequence[str], durations: Collection[str], console: Console
-) -> RenderableType:
-    """A line for each row if the console has room for whole values, else a block for each, with a line a column.
+class Kind(Enum):
+    """How a column's values are written, where not as they are."""
 
-    ``durations`` are the columns of milliseconds, which are given in words too.
-    """
-    texts = [[_text(row.get(name), name in durations) for name in names] for row in rows]
+    DURATION = "milliseconds, which are given in words too"
+    TIME = "a timestamp as JSON has it"
+
+
+def rows_text(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], kinds: Mapping[str, Kind], console: Console
+) -> RenderableType:
+    """A line for each row if the console has room for whole values, else a block for each, with a line a column."""
+    texts = [[_text(row.get(name), kinds.get(name)) for name in names] for row in rows]
     table = Table()
     for name in names:
         table.add_column(name, no_wrap=True)
@@ -42,9 +47,11 @@ def _block(number: int, names: Sequence[str], cells: Sequence[str]) -> Group:
     return Group(Rule(f"{number}", align="left", style="dim"), lines)
 
 
-def _text(value: Any, is_duration: bool = False) -> str:
+def _text(value: Any, kind: Kind | None = None) -> str:
     if isinstance(value, list):
         return ", ".join(map(_text, value))
-    if is_duration and value is not None:
+    if kind is Kind.DURATION and value is not None:
         return f"{value} ({readable_ms(value)})"
+    if kind is Kind.TIME and str(value).endswith("Z"):
+        return f"{value[:-1].replace('T', ' ').removesuffix('.000')} UTC"
     return "" if value is None else str(value)

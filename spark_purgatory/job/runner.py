@@ -20,6 +20,7 @@ from rich.console import Console
 from spark_purgatory import metrics
 from spark_purgatory.errors import ConfigError, PurgatoryError
 from spark_purgatory.job import dead_letters, topic_output
+from spark_purgatory.job.arguments import log_file
 from spark_purgatory.job.check_columns import check_job
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
@@ -32,7 +33,7 @@ from spark_purgatory.job.tally import JobTally, state_tally
 from spark_purgatory.spark.monitoring.monitor import monitor
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
-from spark_purgatory.terminal import terminal
+from spark_purgatory.terminal import at_work, say, terminal
 
 Query = AccumulatorQuery | StreamingQuery
 POLL_SECONDS = 0.25
@@ -47,38 +48,38 @@ LACKS_US = re.compile(r"No module named '(?:spark_purgatory|numpy|pandas|pyarrow
 WORKERS_LACK_IT = ": Spark's workers do not have it (spark-purgatory doctor --spark; docs/shipping.md)"
 
 
-def run(spark: SparkSession, config: JobConfig, console: Console, stop: StopRequest) -> Summary | None:
-    """Run the query until it ends or is asked to stop; its summary, if the file wants one."""
+def run(
+    spark: SparkSession, config: JobConfig, console: Console, stop: StopRequest, spark_log: Path | None = None
+) -> Summary | None:
+    """Run the query until it ends or is asked to stop; its summary, if the file wants one. ``spark_log``: the file with
+    what Spark prints.
+    """
     sink = None if config.output.topic else RecordAccumulator(**vars(config.output.made()))
     outcomes = outcomes_of(spark, config)
     before = state_tally(spark, config.checkpoint)
     if before is None and sink is not None and not sink.options.shares_table and sink.exists(spark):
-        console.print(
+        say(
+            console,
             f"Note: {config.checkpoint} is a new checkpoint and {sink} an old table: the sources are read "
             "from their beginning, and all their outcomes are added to the table.",
-            soft_wrap=True,
         )
     pending = before.pending if before else 0
     wanted = config.metrics or MetricsOutput.model_construct()
     reporters = reporters_of(wanted)  # a port that is taken is said before a query starts
     dead = dead_letters.start(spark, config)
     try:
-        with ProgressDisplay(console, pending, config.options().name) as progress:
+        with ProgressDisplay(console, pending, config.options().name, config.name, spark_log) as progress:
             query = _start(spark, config, sink, outcomes)
-            if config.metrics is not None or console.is_terminal:
+            if config.metrics is not None:
                 every, name = wanted.gauges_every, config.options().name
-                seen = (progress.take_sample, *reporters)
-                monitor(query, *seen, checkpoint=config.checkpoint, gauges_every=every, name=name)
+                monitor(query, *reporters, checkpoint=config.checkpoint, gauges_every=every, name=name)
             _follow(query, dead, progress, stop)
     finally:
         if dead is not None:
             dead.stop()
     if stop.signal is not None:
-        console.print(
-            f"Stopped by {signal.Signals(stop.signal).name} after {progress.totals.batches} batches; "
-            f"a rerun goes on from {config.checkpoint}.",
-            soft_wrap=True,
-        )
+        by, batches = signal.Signals(stop.signal).name, progress.totals.batches
+        say(console, f"Stopped by {by} after {batches:,} batches; a rerun goes on from {config.checkpoint}.")
     if not config.summary:
         return None
     return _summarise(spark, config, sink, console)
@@ -118,6 +119,8 @@ def _follow(query: Query, dead: StreamingQuery | None, progress: ProgressDisplay
     try:
         while runs() and not stop.event.wait(POLL_SECONDS):
             progress.update(query)
+        if stop.event.is_set():
+            progress.stopping()
         if not (stop.event.is_set() or query.isActive):
             query.awaitTermination()  # raises what the query died of
         elif isinstance(query, AccumulatorQuery):
@@ -136,7 +139,7 @@ def _summarise(
     tally = state_tally(spark, config.checkpoint) or JobTally()
     summary = None
     if sink is None:
-        console.print(f"Written to topic {config.output.topic}. {topic_line(tally)}", soft_wrap=True, highlight=False)
+        say(console, f"Written to topic {config.output.topic}. {topic_line(tally)}")
     elif not sink.exists(spark):
         console.print("No batch was committed: there is no table yet.")
         return None
@@ -146,7 +149,7 @@ def _summarise(
         print_summary(console, summary, str(sink))
     if config.dead_letters is not None:
         n = dead_letters.count(spark, config)
-        console.print(f"Dead letters: {n:,} in {config.dead_letters.path}", soft_wrap=True, highlight=False)
+        say(console, f"Dead letters: {n:,} in {config.dead_letters.path}")
     return summary
 
 
@@ -172,7 +175,7 @@ def guarded(console: Console, show_traceback: bool, body: Callable[[], int]) -> 
         failure = error
     if show_traceback:
         raise failure
-    console.print(message, style="red", soft_wrap=True, markup=False, highlight=False)
+    say(console, message, style="red")
     return code
 
 
@@ -182,7 +185,8 @@ def run_file(job_file: Path, changes: Sequence[str], spark_log: Path | None, sho
     Args:
         job_file: The YAML file.
         changes: ``field=value`` each, over the file's own values.
-        spark_log: Where what Spark prints on stderr goes; None: it stays on stderr.
+        spark_log: Where what Spark prints on stderr goes; None: into a file if stderr is a terminal, else
+            it stays there.
         show_traceback: Raise an expected failure with its traceback, in place of a message.
 
     Returns:
@@ -190,15 +194,18 @@ def run_file(job_file: Path, changes: Sequence[str], spark_log: Path | None, sho
     """
     console, errors = terminal(), terminal(stderr=True)
     stop = StopRequest()
+    if spark_log is None and errors.is_terminal:
+        spark_log = log_file()
 
     def body() -> int:
         config = load_config(job_file, changes)
         check_job(config, str(job_file))
-        spark = build_session(config, spark_log)
+        with at_work(console, f"{config.name}: starting Spark"):
+            spark = build_session(config, spark_log)
         stop.listen()
         try:
             with stop.heard_by_the_jvm():
-                run(spark, config, console, stop)
+                run(spark, config, console, stop, spark_log)
         except (Py4JNetworkError, ConnectionError):
             # Ctrl-C reaches spark-submit's JVM as well, and it may be gone before we have stopped the query.
             if stop.signal is None:
@@ -207,4 +214,7 @@ def run_file(job_file: Path, changes: Sequence[str], spark_log: Path | None, sho
             spark.stop()
         return EXIT_INTERRUPTED if stop.signal == signal.SIGINT else 0
 
-    return guarded(errors, show_traceback, body)
+    code = guarded(errors, show_traceback, body)
+    if code == EXIT_FAILED and spark_log is not None:
+        say(errors, f"Spark's own output: {spark_log}")
+    return code

@@ -15,6 +15,7 @@ from spark_purgatory.job.session import build_session, reading_session
 from spark_purgatory.job.sources import outcomes_of
 from spark_purgatory.spark.move.export_state import export_state
 from spark_purgatory.spark.move.move import move_checkpoint
+from spark_purgatory.terminal import at_work
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def show_move(request: MoveRequest, console: Console) -> int:
 
     def move() -> None:
         config = load_config(request.job_file, request.sets)
-        with console.status("Starting Spark"):
+        with at_work(console, "Starting Spark"):
             spark = build_session(config, log_file())
         moved = move_checkpoint(
             spark,
@@ -59,9 +60,9 @@ def show_export(checkpoint: str, folder: str, settings: Sequence[str], console: 
     """Write the tables of a checkpoint; the exit code."""
 
     def export() -> None:
-        with console.status("Starting Spark"):
+        with at_work(console, "Starting Spark"):
             spark = reading_session(settings_from(settings), log_file())
-        with console.status("Reading the checkpoint"):
+        with at_work(console, "Reading the checkpoint"):
             counts = export_state(spark, checkpoint, folder)
         told = ", ".join(f"{counts[name]:,} {name}" for name in ("operations", "events", "ids"))
         console.print(f"{folder}: {told}, as micro-batch {counts['batch_id']} left them", soft_wrap=True)

@@ -11,14 +11,19 @@ from typing import Any
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import TimestampType
 from rich.console import Console
 
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.arguments import log_file, settings_from
 from spark_purgatory.job.reading import guarded_reading
-from spark_purgatory.job.rows_text import rows_text
+from spark_purgatory.job.rows_text import Kind, rows_text
 from spark_purgatory.job.session import reading_session
 from spark_purgatory.spark.checkpoint.pending import pending
+from spark_purgatory.terminal import at_work, say
+
+IN_PROGRESS = ("reached", "needed")
+"""What ``progress`` says in words; shown where they are asked for."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,8 @@ class FoundPending:
     """What the checkpoint holds of it."""
 
     columns: Sequence[str]
+    times: Sequence[str]
+    """Columns of timestamps."""
     rows: Sequence[dict[str, Any]]
     count: int
     watermark_ms: int | None
@@ -51,9 +58,9 @@ def show_pending(request: PendingRequest, console: Console) -> int:
     found: list[FoundPending] = []
 
     def read() -> None:
-        with console.status("Starting Spark"):
+        with at_work(console, "Starting Spark"):
             spark = reading_session(settings_from(request.settings), log_file())
-        with console.status("Reading the checkpoint"):
+        with at_work(console, "Reading the checkpoint"):
             found.append(_found(spark, request))
 
     if code := guarded_reading(request.checkpoint, read):
@@ -79,7 +86,8 @@ def _found(spark: SparkSession, request: PendingRequest) -> FoundPending:
     rows = [json.loads(text) for (text,) in shown.limit(request.limit).select(F.to_json(F.struct("*"))).collect()]
     seen_ms = F.unix_millis(f"{request.prefix}created_at") + F.col(f"{request.prefix}age_ms")
     count, watermark_ms = chosen.agg(F.count(F.lit(1)), F.max(seen_ms)).first() or (0, None)
-    return FoundPending(shown.columns, rows, count, watermark_ms)
+    times = [field.name for field in shown.schema if isinstance(field.dataType, TimestampType)]
+    return FoundPending(shown.columns, times, rows, count, watermark_ms)
 
 
 def _where(waiting: DataFrame, condition: str) -> DataFrame:
@@ -94,24 +102,26 @@ def _where(waiting: DataFrame, condition: str) -> DataFrame:
 
 def _print(found: FoundPending, request: PendingRequest, console: Console) -> None:
     rows, count = found.rows, found.count
-    empty = [] if request.columns else [name for name in found.columns if all(row.get(name) is None for row in rows)]
+    empty, left_out = [], []
+    if not request.columns:
+        empty = [name for name in found.columns if all(row.get(name) is None for row in rows)]
+        left_out = [f"{request.prefix}{name}" for name in IN_PROGRESS]
     if rows:
-        durations = [f"{request.prefix}{name}" for name in ("age_ms", "remaining_ms")]
-        console.print(rows_text(rows, [name for name in found.columns if name not in empty], durations, console))
+        kinds = dict.fromkeys(found.times, Kind.TIME)
+        kinds |= {f"{request.prefix}{name}": Kind.DURATION for name in ("age_ms", "remaining_ms")}
+        console.print(rows_text(rows, [n for n in found.columns if n not in (*empty, *left_out)], kinds, console))
     console.print(f"{count:,} waiting" + (f", {len(rows):,} shown" if len(rows) < count else ""), highlight=False)
     if rows and empty:
         console.print(f"Without a value in these rows: {', '.join(empty)}", highlight=False)
     if found.watermark_ms is not None:
         watermark = datetime.fromtimestamp(found.watermark_ms // 1000, UTC)
-        console.print(
-            f"Watermark: {watermark:%Y-%m-%dT%H:%M:%SZ}. An operation expires when it reaches the deadline, whatever "
-            "the clock says.",
-            soft_wrap=True,
-            highlight=False,
+        say(
+            console,
+            f"Watermark: {watermark:%Y-%m-%d %H:%M:%S} UTC. An operation expires when it reaches the "
+            "deadline, whatever the clock says.",
         )
     if not count and request.where != "true":
-        console.print(
+        say(
+            console,
             f"Nothing waits where {request.where}: its outcome is in the table, or its row has not been read yet",
-            soft_wrap=True,
-            highlight=False,
         )

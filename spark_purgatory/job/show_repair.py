@@ -10,13 +10,14 @@ from spark_purgatory.job.arguments import log_file, settings_from
 from spark_purgatory.job.reading import guarded_reading
 from spark_purgatory.job.session import reading_session
 from spark_purgatory.spark.sink.repair import conflicts, repair
+from spark_purgatory.terminal import at_work
 
 
 def show_repair(checkpoint: str, applies: bool, settings: Sequence[str], console: Console) -> int:
     """Say, and with ``applies`` do, what repairs a checkpoint; the exit code."""
 
     def read() -> None:
-        with console.status("Starting Spark"):
+        with at_work(console, "Starting Spark"):
             spark = reading_session(settings_from(settings), log_file(), delta=True)
         found = conflicts(spark, checkpoint)
         for conflict in found:

@@ -12,6 +12,7 @@ from spark_purgatory.job.arguments import log_file, place_of, settings_from
 from spark_purgatory.job.reading import guarded_reading
 from spark_purgatory.job.session import reading_session
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
+from spark_purgatory.terminal import at_work
 
 
 def write_report(
@@ -21,14 +22,15 @@ def write_report(
 
     def read() -> None:
         try:
-            from spark_purgatory.job.report import page, read_report
+            from spark_purgatory.job.report import read_report
+            from spark_purgatory.job.report_page import page
         except ImportError as error:
             raise ConfigError("the report draws with matplotlib: pip install 'spark-purgatory[plot]'") from error
         place = place_of(table)
         sink = RecordAccumulator(path=place.get("path"), table=place.get("table"))  # before Spark: it may be refused
-        with console.status("Starting Spark"):
+        with at_work(console, "Starting Spark"):
             spark = reading_session(settings_from(settings), log_file(), delta=True)
-        with console.status("Reading the checkpoint and the table"):
+        with at_work(console, "Reading the checkpoint and the table"):
             text = page(read_report(spark, checkpoint, sink, prefix))
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text, encoding="utf-8")

@@ -1,6 +1,6 @@
 """What the job says at its end: the table's outcomes, its files, and whether anything was lost.
 
-Conservation is checked, not assumed: what the operator's own state says it received and still holds is read
+That nothing was lost is checked, not assumed: what the operator's own state says it received and still holds is read
 back from the checkpoint, and set against the rows of the table.
 """
 
@@ -13,9 +13,13 @@ from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
 
+from spark_purgatory.job.readable import readable_bytes, readable_ms
 from spark_purgatory.job.tally import JobTally
+from spark_purgatory.terminal import say
 
 WAIT_PERCENTILES = (0.5, 0.95, 0.99)
+NOTHING_LOST = "Nothing lost"
+WRONG_SUM = "DOES NOT ADD UP, please report it with this line"
 
 
 @dataclass(frozen=True)
@@ -68,55 +72,44 @@ def print_summary(console: Console, summary: Summary, target: str) -> None:
         waits = [readable_ms(wait) for wait in summary.waits_ms.get(status, [])]
         table.add_row(status, f"{count:,}", f"{count / max(summary.outcomes, 1):.1%}", *waits)
     console.print(table)
-    console.print(_files_line(summary.file_bytes), soft_wrap=True, highlight=False)
-    tally = summary.tally
-    console.print(
-        f"Conservation: {tally.received:,} received = {tally.decided:,} decided + {tally.pending:,} pending; "
-        f"{summary.outcomes:,} in the table: {verdict(summary)}",
-        soft_wrap=True,
-        highlight=False,
+    say(console, _files_line(summary.file_bytes))
+    say(console, balance(summary))
+
+
+def balance(summary: Summary) -> str:
+    """Whether every operation has its outcome in the table, or waits: a sentence with the numbers."""
+    tally, outcomes = summary.tally, summary.outcomes
+    where = "all in the table" if outcomes == tally.decided else f"{outcomes:,} in the table"
+    return (
+        f"{verdict(summary)}: {tally.received:,} received = {tally.decided:,} with an outcome, {where} + "
+        f"{tally.pending:,} waiting"
     )
 
 
 def topic_line(tally: JobTally) -> str:
     """What the checkpoint says of a job whose outcomes are in no table."""
-    adds_up = "OK" if tally.received == tally.decided + tally.pending else "DOES NOT ADD UP; please report it"
+    is_whole = tally.received == tally.decided + tally.pending
     return (
-        f"Conservation: {tally.received:,} received = {tally.decided:,} decided + {tally.pending:,} pending: {adds_up}"
+        f"{NOTHING_LOST if is_whole else WRONG_SUM}: {tally.received:,} received = "
+        f"{tally.decided:,} with an outcome + {tally.pending:,} waiting"
     )
 
 
 def verdict(summary: Summary) -> str:
-    """OK, or what does not add up."""
+    """That nothing was lost, or what does not add up."""
     if summary.conserved:
-        return "OK"
+        return NOTHING_LOST
     more = summary.outcomes - summary.tally.decided
     if more > 0 and summary.tally.received == summary.tally.decided + summary.tally.pending:
-        return f"{more:,} rows are not of this checkpoint"
-    return "DOES NOT ADD UP; please report it with this line"
+        return f"{more:,} row(s) of the table are not of this checkpoint"
+    return WRONG_SUM
 
 
 def _files_line(file_bytes: list[int]) -> str:
-    if not file_bytes:
-        return "Files: none"
-    median = file_bytes[len(file_bytes) // 2]
+    count = len(file_bytes)
+    if count < 2:
+        return f"Files: 1 of {readable_bytes(file_bytes[0])}" if file_bytes else "Files: none"
     return (
-        f"Files: {len(file_bytes):,} of {readable_bytes(file_bytes[0])} to {readable_bytes(file_bytes[-1])}, "
-        f"median {readable_bytes(median)}, together {readable_bytes(sum(file_bytes))}"
+        f"Files: {count:,}, together {readable_bytes(sum(file_bytes))}: {readable_bytes(file_bytes[0])} to "
+        f"{readable_bytes(file_bytes[-1])} each, the median {readable_bytes(file_bytes[count // 2])}"
     )
-
-
-def readable_ms(ms: float) -> str:
-    """``90061000`` -> ``25.0 h``: the largest unit that leaves at least one."""
-    for unit, size in (("h", 3_600_000), ("min", 60_000), ("s", 1000)):
-        if abs(ms) >= size:
-            return f"{ms / size:.1f} {unit}"
-    return f"{ms:.0f} ms"
-
-
-def readable_bytes(size: float) -> str:
-    """``131072`` -> ``128.0 KiB``."""
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= factor:
-            return f"{size / factor:.1f} {unit}"
-    return f"{size:.0f} B"

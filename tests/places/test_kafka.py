@@ -228,4 +228,4 @@ def test_avro_of_a_registry_and_topics_by_pattern_go_into_a_topic_at_least_once(
     reasons = Counter(zip(letters["reason"].to_pylist(), letters["raw_bytes"].to_pylist(), strict=True))
     said = ["the value has no header of a schema registry"] * 3 + ["not Avro of the schema", "the record has no value"]
     assert reasons == dict.fromkeys(zip(said, bad, strict=True), len(parts))
-    assert "Written to topic outcomes. Conservation:" in job.said()
+    assert "Written to topic outcomes. Nothing lost:" in job.said()

@@ -337,7 +337,7 @@ def test_sigterm_to_the_jvm_is_a_clean_stop(
     send(job)
     assert job.process.wait(PATIENCE_SECONDS) == exit_code, job.said()
     said = job.said()
-    assert "Stopped by SIGTERM" in said and "in the table: OK" in said, said
+    assert "Stopped by SIGTERM" in said and "Nothing lost: " in said, said
     assert "Traceback" not in said and "STREAM_FAILED" not in said, said
 
 

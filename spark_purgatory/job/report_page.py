@@ -1,0 +1,309 @@
+"""The page of ``spark-purgatory report``: HTML that needs no other file, with pictures; light, dark, wide and narrow.
+
+It answers four questions, the first two before one scrolls: is it healthy, what waits, why, and what happens next.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from itertools import accumulate
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+from spark_purgatory.job.readable import readable_bytes, readable_ms
+from spark_purgatory.job.report import MS, NEWER, MicroBatch, Report
+from spark_purgatory.job.summary import NOTHING_LOST, verdict
+from spark_purgatory.version import __version__
+
+BOUNDS = ("1 s", "10 s", "1 min", "5 min", "15 min", "30 min", "1 h", "3 h", "6 h", "12 h", "1 d", "3 d", "7 d")
+BIN_NAMES = (*(f"< {bound}" for bound in BOUNDS), f">= {BOUNDS[-1]}")
+HOURS_SHOWN = 72
+"""Bars of the picture of outcomes over time, at most."""
+FEW_FILES = 8
+"""A sentence says more of so few than a picture."""
+DAY_MS = 86_400_000
+STILL = 3
+"""Micro-batches with one watermark, after which it is said to stand."""
+COLOURS = {
+    "COMPLETED": "#2e7d32",
+    "EXPIRED": "#ef6c00",
+    "FAILED": "#c62828",
+    "CANCELLED": "#6a1b9a",
+    "DUPLICATE": "#546e7a",
+    "REJECTED": "#212121",
+    "ORPHAN": "#9e9d24",
+}
+"""One colour a status, in the order in which they are stacked and listed; the dashboard has the same."""
+WAITING = "#1565c0"
+HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}: report</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>
+:root{{color-scheme:light dark;--bg:#fafafa;--card:#fff;--line:#e0e0e0;--ink:#1b1b1b;--sub:#5f6368;--ok:#2e7d32;
+--warn:#ef6c00}}
+@media(prefers-color-scheme:dark){{:root{{--bg:#1e2129;--card:#282c36;--line:#3b404c;--ink:#e8e8e8;--sub:#a3a8b3;
+--ok:#66bb6a;--warn:#ffa040}}svg{{filter:invert(.88) hue-rotate(180deg)}}}}
+body{{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--bg);margin:0}}
+main{{max-width:960px;margin:0 auto;padding:20px}}h1{{margin:0;font-size:25px}}h2{{margin:28px 0 8px;font-size:19px}}
+.sub{{color:var(--sub);margin:4px 0 14px;font-size:13px;overflow-wrap:anywhere}}
+.verdict{{background:var(--card);border:1px solid var(--line);border-left:6px solid var(--ok);border-radius:8px;
+padding:10px 16px;margin:10px 0}}.verdict b{{display:block;font-size:17px}}
+.verdict.warn{{border-left-color:var(--warn)}}
+.tiles{{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));gap:10px}}
+.tile{{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 14px}}
+.tile b{{display:block;font-size:21px}}.tile span{{color:var(--sub);font-size:13px}}
+.wide{{overflow-x:auto;margin:8px 0}}table{{border-collapse:collapse;background:var(--card);font-size:14px}}
+td,th{{border:1px solid var(--line);padding:4px 12px;text-align:right;white-space:nowrap}}
+td:first-child,th:first-child{{text-align:left}}th{{white-space:normal}}
+svg{{display:block;width:100%;min-width:600px;height:auto;background:#fff;border-radius:8px}}
+</style></head><body><main>
+"""
+
+
+def page(report: Report) -> str:
+    """The report as HTML."""
+    found = report.gauges
+    title = report.table.rstrip("/").rpartition("/")[2]
+    batch = "before the first micro-batch" if found["batch_id"] is None else f"after micro-batch {found['batch_id']:,}"
+    where = f"table {report.table}, checkpoint {report.checkpoint}; made at {_instant(report.made_ms)}, {batch}"
+    parts = [
+        HEAD.format(title=html.escape(title)),
+        f"<h1>{html.escape(title)}</h1><p class='sub'>{html.escape(where)}</p>",
+        *(_card(*each) for each in (_nothing_lost(report), _watermark(report), _waiting(report))),
+        "<h2>Outcomes</h2>",
+        _tiles(report),
+        _reasons(report),
+        "<h2>What waits, and what happens next</h2>",
+        _next_to_expire(report),
+        _picture(_bins, report.remaining, "Waiting by time until the deadline, from the watermark"),
+        _picture(_bins, report.ages, "Waiting by age, from the watermark"),
+        _table(("criterion", "waiting"), [(name, f"{n:,}") for name, n in sorted(report.criteria.items())]),
+        "<h2>Over time</h2>",
+        _picture(
+            _clock,
+            [batch for batch in report.history if batch.watermark_ms],
+            "Watermark of the last micro-batches (UTC)",
+        ),
+        _picture(_by_hour, _in_order(report.by_hour), "Outcomes by hour of resolved_at (UTC)"),
+        _picture(_waits, _in_order(report.waits), "How long operations waited"),
+        _waits_table(report),
+        "<h2>Table and state</h2>",
+        _files_text(report),
+        _facts(report),
+        "<p class='sub'>If something looks wrong: docs/looks_wrong.md. "
+        f"Written by spark_purgatory {__version__}.</p></main></body></html>\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+# --- is it healthy? -----------------------------------------------------------------------------------
+
+
+def _nothing_lost(report: Report) -> tuple[bool, str, str]:
+    tally, summary = report.summary.tally, report.summary
+    staged = sum(summary.by_status.values()) - report.in_table
+    text = (
+        f"{tally.received:,} received = {tally.decided:,} with an outcome + {tally.pending:,} waiting. "
+        f"{report.in_table:,} rows are in the table, {staged:,} are staged for it."
+    )
+    if report.moved_on:
+        return True, "Read while the query went on", f"{text} These numbers may differ by a micro-batch."
+    said = verdict(summary)
+    return said == NOTHING_LOST, said, text
+
+
+def _watermark(report: Report) -> tuple[bool, str, str]:
+    at = report.gauges["watermark_ms"]
+    if not at:
+        return False, "There is no watermark yet", "It begins when both inputs have had rows. Nothing expires before."
+    last = report.history[-1] if report.history else None
+    same = [batch for batch in report.history if last and batch.watermark_ms == last.watermark_ms]
+    rule = "An operation expires when the watermark reaches its deadline. It moves with newer rows of both inputs"
+    if last is None or len(same) < STILL:
+        began = "" if last is None else f" The last micro-batch began at {_instant(last.began_ms)}."
+        return True, f"The watermark is at {_instant(at)}", f"{rule}.{began}"
+    text = f"{rule}: since micro-batch {same[0].batch_id:,} none did. If an input may be silent, give it idle_after."
+    return False, f"The watermark stands at {_instant(at)}", text
+
+
+def _with_watermark(report: Report) -> list[MicroBatch]:
+    return [batch for batch in report.history if batch.watermark_ms]
+
+
+def _waiting(report: Report) -> tuple[bool, str, str]:
+    found, newer = report.gauges, report.ages.get(NEWER, 0)
+    if not found["pending"]:
+        return True, "Nothing waits", "Every operation that was received has its outcome."
+    text = (
+        f"The oldest was created at {_instant(found['oldest_created_ms'])}; {newer:,} are newer than the watermark. "
+        f"The next outcome is due when the watermark is at {_instant(found['next_due_ms'])}."
+    )
+    return True, f"{found['pending']:,} wait", text
+
+
+def _card(is_good: bool, title: str, text: str) -> str:
+    kind = "verdict" if is_good else "verdict warn"
+    return f"<div class='{kind}'><b>{html.escape(title)}</b>{html.escape(text)}</div>"
+
+
+# --- what and why -------------------------------------------------------------------------------------
+
+
+def _tiles(report: Report) -> str:
+    summary = report.summary
+    tiles = []
+    for status, count in _in_order(summary.by_status).items():
+        median = f", half within {readable_ms(summary.waits_ms[status][0])}" if status in summary.waits_ms else ""
+        share = "" if status == "ORPHAN" else f"{count / max(summary.outcomes, 1):.1%}{median}"
+        tiles.append(f"<div class='tile'><b>{count:,}</b>{status} <span>{share}</span></div>")
+    return f"<div class='tiles'>{''.join(tiles)}</div>" if tiles else "<p>None yet.</p>"
+
+
+def _reasons(report: Report) -> str:
+    if not report.reasons:
+        return ""
+    return _table(("why operations were REJECTED", ""), [(name, f"{n:,}") for name, n in report.reasons.items()])
+
+
+def _next_to_expire(report: Report) -> str:
+    """How many operations end by their deadlines as the watermark moves, if no event comes."""
+    if not report.remaining:
+        return ""
+    within = range(min(report.remaining), max(report.remaining) + 1)
+    counts = accumulate(report.remaining.get(at, 0) for at in within)
+    rows = [(_moved(at), f"{count:,}") for at, count in zip(within, counts, strict=True)]
+    return _table(("if the watermark moves by", "have expired, unless events come"), rows)
+
+
+def _moved(at: int) -> str:
+    return "nothing: they are due" if at == NEWER else BOUNDS[at] if at < len(BOUNDS) else "more"
+
+
+def _waits_table(report: Report) -> str:
+    waits = _in_order(report.summary.waits_ms)
+    return _table(
+        ("wait", "p50", "p95", "p99"), [(status, *map(readable_ms, times)) for status, times in waits.items()]
+    )
+
+
+def _files_text(report: Report) -> str:
+    sizes = report.summary.file_bytes
+    if len(sizes) > FEW_FILES:
+        return _picture(_files, sizes, "Files of the table by size")
+    return f"<p>Files of the table: {', '.join(map(readable_bytes, sizes)) or 'none'}.</p>"
+
+
+def _facts(report: Report) -> str:
+    found = report.gauges
+    largest = f"{readable_bytes(found['largest_shard_state_bytes'])}, {found['largest_shard_pending']:,} waiting"
+    rows = [
+        ("State", f"{readable_bytes(found['state_bytes'])} in {found['shards']:,} shards"),
+        ("Largest shard", largest),
+        ("Entries in lists of watchers", f"{found['watched']:,}"),
+    ]
+    return _table(("", ""), rows)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if not rows:
+        return ""
+    top = "<tr>" + "".join(f"<th>{html.escape(name)}</th>" for name in head) + "</tr>" if any(head) else ""
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<div class='wide'><table>{top}{body}</table></div>"
+
+
+def _instant(ms: int | None) -> str:
+    return "-" if ms is None else f"{datetime.fromtimestamp(ms / MS, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _in_order(by_status: dict[str, Any]) -> dict[str, Any]:
+    return {status: by_status[status] for status in COLOURS if status in by_status}
+
+
+# --- pictures -----------------------------------------------------------------------------------------
+
+
+def _picture(draw: Callable[[Axes, Any], None], data: Any, title: str) -> str:
+    if not data:
+        return ""
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "spark_purgatory", "font.size": 9}):
+        figure = Figure(figsize=(9.2, 2.8), layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_title(title, loc="left")
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        draw(axes, data)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    return f"<div class='wide'>{text.getvalue()[text.getvalue().index('<svg') :]}</div>"
+
+
+def _clock(axes: Axes, history: Sequence[MicroBatch]) -> None:
+    """When micro-batches began, and the watermark that they had; of old data, years behind the clock, that alone."""
+    lines = {"watermark": ([batch.watermark_ms for batch in history], WAITING)}
+    if history[-1].began_ms - history[-1].watermark_ms < DAY_MS:
+        lines["clock"] = ([batch.began_ms for batch in history], "#546e7a")
+    numbers = [batch.batch_id for batch in history]
+    for name, (times_ms, colour) in lines.items():
+        days = [ms / DAY_MS for ms in times_ms]  # matplotlib's unit of dates, since 1970
+        axes.plot(numbers, days, color=colour, marker=".")
+        axes.annotate(name, (numbers[-1], days[-1]), xytext=(6, 0), textcoords="offset points", color=colour)
+    axes.yaxis_date()
+    axes.margins(x=0.12)
+    axes.set_xlabel("micro-batch")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _by_hour(axes: Axes, data: dict[str, dict[int, int]]) -> None:
+    hours = sorted({at for counts in data.values() for at in counts})
+    step = max(1, -(-(hours[-1] - hours[0] + 1) // HOURS_SHOWN))
+    groups = range(hours[0] // step, hours[-1] // step + 1)
+    grouped = {status: dict.fromkeys(groups, 0) for status in data}
+    for status, counts in data.items():
+        for at, count in counts.items():
+            grouped[status][at // step] += count
+    names = [f"{datetime.fromtimestamp(at * step * 3600, UTC):%d %b %H:%M}" for at in groups]
+    _stacked(axes, grouped, groups, names, every=-(-len(groups) // 7))
+
+
+def _waits(axes: Axes, data: dict[str, dict[int, int]]) -> None:
+    bins = range(min(min(counts) for counts in data.values()), max(max(counts) for counts in data.values()) + 1)
+    _stacked(axes, data, bins, [BIN_NAMES[at] for at in bins])
+
+
+def _stacked(axes: Axes, data: dict[str, dict[int, int]], bins: range, names: Sequence[str], every: int = 1) -> None:
+    """A bar for each bin, with the statuses from below in the order of `COLOURS`, which is the legend's too."""
+    below = [0] * len(bins)
+    for status, counts in data.items():
+        heights = [counts.get(at, 0) for at in bins]
+        axes.bar(range(len(bins)), heights, bottom=below, label=status, color=COLOURS[status])
+        below = [low + high for low, high in zip(below, heights, strict=True)]
+    marks = range(0, len(bins), every)
+    _finish(axes, "outcomes", marks, [names[at] for at in marks])
+    axes.legend(frameon=False, ncols=len(data), loc="lower right", bbox_to_anchor=(1, 1))
+
+
+def _bins(axes: Axes, data: dict[int, int]) -> None:
+    bins = range(min(data), max(data) + 1)
+    axes.bar(range(len(bins)), [data.get(at, 0) for at in bins], color=WAITING)
+    names = ["newer than\nthe watermark" if at == NEWER else BIN_NAMES[at] for at in bins]
+    _finish(axes, "operations", range(len(bins)), names)
+
+
+def _files(axes: Axes, file_bytes: list[int]) -> None:
+    powers = [max(0, (size - 1).bit_length()) for size in file_bytes]
+    shown = range(min(powers), max(powers) + 1)
+    axes.bar(range(len(shown)), [powers.count(power) for power in shown], color="#00838f")
+    _finish(axes, "files", range(len(shown)), [f"<= {readable_bytes(2.0**power)}" for power in shown])
+
+
+def _finish(axes: Axes, what: str, marks: Sequence[int], names: Sequence[str]) -> None:
+    axes.set_xticks(list(marks), list(names))
+    axes.set_ylabel(what)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))

@@ -1,0 +1,137 @@
+"""The live view of a job: whole numbers in 80 columns, what the query is at, and one line a micro-batch elsewhere."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from spark_purgatory.job.progress import ProgressDisplay
+from spark_purgatory.job.summary import Summary, print_summary
+from spark_purgatory.job.tally import JobTally
+
+
+class Counters:
+    """What ``observedMetrics`` holds of a purgatory."""
+
+    def __init__(self, **counts: int) -> None:
+        self._counts = counts
+
+    def asDict(self) -> dict[str, int]:
+        return self._counts
+
+
+def report(batch_id: int, rows: int, watermark: str = "2024-03-01T08:04:58.000Z", **counts: int) -> dict[str, Any]:
+    """Spark's report of a micro-batch, as far as it is shown."""
+    return {
+        "batchId": batch_id,
+        "durationMs": {"addBatch": 1, "triggerExecution": 120_000},
+        "sources": [{"numInputRows": rows, "description": "FileStreamSource"}],
+        "observedMetrics": {"spark_purgatory": Counters(**counts)},
+        "eventTime": {"watermark": watermark},
+    }
+
+
+def query_of(*reports: dict[str, Any], is_working: bool = False) -> Any:
+    """A query that runs and has made these reports."""
+    return SimpleNamespace(
+        lastProgress=reports[-1] if reports else None,
+        recentProgress=list(reports),
+        isActive=True,
+        status={"isTriggerActive": is_working},
+    )
+
+
+def seen(progress: ProgressDisplay, console: Console) -> list[str]:
+    """The lines of the live view."""
+    with console.capture() as shown:
+        console.print(progress.view())
+    return [line.rstrip() for line in shown.get().splitlines()]
+
+
+@pytest.fixture
+def console() -> Console:
+    """A terminal of 80 columns."""
+    return Console(file=StringIO(), width=80, force_terminal=True, color_system=None, markup=False)
+
+
+def test_millions_are_whole_in_80_columns(console: Console) -> None:
+    progress = ProgressDisplay(console, pending=9_876_543, name="orders", spark_log=Path("spark.log"))
+    progress.update(query_of(report(1204, 1_234_567, received=1_234_567, completed=1_000_000, expired=234_567)))
+    lines = seen(progress, console)
+    [row] = [line for line in lines if line.lstrip().startswith("1204")]
+    assert row.split() == [
+        "1204", "1,234,567", "1,234,567", "9,876,543", "10,288", "120.0", "s", "2024-03-01", "08:04:58",
+    ]  # fmt: skip
+    assert max(map(len, lines)) <= 80 and not any("\N{HORIZONTAL ELLIPSIS}" in line for line in lines)
+    assert "COMPLETED 1,000,000   EXPIRED 234,567" in lines
+    assert lines[-1] == "Spark's own output: spark.log"
+
+
+def test_the_head_line_says_what_the_query_is_at(console: Console) -> None:
+    progress = ProgressDisplay(console, name="orders")
+    assert "starting the query" in seen(progress, console)[0]
+    progress.update(query_of(is_working=True))
+    assert "micro-batch 0: 0 s" in seen(progress, console)[0]
+    assert "ctrl-C stops it" in seen(progress, console)[0]
+    progress.update(query_of(report(0, 5, received=5)))
+    assert "waiting for rows, last 0 s ago" in seen(progress, console)[0]
+    progress.stopping()
+    progress.update(query_of(report(0, 5, received=5), is_working=True))
+    assert "stopping after this micro-batch and a last drain" in seen(progress, console)[0]
+
+
+def test_the_view_moves_by_itself_on_a_terminal(console: Console) -> None:
+    with ProgressDisplay(console, name="orders") as progress:
+        assert progress._live is not None and progress._live.auto_refresh
+    assert isinstance(console.file, StringIO) and "ended" in console.file.getvalue()
+
+
+def test_elsewhere_a_micro_batch_is_a_line() -> None:
+    out = StringIO()
+    with ProgressDisplay(Console(file=out, width=80), name="orders") as progress:
+        progress.update(query_of(report(0, 5, received=5, completed=2), is_working=True))
+        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        progress.update(query_of(report(0, 5), report(1, 1, watermark=now, received=1)))
+    old, new = out.getvalue().splitlines()
+    assert old == (
+        "batch 0: 5 rows in, 2 outcomes, 0 rows/s, 120.0 s, 3 pending, watermark 2024-03-01 08:04:58 UTC, "
+        "so far COMPLETED 2"
+    )
+    assert "ms behind the clock), " in new
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ([], "Files: none"),
+        ([3_900_000], "Files: 1 of 3.7 MiB"),
+        ([1 << 20, 3 << 20, 4 << 20], "Files: 3, together 8.0 MiB: 1.0 MiB to 4.0 MiB each, the median 3.0 MiB"),
+    ],
+)
+def test_files_are_told_in_a_sentence(sizes: list[int], says: str, console: Console) -> None:
+    summary = Summary({"COMPLETED": 101_000}, {}, sizes, JobTally(110_621, 101_000, 9_621))
+    with console.capture() as shown:
+        print_summary(console, summary, "/lake/outcomes")
+    lines = [line.rstrip() for line in shown.get().splitlines()]
+    assert says in lines
+    end = " ".join(lines[lines.index(says) + 1 :])
+    assert end == "Nothing lost: 110,621 received = 101,000 with an outcome, all in the table + 9,621 waiting"
+
+
+def test_rows_of_another_checkpoint_and_lost_ones_are_told(console: Console) -> None:
+    for tally, says in (
+        (
+            JobTally(10, 8, 2),
+            "1 row(s) of the table are not of this checkpoint: 10 received = 8 with an outcome, 9 in the",
+        ),
+        (JobTally(12, 9, 2), "DOES NOT ADD UP, please report it with this line: 12 received"),
+    ):
+        with console.capture() as shown:
+            print_summary(console, Summary({"EXPIRED": 9}, {}, [1], tally), "table t")
+        assert says in " ".join(shown.get().split())
