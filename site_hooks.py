@@ -30,7 +30,7 @@ NESTED = re.compile(r"^ {2,3}(?=\S)")
 ITEM = re.compile(r"^(?:\d+\.|[*-]) ")
 NESTED_ITEM = re.compile(r"^ {2,4}[*-] ")
 EXAMPLE = re.compile(r"^Example::\n\n((?:    .*\n?|\n)+)", re.MULTILINE)
-SEARCH_BOOST = {"Project": 0.3, "Reference": 0.6}
+SEARCH_BOOST = {"Project": 0.3, "Reference": 0.4}
 """Who looks for a word wants to use the library; pages of the other parts of the navigation come first."""
 INCLUDED = re.compile(r"^<!-- file: (\S+\.yaml) -->$", re.MULTILINE)
 PROMPTS = re.compile(r"^Example:$", re.MULTILINE)

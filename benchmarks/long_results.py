@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
-COLOURS = {"blob": "#b8c4cc", "log": "#1f6f8b", "join": "#c0504d", "flink_rocksdb": "#e6a23c", "flink_heap": "#7a6a9b"}
+COLOURS = {"blob": "#78909c", "log": "#1f6f8b", "join": "#c0504d", "flink_rocksdb": "#e6a23c", "flink_heap": "#7a6a9b"}
 
 
 @dataclass(frozen=True)
@@ -199,6 +199,7 @@ def draw_picture(path: Path, table: Sequence[Standing]) -> None:
     """Milliseconds of a micro-batch against what waits, both logarithmic; a panel a series."""
     from matplotlib import rc_context  # Only those who want a picture need it.
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullLocator, StrMethodFormatter
 
     # Text as text, and no date or random ids: the same numbers give the same file.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "spark_purgatory", "font.family": "sans-serif"}):
@@ -211,19 +212,32 @@ def draw_picture(path: Path, table: Sequence[Standing]) -> None:
                 if not points:
                     continue
                 colour = COLOURS.get(contender)
-                axes.plot(*zip(*points, strict=True), marker="o", color=colour, label=contender)
+                axes.plot(*zip(*points, strict=True), marker="o", color=colour)
+                label = LABELS.get(contender, contender)
+                axes.annotate(label, points[-1], xytext=(7, -3), textcoords="offset points", color=colour)
             axes.set_xscale("log")
             axes.set_yscale("log")
+            sizes = sorted({at.waiting for at in table if at.series == name})
+            axes.set_xticks(sizes, [f"{size / 1e6:g} M" if size >= 1e6 else f"{size / 1e3:g} k" for size in sizes])
+            axes.xaxis.set_minor_locator(NullLocator())
+            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+            axes.set_xlim(right=sizes[-1] * max(2.0, (sizes[-1] / sizes[0]) ** 0.55))
             axes.set_xlabel("operations that wait")
             axes.set_title(SERIES_TITLES.get(name, name), fontsize=10)
             axes.grid(True, which="both", linewidth=0.3)
             axes.spines[["top", "right"]].set_visible(False)
         panels[0].set_ylabel("milliseconds of a micro-batch, median")
-        panels[0].legend(frameon=False)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
+LABELS = {
+    "log": "transformWithState",
+    "blob": "applyInPandasWithState",
+    "join": "stream-stream join",
+    "flink_rocksdb": "Flink, RocksDB",
+}
+"""The names by which readers know the contenders."""
 SERIES_TITLES = {
     "follows": "events and expiries grow with what waits",
     "fixed": "the same events and expiries at every size",

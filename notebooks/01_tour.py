@@ -82,7 +82,8 @@ query = accumulator.write_stream(outcomes, checkpoint=f"{folder}/checkpoint", tr
 query.awaitTermination()
 
 table = accumulator.read(spark)
-table.select("order_id", "method", "ordered_at", "status", "resolved_at", "wait_ms", "late", "reason").show(5)
+one_of_each = table.dropDuplicates(["status"]).orderBy("status")
+one_of_each.select("status", "order_id", "method", "resolved_at", "wait_ms", "reason").show(truncate=False)
 table.groupBy("status").count().orderBy("status").show()
 
 # COMMAND ----------

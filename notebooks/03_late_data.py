@@ -170,7 +170,7 @@ plt.show()
 
 # COMMAND ----------
 
-COLORS = {"COMPLETED": "tab:blue", "EXPIRED": "tab:orange", "waiting": "lightgrey"}
+COLORS = {"COMPLETED": "#2e7d32", "EXPIRED": "#ef6c00", "waiting": "#90caf9"}
 when_ordered = {who: when for batch in orders for who, when in batch if when != BROKEN_CLOCK}
 when_paid = {who: when for batch in payments for who, when in batch if who in when_ordered}
 names = sorted(when_ordered)

@@ -17,7 +17,9 @@ def local_session() -> SparkSession:
     """A Spark session with Delta on this machine, for where none is there: Databricks has one."""
     from spark_purgatory.job.session import reading_session
 
-    return reading_session({"spark.sql.shuffle.partitions": "2"}, delta=True)
+    log = Path(tempfile.mkdtemp(prefix="spark_purgatory_"), "spark.log")
+    print(f"Spark's own output: {log}")
+    return reading_session({"spark.sql.shuffle.partitions": "2"}, log, delta=True)
 
 
 def work_folder(dbutils: Any = None) -> str:

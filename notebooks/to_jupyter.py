@@ -7,11 +7,13 @@ jupytext does the rest. ``01_tour.ipynb`` lies beside the source, or in the fold
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 
 HEADER = "# Databricks notebook source"
 SEPARATOR = "# COMMAND ----------"
 MAGIC = "# MAGIC"
+SUPPORT = Path(__file__).with_name("notebook_support.py")
 
 
 def cells(source: str) -> list[tuple[str, str, int]]:
@@ -67,4 +69,7 @@ if __name__ == "__main__":
     parser.add_argument("--to", type=Path, help="folder for the .ipynb files")
     given = parser.parse_args()
     for each in given.notebooks:
+        if given.to:
+            given.to.mkdir(parents=True, exist_ok=True)
+            shutil.copy(SUPPORT, given.to)  # the notebooks import it
         print(convert(each, given.to / f"{each.stem}.ipynb" if given.to else None))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import jupytext
@@ -46,6 +48,12 @@ def test_it_explains_asserts_and_draws(path: Path) -> None:
     assert sum(kind == "markdown" for kind, _, _ in found) >= 5
     assert len(re.findall(r"^ *assert ", code, re.MULTILINE)) >= 3
     assert len(re.findall(r"^plt\.show\(\)", code, re.MULTILINE)) >= 1
+
+
+def test_another_folder_gets_what_the_notebooks_import(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "notebooks" / "to_jupyter.py", NOTEBOOKS[0], "--to", tmp_path / "new"]
+    subprocess.run(command, check=True, capture_output=True)
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"01_tour.ipynb", "notebook_support.py"}
 
 
 def test_jupytext_alone_does_not_know_the_cells_of_databricks() -> None:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WITH_SERVERS = {"kafka.md", "object_store.md"}
 """`tests/places/test_pages.py` runs these."""
 HOW_TO = (path for path in (ROOT / "docs" / "how-to").glob("*.md") if path.name not in WITH_SERVERS)
-PAGES = [ROOT / "docs" / "tutorial.md", ROOT / "docs" / "sources.md", *sorted(HOW_TO)]
+PAGES = [ROOT / "docs" / "tutorial.md", ROOT / "docs" / "sources.md", ROOT / "docs" / "criteria.md", *sorted(HOW_TO)]
 FOLDERS = ("/lake", "/tmp/shop")
 """What the pages call the folder that the test makes."""
 SETTINGS = ("spark.sql.shuffle.partitions", "spark.sql.session.timeZone")

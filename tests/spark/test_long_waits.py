@@ -205,7 +205,7 @@ def test_the_picture_names_every_contender_and_is_the_same_for_the_same_numbers(
         long_results.draw_picture(tmp_path / name, table)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()
     texts = {element.text for element in ElementTree.parse(tmp_path / "one.svg").iter() if element.text}
-    assert {"blob", "log", "flink_rocksdb", "operations that wait"} <= texts
+    assert {"applyInPandasWithState", "transformWithState", "Flink, RocksDB", "operations that wait", "10 k"} <= texts
 
 
 def test_the_picture_takes_each_contender_and_size_from_the_first_file_that_has_it(tmp_path: Path) -> None:
