@@ -99,8 +99,8 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
         counted = table.groupBy(F.col(f"{prefix}status").alias("status"), column.alias("at")).count()
         for row in counted.where("at IS NOT NULL").collect():
             into.setdefault(row["status"], {})[int(row["at"])] = row["count"]
-    rejected = table.where(F.col(f"{prefix}status") == "REJECTED").groupBy(f"{prefix}reason").count()
-    reasons = rejected.orderBy(F.desc("count")).limit(REASONS_SHOWN).collect()
+    by_reason = table.groupBy(f"{prefix}status", f"{prefix}reason").count().collect()
+    reasons = sorted(((n, reason) for status, reason, n in by_reason if status == "REJECTED"), reverse=True)
     in_table, file_bytes = 0, list[int]()
     if sink.exists(spark):
         written = sink.read(spark)
@@ -119,7 +119,7 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
         ages=ages,
         remaining=remaining,
         criteria=criteria,
-        reasons=dict(reasons),
+        reasons={reason: n for n, reason in reasons[:REASONS_SHOWN]},
         history=_history(spark, checkpoint),
         moved_on=found["batch_id"] != (last[-1] if last else None),
     )
