@@ -23,14 +23,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-nexmark bench-moves bench-soak bench-picture crash conformance clean java
+.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-nexmark bench-moves bench-soak bench-picture crash conformance clean java promtool
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 test: lint docs test-only ## Lint, types, the documentation site and every test but the long ones
 
-test-only: java $(STAMP) $(CLASSES) ## The tests of `make test`, without lint
+test-only: java promtool $(STAMP) $(CLASSES) ## The tests of `make test`, without lint
 	$(BIN)/python -m pytest -m "$(MARKS)" --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
 
 test-all: lint ## The tests of `make test`, and those of more than 20 seconds
@@ -119,6 +119,13 @@ java:
 	@"$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | grep -Eq 'version "(1[7-9]|[2-9][0-9])' || { \
 	  echo "Spark needs Java 17 or later and no such 'java' was found: install it (Debian, Ubuntu:" \
 	       "apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) and run make again." >&2; \
+	  exit 1; }
+
+# Prometheus's own tool reads the alerts and tests them on recorded samples.
+promtool:
+	@command -v promtool > /dev/null || { \
+	  echo "The tests of the alerts need 'promtool': install it (Debian, Ubuntu: apt-get install prometheus;" \
+	       "macOS: brew install prometheus) and run make again." >&2; \
 	  exit 1; }
 
 # Without it everything works, and starts more slowly. An old one goes first: a JVM that has one writes none.

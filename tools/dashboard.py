@@ -11,9 +11,20 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
+from spark_purgatory.job.report_page import COLOURS
 from spark_purgatory.metrics.catalog import BY_NAME, PREFIX
 
 UNITS = {"ms": "ms", "bytes": "bytes", "ratio": "none"}
+RUNBOOK = "https://github.com/spark-purgatory/spark-purgatory/blob/main/docs/looks_wrong.md"
+STATS: tuple[tuple[str, str, str, float | None], ...] = (
+    ("Waiting", "pending", "sum({})", None),
+    ("Outcomes a second", "outcomes_total", "sum(rate({}[$__rate_interval]))", None),
+    ("Watermark behind the clock", "watermark_lag_ms", "max({})", 3.6e6),
+    ("Last micro-batch took", "batch_duration_ms", "max({})", None),
+    ("Largest shard", "largest_shard_state_bytes", "max({})", 1e8),
+    ("Drains that failed, 10 min", "drain_retries_total", "sum(increase({}[10m]))", 5),
+)
+"""The first row: title, metric, how it is summed up, and from where on it is red, as its alert has it."""
 PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Operations that wait", ("pending",)),
     ("Outcomes a second", ("outcomes_total",)),
@@ -34,11 +45,14 @@ PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Alert:
-    """One of those to watch."""
+    """One of those to watch. ``says`` is a template of Prometheus, which knows the query and the value."""
 
     name: str
     expression: str
     minutes: int
+    severity: str
+    """page: someone has to look at once; ticket: in working hours."""
+    says: str
     text: str
 
 
@@ -49,44 +63,56 @@ ALERTS = (
         f"increase({PREFIX}batches_total[15m]) == 0"
         f" or last_over_time({PREFIX}batches_total[6h]) unless {PREFIX}batches_total",
         5,
+        "page",
+        "no micro-batch has ended for 15 minutes",
         "The query has stopped, its process has gone (this half stays for 6 hours), or a micro-batch hangs: look at "
         "its log and at the drains. Other alerts say nothing meanwhile.",
     ),
     Alert(
         "WatermarkStands",
-        f"{PREFIX}watermark_lag_ms > 3.6e6",
+        f"{PREFIX}watermark_lag_ms / 1000 > 3600",
         10,
+        "page",
+        "the watermark is {{ $value | humanizeDuration }} behind the clock",
         "The watermark is an hour behind the clock: a source is silent (set idle_after) or the query is too slow. "
         "Nothing expires meanwhile.",
     ),
     Alert(
         "OperationsExpire",
         f'sum by (query) (rate({PREFIX}outcomes_total{{status="expired"}}[30m]))'
-        f' > 0.2 * sum by (query) (rate({PREFIX}outcomes_total{{status!="duplicate",status!="rejected"}}[30m]))',
+        f' / sum by (query) (rate({PREFIX}outcomes_total{{status!="duplicate",status!="rejected"}}[30m])) > 0.2',
         15,
+        "ticket",
+        "{{ $value | humanizePercentage }} of the operations that end are EXPIRED",
         "A fifth of the operations that end are EXPIRED: the events that complete them are missing or late.",
     ),
     Alert(
         "RowsComeLate",
         f"sum by (query) (rate({PREFIX}events_late_total[30m]) + rate({PREFIX}operations_late_total[30m]))"
-        f" > 0.05 * sum by (query) (rate({PREFIX}events_received_total[30m])"
-        f" + rate({PREFIX}operations_received_total[30m]))",
+        f" / sum by (query) (rate({PREFIX}events_received_total[30m])"
+        f" + rate({PREFIX}operations_received_total[30m])) > 0.05",
         15,
+        "ticket",
+        "{{ $value | humanizePercentage }} of the rows come behind the watermark",
         "One row in twenty comes behind the watermark, and may be decided wrongly: an operation is EXPIRED although "
         "its event exists. Give the input that is late a longer watermark.",
     ),
     Alert(
         "TableTakesNothing",
-        f"{PREFIX}staged_age_ms > 1.2e6 or increase({PREFIX}drain_retries_total[10m]) > 5",
+        f"({PREFIX}staged_age_ms - {PREFIX}linger_ms) / 1000 > 900 or increase({PREFIX}drain_retries_total[10m]) > 5",
         0,
-        "Rows wait 20 minutes for their file, or drains fail again and again. After delivery_timeout the query stops.",
+        "page",
+        "the table takes no rows: {{ $value | humanize }} seconds beyond linger, or retries in 10 minutes",
+        "Rows wait 15 minutes longer than linger for their file, or drains fail again and again. After "
+        "delivery_timeout the query stops.",
     ),
     Alert(
         "StateGrows",
         f"{PREFIX}largest_shard_state_bytes > 1e8 or ({PREFIX}shard_skew > 4 and {PREFIX}pending > 10000)",
         30,
-        "The state of one shard passes 100 MB, or it holds four times the mean. More shards help, and need a new "
-        "checkpoint.",
+        "ticket",
+        "the largest shard is too large: {{ $value | humanize }} bytes, or times the mean",
+        "The state of one shard passes 100 MB, or it holds four times the mean. More shards help: move the checkpoint.",
     ),
 )
 """Which ones to watch, and at what value; change the values to what is usual with you."""
@@ -103,7 +129,7 @@ def expression(name: str) -> tuple[str, str]:
 def dashboard() -> str:
     """The dashboard as JSON."""
     from grafana_foundation_sdk.builders import dashboard as board
-    from grafana_foundation_sdk.builders import prometheus, timeseries
+    from grafana_foundation_sdk.builders import prometheus, stat, timeseries
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.models.dashboard import DataSourceRef
 
@@ -123,16 +149,51 @@ def dashboard() -> str:
             .include_all(True)
         )
     )
+    for title, name, form, red in STATS:
+        figure = stat.Panel().title(title).datasource(source).span(4).height(4)
+        figure = figure.unit(UNITS.get(BY_NAME[name].unit, "short")).description(BY_NAME[name].text)
+        figure = figure.thresholds(_thresholds(red))
+        query = form.format(f'{PREFIX}{name}{{query=~"$query"}}')
+        built = built.with_panel(figure.with_target(prometheus.Dataquery().ref_id("A").expr(query)))
     for title, names in PANELS:
         panel = timeseries.Panel().title(title).datasource(source).span(12).height(8)
         panel = panel.unit(UNITS.get(BY_NAME[names[0]].unit, "short")).description(
             " ".join(BY_NAME[name].text for name in names)
         )
+        if "outcomes_total" in names:
+            for status, colour in COLOURS.items():
+                panel = panel.override_by_regexp(f".*{status.lower()}.*", [_fixed(colour)])
         for letter, name in zip(ascii_uppercase, names, strict=False):
             query, legend = expression(name)
             panel = panel.with_target(prometheus.Dataquery().ref_id(letter).expr(query).legend_format(legend))
         built = built.with_panel(panel)
     return JSONEncoder(sort_keys=True, indent=2).encode(built.build()) + "\n"
+
+
+def _fixed(colour: str) -> Any:
+    """One colour, whatever the value."""
+    from grafana_foundation_sdk.models.dashboard import DynamicConfigValue
+
+    return DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour})
+
+
+def _thresholds(red: float | None) -> Any:
+    """Green, and red from a value on."""
+    from grafana_foundation_sdk.builders import dashboard as board
+    from grafana_foundation_sdk.models.dashboard import Threshold, ThresholdsMode
+
+    steps = [Threshold(None, "green"), *([] if red is None else [Threshold(red, "red")])]
+    return board.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps)
+
+
+def alerts_table() -> str:
+    """The table of alerts in docs/metrics.md."""
+    lines = ["| Alert | Severity | Raised if | What to do |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| `{each.name}` | {each.severity} | `{each.expression}` for {each.minutes} min | {each.text} |"
+        for each in ALERTS
+    ]
+    return "\n".join(lines)
 
 
 def alerts() -> str:
@@ -149,9 +210,14 @@ def alerts() -> str:
             "        expr: >-",
             f"          {alert.expression}",
             f"        for: {alert.minutes}m",
+            "        labels:",
+            f"          severity: {alert.severity}",
             "        annotations:",
             "          summary: >-",
+            f"            {{{{ $labels.query }}}}: {alert.says}",
+            "          description: >-",
             f"            {alert.text}",
+            f"          runbook: {RUNBOOK}",
         ]
     return "\n".join(lines) + "\n"
 

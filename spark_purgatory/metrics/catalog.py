@@ -75,6 +75,7 @@ METRICS: tuple[Metric, ...] = (
         source="sink",
     ),
     Metric("staged_age_ms", "gauge", "ms", "Age of the oldest staged rows.", "record-queue-time-max", source="sink"),
+    Metric("linger_ms", "gauge", "ms", "How long rows may wait for their file.", "linger.ms", source="sink"),
     Metric("drain_duration_ms", "gauge", "ms", "How long the last drain took.", "request-latency-avg", source="sink"),
     Metric("drains_total", "counter", "drains", "Drains that were committed.", source="sink"),
     Metric("drained_rows_total", "counter", "rows", "Rows that they brought.", "record-send-total", source="sink"),

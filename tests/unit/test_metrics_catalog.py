@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from spark_purgatory.metrics.catalog import BY_NAME, METRICS, PREFIX
-from tools.dashboard import ALERTS, PANELS, alerts, dashboard
+from tools.dashboard import ALERTS, PANELS, STATS, alerts, alerts_table, dashboard
 from tools.metrics_page import reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,8 +26,9 @@ def test_names_say_their_kind_and_unit() -> None:
 
 
 def test_the_page_has_the_table_and_every_metric_is_drawn_or_watched() -> None:
-    assert reference() in (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    drawn = {name for _, names in PANELS for name in names}
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    assert reference() in page and alerts_table() in page
+    drawn = {name for _, names in PANELS for name in names} | {name for _, name, _, _ in STATS}
     watched = {name for name in BY_NAME for alert in ALERTS if f"{PREFIX}{name}" in alert.expression}
     rest = set(BY_NAME) - drawn - watched
     assert rest == {

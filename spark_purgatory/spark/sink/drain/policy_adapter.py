@@ -297,6 +297,7 @@ class PolicyAdapter:
             "staged_bytes": staged_bytes,
             "buffer_available_bytes": max(0, self.buffer_bytes - staged_bytes),
             "staged_age_ms": max(0, self.now() - min(times_ms)) if times_ms else 0,
+            "linger_ms": self.linger_ms,
             "drains_total": counts.drains,
             "drained_rows_total": counts.rows,
             "drained_files_total": counts.files,
