@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.verified import release_finding
-from spark_purgatory.errors import ConfigError
+from spark_purgatory.errors import ConfigError, PurgatoryError
 from spark_purgatory.spark.host.exchange import unix_sockets
 from spark_purgatory.spark.host.requirements import (
     CHANGELOG,
@@ -160,6 +160,8 @@ def worker_remedy(error: str) -> str:
 
 def first_cause(error: BaseException) -> str:
     """The line of an error that says what happened: of a Python traceback the last one, without values of rows."""
+    if isinstance(error, PurgatoryError):
+        return str(error)
     lines = [line.strip() for line in str(error).splitlines()]
     python = [
         line for line in lines if line.split(":")[0].endswith(("Error", "Exception")) and " " not in line.split(":")[0]
