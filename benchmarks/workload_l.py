@@ -33,7 +33,7 @@ from benchmarks.workload_w import (
     stored,
 )
 
-FORMAT = 2
+FORMAT = 3
 """Part of the cache's name: another number whenever the files of a seed change."""
 SERIES = ("follows", "fixed")
 EXPIRIES_AN_EVENT = 1 / 3

@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-FORMAT = 2
+FORMAT = 3
 """Part of the cache's name: another number whenever the files of a seed change."""
 START_US = 1_735_689_600_000_000
 """Event time of batch 0: 2025-01-01 00:00 UTC, in the past, so that no time counts as being in the future."""
@@ -176,8 +176,14 @@ def _operations(drawn: Draw, numbers: Int64s) -> pa.Table:
 
 
 def _events(drawn: Draw, numbers: Int64s) -> pa.Table:
-    note = pc.utf8_lpad(pa.array(numbers).cast(pa.string()), NOTE_BYTES, "0")
-    return pa.table({"key": _names(numbers), "time": timestamps(drawn.event_us[numbers]), "note": note})
+    return pa.table({"key": _names(numbers), "time": timestamps(drawn.event_us[numbers]), "note": _notes(len(numbers))})
+
+
+def _notes(n: int) -> pa.Array:
+    """Random letters, which nothing compresses by much."""
+    letters = np.random.default_rng(n).integers(ord("a"), ord("z") + 1, n * NOTE_BYTES, np.uint8)
+    ends = np.arange(n + 1, dtype=np.int32) * NOTE_BYTES
+    return pa.StringArray.from_buffers(n, pa.py_buffer(ends), pa.py_buffer(letters))
 
 
 def _names(numbers: Int64s) -> pa.Array:
