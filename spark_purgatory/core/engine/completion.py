@@ -111,13 +111,14 @@ class Completion:
         if self._only_deadlines:
             return np.zeros(len(rows), bool), None
         resolutions = self.resolver.resolve(rows)
-        has_controls, due_us, due_ms = bool(self._events.controls), self.due_us(resolutions), None
+        leaves, due_ms = resolutions.is_resolved, None
+        final, has_controls = self._spec.final, bool(self._events.controls)
         if has_controls:
             self.deduplication.extend(rows, resolutions.deadline_us)
-        if self._spec.final or has_controls:
+        if final or has_controls or self._spec.may_have(Rule.UNTIL_DEADLINE):
+            due_us = self.due_us(resolutions)
             due_ms = self.ticks_ms(rows, due_us)
-        waits = (self._spec.final | resolutions.awaits_deadline) & (due_us > self.watermark_us)
-        leaves = resolutions.is_resolved & ~waits
+            leaves = leaves & ~((final | resolutions.awaits_deadline) & (due_us > self.watermark_us))
         self._emit_resolved(resolutions, leaves)
         return leaves, due_ms
 
