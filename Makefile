@@ -30,10 +30,10 @@ help: ## This list
 
 test: lint docs test-only ## Lint, types, the documentation site and every test but the long ones
 
-test-only: java promtool $(STAMP) $(CLASSES) ## The tests of `make test`, without lint
+test-only: java $(STAMP) $(CLASSES) ## The tests of `make test`, without lint
 	$(BIN)/python -m pytest -m "$(MARKS)" --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
 
-test-all: lint ## The tests of `make test`, and those of more than 20 seconds
+test-all: lint promtool ## The tests of `make test`, and those of more than 20 seconds
 	$(MAKE) test-only MARKS="not slow"
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy

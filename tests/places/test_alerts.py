@@ -23,6 +23,8 @@ from spark_purgatory.metrics.catalog import PREFIX
 from tests.support.recorded_metrics import MINUTES
 from tools.dashboard import ALERTS
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "docs" / "monitoring" / "alerts.yml"
 PANELS = json.loads((ROOT / "docs" / "monitoring" / "grafana.json").read_text(encoding="utf-8"))["panels"]
