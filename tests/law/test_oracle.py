@@ -1166,7 +1166,7 @@ def batched(instants: Sequence[int], size: int) -> list[Sequence[int]]:
 
 def test_worlds_are_crowded_enough_to_meet_every_case() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(300):
+    for seed in range(400):
         operations, events = random_world(random.Random(seed), n_operations=12, n_events=40, spoiled=True)
         lookback_us = seed % 2 * STEP_US
         outcomes = decide(operations, events, lookback_us=lookback_us, orphans=True)
