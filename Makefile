@@ -33,7 +33,7 @@ test: lint docs test-only ## Lint, types, the documentation site and every test 
 test-only: java $(STAMP) $(CLASSES) ## The tests of `make test`, without lint
 	$(BIN)/python -m pytest -m "$(MARKS)" --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
 
-test-all: lint promtool ## The tests of `make test`, and those of more than 20 seconds
+test-all: lint promtool ## The tests of `make test`, and the long ones, for which it needs promtool
 	$(MAKE) test-only MARKS="not slow"
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy

@@ -131,10 +131,6 @@ def _watermark(report: Report) -> tuple[bool, str, str]:
     return False, f"The watermark stands at {_instant(at)}", text
 
 
-def _with_watermark(report: Report) -> list[MicroBatch]:
-    return [batch for batch in report.history if batch.watermark_ms]
-
-
 def _waiting(report: Report) -> tuple[bool, str, str]:
     found, newer = report.gauges, report.ages.get(NEWER, 0)
     if not found["pending"]:

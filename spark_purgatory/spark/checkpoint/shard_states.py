@@ -106,7 +106,9 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
         _ = heads.schema  # Spark Connect asks the server here
     except PySparkException as error:
         if error.getCondition() not in NOTHING_THERE or not ENCODED.search(checkpoint):
-            raise state_fault(error) or error from error
+            if (fault := state_fault(error)) is not None:
+                raise fault from error
+            raise
         raise StatePathError(
             f"checkpoint={checkpoint!r} is there, but Spark's reader of state stores finds nothing at a path with "
             f"{', '.join(map(repr, dict.fromkeys(ENCODED.findall(checkpoint))))}: read a copy of the folder at a path "
