@@ -20,6 +20,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import RecordAccumulator
+from tests.support.now_and_then import each_commit
 from tests.support.sink_queries import HOUR, staged_files, start, wait_until
 from tests.support.sink_streams import ROWS_A_FILE, Stream
 
@@ -266,6 +267,8 @@ NOW_AND_THEN = (
     a_check_after_a_restart,
     a_partition_value_too_long,
     a_staged_file_that_is_gone,
+    a_staged_file_that_was_cut,
+    a_table_that_was_replaced,
     a_generated_column_that_differs,
 )
 """Scenes that another one of them is much like."""
@@ -273,7 +276,7 @@ NOW_AND_THEN = (
 
 @pytest.mark.parametrize(
     "play",
-    [pytest.param(play, marks=pytest.mark.long if play in NOW_AND_THEN else []) for play in SCENES],
+    each_commit(SCENES, lambda play: play not in NOW_AND_THEN),
     ids=lambda play: play.__name__,
 )
 def test_no_error_and_no_log_line_of_the_sink_shows_a_row(

@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from spark_purgatory.spark.sink.drain.failpoints import FAILPOINTS
 from tests.support.crash_child import BUGS, numbers, run
 from tests.support.damage import halve
+from tests.support.now_and_then import now_and_then
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS = 4
@@ -104,7 +105,7 @@ def kill_in_turn(folder: Path, failpoints: Sequence[str], *arguments: str) -> in
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("failpoint", ["after drain commit", pytest.param(IN_PARTS, marks=pytest.mark.long)])
+@pytest.mark.parametrize("failpoint", ["after drain commit", *now_and_then(IN_PARTS)])
 def test_a_kill_loses_and_doubles_nothing(spark: SparkSession, tmp_path: Path, failpoint: str) -> None:
     rows = kill_in_turn(tmp_path, (failpoint,))
     run(spark, tmp_path)

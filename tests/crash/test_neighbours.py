@@ -122,6 +122,7 @@ def test_of_two_accumulators_on_one_app_id_one_writes_and_the_other_is_told(stre
     assert stream.numbers() == every(1)
 
 
+@pytest.mark.long
 def test_two_runs_on_one_checkpoint_that_intend_the_same_drain_are_named(stream: Stream) -> None:
     query = staged(stream)
     twin = Sender(stream.sink.options, str(stream.checkpoint))

@@ -25,6 +25,7 @@ from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.staging.ledger import Piece
 from spark_purgatory.spark.sink.staging.staged_files import read_files, reading
 from spark_purgatory.spark.storage.commits import next_batch
+from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
 
@@ -117,7 +118,7 @@ def staged(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Sta
     return Staged(spark, folder, truth)
 
 
-@pytest.fixture(params=[pytest.param("strict", marks=pytest.mark.long), "lenient"])
+@pytest.fixture(params=[*now_and_then("strict"), "lenient"])
 def session(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[None]:
     for name, value in LENIENT.items() if request.param == "lenient" else ():
         spark.conf.set(name, value)
@@ -160,6 +161,7 @@ def footer_start(path: Path) -> int:
     return min(max(ends), len(content) - 8 - length)
 
 
+@pytest.mark.long
 def test_every_file_emptied_cut_or_removed_is_named(staged: Staged, session: None) -> None:
     staged.copy()
     several = len(staged.files())

@@ -19,6 +19,7 @@ from spark_purgatory import RecordAccumulator
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.failpoints import FAILPOINTS
 from tests.support.catalog_managed import make_catalog_managed, published
+from tests.support.now_and_then import now_and_then
 from tests.support.sink_streams import Stream, every
 
 pytestmark = pytest.mark.spark
@@ -68,9 +69,10 @@ def forget_history(stream: Stream) -> None:
     assert 1 not in versions, f"Delta has cleaned nothing up: {versions}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("failpoint", "is_there"),
-    [("after drain commit", True), pytest.param("before drain commit", False, marks=pytest.mark.long)],
+    [("after drain commit", True), *now_and_then(("before drain commit", False))],
 )
 def test_a_drain_of_which_the_history_says_nothing_any_more_is_repeated_and_delta_skips_it_if_it_was_done(
     stream: Stream, caplog: pytest.LogCaptureFixture, failpoint: str, is_there: bool

@@ -24,6 +24,7 @@ from tests.support.engine_driver import Shards, multiset
 from tests.support.evidence_worlds import carrying, noted, told
 from tests.support.law_worlds import COLUMNS, delayed, draw, draw_on_time, on_time, spec_of, split_orphans
 from tests.support.moves import moved
+from tests.support.now_and_then import now_and_then
 from tests.support.oracle import KINDS, decide
 from tests.support.world_numbers import NUMBERS, STEP_US, TYPES, needs_of
 
@@ -175,10 +176,8 @@ def counts_from_the_created_time(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         keeps_every_copy,
         forgets_who_is_undecided,
-        forgets_ids_of_what_waits,
-        forgets_ids_of_what_ended,
-        pytest.param(arms_every_row_at_its_deadline, marks=pytest.mark.long),
         counts_from_the_created_time,
+        *now_and_then(forgets_ids_of_what_waits, forgets_ids_of_what_ended, arms_every_row_at_its_deadline),
     ],
     ids=lambda plant: getattr(plant, "__name__", None),
 )

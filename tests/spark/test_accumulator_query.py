@@ -109,6 +109,7 @@ def test_what_a_drain_beside_the_micro_batches_raises_ends_the_query(
     assert stream.run(stream.rows()).numbers() == every(1)
 
 
+@pytest.mark.long
 def test_an_accumulator_whose_checkpoint_another_run_goes_on_with_drains_nothing(stream: Stream) -> None:
     stream.add(1)
     first = start(stream, accumulator(stream, **HOUR))

@@ -79,7 +79,8 @@ class Sources:
         return self.first.written(spark)
 
 
-@pytest.mark.parametrize("host", ["transformWithState", pytest.param("applyInPandasWithState", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("host", ["transformWithState", "applyInPandasWithState"])
 def test_two_purgatories_in_one_query_give_what_two_batch_resolves_give(
     spark: SparkSession, tmp_path: Path, host: Host
 ) -> None:

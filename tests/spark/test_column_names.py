@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_purgatory import Completions, Operations, Purgatory, criteria
+from tests.support.now_and_then import now_and_then
 
 pytestmark = pytest.mark.spark
 
@@ -36,7 +37,7 @@ def test_a_scope_may_have_every_name(spark: SparkSession, scope: str, keys: str 
     assert decided(spark, operations, events, {"keys": keys}, {}, scope=scope) == [("COMPLETED", 1, [])]
 
 
-@pytest.mark.parametrize("kind", ["double", "decimal(9,2)"])
+@pytest.mark.parametrize("kind", ["decimal(9,2)", *now_and_then("double")])
 @pytest.mark.parametrize("need", ["need", "id", "id_hash", "keys", "key_hashes", "created_us", "deadline_us", "levels"])
 @pytest.mark.parametrize("by_key", [False, True])
 def test_a_need_and_levels_may_have_every_name(spark: SparkSession, kind: str, need: str, by_key: bool) -> None:

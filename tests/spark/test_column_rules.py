@@ -173,6 +173,7 @@ def test_numbers_go_into_a_table_by_name_where_no_setting_of_the_session_can_cha
     spark.sql("DROP TABLE numbers")
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_numbers_that_some_setting_of_the_session_changes_or_refuses_go_into_no_table(spark: SparkSession) -> None:
     """The strictest policy refuses the types or a value, or changes one: the rules keep nothing out without need."""

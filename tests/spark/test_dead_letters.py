@@ -130,6 +130,7 @@ def test_a_replayed_micro_batch_writes_no_letter_twice(spark: SparkSession, tmp_
     assert letters(spark, tmp_path) == before
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_letters_that_cannot_be_written_end_the_job(spark: SparkSession, tmp_path: Path) -> None:
     land(tmp_path, 1, [GOOD, "x"], ["o;soon"])

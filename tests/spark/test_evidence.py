@@ -30,6 +30,7 @@ from spark_purgatory.testing.splits import splits
 from tests.support.controlled_streams import CLOSING, CLOSING_US, as_file_row, controlled
 from tests.support.engine_driver import microseconds
 from tests.support.law_worlds import draw
+from tests.support.now_and_then import now_and_then
 from tests.support.oracle import KINDS, decide
 from tests.support.oracle_evidence import Evidence
 from tests.support.streams import Host, Landing
@@ -66,7 +67,7 @@ def told(outcomes: Sequence[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.parametrize(
     ("host", "several", "scope", "keep", "seed"),
-    [(HOSTS[0], True, None, "first", 21), (HOSTS[1], False, "region", "largest", 26)],
+    [(HOSTS[0], True, None, "first", 21), *now_and_then((HOSTS[1], False, "region", "largest", 26))],
 )
 def test_stream_and_batch_carry_the_evidence_that_the_oracle_says(
     spark: SparkSession, tmp_path: Path, host: Host, several: bool, scope: str | None, keep: Any, seed: int
@@ -187,7 +188,8 @@ def at(minutes: float) -> datetime:
     return NOON + timedelta(minutes=minutes)
 
 
-@pytest.mark.parametrize("host", [HOSTS[0], pytest.param(HOSTS[1], marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("host", HOSTS)
 def test_columns_of_events_may_be_named_added_and_dropped_on_a_checkpoint(
     spark: SparkSession, tmp_path: Path, host: Host
 ) -> None:

@@ -201,6 +201,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], list[str]]] = {
 }
 
 
+@pytest.mark.long
 def test_what_cannot_change_is_refused_before_a_micro_batch_runs(spark: SparkSession, landing: Landing) -> None:
     landing.add([waits("new", 2, 61, "99")], [{"key": "k-o1", "time": at(5)}])
     before = begun(landing)
@@ -256,6 +257,7 @@ OTHER_SESSION = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.blob_host
 def test_other_settings_go_on_with_what_waits(spark: SparkSession, landing: Landing) -> None:
     changes = {

@@ -16,6 +16,7 @@ from spark_purgatory.errors import ConfigError, StateCorruptError, StateUnreadab
 from spark_purgatory.schema import COUNTERS
 from tests.support.connect_runs import land, run_child
 from tests.support.golden_states import GOLDEN, GOLDEN_SHARDS
+from tests.support.now_and_then import now_and_then
 from tests.support.stream_rows import at, event, operation, purgatory
 from tests.support.streams import Landing
 
@@ -87,7 +88,7 @@ def test_gauges_find_the_purgatory_beside_other_state_and_refuse_a_checkpoint_wi
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("role", ["gauges", pytest.param("gauges of the log host", marks=pytest.mark.long)])
+@pytest.mark.parametrize("role", ["gauges", *now_and_then("gauges of the log host")])
 def test_gauges_are_read_through_spark_connect(tmp_path: Path, role: str) -> None:
     land(tmp_path, "operations", 0, "id", range(10))
     land(tmp_path, "completions", 0, "key", range(4))

@@ -17,6 +17,7 @@ def lines(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name.startswith("spark_purgatory.") and r.levelno == level]
 
 
+@pytest.mark.long
 def test_a_query_logs_its_start_and_each_drain(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

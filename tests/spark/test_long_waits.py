@@ -304,6 +304,7 @@ def test_the_peak_is_the_memory_of_workers_and_of_nobody_else() -> None:
 SMALL = Shape(waiting=3000, operations=200, batches=5, minutes=20)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_contender_that_dies_is_told_as_such_and_the_others_go_on(tmp_path: Path) -> None:
     shape = Shape(waiting=1000, operations=10, batches=6, minutes=20)

@@ -162,7 +162,8 @@ def test_what_cannot_be_moved_is_refused_before_anything_is_written(lane: Any) -
     refused("start the old query once more")
 
 
-@pytest.mark.parametrize("host", [BLOB, pytest.param(LOG, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("host", [BLOB, LOG])
 def test_a_checkpoint_goes_on_after_sparks_own_repartition_and_can_be_moved(lane: Any, host: str) -> None:
     stream = lane(2, "accumulator")
     stream.host, spark = host, stream.spark
@@ -198,6 +199,7 @@ def test_state_stores_of_format_2_are_refused_by_name(lane: Any) -> None:
     assert not target.exists()
 
 
+@pytest.mark.long
 def test_a_query_that_goes_on_while_it_is_moved_is_seen(lane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = lane(2, "parquet")
     stream.add(batches_of(stream.drawn, 2, 1)[0])

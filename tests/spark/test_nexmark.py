@@ -34,7 +34,7 @@ def test_events_have_the_published_proportions_and_times(tmp_path: Path) -> None
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("name", ["blob", "join"])
+@pytest.mark.parametrize("name", ["blob", pytest.param("join", marks=pytest.mark.long)])
 def test_a_stream_gives_the_table_of_the_query_in_plain_sql(spark: SparkSession, tmp_path: Path, name: str) -> None:
     events = prepared(EVENTS, BATCHES, 7, tmp_path)
     table = CONTENDERS[name].build(*sides(spark, events.folder, streaming=True)).select(*COLUMNS)

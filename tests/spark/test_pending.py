@@ -32,6 +32,7 @@ from spark_purgatory.job.show_pending import PendingRequest, show_pending
 from spark_purgatory.spark.host.requirements import LOG_HOST_HERE
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.terminal import terminal
+from tests.support.now_and_then import now_and_then
 from tests.support.stream_rows import at, event, operation, purgatory
 from tests.support.streams import Host, Landing
 
@@ -49,7 +50,7 @@ BY_ROW = Purgatory(
 Row = Mapping[str, Any]
 
 
-@pytest.fixture(params=["on the heap", "rocksdb"])
+@pytest.fixture(params=["on the heap", *now_and_then("rocksdb")])
 def store(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[None]:
     before = spark.conf.get(STORE)
     if request.param == "rocksdb":
@@ -143,6 +144,7 @@ def test_past_micro_batches_are_read_and_those_that_are_gone_are_named(spark: Sp
         pending(spark, checkpoint, batch_id=9)
 
 
+@pytest.mark.long
 def test_a_checkpoint_whose_name_has_wildcards_is_read_as_it_is_and_no_other(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -245,7 +247,7 @@ STATE_LOSSES: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("host", ["applyInPandasWithState", LOG_HOST_HERE])
+@pytest.mark.parametrize("host", ["applyInPandasWithState", *now_and_then(LOG_HOST_HERE)])
 def test_a_state_that_is_gone_is_an_error_of_the_state_with_its_remedy(
     spark: SparkSession, tmp_path: Path, host: Host
 ) -> None:

@@ -91,6 +91,7 @@ def test_the_page_says_what_the_table_the_rows_and_the_checkpoint_say(spark: Spa
         other.read(spark, staged=True, checkpoint=str(landing.checkpoint))
 
 
+@pytest.mark.long
 def test_what_is_staged_counts_and_a_page_on_nothing_is_a_page(spark: SparkSession, tmp_path: Path) -> None:
     landing = Landing(tmp_path).add([operation("a", deadline=300), operation("b")], [event("a", 3), event("x", 4)])
     sink = RecordAccumulator(path=str(tmp_path / "table"), **HOUR)

@@ -21,6 +21,7 @@ from pyspark.sql import functions as F
 from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.storage.spark_access import settings
+from tests.support.now_and_then import each_commit
 from tests.support.streams import Landing
 
 pytestmark = pytest.mark.spark
@@ -163,9 +164,7 @@ SESSIONS: dict[str, tuple[Mapping[str, str], Mapping[str, str]]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.long if name.startswith("half") else []) for name in SESSIONS]
-)
+@pytest.mark.parametrize("name", each_commit(SESSIONS, lambda name: name.startswith("large types")))
 def test_a_stream_restarted_under_other_settings_gives_the_rows_of_an_uninterrupted_run(
     spark: SparkSession, tmp_path: Path, straight: Counter[str], name: str
 ) -> None:
@@ -181,6 +180,7 @@ def test_a_stream_restarted_under_other_settings_gives_the_rows_of_an_uninterrup
     assert outcomes(spark, landing) == straight
 
 
+@pytest.mark.long
 def test_a_select_in_another_order_works_and_renamed_columns_and_other_types_are_refused(
     spark: SparkSession, tmp_path: Path, straight: Counter[str]
 ) -> None:

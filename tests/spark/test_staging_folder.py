@@ -115,6 +115,7 @@ def test_a_folder_is_local_only_if_it_is_the_same_folder(spark: SparkSession, el
     assert local_folder(spark, str(checkpoint)) is None, "no proof"
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_only_spark_reaches_takes_and_delivers_rows_over_restarts(
     spark: SparkSession, elsewhere: str, tmp_path: Path
 ) -> None:

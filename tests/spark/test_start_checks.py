@@ -26,6 +26,7 @@ from spark_purgatory.errors import (
     TableForgetsError,
 )
 from tests.support.column_types import TAKEN, listed
+from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
 
@@ -96,6 +97,7 @@ def test_every_type_that_a_table_holds_goes_through_the_sink(stream: Stream) -> 
     assert stream.table().drop("n").selectExpr(*texts).distinct().collect() == expected
 
 
+@pytest.mark.long
 def test_names_that_a_table_maps_and_columns_that_it_fills_pass(stream: Stream) -> None:
     columns = "`Stage ID` bigint, part bigint, next bigint GENERATED ALWAYS AS (`Stage ID` + 1), "
     columns += "number bigint GENERATED ALWAYS AS IDENTITY, kind string NOT NULL DEFAULT 'plain'"
@@ -123,6 +125,7 @@ def test_a_table_that_does_not_take_the_stream_is_named_also_at_a_restart(
     refused(stream, SchemaMismatchError, said)
 
 
+@pytest.mark.long
 def test_a_table_that_changed_while_the_query_was_down_is_named_at_the_restart(stream: Stream) -> None:
     stream.run(stream.rows()).add(1)
     stream.spark.sql(f"ALTER TABLE delta.`{stream.folder / 'table'}` ADD COLUMNS (later int)")
@@ -222,6 +225,7 @@ def test_a_checkpoint_that_cannot_be_written_is_named(stream: Stream) -> None:
 # --- partition columns -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_partition_by_in_another_case_than_the_column(stream: Stream) -> None:
     stream.sink = RecordAccumulator(path=str(stream.folder / "table"), partition_by=["PART"])
     stream.run(stream.rows()).add(1).run(stream.rows())
@@ -231,7 +235,7 @@ def test_partition_by_in_another_case_than_the_column(stream: Stream) -> None:
 
 @pytest.mark.parametrize(
     "partition_by",
-    [pytest.param((), marks=pytest.mark.long), ("part",), pytest.param(("Part",), marks=pytest.mark.long)],
+    [*now_and_then(((),)), ("part",), *now_and_then((("Part",),))],
 )
 def test_a_table_partitioned_by_a_column_of_another_case(stream: Stream, partition_by: tuple[str, ...]) -> None:
     path = made(stream, "n bigint, PART bigint", "PARTITIONED BY (PART)")
@@ -240,7 +244,8 @@ def test_a_table_partitioned_by_a_column_of_another_case(stream: Stream, partiti
     assert len(list((stream.folder / "table").glob("PART=*/*.parquet"))) == 2, "a file for each partition"
 
 
-@pytest.mark.parametrize("partition_by", [pytest.param((), marks=pytest.mark.long), ("part", "tens")])
+@pytest.mark.long
+@pytest.mark.parametrize("partition_by", [*now_and_then(((),)), ("part", "tens")])
 def test_a_table_partitioned_by_a_column_that_it_computes(stream: Stream, partition_by: tuple[str, ...]) -> None:
     tens = "tens bigint GENERATED ALWAYS AS (CAST(n / 10 AS bigint))"
     path = made(stream, f"n bigint, part bigint, {tens}", "PARTITIONED BY (part, tens)")
@@ -254,6 +259,7 @@ def test_a_table_partitioned_by_a_column_that_it_computes(stream: Stream, partit
     assert len(list((stream.folder / "table").glob("part=*/tens=*/*.parquet"))) == 6
 
 
+@pytest.mark.long
 def test_a_table_by_name_partitioned_by_nothing_but_what_it_computes(stream: Stream) -> None:
     stream.spark.sql("DROP TABLE IF EXISTS computed")
     tens = "tens bigint GENERATED ALWAYS AS (CAST(n / 10 AS bigint))"
@@ -309,7 +315,7 @@ def running_count(key: tuple[int], batches: Iterator[pd.DataFrame], state: Group
     yield pd.DataFrame({"part": [key[0]], "count": [sum(len(batch) for batch in batches)]})
 
 
-@pytest.mark.parametrize("pace", ["1 s", "0.5 minutes", timedelta(seconds=30), "1 h 30 m"])
+@pytest.mark.parametrize("pace", ["1 h 30 m", *now_and_then("1 s", "0.5 minutes", timedelta(seconds=30))])
 def test_a_trigger_is_a_duration_as_all_others_are(stream: Stream, pace: str | timedelta) -> None:
     query = stream.sink.write_stream(stream.rows(), checkpoint=str(stream.checkpoint), trigger={"processingTime": pace})
     wait_until(lambda: query.lastProgress is not None, query)

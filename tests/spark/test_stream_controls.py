@@ -17,6 +17,7 @@ from spark_purgatory.testing.splits import splits
 from tests.support.controlled_streams import CLOSING, CLOSING_US, as_file_row, controlled
 from tests.support.engine_driver import multiset
 from tests.support.law_worlds import COLUMNS, draw, split_orphans
+from tests.support.now_and_then import now_and_then
 from tests.support.oracle import KINDS, decide
 from tests.support.silence import IDLE, let_a_silence_pass
 from tests.support.streams import Landing
@@ -35,7 +36,7 @@ def land(landing: Landing, world: World, seed: int, regions: tuple[str, ...]) ->
 
 @pytest.mark.parametrize(
     ("several", "scope", "orphans", "seed"),
-    [(True, None, False, 11), (True, "region", True, 12), (False, "region", "all", 13)],
+    [*now_and_then((True, None, False, 11), (False, "region", "all", 13)), (True, "region", True, 12)],
 )
 def test_mixed_rules_and_control_events_give_what_batch_and_oracle_give(
     spark: SparkSession,
@@ -132,5 +133,6 @@ def test_after_a_standstill_nobody_expires_whose_completion_lies_unread_and_then
     assert silent == {**read, "unpaid": "EXPIRED"}, "nothing came, and time went on"
 
 
+@pytest.mark.long
 def test_runs_of_available_now_let_the_time_of_a_silence_pass(spark: SparkSession, tmp_path: Path) -> None:
     let_a_silence_pass(spark, tmp_path)

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, SchemaMismatchError
 from spark_purgatory.spark.storage.spark_access import settings
+from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
 
@@ -66,7 +67,7 @@ def refused_inside(stream: Stream, checkpoint: str, **place: str) -> None:
 # --- the checkpoint and the table's folder -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_there", [pytest.param(True, marks=pytest.mark.long), False])
+@pytest.mark.parametrize("is_there", [*now_and_then(True), False])
 def test_a_checkpoint_in_the_folder_of_a_table_by_name_is_refused(
     stream: Stream, schemas: None, is_there: bool
 ) -> None:
@@ -109,6 +110,7 @@ def test_a_checkpoint_in_a_tables_folder_is_refused_by_relative_paths(stream: St
 # --- names and paths are looked up once ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_table_by_its_short_name_is_the_same_after_use(
     stream: Stream, schemas: None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -154,7 +156,7 @@ def test_a_path_may_be_written_in_another_way_at_a_restart(stream: Stream, here:
     assert f'"path": "file:{table}"' in next(claimed).read_text()
 
 
-@pytest.mark.parametrize("spelling", [1, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize("spelling", [1, *now_and_then(4)])
 def test_a_table_that_was_replaced_or_restored_is_told_through_every_spelling_of_its_path(
     stream: Stream, spelling: int
 ) -> None:
@@ -217,6 +219,7 @@ def staged_for(stream: Stream, sink: RecordAccumulator, rows: DataFrame | None =
     query.stop()
 
 
+@pytest.mark.long
 def test_rows_that_wait_go_to_a_column_that_was_renamed(stream: Stream) -> None:
     """It was a dead end: the table lacks city, and the advice made a second column."""
     spark, table = stream.spark, stream.folder / "table"
@@ -279,7 +282,7 @@ def test_a_column_that_was_dropped_is_not_taken_for_an_older_one_of_its_name(str
     assert stream.table().where("city = 'c' AND town IS NULL").count() == 10
 
 
-@pytest.mark.parametrize("drained", [pytest.param(True, marks=pytest.mark.long), False])
+@pytest.mark.parametrize("drained", [*now_and_then(True), False])
 def test_a_table_that_was_renamed_is_known(stream: Stream, schemas: None, drained: bool) -> None:
     name = "new" if drained else "mt"
     stream.sink = RecordAccumulator(table=name)
@@ -299,6 +302,7 @@ def test_a_table_that_was_renamed_is_known(stream: Stream, schemas: None, draine
 # --- tables of several queries ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_new_checkpoint_on_a_table_that_another_query_has_filled_is_warned(
     stream: Stream, caplog: pytest.LogCaptureFixture
 ) -> None:

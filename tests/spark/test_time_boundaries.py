@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.engine_driver import microseconds
+from tests.support.now_and_then import now_and_then
 
 pytestmark = pytest.mark.spark
 
@@ -133,7 +134,7 @@ def test_every_row_with_a_time_at_the_ends_of_int64_gets_its_outcome(spark: Spar
         check(days, told(made(timeout="1 day").resolve(rows.drop("wait_ms"), events)))
 
 
-@pytest.mark.parametrize("ansi", ["true", pytest.param("false", marks=pytest.mark.long)])
+@pytest.mark.parametrize("ansi", ["true", *now_and_then("false")])
 def test_a_stream_decides_times_at_the_ends_of_int64_as_a_batch_does(
     spark: SparkSession, tmp_path: Path, ansi: str
 ) -> None:

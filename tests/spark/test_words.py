@@ -18,6 +18,7 @@ from spark_purgatory.config import parse_duration, parse_size
 from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.storage.spark_access import settings
+from tests.support.now_and_then import now_and_then
 
 ZONE = "spark.sql.session.timeZone"
 UNITS = r"A duration is one or more numbers, each with a unit: .* such as \"30 minutes\""
@@ -192,7 +193,7 @@ def process_zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(("zone", "ahead"), [("UTC", 0), ("Europe/Berlin", 1), ("Asia/Kolkata", 5.5)])
+@pytest.mark.parametrize(("zone", "ahead"), [("Asia/Kolkata", 5.5), *now_and_then(("UTC", 0), ("Europe/Berlin", 1))])
 def test_as_of_is_the_sessions_wall_clock_in_every_form_unless_it_has_a_zone(
     spark: SparkSession, process_zone: str, zone: str, ahead: float
 ) -> None:

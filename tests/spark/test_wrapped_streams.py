@@ -31,6 +31,7 @@ from spark_purgatory.errors import ConfigError, StateMismatchError
 from spark_purgatory.spark.operator.stream_plan import query_of
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.engine_driver import multiset
+from tests.support.now_and_then import now_and_then
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Host, Landing
 
@@ -163,7 +164,7 @@ def every(frame: DataFrame) -> DataFrame:
     return reduce(lambda wrapped, way: way(wrapped), STATELESS.values(), frame)
 
 
-@pytest.mark.parametrize("host", [pytest.param(HOSTS[0], marks=pytest.mark.long), HOSTS[1]])
+@pytest.mark.parametrize("host", [*now_and_then(HOSTS[0]), HOSTS[1]])
 def test_streams_that_keep_no_state_may_be_wrapped_in_every_way(
     spark: SparkSession, tmp_path: Path, host: Host
 ) -> None:
@@ -223,9 +224,8 @@ def test_completions_are_looked_at_too(spark: SparkSession, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "way",
     [
-        "view",
         "mapInArrow",
-        *(pytest.param(way, marks=pytest.mark.long) for way in ("alias", "toDF and withColumnRenamed")),
+        *now_and_then("view", "alias", "toDF and withColumnRenamed"),
     ],
 )
 def test_a_second_purgatory_decides_right_however_the_first_ones_outcomes_are_wrapped(
