@@ -26,7 +26,7 @@ from spark_purgatory import (
     pending,
 )
 from spark_purgatory.errors import ConfigError
-from tests.support.crash_child import builder_with
+from tests.support.crash_child import builder_with, quick
 from tests.support.silence import let_a_silence_pass
 
 PURGATORY = Purgatory(
@@ -38,9 +38,10 @@ PURGATORY = Purgatory(
 WAIT_SECONDS = 90
 
 
-def session(folder: Path) -> SparkSession:
+def session(folder: Path, with_delta: bool) -> SparkSession:
     """A client, and the server that it starts."""
-    return builder_with(SparkSession.builder.remote("local[2]"), folder).getOrCreate()
+    builder = SparkSession.builder.remote("local[2]")
+    return (builder_with(builder, folder) if with_delta else quick(builder)).getOrCreate()
 
 
 def statuses(rows: DataFrame) -> dict[str, int]:
@@ -111,5 +112,5 @@ if __name__ == "__main__":
         "gauges": read_gauges,
         "gauges of the log host": read_log_host,
     }
-    at = Path(sys.argv[2])
-    ROLES[sys.argv[1]](session(at), at)
+    role, at = sys.argv[1], Path(sys.argv[2])
+    ROLES[role](session(at, with_delta=role == "sink"), at)

@@ -23,26 +23,32 @@ from spark_purgatory.spark.sink.drain.table_truth import TableTruth
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger, Run
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
+from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS
 
 BATCH_BYTES = 16 << 10
 ROW = "n bigint, part bigint, text string"
 
 
-def builder_with(builder: SparkSession.Builder, folder: Path) -> SparkSession.Builder:
-    """Settings as the tests' own; and the jars that an earlier session in this folder has noted."""
-    from delta import configure_spark_with_delta_pip
-
-    noted = folder / "jars.txt"
+def quick(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """Settings as the tests' own, without Delta."""
     builder = (
-        builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-        .config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.databricks.delta.snapshotPartitions", "2")
+        builder.config("spark.sql.shuffle.partitions", "2")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
     )
     for name, value in QUICK_SETTINGS.items():
+        builder = builder.config(name, value)
+    return builder
+
+
+def builder_with(builder: SparkSession.Builder, folder: Path) -> SparkSession.Builder:
+    """Settings as the tests' own, and the jars that an earlier session in this folder has noted."""
+    from delta import configure_spark_with_delta_pip
+
+    noted = folder / "jars.txt"
+    builder = quick(builder).config("spark.databricks.delta.snapshotPartitions", "2")
+    for name, value in DELTA_SETTINGS.items():
         builder = builder.config(name, value)
     if noted.exists():
         return builder.config("spark.jars", noted.read_text(encoding="utf-8"))

@@ -345,14 +345,16 @@ def _guarded(time: Column, max_future_us: int) -> Column:
     """``time``, or null where it is too far ahead of processing time: so it does not move the watermark.
 
     Spark writes the time of the micro-batch as a number into the code it generates, so that every micro-batch would
-    compile its scan anew, twice, and run it cold. A function of an array's elements is not generated but called: the
-    code stays the same and is found again. A call for each row is slow; nearly all rows are done with sooner, by what
-    is allowed at this day's beginning, a number that changes once a day.
+    compile its scan anew, twice, and run it cold. A function of two arrays' elements is not generated but called (one
+    of a single array is generated from Spark 4.3 on): the code stays the same and is found again. A call for each row
+    is slow; nearly all rows are done with sooner, by what is allowed at this day's beginning, a number that changes
+    once a day.
     """
     now_us = F.unix_micros(F.current_timestamp()) + F.lit(max_future_us)
     today_us = F.unix_micros(F.current_date().cast(T.TimestampType())) + F.lit(max_future_us)
-    ahead = F.exists(F.array(now_us), lambda limit_us: F.unix_micros(time) > limit_us)
-    return F.when(F.unix_micros(time) <= today_us, time).when(ahead, F.lit(None)).otherwise(time)
+    time_us = F.unix_micros(time)
+    ahead = F.zip_with(F.array(time_us), F.array(now_us), lambda told_us, limit_us: told_us > limit_us)
+    return F.when(time_us <= today_us, time).when(F.get(ahead, F.lit(0)), F.lit(None)).otherwise(time)
 
 
 def _watermarked(
