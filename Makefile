@@ -6,6 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 CLASSES := $(VENV)/spark.jsa
 DOCS_STAMP := $(VENV)/.docs-installed
+RELEASE_STAMP := $(VENV)/.release-installed
 
 # Folders of traces for `make conformance`; extra arguments for pytest and for the benchmarks.
 TRACES ?= tests/conformance/traces
@@ -23,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-nexmark bench-moves bench-soak bench-picture crash conformance clean java promtool
+.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-nexmark bench-moves bench-soak bench-picture audit crash conformance clean java promtool
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -99,18 +100,22 @@ coverage: $(STAMP) ## Lines and branches that the tests without Spark reach
 	$(BIN)/python -m pytest -m "not slow and not spark" --numprocesses 2 --dist loadfile \
 	  --cov=spark_purgatory --cov-branch --cov-report=term:skip-covered $(PYTEST_ARGS)
 
-release-check: java $(STAMP) ## Build wheel and sdist, check them, install the wheel elsewhere and run it: five minutes
-	rm -rf dist
+release-check: java $(STAMP) $(RELEASE_STAMP) ## Build wheel and sdist, run them on the oldest and newest Spark, list what comes with them: ten minutes
+	rm -rf dist dist-sbom
 	$(BIN)/python -m hatchling build
 	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python -m tests.support.installed_wheel dist
-	@echo "Ready: $(BIN)/python -m twine upload dist/*"
+	@echo "Ready: make audit, then $(BIN)/python -m twine upload dist/*"
+
+audit: $(RELEASE_STAMP) ## Known vulnerabilities of what release-check has installed; asks the package index
+	for bill in dist-sbom/*.requirements.txt; do \
+	  $(BIN)/python -m pip_audit --strict --no-deps --disable-pip -r $$bill || exit 1; done
 
 conformance: $(STAMP) ## Replay traces recorded from Kafka: make conformance TRACES=dir
 	@$(BIN)/python -m tests.conformance $(TRACES)
 
 clean: ## Remove the environment, the caches and what runs left behind
-	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist dist-sbom site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -rf .demo .bench bench-results spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -144,6 +149,12 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 # MkDocs reads the code and does not run it, so it needs neither Spark nor Java.
+$(RELEASE_STAMP): pyproject.toml
+	@echo "Installing the tools of a release into $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet -e '.[release]'
+	@touch $@
+
 $(DOCS_STAMP): pyproject.toml
 	@echo "Installing the tools of the documentation into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -7,7 +7,7 @@ that looking costs no query.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_purgatory.config import PurgatoryOptions
+from spark_purgatory.core.spec.codes import EventRejection
 from spark_purgatory.job.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 
@@ -47,12 +48,20 @@ class Totals:
     received: int = 0
     rows_in: int = 0
     batches: int = 0
+    events: int = 0
+    events_rejected: int = 0
     by_status: dict[str, int] = field(default_factory=dict)
+    event_rejections: Counter[EventRejection] = field(default_factory=Counter)
 
-    def add(self, rows_in: int, counters: Mapping[str, int | None]) -> None:
+    def add(self, rows_in: int, counters: Mapping[str, Any]) -> None:
         """Take in one batch."""
         received = counters.get("received") or 0
         decided = {status: counters.get(status.lower()) or 0 for status in STATUSES}
+        self.events += counters.get("events_received") or 0
+        self.events_rejected += counters.get("events_rejected") or 0
+        reasons = counters.get("rejections") or {}
+        for reason in EventRejection:
+            self.event_rejections[reason] += reasons.get(f"events_rejected_{reason.name.lower()}", 0)
         self.batches += 1
         self.rows_in += rows_in
         self.received += received

@@ -28,7 +28,7 @@ from spark_purgatory.job.progress import ProgressDisplay
 from spark_purgatory.job.session import build_session
 from spark_purgatory.job.sources import outcomes_of
 from spark_purgatory.job.stopping import StopRequest
-from spark_purgatory.job.summary import Summary, file_sizes, print_summary, summarise, topic_line
+from spark_purgatory.job.summary import Summary, file_sizes, print_summary, rejected_events, summarise, topic_line
 from spark_purgatory.job.tally import JobTally, state_tally
 from spark_purgatory.spark.monitoring.monitor import monitor
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
@@ -80,6 +80,8 @@ def run(
     if stop.signal is not None:
         by, batches = signal.Signals(stop.signal).name, progress.totals.batches
         say(console, f"Stopped by {by} after {batches:,} batches; a rerun goes on from {config.checkpoint}.")
+    if rejected := rejected_events(progress.totals):
+        say(console, f"Warning: {rejected}.", style="yellow")
     if not config.summary:
         return None
     return _summarise(spark, config, sink, console)

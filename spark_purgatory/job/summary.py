@@ -13,6 +13,8 @@ from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
 
+from spark_purgatory.core.spec.codes import EventRejection
+from spark_purgatory.job.progress import Totals
 from spark_purgatory.job.readable import readable_bytes, readable_ms
 from spark_purgatory.job.tally import JobTally
 from spark_purgatory.terminal import say
@@ -92,6 +94,23 @@ def topic_line(tally: JobTally) -> str:
     return (
         f"{NOTHING_LOST if is_whole else WRONG_SUM}: {tally.received:,} received = "
         f"{tally.decided:,} with an outcome + {tally.pending:,} waiting"
+    )
+
+
+def rejected_events(totals: Totals) -> str:
+    """How many of a run's events were rejected and why, in one sentence; "" if none was."""
+    if not totals.events_rejected:
+        return ""
+    share = f"All {totals.events:,}" if totals.events_rejected == totals.events else f"{totals.events_rejected:,}"
+    # Two kinds are counted of events that nothing rejects.
+    reasons = [
+        f"{reason.reason} ({count:,})"
+        for reason, count in totals.event_rejections.most_common()
+        if count and reason is not EventRejection.FOREIGN_KEY
+    ]
+    return (
+        f"{share} events of this run were rejected, and complete nothing: {'; '.join(reasons)}. If these are not the "
+        "events that you expect, compare completions in the job's file with the rows of its source"
     )
 
 

@@ -413,6 +413,40 @@ def test_a_port_that_is_taken_is_said_before_a_query_starts(spark: SparkSession,
 
 
 @pytest.mark.spark
+def test_a_job_whose_events_are_all_rejected_says_so_and_why(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "orders").mkdir()
+    (tmp_path / "orders" / "1.csv").write_text("a,2024-01-01 08:00:00\n")
+    (tmp_path / "payments").mkdir()
+    (tmp_path / "payments" / "1.csv").write_text("order,time\na,never\nb,2024-01-01 08:00\n")
+    job = tmp_path / "job.yaml"
+    job.write_text(
+        f"""
+        operations:
+          source: {{format: csv, path: "{tmp_path}/orders", schema: "id string, at timestamp"}}
+          id: id
+          keys: [id]
+          created: at
+          timeout: 1 minute
+          watermark: 0 seconds
+        completions:
+          source: {{format: csv, path: "{tmp_path}/payments", schema: "time timestamp, order string"}}
+          key: order
+          time: time
+          watermark: 0 seconds
+        purgatory: {{criterion: any_key}}
+        output: {{path: "{tmp_path}/table"}}
+        checkpoint: "{tmp_path}/checkpoint"
+        trigger: {{availableNow: true}}
+        """
+    )
+    said = StringIO()
+    run(spark, load_config(job), Console(file=said, width=200), StopRequest())
+    assert (
+        "Warning: All 3 events of this run were rejected, and complete nothing: the time is null (3)."
+        in said.getvalue()
+    )
+
+
 def test_a_delta_table_and_csv_in_a_table_by_name_out(spark: SparkSession, tmp_path: Path) -> None:
     spark.sql(
         "SELECT 1 AS wait_ms, id, timestamp'2024-01-01 08:00:00' AS at, 60000 AS within "

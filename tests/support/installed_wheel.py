@@ -1,7 +1,8 @@
-"""`python -m tests.support.installed_wheel DIST`: install DIST's wheel into an empty environment and run its commands.
+"""`python -m tests.support.installed_wheel DIST`: install DIST's wheel into empty environments and run its commands.
 
-The commands run in a folder of their own, so that nothing of the source tree is on the path. Exit code: 0, or the first
-command's that failed.
+One environment has the oldest PySpark that the wheel takes, the other the newest; of each a bill of materials is
+written beside DIST. The commands run in a folder of their own, so that nothing of the source tree is on the path. Exit
+code: 0, or the first command's that failed.
 """
 
 from __future__ import annotations
@@ -10,10 +11,25 @@ import os
 import subprocess
 import sys
 import tempfile
+import zipfile
+from email import message_from_bytes
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 OTHER_SPARK = "4.1.0"
 """A release that is not ours, for a cluster that has its own."""
+EXTRAS = "spark,cli,plot"
+
+
+def oldest_spark(wheel: Path) -> str:
+    """The lowest PySpark that the wheel's extra takes."""
+    with zipfile.ZipFile(wheel) as archive:
+        [metadata] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        told = message_from_bytes(archive.read(metadata)).get_all("Requires-Dist", [])
+    wanted = [Requirement(each) for each in told if each.startswith("pyspark") and 'extra == "spark"' in each]
+    [lowest] = [bound.version for bound in wanted[0].specifier if bound.operator == ">="]
+    return lowest
 
 
 def commands(landing: Path) -> list[list[str]]:
@@ -47,34 +63,50 @@ def stays_beside(wheel: Path, folder: Path) -> None:
     assert said.strip() == OTHER_SPARK, f"pyspark {OTHER_SPARK} became {said}"
 
 
+def runs(wheel: Path, folder: Path, pins: list[str], bill: Path) -> int:
+    """Install the wheel with its extras under ``pins``, note what came with it, run what a user runs first."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK"))}
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
+    scripts = folder / "venv" / "bin"
+    print(f"Installing {wheel.name} with its extras {EXTRAS}{''.join(f' and {pin}' for pin in pins)}", flush=True)
+    subprocess.run([scripts / "pip", "install", "--quiet", f"{wheel}[{EXTRAS}]", *pins], check=True)
+    sbom = [sys.executable, "-m", "cyclonedx_py", "environment", "--validate", "--output-reproducible"]
+    subprocess.run([*sbom, "-o", str(bill), str(scripts / "python")], check=True)
+    frozen = subprocess.run(
+        [scripts / "pip", "freeze", "--exclude", "spark-purgatory"], stdout=subprocess.PIPE, check=True
+    )
+    bill.with_suffix("").with_suffix(".requirements.txt").write_bytes(frozen.stdout)
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    conf = Path(__file__).resolve().parents[2] / "conf" / "orders.yaml"
+    (elsewhere / "orders.yaml").write_text(conf.read_text(encoding="utf-8"), encoding="utf-8")
+    for arguments in commands(elsewhere / "demo" / "landing"):
+        print(f"$ spark-purgatory {' '.join(arguments)}", flush=True)
+        ended = subprocess.run([scripts / "spark-purgatory", *arguments], cwd=elsewhere, env=environment, check=False)
+        if ended.returncode:
+            return ended.returncode
+    return 0
+
+
 def main(dist: Path) -> int:
     """Install, run, report."""
-    wheel = next(dist.resolve().glob("*.whl"))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK"))}
-    with tempfile.TemporaryDirectory(prefix="spark_purgatory_wheel_") as name:
-        folder = Path(name)
-        subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-        scripts = folder / "venv" / "bin"
-        print(f"Installing {wheel.name} with its extras spark, cli and plot", flush=True)
-        subprocess.run([scripts / "pip", "install", "--quiet", f"{wheel}[spark,cli,plot]"], check=True)
-        elsewhere = folder / "elsewhere"
-        elsewhere.mkdir()
-        conf = Path(__file__).resolve().parents[2] / "conf" / "orders.yaml"
-        (elsewhere / "orders.yaml").write_text(conf.read_text(encoding="utf-8"), encoding="utf-8")
-        for arguments in commands(elsewhere / "demo" / "landing"):
-            print(f"$ spark-purgatory {' '.join(arguments)}", flush=True)
-            ended = subprocess.run(
-                [scripts / "spark-purgatory", *arguments], cwd=elsewhere, env=environment, check=False
-            )
-            if ended.returncode:
-                return ended.returncode
-        stays_beside(wheel, folder / "beside")
-        sdist = next(dist.resolve().glob("*.tar.gz"))
-        print(f"Installing {sdist.name} in place of the wheel", flush=True)
-        install = [str(scripts / "pip"), "install", "--quiet", "--force-reinstall", "--no-deps", str(sdist)]
-        subprocess.run(install, check=True)
-        subprocess.run([scripts / "spark-purgatory", "doctor"], cwd=elsewhere, env=environment, check=True)
-    print("OK: wheel and sdist run when installed, and leave another Spark alone")
+    wheel, sdist = (next(dist.resolve().glob(kind)) for kind in ("*.whl", "*.tar.gz"))
+    for name, pins in {"oldest": [f"pyspark=={oldest_spark(wheel)}"], "newest": []}.items():
+        bill = dist.resolve().parent / f"{dist.name}-sbom" / f"{name}-spark.cdx.json"
+        bill.parent.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="spark_purgatory_wheel_") as folder:
+            if code := runs(wheel, Path(folder), pins, bill):
+                return code
+            if not pins:
+                stays_beside(wheel, Path(folder) / "beside")
+                print(f"Installing {sdist.name} in place of the wheel", flush=True)
+                scripts = Path(folder) / "venv" / "bin"
+                subprocess.run(
+                    [scripts / "pip", "install", "--quiet", "--force-reinstall", "--no-deps", sdist], check=True
+                )
+                subprocess.run([scripts / "spark-purgatory", "doctor"], cwd=folder, check=True)
+        print(f"What came with it: {bill}", flush=True)
+    print("OK: wheel and sdist run when installed, on the oldest and the newest Spark, and leave another Spark alone")
     return 0
 
 
