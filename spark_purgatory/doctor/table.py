@@ -100,7 +100,7 @@ def delivery_finding(spark: SparkSession, target: DeltaTarget, checkpoint: str) 
     what = "table and checkpoint"
     try:
         sender = Sender(SinkOptions(path=target.path, table=target.table), checkpoint)
-        sender.open(spark).look(sender.ledger)  # reads, and changes nothing
+        sender.actions.look(spark, sender.open(spark))  # reads, and changes nothing
     except PurgatoryError as error:
         return Finding(what, type(error).__name__, str(error))
     except SPARK_FAULTS as error:

@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.sink.drain import protocol
-from spark_purgatory.spark.sink.drain.actions import Adopted
+from spark_purgatory.spark.sink.drain.actions import Adopted, Work
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.staging.ledger import Piece
 from spark_purgatory.spark.sink.staging.staged_files import read_files, reading
@@ -63,13 +63,14 @@ class Staged:
         checkpoint = str(self.folder / "checkpoint")
         sender = Sender(SinkOptions(path=str(self.folder / "table"), partition_by=("part",)), checkpoint)
         try:
-            actions, before = sender.open(self.spark), next_batch(self.spark, checkpoint)
-            ledger, folder = sender.ledger, actions.folder.uri
-            protocol.apply(ledger, Adopted(actions.find(ledger, before), before))
+            ledger, before = sender.open(self.spark), next_batch(self.spark, checkpoint)
+            actions, folder = sender.actions, sender.actions.folder.uri
+            adopted = Adopted(actions.find(self.spark, ledger, before), before)
+            protocol.apply(ledger, adopted, Work(self.spark, before))
             pieces = list(ledger.pieces.values())
             if ledger.fault is not None:
                 raise ledger.fault
-            actions.check_pieces(ledger, pieces)
+            actions.check_pieces(self.spark, ledger, pieces)
             by_partition: dict[str, list[Piece]] = {}
             for piece in pieces:
                 by_partition.setdefault(piece.partition, []).append(piece)

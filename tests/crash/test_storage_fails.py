@@ -23,9 +23,9 @@ pytestmark = [
 
 FULL_AT = {
     "before parts": r"StagingError: a micro-batch could not be staged in ",
-    "before intent": r"StagingError: intent \d could not be written",
+    "before intent": r"StagingError: entry intent=\d could not be written",
     "before drain commit": r"BufferExhaustedError: table .* took nothing for max_block",
-    "before clean-up": r"StagingError: the clean-up after drain \d could not be written",
+    "before clean-up": r"StagingError: entry done=\d could not be written",
     "before return": "File too large",
 }
 """By failpoint, from which on nothing can be written: what is said. The last is Spark's own note of the micro-batch."""

@@ -267,7 +267,7 @@ class TokenNotChecked(Worker):
     """Whatever is held is used."""
 
     def step(self, request: Request) -> Answer | None:
-        held = self._held.get(request.shard_id)
+        held = self._kept.get(request.shard_id)
         return super().step(request if held is None else replace(request, token=held.token))
 
 
@@ -275,14 +275,14 @@ class DirtyEngineReused(Worker):
     """An engine keeps its token in a step that fails."""
 
     def step(self, request: Request) -> Answer | None:
-        held = self._held.get(request.shard_id)
+        held = self._kept.get(request.shard_id)
         engine = None if held is None else held.engine
         try:
             return super().step(request)
         except MemoryError:
             assert held is not None
             held.engine, held.token = engine, request.token
-            self._held[request.shard_id] = held
+            self._kept[request.shard_id] = held
             raise
 
 
@@ -292,7 +292,7 @@ class TokenGivenBefore(Worker):
     def step(self, request: Request) -> Answer | None:
         answer = super().step(request)
         if answer is not None:
-            self._held[request.shard_id].token = request.token
+            self._kept[request.shard_id].token = request.token
         return answer
 
 
@@ -334,7 +334,7 @@ class SnapshotOfBefore(Worker):
     """The snapshot is taken before the step whose entry it stands for."""
 
     def step(self, request: Request) -> Answer | None:
-        held = self._held.get(request.shard_id)
+        held = self._kept.get(request.shard_id)
         before = None if held is None or held.token != request.token else save(held.engine, request.shards)
         answer = super().step(request)
         return answer if answer is None or answer.snapshot is None else replace(answer, snapshot=before)

@@ -1021,7 +1021,7 @@ def test_what_has_been_emitted_on_the_way_is_never_taken_back(
 
 
 def first_time_it_holds(op: Row, events: Sequence[Row], lookback_us: int) -> int | None:
-    """Semantics 3.4, word for word: the smallest t at which the criterion holds over the events with time <= t."""
+    """Semantics 3.4, word for word: the smallest t at which the criterion is met over the events with time <= t."""
     start, deadline = op["created"] - lookback_us, op["deadline"]
     relevant = [e for e in events if e["key"] in op["keys"] and start <= e["time"] <= deadline]
     for t in sorted({e["time"] for e in relevant} | {op["created"], deadline}):

@@ -97,9 +97,9 @@ def test_a_micro_batch_that_fills_files_goes_straight_to_the_table_also_when_it_
     direct: list[int] = []
     commit = SparkActions.commit
 
-    def noting(self: SparkActions, ledger: Any, intent: Any, rows: Any) -> Any:
-        direct.extend([intent.last_batch] if intent.direct else [])
-        return commit(self, ledger, intent, rows)
+    def noting(self: SparkActions, ledger: Any, action: Any, work: Any) -> Any:
+        direct.extend([action.intent.last_batch] if action.intent.direct else [])
+        return commit(self, ledger, action, work)
 
     monkeypatch.setattr(SparkActions, "commit", noting)
     accumulator(stream, batch_size=100)

@@ -16,7 +16,7 @@ from spark_purgatory.errors import ForeignWriterError, StagingError
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging.backlog import MAX_FILES_AHEAD, Backlog
 from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, Intent, Ledger, Piece, Run, StagedBatch
-from spark_purgatory.spark.sink.staging.ledger_format import intent_body, record_body, replay
+from spark_purgatory.spark.sink.staging.ledger_format import empty_entry, intent_entry, record_entry, replay
 from spark_purgatory.spark.sink.staging.staged_files import check_one_writer, file_at, hash_names, read_files, row_hash
 from spark_purgatory.spark.sink.staging.staging_folder import FORMAT, LogRecord, StagingFolder
 from tests.support.damage import halve
@@ -40,11 +40,11 @@ def ledger(*notes: tuple[str, dict[str, Any]]) -> Ledger:
 
 def record(of: Piece, rows: int = 5) -> tuple[str, dict[str, Any]]:
     staged = StagedBatch(of.batch_id, of.epoch, 0, of.folder, rows, 100)
-    return of.folder.rpartition("/")[2], record_body(staged)
+    return record_entry(staged)[:2]
 
 
 def empty(first: int, last: int) -> tuple[str, dict[str, Any]]:
-    return f"empty={first}-{last % 2}", {"first": first, "last": last}
+    return empty_entry(first, last)[:2]
 
 
 # --- what counts --------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def test_a_folder_without_a_record_does_not_count() -> None:
 
 def test_a_run_is_numbered_after_the_one_that_made_the_last_intent_though_its_files_are_gone() -> None:
     intent = Intent(0, "uuid", None, "", NO_BATCH, direct=False, taken=(), left=(), epochs=(0,), run=7)
-    book = ledger(("intent=0", intent_body(intent)))
+    book = ledger(intent_entry(intent)[:2])
     book.adopt([], before=0)
     assert book.run.number == 8
 

@@ -12,13 +12,12 @@ from pyspark.sql import SparkSession
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import StagingError
-from spark_purgatory.spark.sink.drain.actions import CleanUp, Intended
-from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter
+from spark_purgatory.spark.sink.drain.actions import CleanUp, Intended, Work
 from spark_purgatory.spark.sink.drain.protocol import apply
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging.layout import EPOCHS_A_GENERATION, GENERATIONS, log_path
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Intent, Ledger, Piece
-from spark_purgatory.spark.sink.staging.ledger_format import intent_body, replay
+from spark_purgatory.spark.sink.staging.ledger_format import intent_entry, read_ledger
 from spark_purgatory.spark.sink.staging.staging_folder import FORMAT, StagingFolder, local_folder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from tests.support.sink_queries import HOUR
@@ -56,14 +55,14 @@ def without_checksum(path: Path) -> Path:
     return path
 
 
-def test_an_entry_is_read_as_it_was_written_and_a_note_replaces_the_one_of_its_number(
+def test_an_entry_is_read_as_it_was_written_and_a_note_replaces_the_one_of_its_name(
     spark: SparkSession, place: tuple[StagingFolder, Path]
 ) -> None:
     folder, checkpoint = place
     assert folder.read_entries(spark) == [], "nothing is there yet"
     folder.write_entry(spark, 0, "intent=0", {"text": 'ü "quoted"\nline'})
     for last in (1, 2, 3):
-        folder.write_entry(spark, 17, f"empty=1-{last % 2}", {"first": 1, "last": last}, 0)
+        folder.write_entry(spark, 17, f"empty=1-{last % 2}", {"first": 1, "last": last}, True)
     found = sorted((entry[:2] for entry in folder.read_entries(spark)), key=str)
     suffix = "f" if folder.local is not None else ""
     assert found == [
@@ -134,9 +133,9 @@ def test_a_checkpoint_that_only_spark_reaches_takes_and_delivers_rows_over_resta
 # --- growth -------------------------------------------------------------------------------------------------------
 
 
-def actions_in(spark: SparkSession, checkpoint: str) -> SparkActions:
+def actions_in(checkpoint: str) -> SparkActions:
     options = SinkOptions(path="/table")
-    return SparkActions(spark, checkpoint, DeltaTarget(options), PolicyAdapter(options, "/table"))
+    return SparkActions(options, checkpoint, DeltaTarget(options))
 
 
 def drains(spark: SparkSession, actions: SparkActions, ledger: Ledger, numbers: range, rows: Path) -> None:
@@ -149,16 +148,16 @@ def drains(spark: SparkSession, actions: SparkActions, ledger: Ledger, numbers: 
         ledger.add(number, number, [piece])
         epochs = tuple(sorted(ledger.epochs))
         intent = Intent(number, str(number), None, "", number, False, (piece,), (), epochs, 0)
-        actions.folder.write_entry(spark, number, f"intent={number}", intent_body(intent))
-        apply(ledger, Intended(intent))
+        actions.folder.write_entry(spark, number, *intent_entry(intent))
+        apply(ledger, Intended(intent), Work(spark, 0))
         ledger.drain = DrainState.FOUND
-        actions.clean_up(ledger)
-        apply(ledger, CleanUp())
+        actions.clean_up(spark, ledger)
+        apply(ledger, CleanUp(), Work(spark, 0))
 
 
 @pytest.mark.long
 def test_ten_thousand_drains_leave_as_many_files_and_folders_as_ten(spark: SparkSession, tmp_path: Path) -> None:
-    actions, ledger = actions_in(spark, str(tmp_path / "checkpoint")), Ledger()
+    actions, ledger = actions_in(str(tmp_path / "checkpoint")), Ledger()
     actions.folder.local = tmp_path / "checkpoint" / "staging"
     drains(spark, actions, ledger, range(10), actions.folder.local)
     after_ten = len(list(actions.folder.local.rglob("*")))
@@ -166,14 +165,14 @@ def test_ten_thousand_drains_leave_as_many_files_and_folders_as_ten(spark: Spark
     left = sorted(path.relative_to(actions.folder.local) for path in actions.folder.local.rglob("*") if path.is_file())
     assert [path.parts[-1].split("-")[0] for path in left] == ["done=9999", "intent=9999"]
     assert len(list(actions.folder.local.rglob("*"))) <= after_ten + 2 * GENERATIONS
-    assert replay(actions.folder.read_entries(spark), "").next_drain == 10_000
+    assert read_ledger(spark, actions.folder).next_drain == 10_000
 
 
 @pytest.mark.slow
 def test_drains_on_storage_that_cannot_remove_folders_leave_a_bounded_number(
     spark: SparkSession, elsewhere: str, tmp_path: Path
 ) -> None:
-    actions, ledger = actions_in(spark, elsewhere), Ledger()
+    actions, ledger = actions_in(elsewhere), Ledger()
     staging = tmp_path / "remote" / "checkpoint" / "staging"
     cycle = EPOCHS_A_GENERATION * GENERATIONS
     counts = []
@@ -183,4 +182,4 @@ def test_drains_on_storage_that_cannot_remove_folders_leave_a_bounded_number(
     print(f"files and folders after {cycle}, {2 * cycle} and {3 * cycle} drains: {counts}")
     assert counts[1] == counts[2]
     assert counts[0] <= counts[1] <= 2 * cycle + 20
-    assert replay(actions.folder.read_entries(spark), "").next_drain == 3 * cycle
+    assert read_ledger(spark, actions.folder).next_drain == 3 * cycle

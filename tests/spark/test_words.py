@@ -119,7 +119,9 @@ def test_a_quorum_of_more_keys_than_there_are_columns_is_refused_and_of_an_array
     rows = rows_at(spark)
     for keys, most in (("key", 1), (["key"], 1), (["key", "key"], 1), (["key", "id"], 2), (["key", "id", "key"], 2)):
         too_many = made(operations=waiting(keys=keys), criterion=criteria.quorum(most + 1))
-        with pytest.raises(ConfigError, match=rf"quorum\({most + 1}\) can never hold: operations\.keys has {most} key"):
+        with pytest.raises(
+            ConfigError, match=rf"quorum\({most + 1}\) can never be met: operations\.keys has {most} key"
+        ):
             too_many.resolve(rows, rows)
         made(operations=waiting(keys=keys), criterion=criteria.quorum(most)).resolve(rows, rows)
     for keys in ("keys", ["keys"]):

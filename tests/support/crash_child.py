@@ -111,7 +111,7 @@ def _no_replay(patch: Callable[[Any, str, Any], None]) -> None:
 
     def forgetful(*given: Any) -> Any:
         action = decide(*given)
-        return do.Stage() if isinstance(action, do.Skip) else action
+        return do.Stage(0, 1000) if isinstance(action, do.Skip) else action
 
     patch(sender, "next_action", forgetful)
 
@@ -179,7 +179,7 @@ def _clean_up_first(patch: Callable[[Any, str, Any], None]) -> None:
         if isinstance(result, do.Intended):
             after = deepcopy(ledger)
             after.take(result.intent)
-            self.clean_up(after)
+            self.clean_up(work.spark, after)
         return result
 
     patch(spark_actions.SparkActions, "carry_out", eager)
@@ -189,8 +189,8 @@ def _no_open_intent(patch: Callable[[Any, str, Any], None]) -> None:
     """After a restart an open intent is taken as committed."""
     take_in = protocol.apply
 
-    def trusting(ledger: Ledger, result: Any) -> None:
-        take_in(ledger, result)
+    def trusting(ledger: Ledger, result: Any, work: do.Work) -> None:
+        take_in(ledger, result, work)
         if isinstance(result, do.Looked):
             ledger.drain = DrainState.DONE
 
@@ -201,8 +201,8 @@ def _always_redo(patch: Callable[[Any, str, Any], None]) -> None:
     """After a restart an open intent is committed again, under the next number."""
     take_in = protocol.apply
 
-    def doubting(ledger: Ledger, result: Any) -> None:
-        take_in(ledger, result)
+    def doubting(ledger: Ledger, result: Any, work: do.Work) -> None:
+        take_in(ledger, result, work)
         if isinstance(result, do.Looked) and ledger.intent is not None and not ledger.is_done:
             ledger.pieces = {piece.key: piece for piece in (*ledger.intent.taken, *ledger.pieces.values())}
             ledger.drain = DrainState.DONE

@@ -109,10 +109,10 @@ class Worker(WarmEngines):
         self.simulation.seen["missed" if answer is None else "warm"] += 1
         return answer
 
-    def hold(self, request: Request, engine: EventTimePurgatory, size: int) -> bool:
+    def keep(self, request: Request, engine: EventTimePurgatory, size: int) -> bool:
         """As it is, with a size that counts."""
         self.simulation.seen["cold"] += 1
-        return super().hold(request, engine, max(size, ENGINE_BYTES))
+        return super().keep(request, engine, max(size, ENGINE_BYTES))
 
     @property
     def is_alive(self) -> bool:

@@ -35,7 +35,7 @@ class Evidence:
     def deciding(
         self, op: Row, taken: Sequence[Row], resolved: int, control: str | None, holds: Callable[[list[Row]], bool]
     ) -> Row | None:
-        """The event at the resolution with which the criterion held, or the first control event of that kind."""
+        """The event at the resolution with which the criterion was met, or the first control event of that kind."""
         here = self.in_order(op, [event for event in taken if event["time"] == resolved])
         if control is not None:
             return next((self.shown(event) for event in here if event["kind"] == control), None)

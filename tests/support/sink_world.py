@@ -6,9 +6,9 @@ A row is a number. The world outlives a run, as storage does; `Crash` ends a run
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 from uuid import uuid4
 
 from spark_purgatory.config import SinkOptions
@@ -19,12 +19,12 @@ from spark_purgatory.spark.sink.drain.actions import Work
 from spark_purgatory.spark.sink.drain.beside import Beside
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
-from spark_purgatory.spark.sink.staging import staging_folder
 from spark_purgatory.spark.sink.staging.layout import log_path
 from spark_purgatory.spark.sink.staging.ledger import Failed, Intent, Ledger, Names, Piece, Run, StagedBatch
-from spark_purgatory.spark.sink.staging.ledger_format import intent_body, record_body, replay
+from spark_purgatory.spark.sink.staging.ledger_format import empty_entry, read_ledger, record_entry, schema_entry
+from spark_purgatory.spark.sink.staging.staging_folder import LogRecord, StagingFolder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.table.history import DrainCommit, History, TableFacts, TableVersion
+from spark_purgatory.spark.sink.table.history import DrainCommit, History, TableFacts, TableState, TableVersion
 
 ROW_BYTES = 100
 SCHEMA = '{"type":"struct","fields":[]}'
@@ -100,9 +100,6 @@ class World:
         if intent is not None and all(piece.folder in self.folders for piece in intent.taken):
             self.append(intent, [row for piece in intent.taken for row in self.folders[piece.folder][piece.partition]])
 
-    def write(self, epoch: int, name: str, body: dict[str, Any]) -> None:
-        self.log[f"{log_path(epoch)}/{name}"] = body
-
     def remove(self, path: str) -> None:
         for found in (self.log, self.folders):
             for name in [name for name in found if name == path or name.startswith(f"{path}/")]:
@@ -138,106 +135,89 @@ class WorldTable(DeltaTarget):
         return facts
 
 
+class WorldFolder(StagingFolder):
+    """The staging folder of a world."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__("/checkpoint")
+        self.uri, self.world = "/staging", world
+
+    def write_entry(self, spark: Any, epoch: int, name: str, body: Mapping[str, object], is_note: bool = False) -> None:
+        self.world.log[f"{log_path(epoch)}/{name}"] = dict(body)
+
+    def read_entries(self, spark: Any, others_write: bool = False) -> list[LogRecord]:
+        return [LogRecord(path.rpartition("/")[2], {**body, "format": 1}) for path, body in self.world.log.items()]
+
+    def remove(self, spark: Any, path: str) -> None:
+        self.world.remove(path)
+
+
 class WorldActions(SparkActions):
-    """The actions on a `World`; what they say of the table is the product's own."""
+    """The product's own, but for what reads and writes rows."""
 
     def __init__(self, world: World, sender: WorldSender) -> None:
-        super().__init__(None, "/checkpoint", sender.target, sender.policy)  # type: ignore[arg-type]
+        super().__init__(sender.options, "/checkpoint", sender.target)
+        self.folder: StagingFolder = WorldFolder(world)
         self.world, self.sender = world, sender
 
-    def in_session(self, spark: Any) -> Self:
-        return self
-
-    def open(self) -> Ledger:
-        entries = [
-            staging_folder.LogRecord(path.rpartition("/")[2], {**body, "format": 1})
-            for path, body in self.world.log.items()
-        ]
-        ledger = replay(entries, "/staging")
+    def open(self, spark: Any) -> Ledger:
+        ledger = read_ledger(spark, self.folder)
         ledger.run = Run(id=uuid4().hex[:8])
         ledger.names = Names("/checkpoint", "/staging", "/table", "app")
         return ledger
 
     def carry_out(self, action: do.Action, ledger: Ledger, work: Work) -> do.Result:
-        world = self.world
-        match action:
-            case do.Look():
-                return self.look(ledger)
-            case do.Adopt(before):
-                return do.Adopted(world.pieces(), before)
-            case do.Skip():
-                world.evaluated.append(work.before)
-            case do.Stage():
-                return do.Staged(self._staged(ledger, work), work.schema)
-            case do.Count(batches):
-                found = {
-                    staged.batch_id: tuple(
-                        replace(piece, staged_ms=staged.staged_ms)
-                        for piece in world.pieces()
-                        if piece.folder == staged.path
-                    )
-                    for staged in batches
-                }
-                return do.Counted(found)
-            case do.Intend():
-                return self._intended(ledger, action, work)
-            case do.Commit(intent):
-                return self.committed(ledger, intent)
-            case do.ReadBack(intent):
-                result = self.truth.read_back(ledger, intent, self.target.state(self.spark, intent.base_version))
-                if isinstance(result, do.Found) and result.commit.version < 0 and intent.direct:
-                    world.evaluated.append(intent.last_batch)
-                return result
-            case do.CleanUp():
-                done = {
-                    "number": ledger.next_drain - 1,
-                    "table_version": ledger.table_version,
-                    "table_id": ledger.table_id,
-                }
-                world.write(ledger.next_drain - 1, f"done={ledger.next_drain - 1}", done)
-                for path in ledger.idle_folders():
-                    world.remove(path)
-            case do.Stop(error):
-                if ledger.incoming is not None:
-                    world.remove(ledger.incoming.path)
-                raise error
-        assert isinstance(action, do.Skip | do.CleanUp)
-        return action
+        result = super().carry_out(action, ledger, work)
+        if isinstance(action, do.Skip):
+            self.world.evaluated.append(work.before)
+        if isinstance(action, do.ReadBack) and isinstance(result, do.Found):
+            is_evaluated = result.commit.version < 0 and action.intent.direct
+            self.world.evaluated.extend([action.intent.last_batch] if is_evaluated else [])
+        return result
 
-    def _staged(self, ledger: Ledger, work: Work) -> StagedBatch:
+    def find(self, spark: Any, ledger: Ledger, before: int) -> list[Piece]:
+        return self.world.pieces()
+
+    def _repartitions(self, *given: Any) -> list[int]:
+        return []
+
+    def _stage(self, ledger: Ledger, action: do.Stage, work: Work) -> StagedBatch:
         world = self.world
         epoch, path = ledger.next_drain, ledger.run.batch_path(ledger.next_drain, work.before)
         if ledger.schema != work.schema:
-            world.write(epoch, f"schema={work.before}", {"batch_id": work.before, "schema": work.schema})
+            self.folder.write_entry(work.spark, epoch, *schema_entry(work.before, work.schema))
         rows = world.rows_of(work.before)
         world.evaluated.append(work.before)
         count = sum(map(len, rows.values()))
-        staged = StagedBatch(work.before, epoch, self.policy.now(), path, count, count * ROW_BYTES)
+        staged = StagedBatch(work.before, epoch, action.now_ms, path, count, count * ROW_BYTES)
         if count:
             world.folders[path] = {name: mine[: len(mine) // 2] for name, mine in rows.items() if mine[1:]}
             failpoints.reach("in parts")
             world.folders[path] = {name: mine for name, mine in rows.items() if mine}
-            world.write(epoch, path.rpartition("/")[2], record_body(staged))
-        else:
-            first, last = ledger.empty_run(work.before)
-            world.write(epoch, f"empty={first}-{last % 2}", {"first": first, "last": last})
+        entry = record_entry(staged) if count else empty_entry(*ledger.empty_run(work.before))
+        self.folder.write_entry(work.spark, epoch, *entry)
         return staged
 
-    def _intended(self, ledger: Ledger, action: do.Intend, work: Work) -> do.Result:
-        state = self.check_table(ledger, ledger.table_id, SCHEMA)
-        schema = (ledger.schema if action.taken else work.schema) or ""
-        table_id, version = self.world.table_id, state.history.version
-        intent = ledger.intent_of(action.taken, action.batch_id, schema, table_id, version, uuid=str(uuid4()))
-        self.world.write(intent.number, f"intent={intent.number}", intent_body(intent))
-        return do.Intended(intent)
+    def count(self, spark: Any, ledger: Ledger, batches: Sequence[StagedBatch]) -> dict[int, tuple[Piece, ...]]:
+        return {
+            staged.batch_id: tuple(
+                replace(piece, staged_ms=staged.staged_ms)
+                for piece in self.world.pieces()
+                if piece.folder == staged.path
+            )
+            for staged in batches
+        }
 
-    def committed(self, ledger: Ledger, intent: Intent) -> do.Result:
-        world = self.world
+    def check_table(self, spark: Any, ledger: Ledger, table_id: str | None, schema: str) -> TableState:
+        return super().check_table(spark, ledger, table_id, SCHEMA)
+
+    def commit(self, ledger: Ledger, action: do.Commit, work: Work) -> do.Result:
+        world, intent = self.world, action.intent
         fault = world.commit_fails.pop(0) if world.commit_fails else ""
         if world.takes_nothing:
             fault = "absent"
             self.sender.waited()
-        state = self.check_table(ledger, ledger.table_id or intent.table_id, SCHEMA)
+        state = self.check_table(work.spark, ledger, ledger.table_id or intent.table_id, SCHEMA)
         if fault in ("", "arrived"):
             rows = [row for piece in intent.taken for row in world.folders[piece.folder][piece.partition]]
             if intent.direct and intent.number > world.last_txn:
@@ -255,30 +235,24 @@ class WorldSender(Sender):
     def __init__(self, world: World) -> None:
         super().__init__(SinkOptions(path="/table", **world.options), "/checkpoint")
         self.target = WorldTable(world, self.options)
+        self.actions = WorldActions(world, self)
         self.world = world
         self.beside = WorldBeside(self)
         self.done: list[str] = []
 
-    def open(self, spark: Any) -> WorldActions:
-        if self._actions is None:
-            self._actions = WorldActions(self.world, self)
-            self.ledger = self._actions.open()
-        assert isinstance(self._actions, WorldActions)
-        return self._actions
-
     def take(self, batch_id: int | None, flush: bool = False) -> None:
         """What Spark, or `drain`, asks for."""
-        if self._actions is not None and batch_id is not None:
+        if self.is_open and batch_id is not None:
             failpoints.reach("after return")
         schema = "" if batch_id is None else self.world.batches[batch_id][0]
-        self._run(None, Work(self.world.committed, batch_id, schema, flush))  # type: ignore[arg-type]
+        self._run(Work(None, self.world.committed, batch_id, schema, flush))
         if batch_id is not None:
             failpoints.reach("before return")
             self.world.committed = batch_id + 1
 
-    def _do(self, actions: SparkActions, action: do.Action, work: Work) -> do.Result:
+    def _do(self, action: do.Action, work: Work) -> do.Result:
         self.done.append(type(action).__name__)
-        return super()._do(actions, action, work)
+        return super()._do(action, work)
 
     def waited(self) -> None:
         """Time passes without a real wait."""
@@ -295,13 +269,13 @@ class WorldBeside(Beside):
         """None: nothing is under way."""
         self.batch_id, self.is_waited_for = -1, False
 
-    def begin(self, actions: SparkActions, commit: Callable[[SparkActions], do.Result]) -> bool:
+    def begin(self, spark: Any, commit: Callable[[Any], do.Result]) -> bool:
         world = self.sender.world
         if not world.beside:
             return False
         self.batch_id, self.is_waited_for = world.committed, False
-        early = commit(actions) if world.beside == "at once" else None
-        self.commit = lambda: early or commit(actions)
+        early = commit(spark) if world.beside == "at once" else None
+        self.commit = lambda: early or commit(spark)
         world.under_way = None if early else self.sender.ledger.intent
         return True
 

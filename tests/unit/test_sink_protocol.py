@@ -305,7 +305,7 @@ def test_a_result_that_cannot_follow_is_a_bug_and_changes_nothing() -> None:
             ledger = Ledger(drain=state)
             before = deepcopy(ledger)
             with pytest.raises(BugError, match=f"{state.value} cannot be {type(result).__name__}"):
-                apply(ledger, result)
+                apply(ledger, result, do.Work(None, 0))
             assert ledger == before
 
 

@@ -296,7 +296,7 @@ class Expression:
         ),
         (orders_and_payments(), {"order_id": 7, "ordered_at": "noon"}, "operations.created is string, not a timestamp"),
         (orders_and_payments(), order(7, status="new"), "operations already have a column status"),
-        (orders_and_payments(criterion=criteria.quorum(2)), order(7), r"quorum\(2\) can never hold"),
+        (orders_and_payments(criterion=criteria.quorum(2)), order(7), r"quorum\(2\) can never be met"),
         (
             orders_and_payments(
                 operations=Operations(id="order_id", keys="order_id", created="ordered_at", timeout="wait")

@@ -72,7 +72,7 @@ def hold(engines: WarmEngines, *names: str, **others: Any) -> bool:
     first = request(operations(*names), "", "t0", **others)
     engine = SizedEngine(SPEC)
     answer = step_engine(engine, first, engines.address)
-    return engines.hold(first, engine, answer.warm_bytes)
+    return engines.keep(first, engine, answer.warm_bytes)
 
 
 def completed(answer: Answer | None) -> list[str]:
@@ -234,7 +234,7 @@ def test_an_error_of_a_held_step_reaches_the_asker_and_the_engine_is_dropped(wor
     first = request(operations("a"), "", "t0", spec_digest=digest(spec))
     engine = EventTimePurgatory(spec)
     step_engine(engine, first, "")
-    assert holder.hold(first, engine, 0)
+    assert holder.keep(first, engine, 0)
     too_many = request(operations("b", "c"), spec_digest=digest(spec))
     with pytest.raises(LimitError, match=r"^max_pending_per_shard is 2 and 3 operations would wait") as said:
         asker.ask(holder.address, too_many)
@@ -345,7 +345,7 @@ def test_two_askers_step_two_engines_of_one_holder_at_once(worker: Make) -> None
         first = request(operations("a", "b"), "", "t0", shard_id=f"s{at}")
         engine = Meeting(SPEC)
         step_engine(engine, first, "")
-        assert holder.hold(first, engine, 100)
+        assert holder.keep(first, engine, 100)
     found: dict[int, list[str]] = {}
 
     def ask(at: int) -> None:
@@ -371,7 +371,7 @@ def test_the_budget_is_of_all_workers_of_a_folder(worker: Make, caplog: pytest.L
     assert not hold(first, "f", shard_id="4", max_warm_bytes=450)
     said = [record.getMessage() for record in caplog.records if "max_warm_bytes" in record.getMessage()]
     assert said == [
-        f"max_warm_bytes is 450, and another shard with {size} bytes does not fit: shards that are not held are loaded "
+        f"max_warm_bytes is 450, and another shard with {size} bytes does not fit: shards that are not kept are loaded "
         "from the checkpoint in each micro-batch"
         for size in (200, 100)
     ]
@@ -436,22 +436,22 @@ def test_what_nobody_asks_for_makes_room_and_what_was_asked_for_stays(worker: Ma
     holder = worker()
     for shard_id in "123":
         assert hold(holder, "a", shard_id=shard_id, max_warm_bytes=300)
-        holder._held[shard_id].asked_at -= STALE_SECONDS - 10
+        holder._kept[shard_id].asked_at -= STALE_SECONDS - 10
     assert not hold(holder, "b", shard_id="4", max_warm_bytes=300)
-    for held in holder._held.values():
+    for held in holder._kept.values():
         held.asked_at -= 20
     assert holder.ask(holder.address, request(Step(2), shard_id="1", max_warm_bytes=300)) is not None
     assert hold(holder, "b", shard_id="4", max_warm_bytes=300)
-    assert sorted(holder._held) == ["1", "3", "4"], "the one that was asked for longest ago has gone, and no more"
+    assert sorted(holder._kept) == ["1", "3", "4"], "the one that was asked for longest ago has gone, and no more"
     assert hold(holder, "b", shard_id="5", max_warm_bytes=300)
-    assert sorted(holder._held) == ["1", "4", "5"]
+    assert sorted(holder._kept) == ["1", "4", "5"]
     assert not hold(holder, "b", shard_id="6", max_warm_bytes=300)
 
 
 def test_a_stale_engine_that_is_stepped_just_now_stays(worker: Make) -> None:
     holder = worker()
     assert hold(holder, "a", shard_id="1", max_warm_bytes=100)
-    held = holder._held["1"]
+    held = holder._kept["1"]
     held.asked_at -= 2 * STALE_SECONDS
     with held.lock:
         assert not hold(holder, "b", shard_id="2", max_warm_bytes=100)
@@ -639,7 +639,7 @@ def test_the_memory_of_an_engine_that_is_dropped_is_free_at_once(
     engine = Watched(SPEC)
     step_engine(engine, first, "")
     column = engine.column()
-    assert holder.hold(first, engine, 200)
+    assert holder.keep(first, engine, 200)
     del engine
     gc.freeze()  # as `prepare_worker` does when modules were imported
     try:
@@ -653,9 +653,9 @@ def test_the_memory_of_an_engine_that_is_dropped_is_free_at_once(
             assert answer is not None and answer.holder == ""
         else:
             seconds = FORGOTTEN_SECONDS if how == "forgotten" else STALE_SECONDS
-            holder._held["s"].asked_at -= seconds + 10
+            holder._kept["s"].asked_at -= seconds + 10
             assert hold(holder, "c", shard_id="2", max_warm_bytes=300 if how == "forgotten" else 200)
-            assert list(holder._held) == ["2"]
+            assert list(holder._kept) == ["2"]
         assert column() is None
     finally:
         gc.unfreeze()
@@ -665,25 +665,25 @@ def test_what_was_not_asked_for_in_a_long_time_goes_when_another_engine_is_stepp
     holder = worker()
     assert hold(holder, "a", shard_id="1")
     assert hold(holder, "b", shard_id="2")
-    holder._held["1"].asked_at -= FORGOTTEN_SECONDS + 10
+    holder._kept["1"].asked_at -= FORGOTTEN_SECONDS + 10
     assert holder.step(request(Step(2), shard_id="2")) is not None
-    assert list(holder._held) == ["2"]
+    assert list(holder._kept) == ["2"]
 
 
 def test_a_stale_engine_goes_before_one_that_has_just_grown(worker: Make) -> None:
     holder = worker()
     assert hold(holder, "a", shard_id="1", max_warm_bytes=300)
     assert hold(holder, "b", shard_id="2", max_warm_bytes=300)
-    holder._held["1"].asked_at -= STALE_SECONDS + 10
+    holder._kept["1"].asked_at -= STALE_SECONDS + 10
     answer = holder.step(request(operations("c", "d"), shard_id="2", max_warm_bytes=300))
     assert answer is not None and answer.holder == holder.address
-    assert list(holder._held) == ["2"]
+    assert list(holder._kept) == ["2"]
 
 
 def test_an_engine_that_is_dropped_while_another_waits_for_it_is_a_miss(worker: Make) -> None:
     holder = worker()
     assert hold(holder, "a")
-    held = holder._held["s"]
+    held = holder._kept["s"]
     found: list[Answer | None] = []
     with held.lock:
         waits = threading.Thread(target=lambda: found.append(holder.step(request(events("a")))))

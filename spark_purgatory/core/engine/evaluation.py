@@ -1,4 +1,4 @@
-"""When a criterion comes to hold: the smallest t at which it does over an operation's relevant events up to t.
+"""When a criterion is met: the smallest t at which it is over an operation's relevant events up to t.
 
 Rules that are satisfied key by key (any, all, quorum, level) need only the time at which each key is satisfied; count
 and sum bisect over time, for all operations at once, because all rules are monotone. No operation's events are laid out
@@ -46,7 +46,7 @@ class EvaluationResult:
     resolved_us: Int64s  # (n,) MAX_TIME_US where neither the criterion nor a control event resolves it
     matched: Int64s  # (n,) relevant events up to resolved_us, or all where it is MAX_TIME_US
     satisfied: Bools  # (m,) whether the entry's key is satisfied by then
-    held_us: Int64s  # (n,) when the criterion comes to hold, MAX_TIME_US where it does not
+    met_us: Int64s  # (n,) when the criterion is met, MAX_TIME_US where it is not
     status: Int64s | None = None  # (n,) COMPLETED, FAILED or CANCELLED where resolved; None: all COMPLETED
 
 
@@ -95,7 +95,7 @@ def evaluate(inputs: EvaluationInput, relevant: RelevantEvents, history: list[Sp
         if len(chosen):
             resolved_us[chosen] = traits.when(_Chosen(inputs, chosen, relevant, satisfied_us))
     needs_nothing = (inputs.rule == Rule.SUM_AT_LEAST) & (inputs.need <= 0)
-    resolved_us = held_us = np.where(needs_nothing, inputs.created_us, resolved_us)
+    resolved_us = met_us = np.where(needs_nothing, inputs.created_us, resolved_us)
     status = None
     if inputs.effects is not None:
         resolved_us, status = _with_controls(inputs, inputs.effects, satisfied_us, resolved_us)
@@ -108,7 +108,7 @@ def evaluate(inputs: EvaluationInput, relevant: RelevantEvents, history: list[Sp
         matched -= cross_key.total(np.arange(n), end_us)[0]
     # A deadline may be the end of time, which in satisfied_us stands for never.
     satisfied = (satisfied_us <= end_us[inputs.owner]) & (satisfied_us != MAX_TIME_US)
-    return EvaluationResult(resolved_us, matched, satisfied, held_us, status)
+    return EvaluationResult(resolved_us, matched, satisfied, met_us, status)
 
 
 def when_satisfied(inputs: EvaluationInput, spans: list[Spans], history: list[Spans]) -> Int64s:
@@ -188,7 +188,7 @@ def _nth(values: Int64s, first: Int64s, counts: Int64s, nth: Int64s) -> Int64s:
 
 
 def _last_level(of: _Chosen) -> Int64s:
-    """A level counts events from any time, and can hold from the created time on."""
+    """A level counts events from any time, and can be met from the created time on."""
     return np.maximum(_last_key(of), of.inputs.created_us[of.chosen])
 
 
@@ -372,9 +372,9 @@ class RuleTraits:
     """What sets one rule apart when it is evaluated; what it asks of a query is in `criteria`."""
 
     when: Callable[[_Chosen], Int64s]
-    """When the criterion of each operation comes to hold."""
+    """When the criterion of each operation is met."""
     lost_when: Callable[[_Failures], Int64s]
-    """When it can no longer come to hold, of all inputs."""
+    """When it can no longer be met, of all inputs."""
     reached: Callable[[Progress], Floats]
     needed: Callable[[Progress], Floats]
 

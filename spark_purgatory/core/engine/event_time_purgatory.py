@@ -42,37 +42,16 @@ from spark_purgatory.core.arrays.value_column import as_bools
 from spark_purgatory.core.engine.completion import Completion
 from spark_purgatory.core.engine.deduplication import Deduplication
 from spark_purgatory.core.engine.operation_table import OperationTable
-from spark_purgatory.core.engine.outcomes import MissingKeys, OutcomeBatch, Outcomes
+from spark_purgatory.core.engine.outcomes import Outcomes
 from spark_purgatory.core.engine.resolver import Resolver
 from spark_purgatory.core.engine.shard_events import ShardEvents
 from spark_purgatory.core.events.control_log import pair_of
 from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory
 from spark_purgatory.core.spec.arrivals import EventArrivals, OperationArrivals
-from spark_purgatory.core.spec.codes import EventRejection, OperationRejection, Status
+from spark_purgatory.core.spec.codes import EventRejection
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import LimitError
-
-DUPLICATE_REASON, DUPLICATE_CODE = "the id was seen before and its deadline has not passed", "duplicate"
-
-
-def duplicates_of(table: OperationTable, rows: Int64s, key_type: pa.DataType) -> OutcomeBatch:
-    """The outcomes of rows, (n,), that turned out to be DUPLICATEs: resolved at their created time."""
-    created_us, zeros = table.created_us[rows], np.zeros(len(rows), np.int64)
-    none = MissingKeys.none(len(rows), key_type)
-    reasons, codes = (pa.repeat(text, len(rows)) for text in (DUPLICATE_REASON, DUPLICATE_CODE))
-    payload, late = table.payload.take(rows), table.late[rows]
-    return OutcomeBatch(
-        payload=payload,
-        status=Status.DUPLICATE,
-        created_us=created_us,
-        resolved_us=created_us,
-        matched=zeros,
-        missing=none,
-        late=late,
-        reasons=reasons,
-        codes=codes,
-    )
 
 
 def without_rejected(operations: OperationArrivals, outcomes: Outcomes) -> OperationArrivals:
@@ -80,13 +59,7 @@ def without_rejected(operations: OperationArrivals, outcomes: Outcomes) -> Opera
     bad = np.flatnonzero(operations.rejection)
     if not len(bad):
         return operations
-    rows, none = operations.take(bad), np.zeros(len(bad), bool)
-    outcomes.tally.count_rejections(operations=rows.rejection)
-    reasons, codes = (
-        pa.array(texts).take(pa.array(rows.rejection))
-        for texts in zip(*((each.reason, each.name.lower()) for each in OperationRejection), strict=True)
-    )
-    outcomes.unwatched(Status.REJECTED, rows, reasons, codes, late=none, dated=none)
+    outcomes.reject(operations.take(bad))
     return operations.take(np.flatnonzero(operations.rejection == 0))
 
 
@@ -195,7 +168,8 @@ class EventTimePurgatory:
         duplicates, accepted = self.deduplication.decide(self.watermark_us, extended)
         self.purgatory.force_complete(duplicates)
         if len(duplicates):
-            self.outcomes.add(duplicates_of(self.rows, duplicates, self.completion.key_type()))
+            payload, created_us = self.rows.payload.take(duplicates), self.rows.created_us[duplicates]
+            self.outcomes.refuse_duplicates(payload, created_us, self.rows.late[duplicates], self.completion.key_type())
         if len(accepted):
             self.completion.move_timers(accepted, self.completion.due_us(self.resolver.resolve(accepted)))
 
@@ -257,8 +231,7 @@ class EventTimePurgatory:
         if duplicate.any():
             rows = operations.take(np.flatnonzero(duplicate))
             late = rows.created_us <= self.watermark_us
-            reasons, codes = (pa.repeat(text, len(rows)) for text in (DUPLICATE_REASON, DUPLICATE_CODE))
-            self.outcomes.unwatched(Status.DUPLICATE, rows, reasons, codes, late)
+            self.outcomes.refuse_duplicates(rows.payload, rows.created_us, late, rows.keys.type)
         return operations.take(np.flatnonzero(~duplicate & ~again)), operations.take(np.flatnonzero(again))
 
     def _register(self, operations: OperationArrivals) -> None:

@@ -3,8 +3,8 @@
 Both are read from the logs when an outcome leaves, as its criterion was: nothing is kept per operation. Events of one
 time have an order of their own, that of `Deliveries.order`, so that the evidence does not depend on their arrival.
 
-The *deciding event* is the one at which the criterion first holds when the events are taken in that order. By hand, for
-an operation on the keys a and b that needs two keys, with events of the times 10 and 20::
+The *deciding event* is the one at which the criterion is first met when the events are taken in that order. By hand,
+for an operation on the keys a and b that needs two keys, with events of the times 10 and 20::
 
     10  a                    20  a, b          decides: b at 20; a had its first event at 10
                              20  b, a          decides: b at 20; the order of keys is the operation's
@@ -57,8 +57,8 @@ def evidence_of(resolver: Resolver, status: Status, resolutions: Resolutions, ch
     if spec.evidence.largest:
         decided = Deliveries.joined(asked.listed(1))
     else:
-        held = resolutions.result.held_us[chosen] == asked.resolved_us
-        decided = asked.deciding(held & (status == Status.COMPLETED))
+        met = resolutions.result.met_us[chosen] == asked.resolved_us
+        decided = asked.deciding(met & (status == Status.COMPLETED))
     structs = event_structs(decided, resolver.watchers.keys.take(entries[decided.entry]), spec)
     place = np.full(len(rows), -1)
     place[decided.operation] = np.arange(len(decided))
@@ -105,12 +105,12 @@ class _Asked:
     rows: Int64s  # (n,)
     resolved_us: Int64s  # (n,) MAX_TIME_US of EXPIRED ones
 
-    def deciding(self, held: Bools) -> Deliveries:
-        """The deciding event of each operation, at most one; ``held``, (n,): the criterion decided."""
-        by_criterion = self._by_criterion(held) if held.any() else Deliveries.of([], EMPTY)
-        if self.status not in CONTROLS or held.all():
+    def deciding(self, met: Bools) -> Deliveries:
+        """The deciding event of each operation, at most one; ``met``, (n,): the criterion decided."""
+        by_criterion = self._by_criterion(met) if met.any() else Deliveries.of([], EMPTY)
+        if self.status not in CONTROLS or met.all():
             return by_criterion
-        by_control = self._by_control(CONTROLS[self.status], ~held)
+        by_control = self._by_control(CONTROLS[self.status], ~met)
         return Deliveries.joined([by_criterion, by_control])
 
     def listed(self, most: int) -> list[Deliveries]:
@@ -205,21 +205,21 @@ class _Asked:
         laid = laid.take(laid.order())
         return laid.take(np.unique(laid.operation, return_index=True)[1])
 
-    def _by_criterion(self, held: Bools) -> Deliveries:
-        """The event at which the criterion of each operation that held came to hold; none where it held already.
+    def _by_criterion(self, met: Bools) -> Deliveries:
+        """The event at which the criterion of each chosen operation was met; none where it was met before any event.
 
         Where the deadline decides, the first event.
         """
         inputs, owner = self.inputs, self.inputs.owner
-        until = held & (inputs.rule == Rule.UNTIL_DEADLINE)
+        until = met & (inputs.rule == Rule.UNTIL_DEADLINE)
         if until.any():
             first = self._earliest([self._cut(span) for span in self.spans], until, 1)
-            return first if (until == held).all() else Deliveries.joined([first, self._by_criterion(held & ~until)])
-        held = held & ~((inputs.rule == Rule.SUM_AT_LEAST) & (inputs.need <= 0))
+            return first if (until == met).all() else Deliveries.joined([first, self._by_criterion(met & ~until)])
+        met = met & ~((inputs.rule == Rule.SUM_AT_LEAST) & (inputs.need <= 0))
         here = []
         for span in self.spans:
             low, high = _between(span, self.resolved_us[owner[span.owner]])
-            here.append(replace(span, low=low, high=high).where((low < high) & held[owner[span.owner]]))
+            here.append(replace(span, low=low, high=high).where((low < high) & met[owner[span.owner]]))
         laid = Deliveries.of(here, owner)
         several = np.bincount(laid.operation, minlength=len(self.rows)) > 1
         counted = np.isin(inputs.rule, (Rule.COUNT, Rule.SUM_AT_LEAST))
@@ -228,7 +228,7 @@ class _Asked:
         parts = [laid.take(np.flatnonzero(alone[laid.operation]))]
         if len(parts[0]) < len(laid):
             parts.append(self._at_key(laid.take(np.flatnonzero((~alone & ~counted)[laid.operation]))))
-            parts.append(self._at_count(counted & several & held))
+            parts.append(self._at_count(counted & several & met))
         return Deliveries.joined(parts)
 
     def _at_key(self, laid: Deliveries) -> Deliveries:

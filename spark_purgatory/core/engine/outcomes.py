@@ -6,7 +6,7 @@ Columns: the payload's, then `OUTCOME_FIELDS`, then `ORPHAN_FIELDS` where ORPHAN
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,7 @@ OUTCOME_FIELDS = (
 EVENT_FIELDS = tuple(pa.field(f"event_{name}", pa.string()) for name in ("kind", "key", "operation_id"))
 """What an ORPHAN tells of its event."""
 ORPHAN_FIELDS = (pa.field("reason_code", pa.string()), *EVENT_FIELDS)
+DUPLICATE_REASON, DUPLICATE_CODE = "the id was seen before and its deadline has not passed", "duplicate"
 
 
 def evidence_fields(spec: EngineSpec) -> list[pa.Field]:
@@ -215,35 +216,44 @@ class Outcomes:
         self.tally.by_status[batch.status] += len(batch)
         self.batches.append(batch)
 
-    def unwatched(
-        self,
-        status: Status,
-        rows: OperationArrivals,
-        reasons: pa.Array,
-        codes: pa.Array,
-        late: Bools,
-        dated: Bools | None = None,
-    ) -> None:
-        """Operations that never waited: REJECTED and DUPLICATE; resolved when created, where that is known."""
-        n = len(rows)
-        missing = MissingKeys.none(n, rows.keys.type)
-        zeros = np.zeros(n, np.int64)
-        self.add(
-            OutcomeBatch(
-                payload=rows.payload,
-                status=status,
-                created_us=rows.created_us,
-                resolved_us=rows.created_us,
-                matched=zeros,
-                missing=missing,
-                late=late,
-                reasons=reasons,
-                codes=codes,
-                dated=dated,
-            )
+    def reject(self, operations: OperationArrivals) -> None:
+        """Operations that cannot wait become REJECTED. They are not late, and have no time of resolution."""
+        none = np.zeros(len(operations), bool)
+        self.tally.count_rejections(operations=operations.rejection)
+        reasons, codes = (
+            pa.array(texts).take(pa.array(operations.rejection))
+            for texts in zip(*((each.reason, each.name.lower()) for each in OperationRejection), strict=True)
         )
+        payload, created_us, key_type = operations.payload, operations.created_us, operations.keys.type
+        batch = _unwatched(Status.REJECTED, payload, created_us, none, key_type, reasons=reasons, codes=codes)
+        self.add(replace(batch, dated=none))
+
+    def refuse_duplicates(
+        self, payload: pa.StructArray, created_us: Int64s, late: Bools, key_type: pa.DataType
+    ) -> None:
+        """Operations whose id is another one's become DUPLICATEs, resolved at their created time."""
+        reasons, codes = (pa.repeat(text, len(created_us)) for text in (DUPLICATE_REASON, DUPLICATE_CODE))
+        self.add(_unwatched(Status.DUPLICATE, payload, created_us, late, key_type, reasons=reasons, codes=codes))
 
     def take(self) -> list[pa.RecordBatch]:
         """The outcomes as Arrow, removed."""
         batches, self.batches = self.batches, []
         return [batch.to_arrow(self._orphans, self._evidence) for batch in batches if len(batch)]
+
+
+def _unwatched(
+    status: Status, payload: pa.StructArray, created_us: Int64s, late: Bools, key_type: pa.DataType,
+    *, reasons: pa.Array, codes: pa.Array,
+) -> OutcomeBatch:  # fmt: skip
+    """Operations that no event could complete."""
+    return OutcomeBatch(
+        payload=payload,
+        status=status,
+        created_us=created_us,
+        resolved_us=created_us,
+        matched=np.zeros(len(created_us), np.int64),
+        missing=MissingKeys.none(len(created_us), key_type),
+        late=late,
+        reasons=reasons,
+        codes=codes,
+    )

@@ -64,7 +64,7 @@ class Resolutions:
     @property
     def awaits_deadline(self) -> Bools:
         """(n,) bool: until its deadline more events may come."""
-        return (self.rule == Rule.UNTIL_DEADLINE) & (self.result.resolved_us == self.result.held_us)
+        return (self.rule == Rule.UNTIL_DEADLINE) & (self.result.resolved_us == self.result.met_us)
 
     @staticmethod
     def joined(parts: list[Resolutions]) -> Resolutions:

@@ -1,6 +1,6 @@
 """Kafka's DelayedOperationPurgatory, for arrays of operations.
 
-Every operation completes exactly once: by a criterion that holds when it is tried (`try_complete_else_watch`,
+Every operation completes exactly once: by a criterion that is met when it is tried (`try_complete_else_watch`,
 `check_and_complete`), by `force_complete`, or by its time-out in `advance_clock`; the first of these wins. The caller
 gives what it knows of operations to each call, as `DelayedOperations`. Nothing completes by itself when its criterion
 comes true: only a check of one of its watch keys looks.
@@ -112,7 +112,7 @@ class DelayedOperationPurgatory:
         deadlines_ms: Int64s,
         key_hashes: Int64s | None = None,
     ) -> tuple[Int64s, Bools]:
-        """Register operations; those whose criterion holds already complete and are watched nowhere.
+        """Register operations; those whose criterion is met already complete and are watched nowhere.
 
         Operation i watches ``keys[offsets[i]:offsets[i + 1]]`` (a key may come twice) until ``deadlines_ms[i]``, or
         another deadline that it gets when it is tried. Returns rows (n,) int64 and (n,) bool, True where trying

@@ -1,6 +1,6 @@
 """The seven criteria, as data.
 
-All are monotone: once they hold over the events up to t, they hold for every later t. So "when" is the smallest such t,
+All are monotone: once met over the events up to t, they are met for every later t. So "when" is the smallest such t,
 and nothing has to be evaluated twice.
 """
 

@@ -32,9 +32,9 @@ class ShardHead:
     token: str
     """Random, new in every step. An engine in memory is this shard's only if it has this token."""
     shard_id: str
-    """Random, drawn when the shard was made: what a worker holds the shard's engine under."""
+    """Random, drawn when the shard was made: what a worker keeps the shard's engine under."""
     holder: str
-    """Address of the worker that may hold the engine; empty: none does."""
+    """Address of the worker that may keep the engine; empty: none does."""
     shards: int
     spec_digest: str
     """The digest of the settings and columns under which the log was written."""

@@ -50,7 +50,7 @@ def pending(
         - ``criterion`` (string), ``reached`` and ``needed`` (double): keys, events or a sum of values;
           ``progress`` (string): the same as text, "3 of 5".
         - ``created_at``, ``deadline_at`` (timestamp): the deadline with the extensions so far.
-        - ``held_until`` (timestamp): where the criterion holds already, and ``emit="final"`` waits for the watermark.
+        - ``held_until`` (timestamp): where the criterion is met already, and ``emit="final"`` waits for the watermark.
         - ``age_ms``, ``remaining_ms`` (bigint): since it was created and until its deadline, seen from the watermark of
           the micro-batch, not from the clock on the wall; null before there is a watermark.
         - ``events`` (array of struct), where outcomes carry events: the first 100 of those that count so far.

@@ -30,7 +30,7 @@ a speculative attempt                       the same: only one attempt finds the
                                             the one that Spark commits says which token counts
 the holder is killed, or ended by Spark     its socket is closed: the shard is loaded again, and held by who loaded it
 an executor is lost                         the same, on another machine
-a restart                                   the same; in the same session, workers may still hold the engines
+a restart                                   the same; in the same session, workers may still keep the engines
 an old holder is alive                      it is not asked, or has another token; what nobody asks for makes room
 a micro-batch is evaluated twice            the second evaluation finds no engine, and loads the state: right, but slow
 the disk is full                            Spark commits nothing: as a task that failed
@@ -183,8 +183,8 @@ class LogHost(StatefulProcessor):
         engine = EventTimePurgatory(self._spec) if is_new else self._load(head)
         self.reached("after load")
         answer = step_engine(engine, request, self.warm.address)
-        held = self.warm.hold(request, engine, answer.warm_bytes)
-        return answer if held else replace(answer, holder="")
+        is_kept = self.warm.keep(request, engine, answer.warm_bytes)
+        return answer if is_kept else replace(answer, holder="")
 
     def _load(self, head: ShardHead) -> EventTimePurgatory:
         snapshot = self._snapshot.get()

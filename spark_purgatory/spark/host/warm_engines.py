@@ -1,10 +1,10 @@
 """Engines that stay in the memory of the Python worker that loaded them, and are stepped there from any other.
 
 Spark gives a partition to whichever worker is idle, so a worker seldom meets a shard twice in a row. So the worker
-that loaded a shard *holds* its engine: a thread of it answers on a Unix socket, and the worker that has the task sends
-it the step and is sent the outcomes. Whoever holds is asked directly: its address is in the shard's head.
+that loaded a shard *keeps* its engine: a thread of it answers on a Unix socket, and the worker that has the task sends
+it the step and is sent the outcomes. Whoever keeps it is asked directly: its address is in the shard's head.
 
-What is held is never trusted beyond its token: `WarmEngines.step` answers only if the engine has the token of the
+What is kept is never trusted beyond its token: `WarmEngines.step` answers only if the engine has the token of the
 state that Spark committed, and the spec of the query that asks. A step takes the token away before it begins and gives
 the next one when it is done. So an engine whose step failed, was repeated, or was not committed is found by nobody, and
 is dropped.
@@ -30,7 +30,7 @@ from spark_purgatory.core.state.engine_snapshot import gauges_of, save, tally_of
 from spark_purgatory.core.state.step_log import take_step
 from spark_purgatory.errors import PurgatoryError
 from spark_purgatory.spark.host.calls import added, counts_of, packed
-from spark_purgatory.spark.host.warm_folder import HeldSizes, executor_folder, is_neighbour
+from spark_purgatory.spark.host.warm_folder import KeptSizes, executor_folder, is_neighbour
 from spark_purgatory.spark.host.warm_messages import (
     Answer,
     Request,
@@ -55,9 +55,9 @@ LOG = logging.getLogger(__name__)
 
 
 @dataclass
-class _Held:
+class _Kept:
     engine: EventTimePurgatory | None
-    """None: it is held no more."""
+    """None: it is kept no more."""
     token: str
     """Empty while a step is made, and for good if it fails."""
     spec_digest: str
@@ -84,8 +84,8 @@ class WarmEngines:
     def __init__(self, folder: Path | None, name: str = "") -> None:
         self._folder = folder
         self._name = name or f"{os.getpid()}-{os.urandom(4).hex()}"
-        self._sizes = None if folder is None else HeldSizes(folder, self._name)
-        self._held: OrderedDict[str, _Held] = OrderedDict()
+        self._sizes = None if folder is None else KeptSizes(folder, self._name)
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._guard = threading.Lock()
         self._server: Server | None = None
         self._clients: dict[str, Connection] = {}
@@ -93,7 +93,7 @@ class WarmEngines:
         self._closed = False
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._kept)
 
     @property
     def address(self) -> str:
@@ -103,7 +103,7 @@ class WarmEngines:
         return "" if self._server is None else self._server.address
 
     def ask(self, holder: str, request: Request) -> Answer | None:
-        """Have the holder make a step; None where it does not hold the engine in this state.
+        """Have the holder make a step; None where it does not keep the engine in this state.
 
         Raises what the step raises.
         """
@@ -128,48 +128,48 @@ class WarmEngines:
             return None
 
     def step(self, request: Request) -> Answer | None:
-        """Step a held engine; None where it is not held in this state, and then it is dropped."""
+        """Step a kept engine; None where it is not kept in this state, and then it is dropped."""
         self._let_go_of(FORGOTTEN_SECONDS)
         with self._guard:
-            held = self._held.get(request.shard_id)
-            if held is None:
+            kept = self._kept.get(request.shard_id)
+            if kept is None:
                 return None
-            self._held.move_to_end(request.shard_id)
-            held.asked_at = time.monotonic()
-        with held.lock:
-            if held.engine is None or held.token != request.token or held.spec_digest != request.spec_digest:
-                self._drop(request.shard_id, held)
+            self._kept.move_to_end(request.shard_id)
+            kept.asked_at = time.monotonic()
+        with kept.lock:
+            if kept.engine is None or kept.token != request.token or kept.spec_digest != request.spec_digest:
+                self._drop(request.shard_id, kept)
                 return None
-            held.token = ""
+            kept.token = ""
             try:
-                answer = step_engine(held.engine, request, self.address)
+                answer = step_engine(kept.engine, request, self.address)
             except BaseException:
-                self._drop(request.shard_id, held)
+                self._drop(request.shard_id, kept)
                 raise
-            held.token, held.size = request.next_token, answer.warm_bytes
+            kept.token, kept.size = request.next_token, answer.warm_bytes
             if self._size() > request.max_warm_bytes:
                 self._let_go_of(STALE_SECONDS, until_fits=request.max_warm_bytes)
             if self._size() > request.max_warm_bytes:
                 # It has grown, and counts for more than the budget has.
-                self._drop(request.shard_id, held)
+                self._drop(request.shard_id, kept)
                 return replace(answer, holder="")
         self._note_size()
         return answer
 
-    def hold(self, request: Request, engine: EventTimePurgatory, size: int) -> bool:
+    def keep(self, request: Request, engine: EventTimePurgatory, size: int) -> bool:
         """Keep an engine that was stepped as the request says; False where there is no room for it."""
         if self._sizes is None or not self.address:
             return False
         self._let_go_of(FORGOTTEN_SECONDS)
         with self._sizes.alone():
             with self._guard:
-                former = self._held.pop(request.shard_id, None)
+                former = self._kept.pop(request.shard_id, None)
             if former is not None:
                 former.release_unless_stepped()
             fits = self._makes_room(size, request.max_warm_bytes)
             if fits:
                 with self._guard:
-                    self._held[request.shard_id] = _Held(engine, request.next_token, request.spec_digest, size)
+                    self._kept[request.shard_id] = _Kept(engine, request.next_token, request.spec_digest, size)
             self._note_size()
         return fits
 
@@ -181,7 +181,7 @@ class WarmEngines:
         if not fits:
             self._say_once(
                 "full",
-                "max_warm_bytes is %s, and another shard with %s bytes does not fit: shards that are not held are "
+                "max_warm_bytes is %s, and another shard with %s bytes does not fit: shards that are not kept are "
                 "loaded from the checkpoint in each micro-batch",
                 f"{max_warm_bytes:,}",
                 f"{size:,}",
@@ -189,23 +189,23 @@ class WarmEngines:
         return fits
 
     def _let_go_of(self, seconds: float, until_fits: int = -1) -> None:
-        """Drop engines that nobody asked for in so many seconds, the longest first, until that many bytes are held."""
+        """Drop engines that nobody asked for in so many seconds, the longest first, until that many bytes are kept."""
         before = time.monotonic() - seconds
-        for shard_id, held in list(self._held.items()):
-            if held.asked_at < before and self._size() > until_fits and held.release_unless_stepped():
-                self._drop(shard_id, held)
+        for shard_id, kept in list(self._kept.items()):
+            if kept.asked_at < before and self._size() > until_fits and kept.release_unless_stepped():
+                self._drop(shard_id, kept)
 
     def _size(self) -> int:
-        """Bytes of engines that the workers of this executor hold."""
+        """Bytes of engines that the workers of this executor keep."""
         others = 0 if self._sizes is None else self._sizes.of_others()
-        return others + sum(held.size for held in list(self._held.values()))
+        return others + sum(kept.size for kept in list(self._kept.values()))
 
     def _note_size(self) -> None:
-        """Let the other workers of this executor know how much this one holds, and keep no more than that."""
+        """Let the other workers of this executor know how much this one keeps, and keep no more than that."""
         if self._sizes is not None:
             # Under the guard, so that of two threads the later one notes the later size.
             with self._guard:
-                size = sum(held.size for held in self._held.values())
+                size = sum(kept.size for kept in self._kept.values())
                 try:
                     self._sizes.note(size)
                 except OSError:
@@ -217,12 +217,12 @@ class WarmEngines:
             self._said.add(what)
             LOG.warning(message, *values)
 
-    def _drop(self, shard_id: str, held: _Held) -> None:
-        """Hold it no more; with its lock, or once it was released."""
-        held.release()
+    def _drop(self, shard_id: str, kept: _Kept) -> None:
+        """Keep it no more; with its lock, or once it was released."""
+        kept.release()
         with self._guard:
-            if self._held.get(shard_id) is held:
-                del self._held[shard_id]
+            if self._kept.get(shard_id) is kept:
+                del self._kept[shard_id]
         self._note_size()
 
     def _forget_client(self, holder: str) -> None:
@@ -231,10 +231,10 @@ class WarmEngines:
             connection.close()
 
     def close(self) -> None:
-        """Hold nothing, and answer nobody any more: as when the worker ends."""
+        """Keep nothing, and answer nobody any more: as when the worker ends."""
         with self._guard:
             self._closed = True
-            self._held.clear()
+            self._kept.clear()
         if self._server is not None:
             self._server.close()
         if self._sizes is not None:
@@ -273,7 +273,7 @@ class WarmEngines:
             answer = error
         except Exception:
             # The task's own worker loads the shard and meets the same error, with its own stack.
-            LOG.exception("a step of a held engine failed")
+            LOG.exception("a step of a kept engine failed")
             answer = None
         send_answer(connection, answer)
 

@@ -82,8 +82,8 @@ def is_alive(process: int) -> bool:
     return True
 
 
-class HeldSizes:
-    """Bytes of engines that the workers of a folder hold: a file of eight bytes for each worker."""
+class KeptSizes:
+    """Bytes of engines that the workers of a folder keep: a file of eight bytes for each worker."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -101,7 +101,7 @@ class HeldSizes:
         os.pwrite(self._file, NUMBER.pack(size), 0)
 
     def of_others(self) -> int:
-        """What the other workers hold."""
+        """What the other workers keep."""
         return sum(_noted(file) for file in self._folder.glob("*.size") if file != self._path)
 
     @contextmanager
@@ -109,7 +109,7 @@ class HeldSizes:
         """No two workers of the folder are in this block at once: to look for room and to take it."""
         try:
             file = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # The folder is gone, and with it what others hold.
+        except OSError:  # The folder is gone, and with it what others keep.
             yield
             return
         try:

@@ -65,7 +65,7 @@ def check_quorum(criterion: Criterion | ByRow, keys: ColumnLike | Sequence[Colum
     count = len(names) if all(isinstance(column, str) for column in columns) else len(columns)
     if count < criterion.need and not (several and len(columns) == 1):
         raise ConfigError(
-            f"criterion quorum({int(criterion.need)}) can never hold: operations.keys has {count} key(s) for "
+            f"criterion quorum({int(criterion.need)}) can never be met: operations.keys has {count} key(s) for "
             f"each operation; give at most {count}, or more columns in keys"
         )
 
@@ -162,7 +162,7 @@ class Purgatory(PurgatoryOptions):
         operations: What waits.
         completions: What completes it.
         criterion: When an operation is complete: one of `spark_purgatory.criteria`.
-        emit: "early" lets an outcome leave in the micro-batch in which its criterion is first seen to hold. "final"
+        emit: "early" lets an outcome leave in the micro-batch in which its criterion is first seen to be met. "final"
             holds it until no earlier event can come, so that the table does not depend on the order of arrival.
         shards: Groups that operations are spread over by key. Choose it so that the state of a shard stays around 1 to
             5 MB; the checkpoint fixes it. None gives every key a group of its own, for few and busy keys.

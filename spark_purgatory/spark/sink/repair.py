@@ -13,11 +13,10 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError, StorageError
-from spark_purgatory.spark.sink.staging.staging_folder import LogRecord, StagingFolder, local_folder
+from spark_purgatory.spark.sink.staging.staging_folder import LogRecord, StagingFolder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import History
 from spark_purgatory.spark.sink.table.table_claim import app_id_of, claimed_by
-from spark_purgatory.spark.storage.storage_errors import writing
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ def conflicts(spark: SparkSession, checkpoint: str) -> list[Conflict]:
         ForeignWriterError: The table holds a commit of neither.
         StagingError: Entries differ that are no intents, or one is damaged.
     """
-    place = StagingFolder(checkpoint, local_folder(spark, checkpoint))
+    place = StagingFolder.of(spark, checkpoint)
     by_name: dict[str, list[LogRecord]] = {}
     for entry in place.read_entries(spark):
         by_name.setdefault(entry.name, []).append(entry)
@@ -58,10 +57,9 @@ def conflicts(spark: SparkSession, checkpoint: str) -> list[Conflict]:
 
 def repair(spark: SparkSession, checkpoint: str, found: list[Conflict]) -> None:
     """Remove the entries that are not true."""
-    place = StagingFolder(checkpoint, local_folder(spark, checkpoint))
+    place = StagingFolder.of(spark, checkpoint)
     for entry in (entry for conflict in found for entry in conflict.false):
-        with writing(f"the removal of {entry.path}", place.uri):
-            place.remove(spark, entry.path)
+        place.remove(spark, entry.path)
 
 
 def _decided(spark: SparkSession, target: DeltaTarget, app_id: str, name: str, entries: list[LogRecord]) -> Conflict:

@@ -10,9 +10,9 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, StagingError
 from spark_purgatory.spark.sink.staging.ledger import Ledger, missing
-from spark_purgatory.spark.sink.staging.ledger_format import replay
+from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
 from spark_purgatory.spark.sink.staging.staged_files import pieces_below, read_pieces
-from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, local_folder
+from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import NO_VERSION
 from spark_purgatory.spark.sink.table.renames import followed, with_names
@@ -30,7 +30,7 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
     half written. The staging folder is read between two looks at the table's version: if these agree, it is of the same
     time.
     """
-    place = StagingFolder(checkpoint, local_folder(spark, checkpoint))
+    place = StagingFolder.of(spark, checkpoint)
     # The query may name the table in another way than the reader, and other tables may have its name.
     claimed, here = claimed_by(spark, checkpoint), resolved(spark, SinkOptions(path=target.path, table=target.table))
     is_named = not claimed or is_one_table(claimed, {"path": here.path} if here.path else {"table": str(here.table)})
@@ -38,7 +38,7 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
     for _ in range(TRIES):
         before = _version_of(spark, target)
         committed = next_batch(spark, checkpoint)
-        ledger = replay(place.read_entries(spark, others_write=True), place.uri)
+        ledger = read_ledger(spark, place, others_write=True)
         found: StagingError | None = None
         known = committed
         try:

@@ -31,10 +31,13 @@ class Skip:
     """Evaluate the micro-batch and drop its rows: an earlier run has brought them."""
 
 
+@dataclass(frozen=True)
 class Stage:
     """Write the rows of the micro-batch into the staging folder, and the record of them."""
 
     name = "parts"
+    now_ms: int
+    max_file_rows: int
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class Commit:
 
     name = "drain commit"
     intent: Intent
+    max_file_rows: int = 0
+    """Where a file of the table is cut; 0: nowhere."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +184,8 @@ class Work:
     to end the drain that is under way.
     """
 
+    spark: Any
+    """The session to do it in."""
     before: int
     """The micro-batch that Spark runs now, or next."""
     batch_id: int | None = None

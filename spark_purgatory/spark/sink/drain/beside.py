@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pyspark.sql import SparkSession, is_remote
 
 from spark_purgatory.spark.sink.drain.actions import Result
-from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.storage.spark_access import another_session, make_active
 
 
@@ -32,16 +31,16 @@ class Beside:
         """Whether a commit is under way."""
         return self._under_way is not None and not self._under_way.done()
 
-    def begin(self, actions: SparkActions, commit: Callable[[SparkActions], Result]) -> bool:
-        """Begin a commit; False where there can be no second session."""
+    def begin(self, spark: SparkSession, commit: Callable[[SparkSession], Result]) -> bool:
+        """Begin a commit in another session like this one; False where there can be none."""
         if is_remote():
             return False
         self._thread = self._thread or ThreadPoolExecutor(1, "spark_purgatory drain")
-        session = self._session = self._session or another_session(actions.spark)
+        session = self._session = self._session or another_session(spark)
 
         def in_thread() -> Result:
             make_active(session)
-            return commit(actions.in_session(session))
+            return commit(session)
 
         self._under_way = self._thread.submit(in_thread)
         return True

@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_purgatory.accumulator.backoff import ExponentialBackoff
@@ -19,7 +19,7 @@ from spark_purgatory.errors import StorageError
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.staging.backlog import Backlog
-from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger, Piece, StagedBatch
+from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger, Piece, StagedBatch, by_partition
 from spark_purgatory.spark.sink.table.history import DrainCommit
 
 LOG = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ FIRST_DRAIN_MS = 8000
 MAX_FILES_PER_DRAIN = 64
 """Each is a branch of the query that writes them; planning takes about 10 ms a branch."""
 KEPT_FUTURES = 100
+MAX_FULL = 1.25
+"""A file may be so much larger than wanted before it is cut."""
 FILLED = 0.5
 """A direct write has filled its files where they hold so much of batch_size on average: the last one of a table
 partition holds what is left over."""
@@ -83,7 +85,7 @@ class PolicyAdapter:
     """The policy of one query's sink, with its estimates of sizes and its futures."""
 
     def __init__(self, options: SinkOptions, table: str, on_delivery: Callback[Delivery] | None = None) -> None:
-        self.table, self.options = table, options
+        self.table = table
         self.linger_ms, self.batch_bytes = options.ms_of("linger"), options.bytes_of("batch_size")
         self.buffer_bytes, self.request_bytes = options.bytes_of("buffer_memory"), options.bytes_of("max_request_size")
         self.max_block_ms, self.backoff_ms = options.ms_of("max_block"), options.ms_of("retry_backoff")
@@ -145,6 +147,16 @@ class PolicyAdapter:
         """How many rows a file of batch_size has, whatever its partition."""
         return self.sizes.rows_for("", self.batch_bytes)
 
+    def cut_rows(self, pieces: Iterable[Piece]) -> int:
+        """Where files of these pieces are cut, because one is larger than it should be; 0: nowhere."""
+        most = []
+        for partition, found in by_partition(pieces).items():
+            file_bytes = self.sizes.file_bytes(partition, sum(piece.staged_bytes for piece in found))
+            if file_bytes > self.batch_bytes * MAX_FULL:
+                rows = sum(piece.rows for piece in found)
+                most.append(math.ceil(rows / math.ceil(file_bytes / self.batch_bytes)))
+        return min(most, default=0)
+
     # --- what came of an action -------------------------------------------------------------------------------------
 
     def take_in(self, ledger: Ledger, action: Action, result: Result, work: Work) -> None:
@@ -155,15 +167,11 @@ class PolicyAdapter:
             case do.Adopted():
                 # The delivery time-out begins anew, or rows that have waited for it could never leave.
                 self.append(list(ledger.pieces.values()), self.now() - self.linger_ms)
-            case do.Skip() | do.Staged():
-                work.is_evaluated = True
             case do.Counted(pieces) if isinstance(action, do.Count) and not ledger.incoming_pieces:
                 self._counted(action.batches, pieces)
                 self._warn(ledger.staged_bytes)
             case do.Intended(intent) if intent.last_batch == work.batch_id and not self.open and intent.taken:
                 self._note_sizes(intent.taken)
-            case do.Committed() if ledger.awaits_direct:
-                work.is_evaluated = True
         is_retry = (isinstance(result, Failed) and ledger.is_done) or isinstance(result, do.NotThere)
         if is_retry and ledger.failure is not None:
             self.retry(ledger.failure.said)

@@ -90,6 +90,8 @@ if TYPE_CHECKING:
     from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter as Policy
 
 LONGEST_WAIT_MS = 1000
+PIECES_PER_FILE = 8
+"""A staged file is at most this part of ``batch_size``: a batch that has no room for the next is at least 7/8 full."""
 MOVES: Mapping[tuple[DrainState, type[Result]], DrainState] = {
     (DrainState.DONE, do.Intended): DrainState.INTENDED,
     (DrainState.DONE, Failed): DrainState.DONE,
@@ -127,7 +129,7 @@ def next_action(ledger: Ledger, policy: Policy, work: Work, now_ms: int) -> Acti
         return do.Stop(error)
     is_intended = ledger.drain is DrainState.INTENDED and intent is not None and not intent.direct
     if is_intended and intent is not None and not policy.is_backing_off(now_ms):
-        return do.Commit(intent)
+        return do.Commit(intent, policy.cut_rows(intent.taken))
     if ledger.incoming is not None:
         return _admit(ledger, ledger.incoming, policy, work, now_ms)
     if work.batch_id is not None and not work.is_evaluated:
@@ -149,10 +151,12 @@ def _take(ledger: Ledger, batch_id: int, policy: Policy, work: Work, now_ms: int
     if batch_id < expected:
         return do.Skip()
     if ledger.awaits_direct and ledger.intent is not None:
-        return do.Commit(ledger.intent)
+        return do.Commit(ledger.intent, policy.rows_a_file())
     if (policy.fills_files or work.schema != ledger.schema) and ledger.has_staged:
         return _send_all(ledger, policy, work, now_ms)
-    return do.Intend(batch_id=batch_id) if policy.fills_files else do.Stage()
+    if policy.fills_files:
+        return do.Intend(batch_id=batch_id)
+    return do.Stage(now_ms, max(1, policy.rows_a_file() // PIECES_PER_FILE))
 
 
 def _admit(ledger: Ledger, staged: StagedBatch, policy: Policy, work: Work, now_ms: int) -> Action:
@@ -231,8 +235,8 @@ def _why_stop(ledger: Ledger, policy: Policy) -> PurgatoryError | None:
 # --- what came of it ------------------------------------------------------------------------------
 
 
-def apply(ledger: Ledger, result: Result) -> None:
-    """Take in the result of an action: the only place where the ledger of a run changes.
+def apply(ledger: Ledger, result: Result, work: Work) -> None:
+    """Take in the result of an action: the only place where the ledger of a run, and what is left to do, change.
 
     BugError if the result cannot follow on the ledger's state; then nothing changes. StagingError,
     ForeignWriterError: what lies in the staging folder cannot count.
@@ -245,13 +249,16 @@ def apply(ledger: Ledger, result: Result) -> None:
         case do.Looked(table_id, commit):
             ledger.is_compared, ledger.table_id = True, table_id
             if not ledger.is_done:
-                apply(ledger, do.NotThere() if commit is None else do.Found(table_id, commit))
+                apply(ledger, do.NotThere() if commit is None else do.Found(table_id, commit), work)
         case do.Adopted(pieces, number, repartitions):
             lost = ledger.adopt(pieces, number, repartitions)
             ledger.is_adopted = True
             if lost < number:
                 ledger.fault = missing(ledger.names.checkpoint, ledger.names.folder, lost, number)
+        case do.Skip():
+            work.is_evaluated = True
         case do.Staged(batch, schema):
+            work.is_evaluated = True
             ledger.schema = schema
             if batch.rows:
                 ledger.incoming = batch
@@ -276,6 +283,7 @@ def apply(ledger: Ledger, result: Result) -> None:
                 ledger.incoming, ledger.incoming_pieces = None, ()
         case do.Committed(before_version):
             ledger.before_version = before_version
+            work.is_evaluated = work.is_evaluated or ledger.awaits_direct
         case Failed():
             ledger.failure = result
         case do.Found(table_id, commit):

@@ -35,26 +35,28 @@ class Sender:
         self.on_delivery = on_delivery
         self.target = DeltaTarget(options)
         self.policy = PolicyAdapter(options, str(self.target), on_delivery)
+        self.actions = SparkActions(options, checkpoint, self.target)
         self.ledger = Ledger()
         self.beside = Beside()
+        self.is_open = False
+        """The log was read."""
         self.flush_requested = False
         self.is_running = False
         self.has_failed = False
         """The last micro-batch, or drain, raised: what is in memory may not be what is in the log."""
-        self._actions: SparkActions | None = None
-        """None until the log was read."""
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Take a micro-batch, then drain what is ready."""
-        if self._actions is not None:
+        spark = batch.sparkSession
+        if self.is_open:
             reach("after return")
         else:
             # The query's own session, not the user's.
             for name, value in WRITE_SETTINGS.items():
-                batch.sparkSession.conf.set(name, value)
-        work = Work(batch_id, batch_id, batch.schema.json(), self.flush_requested, batch)
+                spark.conf.set(name, value)
+        work = Work(spark, batch_id, batch_id, batch.schema.json(), self.flush_requested, batch)
         try:
-            self._run(batch.sparkSession, work)
+            self._run(work)
         except SPARK_FAULTS as error:
             if state := state_fault(error):
                 raise state from error
@@ -65,32 +67,31 @@ class Sender:
 
     def drain(self, spark: SparkSession) -> None:
         """Bring everything staged to the table, without a micro-batch."""
-        before = next_batch(spark, self.checkpoint) if self._actions is None else 0
-        self._run(spark, Work(before, flush=True))
+        before = 0 if self.is_open else next_batch(spark, self.checkpoint)
+        self._run(Work(spark, before, flush=True))
 
     def end_drain(self, spark: SparkSession) -> None:
         """Wait for the drain that is under way, if there is one, and note that it is done."""
         if self.ledger.drain is DrainState.UNDERWAY and not self.has_failed:
-            self._run(spark, Work(0))
+            self._run(Work(spark, 0))
 
-    def open(self, spark: SparkSession) -> SparkActions:
-        """What the session does; the first one in a run reads the log."""
-        if self._actions is None:
-            actions = SparkActions(spark, self.checkpoint, self.target, self.policy)
-            self.ledger = actions.open()
-            self._actions = actions
-        return self._actions.in_session(spark)
+    def open(self, spark: SparkSession) -> Ledger:
+        """The ledger; the first call in a run reads the log."""
+        if not self.is_open:
+            self.ledger = self.actions.open(spark)
+            self.is_open = True
+        return self.ledger
 
-    def _run(self, spark: SparkSession, work: Work) -> None:
+    def _run(self, work: Work) -> None:
         """Do one action after the other; failpoints lie between them."""
         self.is_running = self.has_failed = True
         try:
-            actions = self.open(spark)
+            self.open(work.spark)
             work.begun_ms = self.policy.now()
             while not isinstance(action := self._next(work), do.Return):
                 if name := getattr(action, "name", None):
                     reach(f"before {name}")
-                result = self._do(actions, action, work)
+                result = self._do(action, work)
                 self._take_in(action, result, work)
             self.has_failed = False
         finally:
@@ -103,9 +104,9 @@ class Sender:
 
     def is_last(self, spark: SparkSession) -> bool:
         """Whether no other run has written to the log since this one did: what is in memory is true only then."""
-        if self._actions is None:
+        if not self.is_open:
             return False
-        now, run = self._actions.in_session(spark).open(), self.ledger.run
+        now, run = self.actions.open(spark), self.ledger.run
         made = [path.rsplit("-", 2)[1:] for path in now.records]
         is_other = any(int(number) >= run.number and id != run.id for number, id in made)
         return now.next_drain == self.ledger.next_drain and now.intent == self.ledger.intent and not is_other
@@ -118,7 +119,7 @@ class Sender:
             self._take_in(do.Commit(self.ledger.intent), result, work)
         return next_action(self.ledger, self.policy, work, self.policy.now())
 
-    def _do(self, actions: SparkActions, action: Action, work: Work) -> Result:
+    def _do(self, action: Action, work: Work) -> Result:
         match action:
             case do.Admit():
                 return action
@@ -132,15 +133,19 @@ class Sender:
             case do.Commit(intent):
                 self.policy.take_again()
                 is_beside = work.batch_id is not None and not intent.direct and not work.flush
-                if is_beside and self.beside.begin(actions, lambda own: own.carry_out(action, self.ledger, work)):
+
+                def commit(own: SparkSession) -> Result:
+                    return self.actions.carry_out(action, self.ledger, replace(work, spark=own))
+
+                if is_beside and self.beside.begin(work.spark, commit):
                     return do.Begun()
-        return actions.carry_out(action, self.ledger, work)
+        return self.actions.carry_out(action, self.ledger, work)
 
     def _take_in(self, action: Action, result: Result, work: Work) -> None:
         name = getattr(action, "name", None)
         if name and not isinstance(result, do.Begun):
             reach(f"after {name}")
-        apply(self.ledger, result)
+        apply(self.ledger, result, work)
         self.policy.take_in(self.ledger, action, result, work)
 
     def measure(self) -> dict[str, float]:

@@ -6,26 +6,32 @@ The result says what came of it. Nothing here changes the ledger or decides what
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 from uuid import uuid4
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
+from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ForeignWriterError, StagingError, StorageError
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
-from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth, since
-from spark_purgatory.spark.sink.staging.ledger import SOURCES_AGAIN, Failed, Intent, Ledger, Names, Piece, StagedBatch
-from spark_purgatory.spark.sink.staging.ledger_format import Body, intent_body, record_body, replay
+from spark_purgatory.spark.sink.staging import ledger_format
+from spark_purgatory.spark.sink.staging.ledger import (
+    SOURCES_AGAIN,
+    Failed,
+    Intent,
+    Ledger,
+    Names,
+    Piece,
+    StagedBatch,
+    by_partition,
+)
 from spark_purgatory.spark.sink.staging.staged_files import (
-    PIECES_PER_FILE,
     WRITE_SETTINGS,
     Rules,
     check_one_writer,
@@ -37,7 +43,7 @@ from spark_purgatory.spark.sink.staging.staged_files import (
     rules_of,
     stage,
 )
-from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder, local_folder
+from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import NO_VERSION, History, TableState
 from spark_purgatory.spark.sink.table.table_claim import app_id_of
@@ -62,115 +68,96 @@ DRAIN_QUERY = {
     # A variant is read whole anyway, and Spark's reader of parts of one fails where it generates no code.
     "spark.sql.variant.pushVariantIntoScan": "false",
 }
-MAX_FULL = 1.25
-"""A file may be so much larger than wanted before it is cut."""
 
 
 class SparkActions:
-    """What one session does for a run of the query."""
+    """What a run of the query does, in the session of its micro-batches and in that of a drain beside them."""
 
-    def __init__(self, spark: SparkSession, checkpoint: str, target: DeltaTarget, policy: PolicyAdapter) -> None:
-        self.spark, self.target, self.policy = spark, target, policy
-        self.checkpoint = checkpoint
+    def __init__(self, options: SinkOptions, checkpoint: str, target: DeltaTarget) -> None:
+        self.options, self.checkpoint, self.target = options, checkpoint, target
         self.folder = StagingFolder(checkpoint)
         self.truth = TableTruth()
         self._rules: dict[str, Rules] = {}
         """How rows are staged, by their schema."""
+        self._checked: TableState | None = None
+        """The table as an intent saw it, for the commit that follows at once."""
 
-    def in_session(self, spark: SparkSession) -> Self:
-        """The same in another session."""
-        other = copy(self)
-        other.spark = spark
-        return other
-
-    def open(self) -> Ledger:
+    def open(self, spark: SparkSession) -> Ledger:
         """What the log says, for a run that begins."""
-        self.folder = StagingFolder(self.checkpoint, local_folder(self.spark, self.checkpoint))
-        ledger = replay(self.folder.read_entries(self.spark), self.folder.uri)
+        self.folder = StagingFolder.of(spark, self.checkpoint)
+        ledger = ledger_format.read_ledger(spark, self.folder)
         ledger.run = replace(ledger.run, id=uuid4().hex[:8])
-        ledger.names = Names(self.checkpoint, self.folder.uri, str(self.target), app_id_of(self.spark, self.checkpoint))
+        ledger.names = Names(self.checkpoint, self.folder.uri, str(self.target), app_id_of(spark, self.checkpoint))
         return ledger
 
     def carry_out(self, action: Action, ledger: Ledger, work: Work) -> Result:
         """Do one action; what came of it. `Stop` raises its error."""
+        spark = work.spark
         match action:
             case do.Look():
-                return self.look(ledger)
+                return self.look(spark, ledger)
             case do.Adopt(before):
-                pieces = self.find(ledger, before)
-                return do.Adopted(pieces, before, self._repartitions(ledger, pieces, before))
+                pieces = self.find(spark, ledger, before)
+                return do.Adopted(pieces, before, self._repartitions(spark, ledger, pieces, before))
             case do.Skip():
                 _evaluate(work.rows)
             case do.Stage():
-                return do.Staged(self._stage(ledger, work), work.schema)
+                return do.Staged(self._stage(ledger, action, work), work.schema)
             case do.Count(batches):
-                return do.Counted(self.count(ledger, batches))
+                return do.Counted(self.count(spark, ledger, batches))
             case do.Intend():
                 return self._intend(ledger, action, work)
-            case do.Commit(intent):
-                return self.commit(ledger, intent, work.rows if intent.direct else None)
+            case do.Commit():
+                return self.commit(ledger, action, work)
             case do.ReadBack(intent):
-                return self._read_back(ledger, intent, work.rows)
+                return self._read_back(ledger, intent, work)
             case do.CleanUp():
-                self.clean_up(ledger)
+                self.clean_up(spark, ledger)
             case do.Stop(error):
                 if ledger.incoming is not None:
-                    with writing(f"the removal of {ledger.incoming.path}", self.folder.uri):
-                        self.folder.remove(self.spark, ledger.incoming.path)
+                    self.folder.remove(spark, ledger.incoming.path)
                 raise error from None
         assert isinstance(action, do.Skip | do.CleanUp)
         return action
 
-    def look(self, ledger: Ledger) -> do.Looked:
+    def look(self, spark: SparkSession, ledger: Ledger) -> do.Looked:
         """Compare the table with the log, at a start; changes nothing. TableLostError, ForeignWriterError."""
-        return self.truth.look(ledger, self.target.state(self.spark, since(ledger)))
+        return self.truth.look(ledger, self.target.state(spark, since(ledger)))
 
     # --- staging -------------------------------------------------------------------------------------------------
 
-    def find(self, ledger: Ledger, before: int) -> list[Piece]:
+    def find(self, spark: SparkSession, ledger: Ledger, before: int) -> list[Piece]:
         """Every piece that lies there. ForeignWriterError if two runs staged at once what is to count."""
-        pieces = pieces_below(self.spark, self.folder.uri, ledger.schema)
+        pieces = pieces_below(spark, self.folder.uri, ledger.schema)
         check_one_writer((piece for piece in pieces if ledger.last_batch < piece.batch_id < before), self.folder.uri)
         return pieces
 
-    def _repartitions(self, ledger: Ledger, pieces: Sequence[Piece], before: int) -> list[int]:
+    def _repartitions(self, spark: SparkSession, ledger: Ledger, pieces: Sequence[Piece], before: int) -> list[int]:
         """Micro-batches that Spark's ``repartition`` made, which are noted as such without rows."""
-        found = repartitions_in(self.spark, self.checkpoint, ledger.unknown(pieces, before))
+        found = repartitions_in(spark, self.checkpoint, ledger.unknown(pieces, before))
         for number in found:
-            self._note(ledger.next_drain, f"empty={number}-{number % 2}", {"first": number, "last": number})
+            self.folder.write_entry(spark, ledger.next_drain, *ledger_format.empty_entry(number, number))
         return found
 
-    def _stage(self, ledger: Ledger, work: Work) -> StagedBatch:
+    def _stage(self, ledger: Ledger, action: do.Stage, work: Work) -> StagedBatch:
         """Step 2 of the protocol; the micro-batch with its rows and bytes."""
         epoch, number = ledger.next_drain, work.before
         if work.schema not in self._rules:
-            options = self.policy.options
-            self._rules[work.schema] = rules_of(work.rows.schema, options, self.target.partition_by)
+            self._rules[work.schema] = rules_of(work.rows.schema, self.options, self.target.partition_by)
         if ledger.schema != work.schema:
-            self._note(epoch, f"schema={number}", {"batch_id": number, "schema": work.schema})
-        staged = StagedBatch(number, epoch, self.policy.now(), ledger.run.batch_path(epoch, number))
-        max_rows = max(1, self.policy.rows_a_file() // PIECES_PER_FILE)
-        rows, plain_bytes = stage(
-            work.rows, f"{self.folder}/{staged.path}", self._rules[work.schema], max_file_rows=max_rows
-        )
-        staged = replace(staged, rows=rows, plain_bytes=plain_bytes)
-        if rows:
-            name = staged.path.rpartition("/")[2]
-            with writing(f"entry {name}", self.folder.uri):
-                self.folder.write_entry(self.spark, epoch, name, record_body(staged))
-        else:
-            # Two log records, written in turn, cover all micro-batches without rows that follow one another.
-            first, last = ledger.empty_run(number)
-            self._note(epoch, f"empty={first}-{last % 2}", {"first": first, "last": last})
-        return replace(staged, staged_ms=self.policy.now())
+            self.folder.write_entry(work.spark, epoch, *ledger_format.schema_entry(number, work.schema))
+        path = ledger.run.batch_path(epoch, number)
+        rows, plain_bytes = stage(work.rows, f"{self.folder}/{path}", self._rules[work.schema], action.max_file_rows)
+        staged = StagedBatch(number, epoch, action.now_ms, path, rows, plain_bytes)
+        entry = ledger_format.record_entry(staged) if rows else ledger_format.empty_entry(*ledger.empty_run(number))
+        self.folder.write_entry(work.spark, epoch, *entry)
+        return staged
 
-    def _note(self, epoch: int, name: str, body: Body) -> None:
-        with writing(f"note {name}", self.folder.uri):
-            self.folder.write_entry(self.spark, epoch, name, body, note=0)
-
-    def count(self, ledger: Ledger, batches: Sequence[StagedBatch]) -> Mapping[int, tuple[Piece, ...]]:
+    def count(
+        self, spark: SparkSession, ledger: Ledger, batches: Sequence[StagedBatch]
+    ) -> Mapping[int, tuple[Piece, ...]]:
         """The pieces of micro-batches that this run has staged, by micro-batch."""
-        found = self._measured(ledger, [staged.path for staged in batches], "micro-batch staged")
+        found = self._measured(spark, ledger, [staged.path for staged in batches], "micro-batch staged")
         check_one_writer(found, self.folder.uri)
         by_batch: dict[int, tuple[Piece, ...]] = {}
         for staged in batches:
@@ -185,9 +172,9 @@ class SparkActions:
             by_batch[staged.batch_id] = tuple(replace(piece, staged_ms=staged.staged_ms) for piece in pieces)
         return by_batch
 
-    def check_pieces(self, ledger: Ledger, pieces: Sequence[Piece]) -> None:
+    def check_pieces(self, spark: SparkSession, ledger: Ledger, pieces: Sequence[Piece]) -> None:
         """Count the rows of pieces once more. StagingError if a file is missing, damaged or has other rows."""
-        found = self._measured(ledger, sorted({piece.path for piece in pieces}), "staged file") if pieces else ()
+        found = self._measured(spark, ledger, sorted({piece.path for piece in pieces}), "staged file") if pieces else ()
         rows = {piece.key: piece.rows for piece in found}
         for piece in pieces:
             if rows.get(piece.key) != piece.rows:
@@ -197,9 +184,9 @@ class SparkActions:
                     f"{SOURCES_AGAIN}"
                 )
 
-    def _measured(self, ledger: Ledger, paths: Sequence[str], what: str) -> list[Piece]:
+    def _measured(self, spark: SparkSession, ledger: Ledger, paths: Sequence[str], what: str) -> list[Piece]:
         try:
-            return measured(self.spark, [literal(f"{self.folder}/{path}") for path in paths], ledger.schema)
+            return measured(spark, [literal(f"{self.folder}/{path}") for path in paths], ledger.schema)
         except AnalysisException as error:
             raise StagingError(
                 f"of {len(paths)} paths below {self.folder} a {what} is missing: {said(error)}. Nothing "
@@ -212,7 +199,7 @@ class SparkActions:
         """Step 3. ForeignWriterError if someone else made an intent of this number."""
         schema = (ledger.schema if action.taken else work.schema) or ""
         try:
-            state = self.truth.checked = self.check_table(ledger, ledger.table_id, schema)
+            state = self._checked = self.check_table(work.spark, ledger, ledger.table_id, schema)
         except SPARK_FAULTS as error:
             if action.batch_id is not None or is_interruption(error):
                 raise
@@ -226,63 +213,54 @@ class SparkActions:
             uuid=str(uuid4()),
         )
         # A second try would look like a second writer.
+        self.folder.write_entry(work.spark, intent.number, *ledger_format.intent_entry(intent))
         with writing(f"intent {intent.number}", self.folder.uri):
-            self.folder.write_entry(self.spark, intent.number, f"intent={intent.number}", intent_body(intent))
-            check_alone(self.spark, self.folder, intent)
+            check_alone(work.spark, self.folder, intent)
         return do.Intended(intent)
 
-    def check_table(self, ledger: Ledger, table_id: str | None, schema: str) -> TableState:
+    def check_table(self, spark: SparkSession, ledger: Ledger, table_id: str | None, schema: str) -> TableState:
         """The table before a drain: TableLostError, SchemaMismatchError."""
-        facts = self.target.check(self.spark, table_id, T.StructType.fromJson(json.loads(schema)))
+        facts = self.target.check(spark, table_id, T.StructType.fromJson(json.loads(schema)))
         if facts is None:
             return TableState(None, History(()))
-        history = self.target.history(self.spark, ledger.table_version)
+        history = self.target.history(spark, ledger.table_version)
         self.truth.check_restore(ledger.names, ledger.table_version, history)
         return TableState(facts, history)
 
-    def commit(self, ledger: Ledger, intent: Intent, direct: DataFrame | None) -> Result:
+    def commit(self, ledger: Ledger, action: do.Commit, work: Work) -> Result:
         """Step 4, of staged pieces or of the rows of a micro-batch that goes direct."""
-        target = self.target
+        spark, intent = work.spark, action.intent
         try:
-            state, self.truth.checked = self.truth.checked, None
-            state = state or self.check_table(ledger, ledger.table_id or intent.table_id, intent.schema)
-            self.check_pieces(ledger, intent.taken)
-            with settings(self.spark, DRAIN_QUERY):
-                if direct is not None:
-                    by = target.partition_by
-                    rows, max_rows = direct.repartition(*map(quoted, by)) if by else direct, self.policy.rows_a_file()
-                else:
-                    rows, max_rows = self._staged_rows(intent)
+            state, self._checked = self._checked, None
+            state = state or self.check_table(spark, ledger, ledger.table_id or intent.table_id, intent.schema)
+            self.check_pieces(spark, ledger, intent.taken)
+            with settings(spark, DRAIN_QUERY):
+                rows = self._direct_rows(work.rows) if intent.direct else self._staged_rows(spark, intent)
+                mark = ledger.names.app_id, intent.number, intent.uuid
                 with reading(f"the staged files of drain {intent.number}", self.folder.uri):
-                    target.append(rows, ledger.names.app_id, intent.number, intent.uuid, max_file_rows=max_rows)
+                    self.target.append(rows, *mark, max_file_rows=action.max_file_rows)
         except SPARK_FAULTS as error:
-            is_of_rows = direct is not None and storage_fault(error) is None and not storage_errors.is_of_table(error)
+            is_of_rows = intent.direct and storage_fault(error) is None and not storage_errors.is_of_table(error)
             if is_interruption(error) or is_of_rows or state_fault(error) is not None:
                 raise
             return _failed(error)
         return do.Committed(state.history.version)
 
-    def _staged_rows(self, intent: Intent) -> tuple[DataFrame, int]:
-        """What an intent takes, a task for each file to be, and how many rows a file may have; 0: all of its task."""
-        grouped: dict[str, list[Piece]] = {}
-        for piece in intent.taken:
-            grouped.setdefault(piece.partition, []).append(piece)
+    def _direct_rows(self, rows: DataFrame) -> DataFrame:
+        """The rows of a micro-batch, those of each table partition in one task."""
+        by = self.target.partition_by
+        return rows.repartition(*map(quoted, by)) if by else rows
+
+    def _staged_rows(self, spark: SparkSession, intent: Intent) -> DataFrame:
+        """What an intent takes, a task for each file to be."""
         schema = T.StructType.fromJson(json.loads(intent.schema))
         sorted_by = self.target.names_in_rows(self.target.partition_by, schema)
-        rows = read_files(self.spark, self.folder.uri, schema, list(grouped.values()), sorted_by)
-        # Those that are larger than they should be are cut, and then all are, as these need it.
-        most = []
-        for partition, pieces in grouped.items():
-            file_bytes = self.policy.sizes.file_bytes(partition, sum(piece.staged_bytes for piece in pieces))
-            if file_bytes > self.policy.batch_bytes * MAX_FULL:
-                files = math.ceil(file_bytes / self.policy.batch_bytes)
-                most.append(math.ceil(sum(piece.rows for piece in pieces) / files))
-        return rows, min(most, default=0)
+        return read_files(spark, self.folder.uri, schema, [*by_partition(intent.taken).values()], sorted_by)
 
-    def _read_back(self, ledger: Ledger, intent: Intent, rows: DataFrame | None) -> Result:
+    def _read_back(self, ledger: Ledger, intent: Intent, work: Work) -> Result:
         """Step 5. SkippedWriteError, ForeignWriterError, TableLostError."""
         try:
-            result = self.truth.read_back(ledger, intent, self.target.state(self.spark, intent.base_version))
+            result = self.truth.read_back(ledger, intent, self.target.state(work.spark, intent.base_version))
         except SPARK_FAULTS as error:
             if is_interruption(error):
                 raise
@@ -292,22 +270,19 @@ class SparkActions:
                 f"read: {said(error)}. Nothing was lost. Mend the table and start again"
             ) from None
         if isinstance(result, do.Found) and result.commit.version == NO_VERSION and intent.direct:
-            _evaluate(rows)
+            _evaluate(work.rows)
         return result
 
-    def clean_up(self, ledger: Ledger) -> None:
+    def clean_up(self, spark: SparkSession, ledger: Ledger) -> None:
         """Step 6, of the last intent."""
-        number = ledger.next_drain - 1
-        done = {"number": number, "table_version": ledger.table_version, "table_id": ledger.table_id}
-        with writing(f"the clean-up after drain {number}", self.folder.uri):
-            self.folder.write_entry(self.spark, number, f"done={number}", done)
-            for path in ledger.idle_folders():
-                self.folder.remove(self.spark, path)
+        self.folder.write_entry(spark, ledger.next_drain - 1, *ledger_format.done_entry(ledger))
+        for path in ledger.idle_folders():
+            self.folder.remove(spark, path)
 
 
 def check_alone(spark: SparkSession, folder: StagingFolder, intent: Intent) -> None:
     """Raise ForeignWriterError if someone else made an intent of this number."""
-    replayed = replay(folder.read_entries(spark), folder.uri).intent
+    replayed = ledger_format.read_ledger(spark, folder).intent
     if replayed is None or replayed.uuid != intent.uuid:
         found = "none" if replayed is None else f"number {replayed.number} of another run"
         raise ForeignWriterError(

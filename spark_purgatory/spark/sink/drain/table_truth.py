@@ -20,8 +20,6 @@ class TableTruth:
 
     def __init__(self) -> None:
         self._said_cut = False
-        self.checked: TableState | None = None
-        """The table as an intent saw it, for the commit that follows at once."""
 
     def look(self, ledger: Ledger, state: TableState) -> Looked:
         """Compare the table with the log, at a start. TableLostError, ForeignWriterError."""

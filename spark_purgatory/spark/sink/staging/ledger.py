@@ -66,6 +66,14 @@ class Piece:
         return self.path, self.partition
 
 
+def by_partition(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
+    """Pieces of each table partition: a file to be."""
+    found: dict[str, list[Piece]] = {}
+    for piece in pieces:
+        found.setdefault(piece.partition, []).append(piece)
+    return found
+
+
 @dataclass(frozen=True)
 class StagedBatch:
     """A micro-batch that this run has staged; what its files are has not been looked at."""

@@ -15,28 +15,51 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 from spark_purgatory.errors import ForeignWriterError, StagingError
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Intent, Ledger, Piece, StagedBatch
-from spark_purgatory.spark.sink.staging.staging_folder import LogRecord
+from spark_purgatory.spark.sink.staging.staging_folder import LogRecord, StagingFolder
 
 PIECE_FIELDS = ("partition", "path", "rows", "staged_bytes", "batch_id", "epoch", "staged_ms", "run")
 Body = dict[str, Any]
+Entry = tuple[str, Body, bool]
+"""Name, body, and whether it is a note: what `StagingFolder.write_entry` takes."""
 
 
-def intent_body(intent: Intent) -> Body:
-    """An intent as JSON."""
+def schema_entry(batch_id: int, schema: str) -> Entry:
+    """All rows from this micro-batch on have another schema."""
+    return f"schema={batch_id}", {"batch_id": batch_id, "schema": schema}, True
+
+
+def record_entry(staged: StagedBatch) -> Entry:
+    """A micro-batch is staged as a whole."""
+    body = {name: getattr(staged, name) for name in ("path", "rows", "plain_bytes", "staged_ms")}
+    return staged.path.rpartition("/")[2], body, False
+
+
+def empty_entry(first: int, last: int) -> Entry:
+    """Micro-batches without rows. Two notes, written in turn, cover all that follow one another."""
+    return f"empty={first}-{last % 2}", {"first": first, "last": last}, True
+
+
+def intent_entry(intent: Intent) -> Entry:
+    """A drain was decided."""
     packed = {"taken": _columns(intent.taken), "left": _columns(intent.left)}
-    return {field.name: getattr(intent, field.name) for field in fields(Intent)} | packed
+    body = {field.name: getattr(intent, field.name) for field in fields(Intent)} | packed
+    return f"intent={intent.number}", body, False
 
 
-def record_body(staged: StagedBatch) -> Body:
-    """The record of a staged micro-batch as JSON."""
-    return {
-        "path": staged.path,
-        "rows": staged.rows,
-        "plain_bytes": staged.plain_bytes,
-        "staged_ms": staged.staged_ms,
-    }
+def done_entry(ledger: Ledger) -> Entry:
+    """The last intent's commit was read back."""
+    number = ledger.next_drain - 1
+    body = {"number": number, "table_version": ledger.table_version, "table_id": ledger.table_id}
+    return f"done={number}", body, False
+
+
+def read_ledger(spark: SparkSession, folder: StagingFolder, others_write: bool = False) -> Ledger:
+    """The ledger that a staging folder's log describes. Raises as `replay`; StagingError if an entry is damaged."""
+    return replay(folder.read_entries(spark, others_write), folder.uri)
 
 
 def replay(entries: Iterable[LogRecord], folder: str) -> Ledger:

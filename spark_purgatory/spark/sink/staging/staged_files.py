@@ -41,8 +41,6 @@ from spark_purgatory.spark.storage.storage_errors import (
     storage_fault,
 )
 
-PIECES_PER_FILE = 8
-"""A staged file is at most this part of ``batch_size``: a batch that has no room for the next is at least 7/8 full."""
 MAX_NAME_BYTES = 255
 """The longest name of a folder, on nearly every file system."""
 ESCAPED = r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]"

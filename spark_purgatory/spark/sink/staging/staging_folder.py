@@ -6,8 +6,8 @@ Layout, below ``<checkpoint>/staging``::
     log/generation=<g>/epoch=<e>/<name>-<unique>                      entries of the log
 
 A *log record* is one line of JSON with a format version and a checksum. A unique suffix keeps a second try apart from
-what a crash left of the first, and makes two writers of one name visible. A *note* has a number in place of the suffix
-and replaces the entry of that number.
+what a crash left of the first, and makes two writers of one name visible. A *note* has no such suffix and replaces the
+note of its name.
 
 An *epoch* e is what is written after drain e - 1 was decided and before drain e was. `EPOCHS_A_GENERATION` epochs make
 a *generation*, and `GENERATIONS` generations are used in turn. Storage that is reached through DataFrames alone cannot
@@ -29,7 +29,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
 from pyspark.errors import AnalysisException
@@ -40,6 +40,7 @@ from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.sink.staging.layout import log_path
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal, split_uri
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QUERY, STRICT_FILES, settings
+from spark_purgatory.spark.storage.storage_errors import writing
 
 FORMAT = 1
 """The format of a log record."""
@@ -65,30 +66,33 @@ class StagingFolder:
         self.local = local / "staging" if local is not None else None
         """The same folder for Python's own file operations; None where only Spark reaches it."""
 
+    @classmethod
+    def of(cls, spark: SparkSession, checkpoint: str) -> Self:
+        """That of a checkpoint, by Python's own file operations where it can be."""
+        return cls(checkpoint, local_folder(spark, checkpoint))
+
     def __str__(self) -> str:
         return self.uri
 
     # --- the log -------------------------------------------------------------------------------------------------
 
     def write_entry(
-        self, spark: SparkSession, epoch: int, name: str, body: Mapping[str, object], note: int | None = None
+        self, spark: SparkSession, epoch: int, name: str, body: Mapping[str, object], is_note: bool = False
     ) -> None:
-        """Make an entry durable; with ``note`` it replaces the note of this number.
-
-        Raises OSError, or what Spark raises, where the storage fails.
-        """
-        if note is not None:
+        """Make an entry durable; a note replaces the one of its name. StagingError where the storage fails."""
+        if is_note:
             # Each way of writing replaces its own notes alone.
             name = f"{name}{'' if self.local is None else 'f'}"
         text = json.dumps(body, separators=(",", ":"))
         line = json.dumps({"format": FORMAT, "crc32": zlib.crc32(text.encode()), "entry": name, "body": text})
-        place = f"{log_path(epoch)}/{name}-{uuid4() if note is None else note}"
-        if self.local is not None:
-            _write_file(self.local / place, line)
-            return
-        writer = spark.range(0, 1, 1, 1).select(F.lit(line).alias("value")).write.option(NO_SUCCESS_FILE, "false")
-        with settings(spark, SMALL_QUERY):
-            writer.mode("error" if note is None else "overwrite").text(f"{self.uri}/{place}")
+        place = f"{log_path(epoch)}/{name}-{0 if is_note else uuid4()}"
+        with writing(f"entry {name}", self.uri):
+            if self.local is not None:
+                _write_file(self.local / place, line)
+                return
+            writer = spark.range(0, 1, 1, 1).select(F.lit(line).alias("value")).write.option(NO_SUCCESS_FILE, "false")
+            with settings(spark, SMALL_QUERY):
+                writer.mode("overwrite" if is_note else "error").text(f"{self.uri}/{place}")
 
     def read_entries(self, spark: SparkSession, others_write: bool = False) -> list[LogRecord]:
         """Every entry of the log. StagingError if one is damaged.
@@ -136,16 +140,20 @@ class StagingFolder:
     # --- removal -------------------------------------------------------------------------------------------------
 
     def remove(self, spark: SparkSession, path: str) -> None:
-        """Remove everything at a path below the staging folder; the folder itself where that can be done."""
-        if self.local is not None:
-            if (self.local / path).is_file():
-                (self.local / path).unlink(missing_ok=True)
-            _remove_tree(self.local / path)
-            return
-        with settings(spark, SMALL_QUERY):
-            nothing = spark.range(0, 0, 1, 1).select(F.lit("").alias("value"), F.lit(0).alias("gone"))
-            writer = nothing.write.partitionBy("gone").mode("overwrite").option("partitionOverwriteMode", "static")
-            writer.option(NO_SUCCESS_FILE, "false").text(f"{self.uri}/{path}")
+        """Remove everything at a path below the staging folder; the folder itself where that can be done.
+
+        StagingError where the storage fails.
+        """
+        with writing(f"the removal of {path}", self.uri):
+            if self.local is not None:
+                if (self.local / path).is_file():
+                    (self.local / path).unlink(missing_ok=True)
+                _remove_tree(self.local / path)
+                return
+            with settings(spark, SMALL_QUERY):
+                nothing = spark.range(0, 0, 1, 1).select(F.lit("").alias("value"), F.lit(0).alias("gone"))
+                writer = nothing.write.partitionBy("gone").mode("overwrite").option("partitionOverwriteMode", "static")
+                writer.option(NO_SUCCESS_FILE, "false").text(f"{self.uri}/{path}")
 
 
 def local_folder(spark: SparkSession, checkpoint: str) -> Path | None:
