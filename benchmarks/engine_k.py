@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from benchmarks.workload_k import STEP_MS, Ended, WorkloadK
 from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, GrowableArray, Int64s
+from spark_purgatory.core.arrays.value_column import hash_keys
 from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory
 from spark_purgatory.core.kafka.timing_wheel import SystemTimer
 from spark_purgatory.core.state.blob import Tables, read_blob, write_blob
@@ -97,8 +98,8 @@ class EngineK:
     def _events(self, operations: Int64s) -> None:
         if len(operations):
             self.flag.writable[self.row_of[operations]] = True
-            first = self.workload.keys[self.workload.offsets[operations]]
-            self.purgatory.check_and_complete(self, pa.array(first))
+            first = pa.array(self.workload.keys[self.workload.offsets[operations]])
+            self.purgatory.check_and_complete(self, first, hash_keys(first))
 
     def _register(self, start: int, end: int) -> None:
         if start == end:
@@ -110,7 +111,7 @@ class EngineK:
         offsets = workload.offsets[start : end + 1]
         keys = pa.array(workload.keys[offsets[0] : offsets[-1]])
         deadlines = self.step * STEP_MS + workload.delay_ms[start:end]
-        self.purgatory.try_complete_else_watch(self, keys, offsets - offsets[0], deadlines)
+        self.purgatory.try_complete_else_watch(self, keys, offsets - offsets[0], deadlines, hash_keys(keys))
 
     def try_complete(self, rows: Int64s, /) -> tuple[Bools, Int64s | None]:
         """Rows whose event has happened complete."""

@@ -48,7 +48,6 @@ TESTED_STORES = {"HDFSBackedStateStoreProvider": "on the JVM's heap", "RocksDBSt
 SOCKETS = "spark.python.unix.domain.socket.enabled"
 SETTINGS = "TRANSFORM_WITH_STATE_SETTINGS"
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
-PYTHON_ERROR = re.compile(r"[\w.]*(?:Error|Exception): ")
 SHIP = "docs/shipping.md has the ways to give workers their packages"
 
 

@@ -51,7 +51,7 @@ def file_sizes(table: DataFrame) -> list[int]:
     return sorted(row["file_size"] for row in files)
 
 
-def summarise(table: DataFrame, tally: JobTally, file_bytes: list[int], prefix: str = "") -> Summary:
+def summarise(table: DataFrame, tally: JobTally, file_bytes: list[int], prefix: str) -> Summary:
     """Count the table; ``prefix`` is the one of the outcome's columns."""
     waits = F.percentile_approx(f"{prefix}wait_ms", list(WAIT_PERCENTILES), 10_000)
     counts = table.groupBy(F.col(f"{prefix}status").alias("status")).agg(F.count("*").alias("n"), waits.alias("w"))

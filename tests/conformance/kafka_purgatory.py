@@ -66,11 +66,12 @@ class KafkaPurgatory(DelayedOperationPurgatory):
         self, keys: pa.Array, offsets: Int64s, deadlines_ms: Int64s, key_hashes: Int64s | None = None
     ) -> tuple[Int64s, Bools]:
         """`try_complete_else_watch` with the hooks."""
-        return self.try_complete_else_watch(self, keys, offsets, deadlines_ms, key_hashes)
+        hashes = hash_keys(keys) if key_hashes is None else key_hashes
+        return self.try_complete_else_watch(self, keys, offsets, deadlines_ms, hashes)
 
     def check(self, keys: pa.Array, key_hashes: Int64s | None = None) -> Int64s:
         """`check_and_complete` with the hooks."""
-        return self.check_and_complete(self, keys, key_hashes)
+        return self.check_and_complete(self, keys, hash_keys(keys) if key_hashes is None else key_hashes)
 
     def advance(self, now_ms: int) -> Int64s:
         """`advance_clock` with the hooks."""

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from spark_purgatory.core.arrays.value_column import hash_keys
 from spark_purgatory.core.kafka.purgatory import ENDED, TRANSITIONS, WAITING, DelayedOperationPurgatory
 from spark_purgatory.core.kafka.timing_wheel import SystemTimer
 from spark_purgatory.errors import BugError, EmptyWatchKeysError
@@ -223,10 +224,11 @@ class Moving:
 
 def test_an_operation_that_is_tried_gets_the_deadline_that_was_found() -> None:
     purgatory, moving = DelayedOperationPurgatory(SystemTimer()), Moving(5, 7)
-    purgatory.try_complete_else_watch(moving, pa.array(["a", "a"]), np.arange(3), np.array([2, 2]))
+    keys = pa.array(["a", "a"])
+    purgatory.try_complete_else_watch(moving, keys, np.arange(3), np.array([2, 2]), hash_keys(keys))
     assert purgatory.advance_clock(moving, 4).tolist() == []
     moving.deadlines_ms = np.array([9, 6])
-    assert purgatory.check_and_complete(moving, pa.array(["a"])).tolist() == [0]
+    assert purgatory.check_and_complete(moving, keys[:1], hash_keys(keys[:1])).tolist() == [0]
     assert [purgatory.advance_clock(moving, now).tolist() for now in (5, 6, 8, 9)] == [[], [1], [], [0]]
     assert moving.expired == [1, 0]
 

@@ -134,7 +134,8 @@ def _batch(
     time_us: Int64s,
     late: Bools | None = None,
     dated: Bools | None = None,
-    carried: dict[str, pa.Array] | None = None,
+    *,
+    carried: dict[str, pa.Array] | None,
 ) -> OutcomeBatch:
     n = len(reasons)
     return OutcomeBatch(

@@ -36,7 +36,6 @@ from spark_purgatory.core.arrays.sorted_runs import (
     new_numbers,
     ordered,
 )
-from spark_purgatory.core.arrays.value_column import hash_keys
 from spark_purgatory.core.kafka.timing_wheel import SystemTimer
 from spark_purgatory.core.kafka.watchers import Watchers
 from spark_purgatory.errors import EmptyWatchKeysError
@@ -110,7 +109,7 @@ class DelayedOperationPurgatory:
         keys: pa.Array,
         offsets: Int64s,
         deadlines_ms: Int64s,
-        key_hashes: Int64s | None = None,
+        key_hashes: Int64s,
     ) -> tuple[Int64s, Bools]:
         """Register operations; those whose criterion is met already complete and are watched nowhere.
 
@@ -124,7 +123,7 @@ class DelayedOperationPurgatory:
             raise EmptyWatchKeysError(
                 f"operation {empty.argmax()} of {len(offsets) - 1} has no watch keys: give at least one"
             )
-        rows = self.watchers.append(keys, hash_keys(keys) if key_hashes is None else key_hashes, offsets)
+        rows = self.watchers.append(keys, key_hashes, offsets)
         self.state.append(np.full(len(rows), WAITING, np.uint8))
         completed, moved_ms = operations.try_complete(rows)
         self._end(rows[completed], "complete")
@@ -152,12 +151,9 @@ class DelayedOperationPurgatory:
         if not added.all_armed:
             self._expire(operations, rows[~added.armed])
 
-    def check_and_complete(
-        self, operations: DelayedOperations, keys: pa.Array, key_hashes: Int64s | None = None
-    ) -> Int64s:
+    def check_and_complete(self, operations: DelayedOperations, keys: pa.Array, key_hashes: Int64s) -> Int64s:
         """Try the operations watching each key, keys in order; returns how many each completed, (k,) int64."""
-        hashes = hash_keys(keys) if key_hashes is None else key_hashes
-        needle, entries = self.watchers.find(keys, hashes)
+        needle, entries = self.watchers.find(keys, key_hashes)
         rows = self.watchers.rows_of(entries)
         waiting = self.state.values[rows] == WAITING
         candidates = each_once(rows.compress(waiting))

@@ -114,9 +114,7 @@ def engine_spec(options: PurgatoryOptions, operations: InputTypes, completions: 
     )
 
 
-def outcome_schema(
-    options: PurgatoryOptions, operations: T.StructType, carried: T.StructType | None = None
-) -> T.StructType:
+def outcome_schema(options: PurgatoryOptions, operations: T.StructType, carried: T.StructType | None) -> T.StructType:
     """The operations' columns and the outcome's; ``carried``: what it carries of events.
 
     Raises ConfigError where two have one name.
