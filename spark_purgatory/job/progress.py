@@ -34,7 +34,7 @@ COLOURS = {"COMPLETED": "green", "EXPIRED": "dark_orange", "FAILED": "red", "REJ
 SHOWN_BATCHES = 8
 """Rows of the live table: what fits a small terminal under a command line."""
 COLUMNS = {"batch": 5, "rows in": 9, "decided": 9, "waiting": 9, "rows/s": 7, "took": 8, "watermark (UTC)": 19}
-"""Of the live table, each as wide as the numbers of a day of millions: 78 characters with what lies between."""
+"""Columns of the live table, each as wide as the numbers of a day of millions: 78 characters with what lies between."""
 FRAMES_PER_SECOND = 4
 SAID_DAY_MS = 86_400_000
 """A watermark further behind the clock is one of old data, and says so by its date."""

@@ -115,7 +115,7 @@ def rejected_events(totals: Totals) -> str:
 
 
 def verdict(summary: Summary) -> str:
-    """That nothing was lost, or what does not add up."""
+    """A line that says that nothing was lost, or what does not add up."""
     if summary.conserved:
         return NOTHING_LOST
     more = summary.outcomes - summary.tally.decided

@@ -65,7 +65,7 @@ class Staged:
         try:
             ledger, before = sender.open(self.spark), next_batch(self.spark, checkpoint)
             actions, folder = sender.actions, sender.actions.folder.uri
-            adopted = Adopted(actions.find(self.spark, ledger, before), before)
+            adopted = Adopted(actions.find(self.spark, ledger, before))
             protocol.apply(ledger, adopted, Work(self.spark, before))
             pieces = list(ledger.pieces.values())
             if ledger.fault is not None:

@@ -133,11 +133,11 @@ class Deliveries:
         return np.stack([nothing if each is None else value_ranks(each) for each in (ids, columns)])
 
     def by_value(self) -> Deliveries:
-        """By operation and then by value, the largest first; equals stay as they are."""
+        """The deliveries ordered by operation and then by value, the largest first; equals stay as they are."""
         return self.take(np.lexsort((~self._sizes(), self.operation)))
 
     def only_largest(self, n: int) -> Deliveries:
-        """Those of the largest value of each of n operations."""
+        """The deliveries of the largest value of each of n operations."""
         sizes, largest = self._sizes(), np.full(n, np.iinfo(np.int64).min)
         np.maximum.at(largest, self.operation, sizes)
         return self.take(np.flatnonzero(sizes == largest[self.operation]))

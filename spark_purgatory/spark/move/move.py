@@ -62,7 +62,7 @@ class Move:
     batch_id: int
     """The last micro-batch of the old checkpoint: the new one goes on behind it."""
     operations: int
-    """Those that wait."""
+    """Operations that wait."""
     events: int
     """Events that are kept."""
     state_bytes: int

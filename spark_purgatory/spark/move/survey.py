@@ -29,7 +29,7 @@ class ShardFacts:
     """What one shard's state says."""
 
     facts: dict[str, Any]
-    """Those of `FACTS` that it has."""
+    """The `FACTS` that it has."""
     tally: dict[str, Any]
     watermark_ms: int
     shards: int | None

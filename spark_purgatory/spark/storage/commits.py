@@ -51,7 +51,7 @@ def offsets_of(spark: SparkSession, checkpoint: str, batch_id: int) -> tuple[dic
 
 
 def repartitions_in(spark: SparkSession, checkpoint: str, batch_ids: Iterable[int]) -> list[int]:
-    """Those of micro-batches, up to the first that is none, that Spark's own ``repartition`` (4.2) has made.
+    """The micro-batches that Spark's own ``repartition`` (4.2) has made, of those given up to the first that is none.
 
     Such a one has the offsets and the time of the one before, and no sink ever sees it. Where it left out a micro-batch
     that had failed, it is none of them.

@@ -20,11 +20,8 @@ class Look:
     """Compare the log with the table, which comes first in a run."""
 
 
-@dataclass(frozen=True)
 class Adopt:
-    """Find what was staged before micro-batch ``before``, which Spark runs now."""
-
-    before: int
+    """Find what was staged before the micro-batch that Spark runs now."""
 
 
 class Skip:
@@ -122,7 +119,6 @@ class Adopted:
     """What lies in the staging folder."""
 
     pieces: Sequence[Piece]
-    before: int
     repartitions: Sequence[int] = ()
     """Micro-batches that no sink saw."""
 
@@ -132,7 +128,6 @@ class Staged:
     """The micro-batch lies in its folder; without rows there is a note of it."""
 
     batch: StagedBatch
-    schema: str
 
 
 @dataclass(frozen=True)

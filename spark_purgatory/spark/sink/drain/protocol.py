@@ -119,7 +119,7 @@ def next_action(ledger: Ledger, policy: Policy, work: Work, now_ms: int) -> Acti
     if not ledger.is_compared:
         return do.Look()
     if not ledger.is_adopted:
-        return do.Adopt(work.before)
+        return do.Adopt()
     intent = ledger.intent
     if intent is not None and ledger.drain in (DrainState.WRITTEN, DrainState.UNSURE):
         return do.ReadBack(intent)
@@ -250,16 +250,16 @@ def apply(ledger: Ledger, result: Result, work: Work) -> None:
             ledger.is_compared, ledger.table_id = True, table_id
             if not ledger.is_done:
                 apply(ledger, do.NotThere() if commit is None else do.Found(table_id, commit), work)
-        case do.Adopted(pieces, number, repartitions):
-            lost = ledger.adopt(pieces, number, repartitions)
+        case do.Adopted(pieces, repartitions):
+            lost = ledger.adopt(pieces, work.before, repartitions)
             ledger.is_adopted = True
-            if lost < number:
-                ledger.fault = missing(ledger.names.checkpoint, ledger.names.folder, lost, number)
+            if lost < work.before:
+                ledger.fault = missing(ledger.names.checkpoint, ledger.names.folder, lost, work.before)
         case do.Skip():
             work.is_evaluated = True
-        case do.Staged(batch, schema):
+        case do.Staged(batch):
             work.is_evaluated = True
-            ledger.schema = schema
+            ledger.schema = work.schema
             if batch.rows:
                 ledger.incoming = batch
                 ledger.epochs.add(batch.epoch)

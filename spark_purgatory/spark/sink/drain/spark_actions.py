@@ -96,13 +96,13 @@ class SparkActions:
         match action:
             case do.Look():
                 return self.look(spark, ledger)
-            case do.Adopt(before):
-                pieces = self.find(spark, ledger, before)
-                return do.Adopted(pieces, before, self._repartitions(spark, ledger, pieces, before))
+            case do.Adopt():
+                pieces = self.find(spark, ledger, work.before)
+                return do.Adopted(pieces, self._repartitions(spark, ledger, pieces, work.before))
             case do.Skip():
                 _evaluate(work.rows)
             case do.Stage():
-                return do.Staged(self._stage(ledger, action, work), work.schema)
+                return do.Staged(self._stage(ledger, action, work))
             case do.Count(batches):
                 return do.Counted(self.count(spark, ledger, batches))
             case do.Intend():

@@ -68,7 +68,7 @@ class StagingFolder:
 
     @classmethod
     def of(cls, spark: SparkSession, checkpoint: str) -> Self:
-        """That of a checkpoint, by Python's own file operations where it can be."""
+        """The staging folder of a checkpoint, reached by Python's own file operations where that can be."""
         return cls(checkpoint, local_folder(spark, checkpoint))
 
     def __str__(self) -> str:
