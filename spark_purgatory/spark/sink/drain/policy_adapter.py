@@ -6,6 +6,7 @@ import logging
 import math
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ MAX_FILES_PER_DRAIN = 64
 KEPT_FUTURES = 100
 MAX_FULL = 1.25
 """A file may be so much larger than wanted before it is cut."""
+TOTALS = ("drains_total", "drained_rows_total", "drained_files_total", "drained_bytes_total", "drain_retries_total")
 FILLED = 0.5
 """A direct write has filled its files where they hold so much of batch_size on average: the last one of a table
 partition holds what is left over."""
@@ -69,18 +71,6 @@ class FileSizing:
         return self._sizes.file_bytes(record.partition, record.staged_bytes)
 
 
-@dataclass
-class DrainCounts:
-    """What a run of the query has drained."""
-
-    drains: int = 0
-    rows: int = 0
-    files: int = 0
-    bytes: int = 0
-    retries: int = 0
-    last_ms: int | None = None
-
-
 class PolicyAdapter:
     """The policy of one query's sink, with its estimates of sizes and its futures."""
 
@@ -101,7 +91,9 @@ class PolicyAdapter:
         self.policy = AccumulatorPolicy[str, Piece, Delivery](settings, FileSizing(self.sizes), backoff)
         self.futures: dict[int, tuple[RecordFuture[Delivery], ...]] = {}
         """Futures by micro-batch; of those delivered the last `KEPT_FUTURES`."""
-        self.counts = DrainCounts()
+        self.totals = Counter[str]()
+        """What a run of the query has drained: the metrics that only grow."""
+        self._last_ms: int | None = None
         self.fills_files = False
         """The last micro-batch counted filled a file in each of its partitions."""
         self.is_out_of_time = False
@@ -110,7 +102,7 @@ class PolicyAdapter:
         """When the table took something last."""
         self.drain_ms = min(FIRST_DRAIN_MS, self.linger_ms // 2)
         """What the last drain took; a file is drained so much before it has lingered."""
-        self.open: tuple[ProducerBatch[str, Piece, Delivery], ...] = ()
+        self.in_drain: tuple[ProducerBatch[str, Piece, Delivery], ...] = ()
         """The batches of the drain that is under way; after a failure they are queued again."""
         self._began_ms: int | None = None
         """When the drain under way began; None if this run did not begin it."""
@@ -141,7 +133,7 @@ class PolicyAdapter:
 
     def is_backing_off(self, now_ms: int) -> bool:
         """Whether the drain under way failed, and it is too early to try it again."""
-        return any(batch.is_backing_off(now_ms) for batch in self.open)
+        return any(batch.is_backing_off(now_ms) for batch in self.in_drain)
 
     def rows_a_file(self) -> int:
         """How many rows a file of batch_size has, whatever its partition."""
@@ -170,7 +162,7 @@ class PolicyAdapter:
             case do.Counted(pieces) if isinstance(action, do.Count) and not ledger.incoming_pieces:
                 self._counted(action.batches, pieces)
                 self._warn(ledger.staged_bytes)
-            case do.Intended(intent) if intent.last_batch == work.batch_id and not self.open and intent.taken:
+            case do.Intended(intent) if intent.last_batch == work.batch_id and not self.in_drain and intent.taken:
                 self._note_sizes(intent.taken)
         is_retry = (isinstance(result, Failed) and ledger.is_done) or isinstance(result, do.NotThere)
         if is_retry and ledger.failure is not None:
@@ -204,29 +196,29 @@ class PolicyAdapter:
     def take(self, partitions: Sequence[str] = ()) -> tuple[Piece, ...]:
         """Begin a drain with the first files of some partitions; their pieces."""
         now_ms = self._began_ms = self.now()
-        self.open = tuple(self.policy.drain(set(partitions), self.request_bytes, now_ms))
-        return tuple(piece for batch in self.open for piece in batch.records)
+        self.in_drain = tuple(self.policy.drain(set(partitions), self.request_bytes, now_ms))
+        return tuple(piece for batch in self.in_drain for piece in batch.records)
 
     def take_again(self) -> None:
         """Take the files of the drain under way out of their queues, where a failure has put them."""
-        if not self.open:
+        if not self.in_drain:
             self._began_ms = self.now()
-        elif self.open[0] not in self.policy.in_flight:
-            self.policy.drain({batch.partition for batch in self.open}, sys.maxsize, self.now())
+        elif self.in_drain[0] not in self.policy.in_flight:
+            self.policy.drain({batch.partition for batch in self.in_drain}, sys.maxsize, self.now())
 
     def retry(self, said: str) -> None:
         """The table did not take the drain under way."""
-        self.counts.retries += 1
+        self.totals["drain_retries_total"] += 1
         error = StorageError(said)
-        outcomes = [self.policy.retry(batch, self.now(), error) for batch in reversed(self.open)]
+        outcomes = [self.policy.retry(batch, self.now(), error) for batch in reversed(self.in_drain)]
         self.is_out_of_time = not all(outcomes)
-        if self.open and not self.is_out_of_time:
+        if self.in_drain and not self.is_out_of_time:
             LOG.warning(
                 "drain of %d files to table %s failed (attempt %d), next attempt in %d ms: %s",
-                len(self.open),
+                len(self.in_drain),
                 self.table,
-                max(batch.attempts for batch in self.open),
-                max(batch.backoff_ms for batch in self.open),
+                max(batch.attempts for batch in self.in_drain),
+                max(batch.backoff_ms for batch in self.in_drain),
                 said,
             )
 
@@ -235,11 +227,11 @@ class PolicyAdapter:
         intent = ledger.intent
         assert intent is not None
         # The micro-batch at hand went to the table without waiting.
-        is_whole = not self.open and intent.last_batch == work.batch_id and work.is_evaluated
+        is_whole = not self.in_drain and intent.last_batch == work.batch_id and work.is_evaluated
         now_ms = self.progress_ms = self.now()
         if self._began_ms is not None:
             self._count(commit, now_ms - self._began_ms)
-        batches, self.open = self.open, ()
+        batches, self.in_drain = self.in_drain, ()
         staged = [sum(piece.staged_bytes for piece in batch.records) for batch in batches]
         for batch, staged_bytes in zip(batches, staged, strict=True):
             file_bytes = None if commit.bytes is None else commit.bytes * staged_bytes // max(1, sum(staged))
@@ -281,12 +273,11 @@ class PolicyAdapter:
             LOG.warning(said_part, staged_bytes, self.table, 100 * staged_bytes // self.buffer_bytes, self.buffer_bytes)
 
     def _count(self, commit: DrainCommit, took_ms: int) -> None:
-        counts = self.counts
-        counts.drains += 1
-        counts.rows += commit.rows or 0
-        counts.files += commit.files or 0
-        counts.bytes += commit.bytes or 0
-        self.drain_ms = counts.last_ms = took_ms
+        self.totals["drains_total"] += 1
+        self.totals["drained_rows_total"] += commit.rows or 0
+        self.totals["drained_files_total"] += commit.files or 0
+        self.totals["drained_bytes_total"] += commit.bytes or 0
+        self.drain_ms = self._last_ms = took_ms
 
     def remember(self, batch_id: int, futures: Sequence[RecordFuture[Delivery]]) -> None:
         """Keep futures, so that `AccumulatorQuery.futures` finds them."""
@@ -297,7 +288,6 @@ class PolicyAdapter:
 
     def measure(self, ledger: Ledger) -> dict[str, float]:
         """The sink's metrics, by the names of `spark_purgatory.metrics`."""
-        counts = self.counts
         pieces, uncounted = list(ledger.pieces.values()), list(ledger.uncounted.values())
         staged_bytes = ledger.staged_bytes + self.backlog.staged_bytes(uncounted)
         times_ms = [piece.staged_ms for piece in pieces] + [staged.staged_ms for staged in uncounted]
@@ -306,14 +296,10 @@ class PolicyAdapter:
             "buffer_available_bytes": max(0, self.buffer_bytes - staged_bytes),
             "staged_age_ms": max(0, self.now() - min(times_ms)) if times_ms else 0,
             "linger_ms": self.linger_ms,
-            "drains_total": counts.drains,
-            "drained_rows_total": counts.rows,
-            "drained_files_total": counts.files,
-            "drained_bytes_total": counts.bytes,
-            "drain_retries_total": counts.retries,
+            **{name: self.totals[name] for name in TOTALS},
         }
-        if counts.last_ms is not None:
-            values["drain_duration_ms"] = counts.last_ms
-        if counts.files:
-            values["file_bytes_avg"] = counts.bytes / counts.files
+        if self._last_ms is not None:
+            values["drain_duration_ms"] = self._last_ms
+        if files := self.totals["drained_files_total"]:
+            values["file_bytes_avg"] = self.totals["drained_bytes_total"] / files
         return values

@@ -219,7 +219,7 @@ def _why_stop(ledger: Ledger, policy: Policy) -> PurgatoryError | None:
             f"table {table} cannot be written in this session, however often it is tried; its rows stay staged. Mend "
             f"the session and start again. Spark says: {failure.said}"
         )
-    if not policy.open:  # The drain is not of the policy's files, and it counts no tries of others.
+    if not policy.in_drain:  # The drain is not of the policy's files, and it counts no tries of others.
         return StorageError(
             f"table {table} did not take drain {ledger.next_drain - 1}: {failure.said}. Nothing was lost. Mend the "
             "table and start again"
