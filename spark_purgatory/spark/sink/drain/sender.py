@@ -54,7 +54,7 @@ class Sender:
             # The query's own session, not the user's.
             for name, value in WRITE_SETTINGS.items():
                 spark.conf.set(name, value)
-        work = Work(spark, batch_id, batch_id, batch.schema.json(), self.flush_requested, batch)
+        work = Work(spark, batch_id, batch_id, batch.schema.json(), flush=self.flush_requested, rows=batch)
         try:
             self._run(work)
         except SPARK_FAULTS as error:

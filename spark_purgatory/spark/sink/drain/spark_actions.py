@@ -148,7 +148,7 @@ class SparkActions:
             self.folder.write_entry(work.spark, epoch, *ledger_format.schema_entry(number, work.schema))
         path = ledger.run.batch_path(epoch, number)
         rows, plain_bytes = stage(work.rows, f"{self.folder}/{path}", self._rules[work.schema], action.max_file_rows)
-        staged = StagedBatch(number, epoch, action.now_ms, path, rows, plain_bytes)
+        staged = StagedBatch(number, epoch, action.now_ms, path, rows=rows, plain_bytes=plain_bytes)
         entry = ledger_format.record_entry(staged) if rows else ledger_format.empty_entry(*ledger.empty_run(number))
         self.folder.write_entry(work.spark, epoch, *entry)
         return staged
