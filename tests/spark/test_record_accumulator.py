@@ -15,7 +15,7 @@ from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging.ledger_format import replay
-from spark_purgatory.spark.sink.staging.staging_folder import LogRecord
+from spark_purgatory.spark.sink.staging.staging_folder import LogEntry
 from spark_purgatory.spark.sink.table.table_claim import app_id_of
 from tests.support.sink_queries import HOUR, LINGER_S, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
@@ -194,8 +194,8 @@ def test_a_column_that_the_table_lost_is_named_and_the_rows_go_out_once_it_is_ba
 
 def test_two_runs_on_one_staging_folder_are_seen() -> None:
     entries = [
-        LogRecord("intent=0", {"number": 0}, "log/a"),
-        LogRecord("intent=0", {"number": 0, "uuid": "other"}, "log/b"),
+        LogEntry("intent=0", {"number": 0}, "log/a"),
+        LogEntry("intent=0", {"number": 0, "uuid": "other"}, "log/b"),
     ]
     with pytest.raises(ForeignWriterError, match="two different entries 'intent=0', log/a and log/b"):
         replay(entries, "/staging")

@@ -18,7 +18,7 @@ from spark_purgatory.spark.sink.staging.backlog import MAX_FILES_AHEAD, Backlog
 from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, Intent, Ledger, Piece, Run, StagedBatch
 from spark_purgatory.spark.sink.staging.ledger_format import empty_entry, intent_entry, record_entry, replay
 from spark_purgatory.spark.sink.staging.staged_files import check_one_writer, file_at, hash_names, read_files, row_hash
-from spark_purgatory.spark.sink.staging.staging_folder import FORMAT, LogRecord, StagingFolder
+from spark_purgatory.spark.sink.staging.staging_folder import FORMAT, LogEntry, StagingFolder
 from tests.support.damage import halve
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
@@ -35,7 +35,7 @@ def piece(batch_id: int, epoch: int = 0, writer: str = WRITER, run: Run = FIRST_
 
 
 def ledger(*notes: tuple[str, dict[str, Any]]) -> Ledger:
-    return replay([LogRecord(name, {**body, "format": FORMAT}) for name, body in notes], "/staging")
+    return replay([LogEntry(name, {**body, "format": FORMAT}) for name, body in notes], "/staging")
 
 
 def record(of: Piece, rows: int = 5) -> tuple[str, dict[str, Any]]:
@@ -136,7 +136,7 @@ def test_a_log_of_format_1_is_read_as_it_was_written() -> None:
     """A golden file: an intent that is done, and what was noted after it."""
     lines = (DATA / "staging_log_v1.jsonl").read_text(encoding="utf-8").splitlines()
     assert {json.loads(line)["format"] for line in lines} == {FORMAT}
-    entries = [LogRecord(entry["entry"], json.loads(entry["body"])) for entry in map(json.loads, lines)]
+    entries = [LogEntry(entry["entry"], json.loads(entry["body"])) for entry in map(json.loads, lines)]
     book = replay(entries, "/staging")
     assert (book.next_drain, book.is_done, book.last_batch, book.table_version, book.table_id) == (
         1, True, 1, 7, "table-id",

@@ -22,7 +22,7 @@ from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging.layout import log_path
 from spark_purgatory.spark.sink.staging.ledger import Failed, Intent, Ledger, Names, Piece, Run, StagedBatch
 from spark_purgatory.spark.sink.staging.ledger_format import empty_entry, read_ledger, record_entry, schema_entry
-from spark_purgatory.spark.sink.staging.staging_folder import LogRecord, StagingFolder
+from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, StagingFolder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import DrainCommit, History, TableFacts, TableState, TableVersion
 
@@ -145,8 +145,8 @@ class WorldFolder(StagingFolder):
     def write_entry(self, spark: Any, epoch: int, name: str, body: Mapping[str, object], is_note: bool = False) -> None:
         self.world.log[f"{log_path(epoch)}/{name}"] = dict(body)
 
-    def read_entries(self, spark: Any, others_write: bool = False) -> list[LogRecord]:
-        return [LogRecord(path.rpartition("/")[2], {**body, "format": 1}) for path, body in self.world.log.items()]
+    def read_entries(self, spark: Any, others_write: bool = False) -> list[LogEntry]:
+        return [LogEntry(path.rpartition("/")[2], {**body, "format": 1}) for path, body in self.world.log.items()]
 
     def remove(self, spark: Any, path: str) -> None:
         self.world.remove(path)

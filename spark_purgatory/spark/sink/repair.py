@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError, StorageError
-from spark_purgatory.spark.sink.staging.staging_folder import LogRecord, StagingFolder
+from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, StagingFolder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import History
 from spark_purgatory.spark.sink.table.table_claim import app_id_of, claimed_by
@@ -23,8 +23,8 @@ from spark_purgatory.spark.sink.table.table_claim import app_id_of, claimed_by
 class Conflict:
     """Entries of one name that differ."""
 
-    true: LogRecord
-    false: tuple[LogRecord, ...]
+    true: LogEntry
+    false: tuple[LogEntry, ...]
     why: str
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ def conflicts(spark: SparkSession, checkpoint: str) -> list[Conflict]:
         StagingError: Entries differ that are no intents, or one is damaged.
     """
     place = StagingFolder.of(spark, checkpoint)
-    by_name: dict[str, list[LogRecord]] = {}
+    by_name: dict[str, list[LogEntry]] = {}
     for entry in place.read_entries(spark):
         by_name.setdefault(entry.name, []).append(entry)
     differing = {name: found for name, found in by_name.items() if any(entry.body != found[0].body for entry in found)}
@@ -62,7 +62,7 @@ def repair(spark: SparkSession, checkpoint: str, found: list[Conflict]) -> None:
         place.remove(spark, entry.path)
 
 
-def _decided(spark: SparkSession, target: DeltaTarget, app_id: str, name: str, entries: list[LogRecord]) -> Conflict:
+def _decided(spark: SparkSession, target: DeltaTarget, app_id: str, name: str, entries: list[LogEntry]) -> Conflict:
     if not name.startswith("intent="):
         raise StagingError(
             f"the entries {', '.join(entry.path for entry in entries)} differ, and no table says which is true: bring "

@@ -3,7 +3,7 @@
 Terms. A *query* is a checkpoint: Spark gives it an id when it is made and keeps the id over restarts. A *micro-batch* b
 of it is run again after a crash, with the same rows and number. Its rows are *staged* in *pieces* (`ledger`), and
 *drain* N brings some pieces to the table in one Delta transaction: ``txnAppId`` the query and table, ``txnVersion`` N.
-The *staging log* is the folder of log records beside the pieces (`staging_folder`).
+The *staging log* is the folder of entries beside the pieces (`staging_folder`).
 
 `next_action` says what is to be done now, from the ledger, the policy and the time alone; `apply` takes in what came of
 it, and nothing else changes the ledger. `sender` is the loop, `spark_actions` does an action on Spark, `table_truth`
@@ -21,19 +21,19 @@ Protocol. A micro-batch b, in a run's first call after the settling of what the 
 2. `Stage`: write the rows to a folder of this run's own, ``<epoch>/batch=<b>-<run>``, evaluating the DataFrame once,
    and then a record of how many they are. Runs are numbered. Where several runs have staged a micro-batch, the folder
    of the last run counts that has all rows of its record; a half-written folder does not count, nor does one that an
-   old run, still alive, writes later. Without rows: a log record says so. With a new schema: a log record comes first.
+   old run, still alive, writes later. Without rows: a note says so. With a new schema: a note of it comes first.
    `Admit`: the micro-batch counts once it fits into buffer_memory. If it may not, files are counted and drained first.
 
 A drain, whenever the policy says so; several in one micro-batch, or none. The files staged since the last one are
 counted (`Count`), many micro-batches in one job, and no earlier than the policy could need it (`backlog`). Then:
 
-3. `Intend`: a log record names N, the pieces taken, all that is left, and b: everything before it is superseded; and
-   the table's version, after which N's is to come.
+3. `Intend`: an entry of the log names N, the pieces taken, all that is left, and b: everything before it is superseded;
+   and the table's version, after which N's is to come.
 4. `Commit`: the rows of the pieces taken are counted once more; then they go to the table, each row compared with its
    hash, marked with N and, in userMetadata, with the intent's uuid. A thread does it (`beside`): b returns, and others
    are staged meanwhile; 5 and 6 follow between two actions of a later one. A flush and the end wait for it.
 5. `ReadBack`: find N in the table's history, and the uuid with it; compare the rows committed with the pieces'.
-6. `CleanUp`: a log record "done N"; then the records before intent N, then pieces that nothing names, are removed.
+6. `CleanUp`: an entry "done N"; then the entries before intent N, then pieces that nothing names, are removed.
 
 A micro-batch that will fill files by itself goes direct: 3 with b in the place of pieces, 4 with its rows, 5, 6.
 

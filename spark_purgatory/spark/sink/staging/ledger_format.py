@@ -19,38 +19,38 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.errors import ForeignWriterError, StagingError
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Intent, Ledger, Piece, StagedBatch
-from spark_purgatory.spark.sink.staging.staging_folder import LogRecord, StagingFolder
+from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, StagingFolder
 
 PIECE_FIELDS = ("partition", "path", "rows", "staged_bytes", "batch_id", "epoch", "staged_ms", "run")
 Body = dict[str, Any]
-Entry = tuple[str, Body, bool]
+NewEntry = tuple[str, Body, bool]
 """Name, body, and whether it is a note: what `StagingFolder.write_entry` takes."""
 
 
-def schema_entry(batch_id: int, schema: str) -> Entry:
+def schema_entry(batch_id: int, schema: str) -> NewEntry:
     """All rows from this micro-batch on have another schema."""
     return f"schema={batch_id}", {"batch_id": batch_id, "schema": schema}, True
 
 
-def record_entry(staged: StagedBatch) -> Entry:
+def record_entry(staged: StagedBatch) -> NewEntry:
     """A micro-batch is staged as a whole."""
     body = {name: getattr(staged, name) for name in ("path", "rows", "plain_bytes", "staged_ms")}
     return staged.path.rpartition("/")[2], body, False
 
 
-def empty_entry(first: int, last: int) -> Entry:
+def empty_entry(first: int, last: int) -> NewEntry:
     """Micro-batches without rows. Two notes, written in turn, cover all that follow one another."""
     return f"empty={first}-{last % 2}", {"first": first, "last": last}, True
 
 
-def intent_entry(intent: Intent) -> Entry:
+def intent_entry(intent: Intent) -> NewEntry:
     """A drain was decided."""
     packed = {"taken": _columns(intent.taken), "left": _columns(intent.left)}
     body = {field.name: getattr(intent, field.name) for field in fields(Intent)} | packed
     return f"intent={intent.number}", body, False
 
 
-def done_entry(ledger: Ledger) -> Entry:
+def done_entry(ledger: Ledger) -> NewEntry:
     """The last intent's commit was read back."""
     number = ledger.next_drain - 1
     body = {"number": number, "table_version": ledger.table_version, "table_id": ledger.table_id}
@@ -62,14 +62,14 @@ def read_ledger(spark: SparkSession, folder: StagingFolder, others_write: bool =
     return replay(folder.read_entries(spark, others_write), folder.uri)
 
 
-def replay(entries: Iterable[LogRecord], folder: str) -> Ledger:
+def replay(entries: Iterable[LogEntry], folder: str) -> Ledger:
     """The ledger that the entries of a log describe.
 
     Raises:
         ForeignWriterError: Two writers made entries of one name.
         StagingError: An entry lacks a field.
     """
-    known: dict[str, LogRecord] = {}
+    known: dict[str, LogEntry] = {}
     for entry in entries:
         other = known.setdefault(entry.name, entry)
         if other.body != entry.body:

@@ -5,7 +5,7 @@ Layout, below ``<checkpoint>/staging``::
     rows/generation=<g>/epoch=<e>/batch=<id>-<run>/part-*.parquet     staged rows, written by Spark
     log/generation=<g>/epoch=<e>/<name>-<unique>                      entries of the log
 
-A *log record* is one line of JSON with a format version and a checksum. A unique suffix keeps a second try apart from
+An *entry* is one line of JSON with a format version and a checksum. A unique suffix keeps a second try apart from
 what a crash left of the first, and makes two writers of one name visible. A *note* has no such suffix and replaces the
 note of its name.
 
@@ -43,13 +43,13 @@ from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QU
 from spark_purgatory.spark.storage.storage_errors import writing
 
 FORMAT = 1
-"""The format of a log record."""
+"""The format of an entry."""
 REMOVE_TRIES = 5
 Body = dict[str, Any]
 _ENTRY = re.compile(r"log/generation=\d+/epoch=\d+/[^/]+")
 
 
-class LogRecord(NamedTuple):
+class LogEntry(NamedTuple):
     """An entry of the log."""
 
     name: str
@@ -94,7 +94,7 @@ class StagingFolder:
             with settings(spark, SMALL_QUERY):
                 writer.mode("overwrite" if is_note else "error").text(f"{self.uri}/{place}")
 
-    def read_entries(self, spark: SparkSession, others_write: bool = False) -> list[LogRecord]:
+    def read_entries(self, spark: SparkSession, others_write: bool = False) -> list[LogEntry]:
         """Every entry of the log. StagingError if one is damaged.
 
         With ``others_write`` an entry that is removed meanwhile is left out.
@@ -218,7 +218,7 @@ def _tail(path: str) -> str:
     return "/".join(path.rsplit("/", 2)[1:])
 
 
-def _parse(path: str, line: str, folder: str) -> LogRecord:
+def _parse(path: str, line: str, folder: str) -> LogEntry:
     try:
         entry = json.loads(line)
         text = entry["body"]
@@ -230,7 +230,7 @@ def _parse(path: str, line: str, folder: str) -> LogRecord:
                     "was written. Run the release that wrote the checkpoint, or a later one"
                 )
             found = _ENTRY.search(path)
-            return LogRecord(entry["entry"], {**json.loads(text), "format": version}, found[0] if found else path)
+            return LogEntry(entry["entry"], {**json.loads(text), "format": version}, found[0] if found else path)
     except (ValueError, KeyError, TypeError, AttributeError):
         pass
     raise StagingError(
