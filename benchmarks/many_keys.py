@@ -45,7 +45,6 @@ EVENTS_DDL = "key string, time timestamp, op string"
 BY_KEY_ROWS = 12_000
 """Rows that a group a key does in less than a minute."""
 WARM_UP_OPERATIONS = 500
-Frames = tuple[DataFrame, DataFrame]
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ folder = work_folder(globals().get("dbutils"))
 # COMMAND ----------
 
 UPLOADS, PARTS, FILES = 150, ["p1", "p2", "p3", "p4", "p5"], 5
-NEVER = pd.Timedelta("1000 days")
 rng = np.random.default_rng(5)
 begun = pd.Timestamp("2024-05-06 08:00", tz="UTC") + pd.to_timedelta(np.arange(UPLOADS) * 2, "min")
 size = rng.choice(["small", "large"], UPLOADS)

@@ -222,7 +222,6 @@ def test_seconds_of_bigints_floats_and_nothing() -> None:
 # --- the engine -----------------------------------------------------------------------------------
 
 CENTS = EngineSpec(criteria.sum_at_least(D("0.80")), number="decimal(10,2)")
-BIGINT = EngineSpec(criteria.level(2**53 + 1), number="bigint")
 
 
 def the_status(spec: EngineSpec, *values: Any, **others: Any) -> str:

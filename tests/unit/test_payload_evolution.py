@@ -290,8 +290,6 @@ def test_every_difference_is_listed_with_its_way_out() -> None:
 
 # --- columns that Operations names ----------------------------------------------------------------
 
-NAMED_ID = (("operations.id", ("number",)), ("operations.keys", ("key",)))
-
 
 def keyed(kind: pa.DataType, name: str = "number", **others: Any) -> EngineSpec:
     """Operations whose id is a column of another type than string: the engine keeps its text beside it."""
