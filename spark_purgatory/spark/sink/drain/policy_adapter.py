@@ -20,7 +20,7 @@ from spark_purgatory.errors import StorageError
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.staging.backlog import Backlog
-from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger, Piece, StagedBatch, by_partition
+from spark_purgatory.spark.sink.staging.ledger import Failed, Intent, Ledger, Piece, StagedBatch, by_partition
 from spark_purgatory.spark.sink.table.history import DrainCommit
 
 LOG = logging.getLogger(__name__)
@@ -223,38 +223,17 @@ class PolicyAdapter:
             )
 
     def _settle(self, ledger: Ledger, commit: DrainCommit, work: Work) -> None:
-        """A drain is done: complete futures, correct estimates. A file's bytes are its share of the drain's."""
+        """A drain is done: complete futures, correct estimates."""
         intent = ledger.intent
         assert intent is not None
-        # The micro-batch at hand went to the table without waiting.
-        is_whole = not self.in_drain and intent.last_batch == work.batch_id and work.is_evaluated
         now_ms = self.progress_ms = self.now()
+        took_ms = 0 if self._began_ms is None else now_ms - self._began_ms
         if self._began_ms is not None:
-            self._count(commit, now_ms - self._began_ms)
-        batches, self.in_drain = self.in_drain, ()
-        staged = [sum(piece.staged_bytes for piece in batch.records) for batch in batches]
-        for batch, staged_bytes in zip(batches, staged, strict=True):
-            file_bytes = None if commit.bytes is None else commit.bytes * staged_bytes // max(1, sum(staged))
-            if file_bytes is not None:
-                self.sizes.observe_committed(batch.partition, staged_bytes, file_bytes)
-            rows = sum(piece.rows for piece in batch.records)
-            waited_ms = now_ms - batch.created_ms
-            delivery = Delivery(self.table, commit.version, rows, file_bytes or 0, waited_ms)
-            self.policy.complete(batch, delivery)
-            self.notify(delivery, None)
-        if is_whole:
-            if intent.direct:
-                # A table partition is in one file, or in several of which the last alone is not full.
-                least_files = max(1, math.ceil((commit.files or 0) * FILLED)) if self.has_partitions else 1
-                self.fills_files = (commit.bytes or 0) >= least_files * self.batch_bytes
-            rows = intent.taken_rows or commit.rows or 0
-            delivery = Delivery(
-                self.table, commit.version, rows, commit.bytes or 0, now_ms - (self._began_ms or now_ms)
-            )
-            future: RecordFuture[Delivery] = RecordFuture()
-            future.settle(delivery, None)
-            self.remember(intent.last_batch, [future])
-            self.notify(delivery, None)
+            self._count(commit, took_ms)
+        if self.in_drain:
+            self._deliver_files(commit, now_ms)
+        elif intent.last_batch == work.batch_id and work.is_evaluated:
+            self._deliver_whole(intent, commit, took_ms)
         self._began_ms = None
         LOG.info(
             "drain %d to table %s: %d rows in %d files, %d bytes, %d ms, version %d",
@@ -263,9 +242,35 @@ class PolicyAdapter:
             commit.rows or intent.taken_rows,
             commit.files or 0,
             commit.bytes or 0,
-            self.drain_ms,
+            took_ms,
             commit.version,
         )
+
+    def _deliver_files(self, commit: DrainCommit, now_ms: int) -> None:
+        """The files of the drain under way are in the table; a file's bytes are its share of the drain's."""
+        batches, self.in_drain = self.in_drain, ()
+        staged = [sum(piece.staged_bytes for piece in batch.records) for batch in batches]
+        for batch, staged_bytes in zip(batches, staged, strict=True):
+            file_bytes = None if commit.bytes is None else commit.bytes * staged_bytes // max(1, sum(staged))
+            if file_bytes is not None:
+                self.sizes.observe_committed(batch.partition, staged_bytes, file_bytes)
+            rows = sum(piece.rows for piece in batch.records)
+            delivery = Delivery(self.table, commit.version, rows, file_bytes or 0, now_ms - batch.created_ms)
+            self.policy.complete(batch, delivery)
+            self.notify(delivery, None)
+
+    def _deliver_whole(self, intent: Intent, commit: DrainCommit, took_ms: int) -> None:
+        """The micro-batch at hand went to the table without waiting."""
+        if intent.direct:
+            # A table partition is in one file, or in several of which the last alone is not full.
+            least_files = max(1, math.ceil((commit.files or 0) * FILLED)) if self.has_partitions else 1
+            self.fills_files = (commit.bytes or 0) >= least_files * self.batch_bytes
+        rows = intent.taken_rows or commit.rows or 0
+        delivery = Delivery(self.table, commit.version, rows, commit.bytes or 0, took_ms)
+        future: RecordFuture[Delivery] = RecordFuture()
+        future.settle(delivery, None)
+        self.remember(intent.last_batch, [future])
+        self.notify(delivery, None)
 
     def _warn(self, staged_bytes: int) -> None:
         if staged_bytes >= self.buffer_bytes * WARN_AT:
