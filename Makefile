@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-nexmark bench-moves bench-soak bench-picture audit crash conformance clean java promtool
+.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-nexmark bench-moves bench-latency bench-columns bench-soak bench-picture audit crash conformance clean java promtool
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -80,6 +80,12 @@ bench-nexmark: java $(STAMP) ## Nexmark's query 9 through ours, Spark's join and
 
 bench-moves: java $(STAMP) ## What it takes to move a checkpoint to other shards: BENCH_ARGS="--waiting 10000000"
 	@$(BIN)/python -m benchmarks.moves $(BENCH_ARGS)
+
+bench-latency: java $(STAMP) ## From an event to its outcome at 1,000 rows/s, both hosts, beside transformWithState by the book
+	@$(BIN)/python -m benchmarks.latency $(BENCH_ARGS)
+
+bench-columns: java $(STAMP) ## What a column of the event in the outcome costs: the engine, workloads W and L
+	@$(BIN)/python -m benchmarks.columns $(BENCH_ARGS)
 
 bench-soak: java $(STAMP) ## Half an hour with 2,000,000 waiting: memory of workers and files of the checkpoint level off
 	@$(BIN)/python -m benchmarks.soak $(BENCH_ARGS)

@@ -64,8 +64,13 @@ class Contender:
 
 def ours(spark: SparkSession, folder: Path, shards: int, columns: Sequence[str] = (), **options: Any) -> DataFrame:
     """The library as its users call it; ``options`` are more of `Purgatory`."""
-    operations, events = read_sides(spark, folder, NOTE_DDL if columns else EVENTS_DDL)
-    purgatory = Purgatory(
+    sides = read_sides(spark, folder, NOTE_DDL if columns else EVENTS_DDL)
+    return purgatory_of(shards, columns, **options).resolve(*sides)
+
+
+def purgatory_of(shards: int, columns: Sequence[str] = (), **options: Any) -> Purgatory:
+    """A purgatory for the workloads' two sides."""
+    return Purgatory(
         operations=Operations(id="op_id", keys="key", created="created", deadline="deadline", watermark="0 seconds"),
         completions=Completions(key="key", time="time", columns=columns, watermark="0 seconds"),
         criterion=criteria.any_key(),
@@ -73,11 +78,17 @@ def ours(spark: SparkSession, folder: Path, shards: int, columns: Sequence[str] 
         shards=shards,
         **options,
     )
-    return purgatory.resolve(operations, events)
 
 
 def join(
     spark: SparkSession, folder: Path, shards: int, longest_delay_minutes: int = 3, columns: Sequence[str] = ()
+) -> DataFrame:
+    """A left outer join of the workload's folders."""
+    return joined(*read_sides(spark, folder, NOTE_DDL if columns else EVENTS_DDL), longest_delay_minutes, columns)
+
+
+def joined(
+    operations: DataFrame, events: DataFrame, longest_delay_minutes: int, columns: Sequence[str] = ()
 ) -> DataFrame:
     """A left outer join on key and time range; an operation without an event leaves at its deadline.
 
@@ -85,7 +96,6 @@ def join(
     longest delay; so the watermark is made from ``created``, and the mark moved on to ``deadline``. For a condition
     with ``<=`` Spark holds that clock 1 ms back, to be safe: a row leaves up to 1 ms after its deadline.
     """
-    operations, events = read_sides(spark, folder, NOTE_DDL if columns else EVENTS_DDL)
     left = operations.withWatermark("created", "0 seconds").select(
         "op_id",
         "key",
@@ -98,9 +108,9 @@ def join(
         "key = event_key AND time >= created AND time <= deadline "
         f"AND time >= deadline - INTERVAL {longest_delay_minutes} MINUTES"
     )
-    joined = left.join(right, F.expr(condition), "leftOuter")
+    pairs = left.join(right, F.expr(condition), "leftOuter")
     resolved = F.coalesce("time", "deadline")
-    return joined.select(
+    return pairs.select(
         "op_id",
         "key",
         "created",

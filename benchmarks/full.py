@@ -35,6 +35,8 @@ PARTS = {
     "operations with several keys": "benchmarks.many_keys",
     "long waits": "benchmarks.long_waits --waiting 100000,1000000",
     "Flink beside it": "benchmarks.beside_flink --contenders blob,log,join",
+    "milliseconds from an event to its outcome": "benchmarks.latency",
+    "a column of the event in the outcome": "benchmarks.columns",
     "growth of the engine": "benchmarks.growth",
     "a standalone cluster": "benchmarks.cluster",
 }

@@ -33,8 +33,12 @@ def read_sides(spark: SparkSession, folder: Path, events_ddl: str = EVENTS_DDL) 
 
 
 def as_rows(spark: SparkSession, folder: Path) -> tuple[DataFrame, DataFrame]:
+    """Both sides of the workload's folders as `ROWS`, each with its watermark."""
+    return sides_as_rows(*read_sides(spark, folder))
+
+
+def sides_as_rows(operations: DataFrame, events: DataFrame) -> tuple[DataFrame, DataFrame]:
     """Both sides as `ROWS`, each with its watermark."""
-    operations, events = read_sides(spark, folder)
     left = operations.withColumnRenamed("created", "time").withColumn("side", F.lit(OPERATIONS).cast("tinyint"))
     right = events.withColumn("side", F.lit(EVENTS).cast("tinyint"))
     for field in ROWS.fields:
