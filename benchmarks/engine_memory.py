@@ -133,12 +133,13 @@ class Source:
             self.events.setdefault(at, []).append((numbers[has_event[part]], event_us[part]))
         due = self.events.pop(self.minute, [])
         self.minute += 1
-        blobs = [to_blob(_operations(numbers, created_us, created_us + delay_us)).to_pybytes()]
-        events = [to_blob(_events(*map(np.concatenate, zip(*due, strict=True)))).to_pybytes()] if due else []
+        blobs = [to_blob(packed_operations(numbers, created_us, created_us + delay_us)).to_pybytes()]
+        events = [to_blob(packed_events(*map(np.concatenate, zip(*due, strict=True)))).to_pybytes()] if due else []
         return Step(start_us // 1000, blobs, events)
 
 
-def _operations(numbers: Int64s, created_us: Int64s, deadline_us: Int64s) -> pa.Table:
+def packed_operations(numbers: Int64s, created_us: Int64s, deadline_us: Int64s) -> pa.Table:
+    """Operations as the exchange packs them for `SPEC`."""
     names, hashes = _names(numbers), mix64(numbers)
     return pa.table(
         {
@@ -154,7 +155,8 @@ def _operations(numbers: Int64s, created_us: Int64s, deadline_us: Int64s) -> pa.
     )
 
 
-def _events(numbers: Int64s, time_us: Int64s) -> pa.Table:
+def packed_events(numbers: Int64s, time_us: Int64s) -> pa.Table:
+    """Events as the exchange packs them for `SPEC`."""
     return pa.table(
         {
             "key": _names(numbers),

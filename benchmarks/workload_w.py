@@ -176,10 +176,10 @@ def _operations(drawn: Draw, numbers: Int64s) -> pa.Table:
 
 
 def _events(drawn: Draw, numbers: Int64s) -> pa.Table:
-    return pa.table({"key": _names(numbers), "time": timestamps(drawn.event_us[numbers]), "note": _notes(len(numbers))})
+    return pa.table({"key": _names(numbers), "time": timestamps(drawn.event_us[numbers]), "note": notes(len(numbers))})
 
 
-def _notes(n: int) -> pa.Array:
+def notes(n: int) -> pa.Array:
     """Random letters, which nothing compresses by much."""
     letters = np.random.default_rng(n).integers(ord("a"), ord("z") + 1, n * NOTE_BYTES, np.uint8)
     ends = np.arange(n + 1, dtype=np.int32) * NOTE_BYTES

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from spark_purgatory.core.arrays.times import MAX_TIME_US
 from spark_purgatory.core.arrays.value_ranks import number_ranks
-from spark_purgatory.core.engine import deliveries, evidence, resolver
+from spark_purgatory.core.engine import deliveries, evaluation, evidence, resolver
 from spark_purgatory.core.engine.deliveries import Deliveries
 from spark_purgatory.core.engine.evaluation import EvaluationInput
+from spark_purgatory.core.engine.resolver import Resolutions
 from spark_purgatory.core.events import event_log
 from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.spec.codes import RULES, Rule
@@ -72,6 +73,17 @@ def test_evidence_does_not_depend_on_arrival_and_is_what_the_oracle_says(
 ) -> None:
     rule, _, always = rule.partition(", ")
     compare_with_oracle(rule, seed, several, shards, controlled or bool(always), worlds)
+
+
+def test_operations_that_are_resolved_in_parts_carry_the_evidence_that_the_oracle_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    together, sizes = Resolutions.joined, list[int]()
+    monkeypatch.setattr(Resolutions, "joined", staticmethod(lambda parts: sizes.append(len(parts)) or together(parts)))
+    monkeypatch.setattr(evaluation, "MAX_DELIVERIES", 1)
+    for seed in range(40):
+        compare_with_oracle("mixed", seed, several=True, shards=1, controlled=seed % 2 == 0, worlds=4)
+    assert len(sizes) > 10, "few operations were resolved in parts"
 
 
 # --- planted bugs ---------------------------------------------------------------------------------------
@@ -135,6 +147,11 @@ def after_the_deadline(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(resolver, "_until", later)
 
 
+def events_of_another(patch: pytest.MonkeyPatch) -> None:
+    """Where some of the operations leave, the events of the first ones are taken for theirs."""
+    patch.setattr(Resolutions, "spans_of", lambda self, chosen: self.spans)
+
+
 def lost_at_a_snapshot(patch: pytest.MonkeyPatch) -> None:
     """A state keeps events without their columns."""
     patch.setattr(
@@ -178,6 +195,7 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         largest_of_all,
         no_value_is_the_largest,
         after_the_deadline,
+        events_of_another,
         lost_at_a_snapshot,
         lost_at_a_merge,
         mixed_up_by_forgetting,
@@ -191,6 +209,6 @@ def test_the_comparison_sees_a_planted_bug(bug: str, monkeypatch: pytest.MonkeyP
     for seed in range(60):
         try:
             compare_with_oracle("mixed", seed, several=True, shards=1, controlled=seed % 2 == 0, worlds=4)
-        except (AssertionError, BugError, pa.ArrowInvalid):
+        except (AssertionError, BugError, IndexError, pa.ArrowInvalid):
             return
     pytest.fail("60 worlds with the bug gave what the oracle says")

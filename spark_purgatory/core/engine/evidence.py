@@ -15,7 +15,6 @@ With `Evidence.largest` it is no matter what decided: the events are taken by th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -41,9 +40,13 @@ CONTROLS = {Status.FAILED: EventKind.FAIL, Status.CANCELLED: EventKind.CANCEL, S
 
 
 def evidence_of(resolver: Resolver, status: Status, resolutions: Resolutions, chosen: Bools) -> dict[str, pa.Array]:
-    """The deciding event of every chosen row, (n,) bool, and its events, by the names of their columns."""
+    """The deciding event of every chosen row, (n,) bool, and its events, by the names of their columns; those of
+    nothing but nulls are left out.
+    """
     spec, rows = resolver.spec, resolutions.rows[chosen]
     assert spec.evidence is not None, "bug: a query whose outcomes carry no events"
+    if status == Status.EXPIRED and not (spec.evidence.largest or spec.evidence.lists_all):
+        return {}
     inputs, entries = resolver.inputs(rows)
     asked = _Asked(
         resolver=resolver,
@@ -52,6 +55,7 @@ def evidence_of(resolver: Resolver, status: Status, resolutions: Resolutions, ch
         entries=entries,
         rows=rows,
         resolved_us=resolutions.resolved_us[chosen],
+        spans=resolutions.spans_of(chosen),
     )
     found: dict[str, pa.Array] = {}
     if spec.evidence.largest:
@@ -81,6 +85,7 @@ def events_of(resolver: Resolver, resolutions: Resolutions) -> pa.ListArray:
         entries=entries,
         rows=resolutions.rows,
         resolved_us=resolutions.resolved_us,
+        spans=resolutions.spans,
     )
     return asked.all_events(resolver.spec.evidence.most)
 
@@ -104,6 +109,8 @@ class _Asked:
     entries: Int64s  # (m,)
     rows: Int64s  # (n,)
     resolved_us: Int64s  # (n,) MAX_TIME_US of EXPIRED ones
+    spans: list[Spans]
+    """The relevant events."""
 
     def deciding(self, met: Bools) -> Deliveries:
         """The deciding event of each operation, at most one; ``met``, (n,): the criterion decided."""
@@ -139,11 +146,6 @@ class _Asked:
         return pa.ListArray.from_arrays(offsets, pa.concat_arrays(structs))
 
     # --- the events of an operation --------------------------------------------------------------------
-
-    @cached_property
-    def spans(self) -> list[Spans]:
-        """The relevant events."""
-        return self.resolver.relevant(self.inputs, self.rows, self.entries)
 
     def _cut(self, span: Spans) -> Spans:
         """The span without events after the operation's end."""

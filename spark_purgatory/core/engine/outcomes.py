@@ -144,7 +144,9 @@ class OutcomeBatch:
             self.reasons if self.reasons is not None else pa.nulls(n, pa.string()),
         ]
         fields = [*([] if self.payload is None else self.payload.type), *OUTCOME_FIELDS, *evidence]
-        columns += [self.evidence.get(each.name, pa.nulls(n, each.type)) for each in evidence]
+        for each in evidence:
+            held = self.evidence.get(each.name)
+            columns.append(pa.nulls(n, each.type) if held is None else held)
         if orphans:
             nothing = pa.nulls(n, pa.string())
             columns.append(nothing if self.codes is None else self.codes)

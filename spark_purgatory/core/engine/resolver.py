@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,6 +48,8 @@ class Resolutions:
     created_us: Int64s  # (n,)
     deadline_us: Int64s  # (n,) with the extensions received while pending
     result: EvaluationResult
+    spans: list[Spans]
+    """The completions that counted for each entry."""
     fail_us: Int64s | None = None  # (m,) first failure of the entry's key; None: no key has failed
 
     @property
@@ -69,11 +72,22 @@ class Resolutions:
     @staticmethod
     def joined(parts: list[Resolutions]) -> Resolutions:
         """The resolutions of all rows from those of some rows each, in order."""
-        first = np.cumsum([0, *(len(part.rows) for part in parts)])
-        columns = {name: [getattr(part, name) for part in parts] for name in vars(parts[0]) if name != "result"}
+        rows, entries = (np.cumsum([0, *(len(each) for each in of)]) for of in _of(parts, ("rows", "entries")))
+        names = [name for name in vars(parts[0]) if name not in ("result", "spans")]
+        columns = dict(zip(names, _of(parts, names), strict=True))
         results = {name: [getattr(part.result, name) for part in parts] for name in vars(parts[0].result)}
-        columns["owner"] = [part.owner + at for part, at in zip(parts, first, strict=False)]
-        return Resolutions(result=EvaluationResult(**_concatenated(results)), **_concatenated(columns))
+        columns["owner"] = [part.owner + at for part, at in zip(parts, rows, strict=False)]
+        spans = [replace(s, owner=s.owner + at) for part, at in zip(parts, entries, strict=False) for s in part.spans]
+        return Resolutions(result=EvaluationResult(**_concatenated(results)), spans=spans, **_concatenated(columns))
+
+    def spans_of(self, chosen: Bools) -> list[Spans]:
+        """The completions of the entries of chosen rows, (n,) bool, by their position among these entries."""
+        if chosen.all():
+            return self.spans
+        mine = chosen[self.owner]
+        place = np.cumsum(mine) - 1
+        kept = (span.where(mine[span.owner]) for span in self.spans)
+        return [replace(span, owner=place[span.owner]) for span in kept]
 
     def by_status(self, chosen: Bools) -> list[tuple[Status, Bools]]:
         """Rows chosen, (n,) bool, by the status with which they are resolved."""
@@ -96,7 +110,8 @@ class Resolver:
     def resolve(self, rows: Int64s) -> Resolutions:
         """Evaluate the criterion of ``rows``, (n,) int64."""
         inputs, entries = self.inputs(rows)
-        relevant = RelevantEvents.of(inputs, self.relevant(inputs, rows, entries))
+        spans = self.relevant(inputs, rows, entries)
+        relevant = RelevantEvents.of(inputs, spans)
         parts = list(relevant.parts(len(rows)))
         if len(parts) > 1:
             return Resolutions.joined([self.resolve(rows[part]) for part in parts])
@@ -112,14 +127,15 @@ class Resolver:
             created_us=inputs.created_us,
             deadline_us=deadline_us,
             result=result,
+            spans=spans,
             fail_us=fail_us,
         )
 
     def progress(self, resolutions: Resolutions) -> tuple[Floats, Floats]:
         """(how far each row has come, how far it has to come), (n,) float64 each: keys, events, or a sum of values."""
-        inputs, entries = self.inputs(resolutions.rows)
+        inputs, _ = self.inputs(resolutions.rows)
         n, owner, result = len(inputs.rule), inputs.owner, resolutions.result
-        sums = totals(inputs, self.relevant(inputs, resolutions.rows, entries), resolutions.resolved_us)
+        sums = totals(inputs, resolutions.spans, resolutions.resolved_us)
         units = 1.0 if self.spec.scale is None else 10.0**self.spec.scale
         progress = Progress(
             n_keys=np.bincount(owner, minlength=n).astype(float),
@@ -258,6 +274,11 @@ class Resolver:
         at = np.flatnonzero(chosen)
         found = log.spans(self.watchers.keys, entries[at], hashes[at], from_us[at], until_us[at])
         return [replace(span, owner=at[span.owner]) for span in found]
+
+
+def _of(parts: Sequence[Resolutions], names: Sequence[str]) -> list[list[Any]]:
+    """The columns of those names of every part."""
+    return [[getattr(part, name) for part in parts] for name in names]
 
 
 def _concatenated(columns: dict[str, list[Any]]) -> dict[str, Any]:
