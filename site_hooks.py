@@ -33,6 +33,8 @@ EXAMPLE = re.compile(r"^Example::\n\n((?:    .*\n?|\n)+)", re.MULTILINE)
 SEARCH_BOOST = {"Project": 0.3, "Reference": 0.4}
 """Who looks for a word wants to use the library; pages of the other parts of the navigation come first."""
 INCLUDED = re.compile(r"^<!-- file: (\S+\.yaml) -->$", re.MULTILINE)
+SENTENCES = re.compile(r"^```text\n(?=(?:(?![|+│┃┏]).+\n)+```$)", re.MULTILINE)
+"""The beginning of a block without a table, such as an error: its lines may be broken."""
 PROMPTS = re.compile(r"^Example:$", re.MULTILINE)
 COLONS = re.compile(r"::$", re.MULTILINE)
 RETURNS = re.compile(r"^Returns:\n(?:    .*\n?|\n)+", re.MULTILINE)
@@ -55,6 +57,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         page.meta["hide"] = ["navigation"]  # it is alone in its part of the navigation
     here = page.file.src_uri
     source = next((path for path, name in OUTSIDE.items() if name == here), f"docs/{here}")
+    markdown = SENTENCES.sub("``` {.text .sentences}\n", markdown)
     markdown = INCLUDED.sub(lambda found: f"```yaml\n{(ROOT / found[1]).read_text('utf-8')}```", markdown)
     return deeper_lists(LINK.sub(lambda link: mapped(link, here, source), markdown))
 
@@ -67,7 +70,8 @@ def mapped(link: re.Match[str], here: str, source: str) -> str:
     if not file.is_file():
         return link[0]  # MkDocs reports it
     on_site = target.removeprefix("docs/") if target.startswith("docs/") else OUTSIDE.get(target)
-    if text in (path, target, posixpath.basename(target)) and (heading := HEADING.search(file.read_text("utf-8"))):
+    named_by_path = path.endswith(".md") and text in (path, target, posixpath.basename(target))
+    if named_by_path and (heading := HEADING.search(file.read_text("utf-8"))):
         text = heading[1]
     if on_site is None:
         return f"[{text}]({ON_GITHUB}{target}{anchor})"

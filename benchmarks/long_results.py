@@ -228,7 +228,7 @@ def draw_picture(path: Path, table: Sequence[Standing]) -> None:
             axes.spines[["top", "right"]].set_visible(False)
         panels[0].set_ylabel("milliseconds of a micro-batch, median")
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        figure.savefig(path, transparent=True, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 LABELS = {

@@ -243,7 +243,7 @@ def draw_picture(path: Path, samples: Sequence[Sample]) -> None:
         for axes in figure.axes[2:]:
             axes.set_xlabel("minutes")
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+        figure.savefig(path, transparent=True, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def main(

@@ -64,9 +64,9 @@ class Operations(Options):
         ConfigError: A field has a wrong value, or not exactly one of ``timeout`` and ``deadline`` is given.
 
     Example:
-        >>> orders = Operations(id="order_id", keys="order_id", created="ordered_at", timeout="30 minutes")
-        >>> parcels = Operations(id="parcel", keys=["depot", "customs"], created="sent_at", deadline="due_at")
-        >>> rides = Operations(id="ride", keys="ride", created="at", timeout="free_minutes", timeout_unit="minutes")
+        >>> orders = Operations(id="order", keys="order", created="at", timeout="30 minutes")
+        >>> parcels = Operations(id="parcel", keys=["depot", "customs"], created="sent", deadline="due")
+        >>> rides = Operations(id="id", keys="id", created="at", timeout="free", timeout_unit="minutes")
     """
 
     id: Annotated[ColumnLike, "The operation's id."]

@@ -97,13 +97,15 @@ class PurgatoryTester:
         >>> from datetime import UTC, datetime
         >>> from spark_purgatory import Completions, Operations, Purgatory, criteria
         >>> purgatory = Purgatory(
-        ...     operations=Operations(id="order_id", keys="order_id", created="ordered_at", timeout="30 minutes"),
+        ...     operations=Operations(
+        ...         id="order_id", keys="order_id", created="ordered_at", timeout="30 minutes"
+        ...     ),
         ...     completions=Completions(key="order_id", time="paid_at"),
         ...     criterion=criteria.any_key(),
         ... )
         >>> tester = PurgatoryTester(purgatory)
         >>> noon = datetime(2026, 11, 1, 12, tzinfo=UTC)
-        >>> tester.step(operations=[{"order_id": 7, "ordered_at": noon}, {"order_id": 8, "ordered_at": noon}])
+        >>> tester.step(operations=[{"order_id": id, "ordered_at": noon} for id in (7, 8)])
         []
         >>> paid = tester.step(completions=[{"order_id": 7, "paid_at": noon.replace(minute=5)}])
         >>> [(row["order_id"], row["status"], row["wait_ms"]) for row in paid]

@@ -258,7 +258,9 @@ def cell_line(cell: Cell, found: dict[str, Any]) -> str:
     if "numpy" not in found:
         return f"| {cell.spark} | | {cell.java} | {cell.python} | | {found['named']} | {found['date']} |"
     total = found["passed"] + found["failed"]
-    said = f"{found['passed']} of {total}" + (f", not: {found['named']}" if found["failed"] else "")
+    said = f"{found['passed']} of {total}" + (
+        f", not: `{found['named'].replace('; ', '`, `')}`" if found["failed"] else ""
+    )
     packages = ", ".join(found[name] for name in ("numpy", "pandas", "pyarrow", "protobuf"))
     versions = (found["spark"], found["delta"] or "none yet", found["java"], found["python"], packages)
     return f"| {' | '.join(versions)} | {said} | {found['date']} |"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import zipfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -18,13 +19,29 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.support.delta_files import delta_rows
 from tests.support.job_process import JobProcess
-from tests.support.kafka_broker import KafkaBroker, kafka_broker
+from tests.support.kafka_broker import PACKAGE, KafkaBroker, kafka_broker, kafka_jars
 from tests.support.places_world import World, differences, orders_job
 from tests.support.schema_registry import SchemaRegistry, avro_long, avro_string, framed, schema_registry
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "kafka_operations.md"
 PARTITIONS = 4
 MALFORMED = [b'{"order_id": "order-', b"no json", b"", b"\xff\xfe\x00"]
 """Values that are no JSON; the last is no UTF-8."""
+
+
+@pytest.mark.long
+def test_the_page_of_kafkas_operations_names_the_classes_that_kafka_has() -> None:
+    version = PACKAGE.rpartition(":")[2]
+    page = PAGE.read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:org\.apache\.)?kafka\.[\w.]+\.Delayed\w+)`", page))
+    gone = {name for name in named if ".coordinator." in name}
+    there = {
+        entry.removesuffix(".class").replace("/", ".")
+        for jar in Path(kafka_jars()).parent.glob("*.jar")
+        for entry in zipfile.ZipFile(jar).namelist()
+    }
+    assert f"Kafka {version}" in page and len(gone) == 2 and len(named) == 9
+    assert named - there == gone
 
 
 def create_topics(broker: KafkaBroker, *names: str) -> None:

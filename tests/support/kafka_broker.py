@@ -22,13 +22,18 @@ JVM = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 START_S = 120
 
 
+def kafka_jars() -> str:
+    """Class path of the broker."""
+    return resolved([PACKAGE], WORK / "ivy-kafka")
+
+
 class KafkaBroker:
     """One node that is broker and controller; it keeps its topics when it is killed and started again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = free_port()
-        self._jars = resolved([PACKAGE], WORK / "ivy-kafka")
+        self._jars = kafka_jars()
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True)
         controller = free_port()

@@ -53,8 +53,9 @@ def check_checkpoint(spark: SparkSession, checkpoint: str, outcomes: DataFrame) 
 
     Example::
 
-        check_checkpoint(spark, "/lake/_checkpoints/console", outcomes)
-        query = outcomes.writeStream.format("console").option("checkpointLocation", "/lake/_checkpoints/console")
+        checkpoint = "/lake/_checkpoints/console"
+        check_checkpoint(spark, checkpoint, outcomes)
+        query = outcomes.writeStream.format("console").option("checkpointLocation", checkpoint)
     """
     query = query_of(outcomes)
     if query is None:

@@ -139,7 +139,8 @@ def move_checkpoint(
     Example::
 
         outcomes = Purgatory(shards=64, ...).resolve(orders, payments)
-        print(move_checkpoint(spark, outcomes, source="/lake/_checkpoints/a", target="/lake/_checkpoints/b"))
+        folder = "/lake/_checkpoints"
+        print(move_checkpoint(spark, outcomes, source=f"{folder}/a", target=f"{folder}/b"))
     """
     began = time.monotonic()
     files = Files(spark)

@@ -202,7 +202,11 @@ class Purgatory(PurgatoryOptions):
 
         purgatory = Purgatory(
             operations=Operations(
-                id="order_id", keys="order_id", created="ordered_at", timeout="30 minutes", watermark="10 minutes"
+                id="order_id",
+                keys="order_id",
+                created="ordered_at",
+                timeout="30 minutes",
+                watermark="10 minutes",
             ),
             completions=Completions(key="order_id", time="paid_at", watermark="10 minutes"),
             criterion=criteria.any_key(),
@@ -245,7 +249,8 @@ class Purgatory(PurgatoryOptions):
 
         Example::
 
-            late = purgatory.resolve(orders, payments, as_of="2026-11-01 11:35:00").where("status = 'EXPIRED'")
+            known = purgatory.resolve(orders, payments, as_of="2026-11-01 11:35:00")
+            late = known.where("status = 'EXPIRED'")
         """
         for name, frame in (("operations", operations), ("completions", completions)):
             if not hasattr(frame, "isStreaming"):
