@@ -132,10 +132,10 @@ java:
 	       "apt-get install openjdk-17-jre-headless; macOS: brew install openjdk@17) and run make again." >&2; \
 	  exit 1; }
 
-# Prometheus's own tool reads the alerts and tests them on recorded samples.
+# Prometheus's own tool tests the alerts on recorded samples, and Prometheus itself scrapes a query.
 promtool:
-	@command -v promtool > /dev/null || { \
-	  echo "The tests of the alerts need 'promtool': install it (Debian, Ubuntu: apt-get install prometheus;" \
+	@command -v promtool > /dev/null && command -v prometheus > /dev/null || { \
+	  echo "The tests of the alerts need 'promtool' and 'prometheus': install them (Debian, Ubuntu: apt-get install prometheus;" \
 	       "macOS: brew install prometheus) and run make again." >&2; \
 	  exit 1; }
 

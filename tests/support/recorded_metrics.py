@@ -40,8 +40,8 @@ Rows = list[tuple[Any, ...]]
 class Shop:
     """A query whose rows are landed step by step, and what it reports."""
 
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self.folder, self.lines, self._number = folder, list[str](), 0
+    def __init__(self, spark: SparkSession, folder: Path, port: int = PORT) -> None:
+        self.folder, self.lines, self._number, self._port = folder, list[str](), 0, port
         for name in ("orders", "payments"):
             (folder / name).mkdir(parents=True)
         purgatory = Purgatory(
@@ -62,7 +62,7 @@ class Shop:
             query_name="orders",
         )
         registry = CollectorRegistry()
-        served = metrics.prometheus(PORT, addr="127.0.0.1", registry=registry)
+        served = metrics.prometheus(port, addr="127.0.0.1", registry=registry)
         self._monitor = monitor(self.query, served, gauges_every="5 seconds")
 
     def step(self, phase: str, orders: Rows, payments: Rows) -> None:
@@ -76,7 +76,14 @@ class Shop:
         self._number += 1
         before = self._batches()
         self._until(lambda: self._batches() > before)
-        self.lines.append(json.dumps({"phase": phase, "samples": scraped()}))
+        self.lines.append(json.dumps({"phase": phase, "samples": scraped(self._port)}))
+
+    def paid(self, phase: str, step: int, ago: timedelta = timedelta(), late: int = 0) -> None:
+        """A step in which each order is paid."""
+        at = datetime.now(UTC) - ago
+        names = [f"{phase}-{step}-{n}" for n in range(10)]
+        too_late = [("nobody", at - timedelta(minutes=5))] * late
+        self.step(phase, [(name, name, at) for name in names], [*((name, at) for name in names), *too_late])
 
     def _batches(self) -> float:
         return self._monitor.last.flat()["batches_total"] if self._monitor.last else 0
@@ -88,9 +95,9 @@ class Shop:
             time.sleep(0.02)
 
 
-def scraped() -> dict[str, float]:
+def scraped(port: int) -> dict[str, float]:
     """Every series of ours, as Prometheus would store it."""
-    text = urllib.request.urlopen(f"http://127.0.0.1:{PORT}/metrics").read().decode()
+    text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
     pairs = (line.rpartition(" ") for line in text.splitlines() if line.startswith("spark_purgatory_"))
     return {series: float(value) for series, _, value in pairs if "_created" not in series}
 
@@ -100,30 +107,24 @@ def record(spark: SparkSession, folder: Path) -> list[str]:
     shop = Shop(spark, folder)
     table = f"delta.`{folder / 'table'}`"
 
-    def paid(phase: str, step: int, ago: timedelta = timedelta(), late: int = 0) -> None:
-        at = datetime.now(UTC) - ago
-        names = [f"{phase}-{step}-{n}" for n in range(10)]
-        too_late = [("nobody", at - timedelta(minutes=5))] * late
-        shop.step(phase, [(name, name, at) for name in names], [*((name, at) for name in names), *too_late])
-
     for step in range(STEPS):
-        paid("behind", step, ago=timedelta(hours=2))
+        shop.paid("behind", step, ago=timedelta(hours=2))
     for step in range(STEPS):
-        paid("well", step)
+        shop.paid("well", step)
     for step in range(STEPS):
         names, at = [f"unpaid-{step}-{n}" for n in range(10)], datetime.now(UTC)
         shop.step("unpaid", [(name, name, at) for name in names], [("nobody", at)])
     for step in range(STEPS):
-        paid("late", step, late=2)
+        shop.paid("late", step, late=2)
     shop.query.flush()
     spark.sql(f"ALTER TABLE {table} ADD CONSTRAINT refused CHECK (order_id NOT LIKE 'refused%')")
     for step in range(STEPS):
-        paid("refused", step)
+        shop.paid("refused", step)
     spark.sql(f"ALTER TABLE {table} DROP CONSTRAINT refused")
     soon = datetime.now(UTC) + timedelta(hours=1)
     shop.step("crowd", [(f"crowd-{n}", "popular", soon) for n in range(12_000)], [("nobody", datetime.now(UTC))])
     for step in range(1, STEPS):
-        paid("crowd", step)
+        shop.paid("crowd", step)
     shop.query.stop()
     return shop.lines
 

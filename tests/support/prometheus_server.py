@@ -1,0 +1,70 @@
+"""A real Prometheus on this machine's loopback, which scrapes one process every second."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.cluster import HOST, free_port
+
+START_S = 60
+
+
+class Prometheus:
+    """Where it listens."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """What its API answers."""
+        with urllib.request.urlopen(f"{self.url}{path}?{urllib.parse.urlencode(parameters)}", timeout=30) as answer:
+            return json.load(answer)["data"]
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The series that an expression gives now."""
+        found: list[dict[str, Any]] = self.get("/api/v1/query", query=expression)["result"]
+        return found
+
+
+@contextmanager
+def prometheus(folder: Path, target: str, rules: Path) -> Iterator[Prometheus]:
+    """A server that runs within the block."""
+    program = shutil.which("prometheus")
+    assert program, "prometheus is not on the PATH: apt-get install prometheus, brew install prometheus"
+    address = f"{HOST}:{free_port()}"
+    settings = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(rules)],
+        "scrape_configs": [{"job_name": "outcomes", "static_configs": [{"targets": [target]}]}],
+    }
+    file = folder / "prometheus.yml"
+    file.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    options = {"config.file": file, "storage.tsdb.path": folder / "data", "web.listen-address": address}
+    command = [program, *(f"--{name}={value}" for name, value in options.items())]
+    with (folder / "prometheus.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        deadline_s = time.monotonic() + START_S
+        while True:
+            try:
+                urllib.request.urlopen(f"http://{address}/-/ready", timeout=5)
+                break
+            except OSError:
+                assert process.poll() is None, (folder / "prometheus.log").read_text(encoding="utf-8")[-3000:]
+                assert time.monotonic() < deadline_s, f"Prometheus is not ready at {address} after {START_S} s"
+                time.sleep(0.2)
+        yield Prometheus(f"http://{address}")
+    finally:
+        process.terminate()
+        process.wait()
