@@ -250,6 +250,13 @@ def tables_of(found: dict[str, Any]) -> dict[str, str]:
         "| --- | --- | --- | --- | --- | --- | --- |",
         *(cell_line(cell, ran.get(cell.name, {"named": "not run yet", "date": ""})) for cell in CELLS),
     ]
+    failed = [
+        f"* Spark {cell['spark']} with Python {cell['python']} did not pass `{cell['named'].replace('; ', '`, `')}`."
+        for cell in found["cells"]
+        if cell["failed"]
+    ]
+    if failed:
+        cells += ["", *failed]
     return {"cells": "\n".join(cells), "upgrades": "\n".join(upgrade_lines(found["upgrades"]))}
 
 
@@ -257,10 +264,7 @@ def cell_line(cell: Cell, found: dict[str, Any]) -> str:
     """A row of the first table."""
     if "numpy" not in found:
         return f"| {cell.spark} | | {cell.java} | {cell.python} | | {found['named']} | {found['date']} |"
-    total = found["passed"] + found["failed"]
-    said = f"{found['passed']} of {total}" + (
-        f", not: `{found['named'].replace('; ', '`, `')}`" if found["failed"] else ""
-    )
+    said = f"{found['passed']} of {found['passed'] + found['failed']}"
     packages = ", ".join(found[name] for name in ("numpy", "pandas", "pyarrow", "protobuf"))
     versions = (found["spark"], found["delta"] or "none yet", found["java"], found["python"], packages)
     return f"| {' | '.join(versions)} | {said} | {found['date']} |"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import logging
 import re
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,19 +16,16 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from typer.testing import CliRunner
 
+import spark_purgatory
+from spark_purgatory import Completions, Operations, Purgatory, criteria
 from spark_purgatory.cli import app
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.runner import run
 from spark_purgatory.job.stopping import StopRequest
-from tests.support.doc_page import WIDTH, Page
+from tests.support.doc_page import BLOCK, FRAGMENTS, IN_TURN, WIDTH, Page
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
-ROOT = Path(__file__).resolve().parents[2]
-WITH_SERVERS = {"kafka.md", "object_store.md"}
-"""`tests/places/test_pages.py` runs these."""
-HOW_TO = (path for path in (ROOT / "docs" / "how-to").glob("*.md") if path.name not in WITH_SERVERS)
-PAGES = [ROOT / "docs" / "tutorial.md", ROOT / "docs" / "sources.md", ROOT / "docs" / "criteria.md", *sorted(HOW_TO)]
 FOLDERS = ("/lake", "/tmp/shop")
 """What the pages call the folder that the test makes."""
 SETTINGS = ("spark.sql.shuffle.partitions", "spark.sql.session.timeZone")
@@ -62,15 +62,62 @@ def folder(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pat
         spark.conf.set(setting, value)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", IN_TURN, ids=lambda path: path.stem)
 def test_a_page_does_what_it_says(path: Path, spark: SparkSession, folder: Path) -> None:
     page = page_of(path.read_text(encoding="utf-8"), path.name, folder, spark)
     page.run()
     assert "python" in page.ran or path.name in ("index.md", "sources.md")
 
 
+def test_parts_of_programs_run_one_after_the_other(spark: SparkSession, folder: Path) -> None:
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    names = {
+        "spark": spark,
+        "logging": logging,
+        **{name: getattr(spark_purgatory, name) for name in spark_purgatory.__all__},
+    }
+    purgatory = Purgatory(
+        operations=Operations(
+            id="order_id", keys="order_id", created="ordered_at", timeout="1 hour", watermark="0 seconds"
+        ),
+        completions=Completions(key="order_id", time="paid_at", watermark="0 seconds"),
+        criterion=criteria.any_key(),
+        shards=2,
+    )
+    hours = "timestamp'2024-05-01 09:00' + make_dt_interval(0, cast(id as int))"
+    sides = [
+        (f"{folder}/{name}", spark.range(10).selectExpr("id as order_id", f"{hours} as {time}"))
+        for name, time in (("orders", "ordered_at"), ("payments", "paid_at"))
+    ]
+    for path, rows in sides:
+        rows.coalesce(1).write.parquet(path)
+    streams = [spark.readStream.schema(rows.schema).parquet(path) for path, rows in sides]
+    names["outcomes"] = purgatory.resolve(*streams)
+    names["accumulator"] = names["RecordAccumulator"](path=f"{folder}/outcomes", linger="1 second")
+    with zipfile.ZipFile("spark_purgatory-0.1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("nothing.txt", "")  # the workers have the package
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for page in FRAGMENTS:
+            for language, code in BLOCK.findall(page.read_text(encoding="utf-8")):
+                code = code.replace("/lake", str(folder)).replace("port=9108", "port=0")
+                if language == "python":
+                    exec(compile(code, page.name, "exec"), names)
+                elif language == "sql":
+                    names["told"] = spark.sql(code).collect()
+            names["query"].processAllAvailable()
+            names["query"].flush()
+            names["query"].stop()
+            for query in spark.streams.active:
+                query.stop()
+    rows = spark.read.format("delta").load(f"{folder}/outcomes")
+    assert rows.where("status = 'COMPLETED'").count() == 10
+    assert spark_purgatory.__version__ in printed.getvalue()
+    assert [row.expired for row in names["told"]] == [0.0] * 10
+
+
 def test_the_tutorial_has_blocks_of_every_kind(spark: SparkSession) -> None:
-    languages = set(re.findall(r"^```(\w+)$", PAGES[0].read_text(encoding="utf-8"), re.MULTILINE))
+    languages = set(re.findall(r"^```(\w+)$", IN_TURN[0].read_text(encoding="utf-8"), re.MULTILINE))
     assert languages == {"bash", "python", "text", "yaml"}
 
 

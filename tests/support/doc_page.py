@@ -14,6 +14,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+WITH_SERVERS = {"kafka.md", "object_store.md"}
+"""How-to pages that `tests/places/test_pages.py` runs."""
+IN_TURN = [
+    *(DOCS / f"{name}.md" for name in ("tutorial", "sources", "criteria")),
+    *sorted(path for path in (DOCS / "how-to").glob("*.md") if path.name not in WITH_SERVERS),
+]
+"""Pages that `tests/spark/test_docs_snippets.py` runs, block by block."""
+FRAGMENTS = [
+    DOCS / f"{name}.md"
+    for name in ("accumulator", "metrics", "keys_and_times", "operations", "upgrading", "logging", "shipping")
+]
+"""Pages with parts of a program, which it runs one after the other."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE_NAME = re.compile(r"\A# ([\w./-]+\.yaml)\n")
 WIDTH = 100

@@ -1,0 +1,89 @@
+"""Code and commands that a page shows: a test runs the code, and the command line takes the commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import typer
+import yaml
+
+from spark_purgatory.cli import app
+from spark_purgatory.job.job_config import JobConfig
+from tests.support.doc_page import BLOCK, FRAGMENTS, IN_TURN, WITH_SERVERS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *ROOT.glob("*/README.md")]
+TEXTS = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in PAGES}
+RUN = {
+    *(path.relative_to(ROOT).as_posix() for path in (*IN_TURN, *FRAGMENTS)),
+    *(f"docs/how-to/{name}" for name in WITH_SERVERS),
+    "README.md",  # tests/house/test_readme.py
+    "docs/index.md",  # the same
+    "docs/kafka_operations.md",  # tests/house/test_kafka_operations.py
+    "docs/testing.md",  # tests/spark/test_testing_guide.py
+    "bundle/README.md",  # tests/places/test_pipelines.py has the whole pipeline
+}
+"""Pages whose code a test runs. Beside these `tests/spark/test_notebooks.py` compares docs/notebooks."""
+COMMAND = re.compile(r"`(spark-purgatory [^`\n]+)`|^ *(spark-purgatory (?:.*\\\n)*.+)$", re.MULTILINE)
+UsageError = typer.BadParameter.__bases__[0]
+"""click's own, or that of the click within typer."""
+USAGE = "docs/command_line.md"
+"""Made from the commands themselves."""
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of each command that a page shows, without where its output goes."""
+    shown = [(inline or line).replace("\\\n", " ") for inline, line in COMMAND.findall(text)]
+    return [shlex.split(each, comments=True) for each in (line.partition(" > ")[0] for line in shown)]
+
+
+def taken(words: list[str]) -> None:
+    """UsageError if the command line refuses these words; a command's name alone is a word of a sentence."""
+    group: Any = typer.main.get_command(app)
+    if words[1] not in group.commands:
+        raise UsageError(f"no such command: {words[1]}")
+    if words[2:]:
+        group.commands[words[1]].make_context(words[1], words[2:])
+
+
+@pytest.mark.parametrize("page", [name for name in TEXTS if name != USAGE])
+def test_the_command_line_takes_each_command_of_a_page(page: str) -> None:
+    for words in commands(TEXTS[page]):
+        taken(words)
+
+
+def test_commands_are_found_and_a_wrong_one_is_refused() -> None:
+    found = commands("a `spark-purgatory run a.yaml`\n\n    spark-purgatory check \\\n      b.yaml  # c\n")
+    assert found == [["spark-purgatory", "run", "a.yaml"], ["spark-purgatory", "check", "b.yaml"]]
+    assert sum(len(commands(text)) for name, text in TEXTS.items() if name != USAGE) > 30
+    for wrong in ("spark-purgatory walk", "spark-purgatory run a b", "spark-purgatory doctor --sparks"):
+        with pytest.raises(UsageError):
+            taken(wrong.split())
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_make_has_each_target_of_a_page(page: str) -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in set(re.findall(r"`make ([a-z-]+)[ `]", TEXTS[page])):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_a_test_runs_the_code_of_each_page() -> None:
+    shown = {name for name, text in TEXTS.items() if any(language != "text" for language, _ in BLOCK.findall(text))}
+    shown = {name for name in shown if not name.startswith("docs/notebooks/")}
+    assert shown - RUN == set()
+
+
+@pytest.mark.parametrize("page", [path.name for path in FRAGMENTS])
+def test_parts_of_a_job_s_file_fit_it(page: str) -> None:
+    job = yaml.safe_load((ROOT / "conf" / "kafka.yaml").read_text(encoding="utf-8"))
+    for language, code in BLOCK.findall(TEXTS[f"docs/{page}"]):
+        if language == "yaml":
+            JobConfig.model_validate({**job, **yaml.safe_load(code)})
+        elif language == "promql":
+            promql_parser.parse(code)
