@@ -22,6 +22,7 @@ OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "benchmarks/RESULTS.md": "benchmarks.md",
+    "notebooks/README.md": "notebooks/index.md",
 }
 """Pages whose file is not below docs/: path in the repository -> path in the site."""
 LINK = re.compile(r"\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
@@ -30,8 +31,18 @@ NESTED = re.compile(r"^ {2,3}(?=\S)")
 ITEM = re.compile(r"^(?:\d+\.|[*-]) ")
 NESTED_ITEM = re.compile(r"^ {2,4}[*-] ")
 EXAMPLE = re.compile(r"^Example::\n\n((?:    .*\n?|\n)+)", re.MULTILINE)
-SEARCH_BOOST = {"Project": 0.3, "Reference": 0.4}
-"""Who looks for a word wants to use the library; pages of the other parts of the navigation come first."""
+SEARCH_BOOST = {
+    "Project": 0.3,
+    "Reference": 0.3,
+    "Notebooks": 0.4,
+    "How it works": 3,
+    "Something looks wrong": 3,
+    "From Kafka topics": 3,
+    "Kafka's classes": 0.3,
+    "Kafka's delayed operations": 0.3,
+    "Test your pipeline": 0.5,
+}
+"""By a page's name in the navigation, or by the part that it is in: who looks for a word wants to use the library."""
 INCLUDED = re.compile(r"^<!-- file: (\S+\.yaml) -->$", re.MULTILINE)
 SENTENCES = re.compile(r"^```text\n(?=(?:(?![|+│┃┏]).+\n)+```$)", re.MULTILINE)
 """The beginning of a block without a table, such as an error: its lines may be broken."""
@@ -51,7 +62,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Map the links that lead out of docs/, or into it from outside; show the job files that a page asks for; indent
     nested lists as MkDocs needs them.
     """
-    if page.parent is not None and (boost := SEARCH_BOOST.get(page.parent.title)):
+    if boost := SEARCH_BOOST.get(page.title, SEARCH_BOOST.get(page.parent.title if page.parent else "")):
         page.meta["search"] = {"boost": boost}
     if page.parent is None:
         page.meta["hide"] = ["navigation"]  # it is alone in its part of the navigation

@@ -17,8 +17,16 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 from notebook_support import counters, data_files, landed, local_session, work_folder
+from pyspark.sql import functions as F
 
-from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria, gauges
+from spark_purgatory import (
+    Completions,
+    Operations,
+    Purgatory,
+    RecordAccumulator,
+    criteria,
+    gauges,
+)
 from spark_purgatory.demo.landing import write_landing
 from spark_purgatory.demo.recount import recount
 
@@ -44,7 +52,10 @@ ORDERS = (
     "order_id string, customer_id bigint, method string, amount decimal(10,2), "
     "ordered_at timestamp, pay_by timestamp, landed_at timestamp"
 )
-PAYMENTS = "payment_id string, order_id string, amount decimal(10,2), paid_at timestamp, landed_at timestamp"
+PAYMENTS = (
+    "payment_id string, order_id string, amount decimal(10,2), "
+    "paid_at timestamp, landed_at timestamp"
+)
 orders = landed(spark, f"{folder}/landing/orders", ORDERS)
 payments = landed(spark, f"{folder}/landing/payments", PAYMENTS)
 
@@ -60,7 +71,11 @@ payments = landed(spark, f"{folder}/landing/payments", PAYMENTS)
 
 purgatory = Purgatory(
     operations=Operations(
-        id="order_id", keys="order_id", created="ordered_at", deadline="pay_by", watermark="10 minutes"
+        id="order_id",
+        keys="order_id",
+        created="ordered_at",
+        deadline="pay_by",
+        watermark="10 minutes",
     ),
     completions=Completions(key="order_id", time="paid_at", watermark="10 minutes"),
     criterion=criteria.any_key(),
@@ -77,13 +92,20 @@ outcomes = purgatory.resolve(orders, payments)
 
 # COMMAND ----------
 
-accumulator = RecordAccumulator(path=f"{folder}/outcomes", partition_by="status", batch_size="16 MiB")
-query = accumulator.write_stream(outcomes, checkpoint=f"{folder}/checkpoint", trigger={"availableNow": True})
+accumulator = RecordAccumulator(
+    path=f"{folder}/outcomes", partition_by="status", batch_size="16 MiB"
+)
+query = accumulator.write_stream(
+    outcomes, checkpoint=f"{folder}/checkpoint", trigger={"availableNow": True}
+)
 query.awaitTermination()
 
 table = accumulator.read(spark)
-one_of_each = table.dropDuplicates(["status"]).orderBy("status")
-one_of_each.select("status", "order_id", "method", "resolved_at", "wait_ms", "reason").show(truncate=False)
+first = F.struct("order_id", "wait_ms", "reason")
+one_of_each = table.groupBy("status").agg(
+    F.min_by(first, F.struct("landed_at", "order_id")).alias("first")
+)
+one_of_each.select("status", "first.*").orderBy("status").show(truncate=False)
 table.groupBy("status").count().orderBy("status").show()
 
 # COMMAND ----------
@@ -111,7 +133,7 @@ print(f"{written.orders:,} orders = {table.count():,} outcomes + {waiting:,} wai
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## How long the orders waited
+# MAGIC ## No paid order waited longer than its deadline
 # MAGIC
 # MAGIC `wait_ms` is the time from the order to its payment, in event time. No wait is longer than the deadline of its
 # MAGIC method.
@@ -124,11 +146,22 @@ figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
 waits = [paid.loc[paid["method"] == method, "wait_ms"] / 60_000 for method in deadlines]
 colors = ["tab:blue", "tab:orange", "tab:green"]
 for method, waited, color in zip(deadlines, waits, colors, strict=True):
-    axes.hist(waited, bins=np.arange(0, 46, 1), histtype="step", linewidth=2, color=color, label=f"paid by {method}")
+    axes.hist(
+        waited,
+        bins=np.arange(0, 46, 1),
+        histtype="step",
+        linewidth=2,
+        color=color,
+        label=f"paid by {method}",
+    )
 for (method, minutes), color in zip(deadlines.items(), colors, strict=True):
-    axes.axvline(minutes, color=color, linestyle="--", label=f"deadline of {method}: {minutes} min")
+    axes.axvline(
+        minutes, color=color, linestyle="--", label=f"deadline of {method}: {minutes} min"
+    )
 axes.set(
-    title="How long completed orders waited for their payment", xlabel="wait (minutes)", ylabel="orders (logarithmic)"
+    title="How long completed orders waited for their payment",
+    xlabel="wait (minutes)",
+    ylabel="orders (logarithmic)",
 )
 axes.set_yscale("log")
 axes.legend(ncols=2)
@@ -140,7 +173,7 @@ for method, minutes in zip(deadlines, waits, strict=True):
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## How many orders wait
+# MAGIC ## Orders leave when they are paid, or when the watermark reaches their deadline
 # MAGIC
 # MAGIC Each micro-batch reports what it changed. The sum of the changes is the number of orders that wait. An order
 # MAGIC leaves as COMPLETED in the micro-batch of its payment. It leaves as EXPIRED once the watermark has reached its
@@ -151,11 +184,23 @@ for method, minutes in zip(deadlines, waits, strict=True):
 figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
 number = np.arange(len(per_batch)) + 1
 below = np.zeros(len(per_batch))
-for status in ("completed", "expired"):
-    axes.bar(number, per_batch[status], bottom=below, width=0.6, label=f"{status.upper()} in this micro-batch")
+for status, color in {"completed": "#2e7d32", "expired": "#ef6c00"}.items():
+    axes.bar(
+        number,
+        per_batch[status],
+        color=color,
+        bottom=below,
+        width=0.6,
+        label=f"{status.upper()} in this micro-batch",
+    )
     below += per_batch[status].to_numpy()
 axes.plot(number, per_batch["pending_change"].cumsum(), "k-o", label="waiting after it")
-axes.set(title="Orders resolved and waiting, by micro-batch", xlabel="micro-batch", ylabel="orders", xticks=number)
+axes.set(
+    title="Orders resolved and waiting, by micro-batch",
+    xlabel="micro-batch",
+    ylabel="orders",
+    xticks=number,
+)
 axes.margins(y=0.35)
 axes.legend(loc="upper left", ncols=3)
 plt.show()
@@ -163,7 +208,7 @@ plt.show()
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Files
+# MAGIC ## One file for each status
 # MAGIC
 # MAGIC The table is partitioned by status. A plain append would have written at least one file for each status of
 # MAGIC each micro-batch. The accumulator wrote one for each status. [Notebook 4](04_small_files.py) has the

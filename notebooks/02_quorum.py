@@ -34,7 +34,9 @@ USUAL_MS = [40, 60, 150, 500, 1000]
 LOST = [0.02, 0.02, 0.05, 0.10, 0.33]
 
 rng = np.random.default_rng(3)
-answers_ms = np.round(np.array(USUAL_MS) * rng.lognormal(0, 0.6, (COMMANDS, 5)))  # (commands, replicas)
+answers_ms = np.round(
+    np.array(USUAL_MS) * rng.lognormal(0, 0.6, (COMMANDS, 5))
+)  # (commands, replicas)
 answers_ms[rng.random((COMMANDS, 5)) < LOST] = np.inf
 sent_at = pd.Timestamp("2024-05-06 12:00", tz="UTC") + pd.to_timedelta(np.arange(COMMANDS), "s")
 names = np.array([f"command-{i:03}" for i in range(COMMANDS)])
@@ -71,7 +73,9 @@ acknowledgements.orderBy("acked_at").show(5)
 
 def purgatory(criterion):
     return Purgatory(
-        operations=Operations(id="command_id", keys="replicas", created="sent_at", timeout=f"{TIMEOUT_MS} ms"),
+        operations=Operations(
+            id="command_id", keys="replicas", created="sent_at", timeout=f"{TIMEOUT_MS} ms"
+        ),
         completions=Completions(key="replica", time="acked_at"),
         criterion=criterion,
         scope="command_id",
@@ -80,7 +84,9 @@ def purgatory(criterion):
 
 
 three_of_five = purgatory(criteria.quorum(3)).resolve(commands, acknowledgements).cache()
-three_of_five.select("command_id", "status", "wait_ms", "matched", "missing_keys").orderBy("command_id").show(5, False)
+three_of_five.select("command_id", "status", "wait_ms", "matched", "missing_keys").orderBy(
+    "command_id"
+).show(5, False)
 three_of_five.groupBy("status").count().show()
 
 # COMMAND ----------
@@ -113,12 +119,18 @@ rules = {
 figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
 shares = []
 for label, outcomes in rules.items():
-    waits_ms = np.sort(outcomes.where("status = 'COMPLETED'").select("wait_ms").toPandas()["wait_ms"])
+    waits_ms = np.sort(
+        outcomes.where("status = 'COMPLETED'").select("wait_ms").toPandas()["wait_ms"]
+    )
     shares.append(len(waits_ms) / COMMANDS)
-    axes.step(waits_ms, np.arange(1, len(waits_ms) + 1) / COMMANDS * 100, where="post", label=label)
+    axes.step(
+        waits_ms, np.arange(1, len(waits_ms) + 1) / COMMANDS * 100, where="post", label=label
+    )
 axes.axvline(TIMEOUT_MS, color="grey", linestyle="--", label="time-out: 2,000 ms")
 axes.set(
-    title="Commands that are complete after a wait", xlabel="wait (ms, logarithmic)", ylabel="share of commands (%)"
+    title="Commands that are complete after a wait",
+    xlabel="wait (ms, logarithmic)",
+    ylabel="share of commands (%)",
 )
 axes.set_xscale("log")
 axes.legend(loc="upper left")
@@ -145,9 +157,15 @@ own_rules = commands.withColumn(
     .when(number % 3 == 1, "quorum")
     .otherwise("all_keys"),
 ).withColumn("need", F.when(F.col("rule") == "quorum", 3))
-by_row = purgatory(criteria.by_row(rule="rule", need="need")).resolve(own_rules, acknowledgements).cache()
+by_row = (
+    purgatory(criteria.by_row(rule="rule", need="need"))
+    .resolve(own_rules, acknowledgements)
+    .cache()
+)
 by_row.groupBy("rule", "status").count().orderBy("rule", "status").show()
-by_row.where("status = 'REJECTED'").select("command_id", "status", "reason").show(truncate=False)
+by_row.where("status = 'REJECTED'").select("command_id", "status", "reason").show(
+    truncate=False
+)
 
 # COMMAND ----------
 
@@ -159,7 +177,7 @@ assert quorums.exceptAll(three_of_five.select("command_id", "status", "wait_ms")
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Who is to blame
+# MAGIC ## The missing keys name the slow replica
 # MAGIC
 # MAGIC `missing_keys` names the keys that had no event. For commands that waited for all five and expired, it names
 # MAGIC the replicas that did not answer in time.
@@ -167,7 +185,12 @@ assert quorums.exceptAll(three_of_five.select("command_id", "status", "wait_ms")
 # COMMAND ----------
 
 expired = rules["all_keys(): all five"].where("status = 'EXPIRED'")
-blamed = expired.select(F.explode("missing_keys").alias("replica")).groupBy("replica").count().toPandas()
+blamed = (
+    expired.select(F.explode("missing_keys").alias("replica"))
+    .groupBy("replica")
+    .count()
+    .toPandas()
+)
 blamed = blamed.set_index("replica")["count"].reindex(REPLICAS, fill_value=0)
 
 figure, axes = plt.subplots(figsize=(9, 3.5), layout="constrained")
@@ -181,4 +204,6 @@ axes.set(
 )
 plt.show()
 
-assert blamed.to_dict() == dict(zip(REPLICAS, (answers_ms > TIMEOUT_MS).sum(axis=0), strict=True))
+assert blamed.to_dict() == dict(
+    zip(REPLICAS, (answers_ms > TIMEOUT_MS).sum(axis=0), strict=True)
+)

@@ -48,12 +48,23 @@ payments = [
     [("A", at("12:10"))],
     [("C", at("13:05"))],
     [("D", at("12:55"))],
-    [("B", at("12:35")), ("nobody", at("13:55"))],  # B's payment was made in time and comes too late
+    [
+        ("B", at("12:35")),
+        ("nobody", at("13:55")),
+    ],  # B's payment was made in time and comes too late
     [("H", at("14:31"))],
 ]
 for number, (some_orders, some_payments) in enumerate(zip(orders, payments, strict=True)):
-    land(pd.DataFrame(some_orders, columns=["order_id", "ordered_at"]), f"{folder}/orders", number)
-    land(pd.DataFrame(some_payments, columns=["order_id", "paid_at"]), f"{folder}/payments", number)
+    land(
+        pd.DataFrame(some_orders, columns=["order_id", "ordered_at"]),
+        f"{folder}/orders",
+        number,
+    )
+    land(
+        pd.DataFrame(some_payments, columns=["order_id", "paid_at"]),
+        f"{folder}/payments",
+        number,
+    )
 
 # COMMAND ----------
 
@@ -66,7 +77,9 @@ purgatory = Purgatory(
         watermark="10 minutes",
         idle_after="1 minute",
     ),
-    completions=Completions(key="order_id", time="paid_at", watermark="10 minutes", idle_after="1 minute"),
+    completions=Completions(
+        key="order_id", time="paid_at", watermark="10 minutes", idle_after="1 minute"
+    ),
     criterion=criteria.any_key(),
     max_future="1 day",
     shards=1,
@@ -80,7 +93,9 @@ def run(heartbeats: bool):
         landed(spark, f"{folder}/payments", "order_id string, paid_at timestamp"),
         heartbeats=heartbeats,
     )
-    writer = outcomes.writeStream.format("parquet").option("checkpointLocation", f"{folder}/checkpoint")
+    writer = outcomes.writeStream.format("parquet").option(
+        "checkpointLocation", f"{folder}/checkpoint"
+    )
     query = writer.trigger(availableNow=True).start(f"{folder}/outcomes")
     query.awaitTermination()
     return query
@@ -123,12 +138,22 @@ assert found == {
 per_batch = counters(query)
 assert per_batch["events_late"].sum() == 1
 assert [row["order_id"] for row in pending(spark, f"{folder}/checkpoint").collect()] == ["I"]
-per_batch[["watermark", "received", "completed", "expired", "rejected", "events_late", "pending_change"]]
+per_batch[
+    [
+        "watermark",
+        "received",
+        "completed",
+        "expired",
+        "rejected",
+        "events_late",
+        "pending_change",
+    ]
+]
 
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## The watermark
+# MAGIC ## A row at or below the watermark is late
 # MAGIC
 # MAGIC In each micro-batch the watermark is the smaller of two times: the latest order before this micro-batch, and
 # MAGIC the latest payment before it, each less 10 minutes. Rows at or below the line are late. F is not in the
@@ -140,11 +165,27 @@ figure, axes = plt.subplots(figsize=(9, 4.5), layout="constrained")
 watermarks = per_batch["watermark"].reset_index(drop=True)
 number = watermarks.index + 1
 known = watermarks > pd.Timestamp("2000-01-01", tz="UTC")
-axes.step(number[known], watermarks[known], where="mid", color="tab:red", label="watermark of the micro-batch")
-for rows, shift, marker, name in ((orders, -0.12, "o", "order"), (payments, 0.12, "^", "payment")):
-    points = [(i + 1, who, when) for i, batch in enumerate(rows) for who, when in batch if when != BROKEN_CLOCK]
+axes.step(
+    number[known],
+    watermarks[known],
+    where="mid",
+    color="tab:red",
+    label="watermark of the micro-batch",
+)
+for rows, shift, marker, name in (
+    (orders, -0.12, "o", "order"),
+    (payments, 0.12, "^", "payment"),
+):
+    points = [
+        (i + 1, who, when)
+        for i, batch in enumerate(rows)
+        for who, when in batch
+        if when != BROKEN_CLOCK
+    ]
     for late in (False, True):
-        chosen = [p for p in points if (known[p[0] - 1] and p[2] <= watermarks[p[0] - 1]) == late]
+        chosen = [
+            p for p in points if (known[p[0] - 1] and p[2] <= watermarks[p[0] - 1]) == late
+        ]
         axes.scatter(
             [batch + shift for batch, _, _ in chosen],
             [when for _, _, when in chosen],
@@ -155,9 +196,20 @@ for rows, shift, marker, name in ((orders, -0.12, "o", "order"), (payments, 0.12
         )
         for batch, who, when in chosen:
             side = -8 if name == "order" else 8
-            axes.annotate(who, (batch + shift, when), (side, 0), textcoords="offset points", va="center",
-                          ha="right" if side < 0 else "left")  # fmt: skip
-axes.set(title="Rows by micro-batch and event time", xlabel="micro-batch", ylabel="event time (UTC)", xticks=number)
+            axes.annotate(
+                who,
+                (batch + shift, when),
+                (side, 0),
+                textcoords="offset points",
+                va="center",
+                ha="right" if side < 0 else "left",
+            )
+axes.set(
+    title="Rows by micro-batch and event time",
+    xlabel="micro-batch",
+    ylabel="event time (UTC)",
+    xticks=number,
+)
 axes.yaxis.set_major_formatter(mdates.DateFormatter("%H:%M"))
 axes.legend(loc="upper left")
 axes.grid(alpha=0.3)
@@ -166,7 +218,7 @@ plt.show()
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## The orders in event time
+# MAGIC ## Late orders get their outcome too
 
 # COMMAND ----------
 
@@ -178,9 +230,18 @@ figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
 for status, color in COLORS.items():
     chosen = [who for who in names if found.get(who, ("waiting", False))[0] == status]
     starts = [mdates.date2num(when_ordered[who]) for who in chosen]
-    axes.barh([names.index(who) for who in chosen], 30 / 1440, left=starts, color=color, height=0.5, label=status)
+    axes.barh(
+        [names.index(who) for who in chosen],
+        30 / 1440,
+        left=starts,
+        color=color,
+        height=0.5,
+        label=status,
+    )
 paid = [mdates.date2num(when) for when in when_paid.values()]
-axes.scatter(paid, [names.index(who) for who in when_paid], color="black", zorder=3, label="payment")
+axes.scatter(
+    paid, [names.index(who) for who in when_paid], color="black", zorder=3, label="payment"
+)
 ticks = [f"{who}, late" if found.get(who, ("", False))[1] else who for who in names]
 axes.set_yticks(range(len(names)), ticks)
 axes.invert_yaxis()
@@ -194,7 +255,7 @@ plt.show()
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## When a source is silent
+# MAGIC ## A source is silent, and the last order expires all the same
 # MAGIC
 # MAGIC Order I waits, and no more rows come. With `idle_after="1 minute"` a silent input no longer stops the
 # MAGIC watermark: each micro-batch gets a heartbeat row whose time is now less one minute. The first run above was

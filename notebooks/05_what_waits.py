@@ -33,7 +33,9 @@ folder = work_folder(globals().get("dbutils"))
 
 UPLOADS, PARTS, FILES = 150, ["p1", "p2", "p3", "p4", "p5"], 5
 rng = np.random.default_rng(5)
-begun = pd.Timestamp("2024-05-06 08:00", tz="UTC") + pd.to_timedelta(np.arange(UPLOADS) * 2, "min")
+begun = pd.Timestamp("2024-05-06 08:00", tz="UTC") + pd.to_timedelta(
+    np.arange(UPLOADS) * 2, "min"
+)
 size = rng.choice(["small", "large"], UPLOADS)
 uploads = pd.DataFrame(
     {
@@ -58,8 +60,16 @@ parts = pd.DataFrame(
 edges = pd.date_range("2024-05-06 08:00", periods=FILES + 1, freq="h", tz="UTC")
 for number in range(FILES):
     in_hour = slice(edges[number], edges[number + 1] - pd.Timedelta("1us"))
-    land(uploads[uploads["begun_at"].between(in_hour.start, in_hour.stop)], f"{folder}/uploads", number)
-    land(parts[parts["stored_at"].between(in_hour.start, in_hour.stop)], f"{folder}/parts", number)
+    land(
+        uploads[uploads["begun_at"].between(in_hour.start, in_hour.stop)],
+        f"{folder}/uploads",
+        number,
+    )
+    land(
+        parts[parts["stored_at"].between(in_hour.start, in_hour.stop)],
+        f"{folder}/parts",
+        number,
+    )
 
 # COMMAND ----------
 
@@ -72,7 +82,13 @@ for number in range(FILES):
 # COMMAND ----------
 
 purgatory = Purgatory(
-    operations=Operations(id="upload_id", keys="parts", created="begun_at", deadline="due_at", watermark="10 minutes"),
+    operations=Operations(
+        id="upload_id",
+        keys="parts",
+        created="begun_at",
+        deadline="due_at",
+        watermark="10 minutes",
+    ),
     completions=Completions(key="part", time="stored_at", watermark="10 minutes"),
     criterion=criteria.all_keys(),
     scope="upload_id",
@@ -88,7 +104,9 @@ checkpoint = f"{folder}/checkpoint"
 writer = outcomes.writeStream.format("parquet").option("checkpointLocation", checkpoint)
 query = writer.trigger(availableNow=True).start(f"{folder}/outcomes")
 query.awaitTermination()
-spark.read.parquet(f"{folder}/outcomes").groupBy("size", "status").count().orderBy("size", "status").show()
+spark.read.parquet(f"{folder}/outcomes").groupBy("size", "status").count().orderBy(
+    "size", "status"
+).show()
 
 # COMMAND ----------
 
@@ -114,7 +132,9 @@ print(gauges(spark, checkpoint))
 
 minutes_left = F.round(F.col("remaining_ms") / 60_000, 1).alias("minutes_left")
 soon = waiting.where("held_until IS NULL").orderBy("remaining_ms")
-soon.select("upload_id", "size", "progress", "missing_keys", "deadline_at", minutes_left).show(5, truncate=False)
+soon.select("upload_id", "size", "progress", "missing_keys", "deadline_at", minutes_left).show(
+    5, truncate=False
+)
 
 # COMMAND ----------
 
@@ -134,7 +154,9 @@ pending(spark, checkpoint).where(F.col("upload_id") == one).show(vertical=True, 
 # COMMAND ----------
 
 held = waiting.where("held_until IS NOT NULL")
-held.select("upload_id", "progress", "held_until", "deadline_at").orderBy("held_until").show(5, truncate=False)
+held.select("upload_id", "progress", "held_until", "deadline_at").orderBy("held_until").show(
+    5, truncate=False
+)
 
 # COMMAND ----------
 
@@ -160,18 +182,30 @@ assert gauges(spark, checkpoint)["pending"] == waiting.count()
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Pictures
+# MAGIC ## Part p4 is missing most often
 # MAGIC
 # MAGIC How much time is left, by how many parts have come; and which parts are missing. `p4` is the bad line.
 
 # COMMAND ----------
 
-now = waiting.where("held_until IS NULL").select("reached", "remaining_ms", "missing_keys").toPandas()
+now = (
+    waiting.where("held_until IS NULL")
+    .select("reached", "remaining_ms", "missing_keys")
+    .toPandas()
+)
 figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
 groups = [now.loc[now["reached"] == n, "remaining_ms"] / 60_000 for n in range(5)]
 colors = plt.get_cmap("viridis")(np.linspace(0.95, 0.1, 5))
-left.hist(groups, bins=np.arange(0, 191, 10), stacked=True, color=colors, label=[f"{n} of 5" for n in range(5)])
-left.set(title="Time left until the deadline", xlabel="time left (minutes)", ylabel="waiting uploads")
+left.hist(
+    groups,
+    bins=np.arange(0, 191, 10),
+    stacked=True,
+    color=colors,
+    label=[f"{n} of 5" for n in range(5)],
+)
+left.set(
+    title="Time left until the deadline", xlabel="time left (minutes)", ylabel="waiting uploads"
+)
 left.legend(title="parts that came")
 missing = now["missing_keys"].explode().value_counts().reindex(PARTS, fill_value=0)
 bars = right.bar(missing.index, missing)
@@ -185,22 +219,37 @@ assert missing.idxmax() == "p4"
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC ## Earlier micro-batches
+# MAGIC ## What waited after an earlier micro-batch
 # MAGIC
 # MAGIC A checkpoint keeps the state after its last 100 micro-batches. `batch_id` reads an earlier one.
 
 # COMMAND ----------
 
 changes = counters(query)["pending_change"].cumsum()
-then = {batch_id: pending(spark, checkpoint, batch_id=batch_id, columns=["upload_id"]).count() for batch_id in (0, 2)}
+then = {
+    batch_id: pending(spark, checkpoint, batch_id=batch_id, columns=["upload_id"]).count()
+    for batch_id in (0, 2)
+}
 print(then)
 
 figure, axes = plt.subplots(figsize=(9, 3.5), layout="constrained")
 axes.plot(changes.index, changes, "-o", label="from the counters of the query")
-axes.scatter(list(then), list(then.values()), s=160, facecolors="none", edgecolors="tab:red", zorder=3,
-             label="read with pending(batch_id=...)")  # fmt: skip
-axes.set(title="Uploads that wait after each micro-batch", xlabel="micro-batch (batch_id)", ylabel="waiting uploads",
-         xticks=changes.index, ylim=(0, None))  # fmt: skip
+axes.scatter(
+    list(then),
+    list(then.values()),
+    s=160,
+    facecolors="none",
+    edgecolors="tab:red",
+    zorder=3,
+    label="read with pending(batch_id=...)",
+)
+axes.set(
+    title="Uploads that wait after each micro-batch",
+    xlabel="micro-batch (batch_id)",
+    ylabel="waiting uploads",
+    xticks=changes.index,
+    ylim=(0, None),
+)
 axes.legend()
 axes.grid(alpha=0.3)
 plt.show()

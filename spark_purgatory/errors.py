@@ -40,7 +40,7 @@ class StateMismatchError(StateError):
 
 
 class StateUnreadableError(StateError):
-    """Spark cannot read the state's files from the checkpoint: one is missing, or damaged."""
+    """Spark cannot read the state's files from the checkpoint: one is missing or damaged. Bring it back from a copy."""
 
 
 class StorageError(PurgatoryError):

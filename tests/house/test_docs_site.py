@@ -62,7 +62,10 @@ def too_wide(text: str) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_code_fits_its_page(page: str) -> None:
-    assert too_wide((ROOT / "docs" / page).read_text(encoding="utf-8")) == []
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    if page.startswith("notebooks/"):
+        text = re.sub(r"^```text\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)  # wide results scroll
+    assert too_wide(text) == []
 
 
 def test_examples_of_docstrings_and_job_files_fit_their_pages() -> None:

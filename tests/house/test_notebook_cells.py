@@ -15,6 +15,7 @@ import pytest
 from notebooks.to_jupyter import HEADER, MAGIC, cells, convert, percent
 
 ROOT = Path(__file__).resolve().parents[2]
+PAGES = ROOT / "docs" / "notebooks"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("0*.py"))
 TITLE = {path.stem: int(path.name[:2]) for path in NOTEBOOKS}
 
@@ -39,6 +40,20 @@ def test_it_opens_as_a_jupyter_notebook_with_the_same_cells(path: Path, tmp_path
             ast.parse(cell["source"])
     # jupytext opens the percent format as it is, too.
     assert len(jupytext.reads(percent(source), fmt="py:percent").cells) == len(meant)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS[:3], ids=lambda path: path.stem)
+def test_its_page_has_its_cells_and_all_pictures(path: Path) -> None:
+    page = (PAGES / f"{path.stem}.md").read_text(encoding="utf-8")
+    found = cells(path.read_text(encoding="utf-8"))
+    said = "run python -m tools.notebook_pages " + path.stem
+    assert re.findall(r"^```python\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL) == [
+        text for kind, text, _ in found if kind == "code"
+    ], said
+    for heading in (text.partition("\n")[0] for kind, text, _ in found if kind == "markdown"):
+        assert heading in page, said
+    pictures = re.findall(r"^!\[(.+)\]\((.+)\)$", page, re.MULTILINE)
+    assert {name for _, name in pictures} == {file.name for file in PAGES.glob(f"{path.stem}_*.svg")}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -7,20 +7,17 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 import pytest
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 from pyspark.sql import SparkSession
 
-from notebooks.to_jupyter import cells
+from tools.notebook_pages import NOTEBOOKS, PAGES, page_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[2]
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("0*.py"))
 
 
 def files_of_the_repository() -> set[Path]:
@@ -49,48 +46,32 @@ def faults(figure: Figure) -> list[str]:
     return found
 
 
-@pytest.fixture
-def shown(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The faults of each picture that a notebook shows."""
-    found: list[list[str]] = []
-
-    def show() -> None:
-        found.extend(faults(pyplot.figure(number)) for number in pyplot.get_fignums())
-        pyplot.close("all")
-
-    matplotlib.use("Agg")
-    monkeypatch.setattr(pyplot, "show", show)
-    return found
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs(
-    path: Path, spark: SparkSession, shown: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_notebook_runs_and_prints_what_its_page_shows(
+    path: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(path.parent))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = files_of_the_repository()
-    names: dict[str, Any] = {"spark": spark, "__name__": "__main__"}
-    for kind, text, line in cells(path.read_text(encoding="utf-8")):
-        if kind == "code":
-            # Blank lines, so that an error names the line of the file.
-            exec(compile("\n" * (line - 1) + text, path, "exec"), names)
-    assert shown and not any(shown), shown
+    found: list[list[str]] = []
+    names = {"spark": spark, "__name__": "__main__"}
+    page, pictures = page_of(path, names, lambda figure: found.append(faults(figure)))
+    assert found and not any(found), found
+    assert len(pictures) == len(found)
+    assert path not in NOTEBOOKS[:3] or page == (PAGES / f"{path.stem}.md").read_text(encoding="utf-8")
     assert files_of_the_repository() == before
 
 
-def test_a_picture_that_cannot_be_read_is_found(shown: list[list[str]]) -> None:
-    _, axes = pyplot.subplots(figsize=(9, 0.6))
+def test_a_picture_that_cannot_be_read_is_found() -> None:
+    figure, axes = pyplot.subplots(figsize=(9, 0.6))
     axes.set(xlabel="wait (minutes)")
-    pyplot.show()
-    assert shown == [
-        [
-            "no title: no title",
-            "no title: an axis has no label",
-            "no title: nothing is drawn",
-            "no title: 'wait (minutes)' is cut off",
-        ]
+    assert faults(figure) == [
+        "no title: no title",
+        "no title: an axis has no label",
+        "no title: nothing is drawn",
+        "no title: 'wait (minutes)' is cut off",
     ]
+    pyplot.close(figure)
 
 
 @pytest.mark.slow
