@@ -78,7 +78,8 @@ def environment(folder: Path) -> tuple[dict[str, Any], str]:
 
 @pytest.mark.long
 @pytest.mark.spark
-@pytest.mark.parametrize(("host", "shipped"), [("applyInPandasWithState", wheel), ("transformWithState", environment)])
+@pytest.mark.parametrize("host", ["applyInPandasWithState", "transformWithState"])
+@pytest.mark.parametrize("shipped", [wheel, environment])
 def test_nothing_is_lost_or_doubled_while_executors_and_a_worker_machine_are_killed(
     tmp_path: Path, host: str, shipped: Callable[[Path], tuple[dict[str, Any], str]]
 ) -> None:

@@ -27,8 +27,9 @@ def oldest_spark(wheel: Path) -> str:
     with zipfile.ZipFile(wheel) as archive:
         [metadata] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         told = message_from_bytes(archive.read(metadata)).get_all("Requires-Dist", [])
-    wanted = [Requirement(each) for each in told if each.startswith("pyspark") and 'extra == "spark"' in each]
-    [lowest] = [bound.version for bound in wanted[0].specifier if bound.operator == ">="]
+    asked = [each for each in map(Requirement, told) if each.marker is None or each.marker.evaluate({"extra": "spark"})]
+    [spark] = [each for each in asked if each.name == "pyspark"]
+    [lowest] = [bound.version for bound in spark.specifier if bound.operator == ">="]
     return lowest
 
 
