@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from spark_purgatory.doctor.machine import delta_finding, java_finding, pyspark_finding
-from spark_purgatory.terminal import terminal
+from spark_purgatory.terminal import say, terminal
 from spark_purgatory.version import __version__
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
@@ -74,7 +74,7 @@ def require_spark(what: str, needs_delta: bool = True) -> None:
     for finding in (java_finding(), pyspark_finding(), *([delta_finding()] if needs_delta else [])):
         if finding.remedy:
             sentence = f"{what} runs on Spark, which needs {finding.what} ({finding.found}): {finding.remedy}."
-            terminal(stderr=True).print(sentence, soft_wrap=True, highlight=False)
+            say(terminal(stderr=True), sentence)
             raise typer.Exit(1)
 
 

@@ -52,7 +52,7 @@ def run_doctor(request: DoctorRequest, console: Console) -> int:
     try:
         settings = settings_from(request.settings)
     except ConfigError as error:
-        terminal(stderr=True).print(str(error), soft_wrap=True, highlight=False)
+        say(terminal(stderr=True), str(error))
         return EXIT_WRONG
     with at_work(console, "Looking"):
         findings = list(findings_of(request, settings))

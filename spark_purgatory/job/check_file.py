@@ -15,7 +15,7 @@ from spark_purgatory.job.check_columns import check_job
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import InputSection, JobConfig
 from spark_purgatory.job.source_config import DeltaSource, KafkaSource
-from spark_purgatory.terminal import terminal
+from spark_purgatory.terminal import say, terminal
 
 EXIT_CONFIG = 2
 
@@ -26,7 +26,7 @@ def check_file(job_file: Path, changes: Sequence[str], console: Console) -> int:
         config = load_config(job_file, changes)
         check_job(config, str(job_file))
     except ConfigError as error:
-        terminal(stderr=True).print(str(error), style="red", soft_wrap=True, highlight=False)
+        say(terminal(stderr=True), str(error), style="red")
         return EXIT_CONFIG
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(no_wrap=True)

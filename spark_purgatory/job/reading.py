@@ -8,7 +8,7 @@ from pyspark.errors import AnalysisException, PySparkException
 
 from spark_purgatory.errors import PurgatoryError
 from spark_purgatory.spark.storage.storage_errors import said
-from spark_purgatory.terminal import terminal
+from spark_purgatory.terminal import say, terminal
 
 EXIT_FAILED, EXIT_WRONG = 1, 2
 
@@ -20,9 +20,9 @@ def guarded_reading(place: str, read: Callable[[], None]) -> int:
         read()
     except (PurgatoryError, AnalysisException) as error:
         text = str(error) if isinstance(error, PurgatoryError) else error.getMessage() or str(error)
-        errors.print(text.splitlines()[0], soft_wrap=True, highlight=False)
+        say(errors, text.splitlines()[0])
         return EXIT_WRONG
     except PySparkException as error:
-        errors.print(f"Spark could not read {place}: {said(error)}", soft_wrap=True, highlight=False)
+        say(errors, f"Spark could not read {place}: {said(error)}")
         return EXIT_FAILED
     return 0

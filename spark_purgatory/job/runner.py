@@ -54,10 +54,12 @@ def run(
     """Run the query until it ends or is asked to stop; its summary, if the file wants one. ``spark_log``: the file with
     what Spark prints.
     """
-    sink = None if config.output.topic else RecordAccumulator(**vars(config.output.made()))
-    outcomes = outcomes_of(spark, config)
-    before = state_tally(spark, config.checkpoint)
-    if before is None and sink is not None and not sink.options.shares_table and sink.exists(spark):
+    with at_work(console, f"{config.name}: looking at sources, checkpoint and table"):
+        sink = None if config.output.topic else RecordAccumulator(**vars(config.output.made()))
+        outcomes = outcomes_of(spark, config)
+        before = state_tally(spark, config.checkpoint)
+        is_old = before is None and sink is not None and not sink.options.shares_table and sink.exists(spark)
+    if is_old:
         say(
             console,
             f"Note: {config.checkpoint} is a new checkpoint and {sink} an old table: the sources are read "

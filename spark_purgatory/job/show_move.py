@@ -15,7 +15,7 @@ from spark_purgatory.job.session import build_session, reading_session
 from spark_purgatory.job.sources import outcomes_of
 from spark_purgatory.spark.move.export_state import export_state
 from spark_purgatory.spark.move.move import move_checkpoint
-from spark_purgatory.terminal import at_work
+from spark_purgatory.terminal import at_work, say
 
 
 @dataclass(frozen=True)
@@ -37,21 +37,22 @@ def show_move(request: MoveRequest, console: Console) -> int:
         config = load_config(request.job_file, request.sets)
         with at_work(console, "Starting Spark"):
             spark = build_session(config, log_file())
-        moved = move_checkpoint(
-            spark,
-            outcomes_of(spark, config),
-            source=request.source,
-            target=config.checkpoint,
-            partitions=request.partitions,
-            tables=request.tables,
-            dry_run=request.dry_run,
-            progress=lambda line: console.print(line, soft_wrap=True, highlight=False),
-        )
-        console.print(str(moved), soft_wrap=True, highlight=False)
+        with at_work(console, "Moving what waits"):
+            moved = move_checkpoint(
+                spark,
+                outcomes_of(spark, config),
+                source=request.source,
+                target=config.checkpoint,
+                partitions=request.partitions,
+                tables=request.tables,
+                dry_run=request.dry_run,
+                progress=lambda line: say(console, line),
+            )
+        say(console, str(moved))
         if request.dry_run:
-            console.print("Nothing was written. Without --dry-run it is moved", soft_wrap=True)
+            say(console, "Nothing was written. Without --dry-run it is moved")
         else:
-            console.print(f"Start it: spark-purgatory run {request.job_file}", soft_wrap=True, highlight=False)
+            say(console, f"Start it: spark-purgatory run {request.job_file}")
 
     return guarded_reading(request.source, move)
 
@@ -65,6 +66,6 @@ def show_export(checkpoint: str, folder: str, settings: Sequence[str], console: 
         with at_work(console, "Reading the checkpoint"):
             counts = export_state(spark, checkpoint, folder)
         told = ", ".join(f"{counts[name]:,} {name}" for name in ("operations", "events", "ids"))
-        console.print(f"{folder}: {told}, as micro-batch {counts['batch_id']} left them", soft_wrap=True)
+        say(console, f"{folder}: {told}, as micro-batch {counts['batch_id']} left them")
 
     return guarded_reading(checkpoint, export)

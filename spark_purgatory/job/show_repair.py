@@ -10,7 +10,7 @@ from spark_purgatory.job.arguments import log_file, settings_from
 from spark_purgatory.job.reading import guarded_reading
 from spark_purgatory.job.session import reading_session
 from spark_purgatory.spark.sink.repair import conflicts, repair
-from spark_purgatory.terminal import at_work
+from spark_purgatory.terminal import at_work, say
 
 
 def show_repair(checkpoint: str, applies: bool, settings: Sequence[str], console: Console) -> int:
@@ -19,15 +19,16 @@ def show_repair(checkpoint: str, applies: bool, settings: Sequence[str], console
     def read() -> None:
         with at_work(console, "Starting Spark"):
             spark = reading_session(settings_from(settings), log_file(), delta=True)
-        found = conflicts(spark, checkpoint)
+        with at_work(console, "Reading the staging log and the table"):
+            found = conflicts(spark, checkpoint)
         for conflict in found:
-            console.print(str(conflict), soft_wrap=True, highlight=False)
+            say(console, str(conflict))
         if not found:
-            console.print("No two entries of the staging log differ: there is nothing to repair", soft_wrap=True)
+            say(console, "No two entries of the staging log differ: there is nothing to repair")
         elif applies:
             repair(spark, checkpoint, found)
-            console.print("Removed what is not true: start the query again", soft_wrap=True)
+            say(console, "Removed what is not true: start the query again")
         else:
-            console.print("Nothing was changed. Stop all runs of the query, then add --apply", soft_wrap=True)
+            say(console, "Nothing was changed. Stop all runs of the query, then add --apply")
 
     return guarded_reading(checkpoint, read)

@@ -12,7 +12,7 @@ from spark_purgatory.job.arguments import log_file, place_of, settings_from
 from spark_purgatory.job.reading import guarded_reading
 from spark_purgatory.job.session import reading_session
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
-from spark_purgatory.terminal import at_work
+from spark_purgatory.terminal import at_work, say
 
 
 def write_report(
@@ -34,6 +34,6 @@ def write_report(
             text = page(read_report(spark, checkpoint, sink, prefix))
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text, encoding="utf-8")
-        console.print(f"Written: {output} ({len(text):,} bytes)", soft_wrap=True, highlight=False)
+        say(console, f"Written: {output} ({len(text):,} bytes)")
 
     return guarded_reading(checkpoint, read)
