@@ -74,8 +74,8 @@ ALERTS = (
         10,
         "page",
         "the watermark is {{ $value | humanizeDuration }} behind the clock",
-        "The watermark is an hour behind the clock: a source is silent (set idle_after) or the query is too slow. "
-        "Nothing expires meanwhile.",
+        "The watermark is an hour behind the clock: a source is silent (the page Something looks wrong says what to "
+        "do) or the query is too slow. Nothing expires meanwhile.",
     ),
     Alert(
         "OperationsExpire",

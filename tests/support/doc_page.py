@@ -28,7 +28,7 @@ FRAGMENTS = [
 ]
 """Pages with parts of a program, which it runs one after the other."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FILE_NAME = re.compile(r"\A# ([\w./-]+\.yaml)\n")
+FILE_NAME = re.compile(r"\A# ([\w./-]+\.(?:yaml|py))\n")
 WIDTH = 100
 """Columns of the terminal in which the commands run."""
 
@@ -45,7 +45,8 @@ class Page:
         names: Mapping[str, Any] | None = None,
     ) -> None:
         """``places``: what the page calls folders and servers, and what they are here; ``command`` runs the words of a
-        line that begins with spark-purgatory and tells what it printed; ``names``: what the page's Python knows.
+        line that begins with spark-purgatory or python and tells what it printed; ``names``: what the page's Python
+        knows. A block of Python whose first line names a file is written there and not run.
         """
         self.names = dict(names or {})
         self.name = name
@@ -63,6 +64,8 @@ class Page:
                 code = code.replace(shown, real)
             line = self._text.count("\n", 0, match.start(2))
             match language:
+                case "python" if name := FILE_NAME.match(code):
+                    Path(name[1]).write_text(code, encoding="utf-8")
                 case "python":
                     self._printed = self._python(code, line)
                 case "bash":
@@ -86,7 +89,7 @@ class Page:
 
     def _line(self, line: str) -> str:
         words = shlex.split(line, comments=True)
-        if words[:1] != ["spark-purgatory"]:
+        if words[:1] not in (["spark-purgatory"], ["python"]):
             return ""  # pip and the like
         if words[-2:-1] != [">"]:
             return self._command(words)

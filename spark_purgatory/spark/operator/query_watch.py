@@ -26,8 +26,8 @@ FEWEST_LATE = 10
 """Late rows of a micro-batch that are worth a warning, however few rows it has."""
 STUCK = (
     "query %s: %d micro-batches brought rows and there is no watermark yet, so nothing expires. An input has brought "
-    "no row with a time so far: set idle_after= of operations and completions, and look at max_future= where all times "
-    "of an input lie ahead"
+    "no row with a time so far. If it may be silent for long, set its idle_after=, which a query takes before its "
+    "first start alone; if its times lie ahead, look at max_future="
 )
 LATE = (
     "query %s, purgatory %s: %d of %d rows of micro-batch %d came behind the watermark (%s), and may be decided "
