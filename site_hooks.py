@@ -47,6 +47,8 @@ INCLUDED = re.compile(r"^<!-- file: (\S+\.yaml) -->$", re.MULTILINE)
 SENTENCES = re.compile(r"^```text\n(?=(?:(?![|+│┃┏]).+\n)+```$)", re.MULTILINE)
 """The beginning of a block without a table, such as an error: its lines may be broken."""
 PROMPTS = re.compile(r"^Example:$", re.MULTILINE)
+PAGE = re.compile(r"\((docs/([\w/-]+)\.md)\)")
+"""A page that a docstring names; all docstrings are shown on pages of docs/reference."""
 COLONS = re.compile(r"::$", re.MULTILINE)
 RETURNS = re.compile(r"^Returns:\n(?:    .*\n?|\n)+", re.MULTILINE)
 
@@ -82,11 +84,17 @@ def mapped(link: re.Match[str], here: str, source: str) -> str:
         return link[0]  # MkDocs reports it
     on_site = target.removeprefix("docs/") if target.startswith("docs/") else OUTSIDE.get(target)
     named_by_path = path.endswith(".md") and text in (path, target, posixpath.basename(target))
-    if named_by_path and (heading := HEADING.search(file.read_text("utf-8"))):
-        text = heading[1]
+    if named_by_path:
+        text = title_of(target)
     if on_site is None:
         return f"[{text}]({ON_GITHUB}{target}{anchor})"
     return f"[{text}]({posixpath.relpath(on_site, posixpath.dirname(here) or '.')}{anchor})"
+
+
+def title_of(path: str) -> str:
+    """The first heading of a page."""
+    heading = HEADING.search((ROOT / path).read_text("utf-8"))
+    return heading[1] if heading else path
 
 
 def deeper_lists(markdown: str) -> str:
@@ -118,6 +126,7 @@ class PlainDocstrings(griffe.Extension):
             text = EXAMPLE.sub(
                 lambda found: f"Examples:\n    ```python\n{found[1].rstrip()}\n    ```\n\n", obj.docstring.value
             )
+            text = PAGE.sub(lambda found: f"([{title_of(found[1])}](../{found[2]}.md))", text)
             text = COLONS.sub(":", PROMPTS.sub("Examples:", text))
             # Griffe would take the words before a colon for the type.
             obj.docstring.value = RETURNS.sub(lambda found: re.sub(r"(?<!^Returns):(?=\s)", "&#58;", found[0]), text)

@@ -60,7 +60,7 @@ padding:10px 16px;margin:10px 0}}.verdict b{{display:block;font-size:17px}}
 .wide{{overflow-x:auto;margin:8px 0}}table{{border-collapse:collapse;background:var(--card);font-size:14px}}
 td,th{{border:1px solid var(--line);padding:4px 12px;text-align:right;white-space:nowrap}}
 td:first-child,th:first-child{{text-align:left}}th{{white-space:normal}}
-svg{{display:block;width:100%;min-width:600px;height:auto;background:#fff;border-radius:8px}}
+svg{{display:block;width:100%;min-width:600px;height:auto}}
 </style></head><body><main>
 """
 
@@ -235,7 +235,7 @@ def _picture(draw: Callable[[Axes, Any], None], data: Any, title: str) -> str:
             axes.spines[side].set_visible(False)
         draw(axes, data)
         text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None})
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
     return f"<div class='wide'>{text.getvalue()[text.getvalue().index('<svg') :]}</div>"
 
 
