@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -36,9 +37,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from benchmarks.inputs import EVENTS_DDL, NOTE_DDL, ROWS, as_rows, read_sides
 from benchmarks.per_operation import per_operation, with_timers
 from spark_purgatory import Completions, Operations, criteria
-from spark_purgatory.spark.host.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
+from spark_purgatory.core.state.payload_schema import conform_batch
+from spark_purgatory.spark.host.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer
 from spark_purgatory.spark.host.requirements import PROVIDER, TRANSFORM_WITH_STATE_SETTINGS
 from spark_purgatory.spark.host.requirements import ROCKSDB as ROCKSDB_PROVIDER
+from spark_purgatory.spark.host.worker import prepare_worker
 from spark_purgatory.spark.operator.inputs import WATERMARK_METADATA
 from spark_purgatory.spark.operator.payload import arrow_schema
 from spark_purgatory.spark.operator.purgatory import Purgatory
@@ -142,7 +145,21 @@ def identity(spark: SparkSession, folder: Path, shards: int, host: str = "applyI
     fields = T.StructType(
         [*(field for field in ROWS.fields if field.name != "side"), T.StructField("ahead", T.BooleanType())]
     )
-    return handed.mapInArrow(unpacker(arrow_schema(fields)), fields)
+    return handed.mapInArrow(_rows_of_blobs(arrow_schema(fields)), fields)
+
+
+def _rows_of_blobs(schema: pa.Schema) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The function for ``mapInArrow`` that gives back what was packed."""
+
+    def unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        prepare_worker()
+        for batch in batches:
+            for blob in batch.column("blob"):
+                with pa.ipc.open_stream(blob.as_buffer()) as reader:
+                    for rows in reader:
+                        yield conform_batch(rows, schema)
+
+    return unpack
 
 
 def _hand_over_blobs(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
