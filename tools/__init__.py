@@ -1,1 +1,1 @@
-"""Makers of pages and files that the code declares: docs/configuration.md, the dashboard, the alerts."""
+"""Makers of pages and files: what the code declares (docs/configuration.md, the alerts), what the notebooks show."""
