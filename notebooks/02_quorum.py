@@ -87,7 +87,7 @@ three_of_five = purgatory(criteria.quorum(3)).resolve(commands, acknowledgements
 three_of_five.select("command_id", "status", "wait_ms", "matched", "missing_keys").orderBy(
     "command_id"
 ).show(5, False)
-three_of_five.groupBy("status").count().show()
+three_of_five.groupBy("status").count().orderBy("status").show()
 
 # COMMAND ----------
 

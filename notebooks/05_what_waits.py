@@ -131,7 +131,7 @@ print(gauges(spark, checkpoint))
 # COMMAND ----------
 
 minutes_left = F.round(F.col("remaining_ms") / 60_000, 1).alias("minutes_left")
-soon = waiting.where("held_until IS NULL").orderBy("remaining_ms")
+soon = waiting.where("held_until IS NULL").orderBy("remaining_ms", "upload_id")
 soon.select("upload_id", "size", "progress", "missing_keys", "deadline_at", minutes_left).show(
     5, truncate=False
 )

@@ -122,7 +122,7 @@ dropped = sum(
     if "addBatch" in progress["durationMs"]
     for operator in progress["stateOperators"]
 )
-by_join.orderBy("ordered_at").show(5)
+by_join.orderBy("ordered_at", "paid_at").show(5)
 print(f"{by_join.count()} rows; {dropped} rows were late, and the join dropped them")
 
 # COMMAND ----------

@@ -42,7 +42,7 @@ def test_it_opens_as_a_jupyter_notebook_with_the_same_cells(path: Path, tmp_path
     assert len(jupytext.reads(percent(source), fmt="py:percent").cells) == len(meant)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS[:3], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_its_page_has_its_cells_and_all_pictures(path: Path) -> None:
     page = (PAGES / f"{path.stem}.md").read_text(encoding="utf-8")
     found = cells(path.read_text(encoding="utf-8"))

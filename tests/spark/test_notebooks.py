@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,11 +14,13 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 from pyspark.sql import SparkSession
 
+from tests.support.doc_page import without_numbers
 from tools.notebook_pages import NOTEBOOKS, PAGES, page_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parents[2]
+BYTES = re.compile(r"^```text\n.*bytes.*\n(.+\n)+```$", re.MULTILINE)
 
 
 def files_of_the_repository() -> set[Path]:
@@ -46,6 +49,12 @@ def faults(figure: Figure) -> list[str]:
     return found
 
 
+def comparable(page: str) -> str:
+    """A page, without the numbers of a line or a table that has bytes: releases of Parquet differ in these."""
+    page = re.sub("^.*bytes.*$", lambda line: without_numbers(line[0]), page, flags=re.MULTILINE)
+    return BYTES.sub(lambda table: without_numbers(table[0]), page)
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_prints_what_its_page_shows(
     path: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -58,7 +67,7 @@ def test_a_notebook_runs_and_prints_what_its_page_shows(
     page, pictures = page_of(path, names, lambda figure: found.append(faults(figure)))
     assert found and not any(found), found
     assert len(pictures) == len(found)
-    assert path not in NOTEBOOKS[:3] or page == (PAGES / f"{path.stem}.md").read_text(encoding="utf-8")
+    assert comparable(page) == comparable((PAGES / f"{path.stem}.md").read_text(encoding="utf-8"))
     assert files_of_the_repository() == before
 
 
