@@ -101,6 +101,7 @@ def test_parts_of_programs_run_one_after_the_other(spark: SparkSession, folder: 
         for page in FRAGMENTS:
             for language, code in BLOCK.findall(page.read_text(encoding="utf-8")):
                 code = code.replace("/lake", str(folder)).replace("port=9108", "port=0")
+                code = code.replace('"spark_purgatory.zip"', f'"{folder}/spark_purgatory.zip"')  # for the JVM
                 if language == "python":
                     exec(compile(code, page.name, "exec"), names)
                 elif language == "sql":
