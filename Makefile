@@ -31,7 +31,7 @@ help: ## This list
 
 test: lint docs test-only ## Lint, types, the documentation site and every test but the long ones
 
-test-only: java $(STAMP) $(CLASSES) ## The tests of `make test`, without lint
+test-only: java $(STAMP) $(DOCS_STAMP) $(CLASSES) ## The tests of `make test`, without lint
 	$(BIN)/python -m pytest -m "$(MARKS)" --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
 
 test-all: lint promtool ## The tests of `make test`, and the long ones, for which it needs promtool
@@ -102,7 +102,7 @@ test-log-host: java $(STAMP) $(CLASSES) ## The tests on Spark with host="transfo
 test-matrix: java $(STAMP) ## A slice of the tests on other releases of Spark, Python, Java and packages; checkpoints that travel: an hour
 	$(BIN)/python -m tests.matrix $(MATRIX_ARGS)
 
-coverage: $(STAMP) ## Lines and branches that the tests without Spark reach
+coverage: $(STAMP) $(DOCS_STAMP) ## Lines and branches that the tests without Spark reach
 	$(BIN)/python -m pytest -m "not slow and not spark" --numprocesses 2 --dist loadfile \
 	  --cov=spark_purgatory --cov-branch --cov-report=term:skip-covered $(PYTEST_ARGS)
 
@@ -154,7 +154,7 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pip install --quiet -e '.[spark,connect,cli,plot,metrics,otel,dev]'
 	@touch $@
 
-# MkDocs reads the code and does not run it, so it needs neither Spark nor Java.
+# MkDocs reads the code and does not run it, so it needs neither Spark nor Java. The house tests import its hooks.
 $(RELEASE_STAMP): pyproject.toml
 	@echo "Installing the tools of a release into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
