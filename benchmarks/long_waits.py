@@ -44,6 +44,7 @@ def measure(
     say: Callable[[str], None] = print,
     work: Path = WORK,
     waiting_a_shard: int = WAITING_A_SHARD,
+    fewest_shards: int = FEWEST_SHARDS,
 ) -> tuple[list[LongRun], list[Death]]:
     """All contenders ``rounds`` times in turn at every size, and those whose process died; `WrongOutcomeError`."""
     flink = flink_jobs.classpath() if any(name in FLINK for name in names) else ""
@@ -51,7 +52,7 @@ def measure(
     deaths: list[Death] = []
     for shape in shapes:
         workload = prepared(shape, SEED, work)
-        shards = max(FEWEST_SHARDS, shape.waiting // waiting_a_shard)
+        shards = max(fewest_shards, shape.waiting // waiting_a_shard)
         say(f"{shape.series}, {shape.waiting:,} waiting, {shards} shards: {arrivals_of(workload)}")
         for number in range(1, rounds + 1):
             # Another one first in each round, so that none always follows the same neighbour.
@@ -204,8 +205,9 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Times that each contender runs.")] = 3,
     contenders: Annotated[str, typer.Option(help=f"Some of {', '.join(NAMES)}.")] = "blob,log,join",
     waiting_a_shard: Annotated[
-        int, typer.Option(min=1, help=f"Operations that wait in a shard; there are at least {FEWEST_SHARDS} shards.")
+        int, typer.Option(min=1, help="Operations that wait in a shard, of which there are --fewest-shards at least.")
     ] = WAITING_A_SHARD,
+    fewest_shards: Annotated[int, typer.Option(min=1, help="Shards, however few operations wait.")] = FEWEST_SHARDS,
     memory: Annotated[str, typer.Option(help="Heap of each JVM.")] = "3g",
     json: Annotated[Path, typer.Option(help="Where all numbers go.")] = RESULTS / "long_waits.json",
     picture: Annotated[Path, typer.Option(help="Where the picture goes.")] = RESULTS / "long_waits.svg",
@@ -226,6 +228,7 @@ def main(
             memory,
             lambda line: console.print(line, soft_wrap=True),
             waiting_a_shard=waiting_a_shard,
+            fewest_shards=fewest_shards,
         )
     except WrongOutcomeError as error:
         console.print(f"wrong outcomes: {error}", soft_wrap=True)
