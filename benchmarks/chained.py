@@ -26,6 +26,8 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from spark_purgatory import Completions, Operations, criteria
+from spark_purgatory.config import PurgatoryOptions
+from spark_purgatory.core.arrays.numbers import DOUBLE
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
@@ -43,7 +45,7 @@ from spark_purgatory.spark.host.exchange import (
     unpacker,
 )
 from spark_purgatory.spark.host.worker import prepare_worker
-from spark_purgatory.spark.operator.inputs import WATERMARK_METADATA, Reading, events_input, operations_input
+from spark_purgatory.spark.operator.inputs import WATERMARK_METADATA, Fields, events_input, operations_input
 from spark_purgatory.spark.operator.payload import arrow_schema
 from spark_purgatory.spark.operator.purgatory import OUTCOME
 
@@ -54,7 +56,13 @@ NOTICE_DDL = "op string, key string, time_us bigint"
 NOTICES = pa.schema([("op", pa.string()), ("key", pa.string()), ("time_us", pa.int64())])
 WATCHED_DDL = "op array<string>, created_us array<bigint>, deadline_us array<bigint>, time_us array<bigint>"
 DDL = EXCHANGE_DDL.format(shard_type="int")
-READING = Reading(criteria.all_keys(), max_future_us=86_400_000_000)
+
+
+def options_for(keys: str) -> PurgatoryOptions:
+    """What both stages read of operations with these keys, and of events."""
+    operations = Operations(id="op", keys=keys, created="created", deadline="deadline", watermark="0 seconds")
+    completions = Completions(key="key", time="time", watermark="0 seconds")
+    return PurgatoryOptions(operations=operations, completions=completions, criterion=criteria.all_keys())
 
 
 def by_key(operations: DataFrame, events: DataFrame) -> DataFrame:
@@ -79,11 +87,9 @@ def by_key(operations: DataFrame, events: DataFrame) -> DataFrame:
 def by_shard(operations: DataFrame, events: DataFrame) -> DataFrame:
     """Outcomes, with a group for every shard of keys."""
     single = operations.select("op", F.explode("keys").alias("key"), "created", "deadline")
-    config = Operations(id="op", keys="key", created="created", deadline="deadline", watermark="0 seconds")
-    left = operations_input(single, config, READING)
-    right = events_input(
-        events.select("key", "time"), Completions(key="key", time="time", watermark="0 seconds"), READING
-    )
+    options = options_for("key")
+    left = operations_input(Fields(single), options, DOUBLE)
+    right = events_input(Fields(events.select("key", "time")), options, DOUBLE, {})
     packed = left.frame.mapInArrow(packer(OPERATIONS, SHARDS, broadcast=False), DDL).unionByName(
         right.frame.mapInArrow(packer(EVENTS, SHARDS, broadcast=False), DDL)
     )
@@ -103,8 +109,7 @@ def _marker() -> Any:
 
 def _resolved(operations: DataFrame, notices: DataFrame) -> DataFrame:
     """Operations by the shard of their id, and the notices that are for them."""
-    config = Operations(id="op", keys="keys", created="created", deadline="deadline", watermark="0 seconds")
-    left = operations_input(operations, config, READING)
+    left = operations_input(Fields(operations), options_for("keys"), DOUBLE)
     right = notices.select(
         "key",
         F.xxhash64("key").alias("key_hash"),

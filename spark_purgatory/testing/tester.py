@@ -29,14 +29,19 @@ from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS
 from spark_purgatory.spark.host.calls import counts_of
 from spark_purgatory.spark.host.exchange import outcome_columns
 from spark_purgatory.spark.operator.evidence import carried_schema
-from spark_purgatory.spark.operator.field_types import check_value_is_named
-from spark_purgatory.spark.operator.inputs import InputTypes
+from spark_purgatory.spark.operator.field_types import (
+    InputTypes,
+    check_value_is_named,
+    completion_types,
+    number_of,
+    operation_types,
+)
 from spark_purgatory.spark.operator.key_types import check_compared
 from spark_purgatory.spark.operator.payload import arrow_schema, columns_of
 from spark_purgatory.spark.operator.purgatory import check_quorum, engine_spec, is_broadcast, outcome_schema
 from spark_purgatory.testing.tester_inputs import events_table, operations_table
 from spark_purgatory.testing.tester_rows import RowReader, Rows, Schema
-from spark_purgatory.testing.tester_types import check_wait, completion_types, kind_of, operation_types
+from spark_purgatory.testing.tester_types import check_operations, check_time, kind_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHARDS = 1
@@ -304,13 +309,17 @@ class PurgatoryTester:
 
     def _learn(self) -> Known:
         """What follows from the columns that are known. Raises ConfigError as `Purgatory.resolve` does."""
-        schema, options = self._operations.schema, self.purgatory
+        schema, events, options = self._operations.schema, self._completions.schema, self.purgatory
         assert schema is not None, "bug: the operations' columns are unknown"
-        check_wait(schema, options.operations)
-        operations = operation_types(schema, options, self._completions.schema)
+        type_of = partial(kind_of, schema)
+        type_of_event = None if events is None else partial(kind_of, events)
+        number = number_of(type_of, type_of_event, options)
+        operations = operation_types(type_of, schema, options, number)
+        check_operations(type_of, options)
         completions = InputTypes(operations.key_type)
-        if self._completions.schema is not None:
-            completions = completion_types(self._completions.schema, options)
+        if type_of_event is not None:
+            check_time(type_of_event(options.completions.time, "completions.time"), "completions.time")
+            completions = completion_types(type_of_event, options, number)
         check_compared(operations.types, completions.types)
         check_quorum(options.criterion, options.operations.keys, operations.several_keys)
         is_broadcast(options, operations.several_keys)

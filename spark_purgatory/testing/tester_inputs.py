@@ -24,7 +24,7 @@ from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.core.state.payload_schema import conform, sent
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.evidence import carried_columns
-from spark_purgatory.spark.operator.inputs import InputTypes
+from spark_purgatory.spark.operator.field_types import InputTypes, reads_value
 from spark_purgatory.spark.operator.payload import columns_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -63,7 +63,7 @@ def events_table(table: pa.Table, options: PurgatoryOptions, number: str, carrie
     config, scope = options.completions, _scope(table, options)
     keys = _scoped(_texts(_column(table, config.key)), scope)
     columns = {"key": keys, "key_hash": _hashes(keys), "time_us": _times_us(_column(table, config.time))}
-    if config.value is not None and (options.criterion.reads_values or config.kind is not None):
+    if reads_value(options):
         exact = number != DOUBLE or not options.criterion.reads_values
         columns["value"] = _values(_column(table, config.value), exact)
     if config.kind is not None:

@@ -244,10 +244,8 @@ def test_a_double_need_is_rounded_up_from_what_it_is_written_as(session: SparkSe
 
 
 def test_number_types_are_decided_by_values_and_what_would_not_be_exact_is_refused_by_name() -> None:
-    none = F.lit(None)
-
     def of(kind: T.DataType, criterion: Any = None, **needs: T.DataType) -> str:
-        given = {f"criterion.{name}": (none, each) for name, each in needs.items()}
+        given = {f"criterion.{name}": each for name, each in needs.items()}
         return number_type(criterion or criteria.by_row(need="need"), kind, given)
 
     cents, wide = T.DecimalType(10, 2), T.DecimalType(38, 38)

@@ -1,18 +1,136 @@
-"""Which types the fields of `Operations`, `Completions` and a criterion by row may have, keys and ids aside.
+"""Types of the fields of `Operations`, `Completions` and a criterion by row: which are taken, what the engine learns.
 
-`inputs` asks with the types of a DataFrame's columns, `spark_purgatory.testing` with those of a test's rows: so both
-refuse the same types in the same words.
+`inputs` asks with the columns of a DataFrame, `spark_purgatory.testing` with the schema of a test's rows: so both learn
+the same, and refuse the same types in the same words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 from pyspark.sql import types as T
 
+from spark_purgatory.config import ColumnLike, Operations, PurgatoryOptions
+from spark_purgatory.core.arrays.numbers import DOUBLE
+from spark_purgatory.core.spec.codes import KINDS, RULES
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.operator.key_types import LEVEL_KEYS, check_key_type
+from spark_purgatory.spark.operator.key_types import (
+    LEVEL_KEYS,
+    FieldTypes,
+    check_compared,
+    check_key_type,
+    check_words,
+)
+from spark_purgatory.spark.operator.value_types import number_type
+
+TypeOf = Callable[[Any, str], T.DataType]
+"""The type of the column that an argument names, and the argument's name. Raises ConfigError if there is none."""
+
+
+@dataclass(frozen=True)
+class InputTypes:
+    """What the engine must know of an input's columns before the first row."""
+
+    key_type: T.DataType
+    several_keys: bool = False
+    keyed_by_id: bool = False
+    roles: tuple[tuple[str, int], ...] = ()
+    types: FieldTypes = field(default_factory=dict)
+    """Types of what is compared with the other input, by the name of the field."""
+    number: str = DOUBLE
+
+
+def operation_types(type_of: TypeOf, schema: T.StructType, options: PurgatoryOptions, number: str) -> InputTypes:
+    """What the engine must know of the operations, whose columns are ``schema``; ``number``: of `number_of`."""
+    config, criterion = options.operations, options.criterion
+    types = {"operations.id": type_of(config.id, "operations.id")}
+    check_key_type(types["operations.id"], "operations.id")
+    types["operations.keys"], several = key_type_of([type_of(name, label) for name, label in keys_of(config)])
+    types |= _scope_type(type_of, options, "operations")
+    if isinstance(criterion, ByRow):
+        check_words(type_of(criterion.rule, "criterion.rule"), "criterion.rule", ", ".join(RULES))
+        if criterion.levels is not None:
+            types[LEVEL_KEYS] = level_key_type(type_of(criterion.levels, "criterion.levels"), criterion.levels)
+            check_compared(types, {})
+    same = isinstance(config.id, str) and isinstance(config.keys, str) and config.id == config.keys
+    return InputTypes(
+        key_type=types["operations.keys"],
+        several_keys=several,
+        keyed_by_id=several or same,
+        roles=tuple(payload_roles(schema, options).items()),
+        types=types,
+        number=number,
+    )
+
+
+def completion_types(type_of: TypeOf, options: PurgatoryOptions, number: str) -> InputTypes:
+    """What the engine must know of the events; ``number``: of `number_of`."""
+    config, criterion = options.completions, options.criterion
+    named = {"key": config.key, "operation_id": config.operation_id, "event_id": config.event_id}
+    labels = {f"completions.{name}": value for name, value in named.items() if value is not None}
+    types = {label: type_of(value, label) for label, value in labels.items()}
+    for label, kind in types.items():
+        check_key_type(kind, label)
+    types |= _scope_type(type_of, options, "completions")
+    check_value_is_named(config.value, criterion)
+    if reads_value(options):
+        check_value(type_of(config.value, "completions.value"))
+    if config.kind is not None:
+        check_words(type_of(config.kind, "completions.kind"), "completions.kind", ", ".join(KINDS))
+    return InputTypes(types["completions.key"], types=types, number=number)
+
+
+def number_of(operations: TypeOf, completions: TypeOf | None, options: PurgatoryOptions) -> str:
+    """The type in which values and what they must reach are compared; as long as no completions are known, doubles."""
+    value, criterion = options.completions.value, options.criterion
+    if value is None or completions is None:
+        return DOUBLE
+    needs = {label: operations(name, label) for label, name in needs_of(criterion).items()}
+    return number_type(criterion, completions(value, "completions.value"), needs)
+
+
+def keys_of(config: Operations) -> list[tuple[ColumnLike, str]]:
+    """The columns of operations.keys, each with the name of its argument."""
+    named = config.keys if isinstance(config.keys, (list, tuple)) else [cast("ColumnLike", config.keys)]
+    return [(name, f"operations.keys[{i}]" if len(named) > 1 else "operations.keys") for i, name in enumerate(named)]
+
+
+def needs_of(criterion: Criterion | ByRow) -> dict[str, str]:
+    """The columns that bring needs, by the name of their argument."""
+    named = {} if isinstance(criterion, Criterion) else {"need": criterion.need, "levels": criterion.levels}
+    return {f"criterion.{role}": name for role, name in named.items() if name is not None}
+
+
+def reads_value(options: PurgatoryOptions) -> bool:
+    """Whether the engine reads the events' values: for the criterion, or as what extends a deadline."""
+    config = options.completions
+    return config.value is not None and (options.criterion.reads_values or config.kind is not None)
+
+
+def payload_roles(schema: T.StructType, options: PurgatoryOptions) -> dict[str, int]:
+    """Engine columns that are payload columns unchanged, role -> position; they are sent and stored once."""
+    config = options.operations
+    named = {"id": config.id, "keys": config.keys, "created_us": config.created, "deadline_us": config.deadline}
+    kinds = {"id": T.StringType(), "keys": T.StringType(), "created_us": T.TimestampType()}
+    roles = {}
+    for role, name in named.items():
+        is_scoped = options.scope is not None and role in ("id", "keys")
+        if isinstance(name, str) and name in schema.names and not is_scoped:
+            position = schema.names.index(name)
+            if schema[position].dataType == kinds.get(role, T.TimestampType()):
+                roles[role] = position
+    return roles
+
+
+def _scope_type(type_of: TypeOf, options: PurgatoryOptions, given: str) -> dict[str, T.DataType]:
+    if options.scope is None:
+        return {}
+    label, kind = f"scope ({given})", type_of(options.scope, "scope")
+    check_key_type(kind, label)
+    return {label: kind}
 
 
 def key_type_of(kinds: Sequence[T.DataType]) -> tuple[T.DataType, bool]:

@@ -33,15 +33,13 @@ from spark_purgatory.spark.host.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS
 from spark_purgatory.spark.host.requirements import check_local_workers, check_log_host
 from spark_purgatory.spark.operator.event_times import instant_ms
 from spark_purgatory.spark.operator.evidence import carried_columns, carried_schema, event_fields, evidence_of
+from spark_purgatory.spark.operator.field_types import InputTypes, number_of
 from spark_purgatory.spark.operator.inputs import (
     WATERMARK_METADATA,
-    Field,
+    Fields,
     Input,
-    InputTypes,
-    Reading,
     events_input,
     key_prefix,
-    number_of,
     operations_input,
     payload_sources,
 )
@@ -271,20 +269,18 @@ class Purgatory(PurgatoryOptions):
             warn_inside_foreach_batch()
         case_sensitive = operations.sparkSession.conf.get("spark.sql.caseSensitive") in ("true", "TRUE")
         columns = columns_of(operations.schema, case_sensitive)
-        carried = carried_schema(
-            self, completions.columns, lambda name, label: Field.of(completions, name, label).kind, case_sensitive
-        )
+        given, events = Fields(operations), Fields(completions)
+        carried = carried_schema(self, completions.columns, events.type_of, case_sensitive)
         carried_types, event_columns = carried or (None, None)
         schema = outcome_schema(self, operations.schema, carried_types)
         helpers = self.operations.names_of("helpers")
         for name in set(helpers) - set(operations.columns):
             raise not_a_column("operations.helpers", name, operations.columns)
-        number = number_of(operations, completions, self.completions, self.criterion)
-        reading = Reading(self.criterion, self.us_of("max_future"), self.scope, heartbeats, number)
+        number = number_of(given.type_of, events.type_of, self)
         if operations.isStreaming:
             watch(self, operations)
-        left = operations_input(operations, self.operations, reading)
-        right = events_input(completions, self.completions, reading, carried_columns(self, completions.columns))
+        left = operations_input(given, self, number, heartbeats)
+        right = events_input(events, self, number, carried_columns(self, completions.columns), heartbeats)
         check_compared(left.types, right.types)
         check_quorum(self.criterion, self.operations.keys, left.several_keys)
         check_local_workers(operations.sparkSession)

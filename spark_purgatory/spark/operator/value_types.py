@@ -28,14 +28,14 @@ DOUBLE_TYPES = (T.FloatType, T.DoubleType)
 Typed = tuple[Column, T.DataType]
 
 
-def number_type(criterion: Criterion | ByRow, value: T.DataType, needs: Mapping[str, Typed]) -> str:
-    """The type in which values and needs are compared; ``needs``: the columns that bring needs, by field.
+def number_type(criterion: Criterion | ByRow, value: T.DataType, needs: Mapping[str, T.DataType]) -> str:
+    """The type in which values and needs are compared; ``needs``: types of the columns that bring needs, by field.
 
     Doubles, too, where both are exact as doubles: ints of up to 32 bits. Raises ConfigError naming field and remedy.
     """
     if not criterion.reads_values or not isinstance(value, T.NumericType) or isinstance(value, DOUBLE_TYPES):
         return DOUBLE
-    kinds = {field: _level_type(kind) for field, (_, kind) in needs.items()}
+    kinds = {field: _level_type(kind) for field, kind in needs.items()}
     if isinstance(value, SMALL_TYPES) and _double_will_do(criterion, kinds):
         return DOUBLE
     number = value.simpleString() if isinstance(value, T.DecimalType) else "bigint"
