@@ -47,6 +47,10 @@ class StorageError(PurgatoryError):
     """The sink's storage refused or holds something unexpected."""
 
 
+class SourceError(PurgatoryError):
+    """A source of a job cannot be read: a topic is not there, or no broker answers."""
+
+
 class BugError(PurgatoryError, AssertionError):
     """One of our own invariants is broken; the message starts with ``bug:``."""
 

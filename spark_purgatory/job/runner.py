@@ -12,18 +12,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from py4j.protocol import Py4JError, Py4JNetworkError
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 from spark_purgatory import metrics
-from spark_purgatory.errors import ConfigError, PurgatoryError
+from spark_purgatory.errors import ConfigError, PurgatoryError, SourceError
 from spark_purgatory.job import dead_letters, topic_output
 from spark_purgatory.job.arguments import log_file
 from spark_purgatory.job.check_columns import check_job
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
+from spark_purgatory.job.kafka_faults import kafka_fault
 from spark_purgatory.job.progress import ProgressDisplay
 from spark_purgatory.job.session import build_session
 from spark_purgatory.job.sources import outcomes_of
@@ -76,6 +77,10 @@ def run(
                 every, name = wanted.gauges_every, config.options().name
                 monitor(query, *reporters, checkpoint=config.checkpoint, gauges_every=every, name=name)
             _follow(query, dead, progress, stop)
+    except StreamingQueryException as error:
+        if fault := kafka_fault(str(error), config):
+            raise SourceError(fault) from error
+        raise
     finally:
         if dead is not None:
             dead.stop()

@@ -6,6 +6,7 @@ Options may hold passwords: their values appear in no repr and in no error.
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -43,6 +44,8 @@ OURS = {"subscribe": "topic", "subscribepattern": "topic_pattern", "assign": "to
 """Options of Spark for which the file has a field."""
 WHOLE_NUMBERS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "minPartitions", "maxRecordsPerPartition")
 BROKERS = "kafka.bootstrap.servers"
+BROKER = re.compile(r"(?:[\w+.-]+://)?\[?[\w.%:-]+\]?:(\d+)", re.ASCII)
+"""As Kafka reads an address."""
 
 
 class FolderSource(Model):
@@ -145,6 +148,9 @@ def check_brokers(options: dict[str, str]) -> None:
     """Raise ValueError unless the options name Kafka's brokers."""
     if BROKERS not in options:
         raise ValueError(f"options needs {BROKERS}, as host:port{near(BROKERS, options)}")
+    found = [BROKER.fullmatch(broker.strip()) for broker in str(options[BROKERS]).split(",")]
+    if not all(broker and 0 < int(broker[1]) < 1 << 16 for broker in found):
+        raise ValueError(f"{BROKERS} must be host:port, or several with commas, with ports from 1 to 65535")
 
 
 def _check_option(name: str, value: str) -> None:

@@ -101,7 +101,9 @@ def rejected_events(totals: Totals) -> str:
     """How many of a run's events were rejected and why, in one sentence; "" if none was."""
     if not totals.events_rejected:
         return ""
-    share = f"All {totals.events:,}" if totals.events_rejected == totals.events else f"{totals.events_rejected:,}"
+    rejected = totals.events_rejected
+    is_one = rejected == 1
+    share = "All " * (rejected == totals.events and not is_one) + f"{rejected:,}"
     # Two kinds are counted of events that nothing rejects.
     reasons = [
         f"{reason.reason} ({count:,})"
@@ -109,8 +111,9 @@ def rejected_events(totals: Totals) -> str:
         if count and reason is not EventRejection.FOREIGN_KEY
     ]
     return (
-        f"{share} events of this run were rejected, and complete nothing: {'; '.join(reasons)}. If these are not the "
-        "events that you expect, compare completions in the job's file with the rows of its source"
+        f"{share} event{'s' * (not is_one)} of this run {'was' if is_one else 'were'} rejected, and complete"
+        f"{'s' * is_one} nothing: {'; '.join(reasons)}. If you did not expect this, compare key, time and value of "
+        "completions in the job's file with the rows of its source, or look at its dead letters"
     )
 
 

@@ -86,6 +86,32 @@ def job_file(folder: Path, broker: KafkaBroker, host: str) -> Path:
 
 @pytest.mark.long
 @pytest.mark.spark
+def test_a_topic_that_is_not_there_and_a_broker_that_is_not_are_named(tmp_path: Path) -> None:
+    quick = {"kafka.default.api.timeout.ms": 5000, "kafka.request.timeout.ms": 4000, "fetchOffset.numRetries": 1}
+
+    def ends_with(address: str) -> str:
+        options = {"kafka.bootstrap.servers": address, **quick}
+        sources = {name: {"format": "kafka", "topic": name, "options": options} for name in ("orders", "payments")}
+        dead = {"path": str(tmp_path / "dead")}
+        file = orders_job(
+            tmp_path / "job.yaml", sources, str(tmp_path), "applyInPandasWithState", {}, dead_letters=dead
+        )
+        job = JobProcess(file, tmp_path / "checkpoint")
+        job.start()
+        assert job.exit_code() == 1
+        return job.said()
+
+    with kafka_broker(tmp_path / "broker") as broker:
+        create_topics(broker, "orders")
+        said = ends_with(broker.address)
+        assert "operations.source.topic (orders) or completions.source.topic (payments)" in said
+        assert "STREAM_FAILED" not in said
+    said = ends_with(broker.address)
+    assert "no Kafka broker answers at kafka.bootstrap.servers of operations.source.options" in said
+
+
+@pytest.mark.long
+@pytest.mark.spark
 @pytest.mark.parametrize("host", ["applyInPandasWithState", "transformWithState"])
 def test_nothing_is_lost_or_doubled_while_broker_and_job_are_killed(tmp_path: Path, host: str) -> None:
     world = World(orders=110_000)

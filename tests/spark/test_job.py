@@ -442,7 +442,7 @@ def test_a_job_whose_events_are_all_rejected_says_so_and_why(spark: SparkSession
     said = StringIO()
     run(spark, load_config(job), Console(file=said, width=200), StopRequest())
     assert (
-        "Warning: All 3 events of this run were rejected, and complete nothing: the time is null (3)."
+        "Warning: All 3 events of this run were rejected, and complete nothing: the time is null (3). If you"
         in said.getvalue()
     )
 

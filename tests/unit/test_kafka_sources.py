@@ -17,6 +17,7 @@ from spark_purgatory.job.check_columns import check_job
 from spark_purgatory.job.check_file import described
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import JobConfig
+from spark_purgatory.job.kafka_faults import kafka_fault
 from spark_purgatory.job.session import _packages
 from spark_purgatory.job.source_config import KafkaSource
 from spark_purgatory.spark.monitoring.monitor import lag_records
@@ -77,6 +78,10 @@ def options(**more: Any) -> dict[str, Any]:
             {"options": {"kafka.bootstrap.server": "b"}},
             "options needs kafka.bootstrap.servers, as host:port, did you mean 'kafka.bootstrap.server'?",
         ),
+        *(
+            ({"options": {"kafka.bootstrap.servers": servers}}, "must be host:port, or several with commas")
+            for servers in ("broker", "broker:", "broker:99092", "a:9092,b:0", "a:9092;b:9092")
+        ),
         (
             options(startingOffset="earliest"),
             "startingOffset is no option of a Kafka stream, did you mean 'startingOff",
@@ -116,6 +121,19 @@ def test_topics_are_named_or_match_a_pattern(
     assert read.options["failOnDataLoss"] == "false"
     shown = "orders-.*" if "topic_pattern" in source else "orders"
     assert any(f"kafka topic{'s' * ('topic_pattern' in source)} {shown}" in text for _, text in described(config))
+
+
+def test_a_fault_of_kafka_names_topics_and_fields(tmp_path: Path) -> None:
+    config = job(tmp_path, output={"topic": "out", "options": BROKERS})
+    no_topic = "org.apache.kafka.common.errors.UnknownTopicOrPartitionException: This server does not host this"
+    said = kafka_fault(no_topic, config)
+    assert said is not None
+    assert "operations.source.topic (orders)" in said and "output.topic (out)" in said
+    said = kafka_fault("TimeoutException: Timed out waiting for a node assignment. Call: listNodes", config)
+    assert said is not None
+    assert "kafka.bootstrap.servers of operations.source.options or output.options" in said
+    assert "broker:9092" not in said, "values of options appear in no error"
+    assert kafka_fault("Division by zero", config) is None
 
 
 def test_what_kafka_says_of_a_record_is_no_field_of_its_value(tmp_path: Path) -> None:
