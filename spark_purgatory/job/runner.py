@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from py4j.protocol import Py4JError, Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -215,9 +215,9 @@ def run_file(job_file: Path, changes: Sequence[str], spark_log: Path | None, sho
         try:
             with stop.heard_by_the_jvm():
                 run(spark, config, console, stop, spark_log)
-        except (Py4JNetworkError, ConnectionError):
-            # Ctrl-C reaches spark-submit's JVM as well, and it may be gone before we have stopped the query.
-            if stop.signal is None:
+        except (Py4JError, ConnectionError) as error:
+            # The signal may reach the JVM as well, and it may be gone before we have stopped the query.
+            if stop.signal is None or isinstance(error, Py4JJavaError):
                 raise
         else:
             spark.stop()

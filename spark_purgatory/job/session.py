@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import pyspark
+from py4j.protocol import Py4JError
 from pyspark import java_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
@@ -80,9 +81,12 @@ def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None) -
         **LEAN_SETTINGS,
         **EXCHANGE_SETTINGS,
     }
-    # So that workers find the package when it was not installed but lies in a checkout.
-    pythonpath = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
-    settings = {**defaults, "spark.executorEnv.PYTHONPATH": pythonpath, **(submitted or {}), **config.spark}
+    # So that workers find the package when it was not installed but lies in a checkout. An installed one they must have
+    # themselves: its folder has all packages of this Python, which would go before those of the workers' own.
+    checkout = str(ROOT) if (ROOT / "pyproject.toml").exists() else ""
+    pythonpath = os.pathsep.join(filter(None, (checkout, os.environ.get("PYTHONPATH", ""))))
+    ours = {**defaults, "spark.executorEnv.PYTHONPATH": pythonpath} if pythonpath else defaults
+    settings = {**ours, **(submitted or {}), **config.spark}
     # Folders of other machines are not known here.
     if settings["spark.master"].startswith("local") and _keeps_workers_busy(config.trigger):
         settings = {**unix_sockets(tempfile.gettempdir()), **settings}
@@ -146,7 +150,16 @@ def _session_with(settings: Mapping[str, str], packages: list[str] | None = None
         builder = builder.config(name, value)
     if packages is not None:
         builder = _with_jars(builder, [*packages, *filter(None, settings.get(PACKAGES, "").split(","))])
-    session: SparkSession = builder.getOrCreate()
+    master = str(settings.get("spark.master", ""))
+    try:
+        session: SparkSession = builder.getOrCreate()
+    except Py4JError as error:
+        if master.startswith("spark://") and "stopped SparkContext" in str(error):
+            raise ConfigError(
+                f"spark.master={master!r}: no master of a standalone cluster takes an application there. Is it "
+                "started, and is this the address that its log says?"
+            ) from error
+        raise
     return session
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.cluster import HOST, standalone_cluster
+from benchmarks.cluster import HOST, free_port, standalone_cluster
 from tests.support.children import ROOT
 from tests.support.delta_files import delta_rows
 from tests.support.job_process import JobProcess
@@ -31,7 +31,8 @@ def job_file(folder: Path, master: str, host: str, settings: dict[str, Any]) -> 
         # That of this checkout, which a real node does not have.
         "spark.executorEnv.PYTHONPATH": "",
     }
-    return orders_job(folder / "job.yaml", folder_sources(folder), str(folder), host, {**ours, **settings})
+    # Table and checkpoint by places that mean another folder in an executor.
+    return orders_job(folder / "job.yaml", folder_sources(folder), ".", host, {**ours, **settings})
 
 
 def kill(what: Callable[[list[str]], bool]) -> None:
@@ -108,3 +109,14 @@ def test_nothing_is_lost_or_doubled_while_executors_and_a_worker_machine_are_kil
     print(f"{host}: two micro-batches {without_an_executor_s:.0f} s after an executor was killed, ", end="")
     print(f"{without_a_worker_s:.0f} s after a worker and another executor were")
     assert differences(delta_rows(tmp_path / "outcomes", ["order_id", "status"]), world.expected()) == {}
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_a_master_that_is_not_there_is_named(tmp_path: Path) -> None:
+    World(orders=10).land(tmp_path, range(10))
+    master = f"spark://{HOST}:{free_port()}"
+    job = JobProcess(job_file(tmp_path, master, "applyInPandasWithState", {}), tmp_path / "checkpoint", folder=tmp_path)
+    job.start()
+    assert job.exit_code() == 2, job.said()
+    assert f"spark.master='{master}': no master of a standalone cluster takes an application there" in job.said()

@@ -127,6 +127,16 @@ def test_rocksdb_does_not_count_its_rows_unless_the_file_says_so(host: str) -> N
     assert settings_of(load_config(ORDERS, [*store, f"spark.{COUNT_ROWS}=true"]))[COUNT_ROWS] == "true"
 
 
+def test_workers_are_told_a_checkout_and_not_the_folder_of_all_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    name = "spark.executorEnv.PYTHONPATH"
+    assert settings_of(load_config(ORDERS))[name] == str(ROOT)
+    monkeypatch.setattr("spark_purgatory.job.session.ROOT", tmp_path / "site-packages")
+    assert name not in settings_of(load_config(ORDERS))
+
+
 @pytest.mark.parametrize(
     ("trigger", "master", "expected"),
     [

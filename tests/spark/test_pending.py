@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,7 @@ from spark_purgatory.doctor.checkpoint import checkpoint_findings
 from spark_purgatory.errors import ConfigError, StateUnreadableError
 from spark_purgatory.job.show_pending import PendingRequest, show_pending
 from spark_purgatory.spark.host.requirements import LOG_HOST_HERE
+from spark_purgatory.spark.storage.commits import absolute
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.terminal import terminal
 from tests.support.now_and_then import now_and_then
@@ -128,6 +130,18 @@ def test_what_waits_and_how_far_it_has_come_is_what_a_count_of_the_landed_rows_g
                 whole = timedelta(milliseconds=row["remaining_ms"] + row["age_ms"])
                 span = operations[name]["deadline"] - operations[name]["created"]
                 assert abs(whole - span) <= timedelta(milliseconds=2)
+
+
+def test_a_place_that_is_relative_is_told_to_executors_as_the_driver_knows_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "a b" / "commits").mkdir(parents=True)
+    (tmp_path / "a b" / "commits" / "0").write_text("v1\n{}", encoding="utf-8")
+    relative = os.path.relpath(tmp_path / "a b")
+    assert not relative.startswith("/")
+    assert absolute(spark, relative).removeprefix("file:").lstrip("/") == str(tmp_path / "a b").lstrip("/")
+    assert absolute(spark, "s3a://lake/checkpoint") == "s3a://lake/checkpoint"
+    assert absolute(spark, str(tmp_path)) == str(tmp_path)
 
 
 def test_past_micro_batches_are_read_and_those_that_are_gone_are_named(spark: SparkSession, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.errors import ConfigError, StateUnreadableError
-from spark_purgatory.spark.storage.commits import committed_batches, offsets_of
+from spark_purgatory.spark.storage.commits import absolute, committed_batches, offsets_of
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_errors import RESTORE_STATE, SPARK_FAULTS, state_fault
@@ -99,6 +99,7 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
             f"batch_id={batch_id!r}: checkpoint {checkpoint!r} keeps the micro-batches {committed[0]} to "
             f"{committed[-1]}; how many it keeps is spark.sql.streaming.minBatchesToRetain"
         )
+    checkpoint = absolute(spark, checkpoint)
     operator, operator_id = _operator(spark, checkpoint)
     reader = spark.read.format("statestore").option("operatorId", operator_id).option("batchId", chosen)
     try:

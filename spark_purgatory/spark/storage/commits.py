@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from itertools import takewhile
 from typing import Any
+from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
+
+ABSOLUTE = re.compile(r"/|[A-Za-z][\w+.-]*:/")
 
 
 class NoCheckpointError(ConfigError):
@@ -20,9 +24,22 @@ class NoCheckpointError(ConfigError):
 
 def committed_batches(spark: SparkSession, checkpoint: str) -> list[int]:
     """The micro-batches that are committed and kept, ascending. Raises NoCheckpointError."""
+    names = (file.rsplit("/", 1)[1] for file in _commit_files(spark, checkpoint))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def absolute(spark: SparkSession, checkpoint: str) -> str:
+    """A checkpoint's place as every machine of a cluster understands it: executors have other folders of their own."""
+    if ABSOLUTE.match(checkpoint):
+        return checkpoint
+    files = _commit_files(spark, checkpoint)
+    return unquote(files[0].rpartition("/commits/")[0]) if files else checkpoint
+
+
+def _commit_files(spark: SparkSession, checkpoint: str) -> list[str]:
     try:
         reader = spark.read.option("recursiveFileLookup", "true")
-        files = reader.text(in_checkpoint(literal(checkpoint.rstrip("/")), "commits")).inputFiles()
+        return reader.text(in_checkpoint(literal(checkpoint.rstrip("/")), "commits")).inputFiles()
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
@@ -30,8 +47,6 @@ def committed_batches(spark: SparkSession, checkpoint: str) -> list[int]:
             f"checkpoint={checkpoint!r} is no checkpoint of a streaming query: name the checkpointLocation of the "
             "query that writes the purgatory's outcomes"
         ) from error
-    names = (file.rsplit("/", 1)[1] for file in files)
-    return sorted(int(name) for name in names if name.isdigit())
 
 
 def next_batch(spark: SparkSession, checkpoint: str) -> int:
