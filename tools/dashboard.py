@@ -188,9 +188,9 @@ def _thresholds(red: float | None) -> Any:
 
 def alerts_table() -> str:
     """The table of alerts in docs/metrics.md."""
-    lines = ["| Alert | Severity | Raised if | What to do |", "| --- | --- | --- | --- |"]
+    lines = ["| Alert | Severity | What it means, what to do | Raised if |", "| --- | --- | --- | --- |"]
     lines += [
-        f"| `{each.name}` | {each.severity} | `{each.expression}` for {each.minutes} min | {each.text} |"
+        f"| `{each.name}` | {each.severity} | {each.text} | `{each.expression}` for {each.minutes} min |"
         for each in ALERTS
     ]
     return "\n".join(lines)
