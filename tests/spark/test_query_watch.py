@@ -52,7 +52,7 @@ def test_a_query_without_a_watermark_says_so_and_one_that_has_it_is_quiet(
     healthy.run(spark, purgatory())
     stuck.run(spark, purgatory())
     (said,) = warnings(caplog, 1)
-    assert "3 micro-batches brought rows and there is no watermark yet" in said and "set idle_after=" in said
+    assert "3 micro-batches brought rows and there is no watermark yet" in said and "set its idle_after=" in said
 
 
 def test_a_session_without_micro_batches_without_rows_is_told_before_the_start(
