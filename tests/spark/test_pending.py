@@ -137,6 +137,7 @@ def test_a_place_that_is_relative_is_told_to_executors_as_the_driver_knows_it(
 ) -> None:
     (tmp_path / "a b" / "commits").mkdir(parents=True)
     (tmp_path / "a b" / "commits" / "0").write_text("v1\n{}", encoding="utf-8")
+    (tmp_path / "a b" / "metadata").write_text("{}", encoding="utf-8")
     jvm: Any = spark._jvm
     relative = os.path.relpath(tmp_path / "a b", start=jvm.java.lang.System.getProperty("user.dir"))
     assert not relative.startswith("/")

@@ -16,6 +16,8 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 
 ABSOLUTE = re.compile(r"/|[A-Za-z][\w+.-]*:/")
+BELOW = re.compile(r"/(?:metadata|commits/[^/]*)$")
+"""What `_commit_files` finds in a checkpoint."""
 
 
 class NoCheckpointError(ConfigError):
@@ -33,10 +35,11 @@ def absolute(spark: SparkSession, checkpoint: str) -> str:
     if ABSOLUTE.match(checkpoint):
         return checkpoint
     files = _commit_files(spark, checkpoint)
-    return unquote(files[0].rpartition("/commits/")[0]) if files else checkpoint
+    return unquote(BELOW.sub("", files[0])) if files else checkpoint
 
 
 def _commit_files(spark: SparkSession, checkpoint: str) -> list[str]:
+    """The checkpoint's commits and its file of metadata, in any order, by whole paths. Raises NoCheckpointError."""
     try:
         reader = spark.read.option("recursiveFileLookup", "true")
         return reader.text(in_checkpoint(literal(checkpoint.rstrip("/")), "commits")).inputFiles()
