@@ -154,13 +154,13 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pip install --quiet -e '.[spark,connect,cli,plot,metrics,otel,dev]'
 	@touch $@
 
-# MkDocs reads the code and does not run it, so it needs neither Spark nor Java. The house tests import its hooks.
 $(RELEASE_STAMP): pyproject.toml
 	@echo "Installing the tools of a release into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet -e '.[release]'
 	@touch $@
 
+# MkDocs reads the code and does not run it, so it needs neither Spark nor Java. The house tests import its hooks.
 $(DOCS_STAMP): pyproject.toml
 	@echo "Installing the tools of the documentation into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
