@@ -106,7 +106,7 @@ coverage: $(STAMP) $(DOCS_STAMP) ## Lines and branches that the tests without Sp
 	$(BIN)/python -m pytest -m "not slow and not spark" --numprocesses 2 --dist loadfile \
 	  --cov=spark_purgatory --cov-branch --cov-report=term:skip-covered $(PYTEST_ARGS)
 
-release-check: java $(STAMP) $(RELEASE_STAMP) ## Build wheel and sdist, run them on the oldest and newest Spark, list what comes with them: ten minutes
+release-check: java $(STAMP) $(RELEASE_STAMP) ## Build wheel and sdist, run them on the oldest and newest Spark, list what comes with them
 	rm -rf dist dist-sbom
 	$(BIN)/python -m hatchling build
 	$(BIN)/python -m twine check --strict dist/*

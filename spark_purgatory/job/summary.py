@@ -104,7 +104,7 @@ def rejected_events(totals: Totals) -> str:
     rejected = totals.events_rejected
     is_one = rejected == 1
     share = "All " * (rejected == totals.events and not is_one) + f"{rejected:,}"
-    # Two kinds are counted of events that nothing rejects.
+    # An event of a foreign key is counted, and nothing rejects it.
     reasons = [
         f"{reason.reason} ({count:,})"
         for reason, count in totals.event_rejections.most_common()
