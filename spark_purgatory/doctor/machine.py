@@ -15,7 +15,7 @@ from pathlib import Path
 
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.verified import release_finding
-from spark_purgatory.worker_python import why_unfit
+from spark_purgatory.worker_python import arrow_remedy, why_unfit
 
 JAVA_MIN, PYTHON_MIN = 17, (3, 11)
 INSTALL_SPARK = "pip install 'spark-purgatory[spark]'"
@@ -53,9 +53,13 @@ def python_finding() -> Finding:
 def pyspark_finding() -> Finding:
     """Whether there is a Spark, and one that was tested. Clusters have it without a distribution of that name."""
     try:
-        return release_finding("pyspark", str(import_module("pyspark").__version__))
+        release = str(import_module("pyspark").__version__)
     except ModuleNotFoundError:
         return Finding("pyspark", "not installed", INSTALL_SPARK)
+    arrow = version("pyarrow")
+    if remedy := arrow_remedy(release, arrow):
+        return Finding("pyspark", f"{release} fails with pyarrow {arrow}", remedy)
+    return release_finding("pyspark", release)
 
 
 def delta_finding() -> Finding:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import pyspark
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
@@ -38,6 +39,7 @@ from spark_purgatory.spark.sink.table.delta_session import is_without_delta, wha
 from spark_purgatory.spark.sink.table.delta_target import FORGETS
 from spark_purgatory.spark.storage.storage_access import described, sql_text
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, said
+from spark_purgatory.worker_python import arrow_remedy
 
 PACKAGES = ("numpy", "pandas", "pyarrow", "pyspark", "spark_purgatory")
 """What a worker imports to run a purgatory."""
@@ -129,7 +131,7 @@ def package_finding(package: str, here: str, there: set[str]) -> Finding:
     """Whether workers have the same version of a package as this process."""
     what = f"workers' {package}"
     if there == {here}:
-        return Finding(what, here)
+        return Finding(what, here, arrow_remedy(pyspark.__version__, here) if package == "pyarrow" else "")
     install = f"have {package} {here} in every worker's environment; {SHIP}"
     return Finding(what, f"{', '.join(sorted(there))}; this process has {here}", install)
 

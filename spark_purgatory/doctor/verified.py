@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from spark_purgatory.doctor.finding import Finding, note
+from spark_purgatory.worker_python import release_numbers
 
 FILE = Path(__file__).with_name("verified.json")
 OLDEST_SPARK = (4, 0)
 """Releases before it lack what the library calls."""
-TAKE = "take Spark 4.0.1 or later: pip install 'spark-purgatory[spark]'"
+TAKE = "take Spark 4.0.5 or later: pip install 'spark-purgatory[spark]'"
 
 
 @cache
@@ -24,21 +25,14 @@ def verified() -> dict[str, Any]:
 def verified_releases() -> list[str]:
     """The releases of Spark that the tests passed with, the oldest first."""
     passed = {cell["spark"] for cell in verified()["cells"] if not cell["failed"]}
-    return sorted(passed, key=_numbers)
+    return sorted(passed, key=release_numbers)
 
 
 def release_finding(what: str, found: str) -> Finding:
     """Whether a release of Spark was tested. One that was not is worth knowing, and no reason to stop."""
-    if _numbers(found)[:2] < OLDEST_SPARK:
+    if release_numbers(found)[:2] < OLDEST_SPARK:
         return Finding(what, found, TAKE)
     tested = verified_releases()
     if found in tested:
         return Finding(what, f"{found}, tested on {verified()['date']}")
     return note(what, f"{found}; tested are {', '.join(tested)} ({verified()['date']})")
-
-
-def _numbers(release: str) -> tuple[int, ...]:
-    """``4.2.0.dev1`` -> ``(4, 2, 0)``."""
-    parts = release.split(".")
-    count = next((at for at, part in enumerate(parts) if not part.isdigit()), len(parts))
-    return tuple(int(part) for part in parts[:count])

@@ -64,10 +64,10 @@ def test_the_commands_run_one_after_the_other(text: str, tmp_path: Path, monkeyp
 def test_the_releases_of_spark_that_the_pages_name_are_those_that_were_tested() -> None:
     passed = {cell["spark"]: cell["delta"] for cell in verified()["cells"]}
     newest, with_delta = (max(map(minor, found)) for found in (passed, [each for each in passed if passed[each]]))
-    says = f"Spark 4.0.1 to {with_delta} with Delta 4.4.0; Spark {newest} works without Delta"
+    says = f"Spark 4.0.5 to {with_delta} with Delta 4.4.0; Spark {newest} works without Delta"
     assert says in " ".join(README.split())
     assert says in " ".join(HOME.split())
-    assert f"4.0.1 to {newest}" in (ROOT / "docs" / "upgrading.md").read_text(encoding="utf-8")
+    assert f"4.0.5 to {newest}" in (ROOT / "docs" / "upgrading.md").read_text(encoding="utf-8")
 
 
 def minor(release: str) -> str:

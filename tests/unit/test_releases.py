@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
+import pyarrow as pa
 import pyspark
 import pytest
+from packaging.requirements import Requirement
 
 from spark_purgatory.doctor import verified
 from spark_purgatory.doctor.verified import release_finding, verified_releases
-from spark_purgatory.spark.host.requirements import MESSAGES, fitting_protobuf, why_no_messages
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.host.requirements import MESSAGES, check_blob_host, fitting_protobuf, why_no_messages
+from spark_purgatory.worker_python import arrow_remedy
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,13 +45,47 @@ def test_a_release_that_was_not_tested_is_a_note_with_those_that_were(release: s
 
 @pytest.mark.parametrize("release", ["3.5.6", "2.4.8"])
 def test_a_release_that_is_too_old_has_a_remedy(release: str) -> None:
-    assert release_finding("Spark", release).remedy.startswith("take Spark 4.0.1 or later")
+    assert release_finding("Spark", release).remedy.startswith("take Spark 4.0.5 or later")
 
 
 def test_a_cell_of_which_a_test_failed_is_no_tested_release(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [{"spark": "4.1.4", "failed": 0}, {"spark": "4.3.0", "failed": 1}, {"spark": "4.0.5", "failed": 0}]
     monkeypatch.setattr(verified, "verified", lambda: {"date": "2026-01-01", "cells": cells})
     assert verified_releases() == ["4.0.5", "4.1.4"]
+
+
+@pytest.mark.parametrize(
+    ("release", "arrow", "remedy"),
+    [
+        ("4.0.4", "26.0.1", "pip install 'pyarrow<26', or take Spark 4.0.5"),
+        ("4.1.3", "27.0.0", "pip install 'pyarrow<26', or take Spark 4.1.4"),
+        ("4.1.0.dev2", "26.0.0", "pip install 'pyarrow<26', or take Spark 4.1.4"),
+        ("4.0.4", "25.9.9", ""),
+        ("4.0.5", "26.0.1", ""),
+        ("4.1.4", "26.0.1", ""),
+        ("4.2.0", "26.0.1", ""),
+        ("5.0.0", "30.0.0", ""),
+    ],
+)
+def test_an_arrow_that_a_release_fails_with_has_a_remedy(release: str, arrow: str, remedy: str) -> None:
+    assert arrow_remedy(release, arrow) == remedy
+
+
+def test_the_extras_take_no_release_that_fails_with_the_arrow_that_is_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = [Requirement(each) for name in ("spark", "connect") for each in project["optional-dependencies"][name]]
+    releases = [f"4.{minor}.{patch}" for minor in range(3) for patch in range(9)]
+    failing = [release for release in releases if arrow_remedy(release, "26")]
+    assert failing
+    assert not [
+        release for release in failing for each in asked if each.name == "pyspark" and release in each.specifier
+    ]
+
+
+def test_a_session_with_an_arrow_that_its_operator_fails_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pa, "__version__", "26.0.1")
+    with pytest.raises(ConfigError, match=r"fails in Spark 4\.1\.2 with pyarrow 26\.0\.1.*pip install 'pyarrow<26'"):
+        check_blob_host(SimpleNamespace(version="4.1.2"))  # type: ignore[arg-type]
 
 
 def test_the_protobuf_that_is_installed_here_fits() -> None:

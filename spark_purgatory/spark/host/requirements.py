@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
+import pyarrow as pa
 import pyspark
 from pyspark.sql import GroupedData, SparkSession, is_remote
 
 from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.worker_python import why_unfit
+from spark_purgatory.worker_python import arrow_remedy, why_unfit
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -57,6 +58,15 @@ def check_local_workers(spark: SparkSession) -> None:
         raise ConfigError(
             f"Spark would run its Python workers with {executable!r}, {why}: set the environment variable "
             f"PYSPARK_PYTHON={sys.executable} before the session starts"
+        )
+
+
+def check_blob_host(spark: SparkSession) -> None:
+    """Raise ConfigError where the host's operator fails with the pyarrow that is installed beside PySpark."""
+    if not is_remote() and (remedy := arrow_remedy(spark.version, pa.__version__)):
+        raise ConfigError(
+            f'host="applyInPandasWithState" fails in Spark {spark.version} with pyarrow {pa.__version__}, for it gives '
+            f"it a float where pyarrow takes an int: {remedy}, on the driver and on every executor"
         )
 
 

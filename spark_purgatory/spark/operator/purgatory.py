@@ -30,7 +30,7 @@ from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS
 from spark_purgatory.spark.host.blob_host import STATE_DDL, batch_function, stream_function
 from spark_purgatory.spark.host.calls import RESULT_DDL, Broadcast
 from spark_purgatory.spark.host.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
-from spark_purgatory.spark.host.requirements import check_local_workers, check_log_host
+from spark_purgatory.spark.host.requirements import check_blob_host, check_local_workers, check_log_host
 from spark_purgatory.spark.operator.event_times import instant_ms
 from spark_purgatory.spark.operator.evidence import carried_columns, carried_schema, event_fields, evidence_of
 from spark_purgatory.spark.operator.field_types import InputTypes, number_of
@@ -324,6 +324,7 @@ class Purgatory(PurgatoryOptions):
             options = LogHostOptions(self.shards or 0, self.bytes_of("max_warm_bytes"), sent, clock_delay_ms)
             results = log_hosted(groups, self.host, spec, options)
         else:
+            check_blob_host(packed.sparkSession)
             results = groups.applyInPandasWithState(
                 stream_function(spec, self.shards, sent, clock_delay_ms),
                 RESULT_DDL,
