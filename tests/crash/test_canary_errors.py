@@ -265,6 +265,7 @@ SCENES: list[Callable[[Scene], str]] = [
 NOW_AND_THEN = (
     a_check_in_direct_drains,
     a_check_after_a_restart,
+    a_text_too_long,
     a_partition_value_too_long,
     a_staged_file_that_is_gone,
     a_staged_file_that_was_cut,

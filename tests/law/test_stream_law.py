@@ -13,11 +13,12 @@ from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.testing.kit import stream_outcomes
 from tests.support.engine_driver import multiset
 from tests.support.law_streams import COLUMNS, law_stream
+from tests.support.now_and_then import each_commit
 
 pytestmark = pytest.mark.spark
 
-SEEDS_EACH_COMMIT = [*range(8)]
-SEEDS_NOW_AND_THEN = [pytest.param(seed, marks=pytest.mark.long) for seed in range(8, 20)]
+SEEDS = each_commit(range(20), lambda seed: seed in (0, 3, 4))
+"""Each host and state store has one at each commit."""
 HDFS = {PROVIDER: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"}
 HOSTS: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("applyInPandasWithState", HDFS),
@@ -34,7 +35,7 @@ def host(spark: SparkSession, seed: int) -> Iterator[str]:
         yield name
 
 
-@pytest.mark.parametrize("seed", SEEDS_EACH_COMMIT + SEEDS_NOW_AND_THEN)
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_stream_in_any_order_and_split_stopped_and_restarted_gives_what_batch_and_oracle_give(
     spark: SparkSession, tmp_path: Path, seed: int, host: str
 ) -> None:

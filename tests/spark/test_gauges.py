@@ -88,7 +88,7 @@ def test_gauges_find_the_purgatory_beside_other_state_and_refuse_a_checkpoint_wi
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("role", ["gauges", *now_and_then("gauges of the log host")])
+@pytest.mark.parametrize("role", now_and_then("gauges", "gauges of the log host"))
 def test_gauges_are_read_through_spark_connect(tmp_path: Path, role: str) -> None:
     land(tmp_path, "operations", 0, "id", range(10))
     land(tmp_path, "completions", 0, "key", range(4))

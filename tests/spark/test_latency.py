@@ -14,8 +14,8 @@ from pyspark.sql import SparkSession
 from benchmarks.harness import WrongOutcomeError
 from benchmarks.latency import CONTENDERS, Timed, batches_ms, run_once, table_of
 from benchmarks.latency_feed import Script, Sent, Taken, check_outcomes, latencies_ms, name_of, percentile
+from tests.support.now_and_then import now_and_then
 
-LONG, OTHERS = pytest.mark.long, ("blob", "timers_pandas", "join")
 BY_HAND = Script(waiting=2, rate=1000, rows=9, unmeasured=3)
 """Rows: operation 2, event, operation 3, event, operation 4, event, operation 5, operation 6, event."""
 
@@ -106,7 +106,7 @@ def test_a_contender_is_a_row_with_its_medians() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("name", ["log", "timers", *(pytest.param(name, marks=LONG) for name in OTHERS)])
+@pytest.mark.parametrize("name", ["log", *now_and_then("blob", "timers", "timers_pandas", "join")])
 def test_contenders_give_the_table_of_the_feed(spark: SparkSession, tmp_path: Path, name: str) -> None:
     script = Script(waiting=100, rate=100, rows=350, unmeasured=100)
     begun = time.monotonic()

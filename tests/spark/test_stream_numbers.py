@@ -20,6 +20,7 @@ from spark_purgatory.core.arrays.numbers import scale_of, units_up
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.value_types import need_columns, number_type
+from tests.support.now_and_then import now_and_then
 
 pytestmark = pytest.mark.spark
 
@@ -29,7 +30,7 @@ Rows = list[tuple[Any, ...]]
 OPERATION = "id string, key string, created timestamp, deadline timestamp"
 
 
-@pytest.fixture(params=["true", "false"], ids=["ansi", "not ansi"])
+@pytest.fixture(params=["true", *now_and_then("false")], ids=["ansi", "not ansi"])
 def session(spark: SparkSession, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     before = spark.conf.get("spark.sql.ansi.enabled")
     spark.conf.set("spark.sql.ansi.enabled", request.param)

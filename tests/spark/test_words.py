@@ -184,7 +184,7 @@ def test_a_purgatory_behind_a_purgatory_in_one_stream_is_refused_with_the_remedy
     made().resolve(stream, stream)
 
 
-@pytest.fixture(params=["America/New_York", "Asia/Tokyo"])
+@pytest.fixture(params=["America/New_York", *now_and_then("Asia/Tokyo")])
 def process_zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The time zone of the Python process, another than the session's."""
     monkeypatch.setenv("TZ", request.param)

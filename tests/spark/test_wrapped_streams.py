@@ -318,7 +318,7 @@ def into_table(outcomes: DataFrame, landing: Landing) -> Any:
 
 @pytest.mark.parametrize(
     ("write", "of_micro_batch"),
-    [(as_parquet, False), (into_table, True)],
+    [*now_and_then((as_parquet, False)), (into_table, True)],
     ids=["user's session, parquet", "micro-batch's session, sink"],
 )
 def test_streams_that_are_resolved_and_started_inside_foreach_batch_are_decided_across_its_micro_batches(
