@@ -54,7 +54,7 @@ acknowledgements = spark.createDataFrame(
         }
     )
 )
-acknowledgements.orderBy("acked_at").show(5)
+acknowledgements.orderBy("acked_at").show(5, truncate=False)
 
 # COMMAND ----------
 
@@ -164,7 +164,7 @@ by_row = (
 )
 by_row.groupBy("rule", "status").count().orderBy("rule", "status").show()
 by_row.where("status = 'REJECTED'").select("command_id", "status", "reason").show(
-    truncate=False
+    truncate=False, vertical=True
 )
 
 # COMMAND ----------

@@ -57,7 +57,7 @@ writer = (
 )
 writer.trigger(availableNow=True).start(f"{folder}/plain").awaitTermination()
 plain = data_files(spark, f"{folder}/plain", by="city")
-plain.groupby("city")["bytes"].agg(["count", "mean", "max"])
+print(plain.groupby("city")["bytes"].agg(["count", "mean", "max"]))
 
 # COMMAND ----------
 
@@ -78,7 +78,7 @@ query = accumulator.write_stream(
 )
 query.awaitTermination()
 accumulated = data_files(spark, f"{folder}/accumulated", by="city")
-accumulated.groupby("city")["bytes"].agg(["count", "mean", "max"])
+print(accumulated.groupby("city")["bytes"].agg(["count", "mean", "max"]))
 
 # COMMAND ----------
 
@@ -125,8 +125,8 @@ plt.show()
 # COMMAND ----------
 
 # MAGIC %md
-# MAGIC A file of the accumulator that is smaller than `batch_size` is the last one of its partition: the query ended,
-# MAGIC so nothing was left to wait for.
+# MAGIC Files of the accumulator have about `batch_size`: their sizes are estimated before they are written. One that is
+# MAGIC much smaller is the last of its partition, for the query ended, and nothing was left to wait for.
 
 # COMMAND ----------
 

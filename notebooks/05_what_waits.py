@@ -121,7 +121,8 @@ spark.read.parquet(f"{folder}/outcomes").groupBy("size", "status").count().order
 
 waiting = pending(spark, checkpoint).cache()
 waiting.printSchema()
-print(gauges(spark, checkpoint))
+for name, value in gauges(spark, checkpoint).items():
+    print(f"{name:32} {value}")
 
 # COMMAND ----------
 

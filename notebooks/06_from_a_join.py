@@ -158,7 +158,9 @@ purgatory = Purgatory(
     shards=2,
 )
 by_purgatory, _ = run(purgatory.resolve(*streams()), "outcomes")
-by_purgatory.orderBy("ordered_at").drop("missing_keys").show(5)
+by_purgatory.orderBy("ordered_at").select(
+    "order_id", "status", "resolved_at", "late", "event.time", "event.method"
+).show(5)
 by_purgatory.groupBy("status", "late").count().orderBy("status", "late").show()
 
 # COMMAND ----------

@@ -26,7 +26,7 @@ shows what this page shows. `python -m tools.command_line_page` generates it, an
 | have one page on a query, to send to someone | [`spark-purgatory report CHECKPOINT TABLE`](#report) |
 | change the number of shards, the host or the need | [`spark-purgatory move job.yaml --from CHECKPOINT`](#move) |
 | have what waits as tables, to edit them | [`spark-purgatory export-state CHECKPOINT FOLDER`](#export-state) |
-| start a query again whose staging log is in two minds | [`spark-purgatory repair CHECKPOINT`](#repair) |
+| start a query again whose staging log has two entries of one number | [`spark-purgatory repair CHECKPOINT`](#repair) |
 
 Commands start a Spark of their own. A checkpoint and a table may be read while their query runs. Places are paths or
 URIs as Spark takes them; for an object store give the session what it needs with `--conf`. More on running a job:

@@ -5,6 +5,7 @@ It needs grafana-foundation-sdk (in the extra ``dev``), Grafana's own builder, s
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 from spark_purgatory.job.report_page import COLOURS
 from spark_purgatory.metrics.catalog import BY_NAME, PREFIX
 
+BREAKS, LINE = re.compile(r" (?=(?:or|unless|/ sum|\+ rate)\b)"), "\n    "
+"""Where an alert's expression goes on in another line of docs/metrics.md."""
 UNITS = {"ms": "ms", "bytes": "bytes", "ratio": "none"}
 RUNBOOK = "https://github.com/spark-purgatory/spark-purgatory/blob/main/docs/looks_wrong.md"
 STATS: tuple[tuple[str, str, str, float | None], ...] = (
@@ -187,13 +190,14 @@ def _thresholds(red: float | None) -> Any:
 
 
 def alerts_table() -> str:
-    """The table of alerts in docs/metrics.md."""
-    lines = ["| Alert | Severity | What it means, what to do | Raised if |", "| --- | --- | --- | --- |"]
-    lines += [
-        f"| `{each.name}` | {each.severity} | {each.text} | `{each.expression}` for {each.minutes} min |"
+    """The table of alerts in docs/metrics.md, and their expressions."""
+    lines = ["| Alert | Severity | What it means, what to do |", "| --- | --- | --- |"]
+    lines += [f"| `{each.name}` | {each.severity} | {each.text} |" for each in ALERTS]
+    raised = [
+        f"{each.name}{f', for {each.minutes} min' if each.minutes else ''}:\n  {BREAKS.sub(LINE, each.expression)}"
         for each in ALERTS
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", "Each is raised if its expression holds for so long:", "", "```text", *raised, "```"])
 
 
 def alerts() -> str:

@@ -207,7 +207,7 @@ def setting_findings(spark: SparkSession) -> Iterator[Finding]:
     if store == "RocksDBStateStoreProvider":
         yield note("state store's changelog", f"{CHANGELOG} = {spark.conf.get(CHANGELOG, 'false')}")
     yield log_host_finding(spark)
-    yield note("micro-batches kept", f"{spark.conf.get(RETAINED)} ({RETAINED}): `pending` and a rollback reach so far")
+    yield note("micro-batches kept", f"{spark.conf.get(RETAINED)} ({RETAINED}): pending and rollbacks reach so far")
     if runs_only_with_rows(spark):
         yield note("deadlines on a silent stream", f"{NO_DATA} = false: {ONLY_WITH_ROWS}")
     if setting(spark, SOCKETS) == "true":

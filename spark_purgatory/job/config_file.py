@@ -100,9 +100,19 @@ def _unknown_field(location: tuple[int | str, ...]) -> str:
     model = _model_at(location)
     if model is None:
         return "unknown field"
-    names = [field.alias or name for name, field in model.model_fields.items()]
-    near = difflib.get_close_matches(str(location[-1]), names, n=1)
-    return f"unknown field{f', did you mean {near[0]!r}' if near else ''}; allowed: {', '.join(names)}"
+    near = _near(location)
+    return f"unknown field{f', did you mean {near!r}' if near else ''}; allowed: {', '.join(_names(model))}"
+
+
+def _names(model: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _near(location: tuple[int | str, ...]) -> str | None:
+    """The field that an unknown one may be meant for."""
+    model = _model_at(location)
+    near = difflib.get_close_matches(str(location[-1]), _names(model), n=1) if model is not None else []
+    return near[0] if near else None
 
 
 def _form(location: tuple[int | str, ...]) -> str:
@@ -147,6 +157,26 @@ def _problem(error: ErrorDetails) -> Problem:
         case "union_tag_not_found":
             return Problem(f"{field}.format", "", "required: 'parquet', 'json', 'csv', 'delta' or 'kafka'")
     return Problem(field, _given(error), allowed.removeprefix(f"{field}: "))
+
+
+def _all_errors(document: dict[str, Any], errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """These errors, and those of values that pydantic looks at only where no field is unknown."""
+    unknown = [error["loc"] for error in errors if error["type"] == "extra_forbidden"]
+    if not unknown:
+        return errors
+    meant = _unshared(document)
+    for location in unknown:
+        place = meant
+        for part in location[:-1]:
+            place = place.get(str(part), place)  # A union's tag is no field.
+        value, near = place.pop(str(location[-1]), None), _near(location)
+        if near is not None:
+            place.setdefault(near, value)
+    try:
+        JobConfig.model_validate(meant)
+    except ValidationError as error:
+        return errors + error.errors()
+    return errors
 
 
 def _problems(errors: Iterable[ErrorDetails]) -> list[Problem]:
@@ -277,4 +307,4 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
     try:
         return JobConfig.model_validate(expanded)
     except ValidationError as error:
-        raise JobConfigError(origin, _problems(error.errors())) from None
+        raise JobConfigError(origin, _problems(_all_errors(expanded, error.errors()))) from None

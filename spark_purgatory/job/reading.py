@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pyspark.errors import AnalysisException, PySparkException
 
 from spark_purgatory.errors import PurgatoryError
+from spark_purgatory.job.config_file import JobConfigError
 from spark_purgatory.spark.storage.storage_errors import said
 from spark_purgatory.terminal import say, terminal
 
@@ -14,13 +15,15 @@ EXIT_FAILED, EXIT_WRONG = 1, 2
 
 
 def guarded_reading(place: str, read: Callable[[], None]) -> int:
-    """Call ``read``; the exit code, 0 if it raised nothing, with the error in one line on stderr if it did."""
+    """Call ``read``; the exit code, 0 if it raised nothing, with the error on stderr if it did: in one line, but a
+    job file's problems are one a line.
+    """
     errors = terminal(stderr=True)
     try:
         read()
     except (PurgatoryError, AnalysisException) as error:
         text = str(error) if isinstance(error, PurgatoryError) else error.getMessage() or str(error)
-        say(errors, text.splitlines()[0])
+        say(errors, text if isinstance(error, JobConfigError) else text.splitlines()[0])
         return EXIT_WRONG
     except PySparkException as error:
         say(errors, f"Spark could not read {place}: {said(error)}")

@@ -14,12 +14,14 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.dates import DateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from spark_purgatory.job.readable import readable_bytes, readable_ms
 from spark_purgatory.job.report import MS, NEWER, MicroBatch, Report
 from spark_purgatory.job.summary import NOTHING_LOST, verdict
+from spark_purgatory.spark.checkpoint.gauges import Gauges
 from spark_purgatory.version import __version__
 
 BOUNDS = ("1 s", "10 s", "1 min", "5 min", "15 min", "30 min", "1 h", "3 h", "6 h", "12 h", "1 d", "3 d", "7 d")
@@ -42,6 +44,8 @@ COLOURS = {
 }
 """One colour a status, in the order in which they are stacked and listed; the dashboard has the same."""
 WAITING = "#1565c0"
+WAITED = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED")
+"""Statuses of operations that have waited."""
 HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}: report</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>
 :root{{color-scheme:light dark;--bg:#fafafa;--card:#fff;--line:#e0e0e0;--ink:#1b1b1b;--sub:#5f6368;--ok:#2e7d32;
@@ -57,9 +61,14 @@ padding:10px 16px;margin:10px 0}}.verdict b{{display:block;font-size:17px}}
 .tiles{{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));gap:10px}}
 .tile{{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 14px}}
 .tile b{{display:block;font-size:21px}}.tile span{{color:var(--sub);font-size:13px}}
-.wide{{overflow-x:auto;margin:8px 0}}table{{border-collapse:collapse;background:var(--card);font-size:14px}}
+.wide{{overflow-x:auto;margin:8px 0;background:
+linear-gradient(to right,var(--bg) 40%,transparent) left/26px 100% no-repeat local,
+linear-gradient(to left,var(--bg) 40%,transparent) right/26px 100% no-repeat local,
+linear-gradient(to right,var(--sub),transparent) left/6px 100% no-repeat,
+linear-gradient(to left,var(--sub),transparent) right/6px 100% no-repeat}}
+table{{border-collapse:collapse;font-size:14px}}
 td,th{{border:1px solid var(--line);padding:4px 12px;text-align:right;white-space:nowrap}}
-td:first-child,th:first-child{{text-align:left}}th{{white-space:normal}}
+td:first-child,th:first-child{{text-align:left;white-space:normal}}th{{white-space:normal}}
 svg{{display:block;width:100%;min-width:600px;height:auto}}
 </style></head><body><main>
 """
@@ -137,9 +146,17 @@ def _waiting(report: Report) -> tuple[bool, str, str]:
         return True, "Nothing waits", "Every operation that was received has its outcome."
     text = (
         f"The oldest was created at {_instant(found['oldest_created_ms'])}; {newer:,} are newer than the watermark. "
-        f"The next outcome is due when the watermark is at {_instant(found['next_due_ms'])}."
+        f"The next outcome is due {_due(found)}."
     )
     return True, f"{found['pending']:,} wait", text
+
+
+def _due(found: Gauges) -> str:
+    """When the next outcome is due, by the watermark, which moves with rows alone."""
+    at, now = found["next_due_ms"], found["watermark_ms"]
+    if not at or not now:
+        return f"when the watermark is at {_instant(at)}"
+    return "now" if at <= now else f"when the watermark has moved by {readable_ms(at - now)}, to {_instant(at)}"
 
 
 def _card(is_good: bool, title: str, text: str) -> str:
@@ -154,7 +171,11 @@ def _tiles(report: Report) -> str:
     summary = report.summary
     tiles = []
     for status, count in _in_order(summary.by_status).items():
-        median = f", half within {readable_ms(summary.waits_ms[status][0])}" if status in summary.waits_ms else ""
+        median = (
+            f", half within {readable_ms(summary.waits_ms[status][0])}"
+            if status in summary.waits_ms and status in WAITED
+            else ""
+        )
         share = "" if status == "ORPHAN" else f"{count / max(summary.outcomes, 1):.1%}{median}"
         tiles.append(f"<div class='tile'><b>{count:,}</b>{status} <span>{share}</span></div>")
     return f"<div class='tiles'>{''.join(tiles)}</div>" if tiles else "<p>None yet.</p>"
@@ -163,7 +184,9 @@ def _tiles(report: Report) -> str:
 def _reasons(report: Report) -> str:
     if not report.reasons:
         return ""
-    return _table(("why operations were REJECTED", ""), [(name, f"{n:,}") for name, n in report.reasons.items()])
+    return _table(
+        ("why operations were REJECTED", "operations"), [(name, f"{n:,}") for name, n in report.reasons.items()]
+    )
 
 
 def _next_to_expire(report: Report) -> str:
@@ -250,6 +273,7 @@ def _clock(axes: Axes, history: Sequence[MicroBatch]) -> None:
         axes.plot(numbers, days, color=colour, marker=".")
         axes.annotate(name, (numbers[-1], days[-1]), xytext=(6, 0), textcoords="offset points", color=colour)
     axes.yaxis_date()
+    axes.yaxis.set_major_formatter(DateFormatter("%Y-%m-%d %H:%M"))
     axes.margins(x=0.12)
     axes.set_xlabel("micro-batch")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -281,7 +305,7 @@ def _stacked(axes: Axes, data: dict[str, dict[int, int]], bins: range, names: Se
         below = [low + high for low, high in zip(below, heights, strict=True)]
     marks = range(0, len(bins), every)
     _finish(axes, "outcomes", marks, [names[at] for at in marks])
-    axes.legend(frameon=False, ncols=len(data), loc="lower right", bbox_to_anchor=(1, 1))
+    axes.legend(frameon=False, ncols=len(data), loc="upper left", bbox_to_anchor=(0, -0.15))
 
 
 def _bins(axes: Axes, data: dict[int, int]) -> None:

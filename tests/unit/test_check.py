@@ -12,6 +12,7 @@ import pytest
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.check_columns import check_job, ddl_columns
 from spark_purgatory.job.config_file import load_config
+from spark_purgatory.job.reading import guarded_reading
 from spark_purgatory.spark import check_release
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,6 +79,23 @@ def test_a_file_that_is_wrong_is_refused_with_its_field(change: str, message: st
     assert (ran.returncode, ran.stdout) == (2, "")
     assert message in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+def test_unknown_fields_hide_no_wrong_value() -> None:
+    changes = ("operations.watermrk=1 hour", "output.ligner=1 second", "purgatory.tick=1 us")
+    ran = check("conf/orders.yaml", *(part for change in changes for part in ("--set", change)))
+    assert (ran.returncode, "3 problem(s)" in ran.stderr) == (2, True), ran.stderr
+    for said in ("did you mean 'watermark'", "did you mean 'linger'", "tick='1 us' must be"):
+        assert said in ran.stderr
+
+
+def test_a_job_file_that_a_command_reads_is_refused_with_all_its_problems(capsys: pytest.CaptureFixture[str]) -> None:
+    def read() -> None:
+        load_config("conf/orders.yaml", ["operations.timeuot=1", "output.ligner=1 second"])
+
+    assert guarded_reading("the checkpoint", read) == 2
+    assert "did you mean 'timeout'" in (said := capsys.readouterr().err)
+    assert "did you mean 'linger'" in said
 
 
 def test_a_file_is_checked_without_importing_spark() -> None:

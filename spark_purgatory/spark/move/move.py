@@ -67,10 +67,13 @@ class Move:
     """Events that are kept."""
     state_bytes: int
     shards_before: int | None
+    """None where every key was a group of its own."""
     shards: int | None
     host_before: str
+    """Of the old checkpoint, as `Purgatory.host` has it."""
     host: str
     partitions_before: int
+    """State partitions of the old checkpoint."""
     partitions: int
     changes: tuple[str, ...]
     """Settings and columns that differ, as texts."""
