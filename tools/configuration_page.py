@@ -85,7 +85,8 @@ def reference() -> str:
             f"\n## {name} (YAML: `{section}`)\n\n| Option | Takes | Default | Meaning |\n| --- | --- | --- | --- |\n"
         )
         for option_name, option in options_of(declared).items():
-            parts.append(f"| `{option_name}` | {_takes(option.kind)} | {_default(option.default)} | {option.text} |\n")
+            default = _default(option.default, option.kind)
+            parts.append(f"| `{option_name}` | {_takes(option.kind)} | {default} | {option.text} |\n")
     return "".join([*parts, REST])
 
 
@@ -94,13 +95,15 @@ def _takes(kind: Any) -> str:
     return " or ".join(choices) or TAKES[kind]
 
 
-def _default(value: object) -> str:
+def _default(value: object, kind: Any) -> str:
     if value is dataclasses.MISSING:
         return "must be given"
     if value is None or value == () or value == "":
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, str) and value in choices_of(kind):
+        return f'"{value}"'  # One of them is "none".
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 

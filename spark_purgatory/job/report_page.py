@@ -214,7 +214,8 @@ def _files_text(report: Report) -> str:
     sizes = report.summary.file_bytes
     if len(sizes) > FEW_FILES:
         return _picture(_files, sizes, "Files of the table by size")
-    return f"<p>Files of the table: {', '.join(map(readable_bytes, sizes)) or 'none'}.</p>"
+    files = "1 file" if len(sizes) == 1 else f"{len(sizes) or 'no'} files"
+    return f"<p>The table has {files}{': ' if sizes else ''}{', '.join(map(readable_bytes, sizes))}.</p>"
 
 
 def _facts(report: Report) -> str:

@@ -89,7 +89,7 @@ def test_what_is_not_well_is_orange(changes: dict[str, Any], says: str) -> None:
 
 
 def test_few_files_are_a_sentence_and_many_a_picture() -> None:
-    assert "Files of the table: 4.0 KiB.</p>" in page(report())
+    assert "The table has 1 file: 4.0 KiB.</p>" in page(report())
     many = replace(report().summary, file_bytes=[4096] * 20)
     assert "Files of the table by size" in page(report(summary=many))
 
