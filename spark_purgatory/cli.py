@@ -179,6 +179,9 @@ def report(
     table: Annotated[str, typer.Argument(help="The outcomes' Delta table: a path, or a name.", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
     prefix: Annotated[str, typer.Option(help="The purgatory's prefix.")] = "",
+    rows: Annotated[
+        bool, typer.Option("--rows", help="With the ten that end next and the keys missed most: values of rows.")
+    ] = False,
     conf: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
 ) -> None:
     """Write one HTML page on a query: outcomes, waits, what is pending, files, state. The query may run.
@@ -190,7 +193,13 @@ def report(
 
     raise typer.Exit(
         write_report(
-            checkpoint=checkpoint, table=table, output=output, prefix=prefix, settings=conf or [], console=terminal()
+            checkpoint=checkpoint,
+            table=table,
+            output=output,
+            prefix=prefix,
+            rows=rows,
+            settings=conf or [],
+            console=terminal(),
         )
     )
 

@@ -27,6 +27,7 @@ BOUNDS_MS = tuple(
 NEWER = -1
 """The bin of what is negative: operations that were created after the watermark."""
 REASONS_SHOWN = 10
+ROWS_SHOWN = 10
 MS = 1000.0
 
 
@@ -37,6 +38,16 @@ class MicroBatch:
     batch_id: int
     began_ms: int
     watermark_ms: int
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """An operation that waits."""
+
+    keys: str
+    missing: str
+    progress: str
+    deadline_ms: int
 
 
 @dataclass(frozen=True)
@@ -63,17 +74,26 @@ class Report:
     """Pending operations by criterion."""
     reasons: dict[str, int] = field(default_factory=dict)
     """REJECTED operations by reason, the most frequent first."""
+    ends_next: tuple[Waiting, ...] = ()
+    """The operations whose deadlines come first; empty if no rows were asked for."""
+    missed: dict[str, int] = field(default_factory=dict)
+    """Keys for which more than one operation waits, and how many do, the most first; empty as `ends_next` is."""
     history: tuple[MicroBatch, ...] = ()
     """The micro-batches that the checkpoint still lists."""
     moved_on: bool = False
     """The query committed a micro-batch while the numbers were read: they may differ by its rows."""
 
 
-def read_report(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix: str = "") -> Report:
-    """Read everything that the page shows; again if the query has gone on meanwhile, up to `TRIES` times."""
+def read_report(
+    spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix: str = "", rows: bool = False
+) -> Report:
+    """Read everything that the page shows; again if the query has gone on meanwhile, up to `TRIES` times.
+
+    ``rows``: with some of the operations that wait, which a page for others may not show.
+    """
     for left in range(TRIES - 1, -1, -1):
         try:
-            report = _read(spark, checkpoint, sink, prefix)
+            report = _read(spark, checkpoint, sink, prefix, rows)
         except SPARK_FAULTS as error:
             # A drain that ended meanwhile has removed staged files.
             if "FILE_NOT_EXIST" not in str(error) or not left:
@@ -84,11 +104,12 @@ def read_report(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, p
     return report
 
 
-def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix: str) -> Report:
+def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix: str, rows: bool) -> Report:
     table = sink.read(spark, staged=True, checkpoint=checkpoint)
     tally = state_tally(spark, checkpoint)
     found = gauges(spark, checkpoint)
     ages, remaining, criteria = _of_pending(spark, checkpoint, found["batch_id"])
+    ends_next, missed = _rows_of_pending(spark, checkpoint, found["batch_id"]) if rows else ((), {})
     by_hour: dict[str, dict[int, int]] = {}
     waits: dict[str, dict[int, int]] = {}
     hour = F.floor(F.unix_millis(f"{prefix}resolved_at") / 3_600_000)
@@ -120,6 +141,8 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
         remaining=remaining,
         criteria=criteria,
         reasons={reason: n for n, reason in reasons[:REASONS_SHOWN]},
+        ends_next=ends_next,
+        missed=missed,
         history=_history(spark, checkpoint),
         moved_on=found["batch_id"] != (last[-1] if last else None),
     )
@@ -141,6 +164,18 @@ def _of_pending(
             if at is not None:
                 into[at] = into.get(at, 0) + count
     return ages, remaining, criteria
+
+
+def _rows_of_pending(
+    spark: SparkSession, checkpoint: str, batch_id: int | None
+) -> tuple[tuple[Waiting, ...], dict[str, int]]:
+    columns = ["report_watch_keys", "report_missing_keys", "report_progress", "report_deadline_at"]
+    waits = pending(spark, checkpoint, batch_id=batch_id, columns=columns, prefix="report_")
+    keys, missing = (F.array_join(name, ", ") for name in columns[:2])
+    ends = waits.select(keys, missing, columns[2], F.unix_millis(columns[3]).alias("at")).orderBy("at")
+    missed = waits.select(F.explode(columns[1]).alias("key")).groupBy("key").count().where("count > 1")
+    most = missed.orderBy(F.desc("count"), "key").limit(ROWS_SHOWN).collect()
+    return tuple(Waiting(*row) for row in ends.limit(ROWS_SHOWN).collect()), {row["key"]: row["count"] for row in most}
 
 
 def _bin(ms: Column) -> Column:

@@ -89,6 +89,8 @@ def page(report: Report) -> str:
         _reasons(report),
         "<h2>What waits, and what happens next</h2>",
         _next_to_expire(report),
+        _ends_next(report),
+        _table(("key missed most", "operations"), [(key, f"{n:,}") for key, n in report.missed.items()]),
         _picture(_bins, report.remaining, "Waiting by time until the deadline, from the watermark"),
         _picture(_bins, report.ages, "Waiting by age, from the watermark"),
         _table(("criterion", "waiting"), [(name, f"{n:,}") for name, n in sorted(report.criteria.items())]),
@@ -197,6 +199,14 @@ def _next_to_expire(report: Report) -> str:
     counts = accumulate(report.remaining.get(at, 0) for at in within)
     rows = [(_moved(at), f"{count:,}") for at, count in zip(within, counts, strict=True)]
     return _table(("if the watermark moves by", "have expired, unless events come"), rows)
+
+
+def _ends_next(report: Report) -> str:
+    """The operations whose deadlines come first, if rows were asked for."""
+    head = ("what ends next: its keys", "missing", "progress", "deadline")
+    return _table(
+        head, [(each.keys, each.missing, each.progress, _instant(each.deadline_ms)) for each in report.ends_next]
+    )
 
 
 def _moved(at: int) -> str:
