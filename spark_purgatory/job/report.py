@@ -41,7 +41,7 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class EndsNext:
     """An operation that waits."""
 
     keys: str
@@ -74,7 +74,7 @@ class Report:
     """Pending operations by criterion."""
     reasons: dict[str, int] = field(default_factory=dict)
     """REJECTED operations by reason, the most frequent first."""
-    ends_next: tuple[Waiting, ...] = ()
+    ends_next: tuple[EndsNext, ...] = ()
     """The operations whose deadlines come first; empty if no rows were asked for."""
     missed: dict[str, int] = field(default_factory=dict)
     """Keys for which more than one operation waits, and how many do, the most first; empty as `ends_next` is."""
@@ -168,14 +168,14 @@ def _of_pending(
 
 def _rows_of_pending(
     spark: SparkSession, checkpoint: str, batch_id: int | None
-) -> tuple[tuple[Waiting, ...], dict[str, int]]:
+) -> tuple[tuple[EndsNext, ...], dict[str, int]]:
     columns = ["report_watch_keys", "report_missing_keys", "report_progress", "report_deadline_at"]
     waits = pending(spark, checkpoint, batch_id=batch_id, columns=columns, prefix="report_")
     keys, missing = (F.array_join(name, ", ") for name in columns[:2])
     ends = waits.select(keys, missing, columns[2], F.unix_millis(columns[3]).alias("at")).orderBy("at")
     missed = waits.select(F.explode(columns[1]).alias("key")).groupBy("key").count().where("count > 1")
     most = missed.orderBy(F.desc("count"), "key").limit(ROWS_SHOWN).collect()
-    return tuple(Waiting(*row) for row in ends.limit(ROWS_SHOWN).collect()), {row["key"]: row["count"] for row in most}
+    return tuple(EndsNext(*row) for row in ends.limit(ROWS_SHOWN).collect()), {row["key"]: row["count"] for row in most}
 
 
 def _bin(ms: Column) -> Column:
