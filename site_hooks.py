@@ -9,12 +9,15 @@ from __future__ import annotations
 import posixpath
 import re
 from pathlib import Path
+from pprint import pformat
 from typing import Any
 
 import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+from spark_purgatory import schema
 
 ROOT = Path(__file__).resolve().parent
 ON_GITHUB = "https://github.com/spark-purgatory/spark-purgatory/blob/main/"
@@ -47,7 +50,7 @@ INCLUDED = re.compile(r"^<!-- file: (\S+\.yaml) -->$", re.MULTILINE)
 SENTENCES = re.compile(r"^```text\n(?=(?:(?![|+│┃┏]).+\n)+```$)", re.MULTILINE)
 """The beginning of a block without a table, such as an error: its lines may be broken."""
 PROMPTS = re.compile(r"^Example:$", re.MULTILINE)
-PAGE = re.compile(r"\((docs/([\w/-]+)\.md)\)")
+PAGE = re.compile(r"\b(docs/([\w/-]+)\.md)\b")
 """A page that a docstring names; all docstrings are shown on pages of docs/reference."""
 COLONS = re.compile(r"::$", re.MULTILINE)
 RETURNS = re.compile(r"^Returns:\n(?:    .*\n?|\n)+", re.MULTILINE)
@@ -126,7 +129,7 @@ class PlainDocstrings(griffe.Extension):
             text = EXAMPLE.sub(
                 lambda found: f"Examples:\n    ```python\n{found[1].rstrip()}\n    ```\n\n", obj.docstring.value
             )
-            text = PAGE.sub(lambda found: f"([{title_of(found[1])}](../{found[2]}.md))", text)
+            text = PAGE.sub(lambda found: f"[{title_of(found[1])}](../{found[2]}.md)", text)
             text = COLONS.sub(":", PROMPTS.sub("Examples:", text))
             # Griffe would take the words before a colon for the type.
             obj.docstring.value = RETURNS.sub(lambda found: re.sub(r"(?<!^Returns):(?=\s)", "&#58;", found[0]), text)
@@ -136,3 +139,5 @@ class PlainDocstrings(griffe.Extension):
         kind = attr.annotation
         if isinstance(kind, griffe.ExprSubscript) and str(kind.left) == "Annotated":
             attr.annotation = kind.slice.elements[0]
+        if attr.parent is not None and attr.parent.path == schema.__name__:
+            attr.value = pformat(getattr(schema, attr.name), width=88)  # the names, not how they are made

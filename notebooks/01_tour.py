@@ -7,8 +7,8 @@
 # MAGIC writes the outcomes into a Delta table. Then it looks at the waits, at the number of waiting orders, and at
 # MAGIC the files.
 # MAGIC
-# MAGIC On Databricks, install the library first (`%pip install spark-purgatory`), and give the widget `folder` a
-# MAGIC folder of a volume.
+# MAGIC On Databricks, install the library first (`%pip install` of its wheel), and give the widget `folder` a folder
+# MAGIC of a volume.
 
 # COMMAND ----------
 

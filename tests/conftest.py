@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from tests.support.sink_streams import Stream
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ["no_proxy"] = "127.0.0.1,localhost"  # the servers that tests start
+hypothesis.settings.register_profile("at any speed", parent=hypothesis.settings(), deadline=None)
+hypothesis.settings.load_profile("at any speed")
 pytest.register_assert_rewrite("tests.support")
 
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}

@@ -13,7 +13,7 @@ from spark_purgatory.cli import app
 HEAD = """# Command line
 
 The extra `cli` brings `spark-purgatory`; `python -m spark_purgatory` is the same. `spark-purgatory COMMAND --help`
-shows what this page shows. `python -m tools.command_line_page` generates it, and a test compares them.
+shows what this page shows.
 
 | You want to | Command |
 | --- | --- |

@@ -19,13 +19,13 @@ from spark_purgatory.doctor.machine import delta_finding, java_finding, machine_
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.arguments import log_file, place_of, settings_from
 from spark_purgatory.terminal import at_work, say, terminal
+from spark_purgatory.version import LOOKS_WRONG
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 COLOURS = {"ok": "green", "NO": "red", "note": "yellow"}
 EXIT_WRONG = 2
-LOOKS_WRONG = "docs/looks_wrong.md"
 CONNECT_PORT = 15002
 CONNECT_SECONDS = 10
 

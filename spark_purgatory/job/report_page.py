@@ -22,7 +22,7 @@ from spark_purgatory.job.readable import readable_bytes, readable_ms
 from spark_purgatory.job.report import MS, NEWER, MicroBatch, Report
 from spark_purgatory.job.summary import NOTHING_LOST, verdict
 from spark_purgatory.spark.checkpoint.gauges import Gauges
-from spark_purgatory.version import __version__
+from spark_purgatory.version import LOOKS_WRONG, __version__
 
 BOUNDS = ("1 s", "10 s", "1 min", "5 min", "15 min", "30 min", "1 h", "3 h", "6 h", "12 h", "1 d", "3 d", "7 d")
 BIN_NAMES = (*(f"< {bound}" for bound in BOUNDS), f">= {BOUNDS[-1]}")
@@ -53,6 +53,7 @@ HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{tit
 @media(prefers-color-scheme:dark){{:root{{--bg:#1e2129;--card:#282c36;--line:#3b404c;--ink:#e8e8e8;--sub:#a3a8b3;
 --ok:#66bb6a;--warn:#ffa040}}svg{{filter:invert(.88) hue-rotate(180deg)}}}}
 body{{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--bg);margin:0}}
+a{{color:inherit}}
 main{{max-width:960px;margin:0 auto;padding:20px}}h1{{margin:0;font-size:25px}}h2{{margin:28px 0 8px;font-size:19px}}
 .sub{{color:var(--sub);margin:4px 0 14px;font-size:13px;overflow-wrap:anywhere}}
 .verdict{{background:var(--card);border:1px solid var(--line);border-left:6px solid var(--ok);border-radius:8px;
@@ -106,7 +107,7 @@ def page(report: Report) -> str:
         "<h2>Table and state</h2>",
         _files_text(report),
         _facts(report),
-        "<p class='sub'>If something looks wrong: docs/looks_wrong.md. "
+        f"<p class='sub'>If something looks wrong: <a href='{LOOKS_WRONG}'>what to look at</a>. "
         f"Written by spark_purgatory {__version__}.</p></main></body></html>\n",
     ]
     return "\n".join(part for part in parts if part)

@@ -66,7 +66,18 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
 # Rooms of a place, in order: a module imports from its own room and from rooms that stand before it.
 ROOMS: dict[str, tuple[str, ...]] = {
     "core": ("arrays", "kafka", "spec", "events", "engine", "state", "export"),
-    "spark": ("placement", "heartbeat", "storage", "host", "operator", "checkpoint", "sink", "monitoring", "move"),
+    "spark": (
+        "placement",
+        "heartbeat",
+        "query_listener",
+        "storage",
+        "host",
+        "operator",
+        "checkpoint",
+        "sink",
+        "monitoring",
+        "move",
+    ),
     "spark/sink": tuple(
         "staging table drain repair staged_view start_checks accumulator_query record_accumulator".split()
     ),

@@ -26,7 +26,9 @@ PLACES_FOR_FACTS = ("spark_purgatory/core/kafka/", "spark_purgatory/accumulator/
 
 def listed(*endings: str) -> list[Path]:
     """Files of the repository with one of these endings."""
-    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    names = subprocess.run(
+        ["git", "-c", "safe.directory=*", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     return [ROOT / name for name in names if name.endswith(endings) and (ROOT / name).is_file()]
 
 

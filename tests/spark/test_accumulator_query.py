@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -78,13 +79,19 @@ def test_micro_batches_go_on_beside_a_drain_and_stop_ends_it(stream: Stream, mon
 
     monkeypatch.setattr(SparkActions, "commit", held)
     sink = accumulator(stream, linger="0 seconds")
-    query = start(stream, sink)
+    query = start(stream, sink, trigger_s=2)  # so that there are pauses, in one of which it is stopped
     for files in (1, 2):
         stream.add(files)
         query.processAllAvailable()
     assert Counter(row["n"] for row in sink.read(stream.spark, staged=True).collect()) == every(3)
     assert not sink.exists(stream.spark), "the first drain has not come through"
-    release = threading.Timer(1, may_commit.set)
+
+    def let_go() -> None:
+        while query.isActive:
+            time.sleep(0.05)
+        may_commit.set()
+
+    release = threading.Thread(target=let_go)
     release.start()
     query.stop()
     release.join()
@@ -104,7 +111,7 @@ def test_what_a_drain_beside_the_micro_batches_raises_ends_the_query(
     query = start(stream, accumulator(stream, linger="0 seconds"))
     stream.add(1)
     with pytest.raises(StreamingQueryException, match="StagingError: a staged file is torn"):
-        query.awaitTermination(60)
+        query.awaitTermination(600)
     monkeypatch.undo()
     assert stream.run(stream.rows()).numbers() == every(1)
 

@@ -290,15 +290,15 @@ import subprocess, sys, time
 from benchmarks.process_tree import SAMPLE_S, sampled
 
 HOLD = "held = bytearray(b'x' * 50_000_000)\\nprint('held', flush=True)\\ninput()"
-with sampled() as peak:
-    command = [sys.executable, "-c", HOLD, sys.argv[1]]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"held\\n"
+command = [sys.executable, "-c", HOLD, sys.argv[1]]
+with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    assert process.stdout.readline() == b"held\\n"
+    with sampled() as peak:
         looks = 0
         while looks < int(sys.argv[2]) and not peak.worker_bytes:
             time.sleep(SAMPLE_S)
             looks += 1
-        process.communicate(b"\\n")
+    process.communicate(b"\\n")
 print(peak.worker_bytes)
 """
 

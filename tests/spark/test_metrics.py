@@ -107,14 +107,14 @@ def test_every_reporter_gets_what_the_rows_the_table_and_the_checkpoint_say(
     data = json.loads(reader.get_metrics_data().to_json())
     points = {m["name"]: m["data"]["data_points"] for m in data["resource_metrics"][0]["scope_metrics"][0]["metrics"]}
     assert [point["value"] for point in points["spark_purgatory_pending"]] == [14]
-    lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
-    assert len(lines) == len(samples) and lines[-1]["outcomes_total.completed"] == 3
     sink.close()
     until(lambda: watched._stopped)
     time.sleep(0.5)
     count = len(samples)
     time.sleep(1.5)
     assert len(samples) == count, "no sample after the end"
+    lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
+    assert len(lines) == count and lines[-1]["outcomes_total.completed"] == 3
 
 
 def test_a_reporter_that_raises_does_not_stop_the_query(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from spark_purgatory import Operations
 from spark_purgatory.spark.host.requirements import NO_DATA
+from spark_purgatory.spark.query_listener import QueryListener
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
@@ -19,7 +23,7 @@ pytestmark = pytest.mark.spark
 
 def warnings(caplog: pytest.LogCaptureFixture, least: int) -> list[str]:
     """What was warned of, once it has come: Spark reports a micro-batch some time after it."""
-    for _ in range(300):
+    for _ in range(6000):
         found = [record.getMessage() for record in caplog.records if "query_watch" in record.name]
         if len(found) >= least:
             break
@@ -53,6 +57,66 @@ def test_a_query_without_a_watermark_says_so_and_one_that_has_it_is_quiet(
     stuck.run(spark, purgatory())
     (said,) = warnings(caplog, 1)
     assert "3 micro-batches brought rows and there is no watermark yet" in said and "set its idle_after=" in said
+
+
+class Kept(StreamingQueryListener):
+    """Keeps what Spark reports, as PySpark reads it."""
+
+    def __init__(self) -> None:
+        self.started: list[Any] = []
+        self.reports: list[Any] = []
+        self.ended: list[Any] = []
+
+    def onQueryStarted(self, event: Any) -> None:
+        self.started.append(event)
+
+    def onQueryProgress(self, event: Any) -> None:
+        self.reports.append(event.progress)
+
+    def onQueryTerminated(self, event: Any) -> None:
+        self.ended.append(event)
+
+
+class KeptInOneCall(Kept, QueryListener):
+    """The same as ours reads it."""
+
+
+def test_a_report_that_comes_in_one_call_is_the_one_of_pyspark(spark: SparkSession, tmp_path: Path) -> None:
+    landing = Landing(tmp_path)
+    for batch in range(2):
+        landing.add([operation(f"o{batch}", batch), operation(None, batch)], [event(f"o{batch}", batch)])
+    theirs, ours = Kept(), KeptInOneCall()
+    for listener in (theirs, ours):
+        spark.streams.addListener(listener)
+    try:
+        landing.run(spark, purgatory())
+        for _ in range(6000):
+            if theirs.ended and ours.ended:
+                break
+            time.sleep(0.1)
+    finally:
+        for listener in (theirs, ours):
+            spark.streams.removeListener(listener)
+    (run,) = {event.runId for event in theirs.ended + ours.ended + theirs.started + ours.started}
+    assert len(theirs.reports) == len(ours.reports) >= 2
+    counted = 0
+    for their, our in zip(theirs.reports, ours.reports, strict=True):
+        assert (our.runId, our.batchId) == (their.runId, their.batchId) and our.runId == run
+        for name in ("id", "name", "timestamp", "numInputRows", "durationMs", "eventTime", "batchDuration"):
+            assert getattr(our, name) == getattr(their, name), name
+        assert {name: row.asDict() for name, row in our.observedMetrics.items()} == {
+            name: row.asDict() for name, row in their.observedMetrics.items()
+        }
+        for their_source, our_source in zip(their.sources, our.sources, strict=True):
+            assert (our_source.description, our_source.numInputRows) == (
+                their_source.description,
+                their_source.numInputRows,
+            )
+            for name in ("latestOffset", "endOffset"):
+                offset = json.loads(getattr(our_source, name) or "null")
+                assert offset == json.loads(getattr(their_source, name).replace("None", "null")), name
+        counted += sum(row["rejected"] or 0 for row in our.observedMetrics.values())
+    assert counted == 2
 
 
 def test_a_session_without_micro_batches_without_rows_is_told_before_the_start(

@@ -17,7 +17,7 @@ from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging.ledger_format import replay
 from spark_purgatory.spark.sink.staging.staging_folder import LogEntry
 from spark_purgatory.spark.sink.table.table_claim import app_id_of
-from tests.support.sink_queries import HOUR, LINGER_S, accumulator, staged_files, start, wait_until
+from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
 
 pytestmark = pytest.mark.spark
@@ -27,24 +27,23 @@ def test_rows_linger_are_seen_in_the_staged_view_and_leave_a_stream_that_has_gon
     """One file, then nothing: the heartbeat lets its rows out."""
     stream.add(1)
     deliveries: list[Any] = []
-    sink = accumulator(stream, linger=f"{LINGER_S} seconds", on_delivery=lambda value, error: deliveries.append(value))
+    linger_s = 12  # its drain begins 6 s before, which a slow machine takes to stage and to look
+    sink = accumulator(stream, linger=f"{linger_s} seconds", on_delivery=lambda value, error: deliveries.append(value))
     query = start(stream, sink)
     wait_until(lambda: bool(query.futures(0)), query)
-    staged_s = time.monotonic()
     assert not sink.exists(stream.spark), "it lingers"
     wait_until(lambda: (stream.checkpoint / "commits" / "0").exists(), query)
     staged = sink.read(stream.spark, staged=True)
     assert Counter(row["n"] for row in staged.collect()) == every(1)
     assert [row["n"] for row in staged.where("n = 3").collect()] == [3], "Spark puts no 3 into the hash of other rows"
     wait_until(lambda: all(future.is_done for future in query.futures(0)), query)
-    visible_s = time.monotonic() - staged_s
     assert stream.numbers() == every(1)
     assert Counter(row["n"] for row in sink.read(stream.spark, staged=True).collect()) == every(1)
     query.stop()
     assert {future.result() for future in query.futures(0)} == set(deliveries)
     assert sum(value.rows for value in deliveries) == 10
     assert {value.version for value in deliveries} == {0}
-    assert visible_s > LINGER_S - 1, "not before; how soon after, a loaded machine decides"
+    assert min(value.queued_ms for value in deliveries) >= 1000 * linger_s / 2, "how soon after, the machine decides"
 
 
 @pytest.mark.slow

@@ -124,7 +124,7 @@ def test_after_a_standstill_nobody_expires_whose_completion_lies_unread_and_then
         .start()
     )
     try:
-        until = monotonic() + 60
+        until = monotonic() + 600
         while len(landing.written(spark)) < 3 and monotonic() < until:
             assert not query.awaitTermination(1)
     finally:

@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @contextmanager
 def only_connect_server() -> Iterator[None]:
     """Wait until no other test process has a Spark Connect server."""
-    with Path(tempfile.gettempdir(), "spark_purgatory_connect_server.lock").open("w", encoding="utf-8") as lock:
+    name = f"spark_purgatory_connect_server_{os.getuid()}.lock"
+    with Path(tempfile.gettempdir(), name).open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -35,7 +35,7 @@ PURGATORY = Purgatory(
     criterion=criteria.any_key(),
     shards=1,
 )
-WAIT_SECONDS = 90
+WAIT_SECONDS = 600
 
 
 def session(folder: Path, with_delta: bool) -> SparkSession:
@@ -72,6 +72,7 @@ def write_through_sink(spark: SparkSession, folder: Path) -> None:
     deadline_s = time.monotonic() + WAIT_SECONDS
     while not (checkpoint / "commits" / "2").exists() and time.monotonic() < deadline_s:
         time.sleep(0.2)
+    assert (checkpoint / "commits" / "2").exists(), "three micro-batches"
     staged = statuses(sink.read(spark, staged=True))
     lingers = not sink.exists(spark)
     refused = [refusal(sink.flush), refusal(lambda: query.futures(0))]

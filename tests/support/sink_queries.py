@@ -13,9 +13,7 @@ from pyspark.sql import DataFrame
 from spark_purgatory import RecordAccumulator
 from tests.support.sink_streams import Stream
 
-LINGER_S, TRIGGER_S = 4, 1
-
-
+TRIGGER_S = 1
 HOUR = {"linger": "1 hour", "delivery_timeout": "1 hour"}
 
 
@@ -24,14 +22,14 @@ def accumulator(stream: Stream, **options: Any) -> RecordAccumulator:
     return stream.sink
 
 
-def start(stream: Stream, sink: RecordAccumulator, rows: DataFrame | None = None) -> Any:
-    trigger = {"processingTime": f"{TRIGGER_S} seconds"}
+def start(stream: Stream, sink: RecordAccumulator, rows: DataFrame | None = None, trigger_s: int = TRIGGER_S) -> Any:
+    trigger = {"processingTime": f"{trigger_s} seconds"}
     return sink.write_stream(
         stream.rows() if rows is None else rows, checkpoint=str(stream.checkpoint), trigger=trigger
     )
 
 
-def wait_until(condition: Callable[[], bool], query: Any, seconds: float = 90) -> float:
+def wait_until(condition: Callable[[], bool], query: Any, seconds: float = 600) -> float:
     start_s = time.monotonic()
     while not condition():
         assert query.exception() is None, query.exception()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 
 import numpy as np
@@ -36,6 +37,7 @@ def blobs() -> list[bytes]:
 
 def test_an_engine_takes_in_memory_what_it_says() -> None:
     steps = [Step(0, [blob]) for blob in blobs()]
+    gc.collect()
     tracemalloc.start()
     arrow_before = pa.total_allocated_bytes()
     engine = EventTimePurgatory(SPEC)
@@ -76,6 +78,7 @@ def test_an_engine_that_is_many_steps_old_takes_at_most_200_bytes_a_waiting_oper
     source = Source(steps // 2 * BATCH_US)
     size = round(waiting / (steps // 2) / MEAN_WAIT)
     blobs = [source.step(size) for _ in range(steps)]
+    gc.collect()
     tracemalloc.start()
     engine, arrow_before = EventTimePurgatory(W), pa.total_allocated_bytes()
     most = 0.0

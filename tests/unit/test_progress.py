@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
@@ -77,10 +78,10 @@ def test_the_head_line_says_what_the_query_is_at(console: Console) -> None:
     progress = ProgressDisplay(console, name="orders")
     assert "starting the query" in seen(progress, console)[0]
     progress.update(query_of(is_working=True))
-    assert "micro-batch 0: 0 s" in seen(progress, console)[0]
+    assert re.search(r"micro-batch 0: \d+ s", seen(progress, console)[0])
     assert "ctrl-C stops it" in seen(progress, console)[0]
     progress.update(query_of(report(0, 5, received=5)))
-    assert "waiting for rows, last 0 s ago" in seen(progress, console)[0]
+    assert re.search(r"waiting for rows, last \d+ s ago", seen(progress, console)[0])
     progress.stopping()
     progress.update(query_of(report(0, 5, received=5), is_working=True))
     assert "stopping after this micro-batch and a last drain" in seen(progress, console)[0]
@@ -103,7 +104,7 @@ def test_elsewhere_a_micro_batch_is_a_line() -> None:
         "batch 0: 5 rows in, 2 outcomes, 0 rows/s, 120.0 s, 3 pending, watermark 2024-03-01 08:04:58 UTC, "
         "so far COMPLETED 2"
     )
-    assert "ms behind the clock), " in new
+    assert re.search(r"\d m?s behind the clock\), ", new)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from spark_purgatory.doctor import verified
 from spark_purgatory.doctor.verified import release_finding, verified_releases
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.host.requirements import MESSAGES, check_blob_host, fitting_protobuf, why_no_messages
+from spark_purgatory.version import DOCUMENTATION, LOOKS_WRONG
 from spark_purgatory.worker_python import arrow_remedy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -158,3 +159,9 @@ def test_nobody_asks_for_a_distribution_named_pyspark() -> None:
     )
     ran = python(code)
     assert ran.stdout == "''\n", ran.stderr
+
+
+def test_the_page_for_when_it_looks_wrong_is_one_of_the_documentation_that_the_package_names() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["urls"]["Documentation"] == DOCUMENTATION
+    assert (ROOT / "docs" / LOOKS_WRONG.removeprefix(f"{DOCUMENTATION}/")).is_file()

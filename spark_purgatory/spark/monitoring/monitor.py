@@ -16,12 +16,7 @@ from datetime import datetime
 from typing import Any
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import (
-    QueryProgressEvent,
-    QueryStartedEvent,
-    QueryTerminatedEvent,
-    StreamingQueryListener,
-)
+from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_purgatory.config import Duration, parse_duration
@@ -31,6 +26,7 @@ from spark_purgatory.metrics.catalog import BY_NAME
 from spark_purgatory.metrics.sample import Labels
 from spark_purgatory.schema import EVENT_REJECTIONS, REJECTION_COUNTERS, REJECTIONS
 from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
+from spark_purgatory.spark.query_listener import QueryListener
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, own_words
 
@@ -255,19 +251,13 @@ def of_gauges(found: Gauges) -> dict[str, float]:
     return values
 
 
-class _Listener(StreamingQueryListener):
+class _Listener(QueryListener):
     def __init__(self, owner: QueryMonitor) -> None:
         self._owner = owner
-
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        pass
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         if str(event.progress.runId) == self._owner.run_id:
             self._owner.take(event.progress)
-
-    def onQueryIdle(self, event: Any) -> None:
-        pass
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         if str(event.runId) == self._owner.run_id:

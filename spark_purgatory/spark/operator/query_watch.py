@@ -13,10 +13,10 @@ from typing import Any
 from weakref import WeakSet
 
 from pyspark.sql import DataFrame, SparkSession, is_remote
-from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.spark.host.requirements import NO_DATA, ONLY_WITH_ROWS, runs_only_with_rows
+from spark_purgatory.spark.query_listener import QueryListener
 
 LOG = logging.getLogger(__name__)
 STUCK_BATCHES = 3
@@ -73,18 +73,12 @@ def _ticks(options: PurgatoryOptions) -> bool:
     return False
 
 
-class _QueryWatch(StreamingQueryListener):
+class _QueryWatch(QueryListener):
     """Looks at each progress report that has a purgatory's counters."""
 
     def __init__(self) -> None:
         self._stuck: dict[str, int] = {}
         self._warned: set[tuple[str, str]] = set()
-
-    def onQueryStarted(self, event: Any) -> None:
-        pass
-
-    def onQueryIdle(self, event: Any) -> None:
-        pass
 
     def onQueryProgress(self, event: Any) -> None:
         progress = event.progress
