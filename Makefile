@@ -35,7 +35,7 @@ test-only: java $(STAMP) $(DOCS_STAMP) $(CLASSES) ## The tests of `make test`, w
 	$(BIN)/python -m pytest -m "$(MARKS)" --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
 
 test-all: lint promtool ## The tests of `make test`, and the long ones, for which it needs promtool
-	$(MAKE) test-only MARKS="not slow"
+	$(MAKE) test-only MARKS="not slow" EVERY_CASE=1
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .
@@ -94,7 +94,7 @@ bench-picture: $(STAMP) ## docs/pictures/long_waits.svg of what bench-long and b
 	@$(BIN)/python -m benchmarks.waits_picture $(BENCH_ARGS)
 
 crash: java $(STAMP) ## The long tests: kills, restarts, many seeds
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	EVERY_CASE=1 $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 test-log-host: java $(STAMP) $(CLASSES) ## The tests on Spark with host="transformWithState" where they name no host
 	$(MAKE) test-only MARKS="spark and not slow and not long" PYTEST_ARGS="--host transformWithState $(PYTEST_ARGS)"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pyspark import SparkContext
 from pyspark.sql.streaming.listener import (
     JStreamingQueryListener,
     QueryProgressEvent,
@@ -36,6 +35,8 @@ class QueryListener(StreamingQueryListener):
 
     @property
     def _jlistener(self) -> Any:
+        from pyspark import SparkContext  # the client of Spark Connect has none
+
         if not hasattr(self, "_jlistenerobj"):
             jvm: Any = SparkContext._jvm
             self._jlistenerobj = jvm.PythonStreamingQueryListenerWrapper(_InOneCall(self))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_purgatory.core.arrays.times import MAX_TIME_US
@@ -27,6 +27,7 @@ from spark_purgatory.errors import BugError
 from tests.support.engine_driver import Shards
 from tests.support.evidence_worlds import carrying, noted, told
 from tests.support.law_worlds import COMPLETE_ONLY, ORPHANS, draw, on_time, spec_of
+from tests.support.now_and_then import examples
 from tests.support.oracle import KINDS, decide
 from tests.support.oracle_evidence import Evidence
 from tests.support.worlds import STEP_US, World
@@ -67,7 +68,7 @@ def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, contro
     controlled=st.booleans(),
     worlds=st.sampled_from((1, 8)),
 )
-@settings(max_examples=16, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(8, 16)
 def test_evidence_does_not_depend_on_arrival_and_is_what_the_oracle_says(
     rule: str, seed: int, several: bool, shards: int, controlled: bool, worlds: int
 ) -> None:

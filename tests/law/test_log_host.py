@@ -156,7 +156,7 @@ def compare(route: str, seeds: Sequence[int]) -> None:
         SEEN.update(simulation.seen)
 
 
-@pytest.mark.parametrize("block", each_commit(range(10), lambda block: block < 5))
+@pytest.mark.parametrize("block", each_commit(range(10), lambda block: block < 3))
 @pytest.mark.parametrize("route", ROUTES)
 def test_outcomes_are_those_of_engines_that_are_never_saved(route: str, block: int) -> None:
     first = 100 * list(ROUTES).index(route) + 3 * block

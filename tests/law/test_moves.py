@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_purgatory.core.engine.completion import Completion
@@ -24,12 +24,12 @@ from tests.support.engine_driver import Shards, multiset
 from tests.support.evidence_worlds import carrying, noted, told
 from tests.support.law_worlds import COLUMNS, delayed, draw, draw_on_time, on_time, spec_of, split_orphans
 from tests.support.moves import moved
-from tests.support.now_and_then import now_and_then
+from tests.support.now_and_then import examples, now_and_then
 from tests.support.oracle import KINDS, decide
 from tests.support.world_numbers import NUMBERS, STEP_US, TYPES, needs_of
 
 SEEDS = st.integers(0, 1 << 32)
-SETTINGS = settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+SETTINGS = examples(3, 5)
 MOVES: Counter[str] = Counter()
 ALL_COLUMNS = (*COLUMNS, "late", "reason")
 

@@ -39,7 +39,7 @@ def test_a_scope_may_have_every_name(spark: SparkSession, scope: str, keys: str 
 
 @pytest.mark.parametrize("kind", ["decimal(9,2)", *now_and_then("double")])
 @pytest.mark.parametrize("need", ["need", "id", "id_hash", "keys", "key_hashes", "created_us", "deadline_us", "levels"])
-@pytest.mark.parametrize("by_key", [False, True])
+@pytest.mark.parametrize("by_key", [False, *now_and_then(True)])
 def test_a_need_and_levels_may_have_every_name(spark: SparkSession, kind: str, need: str, by_key: bool) -> None:
     levels = f"map('a', cast(5 as {kind}))" if by_key else f"cast(null as map<string, {kind}>)"
     named = {"need": "other", "levels": need} if by_key else {"need": need, "levels": "other"}

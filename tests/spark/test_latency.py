@@ -106,7 +106,7 @@ def test_a_contender_is_a_row_with_its_medians() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("name", ["log", *now_and_then("blob", "timers", "timers_pandas", "join")])
+@pytest.mark.parametrize("name", now_and_then("log", "blob", "timers", "timers_pandas", "join"))
 def test_contenders_give_the_table_of_the_feed(spark: SparkSession, tmp_path: Path, name: str) -> None:
     script = Script(waiting=100, rate=100, rows=350, unmeasured=100)
     begun = time.monotonic()

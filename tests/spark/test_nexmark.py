@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from benchmarks.nexmark import COLUMNS, CONTENDERS, sides, winners
 from benchmarks.nexmark_events import FIRST_ID, IS_AUCTION, IS_BID, prepared
+from tests.support.now_and_then import now_and_then
 
 EVENTS, BATCHES = 5_000, 3
 
@@ -34,7 +35,7 @@ def test_events_have_the_published_proportions_and_times(tmp_path: Path) -> None
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("name", ["blob", pytest.param("join", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", now_and_then("blob", "join"))
 def test_a_stream_gives_the_table_of_the_query_in_plain_sql(spark: SparkSession, tmp_path: Path, name: str) -> None:
     events = prepared(EVENTS, BATCHES, 7, tmp_path)
     table = CONTENDERS[name].build(*sides(spark, events.folder, streaming=True)).select(*COLUMNS)
