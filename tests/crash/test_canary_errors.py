@@ -271,6 +271,7 @@ NOW_AND_THEN = (
     a_staged_file_that_was_cut,
     a_table_that_was_replaced,
     a_generated_column_that_differs,
+    a_partition_folder_that_cannot_be_made,
     a_staged_row_that_was_changed,
 )
 """Scenes that another one of them is much like."""

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.spark
 BATCHES = 3
 LENIENT = {"spark.sql.files.ignoreCorruptFiles": "true", "spark.sql.files.ignoreMissingFiles": "true"}
 """Settings of a session that have damaged files skipped: the sink's own reads must not follow them."""
-FEW_FLIPS, MANY_FLIPS = 12, 420
+FEW_FLIPS, MANY_FLIPS = 4, 420
 """Trials a commit, and in `make crash`."""
 
 

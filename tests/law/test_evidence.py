@@ -68,7 +68,7 @@ def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, contro
     controlled=st.booleans(),
     worlds=st.sampled_from((1, 8)),
 )
-@examples(8, 16)
+@examples(5, 16)
 def test_evidence_does_not_depend_on_arrival_and_is_what_the_oracle_says(
     rule: str, seed: int, several: bool, shards: int, controlled: bool, worlds: int
 ) -> None:

@@ -156,7 +156,7 @@ def compare(route: str, seeds: Sequence[int]) -> None:
         SEEN.update(simulation.seen)
 
 
-@pytest.mark.parametrize("block", each_commit(range(10), lambda block: block < 3))
+@pytest.mark.parametrize("block", each_commit(range(10), lambda block: block < 2))
 @pytest.mark.parametrize("route", ROUTES)
 def test_outcomes_are_those_of_engines_that_are_never_saved(route: str, block: int) -> None:
     first = 100 * list(ROUTES).index(route) + 3 * block
@@ -171,8 +171,13 @@ def test_a_long_series_of_worlds_comes_out_as_from_engines_that_are_never_saved(
     compare(route, range(first, first + 25))
 
 
-@pytest.mark.parametrize("action", AT_FAILPOINTS)
-@pytest.mark.parametrize("failpoint", FAILPOINTS)
+@pytest.mark.parametrize(
+    ("action", "failpoint"),
+    each_commit(
+        [(action, failpoint) for action in AT_FAILPOINTS for failpoint in FAILPOINTS],
+        lambda case: (AT_FAILPOINTS.index(case[0]) + FAILPOINTS.index(case[1])) % 2 == 0,
+    ),
+)
 def test_what_happens_at_each_step_of_the_protocol_changes_nothing(failpoint: str, action: str) -> None:
     chances = replace(NOTHING, snapshot=0.5, at_failpoint=0.5, actions=(action,), failpoints=(failpoint,), loads=0.2)
     seen: Counter[str] = Counter()

@@ -29,7 +29,7 @@ from tests.support.oracle import KINDS, decide
 from tests.support.world_numbers import NUMBERS, STEP_US, TYPES, needs_of
 
 SEEDS = st.integers(0, 1 << 32)
-SETTINGS = examples(3, 5)
+SETTINGS = examples(2, 5)
 MOVES: Counter[str] = Counter()
 ALL_COLUMNS = (*COLUMNS, "late", "reason")
 
@@ -175,9 +175,13 @@ def counts_from_the_created_time(monkeypatch: pytest.MonkeyPatch) -> None:
     "plant",
     [
         keeps_every_copy,
-        forgets_who_is_undecided,
         counts_from_the_created_time,
-        *now_and_then(forgets_ids_of_what_waits, forgets_ids_of_what_ended, arms_every_row_at_its_deadline),
+        *now_and_then(
+            forgets_who_is_undecided,
+            forgets_ids_of_what_waits,
+            forgets_ids_of_what_ended,
+            arms_every_row_at_its_deadline,
+        ),
     ],
     ids=lambda plant: getattr(plant, "__name__", None),
 )

@@ -30,7 +30,7 @@ def decided(
 
 
 @pytest.mark.parametrize("scope", ["tenant", "id", "id_hash", "keys"])
-@pytest.mark.parametrize("keys", ["wanted", ["one", "two"]])
+@pytest.mark.parametrize("keys", ["wanted", *now_and_then(["one", "two"])])
 def test_a_scope_may_have_every_name(spark: SparkSession, scope: str, keys: str | list[str]) -> None:
     operations = f"'o' as order, 't' as {scope}, array('a') as wanted, 'a' as one, 'a' as two, {CREATED} as begun"
     events = f"'a' as wanted, 't' as {scope}, {CREATED} as came"
@@ -38,7 +38,9 @@ def test_a_scope_may_have_every_name(spark: SparkSession, scope: str, keys: str 
 
 
 @pytest.mark.parametrize("kind", ["decimal(9,2)", *now_and_then("double")])
-@pytest.mark.parametrize("need", ["need", "id", "id_hash", "keys", "key_hashes", "created_us", "deadline_us", "levels"])
+@pytest.mark.parametrize(
+    "need", ["need", "id", *now_and_then("id_hash", "keys", "key_hashes", "created_us", "deadline_us"), "levels"]
+)
 @pytest.mark.parametrize("by_key", [False, *now_and_then(True)])
 def test_a_need_and_levels_may_have_every_name(spark: SparkSession, kind: str, need: str, by_key: bool) -> None:
     levels = f"map('a', cast(5 as {kind}))" if by_key else f"cast(null as map<string, {kind}>)"
@@ -53,7 +55,9 @@ def test_a_need_and_levels_may_have_every_name(spark: SparkSession, kind: str, n
         assert told == status
 
 
-@pytest.mark.parametrize("name", ["created_us", "deadline_us", "id", "key_hashes", "p0", "p1", "p2", "guarded"])
+@pytest.mark.parametrize(
+    "name", ["created_us", "id", "p0", "guarded", *now_and_then("deadline_us", "key_hashes", "p1", "p2")]
+)
 def test_a_time_may_have_every_name(spark: SparkSession, name: str) -> None:
     """Beside times far ahead, under the names of other columns in the exchange."""
     others = [each for each in ("p0", "p1", "p2", "p3") if each != name]

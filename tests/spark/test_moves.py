@@ -219,6 +219,7 @@ def test_a_query_that_goes_on_while_it_is_moved_is_seen(lane: Any, monkeypatch: 
         stream.run()
 
 
+@pytest.mark.long
 def test_operations_are_taken_out_of_what_waits(lane: Any) -> None:
     stream = lane(3, "parquet")
     first, *others = batches_of(stream.drawn, 3, 3)

@@ -31,7 +31,7 @@ HOUR = {"linger": "1 hour", "delivery_timeout": "1 hour"}
 
 
 class Page(HTMLParser):
-    """Text and links of a page."""
+    """Text of a page, and what it loads."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -42,9 +42,10 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.pictures += tag == "svg"
-        self.outside += [
-            str(v) for name, v in attrs if name in ("src", "href", "xlink:href") and not str(v).startswith("#")
-        ]
+        if tag != "a":
+            self.outside += [
+                str(v) for name, v in attrs if name in ("src", "href", "xlink:href") and not str(v).startswith("#")
+            ]
 
     def handle_data(self, data: str) -> None:
         self.words.append(data)

@@ -116,12 +116,7 @@ def test_a_changed_query_is_refused_by_name_against_a_checkpoint(spark: SparkSes
     landing.add([operation("more", 2)], [event(name, 3) for name in names])
     for changes, named in (
         ({"shards": 4}, "shards: the checkpoint was written with 3, the query has 4"),
-        (
-            {"criterion": criteria.count(2)},
-            "criterion: the checkpoint was written with 'any_key', the query has 'count'",
-        ),
         ({"emit": "final"}, "emit: the checkpoint was written with 'early', the query has 'final'"),
-        ({"lookback": "1 minute"}, "lookback_us: the checkpoint was written with 0"),
     ):
         with pytest.raises(StreamingQueryException, match=named):
             landing.run(spark, purgatory(**changes))
