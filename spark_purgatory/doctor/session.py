@@ -223,7 +223,7 @@ def log_host_finding(spark: SparkSession) -> Finding:
         check_log_host(spark, LOG_HOST_HERE)
     except ConfigError as error:
         why = re.split(r", and |: ", str(error).removeprefix(what).strip())[0]
-        return note(what, f"not in this session: {why}; set spark_purgatory.{SETTINGS} before it starts")
+        return note(what, f"not in this session: {why}; set {SETTINGS} before it starts")
     lacking = [
         f"{name} = {value}"
         for name, value in TRANSFORM_WITH_STATE_SETTINGS.items()
