@@ -82,7 +82,7 @@ def test_operations_that_are_resolved_in_parts_carry_the_evidence_that_the_oracl
     together, sizes = Resolutions.joined, list[int]()
     monkeypatch.setattr(Resolutions, "joined", staticmethod(lambda parts: sizes.append(len(parts)) or together(parts)))
     monkeypatch.setattr(evaluation, "MAX_DELIVERIES", 1)
-    for seed in range(40):
+    for seed in range(20):
         compare_with_oracle("mixed", seed, several=True, shards=1, controlled=seed % 2 == 0, worlds=4)
     assert len(sizes) > 10, "few operations were resolved in parts"
 

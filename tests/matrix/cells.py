@@ -54,6 +54,7 @@ SLICE = (
     "tests/spark/test_stream.py",
     "tests/spark/test_key_types.py",
     "tests/spark/test_gauges.py",
+    "tests/spark/test_query_watch.py",
     "tests/law/test_stream_law.py",
     "tests/unit/test_state.py",
     "tests/unit/test_step_log.py",

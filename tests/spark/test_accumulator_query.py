@@ -56,6 +56,7 @@ def await_return(call: Callable[[], object], seconds: float = 600) -> None:
     assert not thread.is_alive(), "it does not return"
 
 
+@pytest.mark.long
 def test_process_all_available_returns_once_all_was_staged(stream: Stream) -> None:
     """Though a heartbeat makes a micro-batch at every trigger."""
     sink = accumulator(stream, **HOUR)

@@ -163,6 +163,7 @@ def test_records_of_kafka_that_are_no_json_of_the_schema_are_letters(spark: Spar
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_bytes_that_are_no_text_are_kept_as_bytes(spark: SparkSession, tmp_path: Path) -> None:
     land(tmp_path, 1, [GOOD], ["o;2024-03-01T08:05:00Z"])
     (tmp_path / "orders" / "2.json").write_bytes(b'{"order_id": "\xff\n')

@@ -40,6 +40,7 @@ def test_a_table_and_its_checkpoint_through_replay_loss_and_replacement(stream: 
     assert not stream.sink.exists(stream.spark), "nothing was written"
 
 
+@pytest.mark.long
 def test_a_table_by_name_is_made_and_replayed_one_file_a_partition(spark: SparkSession, tmp_path: Path) -> None:
     spark.sql("DROP TABLE IF EXISTS sink_by_name")
     stream = Stream(spark, tmp_path, RecordAccumulator(table="sink_by_name", partition_by=["part"]))

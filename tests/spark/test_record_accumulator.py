@@ -143,6 +143,7 @@ def test_hostile_partition_values_arrive_as_they_are(stream: Stream) -> None:
 # --- what stops it, by name ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_what_was_done_to_table_or_staging_behind_our_back_is_named(stream: Stream) -> None:
     """One after the other: a table that forgets, staging that is gone, a foreign writer, a replaced table."""
     spark, table = stream.spark, stream.folder / "table"

@@ -157,6 +157,7 @@ def test_a_path_may_be_written_in_another_way_at_a_restart(stream: Stream, here:
 
 
 @pytest.mark.parametrize("spelling", [1, *now_and_then(4)])
+@pytest.mark.long
 def test_a_table_that_was_replaced_or_restored_is_told_through_every_spelling_of_its_path(
     stream: Stream, spelling: int
 ) -> None:

@@ -165,6 +165,7 @@ def every(frame: DataFrame) -> DataFrame:
 
 
 @pytest.mark.parametrize("host", [*now_and_then(HOSTS[0]), HOSTS[1]])
+@pytest.mark.long
 def test_streams_that_keep_no_state_may_be_wrapped_in_every_way(
     spark: SparkSession, tmp_path: Path, host: Host
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
@@ -20,6 +20,7 @@ from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.testing.splits import splits
 from tests.support.control_events import told
 from tests.support.engine_driver import END_MS, Shards, final, multiset
+from tests.support.now_and_then import examples
 from tests.support.operations import Row, op, play
 from tests.support.oracle import KINDS, decide, why_operation_rejected
 from tests.support.worlds import STEP_US, World, random_world
@@ -277,7 +278,7 @@ def by_definition(world: World, criterion: Row, lookback_us: int) -> list[Row]:
 
 
 @given(seed=st.integers(0, 1 << 32), several=st.booleans(), rule=st.sampled_from(["any_key", "all_keys", "count"]))
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60, 150)
 def test_any_order_and_split_gives_what_the_definition_says(seed: int, several: bool, rule: str) -> None:
     rng = random.Random(seed)
     size, kinds = rng.choice((4, 10, 30)), rng.choice((KINDS, ("complete", "extend", "extend"), ("extend", "cancel")))
