@@ -299,3 +299,13 @@ def test_the_lag_is_what_all_topics_have_beyond_what_was_read() -> None:
     returns = Source("KafkaV2[Subscribe[returns]]", {"returns": {"0": 5}}, {"returns": {"0": 2}})
     assert lag_records([files]) is None
     assert lag_records([files, orders, returns]) == 9
+
+
+def test_offsets_are_read_as_every_release_of_pyspark_writes_them() -> None:
+    source = Source("KafkaV2[Subscribe[orders]]", {"orders": {"0": 9}}, {"orders": {"0": 5}})
+    assert lag_records([source]) == 4
+    source.latestOffset, source.endOffset = str({"orders": {"0": 9}}), str({"orders": {"0": 5}})
+    assert source.endOffset == "{'orders': {'0': 5}}", "as PySpark 4.0 and 4.1 do where a report comes as JSON"
+    assert lag_records([source]) == 4
+    source.latestOffset = source.endOffset = "None"
+    assert lag_records([source]) is None

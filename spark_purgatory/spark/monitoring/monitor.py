@@ -7,6 +7,7 @@ neither the query nor the listener waits for it.
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import threading
@@ -279,11 +280,19 @@ def lag_records(sources: Iterable[Any]) -> int | None:
     behind = None
     for source in sources:
         if str(source.description).startswith("Kafka") and source.latestOffset and source.endOffset:
-            read = json.loads(source.endOffset)
-            for topic, partitions in json.loads(source.latestOffset).items():
+            read = offset_of(source.endOffset) or {}
+            for topic, partitions in (offset_of(source.latestOffset) or {}).items():
                 for partition, latest in partitions.items():
                     behind = (behind or 0) + max(0, latest - read.get(topic, {}).get(partition, 0))
     return behind
+
+
+def offset_of(text: str) -> Any:
+    """A source's offset. Where a report comes as JSON, PySpark 4.0 and 4.1 write its offsets as Python does."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return ast.literal_eval(text)
 
 
 def _watermark_ms(text: str | None) -> int | None:
