@@ -160,7 +160,7 @@ $(RELEASE_STAMP): pyproject.toml
 	@$(BIN)/python -m pip install --quiet -e '.[release]'
 	@touch $@
 
-# MkDocs reads the code and does not run it, so it needs neither Spark nor Java. The house tests import its hooks.
+# MkDocs reads the code and runs no part of it that needs Spark or Java. The house tests import its hooks.
 $(DOCS_STAMP): pyproject.toml
 	@echo "Installing the tools of the documentation into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -135,9 +135,11 @@ class PlainDocstrings(griffe.Extension):
             obj.docstring.value = RETURNS.sub(lambda found: re.sub(r"(?<!^Returns):(?=\s)", "&#58;", found[0]), text)
 
     def on_attribute_instance(self, *, attr: griffe.Attribute, **kwargs: Any) -> None:
-        """``Annotated[str, Option(...)]`` becomes ``str``."""
+        """``Annotated[str, Option(...)]`` becomes ``str``, and 10000000 becomes 10,000,000."""
         kind = attr.annotation
         if isinstance(kind, griffe.ExprSubscript) and str(kind.left) == "Annotated":
             attr.annotation = kind.slice.elements[0]
+        if str(attr.value).isdigit():
+            attr.value = f"{int(str(attr.value)):,}"
         if attr.parent is not None and attr.parent.path == schema.__name__:
             attr.value = pformat(getattr(schema, attr.name), width=88)  # the names, not how they are made
