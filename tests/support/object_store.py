@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +14,7 @@ from urllib.parse import unquote
 import pyarrow.fs as pafs
 
 from benchmarks.cluster import HOST, free_port
+from tests.support.server import server
 
 BUCKET = "lake"
 REQUEST = re.compile(r'"(GET|PUT|HEAD|POST|DELETE) (/\S*)')
@@ -29,9 +28,6 @@ class ObjectStore:
     def __init__(self, log: Path) -> None:
         self.port = free_port()
         self.log = log
-        with log.open("wb") as said:
-            command = [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(self.port)]
-            self.process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
 
     @property
     def endpoint(self) -> str:
@@ -59,16 +55,6 @@ def part_of(path: str) -> str:
 def object_store(folder: Path) -> Iterator[ObjectStore]:
     """A server with a bucket, within the block."""
     store = ObjectStore(folder / "s3.log")
-    try:
-        deadline_s = time.monotonic() + 60
-        while True:
-            try:
-                urllib.request.urlopen(urllib.request.Request(f"{store.endpoint}/{BUCKET}", method="PUT"), timeout=5)
-                break
-            except OSError:
-                assert time.monotonic() < deadline_s, store.log.read_text(encoding="utf-8")[-2000:]
-                time.sleep(0.2)
+    command = [sys.executable, "-m", "moto.server", "-H", HOST, "-p", str(store.port)]
+    with server(command, urllib.request.Request(f"{store.endpoint}/{BUCKET}", method="PUT"), store.log):
         yield store
-    finally:
-        store.process.terminate()
-        store.process.wait()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -16,8 +14,7 @@ from typing import Any
 import yaml
 
 from benchmarks.cluster import HOST, free_port
-
-START_S = 60
+from tests.support.server import server
 
 
 class Prometheus:
@@ -52,19 +49,5 @@ def prometheus(folder: Path, target: str, rules: Path) -> Iterator[Prometheus]:
     file.write_text(yaml.safe_dump(settings), encoding="utf-8")
     options = {"config.file": file, "storage.tsdb.path": folder / "data", "web.listen-address": address}
     command = [program, *(f"--{name}={value}" for name, value in options.items())]
-    with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        deadline_s = time.monotonic() + START_S
-        while True:
-            try:
-                urllib.request.urlopen(f"http://{address}/-/ready", timeout=5)
-                break
-            except OSError:
-                assert process.poll() is None, (folder / "prometheus.log").read_text(encoding="utf-8")[-3000:]
-                assert time.monotonic() < deadline_s, f"Prometheus is not ready at {address} after {START_S} s"
-                time.sleep(0.2)
+    with server(command, f"http://{address}/-/ready", folder / "prometheus.log"):
         yield Prometheus(f"http://{address}")
-    finally:
-        process.terminate()
-        process.wait()

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import tarfile
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,9 +17,9 @@ from typing import Any
 from benchmarks.cluster import HOST, free_port
 from benchmarks.harness import WORK
 from benchmarks.jars import retrieved
+from tests.support.server import server
 
 NAME, VERSION = "apicurio-registry-app", "3.0.9"
-START_S = 120
 
 
 class SchemaRegistry:
@@ -46,22 +44,8 @@ def schema_registry(folder: Path) -> Iterator[SchemaRegistry]:
     url = f"http://{HOST}:{port}/apis/ccompat/v7"
     command = ["java", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-jar", str(_runner())]
     environment = {**os.environ, "QUARKUS_HTTP_HOST": HOST, "QUARKUS_HTTP_PORT": str(port)}
-    with (folder / "registry.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        deadline_s = time.monotonic() + START_S
-        while True:
-            try:
-                urllib.request.urlopen(f"{url}/subjects", timeout=5)
-                break
-            except OSError:
-                assert process.poll() is None, (folder / "registry.log").read_text(encoding="utf-8")[-3000:]
-                assert time.monotonic() < deadline_s, f"the registry does not listen at {url} after {START_S} s"
-                time.sleep(0.2)
+    with server(command, f"{url}/subjects", folder / "registry.log", environment):
         yield SchemaRegistry(url)
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def _runner() -> Path:
