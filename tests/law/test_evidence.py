@@ -27,7 +27,7 @@ from spark_purgatory.errors import BugError
 from tests.support.engine_driver import Shards
 from tests.support.evidence_worlds import carrying, noted, told
 from tests.support.law_worlds import COMPLETE_ONLY, ORPHANS, draw, on_time, spec_of
-from tests.support.now_and_then import examples
+from tests.support.now_and_then import EVERY_CASE, examples
 from tests.support.oracle import KINDS, decide
 from tests.support.oracle_evidence import Evidence
 from tests.support.worlds import STEP_US, World
@@ -82,7 +82,7 @@ def test_operations_that_are_resolved_in_parts_carry_the_evidence_that_the_oracl
     together, sizes = Resolutions.joined, list[int]()
     monkeypatch.setattr(Resolutions, "joined", staticmethod(lambda parts: sizes.append(len(parts)) or together(parts)))
     monkeypatch.setattr(evaluation, "MAX_DELIVERIES", 1)
-    for seed in range(20):
+    for seed in range(40 if EVERY_CASE else 20):
         compare_with_oracle("mixed", seed, several=True, shards=1, controlled=seed % 2 == 0, worlds=4)
     assert len(sizes) > 10, "few operations were resolved in parts"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,11 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.metrics.catalog import METRICS
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.spark
 
 HOUR = {"linger": "1 hour", "delivery_timeout": "1 hour"}
-
-
-def until(condition: Callable[[], Any], seconds: float = 600) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not reached"
-        time.sleep(0.05)
 
 
 def scraped(port: int) -> Iterator[tuple[str, dict[str, str], float]]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,11 @@ from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 MOMENTS = 20
-
-
-def until(condition: Callable[[], Any], seconds: float = 90) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "not reached"
-        time.sleep(0.05)
 
 
 def rows_read(query: Any) -> int:

@@ -17,19 +17,20 @@ from spark_purgatory.spark.query_listener import QueryListener
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.spark
 
 
 def warnings(caplog: pytest.LogCaptureFixture, least: int) -> list[str]:
     """What was warned of, once it has come: Spark reports a micro-batch some time after it."""
-    for _ in range(6000):
-        found = [record.getMessage() for record in caplog.records if "query_watch" in record.name]
-        if len(found) >= least:
-            break
-        time.sleep(0.1)
+
+    def found() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "query_watch" in record.name]
+
+    until(lambda: len(found()) >= least)
     time.sleep(1)
-    return [record.getMessage() for record in caplog.records if "query_watch" in record.name]
+    return found()
 
 
 def test_many_late_rows_are_warned_of_once(
@@ -90,10 +91,7 @@ def test_a_report_that_comes_in_one_call_is_the_one_of_pyspark(spark: SparkSessi
         spark.streams.addListener(listener)
     try:
         landing.run(spark, purgatory())
-        for _ in range(6000):
-            if theirs.ended and ours.ended:
-                break
-            time.sleep(0.1)
+        until(lambda: theirs.ended and ours.ended)
     finally:
         for listener in (theirs, ours):
             spark.streams.removeListener(listener)

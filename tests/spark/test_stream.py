@@ -20,6 +20,7 @@ from spark_purgatory.schema import OUTCOME_COLUMNS
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.conftest import COMPILED
+from tests.support.now_and_then import now_and_then
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
 
@@ -109,15 +110,32 @@ def test_a_restart_continues_where_the_stream_stopped(spark: SparkSession, tmp_p
     assert statuses(landing.run(spark, purgatory())) == expected
 
 
-def test_a_changed_query_is_refused_by_name_against_a_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+CHANGES: list[list[tuple[dict[str, Any], str]]] = [
+    [
+        ({"shards": 4}, "shards: the checkpoint was written with 3, the query has 4"),
+        ({"emit": "final"}, "emit: the checkpoint was written with 'early', the query has 'final'"),
+    ],
+    [
+        (
+            {"criterion": criteria.count(2)},
+            "criterion: the checkpoint was written with 'any_key', the query has 'count'",
+        ),
+        ({"lookback": "1 minute"}, "lookback_us: the checkpoint was written with 0"),
+    ],
+]
+
+
+@pytest.mark.parametrize(
+    "changed", [CHANGES[0], *now_and_then(CHANGES[1])], ids=["shards, emit", "criterion, lookback"]
+)
+def test_a_changed_query_is_refused_by_name_against_a_checkpoint(
+    spark: SparkSession, tmp_path: Path, changed: list[tuple[dict[str, Any], str]]
+) -> None:
     names = [f"operation-{i}" for i in range(12)]
     landing = Landing(tmp_path).add([operation(name) for name in names], [event("x", 1)])
     landing.run(spark, purgatory())
     landing.add([operation("more", 2)], [event(name, 3) for name in names])
-    for changes, named in (
-        ({"shards": 4}, "shards: the checkpoint was written with 3, the query has 4"),
-        ({"emit": "final"}, "emit: the checkpoint was written with 'early', the query has 'final'"),
-    ):
+    for changes, named in changed:
         with pytest.raises(StreamingQueryException, match=named):
             landing.run(spark, purgatory(**changes))
     assert set(statuses(landing.run(spark, purgatory())).values()) == {"COMPLETED"}, "unchanged, it goes on"

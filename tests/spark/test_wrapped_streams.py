@@ -164,8 +164,8 @@ def every(frame: DataFrame) -> DataFrame:
     return reduce(lambda wrapped, way: way(wrapped), STATELESS.values(), frame)
 
 
-@pytest.mark.parametrize("host", [*now_and_then(HOSTS[0]), HOSTS[1]])
 @pytest.mark.long
+@pytest.mark.parametrize("host", HOSTS)
 def test_streams_that_keep_no_state_may_be_wrapped_in_every_way(
     spark: SparkSession, tmp_path: Path, host: Host
 ) -> None:
