@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from textwrap import dedent
 
@@ -153,6 +154,26 @@ def imported_modules(tree: ast.AST, path: str) -> Iterator[tuple[int, str]]:
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *filter(None, [node.module])])
             yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+
+
+def circles_of(files: dict[str, str]) -> list[str]:
+    """Files that import each other, in one circle each, wherever in a file the import stands."""
+    of_module = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in files}
+    imports: dict[str, set[str]] = {}
+    for path, source in files.items():
+        names = [name for _, name in imported_modules(ast.parse(source), path)]
+        found = [of_module.get(name) or of_module.get(name.rpartition(".")[0]) for name in names]
+        imports[path] = {other for other in found if other is not None and other != path}
+    circles = []
+    while True:
+        try:
+            TopologicalSorter(imports).prepare()
+        except CycleError as error:
+            circle = error.args[1]
+            circles.append(" imports ".join(reversed(circle)))
+            imports[circle[1]].discard(circle[0])
+        else:
+            return circles
 
 
 def check_imports(tree: ast.AST, path: str) -> Iterator[str]:
@@ -318,6 +339,18 @@ def test_every_file_keeps_the_rules() -> None:
     assert files, "no Python file found: the house would be checked in name only"
     findings = [finding for path, source in files.items() for finding in check_source(source, path)]
     assert not findings, "\n" + "\n".join(findings)
+
+
+def test_no_files_import_each_other() -> None:
+    assert not circles_of(sources(PACKAGE))
+
+
+def test_a_circle_of_files_is_found_whether_or_not_its_imports_stand_at_the_top() -> None:
+    lazy = "def f():\n    from spark_purgatory.core.a import y\n"
+    files = {f"{PACKAGE}/core/a.py": "from spark_purgatory.core import b\n", f"{PACKAGE}/core/b.py": lazy}
+    [circle] = circles_of(files)
+    assert sorted(set(circle.split(" imports "))) == sorted(files)
+    assert not circles_of({**files, f"{PACKAGE}/core/b.py": "import os\n"})
 
 
 def test_the_pure_modules_of_the_sink_are_there() -> None:

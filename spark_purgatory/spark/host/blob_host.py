@@ -19,7 +19,16 @@ from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.step_log import Step, take_step
-from spark_purgatory.spark.host.calls import Broadcast, added, clock_behind, counts_of, packed, result_of, step_of
+from spark_purgatory.spark.host.calls import (
+    Broadcast,
+    added,
+    clock_behind,
+    counts_of,
+    packed,
+    result_of,
+    step_of,
+    timer_of,
+)
 from spark_purgatory.spark.host.worker import end_task, prepare_worker
 
 STATE_DDL = "blob binary"
@@ -41,14 +50,18 @@ def stream_function(
         outcomes = take_step(engine, step)
         blob = save(engine, shards or 0)
         state.update((blob,))
-        due_ms = engine.next_due_ms()
-        if due_ms is not None:
-            # Spark takes no time-out before 1 ms after 1970.
-            state.setTimeoutTimestamp(max(due_ms + clock_delay_ms - 1, state.getCurrentWatermarkMs(), 1))
+        set_timeout(state, engine.next_due_ms(), clock_delay_ms)
         yield _result(outcomes, engine, before, len(blob))
         end_task(len(blob) + step.size)
 
     return on_group
+
+
+def set_timeout(state: Any, due_ms: int | None, clock_delay_ms: int = 0) -> None:
+    """Have Spark call the shard when its engine is next due; a time-out fires once the watermark is beyond it."""
+    timer_ms = timer_of(due_ms, state.getCurrentWatermarkMs(), clock_delay_ms)
+    if timer_ms is not None:
+        state.setTimeoutTimestamp(max(timer_ms - 1, 1))
 
 
 def batch_function(

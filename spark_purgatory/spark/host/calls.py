@@ -42,6 +42,14 @@ def clock_behind(watermark_ms: int, delay_ms: int) -> int:
     return max(watermark_ms - delay_ms, 0)
 
 
+def timer_of(due_ms: int | None, watermark_ms: int, clock_delay_ms: int) -> int | None:
+    """The watermark at which Spark calls a shard whose engine is next due at ``due_ms``; None: nothing is due.
+
+    It lies beyond the present watermark, since Spark deletes the timer that has just fired, and after 1970.
+    """
+    return None if due_ms is None else max(due_ms + clock_delay_ms, watermark_ms + 1, 1)
+
+
 def step_of(rows: Iterable[tuple[int, bytes]], watermark_ms: int, broadcast: Broadcast | None) -> Step:
     """The step that rows of the exchange, (side, blob), are."""
     sides: dict[int, list[bytes]] = {OPERATIONS: [], EVENTS: []}

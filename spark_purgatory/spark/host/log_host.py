@@ -61,7 +61,7 @@ from spark_purgatory.core.state.blob import other_shards
 from spark_purgatory.core.state.shard_head import ShardHead, read_head, write_head
 from spark_purgatory.core.state.step_log import STEP_VERSION, Step, digest, load, write_entry
 from spark_purgatory.errors import StateMismatchError
-from spark_purgatory.spark.host.calls import RESULT_DDL, Broadcast, clock_behind, result_of, step_of
+from spark_purgatory.spark.host.calls import RESULT_DDL, Broadcast, clock_behind, result_of, step_of, timer_of
 from spark_purgatory.spark.host.warm_engines import WarmEngines, step_engine, warm_engines
 from spark_purgatory.spark.host.warm_messages import Answer, Request
 from spark_purgatory.spark.host.worker import prepare_worker
@@ -172,8 +172,8 @@ class LogHost(StatefulProcessor):
         if answer is None:
             answer = self._step_cold(head, request, is_new=stored is None)
         self.reached("after step")
-        due_ms = None if answer.due_ms is None else answer.due_ms + self._options.clock_delay_ms
-        written = self._write(head, entry, request, answer, _timer_ms(due_ms, watermark_ms))
+        timer_ms = timer_of(answer.due_ms, watermark_ms, self._options.clock_delay_ms)
+        written = self._write(head, entry, request, answer, timer_ms)
         self._set_timer(head.timer_ms, written.timer_ms, fired_ms)
         size = len(entry) if answer.snapshot is None else len(answer.snapshot)
         result = result_of(answer.outcomes, answer.counted, size)
@@ -246,7 +246,7 @@ class LogHost(StatefulProcessor):
         stored = self._head.get()
         assert stored is not None, "a shard with a timer has a head"
         head = read_head(_bytes(stored[0]))
-        then_ms = _timer_ms(fired_ms, watermark_ms)
+        then_ms = timer_of(fired_ms, watermark_ms, 0)
         self._head.update((write_head(replace(head, timer_ms=then_ms)),))
         self._set_timer(head.timer_ms, then_ms, fired_ms)
 
@@ -294,11 +294,6 @@ def log_hosted(groups: GroupedData, host: str, spec: EngineSpec, options: LogHos
 def _frames(rows: Iterable[Row]) -> Iterator[pd.DataFrame]:
     for row in rows:
         yield pd.DataFrame({name: [value] for name, value in row.asDict().items()})
-
-
-def _timer_ms(due_ms: int | None, watermark_ms: int) -> int | None:
-    """The timer for a shard's next deadline: beyond the watermark, since Spark deletes the one that has just fired."""
-    return None if due_ms is None else max(due_ms, watermark_ms + 1, 1)
 
 
 def _bytes(value: Any) -> bytes:

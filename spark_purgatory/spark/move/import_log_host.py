@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,10 +12,10 @@ from pyspark.sql import DataFrame, GroupedData, Row
 
 from spark_purgatory.core.state.engine_snapshot import gauges_of, save, tally_of
 from spark_purgatory.core.state.shard_head import write_head
-from spark_purgatory.spark.host.calls import RESULT_DDL
+from spark_purgatory.spark.host.calls import RESULT_DDL, timer_of
 from spark_purgatory.spark.host.log_host import LogHost, LogHostOptions
 from spark_purgatory.spark.host.worker import prepare_worker
-from spark_purgatory.spark.move.import_state import Importing, new_token, nothing
+from spark_purgatory.spark.move.importing import Importing, nothing
 
 
 class ImportingHost(LogHost):
@@ -32,12 +33,11 @@ class ImportingHost(LogHost):
         prepare_worker()
         engine = self._importing.engine(key, rows)
         blob = save(engine, self._options.shards)
-        due_ms = engine.next_due_ms()
-        timer_ms = None if due_ms is None else max(due_ms, 1)
+        timer_ms = timer_of(engine.next_due_ms(), 0, self._options.clock_delay_ms)
         self._snapshot.update((blob,))
         head = replace(
             self._new_head(),
-            token=new_token(),
+            token=secrets.token_hex(16),
             snapshot_bytes=len(blob),
             timer_ms=timer_ms,
             gauges=gauges_of(engine),

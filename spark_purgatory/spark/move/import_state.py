@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from spark_purgatory.config.purgatory_options import LOG_HOSTS
-from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
-from spark_purgatory.core.engine.outcomes import Tally
-from spark_purgatory.core.export.put_together import Dealt, put_together
-from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.core.state.engine_snapshot import payload_of, save
-from spark_purgatory.core.state.event_columns import carried_of
-from spark_purgatory.core.state.payload_evolution import StoredPayload
-from spark_purgatory.core.state.step_log import table_of
-from spark_purgatory.spark.host.blob_host import STATE_DDL
-from spark_purgatory.spark.host.calls import RESULT_DDL, counts_of, result_of
+from spark_purgatory.core.state.engine_snapshot import save
+from spark_purgatory.spark.host.blob_host import STATE_DDL, set_timeout
+from spark_purgatory.spark.host.calls import RESULT_DDL
 from spark_purgatory.spark.host.exchange import EXCHANGE_DDL, packer
 from spark_purgatory.spark.host.worker import prepare_worker
+from spark_purgatory.spark.move.importing import SIDES, Importing, nothing
 from spark_purgatory.spark.move.tables import COUNTS, Manifest, with_hashes
 from spark_purgatory.spark.operator.inputs import WATERMARK_METADATA
 from spark_purgatory.spark.operator.stream_plan import Query
-from spark_purgatory.spark.placement import shard_label
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import settings
 
-SIDES = {"operations": 0, "events": 1, "ids": 2, COUNTS: 3}
 ONE_BATCH: Mapping[str, str] = {
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     "spark.sql.streaming.stateStore.checkpointFormatVersion": "1",
@@ -43,45 +32,6 @@ ONE_BATCH: Mapping[str, str] = {
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
 }
 """Settings of the micro-batch that imports."""
-
-
-@dataclass(frozen=True)
-class Importing:
-    """What every shard needs to know; it travels to the workers."""
-
-    spec: EngineSpec
-    shards: int | None
-    watermark_ms: int
-    history: Mapping[str, Any]
-
-    def engine(self, key: Any, rows: Iterable[tuple[int, bytes]]) -> EventTimePurgatory:
-        """The engine of a shard, of rows of the exchange, (side, blob)."""
-        sides: dict[int, list[bytes]] = {side: [] for side in SIDES.values()}
-        for side, blob in rows:
-            sides[int(side)].append(bytes(blob))
-        tables = {name: table_of(sides[side]) for name, side in SIDES.items()}
-        operations, events = tables["operations"], tables["events"]
-        if operations is not None:
-            operations = self._evolved(operations, "operation", payload_of)
-        if events is not None and self.spec.event_columns is not None:
-            events = self._evolved(events, "columns", carried_of)
-        first = 0 if self.shards is None else shard_label(0)
-        history = self.history if int(key[0]) == first else None
-        return put_together(self.spec, Dealt(operations, events, tables["ids"]), self.watermark_ms, history)
-
-    def _evolved(
-        self, table: pa.Table, name: str, match: Callable[[EngineSpec, list[pa.RecordBatch], list[str]], StoredPayload]
-    ) -> pa.Table:
-        """The table with the query's columns in place of those of the export."""
-        table = table.combine_chunks()
-        if name in table.column_names:
-            held = pa.concat_arrays(table[name].chunks)
-        else:
-            held = pa.Array.from_buffers(pa.struct([]), len(table), [None])
-        names = [field.name for field in held.type]
-        [columns] = match(self.spec, [pa.RecordBatch.from_struct_array(held)], names).evolved()
-        table = table.drop_columns([name]) if name in table.column_names else table
-        return table.append_column(name, columns.to_struct_array())
 
 
 def import_tables(
@@ -129,19 +79,7 @@ def _blob_function(importing: Importing) -> Callable[[Any, Iterator[pd.DataFrame
         engine = importing.engine(key, (row for f in frames for row in zip(f["side"], f["blob"], strict=True)))
         blob = save(engine, importing.shards or 0)
         state.update((blob,))
-        due_ms = engine.next_due_ms()
-        if due_ms is not None:
-            state.setTimeoutTimestamp(max(due_ms - 1, 1))
+        set_timeout(state, engine.next_due_ms())
         yield pd.DataFrame({name: [value] for name, value in nothing(len(blob)).items()})
 
     return on_group
-
-
-def nothing(state_bytes: int) -> dict[str, Any]:
-    """A call's row that has no outcome and counted nothing."""
-    return result_of(None, counts_of(Tally()), state_bytes)
-
-
-def new_token() -> str:
-    """A token that no engine in memory has."""
-    return secrets.token_hex(16)
