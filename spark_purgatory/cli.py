@@ -148,6 +148,7 @@ def pending(
     limit: Annotated[int, typer.Option(min=1, help="Rows shown.")] = 20,
     batch_id: Annotated[int | None, typer.Option(help="After which micro-batch. [default: the latest]")] = None,
     prefix: Annotated[str, typer.Option(help="Before the names of our columns, where yours have them.")] = "",
+    wide: Annotated[bool, typer.Option("--wide", help="All columns, in a block for each row if need be.")] = False,
     json: Annotated[bool, typer.Option("--json", help="A JSON object for each row, in place of a table.")] = False,
     conf: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
 ) -> None:
@@ -169,6 +170,7 @@ def pending(
         prefix=prefix,
         as_json=json,
         settings=conf or [],
+        wide=wide,
     )
     raise typer.Exit(show_pending(request, terminal()))
 

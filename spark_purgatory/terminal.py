@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import textwrap
 from contextlib import AbstractContextManager, nullcontext
+from io import TextIOWrapper
+from typing import Any
 
 from rich.console import Console
+from rich.text import Text
+
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+"""Characters that a terminal obeys instead of showing them, except for line ends and tabs."""
+
+
+def printable(text: str) -> str:
+    r"""A text that a terminal shows and does not obey: control characters become ``\u001b``, as JSON writes them."""
+    return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+class PlainConsole(Console):
+    """A console that prints texts as they are: brackets are not a style, ``:key:`` is not a picture, and control
+    characters are escaped.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(markup=False, emoji=False, **given)
+
+    def render_str(self, text: str, **given: Any) -> Text:
+        """Every text that is printed, in tables too."""
+        return super().render_str(printable(text), **given)
 
 
 def terminal(stderr: bool = False) -> Console:
-    """A console that prints words as they are: in "pip install 'spark-purgatory[plot]'" the brackets are no style."""
-    return Console(stderr=stderr, markup=False)
+    """The console of commands."""
+    stream = sys.stderr if stderr else sys.stdout
+    if isinstance(stream, TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    return PlainConsole(stderr=stderr)
 
 
 def say(console: Console, text: str, style: str | None = None) -> None:
@@ -30,4 +59,4 @@ def _lines(line: str, width: int) -> str:
 
 def at_work(console: Console, what: str) -> AbstractContextManager[object]:
     """Show on a terminal that something goes on."""
-    return console.status(what) if console.is_terminal else nullcontext()
+    return console.status(Text(printable(what))) if console.is_terminal else nullcontext()

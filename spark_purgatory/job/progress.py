@@ -26,6 +26,7 @@ from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.core.spec.codes import EventRejection
 from spark_purgatory.job.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
+from spark_purgatory.terminal import printable
 
 Query = StreamingQuery | AccumulatorQuery
 STATUSES = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED")
@@ -180,13 +181,17 @@ class ProgressDisplay:
         head = Table.grid(padding=(0, 3))
         is_over = doing == "ended"
         running = f"running {timedelta(seconds=round(now_s - self._began_s))}"
-        cells: list[Any] = [Text(self._name, style="bold"), running, Text(doing) if is_over else self._spinner]
+        cells: list[Any] = [
+            Text(printable(self._name), style="bold"),
+            running,
+            Text(doing) if is_over else self._spinner,
+        ]
         head.add_row(*cells, *([] if self._stops or is_over else ["ctrl-C stops it"]))
         parts: list[Any] = [head]
         if lines := list(self._lines):
             parts += [self._table(lines), self._counts()]
         if self._sink or self._spark_log:
-            log = f"Spark's own output: {self._spark_log}" if self._spark_log else ""
+            log = printable(f"Spark's own output: {self._spark_log}") if self._spark_log else ""
             parts.append(Text(". ".join(filter(None, (self._sink, log)))))
         return Group(*parts)
 

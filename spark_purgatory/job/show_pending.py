@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.table import Table
 
+from spark_purgatory.core.engine.waiting import WAITING_FIELDS
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.arguments import log_file, settings_from
+from spark_purgatory.job.readable import readable_ms
 from spark_purgatory.job.reading import guarded_reading
-from spark_purgatory.job.rows_text import Kind, rows_text
+from spark_purgatory.job.rows_text import Kind, fits, lines, rows_text, text_of
 from spark_purgatory.job.session import reading_session
 from spark_purgatory.spark.checkpoint.pending import pending
 from spark_purgatory.terminal import at_work, say
 
+MICROSECONDS = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+AS_TEXT = {"timestampFormat": f"{MICROSECONDS}XXX", "timestampNTZFormat": MICROSECONDS}
+"""Timestamps with their microseconds: Spark's JSON leaves those out by default."""
+NUMBER = re.compile(r"(-?[\d.]+(E-?\d+)?)?")
 IN_PROGRESS = ("reached", "needed")
 """What ``progress`` says in words; shown where they are asked for."""
+ADVICE = "An operation ends when the watermark (not the clock) reaches its deadline."
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,7 @@ class PendingRequest:
     prefix: str
     as_json: bool
     settings: Sequence[str]
+    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,9 +59,17 @@ class FoundPending:
     columns: Sequence[str]
     times: Sequence[str]
     """Columns of timestamps."""
-    rows: Sequence[dict[str, Any]]
+    texts: Sequence[str]
+    """The rows as Spark writes them in JSON."""
     count: int
     watermark_ms: int | None
+    next_ms: int | None
+    """The time from the watermark until the first deadline."""
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows, with the digits of every number as Spark wrote them."""
+        return [json.loads(text, parse_float=str) for text in self.texts]
 
 
 def show_pending(request: PendingRequest, console: Console) -> int:
@@ -66,8 +85,8 @@ def show_pending(request: PendingRequest, console: Console) -> int:
     if code := guarded_reading(request.checkpoint, read):
         return code
     if request.as_json:
-        for row in found[0].rows:
-            console.out(json.dumps(row, ensure_ascii=False), highlight=False)
+        for text in found[0].texts:
+            console.out(text, highlight=False)
     else:
         _print(found[0], request, console)
     return 0
@@ -83,11 +102,18 @@ def _found(spark: SparkSession, request: PendingRequest) -> FoundPending:
     shown = spark.sql(f"SELECT * FROM {{rows}} ORDER BY {in_order}", rows=chosen)
     if request.columns is not None:
         shown = shown.select(*request.columns)
-    rows = [json.loads(text) for (text,) in shown.limit(request.limit).select(F.to_json(F.struct("*"))).collect()]
+    as_json = F.to_json(F.struct("*"), AS_TEXT)
     seen_ms = F.unix_millis(f"{request.prefix}created_at") + F.col(f"{request.prefix}age_ms")
-    count, watermark_ms = chosen.agg(F.count(F.lit(1)), F.max(seen_ms)).first() or (0, None)
-    times = [field.name for field in shown.schema if isinstance(field.dataType, TimestampType)]
-    return FoundPending(shown.columns, times, rows, count, watermark_ms)
+    facts = (F.count(F.lit(1)), F.max(seen_ms), F.min(f"{request.prefix}remaining_ms"))
+    count, watermark_ms, next_ms = chosen.agg(*facts).first() or (0, None, None)
+    return FoundPending(
+        columns=shown.columns,
+        times=[field.name for field in shown.schema if isinstance(field.dataType, TimestampType)],
+        texts=[text for (text,) in shown.limit(request.limit).select(as_json).collect()],
+        count=count,
+        watermark_ms=watermark_ms,
+        next_ms=next_ms,
+    )
 
 
 def _where(waiting: DataFrame, condition: str) -> DataFrame:
@@ -101,27 +127,70 @@ def _where(waiting: DataFrame, condition: str) -> DataFrame:
 
 
 def _print(found: FoundPending, request: PendingRequest, console: Console) -> None:
-    rows, count = found.rows, found.count
-    empty, left_out = [], []
-    if not request.columns:
-        empty = [name for name in found.columns if all(row.get(name) is None for row in rows)]
-        left_out = [f"{request.prefix}{name}" for name in IN_PROGRESS]
-    if rows:
+    rows = found.rows
+    say(console, _total(found))
+    if not rows:
+        if request.where != "true":
+            text = f"Nothing waits where {request.where}: its outcome is in the table, or its row has not been read yet"
+            say(console, text)
+        return
+    empty = [name for name in found.columns if not request.columns and all(row.get(name) is None for row in rows)]
+    shown: RenderableType | None = None if request.columns or request.wide else _short(found, request.prefix, console)
+    if shown is None:
+        left_out = [] if request.columns else [f"{request.prefix}{name}" for name in IN_PROGRESS]
         kinds = dict.fromkeys(found.times, Kind.TIME)
         kinds |= {f"{request.prefix}{name}": Kind.DURATION for name in ("age_ms", "remaining_ms")}
-        console.print(rows_text(rows, [n for n in found.columns if n not in (*empty, *left_out)], kinds, console))
-    console.print(f"{count:,} waiting" + (f", {len(rows):,} shown" if len(rows) < count else ""), highlight=False)
-    if rows and empty:
-        console.print(f"Without a value in these rows: {', '.join(empty)}", highlight=False)
+        shown = rows_text(rows, [n for n in found.columns if n not in (*empty, *left_out)], kinds, console)
+    console.print(shown)
+    if request.wide and empty:
+        say(console, f"Without a value in these rows: {', '.join(empty)}")
+    more = "" if request.columns or request.wide else "   --wide (all columns)"
+    say(console, f'{len(rows):,} of {found.count:,} shown.   --limit {request.limit}{more}   --where "..."   --json')
     if found.watermark_ms is not None:
-        watermark = datetime.fromtimestamp(found.watermark_ms // 1000, UTC)
-        say(
-            console,
-            f"Watermark: {watermark:%Y-%m-%d %H:%M:%S} UTC. An operation expires when it reaches the "
-            "deadline, whatever the clock says.",
-        )
-    if not count and request.where != "true":
-        say(
-            console,
-            f"Nothing waits where {request.where}: its outcome is in the table, or its row has not been read yet",
-        )
+        say(console, ADVICE)
+
+
+def _total(found: FoundPending) -> str:
+    text = f"{found.count:,} wait{'s' * (found.count == 1)}"
+    if found.watermark_ms is None:
+        return text
+    watermark = f"{datetime.fromtimestamp(found.watermark_ms // 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    next_ms = found.next_ms or 0
+    due = f"in {readable_ms(next_ms)}" if next_ms > 0 else "is due"
+    return f"{text}   watermark {watermark}   next {due}"
+
+
+def _short(found: FoundPending, prefix: str, console: Console) -> Table | None:
+    """A table of what people look for first, with as many of the operations' own columns as there is room for and that
+    add something; None where the console has no room for whole values.
+    """
+    rows = found.rows
+    ours = {prefix + name for name in (*(field.name for field in WAITING_FIELDS), "events")}
+    own = {name: [text_of(row.get(name)) for row in rows] for name in found.columns if name not in ours}
+    named = next((name for name, texts in own.items() if len(set(texts)) == len(rows)), next(iter(own), ""))
+    columns = {named: own.pop(named)} if named else {}
+    columns |= dict(_of_waiting(rows, prefix))
+    instants = [{row.get(prefix + name) for name in ("created_at", "deadline_at")} for row in rows]
+    for name, texts in own.items():
+        said = name in found.times and all(row.get(name) in at for row, at in zip(rows, instants, strict=True))
+        if any(texts) and not said and name not in columns and texts not in columns.values():
+            columns[name] = texts
+    while True:
+        right = {name: name == "left" or all(map(NUMBER.fullmatch, texts)) for name, texts in columns.items()}
+        table = lines(right, list(zip(*columns.values(), strict=True)))
+        if fits(table, console):
+            return table
+        if not (spare := [name for name in columns if name not in (named, "progress", "left")]):
+            return None
+        del columns[spare[-1]]
+
+
+def _of_waiting(rows: Sequence[Mapping[str, Any]], prefix: str) -> Iterator[tuple[str, list[str]]]:
+    yield "progress", [text_of(row.get(f"{prefix}progress")) for row in rows]
+    missing = [text_of(row.get(f"{prefix}missing_keys")) for row in rows]
+    if any(missing):
+        yield "missing", missing
+    yield "waits since (UTC)", [str(row[f"{prefix}created_at"])[:19].replace("T", " ") for row in rows]
+    left = [row.get(f"{prefix}remaining_ms") for row in rows]
+    if any(each is not None for each in left):
+        yield "left", ["" if each is None else readable_ms(each) if each > 0 else "due" for each in left]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from io import StringIO
+import json
+import sys
+from io import BytesIO, StringIO, TextIOWrapper
+from typing import Any
 
 import pytest
-from rich.console import Console
 
 from spark_purgatory.job.rows_text import Kind, rows_text
-from spark_purgatory.terminal import terminal
+from spark_purgatory.job.show_pending import FoundPending, PendingRequest, _print
+from spark_purgatory.terminal import PlainConsole, at_work, say, terminal
 
 ROWS = [
     {
@@ -24,7 +27,7 @@ KINDS = {"remaining_ms": Kind.DURATION, "at": Kind.TIME}
 
 def printed(width: int) -> list[str]:
     out = StringIO()
-    console = Console(file=out, width=width, markup=False)
+    console = PlainConsole(file=out, width=width)
     console.print(rows_text(ROWS, list(ROWS[0]), KINDS, console))
     return out.getvalue().splitlines()
 
@@ -48,3 +51,73 @@ def test_a_narrow_one_gets_a_block_for_each_row_with_whole_words() -> None:
 def test_what_to_install_keeps_its_brackets(capsys: pytest.CaptureFixture[str]) -> None:
     terminal(stderr=True).print("pip install 'spark-purgatory[plot]'", highlight=False)
     assert capsys.readouterr().err == "pip install 'spark-purgatory[plot]'\n"
+
+
+HOSTILE = "order:key:[red]1\x1b[2J\x9b31m\x07\x7f\u202e"
+SHOWN = r"order:key:[red]1\u001b[2J\u009b31m\u0007\u007f\u202e"
+
+
+def test_a_text_is_printed_as_it_is_and_its_control_characters_are_escaped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    say(terminal(), HOSTILE)
+    terminal().out(HOSTILE, highlight=False)
+    terminal().print(rows_text([{"id": HOSTILE + "\n"}], ["id"], {}, terminal()))
+    out = capsys.readouterr().out
+    assert out.count(SHOWN) == 3 and SHOWN + r"\n " in out and not set(out) & set("\x1b\x9b\x07\x7f\u202e")
+
+
+def test_what_goes_on_is_shown_as_it_is_too() -> None:
+    out = StringIO()
+    console = PlainConsole(file=out, width=120, force_terminal=True, color_system=None)
+    with at_work(console, f"{HOSTILE}: starting Spark"):
+        pass
+    assert f"{SHOWN}: starting Spark" in out.getvalue()
+
+
+def test_a_stream_of_few_characters_gets_the_others_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = BytesIO()
+    monkeypatch.setattr("sys.stdout", TextIOWrapper(raw, encoding="ascii"))
+    say(terminal(), "caf\u00e9 \udcff")
+    sys.stdout.flush()
+    assert raw.getvalue() == b"caf\\xe9 \\udcff\n"
+
+
+def pending_text(width: int, texts: list[str], **asked: Any) -> list[str]:
+    """What ``pending`` prints of orders."""
+    columns = asked.get("columns") or list(json.loads(texts[0]))
+    times = ["ordered_at", "created_at", "deadline_at"]
+    out = StringIO()
+    request = PendingRequest("ck", "true", "remaining_ms", asked.pop("columns", None), 5, None, "", False, [], **asked)
+    found = FoundPending(columns, times, texts, 1884, 1_709_284_798_000, 32)
+    _print(found, request, PlainConsole(file=out, width=width))
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def waiting(number: int, **own: Any) -> str:
+    order, since = f"order-{number}", f"2024-03-01T09:09:{number % 60:02}.986000Z"
+    return json.dumps(
+        {
+            "order_id": order, "ordered_at": since, **own, "watch_keys": [order], "missing_keys": [order], "matched": 0,
+            "criterion": "any_key", "reached": 0.0, "needed": 1.0, "progress": "0 of 1", "created_at": since,
+            "deadline_at": "2024-03-01T09:19:58.986000Z", "age_ms": 599_000, "remaining_ms": number * 32,
+        }
+    )  # fmt: skip
+
+
+def test_what_waits_begins_with_the_total_and_is_a_line_a_row_in_80_columns() -> None:
+    lines = pending_text(80, [waiting(n, method="card", note="a remark of forty characters, or so") for n in (1, 95)])
+    assert lines[0] == "1,884 wait   watermark 2024-03-01 09:19:58 UTC   next in 32 ms"
+    assert [line.split("  ")[0].strip(" \u2500") for line in lines[1:5]] == ["", "order_id", "", "order-1"]
+    head, row = lines[2], lines[5]
+    assert head.split() == "order_id progress missing waits since (UTC) left method".split()
+    assert row.split() == "order-95 0 of 1 order-95 2024-03-01 09:09:35 3.0 s card".split()
+    assert "2 of 1,884 shown.   --limit 5   --wide (all columns)" in lines[-2]
+    assert max(map(len, lines)) <= 80 and len(lines) == 9
+
+
+def test_wide_and_chosen_columns_are_whole_and_a_narrow_console_gets_blocks() -> None:
+    texts = [waiting(1, method="card")]
+    assert "deadline_at   2024-03-01 09:19:58.986 UTC" in pending_text(80, texts, wide=True)
+    assert [line.strip() for line in pending_text(80, texts, columns=["method"])[2:5:2]] == ["method", "card"]
+    assert "progress      0 of 1" in pending_text(25, texts)
