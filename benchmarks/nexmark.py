@@ -121,7 +121,7 @@ def purgatory(host: Any = "applyInPandasWithState") -> Purgatory:
             key="auction", time="bid_time", value="price", columns=["bidder", "bid_extra"], watermark="0 seconds"
         ),
         criterion=criteria.until_deadline(),
-        keep="largest",
+        evidence_order="value",
         host=host,
     )
 

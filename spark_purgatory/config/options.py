@@ -50,10 +50,10 @@ class Operations(Options):
         idle_after: After a silence this long, the watermark advances without this input (see `Purgatory.resolve`).
         outcomes_of: The `Purgatory` whose outcomes this input is, in the same query (docs/how-to/several_stages.md).
             ``watermark`` is then how far its outcomes may come behind the query's watermark.
-        dropped: Columns of the checkpoint that you give up although the query has a new column of the same type.
-            Without this the query is refused: it looks as if a column was renamed, and its values would be lost. Fields
-            of structs are named by their path ("address.city", "lines.element.city").
-        helpers: Columns that the outcome leaves out, and so the table does: a ``timeout`` of intervals, which Delta
+        removed_columns: Columns of the checkpoint that you give up although the query has a new column of the same
+            type. Without this the query is refused: it looks as if a column was renamed, and its values would be lost.
+            Fields of structs are named by their path ("address.city", "lines.element.city").
+        exclude: Columns that the outcome leaves out, and so the table does: a ``timeout`` of intervals, which Delta
             cannot store, or what a ``criterion`` reads. `pending` shows them.
 
     Ids and keys are strings (of the collation UTF8_BINARY), whole numbers, decimals, booleans, dates, timestamps or
@@ -81,9 +81,8 @@ class Operations(Options):
     watermark: Annotated[Duration | None, WATERMARK] = None
     idle_after: Annotated[Duration | None, IDLE_AFTER] = None
     outcomes_of: NamedPurgatory | None = None
-    dropped: Annotated[Names, "Columns of the checkpoint to give up, which a new column looks like."] = ()
-
-    helpers: Annotated[Names, "Columns that are read here and that the outcome leaves out, such as `timeout`."] = ()
+    removed_columns: Annotated[Names, "Columns of the checkpoint to give up, which a new column looks like."] = ()
+    exclude: Annotated[Names, "Columns that are read here and that the outcome leaves out, such as `timeout`."] = ()
 
     section: ClassVar[str] = "operations."
 
@@ -157,7 +156,7 @@ class Completions(Options):
     time: Annotated[ColumnLike, "The event time: a timestamp."]
     value: Annotated[
         ColumnLike | None,
-        "The number that `sum_at_least`, `level` and `keep` read. In an extend event it is a number of seconds.",
+        "The number that `sum_at_least`, `level` and `evidence_order` read; the seconds of an extend event.",
     ] = None
     kind: Annotated[ColumnLike | None, "complete (or null), fail, cancel, force or extend."] = None
     operation_id: Annotated[

@@ -48,12 +48,12 @@ class PurgatoryOptions(Options):
         "all: outcomes carry all events that counted, in the array `events`, and the deciding one, in `event`; none: "
         "only the deciding one, if `completions.columns` names columns.",
     ] = "none"
-    max_evidence: Annotated[int, "The most events that one outcome lists: the first in the order of `keep`."] = 100
-    keep: Annotated[
-        Literal["first", "largest"],
-        "first: events in the order of their times, and `event` is the one that decided; largest: by "
+    max_evidence: Annotated[int, "The most events that one outcome lists: the first in `evidence_order`."] = 100
+    evidence_order: Annotated[
+        Literal["time", "value"],
+        "time: events in the order of their times, and `event` is the one that decided; value: by "
         "`completions.value`, the largest first, and `event` is the largest.",
-    ] = "first"
+    ] = "time"
     max_pending_per_shard: Annotated[int, "Operations that may wait in one shard; more stop the query."] = 10_000_000
     max_state_bytes_per_shard: Annotated[Size, "Bytes of one shard's state; more stop the query."] = "1 GiB"
     max_broadcast_bytes: Annotated[
@@ -76,7 +76,7 @@ class PurgatoryOptions(Options):
         """Names of the outcome's columns that carry events, before ``prefix``."""
         if self.evidence == "all":
             return "event", "events"
-        return ("event",) if self.completions.names_of("columns") or self.keep == "largest" else ()
+        return ("event",) if self.completions.names_of("columns") or self.evidence_order == "value" else ()
 
     def __post_init__(self) -> None:
         expected: dict[str, type | UnionType] = {
@@ -100,10 +100,10 @@ class PurgatoryOptions(Options):
             raise ConfigError(f"shards={self.shards!r} must be None or between 1 and {MAX_SHARDS}")
         if self.us_of("tick") < 1000:
             raise ConfigError(f"tick={self.tick!r} must be at least 1 millisecond, the watermark's own resolution")
-        if self.keep == "largest" and self.completions.value is None:
+        if self.evidence_order == "value" and self.completions.value is None:
             raise ConfigError(
-                "keep='largest' is by the events' values: name their column in Completions(value=...), or leave keep "
-                "out"
+                "evidence_order='value' compares event values, and Completions(value=...) is not set: set it, or "
+                "remove evidence_order"
             )
         if not self.name:
             raise ConfigError(f"name={self.name!r} must be a name for the counters in observedMetrics")

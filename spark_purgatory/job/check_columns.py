@@ -62,17 +62,17 @@ def _table_problems(config: JobConfig, options: PurgatoryOptions) -> Iterator[Pr
     if config.output.topic is not None:
         return
     operations = options.operations
-    column, helpers = operations.timeout_column, operations.names_of("helpers")
-    if isinstance(column, str) and operations.timeout_unit is None and column.lower() not in map(str.lower, helpers):
+    column, exclude = operations.timeout_column, operations.names_of("exclude")
+    if isinstance(column, str) and operations.timeout_unit is None and column.lower() not in map(str.lower, exclude):
         allowed = (
-            f"a column of intervals, which a Delta table cannot take: add helpers: [{column}], or name a column of "
+            f"a column of intervals, which a Delta table cannot take: add exclude: [{column}], or name a column of "
             "whole numbers and its timeout_unit"
         )
         yield Problem("operations.timeout", repr(column), allowed)
     known = selected(config.operations, source_columns(config.operations))
     if known:
         added = (*OUTCOME_COLUMNS, *EVIDENCE_COLUMNS, *ORPHAN_COLUMNS)
-        there = [*(name for name in known if name not in helpers), *(options.prefix + name for name in added)]
+        there = [*(name for name in known if name not in exclude), *(options.prefix + name for name in added)]
         for column in config.output.made().names_of("partition_by"):
             if column.lower() not in map(str.lower, there):
                 yield _no_column("output.partition_by", column, there)
@@ -127,7 +127,11 @@ def named(side: Operations | Completions, options: PurgatoryOptions) -> Iterator
     declared: type = type(side)
     for name, option in options_of(declared).items():
         value = getattr(side, name)
-        if option.kind in (ColumnLike, Columns, Names, TimeOut) and name != "dropped" and not is_duration(value):
+        if (
+            option.kind in (ColumnLike, Columns, Names, TimeOut)
+            and name != "removed_columns"
+            and not is_duration(value)
+        ):
             for each in (value,) if isinstance(value, str) else value or ():
                 yield side.section + name, each
     if isinstance(side, Operations) and isinstance(options.criterion, ByRow):

@@ -123,7 +123,7 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
     by_reason = table.groupBy(f"{prefix}status", f"{prefix}reason").count().collect()
     reasons = sorted(((n, reason) for status, reason, n in by_reason if status == "REJECTED"), reverse=True)
     in_table, file_bytes = 0, list[int]()
-    if sink.exists(spark):
+    if sink.table_exists(spark):
         written = sink.read(spark)
         in_table = written.count()
         file_bytes = file_sizes(written)

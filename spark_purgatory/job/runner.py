@@ -59,7 +59,7 @@ def run(
         sink = None if config.output.topic else RecordAccumulator(**vars(config.output.made()))
         outcomes = outcomes_of(spark, config)
         before = state_tally(spark, config.checkpoint)
-        is_old = before is None and sink is not None and not sink.options.shares_table and sink.exists(spark)
+        is_old = before is None and sink is not None and not sink.options.shares_table and sink.table_exists(spark)
     if is_old:
         say(
             console,
@@ -149,7 +149,7 @@ def _summarise(
     summary = None
     if sink is None:
         say(console, f"Written to topic {config.output.topic}. {topic_line(tally)}")
-    elif not sink.exists(spark):
+    elif not sink.table_exists(spark):
         console.print("No batch was committed: there is no table yet.")
         return None
     else:

@@ -354,8 +354,8 @@ class PurgatoryTester:
         schema, evidence, orphans = self._outcome_schema(), evidence_fields(spec), bool(self.purgatory.orphans)
         given = [outcome_columns(batch, schema, evidence, orphans) for batch in batches]
         tables = [pa.Table.from_arrays(columns, schema=schema) for columns in given]
-        helpers = {name.lower() for name in self.purgatory.operations.names_of("helpers")}
-        kept = [name for name in schema.names if name.lower() not in helpers]
+        exclude = {name.lower() for name in self.purgatory.operations.names_of("exclude")}
+        kept = [name for name in schema.names if name.lower() not in exclude]
         return pa.concat_tables([schema.empty_table(), *tables]).select(kept)
 
 

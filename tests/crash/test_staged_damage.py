@@ -209,7 +209,7 @@ def test_a_damaged_file_stops_a_real_query_by_name_and_the_rows_arrive_once_it_i
         damage(file)
         with pytest.raises(StagingError):
             query.drain()
-        assert not stream.sink.exists(spark), "nothing was committed"
+        assert not stream.sink.table_exists(spark), "nothing was committed"
         file.write_bytes(content)
     query.drain()
     assert stream.numbers() == every(2)

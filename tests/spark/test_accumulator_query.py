@@ -33,7 +33,7 @@ def test_is_active_drains_nothing_and_a_drain_that_failed_at_the_end_is_asked_fo
     query = sink.write_stream(stream.rows(), checkpoint=str(stream.checkpoint), trigger={"availableNow": True})
     wait_until(lambda: not query.isActive, query)
     assert not query.isActive
-    assert not sink.exists(stream.spark), "reading isActive writes nothing"
+    assert not sink.table_exists(stream.spark), "reading isActive writes nothing"
     foreign = stream.spark.range(0).selectExpr("id AS part", "id AS other").write.format("delta")
     foreign.partitionBy("part").save(str(stream.folder / "table"))
     for _ in range(2):
@@ -65,7 +65,7 @@ def test_process_all_available_returns_once_all_was_staged(stream: Stream) -> No
         stream.add(files)
         await_return(query.processAllAvailable)
         assert Counter(row["n"] for row in sink.read(stream.spark, staged=True).collect()) == every(stream.files)
-    assert not sink.exists(stream.spark)
+    assert not sink.table_exists(stream.spark)
     query.stop(drain=True)
     assert stream.numbers() == every(5)
     query.processAllAvailable()
@@ -85,7 +85,7 @@ def test_micro_batches_go_on_beside_a_drain_and_stop_ends_it(stream: Stream, mon
         stream.add(files)
         query.processAllAvailable()
     assert Counter(row["n"] for row in sink.read(stream.spark, staged=True).collect()) == every(3)
-    assert not sink.exists(stream.spark), "the first drain has not come through"
+    assert not sink.table_exists(stream.spark), "the first drain has not come through"
 
     def let_go() -> None:
         while query.isActive:
@@ -129,7 +129,7 @@ def test_an_accumulator_whose_checkpoint_another_run_goes_on_with_drains_nothing
     assert not first.isActive, "Spark has stopped it"
     with pytest.raises(ForeignWriterError, match=f"is that of query run {second.runId} now"):
         old.close()
-    assert not stream.sink.exists(stream.spark)
+    assert not stream.sink.table_exists(stream.spark)
     stream.sink.close()
     assert stream.numbers() == every(2)
     old.close()
@@ -177,7 +177,7 @@ def test_repair_says_which_of_two_intents_is_true_and_removes_the_other(stream: 
         stream.run(stream.rows())
     [found] = conflicts(stream.spark, str(stream.checkpoint))
     assert ("version 0 of table" in found.why) == of_table
-    assert stream.sink.exists(stream.spark) == of_table
+    assert stream.sink.table_exists(stream.spark) == of_table
     if of_table:
         [drain] = stream.spark.sql(f"DESCRIBE HISTORY delta.`{stream.folder / 'table'}`").collect()
         assert json.loads(drain["userMetadata"])["intent"] == found.true.body["uuid"]

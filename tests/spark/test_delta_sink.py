@@ -37,7 +37,7 @@ def test_a_table_and_its_checkpoint_through_replay_loss_and_replacement(stream: 
     shutil.rmtree(stream.folder / "table")
     with pytest.raises(PySparkException, match=r"TableLostError: .* dropped"):
         stream.run(stream.rows())
-    assert not stream.sink.exists(stream.spark), "nothing was written"
+    assert not stream.sink.table_exists(stream.spark), "nothing was written"
 
 
 @pytest.mark.long

@@ -66,11 +66,11 @@ def told(outcomes: Sequence[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("host", "several", "scope", "keep", "seed"),
-    [(HOSTS[0], True, None, "first", 21), *now_and_then((HOSTS[1], False, "region", "largest", 26))],
+    ("host", "several", "scope", "evidence_order", "seed"),
+    [(HOSTS[0], True, None, "time", 21), *now_and_then((HOSTS[1], False, "region", "value", 26))],
 )
 def test_stream_and_batch_carry_the_evidence_that_the_oracle_says(
-    spark: SparkSession, tmp_path: Path, host: Host, several: bool, scope: str | None, keep: Any, seed: int
+    spark: SparkSession, tmp_path: Path, host: Host, several: bool, scope: str | None, evidence_order: Any, seed: int
 ) -> None:
     rng, world, _ = draw(seed, "mixed", several, kinds=KINDS, worlds=4, extremes=False)
     sound = [row for row in world.operations if "spoiled" not in row["row"]]
@@ -82,10 +82,10 @@ def test_stream_and_batch_carry_the_evidence_that_the_oracle_says(
         host=host,
         evidence="all",
         max_evidence=3,
-        keep=keep,
+        evidence_order=evidence_order,
         completions=replace(made.completions, columns=["region"]),
     )
-    evidence = Evidence(("region",), 3, keep == "largest")
+    evidence = Evidence(("region",), 3, evidence_order == "value")
     expected = told(decide(*world, doubles=True, whole_operations=True, evidence=evidence))
     for batch in splits(rng, *world, 4)[:-3]:
         landing.add(*([as_file_row(row, "north") for row in rows] for rows in batch[:2]))
@@ -237,7 +237,7 @@ def test_columns_of_events_may_be_named_added_and_dropped_on_a_checkpoint(
 
 
 def test_the_largest_event_needs_values_and_nothing_else(spark: SparkSession) -> None:
-    purgatory = replace(paid(value="amount"), criterion=criteria.until_deadline(), keep="largest")
+    purgatory = replace(paid(value="amount"), criterion=criteria.until_deadline(), evidence_order="value")
     outcomes = purgatory.resolve(orders(spark), payments(spark))
     assert outcomes.columns[-1] == "event"
     assert outcomes.schema["event"].dataType.simpleString() == "struct<key:string,time:timestamp,value:decimal(9,2)>"
@@ -245,7 +245,7 @@ def test_the_largest_event_needs_values_and_nothing_else(spark: SparkSession) ->
     assert (rows["o1"].event.value, rows["o1"].matched, rows["o1"].wait_ms) == (7, 2, 3_600_000)
     assert (rows["o2"].status, rows["o2"].event) == ("EXPIRED", None)
     assert (rows["o3"].status, rows["o3"].event.value) == ("COMPLETED", None)
-    with pytest.raises(ConfigError, match=r"keep='largest' is by the events' values: name their column"):
+    with pytest.raises(ConfigError, match=r"evidence_order='value' compares event values, and Completions"):
         replace(purgatory, completions=Completions(key="order_id", time="paid_at"))
 
 

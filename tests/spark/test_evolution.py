@@ -150,7 +150,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], list[str]]] = {
     "a rename": (
         changed("row as text", "row as label"),
         {},
-        ["'text' is in the checkpoint", "'label' of the same type", "Operations(dropped=['text'])"],
+        ["'text' is in the checkpoint", "'label' of the same type", "Operations(removed_columns=['text'])"],
     ),
     "a new column that is never null": (
         (*BEFORE, "true as flag"),
@@ -217,7 +217,7 @@ def test_what_cannot_change_is_refused_before_a_micro_batch_runs(spark: SparkSes
     assert begun(landing) == before and not spark.streams.active
     # Who means it says so.
     given_up = Operations(
-        id="id", keys="key", created="created", deadline="deadline", dropped="text", watermark="0 seconds"
+        id="id", keys="key", created="created", deadline="deadline", removed_columns="text", watermark="0 seconds"
     )
     run(spark, landing, changed("row as text", "row as label"), operations=given_up)
     assert len(begun(landing)) > len(before)

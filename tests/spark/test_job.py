@@ -474,7 +474,7 @@ def test_a_delta_table_and_csv_in_a_table_by_name_out(spark: SparkSession, tmp_p
           keys: [id]
           created: created
           timeout: wait
-          helpers: [wait, within]
+          exclude: [wait, within]
           watermark: 0 seconds
         completions:
           source:
@@ -498,7 +498,9 @@ def test_a_delta_table_and_csv_in_a_table_by_name_out(spark: SparkSession, tmp_p
     assert summary.conserved, said.getvalue()
     assert summary.tally.pending == 1, "the clock stands at the requests' time: the other one still waits"
     [row] = spark.read.table("replies_awaited").collect()
-    assert not {"wait", "within"} & set(row.asDict()), "helpers do not reach the table, which cannot hold intervals"
+    assert not {"wait", "within"} & set(row.asDict()), (
+        "excluded columns do not reach the table, which cannot hold intervals"
+    )
     assert (row["id"], row["outcome_status"], row["outcome_wait_ms"], row["wait_ms"]) == ("a", "COMPLETED", 30_000, 1)
     spark.sql("DROP TABLE replies_awaited")
 

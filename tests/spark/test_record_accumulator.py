@@ -31,7 +31,7 @@ def test_rows_linger_are_seen_in_the_staged_view_and_leave_a_stream_that_has_gon
     sink = accumulator(stream, linger=f"{linger_s} seconds", on_delivery=lambda value, error: deliveries.append(value))
     query = start(stream, sink)
     wait_until(lambda: bool(query.futures(0)), query)
-    assert not sink.exists(stream.spark), "it lingers"
+    assert not sink.table_exists(stream.spark), "it lingers"
     wait_until(lambda: (stream.checkpoint / "commits" / "0").exists(), query)
     staged = sink.read(stream.spark, staged=True)
     assert Counter(row["n"] for row in staged.collect()) == every(1)
@@ -124,7 +124,7 @@ def test_a_row_that_no_sink_could_take_is_refused_before_anything_counts(
     with pytest.raises(PySparkException, match=said) as raised:
         sink.write_stream(rows, checkpoint=str(stream.checkpoint), trigger={"availableNow": True}).awaitTermination()
     assert not re.search(r"x{20}|(\.\./){5}", str(raised.value)), "errors name no payload"
-    assert not sink.exists(stream.spark)
+    assert not sink.table_exists(stream.spark)
     assert not staged_files(stream)
 
 

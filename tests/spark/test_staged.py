@@ -204,7 +204,7 @@ def test_staged_micro_batches_are_counted_together_and_missed_after_a_restart(
     wait_until(lambda: (stream.checkpoint / "commits" / "4").exists(), query)
     query.stop()
     assert counted == [1], "the first, to know what a row weighs"
-    assert not sink.exists(spark)
+    assert not sink.table_exists(spark)
     assert sink.read(spark, staged=True).count() == 40
 
     [lost] = (stream.checkpoint / "staging").glob(f"rows/generation=0/epoch=0/batch={2:020d}-*")

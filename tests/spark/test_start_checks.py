@@ -183,7 +183,7 @@ def test_nothing_is_seen_of_a_table_before_its_first_drain(stream: Stream) -> No
     query = start(stream, sink)
     wait_until(lambda: (stream.checkpoint / "commits" / "0").exists(), query)
     query.stop()
-    assert not sink.exists(stream.spark)
+    assert not sink.table_exists(stream.spark)
     assert list((stream.folder / "table").iterdir()) == []
     query.drain()
     assert stream.numbers() == every(1)

@@ -231,7 +231,7 @@ def test_helpers_are_read_and_left_out_of_the_outcome(spark: SparkSession, tmp_p
     operations, events = landing.frames(spark, streaming=streaming)
     operations = operations.withColumn("wait", F.expr("interval '5' minute"))
     given = Operations(
-        id="id", keys="key", created="created", timeout="wait", helpers=["wait", "row"], watermark="1 minute"
+        id="id", keys="key", created="created", timeout="wait", exclude=["wait", "row"], watermark="1 minute"
     )
     outcomes = purgatory(operations=given).resolve(operations, events)
     kept = [name for name in operations.columns if name not in ("wait", "row")]
@@ -240,8 +240,8 @@ def test_helpers_are_read_and_left_out_of_the_outcome(spark: SparkSession, tmp_p
         assert [row.status for row in outcomes.collect()] == ["COMPLETED"]
     within = operations.withColumn("sla", F.struct("wait"))
     for wrong in ("rwo", "sla.wait"):
-        with pytest.raises(ConfigError, match=rf"operations\.helpers='{wrong}' is not a column"):
-            purgatory(operations=replace(given, helpers=wrong)).resolve(within, events)
+        with pytest.raises(ConfigError, match=rf"operations\.exclude='{wrong}' is not a column"):
+            purgatory(operations=replace(given, exclude=wrong)).resolve(within, events)
 
 
 def test_column_arguments_take_columns_intervals_and_numbers_of_a_unit(spark: SparkSession, tmp_path: Path) -> None:

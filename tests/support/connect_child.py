@@ -74,7 +74,7 @@ def write_through_sink(spark: SparkSession, folder: Path) -> None:
         time.sleep(0.2)
     assert (checkpoint / "commits" / "2").exists(), "three micro-batches"
     staged = statuses(sink.read(spark, staged=True))
-    lingers = not sink.exists(spark)
+    lingers = not sink.table_exists(spark)
     refused = [refusal(sink.flush), refusal(lambda: query.futures(0))]
     sink.close()
     closed = statuses(sink.read(spark))

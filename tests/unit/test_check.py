@@ -149,12 +149,12 @@ def test_an_old_pyspark_and_none_are_one_sentence(tmp_path: Path, source: str, m
         ),
         (
             ["operations.deadline=null", "operations.timeout=pay_by"],
-            "a Delta table cannot take: add helpers: [pay_by]",
+            "a Delta table cannot take: add exclude: [pay_by]",
         ),
         (["operations.watermark=null"], "operations.watermark is not set"),
         (["completions.key=ORDER_ID"], "completions.key: 'ORDER_ID': is no column. There are payment_id, order_id"),
         (["completions.key='`order_id`'"], "completions.key: '`order_id`': is no column"),
-        (["operations.helpers=[amont]"], "operations.helpers: 'amont': is no column, did you mean 'amount'?"),
+        (["operations.exclude=[amont]"], "operations.exclude: 'amont': is no column, did you mean 'amount'?"),
         (
             ["trigger=10 seconds"],
             "trigger: '10 seconds': write processingTime: 10 seconds, or availableNow: true",
@@ -216,7 +216,7 @@ def test_a_time_out_of_intervals_that_stays_out_of_the_table_is_right() -> None:
         "operations.select=['*', \"amount * interval '1' minute as wait\"]",
         "operations.deadline=null",
         "operations.timeout=wait",
-        "operations.helpers=wait",
+        "operations.exclude=wait",
     )
     ran = check("conf/orders.yaml", *(word for change in changes for word in ("--set", change)))
     assert (ran.returncode, ran.stderr) == (0, "")

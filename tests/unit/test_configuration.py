@@ -320,14 +320,14 @@ def test_the_reference_names_every_section_of_a_jobs_file() -> None:
 
 
 def test_dropped_columns_are_named_in_python_and_in_the_file(tmp_path: Path) -> None:
-    assert purgatory_of(config(tmp_path, operations={"dropped": ["city", "place.zip"]})).operations.names_of(
-        "dropped"
+    assert purgatory_of(config(tmp_path, operations={"removed_columns": ["city", "place.zip"]})).operations.names_of(
+        "removed_columns"
     ) == ("city", "place.zip")
     given = {"id": "id", "keys": "key", "created": "at", "timeout": "1 hour"}
-    assert Operations(**given, dropped="city").names_of("dropped") == ("city",)
+    assert Operations(**given, removed_columns="city").names_of("removed_columns") == ("city",)
     for wrong in ([""], ["a", "a"], 3, [None]):
-        with pytest.raises(ConfigError, match=r"operations\.dropped=.* must be names of columns, each once"):
-            Operations(**given, dropped=wrong)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"operations\.removed_columns=.* must be names of columns, each once"):
+            Operations(**given, removed_columns=wrong)  # type: ignore[arg-type]
 
 
 def test_the_state_store_follows_the_host(tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ def test_a_need_is_a_number(tmp_path: Path, rule: str, need: str) -> None:
 
 
 def test_a_job_waits_until_the_deadline_and_keeps_the_largest(tmp_path: Path) -> None:
-    config = load(tmp_path, f"{JOB}purgatory: {{criterion: until_deadline, keep: largest}}\n")
+    config = load(tmp_path, f"{JOB}purgatory: {{criterion: until_deadline, evidence_order: value}}\n")
     assert config.purgatory.criterion.made() == criteria.until_deadline()
     with pytest.raises(JobConfigError, match="until_deadline takes no number"):
         load(tmp_path, f"{JOB}purgatory: {{criterion: {{until_deadline: 2}}}}\n")

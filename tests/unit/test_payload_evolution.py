@@ -198,7 +198,8 @@ def test_no_column_may_be_left() -> None:
 
 
 RENAMED = (
-    r"'city' is in the checkpoint .* 'town' of the same type .*select it as 'city' .*Operations\(dropped=\['city'\]"
+    r"'city' is in the checkpoint .* 'town' of the same type .*select it as 'city' .*"
+    r"Operations\(removed_columns=\['city'\]"
 )
 
 
@@ -208,10 +209,10 @@ def test_a_column_less_and_one_more_of_its_type_may_be_a_rename_and_are_refused(
     with pytest.raises(StateMismatchError, match=RENAMED):
         restore(now, saved(spec(CITY, N), CITIES), 1)
     for dropped in ("city", "CITY"):
-        given_up = replace(now, dropped=(dropped,))
+        given_up = replace(now, removed_columns=(dropped,))
         assert after(spec(CITY, N), given_up, CITIES) == [{"town": None, "n": r["n"]} for r in CITIES]
     with pytest.raises(StateMismatchError, match=RENAMED):
-        restore(replace(now, dropped=("CITY",), case_sensitive=True), saved(spec(CITY, N), CITIES), 1)
+        restore(replace(now, removed_columns=("CITY",), case_sensitive=True), saved(spec(CITY, N), CITIES), 1)
 
 
 def test_a_column_less_and_one_more_of_a_type_that_is_not_wider_are_no_rename() -> None:
@@ -225,8 +226,8 @@ def test_a_shard_that_was_not_touched_between_two_restarts_is_asked_about_as_wel
     untouched, touched = saved(spec(CITY, N), CITIES), save(restore(spec(N), saved(spec(CITY, N), CITIES), 1), 1)
     assert differences(spec(TOWN, N), touched, 1) == []
     [said] = differences(spec(TOWN, N), untouched, 1)
-    assert "dropped=['city']" in said
-    assert differences(replace(spec(TOWN, N), dropped=("city",)), untouched, 1) == []
+    assert "removed_columns=['city']" in said
+    assert differences(replace(spec(TOWN, N), removed_columns=("city",)), untouched, 1) == []
 
 
 PLACE = pa.struct([("city", STRING), ("at", pa.struct([("x", pa.int32()), ("y", pa.float32())]))])
@@ -250,9 +251,9 @@ def test_fields_of_structs_are_added_dropped_widened_and_put_in_order_at_every_d
 def test_a_field_that_may_be_renamed_is_given_up_by_its_path() -> None:
     then, now = (spec(("x", pa.list_(pa.struct([(name, STRING), N])))) for name in ("city", "town"))
     given = rows(x=[[{"city": "a", "n": 1}], None])
-    with pytest.raises(StateMismatchError, match=r"dropped=\['x.element.city'\]"):
+    with pytest.raises(StateMismatchError, match=r"removed_columns=\['x.element.city'\]"):
         restore(now, saved(then, given), 1)
-    come_out = after(then, replace(now, dropped=("x.element.city",)), given)
+    come_out = after(then, replace(now, removed_columns=("x.element.city",)), given)
     assert come_out == rows_of([[{"town": None, "n": 1}], None])
 
 
@@ -279,7 +280,7 @@ def test_every_difference_is_listed_with_its_way_out() -> None:
     assert all(
         any(
             way in text
-            for way in ("set shards=1", "set it back to", "cast it to", "dropped=[", "so that it may be null")
+            for way in ("set shards=1", "set it back to", "cast it to", "removed_columns=[", "so that it may be null")
         )
         for text in found
     )
@@ -319,10 +320,10 @@ def test_a_column_that_operations_names_keeps_its_type_but_whole_numbers() -> No
 def test_a_column_that_operations_names_cannot_be_dropped_or_be_another() -> None:
     blob = saved(keyed(pa.int32()), rows(number=[1, 2]))
     said = "operations.id: the checkpoint takes it from column 'number', the query from "
-    other = differences(replace(keyed(pa.int32(), "other"), dropped=("number",)), blob, 1)
+    other = differences(replace(keyed(pa.int32(), "other"), removed_columns=("number",)), blob, 1)
     assert other[0] == f"{said}column 'other': set it back"
     assert other[1].startswith("column 'other' is operations.id and is not in the checkpoint: take operations.id from")
-    by_expression = keyed(pa.int32(), "other", sources=(("operations.keys", ("key",)),), dropped=("number",))
+    by_expression = keyed(pa.int32(), "other", sources=(("operations.keys", ("key",)),), removed_columns=("number",))
     assert differences(by_expression, blob, 1) == [f"{said}an expression or a column of another type: set it back"]
     same_by_expression = keyed(pa.int32(), sources=())
     assert differences(same_by_expression, blob, 1) == []

@@ -189,7 +189,7 @@ def test_the_worked_example_of_the_evolution_module() -> None:
         "of it: cast it to decimal(10,2)",
         "column 'city' is in the checkpoint and not in the query, and 'town' of the same type is in the query and not "
         "in the checkpoint: if it is renamed, select it as 'city' and rename it after resolve(); if not, give its "
-        "values up with Operations(dropped=['city'])",
+        "values up with Operations(removed_columns=['city'])",
     ]
 
 

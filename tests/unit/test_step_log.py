@@ -292,7 +292,7 @@ EVOLUTIONS: dict[str, tuple[list[Any], list[Any], dict[str, Any]]] = {
     "widened": ([ID, KEY, CITY, N], [ID, KEY, CITY, ("n", LONG)], {}),
     "widened to a decimal": ([ID, KEY, CITY, N], [ID, KEY, CITY, ("n", pa.decimal128(20, 2))], {}),
     "in a struct": ([ID, KEY, PLACE], [ID, KEY, WIDE_PLACE], {}),
-    "given up": ([ID, KEY, CITY], [ID, KEY, ("town", STRING)], {"dropped": ("city",)}),
+    "given up": ([ID, KEY, CITY], [ID, KEY, ("town", STRING)], {"removed_columns": ("city",)}),
     "all at once": ([ID, KEY, CITY, N, PLACE], [WIDE_PLACE, ("n", LONG), KEY, ID, ("more", pa.bool_())], {}),
     "another case": ([ID, KEY, CITY, N], [ID, KEY, ("City", STRING), N], {}),
 }

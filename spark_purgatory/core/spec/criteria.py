@@ -216,7 +216,7 @@ def until_deadline() -> Criterion:
     """Complete at the deadline, if an event came on any of the operation's keys by then; expire there if none came.
 
     For what is decided when the time is over: the winning bid of an auction, the readings of an interval. With
-    ``Purgatory(keep="largest")`` the outcome carries the event with the largest value.
+    ``Purgatory(evidence_order="value")`` the outcome carries the event with the largest value.
 
     Example:
         >>> until_deadline()

@@ -97,8 +97,8 @@ class EngineSpec:
     """How outcomes carry events, None: not at all. Not part of the fingerprint: it may change at any restart."""
     event_columns: pa.Schema | None = field(default=None, hash=False)
     """What is kept of each event for it, besides its key and time, by name."""
-    dropped: tuple[str, ...] = ()
-    """Columns of the checkpoint that the query gives up (`Operations.dropped`)."""
+    removed_columns: tuple[str, ...] = ()
+    """Columns of the checkpoint that the query gives up (`Operations.removed_columns`)."""
     max_pending: int = 10_000_000
     """Operations waiting in one shard: at 100 bytes each 1 GB of state, past what a state store can write."""
     max_state_bytes: int = 1 << 30

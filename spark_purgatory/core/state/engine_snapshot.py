@@ -224,7 +224,7 @@ def payload_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str] | 
     """Operations' own columns, matched with those of a query."""
     assert spec.columns is not None
     fixed = {column: argument for argument, columns in spec.sources for column in columns}
-    return StoredPayload(held, names, spec.columns, Comparison(spec.case_sensitive, fixed, spec.dropped))
+    return StoredPayload(held, names, spec.columns, Comparison(spec.case_sensitive, fixed, spec.removed_columns))
 
 
 def _differences_of_roles(spec: EngineSpec, facts: dict[str, object], waits: bool) -> list[str]:

@@ -14,8 +14,8 @@ has the columns in another order    the same values
 
 The same holds for the fields of a struct at every depth, and for the types of elements, keys and values. Anything else
 is refused. So is one column less and one more of the same type, or of a wider one: it looks like a rename, by which all
-values would be lost. Who means it names the column in `Operations.dropped`. A column that `Operations` names keeps its
-type, but that whole numbers, whose texts are the same, may be wider.
+values would be lost. `Operations.removed_columns` names columns that are really to go. A column that `Operations` names
+keeps its type, but whole numbers, whose texts are the same, may be wider.
 
 Worked example (a test asserts it)::
 
@@ -59,7 +59,7 @@ class Comparison:
     case_sensitive: bool = False
     fixed: Mapping[str, str] = field(default_factory=dict)
     """Columns that `Operations` names, by path: the argument, for example ``operations.id``."""
-    dropped: Sequence[str] = ()
+    removed_columns: Sequence[str] = ()
     """Paths of columns that the query gives up, whatever other columns look like them."""
     drops_any: bool = False
     """Whether it gives up every column that it lacks."""
@@ -121,7 +121,7 @@ class Comparison:
         yield (
             f"column '{at}' is in the checkpoint and not in the query, and {names}{case} of the same type is in the "
             f"query and not in the checkpoint: if it is renamed, select it as '{at}' and rename it after resolve(); if "
-            f"not, give its values up with Operations(dropped=['{at}'])"
+            f"not, give its values up with Operations(removed_columns=['{at}'])"
         )
 
     def _of_added(self, wanted: pa.Field, path: str) -> Iterator[str]:
@@ -147,8 +147,8 @@ class Comparison:
         if self.drops_any:
             return True
         if self.case_sensitive:
-            return path in self.dropped
-        return path.casefold() in (name.casefold() for name in self.dropped)
+            return path in self.removed_columns
+        return path.casefold() in (name.casefold() for name in self.removed_columns)
 
 
 @dataclass(frozen=True)

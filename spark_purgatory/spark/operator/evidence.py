@@ -80,4 +80,4 @@ def evidence_of(options: PurgatoryOptions) -> Evidence | None:
     if not options.evidence_columns:
         return None
     has_value, lists_all = options.completions.value is not None, options.evidence == "all"
-    return Evidence(has_value, lists_all, options.max_evidence, options.keep == "largest")
+    return Evidence(has_value, lists_all, options.max_evidence, options.evidence_order == "value")

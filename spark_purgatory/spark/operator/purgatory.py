@@ -103,7 +103,7 @@ def engine_spec(options: PurgatoryOptions, operations: InputTypes, completions: 
         roles=operations.roles,
         sources=payload_sources(options.operations, options.scope),
         texts=kept_texts(operations.types),
-        dropped=options.operations.names_of("dropped"),
+        removed_columns=options.operations.names_of("removed_columns"),
         utc_fields=timestamp_fields(operations.types, completions.types),
         deadline_is_sum=options.operations.deadline is None,
         evidence=evidence_of(options),
@@ -173,8 +173,8 @@ class Purgatory(PurgatoryOptions):
             order of their times; of EXPIRED operations too. An event is a struct like ``event``, which outcomes have
             then, too: the event that decided (see `Completions`).
         max_evidence: How many events an outcome lists at most: the first. ``matched`` says how many there were.
-        keep: Which events go first. "first" takes them by their times, and ``event`` is the one that decided.
-            "largest" takes them by `Completions.value`, the largest first, of equal ones the earliest, and ``event`` is
+        evidence_order: The order of events. "time" is by their times, and ``event`` is the one that decided. "value" is
+            by `Completions.value`, the largest first, of equal ones the earliest, and ``event`` is
             the first of these: with `criteria.until_deadline` the winning bid of an auction. It needs neither
             ``evidence`` nor ``columns``.
         orphans: Which events become ORPHAN rows: False, none; True, control events that count for no operation; "all",
@@ -273,9 +273,9 @@ class Purgatory(PurgatoryOptions):
         carried = carried_schema(self, completions.columns, events.type_of, case_sensitive)
         carried_types, event_columns = carried or (None, None)
         schema = outcome_schema(self, operations.schema, carried_types)
-        helpers = self.operations.names_of("helpers")
-        for name in set(helpers) - set(operations.columns):
-            raise not_a_column("operations.helpers", name, operations.columns)
+        exclude = self.operations.names_of("exclude")
+        for name in set(exclude) - set(operations.columns):
+            raise not_a_column("operations.exclude", name, operations.columns)
         number = number_of(given.type_of, events.type_of, self)
         if operations.isStreaming:
             watch(self, operations)
@@ -294,10 +294,10 @@ class Purgatory(PurgatoryOptions):
         if operations.isStreaming:
             route = "scope" if self.scope is not None else "id" if left.several_keys else "key"
             results = with_query(self._stream(packed, spec, sent), Query(spec, self.shards, self.host, route))
-            return results.mapInArrow(unpack, schema).drop(*helpers)
+            return results.mapInArrow(unpack, schema).drop(*exclude)
         as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
         decided = batch_function(spec, as_of_ms, sent)
-        return packed.groupBy("shard").applyInPandas(decided, RESULT_DDL).mapInArrow(unpack, schema).drop(*helpers)
+        return packed.groupBy("shard").applyInPandas(decided, RESULT_DDL).mapInArrow(unpack, schema).drop(*exclude)
 
     def _pack(self, side: Input, number: int, columns: pa.Schema | None = None, broadcast: bool = False) -> DataFrame:
         ddl = EXCHANGE_DDL.format(shard_type="bigint" if self.shards is None else "int")

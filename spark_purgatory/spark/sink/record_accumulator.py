@@ -187,7 +187,7 @@ class RecordAccumulator(SinkOptions):
         """
         self._query_to("close").stop(drain=True)
 
-    def exists(self, spark: SparkSession) -> bool:
+    def table_exists(self, spark: SparkSession) -> bool:
         """Whether the table is there.
 
         Args:
@@ -195,7 +195,7 @@ class RecordAccumulator(SinkOptions):
 
         Example::
 
-            if accumulator.exists(spark):
+            if accumulator.table_exists(spark):
                 accumulator.read(spark).show()
         """
         return self.target.exists(spark)

@@ -80,7 +80,7 @@ class DeltaTarget:
         if not self.exists(spark):
             raise ConfigError(
                 f"table {self} is not there yet: the first drain makes it, once a file is full or a row has waited for "
-                "linger. Ask exists() before, or read(staged=True) for the rows that wait"
+                "linger. Ask table_exists() before, or read(staged=True) for the rows that wait"
             )
 
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
