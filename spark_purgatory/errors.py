@@ -6,6 +6,12 @@
 
 from __future__ import annotations
 
+START_OVER = (
+    "start over with a new checkpoint and a new table, because the sources are then read from their beginning and the "
+    "table would get rows that it has a second time"
+)
+"""The last way out. A new checkpoint alone would double the table."""
+
 
 class PurgatoryError(Exception):
     """Root of all errors of this package."""

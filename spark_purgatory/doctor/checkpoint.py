@@ -18,7 +18,7 @@ from spark_purgatory.core.state.blob import HEADER, VERSION
 from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.session import clock_finding, first_cause
-from spark_purgatory.errors import ConfigError, StagingError, StateError, StateUnreadableError
+from spark_purgatory.errors import START_OVER, ConfigError, StagingError, StateError, StateUnreadableError
 from spark_purgatory.job.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.checkpoint.shard_states import (
     ShardStates,
@@ -28,6 +28,7 @@ from spark_purgatory.spark.checkpoint.shard_states import (
     states_in,
 )
 from spark_purgatory.spark.sink.table.table_claim import claimed_by
+from spark_purgatory.spark.storage.checkpoint_files import damages
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.storage_errors import RESTORE_STATE, SPARK_FAULTS, without_reach
 
@@ -40,6 +41,13 @@ KEPT_SETTINGS = ("spark.sql.streaming.stateStore.providerClass", "spark.sql.shuf
 
 def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Finding]:
     """Everything about a checkpoint."""
+    try:
+        damaged = damages(spark, checkpoint)
+    except SPARK_FAULTS:
+        damaged = []  # No query has begun there, or the place cannot be reached.
+    yield from (Finding(f"checkpoint's {damage.path}", damage.fault, damage.remedy) for damage in damaged)
+    if damaged:
+        return
     try:
         states = shard_states(spark, checkpoint)
     except StatePathError as error:
@@ -143,7 +151,7 @@ def claim_of(spark: SparkSession, checkpoint: str) -> dict[str, str] | Finding:
     try:
         return claimed_by(spark, checkpoint)
     except CLAIM_FAULTS as error:
-        remedy = "bring back the checkpoint's folder `staging` from a copy, or start with a new checkpoint"
+        remedy = f"bring back the checkpoint's folder `staging` from a copy, or {START_OVER}"
         return Finding("table of the checkpoint", first_cause(error), without_reach(error) or remedy)
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.session import clock_finding, first_cause
-from spark_purgatory.errors import PurgatoryError
+from spark_purgatory.errors import START_OVER, PurgatoryError
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.delta_session import KNOWN_FEATURES
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
@@ -28,7 +28,6 @@ UNIT_HOURS = {"week": 168.0, "day": 24.0, "hour": 1.0, "minute": 1 / 60, "second
 _LENGTH = re.compile(rf"(\d+) ({'|'.join(UNIT_HOURS)})s?", re.IGNORECASE)
 CATALOG_MANAGED = frozenset({"catalogManaged", "catalogOwned-preview", "coordinatedCommits-preview"})
 """Features of a table whose last commits may be known to a catalog alone."""
-REPLACED = "write to a new table with a new checkpoint, which reads the sources again"
 
 
 def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: str | None) -> Iterator[Finding]:
@@ -104,7 +103,7 @@ def delivery_finding(spark: SparkSession, target: DeltaTarget, checkpoint: str) 
     except PurgatoryError as error:
         return Finding(what, type(error).__name__, str(error))
     except SPARK_FAULTS as error:
-        remedy = without_reach(error) or f"bring the checkpoint's folder `staging` back, or {REPLACED}"
+        remedy = without_reach(error) or f"bring the checkpoint's folder `staging` back, or {START_OVER}"
         return Finding(what, first_cause(error), remedy)
     ledger = sender.ledger
     drains = ledger.intent.number + 1 if ledger.intent else 0

@@ -6,9 +6,6 @@ A run ends where a failpoint is reached, and the next one takes up what it left.
 from __future__ import annotations
 
 import logging
-import os
-import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,12 +17,10 @@ from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.failpoints import FAILPOINTS
 from tests.support.catalog_managed import make_catalog_managed, published
 from tests.support.now_and_then import now_and_then
+from tests.support.sink_queries import OF_OTHERS, forget_history
 from tests.support.sink_streams import Stream, every
 
 pytestmark = pytest.mark.spark
-
-AGED = "'delta.logRetentionDuration' = 'interval 1 day', 'delta.deletedFileRetentionDuration' = 'interval 1 day'"
-OF_OTHERS = Counter((-1, -2))
 
 
 class PowerCutError(RuntimeError):
@@ -53,20 +48,6 @@ def cut_in_turn(stream: Stream, points: Sequence[str]) -> None:
     for point in points:
         cut_at(stream, point)
     assert stream.run(stream.rows()).numbers() == every(stream.files)
-
-
-def forget_history(stream: Stream) -> None:
-    """Have Delta clean the log up: all that is older than its retention, and before a checkpoint that is not."""
-    table = stream.folder / "table"
-    stream.spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ({AGED}, 'delta.checkpointInterval' = '1')")
-    days_ago = time.time() - 5 * 86_400
-    for file in (table / "_delta_log").iterdir():
-        os.utime(file, (days_ago, days_ago))
-    versions = []
-    for n in OF_OTHERS:
-        stream.spark.sql(f"INSERT INTO delta.`{table}` VALUES ({n}, 0)")
-        versions = [row["version"] for row in stream.spark.sql(f"DESCRIBE HISTORY '{table}'").collect()]
-    assert 1 not in versions, f"Delta has cleaned nothing up: {versions}"
 
 
 @pytest.mark.long

@@ -211,6 +211,14 @@ def test_lost_and_damaged_state_files_are_found(spark: SparkSession, landing: La
         file.unlink()
     found = wrong(checkpoint_findings(spark.newSession(), str(landing.checkpoint)))
     assert "bring back the checkpoint's folder 'state'" in found["state"].remedy
+    for file in landing.checkpoint.glob("state/0/_metadata/**/*"):
+        file.unlink()
+    found = wrong(checkpoint_findings(spark.newSession(), str(landing.checkpoint)))
+    assert "files of its folder 'state/0/_metadata' are gone" in found["checkpoint"].remedy
+    offsets = sorted(landing.checkpoint.glob("offsets/*"), key=lambda path: int(path.name))
+    rewrite(offsets[-1], b"")
+    found = wrong(checkpoint_findings(spark, str(landing.checkpoint)))
+    assert found[f"checkpoint's offsets/{offsets[-1].name}"].found.startswith("is empty")
 
 
 @pytest.mark.spark

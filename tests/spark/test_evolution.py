@@ -209,7 +209,7 @@ def test_what_cannot_change_is_refused_before_a_micro_batch_runs(spark: SparkSes
         with pytest.raises(StateMismatchError) as refused:
             run(spark, landing, columns, **changes)
         assert [text for text in said if text not in str(refused.value)] == []
-        assert str(refused.value).endswith(("; or start a new checkpoint", MOVES))
+        assert str(refused.value).endswith(("; or start over: a new checkpoint and a new table", MOVES))
         with pytest.raises(StateMismatchError) as refused_again:
             stream = outcomes_of(spark, landing, columns, **changes)
             check_checkpoint(spark, str(landing.checkpoint), stream)

@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS, export_state, move_checkpoint
 from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS
 from spark_purgatory.errors import ConfigError, StateMismatchError, StorageError
-from spark_purgatory.spark.checkpoint.shard_states import UNFINISHED
 from spark_purgatory.spark.move import move
 from spark_purgatory.spark.move.old_checkpoint import FORMAT_VERSION
+from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.testing.splits import Batch, splits
 from tests.support.controlled_streams import CLOSING, CLOSING_US, as_file_row, controlled

@@ -11,14 +11,26 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import types as T
 
+from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ForeignWriterError, StagingError
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging.backlog import MAX_FILES_AHEAD, Backlog
 from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, Intent, Ledger, Piece, Run, StagedBatch
 from spark_purgatory.spark.sink.staging.ledger_format import empty_entry, intent_entry, record_entry, replay
-from spark_purgatory.spark.sink.staging.staged_files import check_one_writer, file_at, hash_names, read_files, row_hash
+from spark_purgatory.spark.sink.staging.staged_files import (
+    check_one_writer,
+    file_at,
+    hash_names,
+    measured,
+    read_files,
+    row_hash,
+    rules_of,
+    stage,
+)
 from spark_purgatory.spark.sink.staging.staging_folder import FORMAT, LogEntry, StagingFolder
+from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.damage import halve
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
@@ -67,19 +79,26 @@ def test_every_micro_batch_before_the_one_that_runs_counts_and_that_one_does_not
 
 def test_of_a_micro_batch_that_several_runs_have_staged_the_last_ones_folder_counts() -> None:
     earlier, later = piece(0, epoch=1), piece(0, epoch=0, run=NEXT_RUN)
-    book = ledger(record(earlier), record(later))
+    drained = intent_entry(Intent(0, "uuid", None, "", NO_BATCH, False, (), (), epochs=(0,), run=0))[:2]
+    book = ledger(drained, record(earlier), record(later))
     book.adopt([earlier, later], before=1)
     assert [(found.run, found.epoch) for found in book.pieces.values()] == [(1, 0)]
     assert book.run.number == 2, "the run that reads this is a later one"
-    book = ledger(record(earlier), record(later))
+    book = ledger(drained, record(earlier), record(later))
     book.adopt([earlier, replace(later, rows=4)], before=1)
     assert [found.run for found in book.pieces.values()] == [0], "the later folder lost a row"
-    book = ledger(record(earlier))
+    book = ledger(drained, record(earlier))
     book.adopt([earlier, later], before=1)
     assert [found.run for found in book.pieces.values()] == [0], "the next run died in it, the old one ended it"
     twins = piece(0, run=NEXT_RUN), piece(0, run=TWIN)
     with pytest.raises(ForeignWriterError, match=r"-000001-bbbbbbbb and .*-000001-cccccccc .* two runs of the query"):
         ledger(*map(record, twins)).adopt(twins, before=1)
+
+
+def test_an_intent_that_is_not_there_is_missed_by_what_came_after_it() -> None:
+    for entry in (record(piece(0, epoch=1)), ("done=0", {"number": 0, "table_version": 0, "table_id": "t"})):
+        with pytest.raises(StagingError, match=r"entry intent=0 of .* is missing"):
+            ledger(entry)
 
 
 def test_a_folder_that_holds_other_rows_than_its_record_says_is_damaged() -> None:
@@ -227,3 +246,59 @@ def test_staged_micro_batches_are_counted_together_and_missed_after_a_restart(
     halve(next(lost.rglob("*.parquet")))  # What an old run has half written again after the next one has passed.
     assert stream.add(1).run(stream.rows()).numbers() == every(5)
     assert staged_files(stream) == []
+
+
+NESTED = (
+    "map(timestamp_seconds(n), concat('t', n)) AS by_time",
+    "map('at', timestamp_seconds(n), 'none', NULL) AS times",
+    "named_struct('m', map(n, named_struct('at', timestamp_seconds(n), 'raw', unhex('00ff')))) AS inner",
+    "array(map('k', array(timestamp_seconds(n))), NULL) AS list",
+    "map('outer', map('inner', date_from_unix_date(int(n)))) AS maps",
+    "to_variant_object(named_struct('at', timestamp_seconds(n), 'd', n / 3, 'b', unhex('00ff'))) AS v",
+    "named_struct('v', array(to_variant_object(named_struct('at', timestamp_seconds(n))))) AS variants",
+    "map('double', n / 3e5D) AS doubles",
+    "CASE WHEN n % 2 = 0 THEN map('a', 1) END AS sometimes",
+)
+OTHERWISE = {
+    "spark.sql.session.timeZone": "America/New_York",
+    "spark.sql.ansi.enabled": "false",
+    "spark.sql.legacy.castComplexTypesToString.enabled": "true",
+    "spark.sql.binaryOutputStyle": "BASE64",
+    "spark.sql.legacy.allowHashOnMapType": "true",
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
+    "spark.sql.legacy.timeParserPolicy": "LEGACY",
+    "spark.sql.jsonGenerator.ignoreNullFields": "false",
+    "spark.sql.variant.pushVariantIntoScan": "false",
+    "spark.sql.parquet.enableVectorizedReader": "false",
+    "spark.sql.parquet.inferTimestampNTZ.enabled": "false",
+    "spark.sql.timestampType": "TIMESTAMP_NTZ",
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.legacy.setopsPrecedence.enabled": "true",
+    "spark.sql.storeAssignmentPolicy": "LEGACY",
+}
+"""Settings that change a cast, a text or a reader."""
+
+
+def test_staged_rows_are_known_again_in_a_session_of_other_settings(spark: SparkSession, tmp_path: Path) -> None:
+    """Maps and variants that hold timestamps were damaged, it said, once the session had another time zone."""
+    rows = spark.range(20).selectExpr("id AS n").selectExpr("n", *NESTED)
+    path = f"rows/generation=0/epoch=0/batch={0:020d}-000000-abcdef01"
+    stage(rows, f"{tmp_path}/{path}", rules_of(rows.schema, SinkOptions(path="/t"), ()), 0)
+    pieces = measured(spark, [f"{tmp_path}/{path}"], rows.schema.json())
+    found = read_files(spark, str(tmp_path), rows.schema, [pieces], ["n"])
+    assert found.drop("v", "variants").collect() == rows.drop("v", "variants").collect()
+    for setting in ({name: value} for name, value in OTHERWISE.items()):
+        with settings(spark, setting):
+            assert read_files(spark, str(tmp_path), rows.schema, [pieces], ["n"]).count() == 20, setting
+    with settings(spark, OTHERWISE):
+        assert read_files(spark, str(tmp_path), rows.schema, [pieces], ["n"]).count() == 20
+
+
+@pytest.mark.parametrize("wrong", ["map('at', NULL)", "map()", "NULL", "map('at', timestamp_seconds(n + 1))"])
+def test_a_map_that_differs_has_another_hash(spark: SparkSession, wrong: str) -> None:
+    rows = spark.range(1, 2).selectExpr("id AS n")
+    rows = rows.selectExpr("map('at', timestamp_seconds(n)) AS m", f"cast({wrong} AS map<string, timestamp>) AS w")
+    columns = [T.StructType([T.StructField(name, rows.schema["m"].dataType)]) for name in "mw"]
+    found = rows.select(*map(row_hash, columns)).first()
+    assert found is not None and found[0] != found[1]

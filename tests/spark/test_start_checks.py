@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import venv
 from collections import Counter
@@ -25,6 +26,7 @@ from spark_purgatory.errors import (
     StorageError,
     TableForgetsError,
 )
+from spark_purgatory.spark.sink.drain import failpoints
 from tests.support.column_types import TAKEN, listed
 from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
@@ -187,6 +189,32 @@ def test_nothing_is_seen_of_a_table_before_its_first_drain(stream: Stream) -> No
     assert list((stream.folder / "table").iterdir()) == []
     query.drain()
     assert stream.numbers() == every(1)
+
+
+@pytest.mark.parametrize("by_name", [False, *now_and_then(True)])
+def test_what_a_first_drain_left_that_was_killed_does_not_stop_the_query(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, by_name: bool
+) -> None:
+    """Delta had written data files and no version 0: every restart was refused, and the advice doubled the rows."""
+    folder = Path(stream.spark.conf.get("spark.sql.warehouse.dir").removeprefix("file:")) / "killed"
+    folder = folder if by_name else stream.folder / "table"
+    stream.sink = RecordAccumulator(**({"table": "killed"} if by_name else {"path": str(folder)}))
+
+    def killed(reached: str) -> None:
+        if reached == "before drain commit":
+            raise RuntimeError("killed")
+
+    monkeypatch.setattr(failpoints, "hook", killed)
+    with pytest.raises(Exception, match="killed"):
+        stream.run(stream.rows())
+    monkeypatch.undo()
+    stream.spark.range(5).selectExpr("id AS n", "id AS part").write.mode("append").parquet(str(folder))
+    if by_name:
+        with pytest.raises(ConfigError, match=r"that the first drain left when it was killed\. .*Remove the folder"):
+            stream.run(stream.rows())
+        shutil.rmtree(folder)
+    assert stream.run(stream.rows()).numbers() == every(1)
+    stream.spark.sql("DROP TABLE IF EXISTS killed")
 
 
 # --- the checkpoint --------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, SchemaMismatchError
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.now_and_then import now_and_then
-from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
+from tests.support.sink_queries import HOUR, OF_OTHERS, accumulator, forget_history, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every
 
 pytestmark = pytest.mark.spark
@@ -181,6 +181,16 @@ def test_a_table_that_is_not_there_yet_is_told_by_read(stream: Stream) -> None:
     sink = accumulator(stream, **HOUR)
     with pytest.raises(ConfigError, match=r"table .*/table is not there yet: the first drain makes it.*staged=True"):
         sink.read(stream.spark)
+    with pytest.raises(ConfigError, match=r"is no checkpoint of a query that was started"):
+        sink.read(stream.spark, staged=True, checkpoint=str(stream.checkpoint))
+    start(stream, sink, stream.rows().where("n < 0")).processAllAvailable()
+    assert sink.read(stream.spark, staged=True, checkpoint=str(stream.checkpoint)).count() == 0
+    sink.close()
+    for folder in ("offsets", "commits", "staging/log"):
+        shutil.rmtree(stream.checkpoint / folder)  # As the checkpoint is before the first micro-batch.
+    with pytest.raises(ConfigError, match=r"is not there yet, and no row is staged for it"):
+        sink.read(stream.spark, staged=True, checkpoint=str(stream.checkpoint))
+    shutil.rmtree(stream.checkpoint)
     query = start(stream, sink)
     wait_until(lambda: (stream.checkpoint / "commits" / "0").exists(), query)
     with pytest.raises(ConfigError, match=r"is not there yet"):
@@ -236,7 +246,7 @@ def test_rows_that_wait_go_to_a_column_that_was_renamed(stream: Stream) -> None:
         ("city", "town"), ("town", "`the place`"), ("part", "half"), ("at.x", "lon"), ("list.element.z", "`a.b`"),
     ]:  # fmt: skip
         spark.sql(f"ALTER TABLE delta.`{table}` RENAME COLUMN {old} TO {new}")
-    said = r"columns of table .* were renamed: part is half, city is the place now\. .*withColumnsRenamed"
+    said = r"were renamed: part is half, city is the place, at.x is at.lon, .* now\. .*withColumnsRenamed"
     with pytest.raises(SchemaMismatchError, match=said):
         stream.sink.write_stream(rows, checkpoint=str(stream.checkpoint))
     seen = stream.sink.read(spark, staged=True)
@@ -281,6 +291,92 @@ def test_a_column_that_was_dropped_is_not_taken_for_an_older_one_of_its_name(str
     spark.sql(f"ALTER TABLE delta.`{table}` ADD COLUMNS (city string)")
     assert stream.run(stream.rows()).numbers() == every(1)
     assert stream.table().where("city = 'c' AND town IS NULL").count() == 10
+
+
+def renamed(table: Path, *changes: tuple[str, str]) -> None:
+    for old, new in changes:
+        SparkSession.active().sql(f"ALTER TABLE delta.`{table}` RENAME COLUMN {old} TO {new}")
+
+
+SWAPPED = ("a", "t"), ("b", "a"), ("t", "b"), ("at.x", "t"), ("at.y", "x"), ("at.t", "y")
+AS_BEFORE = "concat('A', n) AS a", "concat('B', n) AS b", "struct('X' AS x, 'Y' AS y) AS at"
+AS_AFTER = "concat('A', n) AS b", "concat('B', n) AS a", "struct('X' AS y, 'Y' AS x) AS at"
+RIGHT = "b = concat('A', n) AND a = concat('B', n) AND at.y = 'X' AND at.x = 'Y'"
+
+
+def swapping(stream: Stream, **options: str) -> RecordAccumulator:
+    """A table whose columns a and b, at.x and at.y, have each other's names once `SWAPPED` was done."""
+    table = stream.folder / "table"
+    columns = "n bigint, part bigint, a string, b string, at struct<x: string, y: string>"
+    stream.spark.sql(f"CREATE TABLE delta.`{table}` ({columns}) USING delta {MAPPED}")
+    stream.sink = RecordAccumulator(path=str(table), **options)
+    return stream.sink
+
+
+def test_rows_that_wait_follow_columns_that_swap_their_names(stream: Stream) -> None:
+    """A1 and B1 landed as a=A1, b=B1, where a was the former b: silently."""
+    table = stream.folder / "table"
+    rows = stream.rows().selectExpr("n", "part", *AS_BEFORE)
+    sink = swapping(stream, **HOUR)
+    staged_for(stream, sink, rows)
+    renamed(table, *SWAPPED)
+    assert sink.read(stream.spark, staged=True).where(RIGHT).count() == 10
+    said = r"were renamed: a is b, b is a, at\.x is at\.y, at\.y is at\.x now\. .* give its columns another order"
+    with pytest.raises(SchemaMismatchError, match=said):
+        sink.write_stream(rows, checkpoint=str(stream.checkpoint))
+    stream.add(1).run(stream.rows().selectExpr("n", "part", *AS_AFTER))
+    assert stream.numbers() == every(2) and stream.table().where(RIGHT).count() == 20
+    assert stream.add(1).run(stream.rows().selectExpr("n", "part", *AS_AFTER)).table().where(RIGHT).count() == 30
+
+
+def test_a_query_that_runs_follows_columns_that_swap_their_names(stream: Stream) -> None:
+    table = stream.folder / "table"
+    sink = swapping(stream, **HOUR)
+    query = start(stream, sink, stream.rows().selectExpr("n", "part", *AS_BEFORE))
+    wait_until(lambda: bool(staged_files(stream)), query)
+    renamed(table, *SWAPPED)
+    query.flush()
+    stream.add(1)
+    query.processAllAvailable()
+    sink.close()
+    assert stream.numbers() == every(2) and stream.table().where(RIGHT).count() == 20
+
+
+@pytest.mark.long
+def test_rows_that_wait_follow_columns_that_shift_their_names(stream: Stream) -> None:
+    """It said that the table lacks a, with the advice to add it: old values stayed in the wrong column."""
+    table = stream.folder / "table"
+    sink = swapping(stream, **HOUR)
+    rows = stream.rows().selectExpr("n", "part", *AS_BEFORE)
+    staged_for(stream, sink, rows)
+    renamed(table, ("b", "c"), ("a", "b"))
+    with pytest.raises(SchemaMismatchError, match=r"were renamed: a is b, b is c now\."):
+        sink.write_stream(rows, checkpoint=str(stream.checkpoint))
+    stream.run(stream.rows().selectExpr("n", "part", "concat('A', n) AS b", "concat('B', n) AS c", AS_BEFORE[2]))
+    assert stream.table().where("b = concat('A', n) AND c = concat('B', n)").count() == 10
+    stream.add(1).sink = RecordAccumulator(path=str(table), **HOUR)
+    staged_for(stream, stream.sink, stream.rows().selectExpr("n", "part", "concat('A', n) AS b", "'C' AS c"))
+    stream.spark.sql(f"ALTER TABLE delta.`{table}` DROP COLUMN c")
+    renamed(table, ("b", "c"))
+    stream.sink = RecordAccumulator(path=str(table))
+    with pytest.raises(Exception, match=r"SchemaMismatchError: .* has dropped c, .* given the name to another column"):
+        stream.run(stream.rows().selectExpr("n", "part", "concat('A', n) AS c"))
+    assert stream.table().count() == 10
+
+
+@pytest.mark.long
+def test_columns_whose_renames_the_history_has_lost_are_not_guessed(stream: Stream) -> None:
+    table = stream.folder / "table"
+    sink = swapping(stream, **HOUR)
+    rows = stream.rows().selectExpr("n", "part", *AS_BEFORE)
+    staged_for(stream, sink, rows)
+    forget_history(stream)
+    stream.sink = RecordAccumulator(path=str(table))
+    said = r"SchemaMismatchError: .*history .* does not say .* since version 0, .*columnsAsOf"
+    with pytest.raises(Exception, match=said):
+        stream.run(rows)
+    stream.spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('spark_purgatory.columnsAsOf' = '0')")
+    assert stream.run(rows).numbers() == every(1) + OF_OTHERS
 
 
 @pytest.mark.parametrize("drained", [*now_and_then(True), False])
@@ -358,3 +454,21 @@ def test_what_is_written_does_not_depend_on_the_session(stream: Stream, policy: 
     found = {(int(row["n"]), row["small"], row["at"].microsecond) for row in stream.table().collect()}
     assert found == {(n, n % 2, 123456) for n in range(10)}
     spark.sql("DROP TABLE kinds")
+
+
+@pytest.mark.parametrize("by_name", [False, *now_and_then(True)])
+def test_rows_that_wait_go_to_a_column_whose_type_was_widened(stream: Stream, by_name: bool) -> None:
+    """By path the staged ints were refused, with two advices of which none helped."""
+    table = stream.folder / "table"
+    more = "TBLPROPERTIES ('delta.enableTypeWidening' = 'true')"
+    stream.spark.sql(f"CREATE TABLE widened (n int, s struct<x: int, y: float>) USING delta LOCATION '{table}' {more}")
+    place = {"table": "widened"} if by_name else {"path": str(table)}
+    stream.sink = RecordAccumulator(**place, **HOUR)
+    rows = stream.rows().selectExpr("int(n) AS n", "struct(int(n) AS x, float(n) AS y) AS s")
+    staged_for(stream, stream.sink, rows)
+    for change in ("n TYPE bigint", "s.x TYPE bigint", "s.y TYPE double"):
+        stream.spark.sql(f"ALTER TABLE widened ALTER COLUMN {change}")
+    stream.sink = RecordAccumulator(**place)
+    assert stream.add(1).run(rows).numbers() == every(2), "ints hold as they are"
+    assert stream.table().where("s.x = n AND s.y = n").count() == 20
+    stream.spark.sql("DROP TABLE widened")

@@ -280,7 +280,7 @@ def test_what_a_query_is_stands_in_its_plan_however_the_stream_is_wrapped(spark:
     wrapped = {**STATELESS, "every": every, "dropDuplicates": lambda frame: frame.dropDuplicates(["id"])}
     for name, wrap in wrapped.items():
         assert query_of(wrap(stream)) == known, name
-        with pytest.raises(StateMismatchError, match=r"^emit: .*set it back to 'early'; or start a new checkpoint"):
+        with pytest.raises(StateMismatchError, match=r"^emit: .*set it back to 'early'; or start over: a new "):
             check_checkpoint(spark, str(landing.checkpoint), wrap(later))
     assert query_of(landing.frames(spark)[0]) is None
     assert all(not field.metadata for field in stream.schema.fields), "no trace in a schema, nor in a table"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tests.support.sink_streams import Stream
 
 TRIGGER_S = 1
 HOUR = {"linger": "1 hour", "delivery_timeout": "1 hour"}
+AGED = "'delta.logRetentionDuration' = 'interval 1 day', 'delta.deletedFileRetentionDuration' = 'interval 1 day'"
+OF_OTHERS = Counter((-1, -2))
 
 
 def accumulator(stream: Stream, **options: Any) -> RecordAccumulator:
@@ -50,3 +53,17 @@ def staged_files(stream: Stream) -> list[Path]:
     """The staged files of micro-batches that were written whole; what stands in `_temporary` is none of them."""
     found = parquet_files(stream.checkpoint / "staging" / "rows")
     return [file for file in found if "_temporary" not in file.parts]
+
+
+def forget_history(stream: Stream) -> None:
+    """Have Delta clean the log up: all that is older than its retention, and before a checkpoint that is not."""
+    table = stream.folder / "table"
+    stream.spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ({AGED}, 'delta.checkpointInterval' = '1')")
+    days_ago = time.time() - 5 * 86_400
+    for file in (table / "_delta_log").iterdir():
+        os.utime(file, (days_ago, days_ago))
+    versions = []
+    for n in OF_OTHERS:
+        stream.spark.sql(f"INSERT INTO delta.`{table}` (n, part) VALUES ({n}, 0)")
+        versions = [row["version"] for row in stream.spark.sql(f"DESCRIBE HISTORY '{table}'").collect()]
+    assert 1 not in versions, f"Delta has cleaned nothing up: {versions}"

@@ -125,7 +125,7 @@ class WorldTable(DeltaTarget):
     def facts(self, spark: Any) -> TableFacts | None:
         return None if self.world.table_id is None else TableFacts(self.world.table_id, "/table", ())
 
-    def history(self, spark: Any, since: int | None = None) -> History:
+    def history(self, spark: Any, since: int | None = None, first: int = 0) -> History:
         return History(tuple(reversed(self.world.versions)))
 
     def check(self, spark: Any, table_id: str | None, schema: Any) -> TableFacts | None:

@@ -286,7 +286,7 @@ def test_every_difference_is_listed_with_its_way_out() -> None:
     )
     with pytest.raises(StateMismatchError) as raised:
         restore(now, saved(then, given), 1)
-    assert str(raised.value) == "; ".join([*found[1:], "or start a new checkpoint"])
+    assert str(raised.value) == "; ".join([*found[1:], "or start over: a new checkpoint and a new table"])
 
 
 # --- columns that Operations names ----------------------------------------------------------------

@@ -56,7 +56,7 @@ def test_a_storage_out_of_reach_is_no_reason_for_a_new_checkpoint(text: str) -> 
 @pytest.mark.parametrize("text", DAMAGED)
 def test_what_is_missing_from_the_storage_is_brought_back_or_left(text: str) -> None:
     assert without_reach(RuntimeError(text)) is None
-    assert "start with a new checkpoint" in str(state_fault(RuntimeError(text)))
+    assert "start over with a new checkpoint and a new table" in str(state_fault(RuntimeError(text)))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, History, TableVersion
+from spark_purgatory.errors import StagingError
+from spark_purgatory.spark.sink.drain.table_truth import TableTruth
+from spark_purgatory.spark.sink.staging.ledger import DrainState, Intent, Ledger, Names
+from spark_purgatory.spark.sink.table.history import (
+    NO_VERSION,
+    DrainCommit,
+    History,
+    TableFacts,
+    TableState,
+    TableVersion,
+)
 
 OURS, THEIRS = "spark_purgatory/1/t", "spark_purgatory/2/t"
 
@@ -39,6 +49,28 @@ def test_a_history_is_whole_since_the_version_before_its_oldest(since: int, is_w
 def test_drains_are_those_of_the_app_id_and_a_compaction_with_its_mark_is_not_the_drain() -> None:
     found = history(write(0, OURS, 0), write(1, OURS, 1), write(2, OURS, 1), write(3, THEIRS, 7), write(4)).drains(OURS)
     assert {number: commit.version for number, commit in found.items()} == {0: 0, 1: 1}
+
+
+def test_queries_that_filled_a_table_are_told_the_latest_first_and_not_those_before_it_was_replaced() -> None:
+    replaced = TableVersion(1, "CREATE OR REPLACE TABLE AS SELECT", {}, None)
+    found = history(write(0, "gone", 0), replaced, write(2, OURS, 0), write(3, THEIRS, 0), write(4, OURS, 1), write(5))
+    assert [(query.app_id, query.drains, query.last.version) for query in found.queries()] == [
+        (OURS, 2, 4),
+        (THEIRS, 1, 3),
+    ]
+
+
+def test_a_metadata_file_of_another_query_id_is_known_by_the_checkpoints_own_drain() -> None:
+    ledger = Ledger(names=Names("/c", "/c/staging", "t", "spark_purgatory/flipped"), table_version=1)
+    ledger.take(Intent(1, "u1", "id", "", 5, False, (), (), (), run=0))
+    ledger.drain = DrainState.UNSURE
+    facts = TableFacts("id", "/t", ())
+    before = write(1, "spark_purgatory/true", 0, "u0")
+    for entries in ([before], [write(0), write(2, "spark_purgatory/true", 1, "u1")]):
+        with pytest.raises(StagingError, match=r'/c/metadata names the query .*write that id .*\{"id":"true"\}'):
+            TableTruth().compare(ledger, TableState(facts, history(*entries)))
+    others = history(write(0, THEIRS, 0, "v"), write(1, "spark_purgatory/flipped", 0, "u0"))
+    TableTruth().compare(ledger, TableState(facts, others))
 
 
 @pytest.mark.parametrize(

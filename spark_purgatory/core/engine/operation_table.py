@@ -143,7 +143,7 @@ class OperationTable:
         if kept is not None and kept != payload.type:
             raise StateMismatchError(
                 f"operations: the checkpoint holds columns of {_types(kept)}, the query brings {_types(payload.type)}: "
-                "bring the same columns in the same order, or start a new checkpoint"
+                "bring the same columns in the same order, or start over with a new checkpoint and a new table"
             )
         first = len(self.late_column)
         given = {**vars(operations), "id_slot": id_slot}

@@ -108,7 +108,7 @@ def differences(spec: EngineSpec, blob: bytes, shards: int) -> list[str]:
 def listed(found: list[str]) -> str:
     """The message of an error about them."""
     left = [f"{more} more"] if (more := len(found) - MOST_DIFFERENCES) > 0 else []
-    left += [] if all(text.endswith(MOVES) for text in found) else ["or start a new checkpoint"]
+    left += [] if all(text.endswith(MOVES) for text in found) else ["or start over: a new checkpoint and a new table"]
     return "; ".join([*found[:MOST_DIFFERENCES], *left])
 
 

@@ -18,8 +18,9 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.errors import ConfigError, StateUnreadableError
+from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
 from spark_purgatory.spark.storage.commits import absolute, committed_batches, offsets_of
-from spark_purgatory.spark.storage.paths import literal
+from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_errors import RESTORE_STATE, SPARK_FAULTS, state_fault
 
@@ -32,8 +33,6 @@ OPERATORS = {
 """What Spark calls the operators that hold our state, and their names as `Purgatory.host`."""
 
 
-UNFINISHED = "half_of_a_checkpoint_run_the_move_again"
-"""The file ``metadata`` of a checkpoint whose move has not ended: one word, for Spark quotes one when it stops."""
 STATE_BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(256 << 20)}
 
 NOTHING_THERE = ("STDS_COMMITTED_BATCH_UNAVAILABLE", "STDS_FAILED_TO_READ_STATE_SCHEMA")
@@ -172,10 +171,13 @@ def _operator(spark: SparkSession, checkpoint: str) -> tuple[str, int]:
     rows = spark.read.format("state-metadata").load(checkpoint).select("operatorId", "operatorName").collect()
     found = [(row["operatorName"], int(row["operatorId"])) for row in rows if row["operatorName"] in OPERATORS]
     if not rows:
+        files = spark.read.option("recursiveFileLookup", "true").text(in_checkpoint(literal(checkpoint), "state"))
+        is_there = any("/state/" in file for file in files.inputFiles())
+        gone = "files of its folder 'state/0/_metadata' are gone" if is_there else "its folder 'state' is gone or empty"
         raise StateUnreadableError(
-            f"checkpoint={checkpoint!r} has committed micro-batches and no state of any query: its folder 'state' is "
-            f"gone or empty: {RESTORE_STATE}. If its query never had a purgatory, name the checkpointLocation of the "
-            "query that writes the purgatory's outcomes"
+            f"checkpoint={checkpoint!r} has committed micro-batches and no state of any query: {gone}: {RESTORE_STATE}."
+            " If its query never had a purgatory, name the checkpointLocation of the query that writes the purgatory's "
+            "outcomes"
         )
     if not found:
         names = ", ".join(row["operatorName"] for row in rows)

@@ -25,6 +25,7 @@ from spark_purgatory.spark.checkpoint.shard_states import (
     states_in,
 )
 from spark_purgatory.spark.operator.stream_plan import Query, query_of
+from spark_purgatory.spark.storage.checkpoint_files import check_files
 
 LOG = logging.getLogger(__name__)
 FOUND_DDL = "fault string, differences array<string>"
@@ -50,6 +51,7 @@ def check_checkpoint(spark: SparkSession, checkpoint: str, outcomes: DataFrame) 
         StateVersionError: A state is of a format that this version does not read.
         ConfigError: ``outcomes`` does not come from `Purgatory.resolve`, or the checkpoint is of a query without a
             purgatory.
+        StorageError: A file of Spark's own in the checkpoint is missing or damaged.
 
     Example::
 
@@ -62,6 +64,8 @@ def check_checkpoint(spark: SparkSession, checkpoint: str, outcomes: DataFrame) 
         raise ConfigError(
             "outcomes: no purgatory is in this stream: give what Purgatory.resolve returned, or a stream made of it"
         )
+    if is_checkpoint(spark, checkpoint):
+        check_files(spark, checkpoint)
     _check(spark, checkpoint, query)
 
 

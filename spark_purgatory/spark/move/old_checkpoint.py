@@ -8,11 +8,12 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.checkpoint.shard_states import ENCODED, UNFINISHED
+from spark_purgatory.errors import START_OVER, ConfigError
+from spark_purgatory.spark.checkpoint.shard_states import ENCODED
 from spark_purgatory.spark.move.files import Files
 from spark_purgatory.spark.sink.table.table_claim import claimed_by
 from spark_purgatory.spark.sink.table.table_place import check_outside
+from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
 from spark_purgatory.spark.storage.paths import Place
 
 PARTITIONS = "spark.sql.shuffle.partitions"
@@ -89,8 +90,7 @@ class OldCheckpoint:
         if self.has_format_2:
             raise ConfigError(
                 f"source={self.path!r} has state stores of format 2 ({FORMAT_VERSION}), and a move takes over those of "
-                "format 1, Spark's default: keep shards and host, or start with a new checkpoint, which reads the "
-                "sources again"
+                f"format 1, Spark's default: keep shards and host, or {START_OVER}"
             )
         names = [row["operatorName"] for row in spark.read.format("state-metadata").load(self.path).collect()]
         if len(names) > 1:

@@ -176,7 +176,8 @@ class AccumulatorQuery:
                     "nothing any more: flush or close the accumulator of the run that goes on"
                 )
         if self._sender.has_failed or not self._sender.is_last(self._spark):
-            self._sender = Sender(self._sender.options, self._sender.checkpoint, self._sender.on_delivery)
+            last = self._sender
+            self._sender = Sender(last.options, last.checkpoint, last.on_delivery, last.since)
         self._sender.drain(self._spark)
 
 

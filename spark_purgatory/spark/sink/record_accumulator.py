@@ -135,9 +135,9 @@ class RecordAccumulator(SinkOptions):
         self._refuse(df, checkpoint)
         if is_remote():
             look_anew(df.sparkSession)
-        options = checked(df.sparkSession, df.schema, self.options, checkpoint)
+        options, since = checked(df.sparkSession, df.schema, self.options, checkpoint)
         check_state(df, checkpoint)
-        sender = Sender(options, checkpoint, self.on_delivery)
+        sender = Sender(options, checkpoint, self.on_delivery, since)
         writer = with_heartbeat(df).writeStream.foreachBatch(sender).outputMode("append")
         writer = writer.option("checkpointLocation", checkpoint)
         writer = writer.trigger(**chosen)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError, StorageError
+from spark_purgatory.errors import START_OVER, ConfigError, ForeignWriterError, StagingError, StorageError
 from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, StagingFolder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import History
@@ -66,8 +66,7 @@ def _decided(spark: SparkSession, target: DeltaTarget, app_id: str, name: str, e
     if not name.startswith("intent="):
         raise StagingError(
             f"the entries {', '.join(entry.path for entry in entries)} differ, and no table says which is true: bring "
-            "the checkpoint's folder 'staging' back from a copy, or start with a new checkpoint, which reads the "
-            "sources again"
+            f"the checkpoint's folder 'staging' back from a copy, or {START_OVER}"
         )
     number = int(name.partition("=")[2])
     since = min(entry.body["base_version"] for entry in entries)
@@ -79,14 +78,14 @@ def _decided(spark: SparkSession, target: DeltaTarget, app_id: str, name: str, e
             raise ForeignWriterError(
                 f"table {target} holds transaction {number} of app id {app_id!r}, and it is of neither "
                 f"{' nor '.join(entry.path for entry in entries)}: someone else writes to the table with the query's "
-                "app id. Nothing was changed. Start with a new checkpoint and a new table"
+                f"app id. Nothing was changed. Stop them, and {START_OVER}"
             )
         why = f"version {commit.version} of table {target} is its commit"
     elif not history.is_whole_since(since):
         raise StorageError(
             f"the history of table {target} was cut since {name}, so it does not say whether "
-            f"{' or '.join(entry.path for entry in entries)} was committed. Nothing was changed. Start with a new "
-            "checkpoint and a new table"
+            f"{' or '.join(entry.path for entry in entries)} was committed. Nothing was changed. The way out is to "
+            f"{START_OVER}"
         )
     else:
         true = max(entries, key=lambda entry: (entry.body["last_batch"], entry.body["run"]))

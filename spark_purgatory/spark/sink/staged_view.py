@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, StagingError
+from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
 from spark_purgatory.spark.sink.staging.ledger import Ledger, missing
 from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
 from spark_purgatory.spark.sink.staging.staged_files import pieces_below, read_pieces
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import NO_VERSION
-from spark_purgatory.spark.sink.table.renames import followed, with_names
+from spark_purgatory.spark.sink.table.renames import StagedColumns, with_names
 from spark_purgatory.spark.sink.table.table_claim import app_id_of, claimed_by, is_one_table
 from spark_purgatory.spark.sink.table.table_place import resolved
 from spark_purgatory.spark.storage.commits import next_batch, repartitions_in
@@ -30,6 +28,11 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
     half written. The staging folder is read between two looks at the table's version: if these agree, it is of the same
     time.
     """
+    if not is_checkpoint(spark, checkpoint):
+        raise ConfigError(
+            f"checkpoint={checkpoint!r} is no checkpoint of a query that was started: start it, or name the checkpoint "
+            "of the query whose staged rows are wanted"
+        )
     place = StagingFolder.of(spark, checkpoint)
     # The query may name the table in another way than the reader, and other tables may have its name.
     claimed, here = claimed_by(spark, checkpoint), resolved(spark, SinkOptions(path=target.path, table=target.table))
@@ -103,14 +106,21 @@ def _view(
     left = set(intent.left) if intent is not None else set()
     whole = [piece for piece in ledger.pieces.values() if piece not in left]
     is_there = version > NO_VERSION
-    if not (taken or left or whole) and (is_there or ledger.schema is None):
-        return target.read(spark, version if is_there else None)
-    schema = T.StructType.fromJson(json.loads(ledger.schema or ""))
+    if not (taken or left or whole) and is_there:
+        return target.read(spark, version)
+    if ledger.schema is None:
+        raise ConfigError(
+            f"table {target} is not there yet, and no row is staged for it: its query has not had a micro-batch with "
+            "rows. Ask exists() before, or read again later"
+        )
+    columns = StagedColumns.of(ledger.schema or "")
+    schema = columns.rows
     if not (taken or left or whole):
         return spark.createDataFrame([], schema)
     staged = read_pieces(spark, folder, schema, [*taken, *left], whole)
     if not is_there:
         return staged
-    table = target.read(spark, version)
-    staged = with_names(staged, followed(spark, target.place, schema, table.schema))
+    table, facts = target.read(spark, version), target.facts(spark)
+    if facts is not None:
+        staged = with_names(staged, target.columns_now(spark, columns, facts, table.schema).there or schema)
     return table.unionByName(staged, allowMissingColumns=True)

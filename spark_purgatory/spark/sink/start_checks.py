@@ -24,15 +24,18 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, StorageError, TableForgetsError
 from spark_purgatory.spark.checkpoint.start_check import check_if_outcomes
+from spark_purgatory.spark.sink.staging.ledger import Ledger
+from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
+from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.column_rules import unfit
 from spark_purgatory.spark.sink.table.delta_session import check_features, is_without_delta, what_lacks
 from spark_purgatory.spark.sink.table.delta_target import FORGETS, DeltaTarget
-from spark_purgatory.spark.sink.table.history import TableFacts
-from spark_purgatory.spark.sink.table.queries import queries_of
-from spark_purgatory.spark.sink.table.renames import followed
+from spark_purgatory.spark.sink.table.history import LOOKED_AT, NO_VERSION, TableFacts
+from spark_purgatory.spark.sink.table.renames import StagedColumns, UnknownColumnsError, followed, moved
 from spark_purgatory.spark.sink.table.table_claim import app_id_of, claim
 from spark_purgatory.spark.sink.table.table_columns import SPECIAL_FEATURES, SpecialColumns, special_columns
 from spark_purgatory.spark.sink.table.table_place import check_outside, place_of_name, resolved
+from spark_purgatory.spark.storage.checkpoint_files import check_files
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
 from spark_purgatory.spark.storage.storage_access import described, sql_text, touch
@@ -46,8 +49,11 @@ DEFAULTS = "spark.databricks.delta.properties.defaults."
 CHECKS_TYPES = "spark.databricks.delta.schema.typeCheck.enabled"
 
 
-def checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, checkpoint: str) -> SinkOptions:
-    """Raise what would keep a stream of these columns from its table; return the options to start with.
+def checked(
+    spark: SparkSession, schema: T.StructType, options: SinkOptions, checkpoint: str
+) -> tuple[SinkOptions, int]:
+    """Raise what would keep a stream of these columns from its table; return the options to start with, and the version
+    of the table whose names of columns the stream has.
 
     In these ``partition_by`` names the columns as the stream does, also where the table alone says what they are.
     Partition columns that Delta computes, and the stream lacks, are left out.
@@ -56,7 +62,9 @@ def checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, che
         return _checked(spark, schema, options, checkpoint)
 
 
-def _checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, checkpoint: str) -> SinkOptions:
+def _checked(
+    spark: SparkSession, schema: T.StructType, options: SinkOptions, checkpoint: str
+) -> tuple[SinkOptions, int]:
     given = replace(options, partition_by=())
     if given.table:
         _facts(spark, DeltaTarget(given))  # A temporary view has no other name.
@@ -73,6 +81,10 @@ def _checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, ch
     )
     if bound.options != now:
         target, facts, folder = _looked_at(spark, bound.options, checkpoint)
+    since = NO_VERSION
+    if bound.has_begun:
+        check_files(spark, checkpoint)
+    ledger = read_ledger(spark, StagingFolder.of(spark, checkpoint)) if bound.has_begun else Ledger()
     if facts is None:
         partition_by = tuple(_in_stream(spark, name, schema) for name in options.names_of("partition_by"))
         _check_new_columns(spark, target, schema, partition_by, _default(spark, "columnMapping.mode") != "none")
@@ -81,11 +93,11 @@ def _checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, ch
                 f"{DEFAULTS}{FORGETS.removeprefix('delta.')} = {retention!r} is set, so table {target} would be made "
                 "with that property, and after that time take rows a second time. Nothing was started. Unset it"
             )
-        _check_place(spark, target, folder)
+        _check_place(spark, target, folder, was_begun=ledger.intent is not None and ledger.intent.number == 0)
     else:
         check_features(spark, str(target), target.merge_place, facts.features)
         there = target.read(spark).schema
-        _check_renamed(spark, target, schema, there)
+        since = _named_since(spark, target, schema, there=there, facts=facts, known=ledger.schema)
         special = SpecialColumns()
         if SPECIAL_FEATURES & set(facts.features):
             special = special_columns(spark, target.merge_place, there.names, schema.names)
@@ -93,18 +105,19 @@ def _checked(spark: SparkSession, schema: T.StructType, options: SinkOptions, ch
         _check_table(spark=spark, target=target, schema=schema, there=there, facts=facts, special=special)
         if not (bound.has_begun or options.shares_table):
             _warn_of_others(spark, target, checkpoint)
-    return replace(bound.options, partition_by=partition_by)
+    return replace(bound.options, partition_by=partition_by), since
 
 
 def _has_filled(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> bool:
     """Whether the checkpoint's query has brought rows to a table."""
     app_id = app_id_of(spark, checkpoint)
-    return target.exists(spark) and any(query.app_id == app_id for query in queries_of(spark, target.place))
+    filled = target.history(spark, first=LOOKED_AT).queries() if target.exists(spark) else []
+    return any(query.app_id == app_id for query in filled)
 
 
 def _warn_of_others(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> None:
     """A new query reads its sources from their beginning: what another has brought from them would come again."""
-    if others := queries_of(spark, target.place):
+    if others := target.history(spark, first=LOOKED_AT).queries():
         LOG.warning(
             "table %s was filled by %s; checkpoint %s is new, so its query reads the sources from their beginning, and "
             "rows that are in the table come again. To go on, start with the other query's checkpoint. If several "
@@ -216,15 +229,44 @@ def _check_new_columns(
         raise ConfigError(f"table {target} cannot hold the stream: {'; '.join(reasons)}. Nothing was started")
 
 
-def _check_renamed(spark: SparkSession, target: DeltaTarget, schema: T.StructType, there: T.StructType) -> None:
-    """Raise SchemaMismatchError if the stream has columns under names that the table's had before."""
-    renamed = followed(spark, target.place, schema, there)
-    if moved := [f"{old} is {new}" for old, new in zip(schema.names, renamed.names, strict=True) if old != new]:
+def _named_since(
+    spark: SparkSession,
+    target: DeltaTarget,
+    schema: T.StructType,
+    there: T.StructType,
+    facts: TableFacts,
+    known: str | None,
+) -> int:
+    """The version of the table whose names of columns the stream has; ``known``: the columns that were staged last.
+
+    Raises SchemaMismatchError if the stream has columns under names that the table's had before.
+    """
+    version = target.history(spark).version
+    columns = None if known is None else StagedColumns.of(known)
+    is_as_before = columns is not None and columns.rows.names == schema.names
+    lacking = {*map(str.lower, schema.names)} - {*map(str.lower, there.names)}
+    if not facts.is_mapped or not (is_as_before or lacking):
+        return version
+    if columns is None or not is_as_before:
+        history = target.history(spark, NO_VERSION)
+        columns = StagedColumns(schema, history.entries[-1].version - 1)
+    else:
+        history = target.history(spark, columns.version)
+    try:
+        names, lost = followed(columns, history, there)
+    except UnknownColumnsError:
+        return version  # The first drain says so, if rows are staged under those names.
+    changes = moved(columns.rows, names)
+    if not is_as_before:
+        changes = {old: new for old, new in changes.items() if old.lower() in lacking}
+    if changes:
         raise SchemaMismatchError(
-            f"columns of table {target} were renamed: {', '.join(moved)} now. Nothing was started. Rename them in the "
-            "stream as well: withColumnsRenamed, behind resolve() if there is one. Rows that are staged go to the "
-            "renamed columns by themselves"
+            f"columns of table {target} were renamed: {', '.join(f'{old} is {new}' for old, new in changes.items())} "
+            "now. Nothing was started. Rename them in the stream as well: withColumnsRenamed, behind resolve() if "
+            "there is one. If that is done, and the stream has the same names in another sense, give its columns "
+            "another order: select. Rows that are staged go to the renamed columns by themselves"
         )
+    return columns.version if is_as_before and not lost else version
 
 
 def _check_table(
@@ -258,17 +300,27 @@ def _check_table(
 # --- the place of a table that is to be made -------------------------------------------------------------------------
 
 
-def _check_place(spark: SparkSession, target: DeltaTarget, place: str | None) -> None:
-    """Raise ConfigError or StorageError if the table cannot be made where it is to be."""
+def _check_place(spark: SparkSession, target: DeltaTarget, place: str | None, was_begun: bool) -> None:
+    """Raise ConfigError or StorageError if the table cannot be made where it is to be.
+
+    ``was_begun``: the first drain was, and may have been killed there before there was a table.
+    """
     if place is None:
         return
     try:
         there = target.has_folder if target.path else described(spark, sql_text(place)) is not None
         files = spark.read.option("recursiveFileLookup", "true").text(literal(place)).inputFiles() if there else []
-        if files:
+        if files and was_begun and target.table:  # Delta makes a table by name in an empty folder only.
             raise ConfigError(
-                f"table {target} is to be made in {place}, where there are {len(files):,} files and no Delta table: "
-                "give a folder that is empty or not there, or make a table of these files first: CONVERT TO DELTA"
+                f"table {target} is to be made in {place}, where there are {len(files):,} files that the first drain "
+                "left when it was killed. Nothing was started. Remove the folder and start again: the rows in it were "
+                "not delivered, and come with that drain"
+            )
+        if files and not was_begun:
+            raise ConfigError(
+                f"table {target} is to be made in {place}, where there are {len(files):,} files and no Delta table. "
+                "Nothing was started. Give a folder that is empty or not there. If another query was killed in its "
+                "first drain there, the files are what that left: start with its checkpoint, or remove them"
             )
         touch(spark, place)
     except SPARK_FAULTS as error:

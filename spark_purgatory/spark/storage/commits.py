@@ -12,7 +12,8 @@ from urllib.parse import unquote
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
-from spark_purgatory.errors import ConfigError
+from spark_purgatory.errors import ConfigError, StorageError
+from spark_purgatory.spark.storage.checkpoint_files import Damage
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 
 ABSOLUTE = re.compile(r"/|[A-Za-z][\w+.-]*:/")
@@ -64,8 +65,12 @@ def next_batch(spark: SparkSession, checkpoint: str) -> int:
 def offsets_of(spark: SparkSession, checkpoint: str, batch_id: int) -> tuple[dict[str, Any], list[str]]:
     """What a micro-batch's offsets say: watermark, time and settings; and the offsets, one a source."""
     path = f"{literal(checkpoint.rstrip('/'))}/offsets/{batch_id}"
-    _, said, *offsets = spark.read.text(path, wholetext=True).collect()[0]["value"].splitlines()
-    return json.loads(said), offsets
+    try:
+        _, said, *offsets = spark.read.text(path, wholetext=True).collect()[0]["value"].splitlines()
+        return json.loads(said), offsets
+    except (IndexError, ValueError):
+        damage = Damage(f"offsets/{batch_id}", "is empty, cut or damaged")
+        raise StorageError(f"checkpoint={checkpoint!r} is damaged: {damage}") from None
 
 
 def repartitions_in(spark: SparkSession, checkpoint: str, batch_ids: Iterable[int]) -> list[int]:

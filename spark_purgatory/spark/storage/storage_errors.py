@@ -15,7 +15,7 @@ from typing import Any
 
 from pyspark.errors import PySparkException
 
-from spark_purgatory.errors import StagingError, StateError, StateUnreadableError
+from spark_purgatory.errors import START_OVER, StagingError, StateError, StateUnreadableError
 
 try:
     from py4j.protocol import Py4JError, Py4JJavaError
@@ -65,10 +65,7 @@ _STATE = re.compile(
     r"|Partition should start with 0"  # folders of state partitions are missing
     r"|\bStateStoreId\b|FAILED_TO_READ_(?:DELTA|SNAPSHOT)_FILE|/state/\d+/\d+/"
 )
-RESTORE_STATE = (
-    "bring back the checkpoint's folder 'state' from a copy, or start with a new checkpoint, which reads the sources "
-    "again"
-)
+RESTORE_STATE = f"bring back the checkpoint's folder 'state' from a copy, or {START_OVER}"
 """What to do where a query's state is missing or damaged."""
 
 

@@ -22,6 +22,8 @@ from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger
 from spark_purgatory.spark.sink.staging.staged_files import WRITE_SETTINGS
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
+from spark_purgatory.spark.sink.table.history import NO_VERSION
+from spark_purgatory.spark.sink.table.renames import StagedColumns
 from spark_purgatory.spark.storage.commits import next_batch
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault
 
@@ -29,11 +31,19 @@ from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fau
 class Sender:
     """One query run's sink. Called by Spark with each micro-batch, by `flush` without one."""
 
-    def __init__(self, options: SinkOptions, checkpoint: str, on_delivery: Callback[Delivery] | None = None) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        checkpoint: str,
+        on_delivery: Callback[Delivery] | None = None,
+        since: int = NO_VERSION,
+    ) -> None:
         self.options = options
         self.checkpoint = checkpoint
         self.on_delivery = on_delivery
-        self.target = DeltaTarget(options)
+        self.since = since
+        """The table's version whose names of columns the stream has."""
+        self.target = DeltaTarget(options, since)
         self.policy = PolicyAdapter(options, str(self.target), on_delivery)
         self.actions = SparkActions(options, checkpoint, self.target)
         self.ledger = Ledger()
@@ -54,8 +64,9 @@ class Sender:
             # The query's own session, not the user's.
             for name, value in WRITE_SETTINGS.items():
                 spark.conf.set(name, value)
-        work = Work(spark, batch_id, batch_id, batch.schema.json(), flush=self.flush_requested, rows=batch)
         try:
+            columns = StagedColumns(batch.schema, self.since).continued(self.open(spark).schema)
+            work = Work(spark, batch_id, batch_id, columns, flush=self.flush_requested, rows=batch)
             self._run(work)
         except SPARK_FAULTS as error:
             if state := state_fault(error):

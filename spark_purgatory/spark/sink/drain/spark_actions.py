@@ -78,7 +78,7 @@ class SparkActions:
         self.folder = StagingFolder(checkpoint)
         self.truth = TableTruth()
         self._rules: dict[str, Rules] = {}
-        """How rows are staged, by their schema."""
+        """How rows are staged, by their columns."""
         self._checked: TableState | None = None
         """The table as an intent saw it, for the commit that follows at once."""
 
@@ -142,12 +142,13 @@ class SparkActions:
     def _stage(self, ledger: Ledger, action: do.Stage, work: Work) -> StagedBatch:
         """Step 2 of the protocol; the micro-batch with its rows and bytes."""
         epoch, number = ledger.next_drain, work.before
-        if work.schema not in self._rules:
-            self._rules[work.schema] = rules_of(work.rows.schema, self.options, self.target.partition_by)
+        kinds = work.rows.schema.simpleString()
+        if kinds not in self._rules:
+            self._rules[kinds] = rules_of(work.rows.schema, self.options, self.target.partition_by)
         if ledger.schema != work.schema:
             self.folder.write_entry(work.spark, epoch, *ledger_format.schema_entry(number, work.schema))
         path = ledger.run.batch_path(epoch, number)
-        rows, plain_bytes = stage(work.rows, f"{self.folder}/{path}", self._rules[work.schema], action.max_file_rows)
+        rows, plain_bytes = stage(work.rows, f"{self.folder}/{path}", self._rules[kinds], action.max_file_rows)
         staged = StagedBatch(number, epoch, action.now_ms, path, rows=rows, plain_bytes=plain_bytes)
         entry = ledger_format.record_entry(staged) if rows else ledger_format.empty_entry(*ledger.empty_run(number))
         self.folder.write_entry(work.spark, epoch, *entry)
@@ -207,7 +208,7 @@ class SparkActions:
         intent = ledger.intent_of(
             action.taken,
             action.batch_id,
-            schema,
+            self.target.noted(schema, state.history.version),
             table_id=state.facts.id if state.facts else None,
             base_version=state.history.version,
             uuid=str(uuid4()),
@@ -220,7 +221,7 @@ class SparkActions:
 
     def check_table(self, spark: SparkSession, ledger: Ledger, table_id: str | None, schema: str) -> TableState:
         """The table before a drain: TableLostError, SchemaMismatchError."""
-        facts = self.target.check(spark, table_id, T.StructType.fromJson(json.loads(schema)))
+        facts = self.target.check(spark, table_id, schema)
         if facts is None:
             return TableState(None, History(()))
         history = self.target.history(spark, ledger.table_version)

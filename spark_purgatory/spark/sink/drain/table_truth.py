@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import logging
 
-from spark_purgatory.errors import ForeignWriterError, SkippedWriteError, StorageError, TableLostError
+from spark_purgatory.errors import (
+    START_OVER,
+    ForeignWriterError,
+    SkippedWriteError,
+    StagingError,
+    StorageError,
+    TableLostError,
+)
 from spark_purgatory.spark.sink.drain.actions import Found, Looked, NotThere
 from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, DrainState, Intent, Ledger, Names
 from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, History, TableState
@@ -40,6 +47,7 @@ class TableTruth:
         last_done = number if ledger.is_done else number - 1
         if facts is None and last_done > NO_BATCH:
             raise _lost(names, number, "it was dropped, or is another table")
+        _check_query_id(ledger, last_done, history)
         drains = history.drains(names.app_id)
         if drains and max(drains) > number:
             raise _foreign(names, max(drains), number)
@@ -71,7 +79,7 @@ class TableTruth:
             raise TableLostError(
                 f"table {names.table} was {undone}, before version {version} with the last drain of this query: rows "
                 f"that were delivered are gone. Nothing was written, staged rows wait. RESTORE the table to version "
-                f"{version} or later and start again, or start with a new checkpoint, which reads the sources again"
+                f"{version} or later and start again, or {START_OVER}"
             )
         if not history.is_whole_since(version) and not self._said_cut:
             self._said_cut = True
@@ -80,6 +88,22 @@ class TableTruth:
                 "show. Raise delta.logRetentionDuration",
                 names.table,
                 version,
+            )
+
+
+def _check_query_id(ledger: Ledger, last_done: int, history: History) -> None:
+    """Raise StagingError if the table holds this checkpoint's drains under another query's id."""
+    for entry in history.entries:
+        commit, names = entry.commit, ledger.names
+        if commit is None or ledger.intent is None or commit.app_id == names.app_id:
+            continue
+        is_last = entry.version == ledger.table_version and commit.number == last_done
+        if is_last or commit.intent_uuid == ledger.intent.uuid:
+            raise StagingError(
+                f"{names.checkpoint}/metadata names the query {names.app_id}, but drain {commit.number} of this "
+                f"checkpoint is version {entry.version} of table {names.table}, of the query {commit.app_id}: the file "
+                "was damaged or changed. Nothing was written, staged rows wait. Bring it back from a copy, or write "
+                f'that id into it: {{"id":"{commit.app_id.rpartition("/")[2]}"}}'
             )
 
 
@@ -131,7 +155,7 @@ def _read_written(names: Names, intent: Intent, before: int, state: TableState) 
                 f"drain {intent.number} was written to table {names.table} without an error, but its history has "
                 f"no such commit of app id {names.app_id!r}: Delta skips a txnVersion that is not above the app "
                 "id's last, so someone else writes with this app id, or an old copy of the checkpoint was "
-                "brought back. Staged rows wait. Stop the other writer and start with a new checkpoint"
+                f"brought back. Staged rows wait. Stop the other writer, and {START_OVER}"
             )
         if not history.is_whole_since(before):
             raise StorageError(
@@ -160,15 +184,16 @@ def _found(names: Names, history: History, intent: Intent) -> DrainCommit | None
 def _lost(names: Names, number: int, why: str) -> TableLostError:
     return TableLostError(
         f"checkpoint {names.checkpoint} has made {number + 1} drains, but table {names.table} does not hold them: "
-        f"{why}. Nothing was written, staged rows wait. Bring the table back, or start with a new checkpoint, "
-        "which reads the sources again"
+        f"{why}. Nothing was written, staged rows wait. Bring the table back, or {START_OVER}"
     )
 
 
 def _foreign(names: Names, last: int, number: int) -> ForeignWriterError:
     return ForeignWriterError(
         f"table {names.table} holds transaction {last} of app id {names.app_id!r}, which this run did not make (its "
-        f"last drain is {number}): another run of the query, or someone with its app id, writes to the table. "
-        "Nothing was removed, staged rows wait. If this checkpoint was moved (spark-purgatory move), go on with "
-        "the one that it was moved to. Otherwise stop the other writer and start with a new checkpoint"
+        f"last drain is {number}). Another run of the query, or someone with its app id, writes to the table, or the "
+        f"entry intent={last} was removed from {names.folder}/log. Nothing was removed by this run, staged rows wait. "
+        "If the entry was removed, bring it back from a copy. "
+        "If this checkpoint was moved (spark-purgatory move), go on with "
+        f"the one that it was moved to. Otherwise stop the other writer, and {START_OVER}"
     )

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from spark_purgatory.errors import ForeignWriterError, PurgatoryError, StagingError
+from spark_purgatory.errors import START_OVER, ForeignWriterError, PurgatoryError, StagingError
 from spark_purgatory.spark.sink.staging import layout
 
-SOURCES_AGAIN = "or start with a new checkpoint, which reads the sources again"
+SOURCES_AGAIN = f"or {START_OVER}"
 NO_BATCH = -1
 """The micro-batch before micro-batch 0, and the drain before drain 0."""
 
@@ -299,7 +299,7 @@ class Ledger:
             raise StagingError(
                 f"{folder} in the staging folder holds {rows[folder]:,} rows in {len(folders[folder])} pieces, and its "
                 f"record says {self.records[folder]:,}: a file of it was removed, emptied or damaged. Nothing was "
-                "written. Bring the folder back, or start with a new checkpoint, which reads the sources again"
+                f"written. Bring the folder back, {SOURCES_AGAIN}"
             )
         if not complete:
             return []

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
@@ -18,10 +19,11 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from spark_purgatory.errors import ForeignWriterError, StagingError
-from spark_purgatory.spark.sink.staging.ledger import DrainState, Intent, Ledger, Piece, StagedBatch
+from spark_purgatory.spark.sink.staging.ledger import SOURCES_AGAIN, DrainState, Intent, Ledger, Piece, StagedBatch
 from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, StagingFolder
 
 PIECE_FIELDS = ("partition", "path", "rows", "staged_bytes", "batch_id", "epoch", "staged_ms", "run")
+_EPOCH = re.compile(r"/epoch=(\d+)/")
 Body = dict[str, Any]
 NewEntry = tuple[str, Body, bool]
 """Name, body, and whether it is a note: what `StagingFolder.write_entry` takes."""
@@ -79,7 +81,9 @@ def replay(entries: Iterable[LogEntry], folder: str) -> Ledger:
                 "one, and with --apply removes the other. Staged rows were not touched"
             )
     try:
-        return _replayed({name: entry.body for name, entry in known.items()})
+        ledger = _replayed({name: entry.body for name, entry in known.items()})
+        _check_last_intent(ledger, [entry.body for entry in known.values()], folder)
+        return ledger
     except (KeyError, TypeError) as error:
         raise StagingError(f"an entry of {folder}/log was written by another version of spark_purgatory") from error
 
@@ -102,6 +106,17 @@ def _replayed(bodies: dict[str, Body]) -> Ledger:
     ledger.records = {body["path"]: body["rows"] for body in of["batch"].values()}
     ledger.epochs.add(ledger.next_drain)
     return ledger
+
+
+def _check_last_intent(ledger: Ledger, bodies: Iterable[Body], folder: str) -> None:
+    """Raise StagingError if something was written after an intent that is not there."""
+    done = (body["number"] + 1 for body in bodies if "table_version" in body and "uuid" not in body)
+    staged = (int(epoch[1]) for path in ledger.records if (epoch := _EPOCH.search(path)))
+    if (following := max([*done, *staged], default=0)) > ledger.next_drain:
+        raise StagingError(
+            f"the entry intent={following - 1} of {folder}/log is missing, and entries that were written after it are "
+            f"there: it was removed. Nothing was written. Bring the file back from a copy, {SOURCES_AGAIN}"
+        )
 
 
 def _note_done(ledger: Ledger, done: Body | None) -> None:

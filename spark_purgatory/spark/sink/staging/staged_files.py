@@ -28,7 +28,7 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError
 from spark_purgatory.spark.placement import shard_label
-from spark_purgatory.spark.sink.staging.ledger import Piece
+from spark_purgatory.spark.sink.staging.ledger import SOURCES_AGAIN, Piece
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QUERY, STRICT_FILES, settings
 from spark_purgatory.spark.storage.storage_errors import (
@@ -177,8 +177,7 @@ def reading(what: str, folder: str = "") -> Iterator[None]:
         if fault is None or not (DAMAGED_ROW in str(error) or folder.rpartition(":")[2] in str(error)):
             raise
         raise StagingError(
-            f"of {what}, one cannot be read: {fault}. Nothing was committed. Bring the file back, or start with a new "
-            "checkpoint, which reads the sources again"
+            f"of {what}, one cannot be read: {fault}. Nothing was committed. Bring the file back, {SOURCES_AGAIN}"
         ) from None
 
 
@@ -289,7 +288,7 @@ def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collec
             raise
         raise StagingError(
             f"one of {len(paths)} staged files below {folder} is missing: {said(error)}. Nothing was "
-            "written. Bring the folder back, or start with a new checkpoint, which reads the sources again"
+            f"written. Bring the folder back, {SOURCES_AGAIN}"
         ) from error
     is_whole = row_hash(schema).eqNullSafe(F.col(names.row))
     checked = F.when(is_whole, True).otherwise(F.raise_error(F.lit(DAMAGED_ROW)).cast("boolean"))
@@ -322,13 +321,27 @@ def hash_names(taken: Sequence[str]) -> HashNames:
 
 
 def row_hash(schema: T.StructType) -> Column:
-    """32 bits of all values of a row."""
-    return F.hash(*(_hashable(field) for field in schema.fields))
+    """32 bits of all values of a row, whatever the settings of the session are."""
+    return F.hash(*(_hashable(quoted(field.name), field.dataType) for field in schema.fields))
 
 
-def _hashable(field: T.StructField) -> Column:
-    """The column, as text where Spark hashes no value of its type."""
-    return quoted(field.name).cast("string") if _holds_map(field.dataType) else quoted(field.name)
+def _hashable(column: Column, kind: T.DataType) -> Column:
+    """The column; maps as arrays of their entries and variants as JSON, because Spark hashes neither. A cast to string
+    would depend on the session's time zone, and on how it writes maps and binaries.
+    """
+    if isinstance(kind, T.VariantType):
+        return F.to_json(column, {"timeZone": "UTC"})
+    if not _holds_map(kind):
+        return column
+    if isinstance(kind, T.MapType):
+        entries = T.ArrayType(T.StructType().add("key", kind.keyType).add("value", kind.valueType))
+        return F.struct(column.isNull(), _hashable(F.map_entries(column), entries))
+    if isinstance(kind, T.ArrayType):
+        element = kind.elementType
+        return F.transform(column, lambda each: _hashable(each, element))
+    assert isinstance(kind, T.StructType)
+    fields = (_hashable(column.getField(field.name), field.dataType) for field in kind.fields)
+    return F.struct(column.isNull(), *fields)
 
 
 def _holds_map(kind: T.DataType) -> bool:
@@ -347,16 +360,8 @@ def _row_bytes(schema: T.StructType) -> Column:
 def _acceptable(schema: T.StructType, row_bytes: Column, options: SinkOptions, partition_by: Sequence[str]) -> Column:
     """True, or an error that names what is too large."""
     limit = options.bytes_of("buffer_memory")
-    tests = [
-        F.when(
-            row_bytes > limit,
-            _fault(
-                F.lit("a row of "),
-                row_bytes.cast("string"),
-                F.lit(f" bytes is larger than the whole buffer_memory, {limit:,} bytes: raise buffer_memory"),
-            ),
-        )
-    ]
+    too_large = f" bytes is larger than the whole buffer_memory, {limit:,} bytes: raise buffer_memory"
+    tests = [F.when(row_bytes > limit, _fault("a row of ", row_bytes, too_large))]
     for number, name in enumerate(partition_by):
         kind = schema[name].dataType
         if isinstance(kind, (T.StringType, T.BinaryType)):
@@ -365,21 +370,14 @@ def _acceptable(schema: T.StructType, row_bytes: Column, options: SinkOptions, p
             escaped_bytes = F.octet_length(F.regexp_replace(text, ESCAPED, "%00"))
             too_long = (F.octet_length(text) * 3 > room) & (escaped_bytes > room)
             said = f"a value of partition column {number + 1} of partition_by takes "
-            tests.append(
-                F.when(
-                    too_long,
-                    _fault(
-                        F.lit(said),
-                        escaped_bytes.cast("string"),
-                        F.lit(f" bytes in the name of a folder, at most {room} fit: partition by a shorter column"),
-                    ),
-                )
-            )
+            left = f" bytes in the name of a folder, at most {room} fit: partition by a shorter column"
+            tests.append(F.when(too_long, _fault(said, escaped_bytes, left)))
     return F.coalesce(*tests, F.lit(True))
 
 
-def _fault(*words: Column) -> Column:
-    return F.raise_error(F.concat(F.lit(f"{FAULT} "), *words, F.lit(" :spark_purgatory"))).cast("boolean")
+def _fault(before: str, number: Column, after: str) -> Column:
+    words = F.lit(f"{FAULT} {before}"), number.cast("string"), F.lit(f"{after} :spark_purgatory")
+    return F.raise_error(F.concat(*words)).cast("boolean")
 
 
 def _size_of(field: T.StructField) -> Column | None:

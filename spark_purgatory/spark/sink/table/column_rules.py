@@ -25,11 +25,6 @@ REMEDIES = {
 """What to do instead, by type that Delta has no column for."""
 NO_FOLDER = (T.ArrayType, T.MapType, T.StructType, T.VariantType, T.NullType)
 """Types whose values cannot name the folder of a partition."""
-WIDER: dict[type[T.DataType], tuple[type[T.DataType], ...]] = {
-    T.ByteType: (T.ShortType, T.IntegerType),
-    T.ShortType: (T.IntegerType,),
-}
-"""What Delta widens by itself in an append to a path; nothing else."""
 MOST_DIGITS: dict[type[T.DataType], int] = {T.ByteType: 3, T.ShortType: 5, T.IntegerType: 10, T.LongType: 20}
 """The most digits of a value, by type, as Spark counts them where it compares a type with a decimal's."""
 SURE_DIGITS: dict[type[T.DataType], int] = {T.ByteType: 2, T.ShortType: 4, T.IntegerType: 9, T.LongType: 18}
@@ -112,14 +107,27 @@ def _types(kind: T.DataType, path: str, collations: bool, is_element: bool = Fal
 class Taking:
     """How a table takes rows."""
 
-    casts: bool = False
-    """The table is written by name: a row's values are cast to its columns. We ask for a type that holds every
-    value of the other as it is: what becomes of one that does not fit is the session's choice
-    (``spark.sql.storeAssignmentPolicy``), other digits without a word, or an error long after."""
     adds: bool = False
     """The session lets Delta add the columns that the table lacks."""
     widens: bool = False
     """The session may add columns, and the table lets it widen types (``delta.enableTypeWidening``)."""
+
+
+def fitted(staged: T.DataType, there: T.DataType) -> T.DataType:
+    """The type to cast rows to before a table with the type ``there`` takes them: values stay what they are.
+
+    Delta itself would widen few types, by path, or cast all of them, by name, as the session has it
+    (``spark.sql.storeAssignmentPolicy``): other digits without a word, or an error long after.
+    """
+    if isinstance(staged, T.StructType) and isinstance(there, T.StructType):
+        known = {field.name.lower(): field.dataType for field in there.fields}
+        fields = ((field, known.get(field.name.lower(), field.dataType)) for field in staged.fields)
+        return T.StructType([T.StructField(field.name, fitted(field.dataType, kind)) for field, kind in fields])
+    if isinstance(staged, T.ArrayType) and isinstance(there, T.ArrayType):
+        return T.ArrayType(fitted(staged.elementType, there.elementType))
+    if isinstance(staged, T.MapType) and isinstance(there, T.MapType):
+        return T.MapType(fitted(staged.keyType, there.keyType), fitted(staged.valueType, there.valueType))
+    return there if _may_cast(staged, there) and not isinstance(staged, T.StringType) else staged
 
 
 def changed(staged: T.DataType, there: T.DataType, path: str, taking: Taking) -> Iterator[str]:
@@ -133,14 +141,8 @@ def changed(staged: T.DataType, there: T.DataType, path: str, taking: Taking) ->
     elif isinstance(staged, T.MapType) and isinstance(there, T.MapType):
         yield from changed(staged.keyType, there.keyType, f"{path}.key", taking)
         yield from changed(staged.valueType, there.valueType, f"{path}.value", taking)
-    elif not _takes(staged, there, taking):
+    elif not (_may_cast(staged, there) or (taking.widens and _may_cast(there, staged))):
         yield f"{path} ({staged.simpleString()}, in the table {there.simpleString()})"
-
-
-def _takes(staged: T.DataType, there: T.DataType, taking: Taking) -> bool:
-    if taking.widens and _may_cast(there, staged):
-        return True
-    return _may_cast(staged, there) if taking.casts else isinstance(there, WIDER.get(type(staged), ()))
 
 
 def _changed_fields(staged: T.StructType, there: T.StructType, path: str, taking: Taking) -> Iterator[str]:
@@ -160,6 +162,8 @@ def _changed_fields(staged: T.StructType, there: T.StructType, path: str, taking
 def _may_cast(staged: T.DataType, there: T.DataType) -> bool:
     """Whether each value of the one type is one of the other, so that a cast cannot change it."""
     atomic = (T.StringType, T.BinaryType, T.BooleanType, T.DateType, T.TimestampType, T.TimestampNTZType)
+    if isinstance(staged, T.DateType) and isinstance(there, T.TimestampNTZType):
+        return True
     if isinstance(staged, atomic) or isinstance(there, atomic):
         return type(staged) is type(there)
     if type(there) in FLOAT_DIGITS and not isinstance(staged, T.DecimalType):

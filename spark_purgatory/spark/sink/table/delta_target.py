@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import ConfigError, SchemaMismatchError, TableForgetsError, TableLostError
-from spark_purgatory.spark.sink.table.column_rules import Taking, changed
-from spark_purgatory.spark.sink.table.history import COLUMNS, History, TableFacts, TableState, mark, whole_history
-from spark_purgatory.spark.sink.table.renames import followed, with_names
+from spark_purgatory.errors import START_OVER, ConfigError, SchemaMismatchError, TableForgetsError, TableLostError
+from spark_purgatory.spark.sink.table.column_rules import Taking, changed, fitted
+from spark_purgatory.spark.sink.table.history import (
+    COLUMNS,
+    FIRST_LOOK,
+    NO_VERSION,
+    History,
+    TableFacts,
+    TableState,
+    mark,
+    whole_history,
+)
+from spark_purgatory.spark.sink.table.renames import StagedColumns, UnknownColumnsError, followed, with_names
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import described, sql_text
 
@@ -30,6 +41,8 @@ AUTO_MERGE = "spark.databricks.delta.schema.autoMerge.enabled"
 COLUMN_MAPPING = "delta.columnMapping.mode"
 USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 TYPE_WIDENING = "typeWidening"
+COLUMNS_AS_OF = "spark_purgatory.columnsAsOf"
+"""A property by which a table's owner says that no column was renamed between a version and what its history has."""
 MAX_ADDED = 5
 """More columns that a table lacks were hardly forgotten: it looks like another table."""
 MAX_LISTED = 12
@@ -38,14 +51,18 @@ MAX_LISTED = 12
 class DeltaTarget:
     """A table by path or by name."""
 
-    def __init__(self, options: SinkOptions) -> None:
+    def __init__(self, options: SinkOptions, since: int = NO_VERSION) -> None:
         self.path, self.table = options.path, options.table
         self.partition_by = options.names_of("partition_by")
+        self.since = since
+        """The table's version whose names of columns ``partition_by`` has."""
         self._folders: tuple[str, ...] | None = None
         """Partition columns of the table when it was last looked at; None if it was not there."""
         self._widens = False
-        self._renamed: T.StructType | None = None
-        """The columns of the rows to be written next, as the table names them now."""
+        self._columns: StagedColumns | None = None
+        """The columns of the rows to be written next, with the table's names when it was looked at last."""
+        self._written: T.StructType | None = None
+        """The same as they are written: with the table's names and types."""
         self.has_folder = False
         """There was something at the path then, a table or not."""
 
@@ -62,14 +79,15 @@ class DeltaTarget:
         """The table as Spark's statements have it."""
         return self.table or f"delta.`{str(self.path).replace('`', '``')}`"
 
-    def history(self, spark: SparkSession, since: int | None = None) -> History:
+    def history(self, spark: SparkSession, since: int | None = None, first: int = FIRST_LOOK) -> History:
         """What the table says of its last versions, and of all after version ``since``."""
+        at = F.date_format("timestamp", "yyyy-MM-dd HH:mm:ss").alias("at")
 
         def rows_of(limit: int) -> list[dict[str, Any]]:
-            rows = spark.sql(f"DESCRIBE HISTORY {self.place} LIMIT {limit}").select(*COLUMNS).collect()
+            rows = spark.sql(f"DESCRIBE HISTORY {self.place} LIMIT {limit}").select(*COLUMNS, at).collect()
             return [row.asDict() for row in rows]
 
-        return whole_history(rows_of, since)
+        return whole_history(rows_of, since, first)
 
     def exists(self, spark: SparkSession) -> bool:
         """Whether the table is there."""
@@ -112,7 +130,8 @@ class DeltaTarget:
         )
         if not _is_partitioned_by(self.partition_by, facts):
             ours = T.StructType([T.StructField(name, T.NullType()) for name in self.partition_by])
-            if not _is_partitioned_by(followed(spark, self.place, ours, self.read(spark).schema).names, facts):
+            now = self.columns_now(spark, StagedColumns(ours, self.since), facts, self.read(spark).schema)
+            if not _is_partitioned_by((now.there or ours).names, facts):
                 raise self.partitioned_otherwise(self.partition_by, facts)
         self._folders = facts.partition_by
         self._widens = TYPE_WIDENING in facts.features
@@ -130,33 +149,76 @@ class DeltaTarget:
         facts = self.facts(spark)
         return TableState(facts, History(()) if facts is None else self.history(spark, since))
 
-    def check(self, spark: SparkSession, table_id: str | None, schema: T.StructType) -> TableFacts | None:
-        """Look at the table before a drain: is it the one known as ``table_id``, does it take the columns."""
+    def check(self, spark: SparkSession, table_id: str | None, schema: str) -> TableFacts | None:
+        """Look at the table before a drain: is it the one known as ``table_id``, does it take the columns.
+
+        ``schema``: the columns as the staging log has them (`StagedColumns`).
+        """
         facts = self.facts(spark)
         if table_id is not None and (facts is None or facts.id != table_id):
             what = "is gone" if facts is None else f"was replaced (its id is {facts.id}, not {table_id})"
             raise TableLostError(
                 f"table {self} {what}. Nothing was written, staged rows wait. Bring the table back "
-                "(RESTORE, or from a copy), or start with a new checkpoint, which reads the sources again"
+                f"(RESTORE, or from a copy), or {START_OVER}"
             )
-        self._renamed = None
+        self._columns = self._written = None
         if facts is not None:
             there = self.read(spark).schema
-            self._renamed = followed(spark, self.place, schema, there)
-            self.check_columns(spark, there, self._renamed)
+            self._columns = self.columns_now(spark, StagedColumns.of(schema), facts, there)
+            names = self._columns.there or self._columns.rows
+            self.check_columns(spark, there, names)
+            self._written = cast(T.StructType, fitted(names, there))
         return facts
+
+    def columns_now(
+        self, spark: SparkSession, columns: StagedColumns, facts: TableFacts, there: T.StructType
+    ) -> StagedColumns:
+        """The columns with the names that the table, whose columns are ``there``, has for them now.
+
+        Raises SchemaMismatchError where nobody can tell.
+        """
+        if not facts.is_mapped:
+            return columns
+        history = self.history(spark, columns.version)
+        try:
+            names, lost = followed(columns, history, there)
+        except UnknownColumnsError:
+            if facts.properties.get(COLUMNS_AS_OF) == str(columns.version):
+                return columns
+            raise SchemaMismatchError(
+                f"the history of table {self} does not say which columns were renamed since version {columns.version}, "
+                f"whose names the staged rows have ({_listed((columns.there or columns.rows).names)}): it was cut, or "
+                "restored to a time. Nothing was written; rows that are staged already wait. If no column was renamed "
+                f"or dropped since then, say so: ALTER TABLE {self.merge_place} SET TBLPROPERTIES ('{COLUMNS_AS_OF}' = "
+                f"'{columns.version}'), and start again"
+            ) from None
+        if lost:
+            raise SchemaMismatchError(
+                f"table {self} has dropped {', '.join(lost)}, which the staged rows have, and has given the name to "
+                "another column. Nothing was written; rows that are staged already wait. Rename that column back, add "
+                "the one that was dropped again (ALTER TABLE ... ADD COLUMNS), and start again"
+            )
+        return columns.at(history, names)
+
+    def noted(self, schema: str, version: int) -> str:
+        """The columns of staged rows, as an intent notes them that is made at a version of the table."""
+        columns = self._columns
+        if columns is None:
+            return schema
+        return (columns if columns.there else replace(columns, version=version)).text
 
     def names_in_rows(self, names: Sequence[str], rows: T.StructType) -> list[str]:
         """Columns of the table as the rows to be written next name them."""
-        given = dict(zip(self._renamed.names, rows.names, strict=True)) if self._renamed is not None else {}
-        return [given.get(name, name) for name in names]
+        renamed = None if self._columns is None else self._columns.there
+        given = {} if renamed is None else dict(zip(renamed.names, rows.names, strict=True))
+        return [given.get(name, name) for name in self._folders or names if given.get(name, name) in rows.names]
 
     def append(self, rows: DataFrame, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int) -> None:
         """Write rows in one transaction of the table, with the mark of a drain; ``max_file_rows``: 0 is no limit."""
         partition_by = self.partition_by
         metadata = mark(app_id, number, intent_uuid)
-        if self._renamed is not None:
-            rows = with_names(rows, self._renamed)
+        if self._written is not None:
+            rows = with_names(rows, self._written)
         writer = (
             rows.write.format("delta")
             .mode("append")
@@ -205,7 +267,7 @@ class DeltaTarget:
     def check_columns(self, spark: SparkSession, there: T.StructType, staged: T.StructType) -> None:
         """Raise SchemaMismatchError if the table does not take rows of such columns."""
         adds = spark.conf.get(AUTO_MERGE, "false") == "true"
-        taking = Taking(casts=self.table is not None, adds=adds, widens=adds and self._widens)
+        taking = Taking(adds=adds, widens=adds and self._widens)
         known = {field.name.lower(): field.dataType for field in there.fields}
         new = [field for field in staged.fields if field.name.lower() not in known]
         strange = [] if adds else [field.name for field in new]
@@ -223,7 +285,11 @@ class DeltaTarget:
             added = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in new)
             place = self.table or f"delta.`{self.path}`"
             adding = f"Run ALTER TABLE {place} ADD COLUMNS ({added}), or set {AUTO_MERGE}=true, and start again"
-            casting = "Cast the columns of the stream, or ALTER TABLE, and start again"
+            casting = (
+                f"Widen the columns of the table: set its property delta.enableTypeWidening = true, then ALTER TABLE "
+                f"{place} ALTER COLUMN ... TYPE. If no such rows are staged, casting the columns of the stream does as "
+                "well. Then start again"
+            )
             remedy = ". ".join([*([adding] if strange else []), *([casting] if other else [])])
             raise SchemaMismatchError(
                 f"table {self} {' and '.join(filter(None, (lacks, differs)))}, which the rows have. Nothing was "

@@ -24,8 +24,10 @@ NO_VERSION = -1
 """The version before a table's version 0."""
 FIRST_LOOK = 10
 """Versions that are asked for first: all since the last drain, unless others write much."""
+LOOKED_AT = 1000
+"""Versions among which queries are looked for: reading them takes 3 s."""
 COLUMNS = ("version", "operation", "operationParameters", "operationMetrics", "userMetadata")
-"""Columns of DESCRIBE HISTORY that are read."""
+"""Columns of DESCRIBE HISTORY that are read, and ``timestamp`` as text, ``at``."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,28 @@ class TableVersion:
     parameters: Mapping[str, str | None]
     commit: DrainCommit | None
     """None where the version is no drain."""
+    at: str = ""
+    """When it was made, in the session's time zone."""
+
+    @property
+    def restored_to(self) -> int | None:
+        """The version that a RESTORE led to; None where it names a time."""
+        to_version = (self.parameters.get("version") or "").strip('"')
+        return int(to_version) if to_version.isdigit() else None
+
+
+@dataclass(frozen=True)
+class FilledBy:
+    """A query that has filled a table."""
+
+    app_id: str
+    drains: int
+    """Among the versions that were looked at."""
+    last: TableVersion
+
+    def __str__(self) -> str:
+        drains = f"{self.drains:,} drain{'s' * (self.drains != 1)}"
+        return f"{self.app_id} ({drains}, the last in version {self.last.version} at {self.last.at})"
 
 
 @dataclass(frozen=True)
@@ -78,6 +102,16 @@ class History:
         # Delta's automatic compaction after a drain has the drain's mark, too: the oldest of a number is the drain.
         return {commit.number: commit for commit in commits if commit.app_id == app_id}
 
+    def queries(self) -> list[FilledBy]:
+        """The queries whose drains are here, the latest first; those from before a REPLACE TABLE left out."""
+        found: dict[str, list[TableVersion]] = {}
+        for entry in self.entries:
+            if entry.commit is not None:
+                found.setdefault(entry.commit.app_id, []).append(entry)
+            if "REPLACE TABLE" in entry.operation:
+                break
+        return [FilledBy(app_id, len(drains), drains[0]) for app_id, drains in found.items()]
+
     def undone(self, version: int) -> str | None:
         """What the table was made into, if version ``version`` is no longer part of it; None if it is.
 
@@ -94,10 +128,9 @@ class History:
             if "REPLACE TABLE" in entry.operation:
                 return f"replaced in version {entry.version}"
             if entry.operation == "RESTORE":
-                to_version, to_time = (_unquoted(entry.parameters.get(name)) for name in ("version", "timestamp"))
-                if to_version is None or not to_version.isdigit():
-                    return f"restored to time {to_time}"
-                at = int(to_version)
+                if entry.restored_to is None:
+                    return f"restored to time {(entry.parameters.get('timestamp') or '').strip(chr(34))}"
+                at = entry.restored_to
                 if at < version:
                     return f"restored to version {at}"
         return None
@@ -133,13 +166,15 @@ def mark(app_id: str, number: int, intent_uuid: str) -> str:
     return json.dumps({"app_id": app_id, "drain": number, "intent": intent_uuid})
 
 
-def whole_history(rows_of: Callable[[int], Iterable[Mapping[str, Any]]], since: int | None = None) -> History:
+def whole_history(
+    rows_of: Callable[[int], Iterable[Mapping[str, Any]]], since: int | None = None, first: int = FIRST_LOOK
+) -> History:
     """The last versions of a table, and all after version ``since`` that it still has.
 
-    ``rows_of``: so many of the last rows of DESCRIBE HISTORY, in any order, with `COLUMNS`.
+    ``rows_of``: so many of the last rows of DESCRIBE HISTORY, in any order, with `COLUMNS`; ``first``: at first.
     """
-    history = _history(rows_of(FIRST_LOOK))
-    if since is None or len(history.entries) < FIRST_LOOK or history.is_whole_since(since):
+    history = _history(rows_of(first))
+    if since is None or len(history.entries) < first or history.is_whole_since(since):
         return history
     # Others may go on: what they add meanwhile is read as well.
     return _history(rows_of(2 * FIRST_LOOK + history.version - since))
@@ -150,7 +185,8 @@ def _history(rows: Iterable[Mapping[str, Any]]) -> History:
 
 
 def _entry(row: Mapping[str, Any]) -> TableVersion:
-    return TableVersion(row["version"], row["operation"] or "", row["operationParameters"] or {}, _commit(row))
+    operation, parameters = row["operation"] or "", row["operationParameters"] or {}
+    return TableVersion(row["version"], operation, parameters, _commit(row), row.get("at", ""))
 
 
 def _commit(row: Mapping[str, Any]) -> DrainCommit | None:
@@ -171,7 +207,3 @@ def _commit(row: Mapping[str, Any]) -> DrainCommit | None:
         files=files,
         bytes=size,
     )
-
-
-def _unquoted(value: str | None) -> str | None:
-    return None if value is None else value.strip('"')

@@ -1,29 +1,38 @@
-"""Columns that a table's owner renamed while rows with the old names were staged.
+"""Columns that a table's owner renamed, dropped or added while rows with the old names were staged.
 
-``ALTER TABLE ... RENAME COLUMN`` changes no file, and the table's history names both names. So rows that a table lacks
-a column for, and were staged before, go where the column is now. Worked example, rows with ``city``::
+Delta gives each column an id, and shows it to nobody: a schema that it hands out has none. But its history names every
+change of a column. So staged rows carry the version of the table at which their columns had the names that they have
+(`StagedColumns`), and the changes since then lead each column to the one that has its id now. Example, rows with
+``a`` and ``b``, whose names were those of version 4::
 
-    version 5  RENAME COLUMN city TO town      the rows' city goes to town
-    version 6  RENAME COLUMN town TO place     the rows' city goes to place
-    version 7  ADD COLUMNS (city)              the table has a city again: the rows' city goes there
+    version 5  RENAME COLUMN a TO tmp
+    version 6  RENAME COLUMN b TO a
+    version 7  RENAME COLUMN tmp TO b      the rows' a goes to b, and their b to a
+
+A column that was dropped has no id any more. Its values go to a column that was added since then under its name, and to
+no other. Where the history lacks a version since then, nobody can tell (`UnknownColumnsError`).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from spark_purgatory.spark.sink.table.history import NO_VERSION, History
 from spark_purgatory.spark.sink.table.table_place import name_parts, sql_name
 
-CHANGES = ("RENAME COLUMN", "ADD COLUMNS", "DROP COLUMNS")
 Path = tuple[str, ...]
 """A column's place in lower case: its struct's name, and its own."""
+
+
+class UnknownColumnsError(Exception):
+    """The history does not say what became of the columns."""
 
 
 @dataclass(frozen=True)
@@ -36,79 +45,174 @@ class Change:
     """What is there; with both it is the same column."""
     name: str = ""
     """The new one as the table has it."""
+    old_name: str = ""
+
+    @property
+    def inverse(self) -> Change:
+        """The change that undoes it."""
+        return Change(self.new, self.old, self.old_name, self.name)
+
+    def applied(self, path: Path, name: str) -> tuple[Path, str] | None:
+        """The path and name of a column after the change; None if it is gone, or another one has its place."""
+        if self.old is not None and path[: len(self.old)] == self.old:
+            if self.new is None:
+                return None
+            return self.new + path[len(self.old) :], self.name if path == self.old else name
+        return None if self.new is not None and path[: len(self.new)] == self.new else (path, name)
 
 
-def followed(spark: SparkSession, place: str, staged: T.StructType, there: T.StructType) -> T.StructType:
-    """The columns of staged rows, with the names that the table has for them now; those that it lacks as they were.
+ALL_NEW = Change(old=())
+"""Every column was replaced."""
 
-    ``place``: the table as SQL has it, a name or the literal of a path.
+
+@dataclass(frozen=True)
+class StagedColumns:
+    """The columns of staged rows, and what the table called them at one of its versions."""
+
+    rows: T.StructType
+    """As the staged files have them."""
+    version: int = NO_VERSION
+    """The table's version; `NO_VERSION` if there was no table."""
+    there: T.StructType | None = None
+    """The same columns with the table's names at that version; None if these are the rows' own."""
+
+    @classmethod
+    def of(cls, text: str) -> StagedColumns:
+        """Read what `text` wrote."""
+        body = json.loads(text)
+        there = T.StructType.fromJson(body["there"]) if "there" in body else None
+        return cls(T.StructType.fromJson(body), body.get("version", NO_VERSION), there)
+
+    @property
+    def text(self) -> str:
+        """The columns as the staging log has them: the JSON of a schema, with more."""
+        there = {} if self.there is None else {"there": self.there.jsonValue()}
+        return json.dumps(
+            {**self.rows.jsonValue(), "version": self.version, **there}, separators=(",", ":"), sort_keys=True
+        )
+
+    def continued(self, known: str | None) -> str:
+        """What to stage rows of these columns with: as ``known``, if they are the same rows' since this version."""
+        if known is None:
+            return self.text
+        other = StagedColumns.of(known)
+        return known if other.rows == self.rows and other.version >= self.version else self.text
+
+    def at(self, history: History, names: T.StructType) -> StagedColumns:
+        """The same columns, whose ``names`` are those of the history's last version."""
+        return replace(self, version=history.version, there=names if moved(self.rows, names) else None)
+
+
+def followed(columns: StagedColumns, history: History, there: T.StructType) -> tuple[T.StructType, list[str]]:
+    """The columns with the names that the table, whose columns are ``there``, has for them now.
+
+    Also returns those that were dropped while another column got their name: no column of the table is theirs. Raises
+    UnknownColumnsError where the history does not say.
     """
-    known = set(_paths(there))
-    if known.issuperset(_paths(staged)):
-        return staged
-    history = spark.sql(f"DESCRIBE HISTORY {place}").where(F.col("operation").isin(*CHANGES))
-    rows = history.select("version", "operation", "operationParameters").collect()
-    changes = [
-        change for row in sorted(rows, key=lambda row: row["version"]) for change in changes_of(row[1], row[2] or {})
+    back, forward = changes_since(columns.version, history)
+    return renamed_by([*back, *forward], columns.there or columns.rows, map(_lower, _paths(there)))
+
+
+def changes_since(version: int, history: History) -> tuple[list[Change], list[Change]]:
+    """The changes that lead from version ``version`` to the last one: first those to be undone, then those made.
+
+    None are undone but by a RESTORE to a version before ``version``.
+    """
+    if not history.entries and version == NO_VERSION:
+        return [], []
+    of = {entry.version: entry for entry in history.entries}
+    oldest = min(of, default=NO_VERSION)
+
+    def made_of(at: int | None) -> list[int]:
+        """The versions that a version is made of, the newest first; what a RESTORE undid is left out."""
+        found = []
+        while at is not None and oldest - 1 <= at:
+            found.append(at)
+            entry = of.get(at)
+            at = None if entry is None else entry.restored_to if entry.operation == "RESTORE" else at - 1
+        return found
+
+    then, now = made_of(version), made_of(history.version)
+    shared = max({*then} & {*now}, default=None)
+    if shared is None:
+        raise UnknownColumnsError
+    undone = [
+        change for at in then if at > shared for change in reversed(changes_of(of[at].operation, of[at].parameters))
     ]
-    renamed = renamed_by(changes, staged, known)
-    return renamed if len(set(map(str.lower, renamed.names))) == len(renamed.names) else staged
+    made = [change for at in reversed(now) if at > shared for change in changes_of(of[at].operation, of[at].parameters)]
+    return [change.inverse for change in undone], made
 
 
 def changes_of(operation: str, parameters: Mapping[str, Any]) -> list[Change]:
-    """The changes that one version of a table made, as its history has them."""
+    """The changes that one version of a table made, as its history has them. UnknownColumnsError if it lacks them."""
+    try:
+        return _changes_of(operation, parameters)
+    except (KeyError, TypeError, ValueError, IndexError):
+        raise UnknownColumnsError from None
+
+
+def _changes_of(operation: str, parameters: Mapping[str, Any]) -> list[Change]:
     if operation == "RENAME COLUMN":
         old = name_parts(parameters["oldColumnPath"])
         name = parameters["newColumnPath"]
         for parents in (sql_name(*old[:-1]), ".".join(old[:-1])):
             name = name.removeprefix(f"{parents}." if parents else "")
         name = name_parts(name)[0] if name.startswith("`") else name
-        return [Change(_lower(old), _lower([*old[:-1], name]), name)]
-    listed = json.loads(parameters.get("columns") or "[]")
+        return [Change(_lower(old), _lower([*old[:-1], name]), name, old[-1])]
     if operation == "DROP COLUMNS":
-        return [Change(old=_lower(name_parts(name))) for name in listed]
-    return [Change(new=_lower([one["column"]["name"]]), name=one["column"]["name"]) for one in listed]
+        return [Change(old=_lower(name_parts(name))) for name in json.loads(parameters["columns"])]
+    if operation == "ADD COLUMNS":
+        added = [name_parts(one["column"]["name"]) for one in json.loads(parameters["columns"])]
+        return [Change(new=_lower(parts), name=parts[-1]) for parts in added]
+    is_new = "REPLACE" in operation or parameters.get("canOverwriteSchema") == "true"
+    return [ALL_NEW] if is_new else []
 
 
-def renamed_by(changes: Sequence[Change], schema: T.StructType, known: Iterable[Path]) -> T.StructType:
-    """The schema after the changes, as far as they lead from a column that is not known to one that is.
+def renamed_by(
+    changes: Sequence[Change], schema: T.StructType, there: Iterable[Path]
+) -> tuple[T.StructType, list[str]]:
+    """The schema after the changes of a table, which has the columns ``there`` now; and what no column is left for.
 
     Nulls are allowed at every depth: Spark casts no rows that it has read from files to a type that forbids them.
     """
-    known = set(known)
+    known, lost = set(there), list[str]()
 
-    def name_of(path: Path, name: str) -> str:
-        at, now = path, name
-        for change in changes:
-            if change.old is not None and at[: len(change.old)] == change.old:
-                if change.new is None:
-                    at, now = path, name
-                elif at == change.old:
-                    at, now = change.new, change.name
-                else:
-                    at = change.new + at[len(change.old) :]
-            elif change.old is None and change.new == path:
-                at, now = path, name
-        return now if path not in known and at in known else name
+    def after(path: Path, name: str, parent: Path) -> tuple[Path, str]:
+        at = _applied(changes, path, name)
+        if at is not None:
+            new_path, new_name = at
+        else:
+            new_path, new_name = (*parent, name.lower()), name
+        if new_path in known:
+            was = _applied([change.inverse for change in reversed(changes)], new_path, new_name)
+            if was is not None and was[0] != path:
+                lost.append(".".join(path))
+        return new_path, new_name
 
-    def renamed(kind: T.DataType, path: Path) -> T.DataType:
+    def renamed(kind: T.DataType, path: Path, now: Path) -> T.DataType:
         if isinstance(kind, T.ArrayType):
-            return T.ArrayType(renamed(kind.elementType, (*path, "element")))
+            return T.ArrayType(renamed(kind.elementType, (*path, "element"), (*now, "element")))
         if isinstance(kind, T.MapType):
-            key, value = renamed(kind.keyType, (*path, "key")), renamed(kind.valueType, (*path, "value"))
-            return T.MapType(key, value)
+            key = renamed(kind.keyType, (*path, "key"), (*now, "key"))
+            return T.MapType(key, renamed(kind.valueType, (*path, "value"), (*now, "value")))
         if not isinstance(kind, T.StructType):
             return kind
         fields = []
         for field in kind.fields:
             at = (*path, field.name.lower())
-            name = name_of(at, field.name)
-            fields.append(T.StructField(name, renamed(field.dataType, at), True, field.metadata))
+            new_path, name = after(at, field.name, now)
+            fields.append(T.StructField(name, renamed(field.dataType, at, new_path), True, field.metadata))
         return T.StructType(fields)
 
-    done = renamed(schema, ())
+    done = renamed(schema, (), ())
     assert isinstance(done, T.StructType)
-    return done
+    return done, lost
+
+
+def moved(before: T.StructType, after: T.StructType) -> dict[str, str]:
+    """Columns that have another name in ``after``, at every depth."""
+    pairs = zip(_paths(before), _paths(after), strict=True)
+    return {".".join(old): ".".join(new) for old, new in pairs if old[-1].lower() != new[-1].lower()}
 
 
 def with_names(rows: DataFrame, schema: T.StructType) -> DataFrame:
@@ -119,7 +223,17 @@ def with_names(rows: DataFrame, schema: T.StructType) -> DataFrame:
     return rows.select(*(F.col(sql_name(old)).cast(new.dataType).alias(new.name) for old, new in pairs))
 
 
+def _applied(changes: Iterable[Change], path: Path, name: str) -> tuple[Path, str] | None:
+    for change in changes:
+        at = change.applied(path, name)
+        if at is None:
+            return None
+        path, name = at
+    return path, name
+
+
 def _paths(kind: T.DataType, path: Path = ()) -> Iterable[Path]:
+    """The columns at every depth, as they are written."""
     if isinstance(kind, T.ArrayType):
         yield from _paths(kind.elementType, (*path, "element"))
     elif isinstance(kind, T.MapType):
@@ -127,8 +241,8 @@ def _paths(kind: T.DataType, path: Path = ()) -> Iterable[Path]:
         yield from _paths(kind.valueType, (*path, "value"))
     elif isinstance(kind, T.StructType):
         for field in kind.fields:
-            yield (*path, field.name.lower())
-            yield from _paths(field.dataType, (*path, field.name.lower()))
+            yield (*path, field.name)
+            yield from _paths(field.dataType, (*path, field.name))
 
 
 def _lower(parts: Sequence[str]) -> Path:

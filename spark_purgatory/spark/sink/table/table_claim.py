@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import ConfigError, StagingError, StorageError
+from spark_purgatory.errors import START_OVER, ConfigError, StagingError, StorageError
 from spark_purgatory.spark.storage.paths import Place, beside, literal
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE
 from spark_purgatory.spark.storage.storage_errors import MAX_SAID, SPARK_FAULTS, said
@@ -98,7 +98,7 @@ def claim(
         raise StagingError(
             f"checkpoint={checkpoint!r} is at micro-batch {max(commits) + 1}, but nothing in it was staged: it is that "
             "of another sink, or its folder 'staging' was removed. Nothing was started. Bring the folder back, or "
-            "start with a new checkpoint, which reads the sources again"
+            f"{START_OVER}"
         )
     if not claimed:
         return Bound(resolved, True)
@@ -140,8 +140,7 @@ def _claimed(spark: SparkSession, checkpoint: str, binds: bool = True) -> Claime
             return {}
         raise StagingError(
             f"{claim_path(checkpoint)} is to name the table of the checkpoint and is damaged: "
-            f"{rows[0]['value'][:MAX_SAID]!r}. Bring its file back from a copy, or start with a new checkpoint, which "
-            "reads the sources again"
+            f"{rows[0]['value'][:MAX_SAID]!r}. Bring its file back from a copy, or {START_OVER}"
         )
     return claimed
 

@@ -1,0 +1,130 @@
+"""A file of a checkpoint that is missing, empty, cut or changed: told at the start by file, fault and remedy."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_purgatory.errors import ForeignWriterError, StagingError, StorageError
+from spark_purgatory.spark.storage.checkpoint_files import damages
+from tests.support.now_and_then import each_commit
+from tests.support.sink_streams import Stream, every
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def drained(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stream:
+    """Three micro-batches with rows, and one drain."""
+    stream = Stream(spark, tmp_path_factory.mktemp("checkpoint")).add(3)
+    stream.run(stream.rows())
+    for name in ("checkpoint", "table"):
+        shutil.copytree(stream.folder / name, stream.folder / f"{name} kept")
+    return stream
+
+
+def fresh(stream: Stream) -> Path:
+    for name in ("checkpoint", "table"):
+        shutil.rmtree(stream.folder / name)
+        shutil.copytree(stream.folder / f"{name} kept", stream.folder / name)
+    return stream.checkpoint
+
+
+def crc(path: Path) -> Path:
+    return path.with_name(f".{path.name}.crc")
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+    crc(path).unlink()
+
+
+def halved(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    crc(path).unlink()
+
+
+def cut(path: Path) -> None:
+    """The checksum of the former bytes stays."""
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def removed(path: Path) -> None:
+    path.unlink()
+    crc(path).unlink()
+
+
+def last(checkpoint: Path, folder: str) -> str:
+    return f"{folder}/{max(int(path.name) for path in (checkpoint / folder).iterdir() if path.name.isdigit())}"
+
+
+CASES = [
+    ("offsets", emptied, "is empty, as a power loss leaves it"),
+    ("offsets", halved, "is cut or damaged"),
+    ("offsets", cut, r"cannot be read \(.*Checksum"),
+    ("offsets", removed, "is missing, and its micro-batch is committed"),
+    ("commits", emptied, "is empty.*remove it: Spark then runs that micro-batch again"),
+    ("commits", halved, "is cut or damaged.*remove it"),
+    ("sources/0", emptied, "is empty"),
+    ("sources/0", halved, "is cut or damaged"),
+    ("sources/0", removed, "is missing, but offsets/.* counts it.*drop, without a word, what is new"),
+    ("metadata", emptied, "is empty"),
+    ("metadata", halved, "is cut or damaged"),
+]
+
+
+@pytest.mark.parametrize(
+    ("folder", "damage", "said"),
+    each_commit(CASES, lambda case: case[1] is emptied or case[0] == "sources/0"),
+)
+def test_a_file_of_sparks_own_is_named(drained: Stream, folder: str, damage: Callable[[Path], None], said: str) -> None:
+    checkpoint = fresh(drained)
+    name = folder if folder == "metadata" else last(checkpoint, folder)
+    damage(checkpoint / name)
+    with pytest.raises(StorageError, match=rf"is damaged\. Nothing was started\. {name} {said}"):
+        drained.run(drained.rows())
+    found = damages(drained.spark, str(checkpoint))
+    assert [damage.path for damage in found] == [name], "and doctor says so"
+    assert "bring it back from a copy" in found[0].remedy
+
+
+def test_a_commit_that_is_damaged_may_be_removed(drained: Stream) -> None:
+    """As the remedy has it: each row is there once."""
+    checkpoint = fresh(drained)
+    removed(checkpoint / last(checkpoint, "commits"))
+    drained.run(drained.rows())
+    assert drained.numbers() == every(3)
+
+
+def test_a_metadata_file_that_names_another_query_is_named(drained: Stream) -> None:
+    """It was "the table was replaced"."""
+    path = fresh(drained) / "metadata"
+    text = path.read_text(encoding="utf-8")
+    query_id = json.loads(text)["id"]
+    path.write_text(text.replace(query_id, query_id[:-1] + ("0" if query_id[-1] != "0" else "1")), encoding="utf-8")
+    crc(path).unlink()
+    with pytest.raises(Exception, match=r"StagingError: .*/metadata names the query .*write that id") as told:
+        drained.run(drained.rows())
+    path.write_text(re.findall(r'\{"id":"[^"]*"\}', str(told.value))[0], encoding="utf-8")
+    drained.run(drained.rows())
+    assert drained.numbers() == every(3)
+
+
+def test_an_intent_that_was_removed_is_named(drained: Stream) -> None:
+    """It was "another run of the query ... stop the other writer"."""
+    log = fresh(drained) / "staging" / "log"
+    for path in log.rglob("intent=*"):
+        path.unlink()
+    with pytest.raises(StagingError, match=r"entry intent=0 of .*/staging/log is missing.*Bring the file back"):
+        drained.run(drained.rows())
+    for path in [path for path in log.rglob("*") if path.is_file()]:
+        path.unlink()
+    with pytest.raises(Exception, match=r"entry intent=0 was removed|folder 'staging' was removed") as told:
+        drained.run(drained.rows())
+    assert not isinstance(told.value, ForeignWriterError)

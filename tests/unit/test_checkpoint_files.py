@@ -1,0 +1,70 @@
+"""What is wrong with Spark's own files of a checkpoint, told by their texts."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_purgatory.spark.storage.checkpoint_files import faults_of, logs_of, needed
+
+COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
+ENTRY = 'v1\n{"path":"file:///in/000.parquet","timestamp":1,"batchId":0}\n{"path":"b","timestamp":1,"batchId":0}'
+
+
+def offsets(*sources: str) -> str:
+    return "\n".join(['v1\n{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}', *sources])
+
+
+SOUND = {
+    "metadata": '{"id":"6efee18f"}',
+    **{f"offsets/{n}": offsets(f'{{"logOffset":{n}}}', "-") for n in range(4)},
+    **{f"commits/{n}": COMMIT for n in range(3)},
+    **{f"sources/0/{n}": ENTRY for n in range(4)},
+}
+
+
+def told(texts: dict[str, str]) -> list[str]:
+    """Faults of a checkpoint with these files, as the product's reader finds them."""
+    logs = logs_of([f"file:///lake/a%20b/checkpoint/{path}" for path in texts])
+    wanted = {"metadata", *needed(logs)}
+    return [str(damage) for damage in faults_of({path: texts[path] for path in wanted if path in texts}, logs)]
+
+
+def test_a_sound_checkpoint_has_no_fault() -> None:
+    assert told(SOUND) == []
+    compacted = {**SOUND, **{f"sources/0/{n}": ENTRY for n in range(4, 9)}, "sources/0/9.compact": ENTRY}
+    compacted |= {"offsets/4": offsets('{"logOffset":9}', "-")}
+    assert told(compacted) == []
+    for gone in ("sources/0/0", "sources/0/8", "offsets/0", "commits/0"):
+        assert told({path: text for path, text in compacted.items() if path != gone}) == [], gone
+    assert told({"metadata": SOUND["metadata"]}) == [], "of a query that never had a micro-batch"
+    others = offsets('{"topic":{"0":5}}', '{"reservoirVersion":4,"index":-1}', "7")
+    assert told({**SOUND, "offsets/3": others}) == [], "other sources"
+    assert told({**SOUND, "sources/0/4": ENTRY}) == [], "found, and not planned yet"
+
+
+@pytest.mark.parametrize("path", ["metadata", "offsets/3", "offsets/2", "commits/2", "sources/0/3", "sources/0/0"])
+@pytest.mark.parametrize("size", [0, 0.2, 0.5, 0.8])
+def test_a_file_that_is_empty_or_cut_is_named(path: str, size: float) -> None:
+    text = SOUND[path]
+    (said,) = told({**SOUND, path: text[: int(len(text) * size)]})
+    assert said.startswith(f"{path} is {'empty' if not size else 'cut'}")
+    assert ("remove it" in said) == (path == "commits/2") and "from a copy" in said
+
+
+def test_offsets_that_lost_a_line_are_named() -> None:
+    assert told({**SOUND, "offsets/3": offsets()})[0].startswith("offsets/3 is cut")
+    assert "lacks the offsets of a source" in told({**SOUND, "offsets/3": offsets('{"logOffset":3}')})[0]
+
+
+@pytest.mark.parametrize("gone", [["3"], ["2"], ["2", "3"], ["0"]])
+def test_an_entry_of_a_sources_log_that_is_gone_is_named(gone: list[str]) -> None:
+    """Spark reads into that number again what it finds next, and skips it: 125 outcomes were missing."""
+    left = {path: text for path, text in SOUND.items() if path.removeprefix("sources/0/") not in gone}
+    (said,) = told(left)
+    assert said.startswith(f"sources/0/{gone[0]} is missing") and "offsets/3 counts it" in said
+    assert ("1 more" in said) == (len(gone) > 1)
+
+
+def test_offsets_of_a_committed_micro_batch_that_are_gone_are_named() -> None:
+    left = {path: text for path, text in SOUND.items() if path not in ("offsets/3", "offsets/2")}
+    assert told(left)[0].startswith("offsets/2 is missing")
