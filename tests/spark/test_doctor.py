@@ -215,7 +215,7 @@ def test_lost_and_damaged_state_files_are_found(spark: SparkSession, landing: La
         file.unlink()
     found = wrong(checkpoint_findings(spark.newSession(), str(landing.checkpoint)))
     assert "files of its folder 'state/0/_metadata' are gone" in found["checkpoint"].remedy
-    offsets = sorted(landing.checkpoint.glob("offsets/*"), key=lambda path: int(path.name))
+    offsets = sorted(landing.checkpoint.glob("offsets/[0-9]*"), key=lambda path: int(path.name))
     rewrite(offsets[-1], b"")
     found = wrong(checkpoint_findings(spark, str(landing.checkpoint)))
     assert found[f"checkpoint's offsets/{offsets[-1].name}"].found.startswith("is empty")
@@ -223,7 +223,7 @@ def test_lost_and_damaged_state_files_are_found(spark: SparkSession, landing: La
 
 @pytest.mark.spark
 def test_a_clock_that_is_wrong_shows_in_the_times_of_files(spark: SparkSession, landing: Landing) -> None:
-    for file in landing.checkpoint.glob("offsets/*"):
+    for file in landing.checkpoint.glob("offsets/[0-9]*"):
         os.utime(file, (file.stat().st_mtime + 7200, file.stat().st_mtime + 7200))
     found = wrong(checkpoint_findings(spark, str(landing.checkpoint)))
     assert set(found) == {"checkpoint's clock"}
