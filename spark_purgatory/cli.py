@@ -180,6 +180,9 @@ def report(
     checkpoint: Annotated[str, typer.Argument(help="The query's checkpointLocation.", show_default=False)],
     table: Annotated[str, typer.Argument(help="The outcomes' Delta table: a path, or a name.", show_default=False)],
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+    name: Annotated[
+        str | None, typer.Option(help="The query's name, for the title. [default: the table's]", show_default=False)
+    ] = None,
     prefix: Annotated[str, typer.Option(help="The purgatory's prefix.")] = "",
     rows: Annotated[
         bool, typer.Option("--rows", help="With the ten that end next and the keys missed most: values of rows.")
@@ -198,6 +201,7 @@ def report(
             checkpoint=checkpoint,
             table=table,
             output=output,
+            name=name,
             prefix=prefix,
             rows=rows,
             settings=conf or [],

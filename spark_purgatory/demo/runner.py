@@ -64,7 +64,7 @@ def run_demo(request: DemoRequest, console: Console) -> int:
     if code == 0 and request.keep:
         say(console, "What still waits, and one page on the query:")
         say(console, f"  spark-purgatory pending {folder / 'checkpoint'}")
-        say(console, f"  spark-purgatory report {folder / 'checkpoint'} {folder / 'outcomes'}")
+        say(console, f"  spark-purgatory report {folder / 'checkpoint'} {folder / 'outcomes'} --name orders")
     return code
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.job.summary import Summary, file_sizes, summarise
@@ -19,11 +19,25 @@ from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 TRIES = 3
-BOUNDS_MS = tuple(
-    1000 * seconds
-    for seconds in (1, 10, 60, 300, 900, 1800, 3600, 3 * 3600, 6 * 3600, 12 * 3600, 86_400, 3 * 86_400, 7 * 86_400)
+SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
+BOUNDS_MS = (
+    *(SECOND, 10 * SECOND, MINUTE, 5 * MINUTE, 15 * MINUTE, 30 * MINUTE, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR),
+    *(DAY, 3 * DAY, 7 * DAY, 30 * DAY, 365 * DAY),
 )
-"""Between the bars of pictures of ages and waits."""
+"""Between the bars of pictures of ages and waits that range widely."""
+STEPS_MS = tuple(
+    times * unit
+    for unit, several in (
+        (1, (1, 2, 5, 10, 20, 50, 100, 200, 500)),
+        (SECOND, (1, 2, 5, 10, 15, 30)),
+        (MINUTE, (1, 2, 5, 10, 15, 30)),
+        (HOUR, (1, 2, 3, 6, 12)),
+        (DAY, (1, 2, 5, 10, 30, 100, 1000, 10_000, 10_000_000)),
+    )
+    for times in several
+)
+"""Widths of the bars of a narrow range."""
+BARS, FEW_BOUNDS = 10, 4
 NEWER = -1
 """The bin of what is negative: operations that were created after the watermark."""
 REASONS_SHOWN = 10
@@ -54,6 +68,7 @@ class EndsNext:
 class Report:
     """What the page shows, in numbers."""
 
+    name: str
     table: str
     checkpoint: str
     made_ms: int
@@ -65,11 +80,13 @@ class Report:
     by_hour: dict[str, dict[int, int]] = field(default_factory=dict)
     """Outcomes by status and by hour of ``resolved_at``, in hours since 1970."""
     waits: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Outcomes by status and by bin of ``wait_ms`` (`BOUNDS_MS`)."""
+    """Outcomes by status and by bin of ``wait_ms``: the number of ``bounds_ms["wait_ms"]`` at or below it."""
     ages: dict[int, int] = field(default_factory=dict)
     """Pending operations by bin of ``age_ms``; `NEWER`: those created after the watermark."""
     remaining: dict[int, int] = field(default_factory=dict)
     """Pending operations by bin of ``remaining_ms``."""
+    bounds_ms: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Bounds of the bins by column."""
     criteria: dict[str, int] = field(default_factory=dict)
     """Pending operations by criterion."""
     reasons: dict[str, int] = field(default_factory=dict)
@@ -85,11 +102,16 @@ class Report:
 
 
 def read_report(
-    spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix: str = "", rows: bool = False
+    spark: SparkSession,
+    checkpoint: str,
+    sink: RecordAccumulator,
+    prefix: str = "",
+    rows: bool = False,
+    name: str | None = None,
 ) -> Report:
     """Read everything that the page shows; again if the query has gone on meanwhile, up to `TRIES` times.
 
-    ``rows``: with some of the operations that wait, which a page for others may not show.
+    ``rows``: with some of the operations that wait, which a page for others may not show. ``name``: the query's.
     """
     for left in range(TRIES - 1, -1, -1):
         try:
@@ -101,22 +123,21 @@ def read_report(
             continue
         if not report.moved_on or not left:
             break
-    return report
+    return replace(report, name=name or report.table.rstrip("/").rpartition("/")[2])
 
 
 def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix: str, rows: bool) -> Report:
     table = sink.read(spark, staged=True, checkpoint=checkpoint)
     tally = state_tally(spark, checkpoint)
     found = gauges(spark, checkpoint)
-    ages, remaining, criteria = _of_pending(spark, checkpoint, found["batch_id"])
+    bounds_ms: dict[str, tuple[int, ...]] = {}
+    ages, remaining, criteria = _of_pending(spark, checkpoint, found["batch_id"], bounds_ms)
     ends_next, missed = _rows_of_pending(spark, checkpoint, found["batch_id"]) if rows else ((), {})
     by_hour: dict[str, dict[int, int]] = {}
     waits: dict[str, dict[int, int]] = {}
     hour = F.floor(F.unix_millis(f"{prefix}resolved_at") / 3_600_000)
-    for column, into in (
-        (hour, by_hour),
-        (F.when(F.col(f"{prefix}wait_ms").isNotNull(), _bin(F.col(f"{prefix}wait_ms"))), waits),
-    ):
+    (wait,) = _bins(table, ["wait_ms"], prefix, bounds_ms)
+    for column, into in ((hour, by_hour), (wait, waits)):
         counted = table.groupBy(F.col(f"{prefix}status").alias("status"), column.alias("at")).count()
         for row in counted.where("at IS NOT NULL").collect():
             into.setdefault(row["status"], {})[int(row["at"])] = row["count"]
@@ -129,6 +150,7 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
         file_bytes = file_sizes(written)
     last = committed_batches(spark, checkpoint)
     return Report(
+        name="",
         table=str(sink),
         checkpoint=checkpoint,
         made_ms=int(datetime.now(UTC).timestamp() * MS),
@@ -139,6 +161,7 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
         waits=waits,
         ages=ages,
         remaining=remaining,
+        bounds_ms=bounds_ms,
         criteria=criteria,
         reasons={reason: n for n, reason in reasons[:REASONS_SHOWN]},
         ends_next=ends_next,
@@ -149,11 +172,11 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
 
 
 def _of_pending(
-    spark: SparkSession, checkpoint: str, batch_id: int | None
+    spark: SparkSession, checkpoint: str, batch_id: int | None, bounds_ms: dict[str, tuple[int, ...]]
 ) -> tuple[dict[int, int], dict[int, int], dict[str, int]]:
     asked = ["report_age_ms", "report_remaining_ms", "report_criterion"]
     waits = pending(spark, checkpoint, batch_id=batch_id, columns=asked, prefix="report_")
-    bins = [F.when(F.col(name) < 0, NEWER).when(F.col(name).isNotNull(), _bin(F.col(name))) for name in asked[:2]]
+    bins = _bins(waits, ["age_ms", "remaining_ms"], "report_", bounds_ms)
     rows = waits.groupBy(bins[0].alias("age"), bins[1].alias("left"), asked[2]).count().collect()
     ages: dict[int, int] = {}
     remaining: dict[int, int] = {}
@@ -178,9 +201,27 @@ def _rows_of_pending(
     return tuple(EndsNext(*row) for row in ends.limit(ROWS_SHOWN).collect()), {row["key"]: row["count"] for row in most}
 
 
-def _bin(ms: Column) -> Column:
-    """How many of `BOUNDS_MS` are at or below."""
-    return sum(((ms >= bound).cast("int") for bound in BOUNDS_MS), F.lit(0))
+def _bins(frame: DataFrame, names: list[str], prefix: str, bounds_ms: dict[str, tuple[int, ...]]) -> list[Column]:
+    """The bin of each column: how many of its bounds, which ``bounds_ms`` gets, are at or below; null where it is."""
+    columns = [F.col(prefix + name) for name in names]
+    ends = frame.agg(*(end(column) for column in columns for end in (F.min, F.max))).first() or ()
+    bins = []
+    for name, column, least, most in zip(names, columns, ends[::2], ends[1::2], strict=True):
+        bounds_ms[name] = () if most is None else bounds_of(max(0, least), max(0, most))
+        count = sum(((column >= bound).cast("int") for bound in bounds_ms[name]), F.lit(0))
+        bins.append(F.when(column < 0, NEWER).when(column.isNotNull(), count))
+    return bins
+
+
+def bounds_of(least_ms: int, most_ms: int) -> tuple[int, ...]:
+    """Bounds between the bars of a picture whose values have this range: those of `BOUNDS_MS` within it if there are
+    several, else equal steps.
+    """
+    inside = tuple(bound for bound in BOUNDS_MS if least_ms < bound <= most_ms)
+    if len(inside) >= FEW_BOUNDS:
+        return inside
+    step_ms = next(step for step in STEPS_MS if (most_ms - least_ms) / step <= BARS or step == STEPS_MS[-1])
+    return tuple(range((least_ms // step_ms + 1) * step_ms, most_ms + 1, step_ms))
 
 
 def _history(spark: SparkSession, checkpoint: str) -> tuple[MicroBatch, ...]:

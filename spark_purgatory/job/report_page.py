@@ -9,7 +9,7 @@ import html
 import io
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import matplotlib as mpl
@@ -19,18 +19,19 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from spark_purgatory.job.readable import readable_bytes, readable_ms
-from spark_purgatory.job.report import MS, NEWER, MicroBatch, Report
+from spark_purgatory.job.report import DAY, HOUR, MINUTE, MS, NEWER, SECOND, MicroBatch, Report
 from spark_purgatory.job.summary import NOTHING_LOST, verdict
 from spark_purgatory.spark.checkpoint.gauges import Gauges
 from spark_purgatory.version import LOOKS_WRONG, __version__
 
-BOUNDS = ("1 s", "10 s", "1 min", "5 min", "15 min", "30 min", "1 h", "3 h", "6 h", "12 h", "1 d", "3 d", "7 d")
-BIN_NAMES = (*(f"< {bound}" for bound in BOUNDS), f">= {BOUNDS[-1]}")
 HOURS_SHOWN = 72
 """Bars of the picture of outcomes over time, at most."""
+FEW_BARS = 24
+"""So many have room for a number on each."""
 FEW_FILES = 8
 """A sentence says more of so few than a picture."""
-DAY_MS = 86_400_000
+LATE, LATE_MS = 3, 60_000
+"""A query is late that began no micro-batch for so many times its usual interval, and for a minute."""
 STILL = 3
 """Micro-batches with one watermark, after which it is said to stand."""
 COLOURS = {
@@ -78,13 +79,12 @@ svg{{display:block;width:100%;min-width:600px;height:auto}}
 def page(report: Report) -> str:
     """The report as HTML."""
     found = report.gauges
-    title = report.table.rstrip("/").rpartition("/")[2]
     batch = "before the first micro-batch" if found["batch_id"] is None else f"after micro-batch {found['batch_id']:,}"
     where = f"table {report.table}, checkpoint {report.checkpoint}; made at {_instant(report.made_ms)}, {batch}"
     parts = [
-        HEAD.format(title=html.escape(title)),
-        f"<h1>{html.escape(title)}</h1><p class='sub'>{html.escape(where)}</p>",
-        *(_card(*each) for each in (_nothing_lost(report), _watermark(report), _waiting(report))),
+        HEAD.format(title=html.escape(report.name)),
+        f"<h1>{html.escape(report.name)}</h1><p class='sub'>{html.escape(where)}</p>",
+        *(_card(*each(report)) for each in (_last_batch, _nothing_lost, _watermark, _waiting)),
         "<h2>Outcomes</h2>",
         _tiles(report),
         _reasons(report),
@@ -92,8 +92,8 @@ def page(report: Report) -> str:
         _next_to_expire(report),
         _ends_next(report),
         _table(("key missed most", "operations"), [(key, f"{n:,}") for key, n in report.missed.items()]),
-        _picture(_bins, report.remaining, "Waiting by time until the deadline, from the watermark"),
-        _picture(_bins, report.ages, "Waiting by age, from the watermark"),
+        _binned(report, "remaining_ms", report.remaining, "Waiting by time until the deadline, from the watermark"),
+        _binned(report, "age_ms", report.ages, "Waiting by age, from the watermark"),
         _table(("criterion", "waiting"), [(name, f"{n:,}") for name, n in sorted(report.criteria.items())]),
         "<h2>Over time</h2>",
         _picture(
@@ -102,7 +102,7 @@ def page(report: Report) -> str:
             "Watermark of the last micro-batches (UTC)",
         ),
         _picture(_by_hour, _in_order(report.by_hour), "Outcomes by hour of resolved_at (UTC)"),
-        _picture(_waits, _in_order(report.waits), "How long operations waited"),
+        _binned(report, "wait_ms", _in_order(report.waits), "How long operations waited"),
         _waits_table(report),
         "<h2>Table and state</h2>",
         _files_text(report),
@@ -114,6 +114,23 @@ def page(report: Report) -> str:
 
 
 # --- is it healthy? -----------------------------------------------------------------------------------
+
+
+def _last_batch(report: Report) -> tuple[bool, str, str]:
+    """Whether the query runs, as far as its checkpoint shows: its last micro-batch beside the pace of those before."""
+    if not report.history:
+        return False, "No micro-batch has begun", "The query has not run yet."
+    last, began = report.history[-1], [batch.began_ms for batch in report.history]
+    ago_ms = max(0, report.made_ms - last.began_ms)
+    every = sorted(later - earlier for earlier, later in pairwise(began))
+    usual_ms = every[len(every) // 2] if every else 0
+    ended = "" if last.batch_id == report.gauges["batch_id"] else " and is not committed"
+    text = f"Micro-batch {last.batch_id:,} began at {_instant(last.began_ms)}{ended}."
+    text += f" One usually begins every {readable_ms(usual_ms)}." if every else ""
+    if ago_ms <= max(LATE * usual_ms, LATE_MS):
+        return True, f"The last micro-batch began {readable_ms(ago_ms)} ago", text
+    text += " The query is not running, or nothing arrives. If it is started now and then, this is its pause."
+    return False, f"The last micro-batch began {readable_ms(ago_ms)} ago", text
 
 
 def _nothing_lost(report: Report) -> tuple[bool, str, str]:
@@ -137,8 +154,7 @@ def _watermark(report: Report) -> tuple[bool, str, str]:
     same = [batch for batch in report.history if last and batch.watermark_ms == last.watermark_ms]
     rule = "An operation expires when the watermark reaches its deadline. It moves with newer rows of both inputs"
     if last is None or len(same) < STILL:
-        began = "" if last is None else f" The last micro-batch began at {_instant(last.began_ms)}."
-        return True, f"The watermark is at {_instant(at)}", f"{rule}.{began}"
+        return True, f"The watermark is at {_instant(at)}", f"{rule}."
     text = f"{rule}: since micro-batch {same[0].batch_id:,} none did. If an input may be silent, give it idle_after."
     return False, f"The watermark stands at {_instant(at)}", text
 
@@ -198,7 +214,9 @@ def _next_to_expire(report: Report) -> str:
         return ""
     within = range(min(report.remaining), max(report.remaining) + 1)
     counts = accumulate(report.remaining.get(at, 0) for at in within)
-    rows = [(_moved(at), f"{count:,}") for at, count in zip(within, counts, strict=True)]
+    bounds_ms = report.bounds_ms["remaining_ms"]
+    moved = ["nothing: they are due" if at == NEWER else _bound(at, bounds_ms) for at in within]
+    rows = [(by, f"{count:,}") for by, count in zip(moved, counts, strict=True)]
     return _table(("if the watermark moves by", "have expired, unless events come"), rows)
 
 
@@ -210,8 +228,20 @@ def _ends_next(report: Report) -> str:
     )
 
 
-def _moved(at: int) -> str:
-    return "nothing: they are due" if at == NEWER else BOUNDS[at] if at < len(BOUNDS) else "more"
+def _bound(at: int, bounds_ms: Sequence[int]) -> str:
+    """The upper end of a bin, in the largest unit of which it is a whole number."""
+    if at == len(bounds_ms):
+        return "more"
+    units = (("d", DAY), ("h", HOUR), ("min", MINUTE), ("s", SECOND), ("ms", 1))
+    return next(f"{bounds_ms[at] // size:,} {unit}" for unit, size in units if not bounds_ms[at] % size)
+
+
+def _bin_name(at: int, bounds_ms: Sequence[int]) -> str:
+    if at == NEWER:
+        return "newer than\nthe watermark"
+    if not bounds_ms:
+        return "all"
+    return f"< {_bound(at, bounds_ms)}" if at < len(bounds_ms) else f">= {_bound(at - 1, bounds_ms)}"
 
 
 def _waits_table(report: Report) -> str:
@@ -277,11 +307,11 @@ def _picture(draw: Callable[[Axes, Any], None], data: Any, title: str) -> str:
 def _clock(axes: Axes, history: Sequence[MicroBatch]) -> None:
     """When micro-batches began, and the watermark that they had; of old data, years behind the clock, that alone."""
     lines = {"watermark": ([batch.watermark_ms for batch in history], WAITING)}
-    if history[-1].began_ms - history[-1].watermark_ms < DAY_MS:
+    if history[-1].began_ms - history[-1].watermark_ms < DAY:
         lines["clock"] = ([batch.began_ms for batch in history], "#546e7a")
     numbers = [batch.batch_id for batch in history]
     for name, (times_ms, colour) in lines.items():
-        days = [ms / DAY_MS for ms in times_ms]  # matplotlib's unit of dates, since 1970
+        days = [ms / DAY for ms in times_ms]  # matplotlib's unit of dates, since 1970
         axes.plot(numbers, days, color=colour, marker=".")
         axes.annotate(name, (numbers[-1], days[-1]), xytext=(6, 0), textcoords="offset points", color=colour)
     axes.yaxis_date()
@@ -303,9 +333,15 @@ def _by_hour(axes: Axes, data: dict[str, dict[int, int]]) -> None:
     _stacked(axes, grouped, groups, names, every=-(-len(groups) // 7))
 
 
-def _waits(axes: Axes, data: dict[str, dict[int, int]]) -> None:
-    bins = range(min(min(counts) for counts in data.values()), max(max(counts) for counts in data.values()) + 1)
-    _stacked(axes, data, bins, [BIN_NAMES[at] for at in bins])
+def _binned(report: Report, column: str, data: dict[Any, Any], title: str) -> str:
+    """A picture with a bar for each bin of a column; ``data`` is by bin, or by status and bin."""
+    by_status = {"": data} if data and isinstance(next(iter(data.values())), int) else data
+    at = [each for counts in by_status.values() for each in counts]
+    if not at:
+        return ""
+    bins = range(min(at), max(at) + 1)
+    names = [_bin_name(each, report.bounds_ms[column]) for each in bins]
+    return _picture(lambda axes, shown: _stacked(axes, shown, bins, names), by_status, title)
 
 
 def _stacked(axes: Axes, data: dict[str, dict[int, int]], bins: range, names: Sequence[str], every: int = 1) -> None:
@@ -313,24 +349,21 @@ def _stacked(axes: Axes, data: dict[str, dict[int, int]], bins: range, names: Se
     below = [0] * len(bins)
     for status, counts in data.items():
         heights = [counts.get(at, 0) for at in bins]
-        axes.bar(range(len(bins)), heights, bottom=below, label=status, color=COLOURS[status])
+        bars = axes.bar(range(len(bins)), heights, bottom=below, label=status, color=COLOURS.get(status, WAITING))
         below = [low + high for low, high in zip(below, heights, strict=True)]
+    if len(bins) <= FEW_BARS:
+        axes.bar_label(bars, [f"{count:,}" if count else "" for count in below], padding=2)
     marks = range(0, len(bins), every)
-    _finish(axes, "outcomes", marks, [names[at] for at in marks])
-    axes.legend(frameon=False, ncols=len(data), loc="upper left", bbox_to_anchor=(0, -0.15))
-
-
-def _bins(axes: Axes, data: dict[int, int]) -> None:
-    bins = range(min(data), max(data) + 1)
-    axes.bar(range(len(bins)), [data.get(at, 0) for at in bins], color=WAITING)
-    names = ["newer than\nthe watermark" if at == NEWER else BIN_NAMES[at] for at in bins]
-    _finish(axes, "operations", range(len(bins)), names)
+    _finish(axes, "operations" if "" in data else "outcomes", marks, [names[at] for at in marks])
+    if "" not in data:
+        axes.legend(frameon=False, ncols=len(data), loc="upper left", bbox_to_anchor=(0, -0.15))
 
 
 def _files(axes: Axes, file_bytes: list[int]) -> None:
     powers = [max(0, (size - 1).bit_length()) for size in file_bytes]
     shown = range(min(powers), max(powers) + 1)
-    axes.bar(range(len(shown)), [powers.count(power) for power in shown], color="#00838f")
+    bars = axes.bar(range(len(shown)), [powers.count(power) for power in shown], color="#00838f")
+    axes.bar_label(bars, padding=2)
     _finish(axes, "files", range(len(shown)), [f"<= {readable_bytes(2.0**power)}" for power in shown])
 
 

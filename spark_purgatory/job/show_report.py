@@ -16,7 +16,14 @@ from spark_purgatory.terminal import at_work, say
 
 
 def write_report(
-    checkpoint: str, table: str, output: Path, prefix: str, rows: bool, settings: Sequence[str], console: Console
+    checkpoint: str,
+    table: str,
+    output: Path,
+    name: str | None,
+    prefix: str,
+    rows: bool,
+    settings: Sequence[str],
+    console: Console,
 ) -> int:
     """Write the page; the exit code."""
 
@@ -31,7 +38,7 @@ def write_report(
         with at_work(console, "Starting Spark"):
             spark = reading_session(settings_from(settings), log_file(), delta=True)
         with at_work(console, "Reading the checkpoint and the table"):
-            text = page(read_report(spark, checkpoint, sink, prefix, rows))
+            text = page(read_report(spark, checkpoint, sink, prefix, rows, name))
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text, encoding="utf-8")
         say(console, f"Written: {output} ({len(text):,} bytes)")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from spark_purgatory.job.report import NEWER, MicroBatch, Report
+from spark_purgatory.job.report import NEWER, MicroBatch, Report, bounds_of
 from spark_purgatory.job.report_page import COLOURS, page
 from spark_purgatory.job.summary import Summary
 from spark_purgatory.job.tally import JobTally
@@ -30,6 +31,7 @@ GAUGES = Gauges(
 def report(**changes: Any) -> Report:
     """A report on a query that is well."""
     made = Report(
+        name="orders <eu>",
         table="/lake/<outcomes>",
         checkpoint="/lake/checkpoint",
         made_ms=AT,
@@ -42,6 +44,7 @@ def report(**changes: Any) -> Report:
         waits={"EXPIRED": {3: 40}, "COMPLETED": {1: 60}},
         ages={NEWER: 12, 1: 18},
         remaining={1: 10, 3: 20},
+        bounds_ms=dict.fromkeys(("wait_ms", "age_ms", "remaining_ms"), (1000, 10_000, 60_000, 300_000)),
         criteria={"any_key": 30},
         history=tuple(MicroBatch(n, AT + n, AT - 9 + n) for n in range(10)),
     )
@@ -50,8 +53,9 @@ def report(**changes: Any) -> Report:
 
 def test_what_is_well_is_green_and_in_one_order() -> None:
     text = page(report())
-    assert "<title>&lt;outcomes&gt;: report</title>" in text and "<outcomes>" not in text
+    assert "<title>orders &lt;eu&gt;: report</title>" in text and "<outcomes>" not in text and "<eu>" not in text
     assert "verdict warn" not in text
+    assert "<div class='verdict'><b>The last micro-batch began" in text[: text.index("Nothing lost")]
     assert (
         "<b>Nothing lost</b>130 received = 100 with an outcome + 30 waiting. 90 rows are in the table, 10 are" in text
     )
@@ -77,6 +81,12 @@ def test_what_expires_as_the_watermark_moves_adds_up() -> None:
             {"history": tuple(MicroBatch(n, AT + n, AT) for n in range(10))},
             "<b>The watermark stands at 2024-03-01 09:19:58 UTC</b>",
         ),
+        (
+            {"made_ms": AT + 7 * 86_400_000},
+            "<b>The last micro-batch began 168.0 h ago</b>Micro-batch 9 began at 2024-03-01 09:19:58 UTC. One usually "
+            "begins every 1 ms. The query is not running",
+        ),
+        ({"history": ()}, "<b>No micro-batch has begun</b>"),
         ({"gauges": Gauges(**{**GAUGES, "watermark_ms": 0})}, "<b>There is no watermark yet</b>"),
         (
             {"summary": Summary({"EXPIRED": 99}, {}, [], JobTally(140, 100, 30))},
@@ -86,6 +96,36 @@ def test_what_expires_as_the_watermark_moves_adds_up() -> None:
 )
 def test_what_is_not_well_is_orange(changes: dict[str, Any], says: str) -> None:
     assert f"<div class='verdict warn'>{says}" in page(report(**changes))
+
+
+def test_a_query_of_a_slow_trigger_is_not_late_within_three_of_its_intervals() -> None:
+    slow = tuple(MicroBatch(n, AT - (10 - n) * 600_000, AT - 9 + n) for n in range(10))
+    assert "verdict warn" not in page(report(history=slow, made_ms=AT + 900_000))
+    late = page(report(history=slow, made_ms=AT + 1_900_000))
+    assert "verdict warn'><b>The last micro-batch began 41.7 min ago</b>" in late and "every 10.0 min." in late
+    assert "is not committed" in page(report(history=(*slow, MicroBatch(10, AT, AT))))
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "bounds"),
+    [
+        (
+            0,
+            86_400_000,
+            (1000, 10_000, 60_000, 300_000, 900_000, 1_800_000, *(3_600_000 * h for h in (1, 3, 6, 12, 24))),
+        ),
+        (1_500_000, 2_100_000, tuple(60_000 * minute for minute in range(26, 36))),
+        (7, 7, ()),
+        (400 * 86_400_000, 4000 * 86_400_000, tuple(1000 * 86_400_000 * n for n in (1, 2, 3, 4))),
+    ],
+)
+def test_bars_follow_the_range_of_what_they_show(least: int, most: int, bounds: tuple[int, ...]) -> None:
+    assert bounds_of(least, most) == bounds
+
+
+def test_bars_have_their_numbers() -> None:
+    (shown,) = (each for each in page(report()).split("<svg") if "Waiting by time until the deadline" in each)
+    assert {">10<", ">20<", ">&lt; 10 s<", ">&lt; 5 min<"} <= set(re.findall(r">[^<>]+<", shown))
 
 
 def test_few_files_are_a_sentence_and_many_a_picture() -> None:
