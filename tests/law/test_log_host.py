@@ -22,7 +22,7 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state import step_log
 from spark_purgatory.core.state.engine_snapshot import save
 from spark_purgatory.core.state.shard_head import LOG_ENTRIES, ShardHead, read_head
-from spark_purgatory.core.state.step_log import Step
+from spark_purgatory.core.state.step_log import STEP_VERSION, Step
 from spark_purgatory.errors import PurgatoryError, StateVersionError
 from spark_purgatory.spark.host import log_host
 from spark_purgatory.spark.host.log_host import FAILPOINTS
@@ -246,9 +246,10 @@ def test_a_release_whose_steps_are_others_goes_on_from_snapshots_and_writes_logs
     with simulated(case.spec, case.rng, chances=chances, shards=1, several=False) as simulation:
         simulation.run(batches[:-6])
         simulation.chances = replace(chances, snapshot=0.0, cold=1.0)
-        with patch.object(log_host, "STEP_VERSION", 2), patch.object(step_log, "STEP_VERSION", 2):
+        later = STEP_VERSION + 1
+        with patch.object(log_host, "STEP_VERSION", later), patch.object(step_log, "STEP_VERSION", later):
             outcomes = simulation.run(batches[-6:])
-            assert read_head(simulation.committed[0].values["head"]).step_version == 2
+            assert read_head(simulation.committed[0].values["head"]).step_version == later
     assert simulation.seen["after log"] > 2
     check_against_oracle(case, outcomes)
 
@@ -259,8 +260,10 @@ def test_a_release_whose_steps_are_others_refuses_a_log() -> None:
     with simulated(case.spec, case.rng, chances=replace(NOTHING, snapshot=0.0), shards=1) as simulation:
         simulation.run(batches[:-6])
         simulation.end_workers()
-        later = (patch.object(module, "STEP_VERSION", 2) for module in (log_host, step_log))
-        refused = pytest.raises(StateVersionError, match=r"steps of version 1, .* takes those of 2")
+        later = (patch.object(module, "STEP_VERSION", STEP_VERSION + 1) for module in (log_host, step_log))
+        refused = pytest.raises(
+            StateVersionError, match=rf"steps of version {STEP_VERSION}, .* takes those of {STEP_VERSION + 1}"
+        )
         with next(later), next(later), refused:
             simulation.run(batches[-6:])
 

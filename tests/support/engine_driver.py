@@ -22,7 +22,7 @@ from spark_purgatory.core.arrays.times import END_OF_TIME_MS
 from spark_purgatory.core.arrays.value_column import hash_keys
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS, Tally, evidence_fields
-from spark_purgatory.core.spec.arrivals import read_events, read_operations
+from spark_purgatory.core.spec.arrivals import EventArrivals, OperationArrivals, read_events, read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.spark.host.blob_host import batch_function
@@ -234,18 +234,20 @@ class Shards:
         blob = self.blobs[shard]
         return EventTimePurgatory(self.spec) if blob is None else restore(self.spec, blob, self.shards)
 
-    def _call(self, shard: int, operations: Rows, events: Rows, watermark_ms: int) -> list[dict[str, Any]]:
-        engine = self.engine(shard)
+    def read(self, operations: Rows, events: Rows) -> tuple[OperationArrivals | None, EventArrivals | None]:
+        """What a step is given of these rows."""
         ops = evs = None
         if operations:
-            ops = read_operations(
-                operations_table(operations, self.several, self.hash_bits, self.spec.by_row, self.spec.number),
-                self.spec,
-            )
+            table = operations_table(operations, self.several, self.hash_bits, self.spec.by_row, self.spec.number)
+            ops = read_operations(table, self.spec)
         if events:
-            evs = read_events(
-                events_table(events, self.hash_bits, self.spec), self.spec.criterion, self.spec.whole_operations
-            )
+            table = events_table(events, self.hash_bits, self.spec)
+            evs = read_events(table, self.spec.criterion, self.spec.whole_operations)
+        return ops, evs
+
+    def _call(self, shard: int, operations: Rows, events: Rows, watermark_ms: int) -> list[dict[str, Any]]:
+        engine = self.engine(shard)
+        ops, evs = self.read(operations, events)
         batches = self._sent(engine.step(ops, evs, watermark_ms))
         validate(engine.purgatory)
         self.due_ms[shard] = engine.next_due_ms()

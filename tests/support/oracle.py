@@ -196,7 +196,7 @@ def _fate(
     for now in sorted({created, *(event["time"] for event in speaking if event["time"] >= begins)}):
         if now > deadline:
             break
-        here = [event for event in speaking if event["time"] == now]
+        here = [event for event in speaking if event["time"] == now >= begins]
         controls += [event for event in here if event["kind"] != "complete"]
         kinds = {event["kind"] for event in here}
         deadline = max(deadline, *(_extended_to(event) for event in here if event["kind"] == "extend"), now)

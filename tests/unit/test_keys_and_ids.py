@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from spark_purgatory.core.arrays import value_column as keys
 from spark_purgatory.core.arrays.sorted_runs import by_first
 from spark_purgatory.core.arrays.value_column import MOST_CHUNKS, ValueColumn, as_bools, hash_keys, mix64
-from spark_purgatory.core.engine.seen_ids import FORGET_FLOOR, SeenIds
+from spark_purgatory.core.engine.seen_ids import FORGET_FLOOR, IdRows, SeenIds
 from spark_purgatory.core.kafka.timing_wheel import SystemTimer
 from spark_purgatory.core.kafka.watchers import Watchers
 from spark_purgatory.core.spec import criteria
@@ -220,7 +220,8 @@ def take(
         identity = [pa.array([name for name, _, _ in rows], pa.string())]
     hashes = forge(hash_keys(pa.array([name[0] for name, _, _ in rows], pa.string())))
     created, deadline = (array([row[i] for row in rows]) for i in (1, 2))
-    repeated = ids.duplicates(identity, hashes, created, deadline, watermark_us)
+    asked = IdRows(identity, hashes, created, deadline, lambda at: np.zeros(len(at), np.int64))
+    repeated = ids.duplicates(asked, watermark_us)
     left = np.flatnonzero(~repeated)
     ids.add([column.take(pa.array(left)) for column in identity], hashes[left], deadline[left])
     ids.forget(watermark_us)

@@ -1,7 +1,7 @@
 """Which row of an id is accepted, and which rows are its DUPLICATEs (semantics 2.4).
 
-Under ``early`` the first row of an id to arrive is accepted. Under ``final`` the arrival order must not matter: the
-first row by (created, deadline) is accepted, and of rows that are equal in both, the first by content (`value_ranks`).
+Rows of one id are compared by (created, deadline, content), content as in `value_ranks`. Under ``early`` those of one
+step are: the first is accepted, and rows of later steps are its DUPLICATEs. Under ``final`` the steps must not matter.
 So rows of one id that meet before their created time has passed are *undecided*. All of them are registered and wait,
 with their timers at their created time. Once the watermark reaches that time no earlier row can come, and the row is
 decided. A row that meets no other row of its id is accepted at once. Worked example, rows of one id as [created,
@@ -34,7 +34,7 @@ from spark_purgatory.core.arrays.times import MIN_TIME_US
 from spark_purgatory.core.arrays.value_column import as_bools
 from spark_purgatory.core.arrays.value_ranks import value_ranks
 from spark_purgatory.core.engine.operation_table import OperationTable
-from spark_purgatory.core.engine.seen_ids import SeenIds, has_repeats, identity_codes
+from spark_purgatory.core.engine.seen_ids import IdRows, SeenIds, has_repeats, identity_codes
 from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory
 from spark_purgatory.core.spec.arrivals import OperationArrivals
 from spark_purgatory.core.spec.engine_spec import EngineSpec
@@ -66,13 +66,17 @@ class Deduplication:
         duplicate, waiting = np.zeros(len(operations), bool), np.zeros(len(operations), bool)
         if len(compared):
             late = operations.take(compared)
-            identity, times = self.identity(late.ids, late.keys), (late.created_us, late.deadline_us)
+            asked = IdRows(
+                identity=self.identity(late.ids, late.keys),
+                hashes=late.id_hash,
+                created_us=late.created_us,
+                deadline_us=late.deadline_us,
+                contents=lambda at: value_ranks(late.payload.take(pa.array(at))),
+            )
             if extended:
-                duplicate[compared], waiting[compared] = self.ids.duplicates_and_later(
-                    identity, late.id_hash, *times, watermark_us
-                )
+                duplicate[compared], waiting[compared] = self.ids.duplicates_and_later(asked, watermark_us)
             else:
-                duplicate[compared] = self.ids.duplicates(identity, late.id_hash, *times, watermark_us)
+                duplicate[compared] = self.ids.duplicates(asked, watermark_us)
         return duplicate, waiting
 
     def register(self, operations: OperationArrivals, watermark_us: int) -> tuple[Int64s, Int64s]:
@@ -105,19 +109,16 @@ class Deduplication:
         if not len(rows):
             return EMPTY, EMPTY
         self.undecided, self.undecided_hash = self.undecided[~due], self.undecided_hash[~due]
-        order = self._by_content(rows, hashes)
-        rows, hashes = rows[order], hashes[order]
         identity, deadline_us = self.identity_of(rows), self._rows.deadline_us[rows]
-        # Of rows that are equal in both times the first given is accepted: they are sorted by content above.
         until_us = deadline_us if extend is None else extend(rows)
-        duplicate = self.ids.duplicates(
+        asked = IdRows(
             identity=identity,
             hashes=hashes,
             created_us=self._rows.created_us[rows],
             deadline_us=deadline_us,
-            watermark_us=MIN_TIME_US,
-            until_us=until_us,
+            contents=lambda at: value_ranks(self._rows.payload.take(rows[at])),
         )
+        duplicate = self.ids.duplicates(asked, MIN_TIME_US, until_us)
         stand = np.flatnonzero(~duplicate)
         slots = self.ids.add([column.take(pa.array(stand)) for column in identity], hashes[stand], until_us[stand])
         if self._has_slots:
@@ -143,19 +144,6 @@ class Deduplication:
         if self._rows.ids.chunks:
             slots[rows] = self.ids.slots_of(self.identity_of(rows), self._rows.deadline_us[rows])
         self._rows.columns["id_slot"] = GrowableArray(slots)
-
-    def _by_content(self, rows: Int64s, hashes: Int64s) -> Int64s:
-        """Positions, (n,), that put rows of one id that are equal in both times in the order of their content."""
-        times = self._rows.created_us[rows], self._rows.deadline_us[rows]
-        order = np.lexsort((*times, hashes))
-        same = np.ones(len(rows) - 1, bool)
-        for column in (*times, hashes):
-            same &= column[order][1:] == column[order][:-1]
-        tied = np.concatenate((order[1:][same], order[:-1][same]))
-        content = np.zeros(len(rows), np.int64)
-        if len(tied):
-            content[tied] = value_ranks(self._rows.payload.take(rows[tied]))
-        return np.argsort(content, kind="stable")
 
     def identity(self, ids: pa.Array, keys: pa.Array) -> list[pa.Array]:
         """The columns that identify an operation: its id, or its id and its watch key."""

@@ -18,6 +18,9 @@ The engine is built on Kafka's parts (`spark_purgatory.core.kafka`). Kafka's tim
 Here deadlines are rounded *up* to the tick before they reach the timer, and the watermark *down*, so that nothing fires
 early. The other differences are in `completion`.
 
+No stage looks at the order of its rows: a step is a function of their set (semantics 3.5), so that a step which is
+taken again with the rows in another order comes out alike.
+
 The law follows: outcomes depend on operations, events and watermark, and not on how they are split into steps. Relevant
 events are those of ``from_us <= time <= deadline``. ``from_us`` is created - lookback; for an operation that arrives
 behind the watermark it is no earlier than what the log still holds for certain.

@@ -13,6 +13,9 @@ Worked example, rows of one id as [created, deadline]::
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow as pa
 
@@ -35,6 +38,34 @@ FORGET_SHARE, FORGET_FLOOR = 8, 1024
 """Ids are forgotten once those whose deadline has passed are so large a part of the others, and so many more."""
 
 
+@dataclass(frozen=True)
+class IdRows:
+    """Rows that ask whether their id was seen: a batch of n."""
+
+    identity: list[pa.Array]
+    hashes: Int64s
+    created_us: Int64s
+    deadline_us: Int64s
+    contents: Callable[[Int64s], Int64s]
+    """Rows, (k,) positions in the batch, to the ranks of their content, (k,) int64 (`value_ranks`)."""
+
+    def in_order(self, codes: Int64s, left: Int64s) -> tuple[Int64s, Bools]:
+        """The rows left, (m,), by id, created time, deadline and content, and which are the first of their id.
+
+        ``codes``, (n,): `identity_codes`.
+        """
+        columns = (self.deadline_us, self.created_us, codes)
+        left = left[np.lexsort([column[left] for column in columns])]
+        same = np.logical_and.reduce([column[left[1:]] == column[left[:-1]] for column in columns])
+        if same.any():
+            # Only rows that are equal in all else are ranked by content: that costs a pass over every column.
+            tied = left[np.append(same, False) | np.append(False, same)]
+            ranks = np.zeros(len(codes), np.int64)
+            ranks[tied] = self.contents(tied)
+            left = left[np.lexsort([column[left] for column in (ranks, *columns)])]
+        return left, _firsts(codes[left])
+
+
 class SeenIds:
     """Live ids by hash. An identity is one or more columns: the id; its watch key, where that is another column."""
 
@@ -46,57 +77,46 @@ class SeenIds:
     def __len__(self) -> int:
         return len(self.deadline_us)
 
-    def duplicates(
-        self,
-        identity: list[pa.Array],
-        hashes: Int64s,
-        created_us: Int64s,
-        deadline_us: Int64s,
-        watermark_us: int,
-        until_us: Int64s | None = None,
-    ) -> Bools:
+    def duplicates(self, rows: IdRows, watermark_us: int, until_us: Int64s | None = None) -> Bools:
         """Which rows of a batch repeat a live id, or the id of an accepted row of the same batch; (n,) bool.
 
-        Rows of a batch are taken in the order of (created, deadline), then as they are given. A later row is a
-        duplicate if its created time is at or before the deadline of the accepted row, and that deadline is ahead of
-        the watermark. ``until_us``: the deadlines with their extensions, where they have any.
+        Rows of a batch are taken in the order of (created, deadline, content). A later row is a duplicate if its
+        created time is at or before the deadline of the accepted row, and that deadline is ahead of the watermark.
+        ``until_us``: the deadlines with their extensions, where they have any.
         """
-        order = hash_order(hashes)
-        repeated = self._live_before(identity, hashes, order, created_us, watermark_us)
-        if has_repeats(hashes[order]):
-            until_us = deadline_us if until_us is None else until_us
-            self._repeated_within(
-                identity=identity,
-                created_us=created_us,
-                deadline_us=deadline_us,
-                until_us=until_us,
-                watermark_us=watermark_us,
-                repeated=repeated,
-            )
+        order = hash_order(rows.hashes)
+        repeated = self._live_before(rows, order, watermark_us)
+        if has_repeats(rows.hashes[order]):
+            codes = identity_codes(rows.identity)
+            until_us = rows.deadline_us if until_us is None else until_us
+            left, first = rows.in_order(codes, np.flatnonzero(~repeated))
+            while len(left):
+                # One round decides, for every id, the first row left and all rows created before its deadline.
+                standing = left[first][np.cumsum(first) - 1]
+                within = ~first & (rows.created_us[left] <= until_us[standing]) & (until_us[standing] > watermark_us)
+                repeated[left[within]] = True
+                left = left[~first & ~within]
+                first = _firsts(codes[left])
         return repeated
 
-    def duplicates_and_later(
-        self, identity: list[pa.Array], hashes: Int64s, created_us: Int64s, deadline_us: Int64s, watermark_us: int
-    ) -> tuple[Bools, Bools]:
+    def duplicates_and_later(self, rows: IdRows, watermark_us: int) -> tuple[Bools, Bools]:
         """Which rows of a batch repeat an id that is live, and which of the others another one precedes; (n,) bool.
 
         For rows whose deadlines may still be extended: the first row of each id is taken, and the later ones are
         compared again once its deadline is known.
         """
-        order = hash_order(hashes)
-        repeated = self._live_before(identity, hashes, order, created_us, watermark_us)
-        later = np.zeros(len(hashes), bool)
-        if has_repeats(hashes[order]):
-            left, first = _in_order(identity_codes(identity), created_us, deadline_us, np.flatnonzero(~repeated))
+        order = hash_order(rows.hashes)
+        repeated = self._live_before(rows, order, watermark_us)
+        later = np.zeros(len(order), bool)
+        if has_repeats(rows.hashes[order]):
+            left, first = rows.in_order(identity_codes(rows.identity), np.flatnonzero(~repeated))
             later[left[~first]] = True
         return repeated, later
 
-    def _live_before(
-        self, identity: list[pa.Array], hashes: Int64s, order: Int64s, created_us: Int64s, watermark_us: int
-    ) -> Bools:
-        row, slots = self._find_live(identity, hashes, order, watermark_us)
-        repeated = np.zeros(len(hashes), bool)
-        repeated[row[created_us[row] <= self.deadline_us.values[slots]]] = True
+    def _live_before(self, rows: IdRows, order: Int64s, watermark_us: int) -> Bools:
+        row, slots = self._find_live(rows.identity, rows.hashes, order, watermark_us)
+        repeated = np.zeros(len(order), bool)
+        repeated[row[rows.created_us[row] <= self.deadline_us.values[slots]]] = True
         return repeated
 
     def _find_live(
@@ -124,25 +144,6 @@ class SeenIds:
         row, slots = self._find_live(identity, hashes, hash_order(hashes), MIN_TIME_US)
         gone = self.deadline_us.values[slots] == deadline_us[row]
         self.deadline_us.writable[slots[gone]] = MIN_TIME_US
-
-    @staticmethod
-    def _repeated_within(
-        identity: list[pa.Array],
-        created_us: Int64s,
-        deadline_us: Int64s,
-        until_us: Int64s,
-        watermark_us: int,
-        repeated: Bools,
-    ) -> None:
-        codes = identity_codes(identity)
-        left, first = _in_order(codes, created_us, deadline_us, np.flatnonzero(~repeated))
-        while len(left):
-            # One round decides, for every id, the first row left and all rows created before its deadline.
-            standing = left[first][np.cumsum(first) - 1]
-            within = ~first & (created_us[left] <= until_us[standing]) & (until_us[standing] > watermark_us)
-            repeated[left[within]] = True
-            left = left[~first & ~within]
-            first = _firsts(codes[left])
 
     def add(self, identity: list[pa.Array], hashes: Int64s, deadline_us: Int64s) -> Int64s:
         """Remember ids, (n,), each until its deadline; returns their slots, (n,) int64."""
@@ -190,12 +191,6 @@ class SeenIds:
             slot_of[codes[: len(self)]] = every
             found = slot_of[codes[len(self) :]]
         return found
-
-
-def _in_order(codes: Int64s, created_us: Int64s, deadline_us: Int64s, left: Int64s) -> tuple[Int64s, Bools]:
-    """The rows left, (m,), by id, created time and deadline, and which are the first of their id."""
-    left = left[np.lexsort((deadline_us[left], created_us[left], codes[left]))]
-    return left, _firsts(codes[left])
 
 
 def _firsts(ascending: Int64s) -> Bools:

@@ -1,8 +1,9 @@
 """A shard's state as a snapshot and a log of the steps since: what a step was given, as bytes and back.
 
-The engine is deterministic: the same steps lead to the same state. So instead of the state after each step, what the
-step was given is enough: the packed operations and events as they arrived, and the watermark. An entry of the log is
-one step. A snapshot is the whole engine (`engine_snapshot`); with it the log begins anew.
+The engine is deterministic: the same steps lead to the same state, whatever the order of the rows in each. So instead
+of the state after each step, what the step was given is enough: the packed operations and events as they arrived, and
+the watermark. An entry of the log is one step. A snapshot is the whole engine (`engine_snapshot`); with it the log
+begins anew.
 
 Body of an entry, behind its frame (`frame`): the size before compression (8 bytes), then, compressed by zstd: the
 watermark in milliseconds (8), the number of blobs of operations (4) and of events (4), the length of each blob (8),
@@ -29,9 +30,10 @@ from spark_purgatory.errors import StateCorruptError, StateVersionError
 
 MAGIC = b"SPKPLOG\0"
 VERSION = 1
-STEP_VERSION = 1
+STEP_VERSION = 2
 """The version of the engine's steps. A release in which a step may lead to another state than before raises it: then a
 log that an earlier release wrote is refused, since its outcomes have left already and would not be those of the replay.
+2: the order of a step's rows decides nothing.
 """
 CODEC = pa.Codec("zstd", compression_level=1)
 SIZE = struct.Struct("<Q")

@@ -1,0 +1,295 @@
+"""A step is a function of the set of its rows (semantics 3.5): not of their order, nor of the batches they come in.
+
+Two queries take the same micro-batches, each row of each step in an order and in Arrow batches of its own. After every
+step both must have given the same outcomes, whole rows with their evidence and reasons, and counted the same; and what
+they keep must be the same, read as tables (`taken_apart`). Now and then one goes on from the other's state, as the next
+attempt of a task does where Spark kept the state of one attempt and the rows of another.
+
+The planted bugs at the end are engines that look at the order of arrival.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import permutations
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from spark_purgatory.core.arrays import numbers
+from spark_purgatory.core.engine import deduplication
+from spark_purgatory.core.engine.deliveries import Deliveries
+from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.engine.seen_ids import IdRows
+from spark_purgatory.core.events import event_log
+from spark_purgatory.core.export.taken_apart import events_tables, ids_table, operations_table
+from spark_purgatory.core.spec.arrivals import EventArrivals, OperationArrivals, read_events, read_operations
+from spark_purgatory.core.spec.codes import RULES
+from spark_purgatory.core.spec.criteria import Criterion
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.state.engine_snapshot import restore, save
+from spark_purgatory.errors import BugError
+from spark_purgatory.testing.splits import Batch, splits
+from tests.support import engine_driver
+from tests.support.engine_driver import END_MS, Rows, Shards, multiset
+from tests.support.evidence_worlds import carrying, noted
+from tests.support.evidence_worlds import told as told_of
+from tests.support.law_worlds import COLUMNS, COMPLETE_ONLY, ORPHANS, delayed, draw, spec_of
+from tests.support.now_and_then import each_commit
+from tests.support.oracle import KINDS
+from tests.support.oracle_early import EarlyOracle
+from tests.support.oracle_evidence import Evidence
+from tests.support.world_numbers import TYPES
+from tests.support.worlds import STEP_US, World
+
+SEEN: Counter[str] = Counter()
+"""What the worlds that were compared had in them."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def told(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tell how many worlds were compared."""
+    began = perf_counter()
+    yield
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print(f"\norder within a step: {dict(SEEN)}, in {perf_counter() - began:.0f} s")
+
+
+class Shuffled(Shards):
+    """Shards whose rows come in an order and in Arrow batches of their own."""
+
+    def __init__(self, spec: EngineSpec, rng: random.Random, **layout: Any) -> None:
+        super().__init__(spec, restarts=rng, **layout)
+        self.rng = rng
+
+    def read(self, operations: Rows, events: Rows) -> tuple[OperationArrivals | None, EventArrivals | None]:
+        ops = evs = None
+        if operations:
+            rows = self.rng.sample(operations, len(operations))
+            table = engine_driver.operations_table(
+                rows, self.several, self.hash_bits, self.spec.by_row, self.spec.number
+            )
+            ops = read_operations(self.cut(table), self.spec)
+        if events:
+            rows = self.rng.sample(events, len(events))
+            # A column that no row fills is there all the same, as in a query.
+            table = self.cut(engine_driver.events_table(rows, self.hash_bits, self.spec))
+            evs = read_events(table, self.spec.criterion, self.spec.whole_operations)
+        return ops, evs
+
+    def cut(self, table: pa.Table) -> pa.Table:
+        """The table in some Arrow batches."""
+        cuts = sorted(self.rng.randint(0, len(table)) for _ in range(self.rng.choice((0, 1, 3))))
+        parts = zip([0, *cuts], [*cuts, len(table)], strict=True)
+        return pa.concat_tables([table.slice(start, end - start) for start, end in parts])
+
+
+def kept(engine: EventTimePurgatory) -> Counter[Any]:
+    """What an engine keeps, as the rows of its export."""
+    tables = [operations_table(engine, ["id", "row"]), ids_table(engine), *events_tables(engine)]
+    return Counter(repr(row) for table in tables if table is not None for row in table.to_pylist())
+
+
+def differing(first: Counter[Any], second: Counter[Any]) -> tuple[Counter[Any], Counter[Any]]:
+    """What each has alone."""
+    return first - second, second - first
+
+
+NOTHING: tuple[Counter[Any], Counter[Any]] = Counter(), Counter()
+
+
+def compare(seed: int) -> None:
+    """Two queries over one random world, each with an order of its own within each step."""
+    rng = random.Random(f"step order {seed}")
+    several, shards, rule = rng.random() < 0.5, rng.choice((1, 1, 3)), rng.choice((*RULES, *["mixed"] * len(RULES)))
+    kinds = rng.choice((KINDS, KINDS, COMPLETE_ONLY, ("complete", "extend")))
+    of = rng.choice(("double", "double", *TYPES))
+    _, world, criterion = draw(seed, rule, several, kinds=kinds, worlds=rng.choice((1, 4)), numbers=of)
+    lookback_us, late = rng.choice((0, 0, 2 * STEP_US)), rng.random() < 0.4
+    orphans = rng.choice((False, *ORPHANS)) if not several or shards == 1 else False
+    spec = spec_of(
+        criterion, final=rng.random() < 0.3, lookback_us=lookback_us, orphans=orphans, number=TYPES[of],
+        tick_ms=rng.choice((1, 1, 7)),
+    )  # fmt: skip
+    if of == "double" and rng.random() < 0.6:
+        world = noted(rng, world)
+        spec = carrying(spec, rng.choice((1, 2, 100)), rng.random() < 0.5)
+    if rng.random() < 0.3:
+        world = World(world.operations, [{**event, "event_id": None} for event in world.events])
+        spec = replace(spec, event_ids=False)
+    batches = splits(rng, *redrawn(rng, world), rng.choice((1, 2, 4)), lookback_us=lookback_us)
+    if late:
+        batches = delayed(rng, batches, 0.4)
+    run(rng, spec, batches, shards=shards, several=several, hash_bits=rng.choice((64, 64, 3)), where=f"{seed=}")
+    SEEN["worlds"] += 1
+    SEEN.update(final=spec.final, late=late, evidence=spec.evidence is not None, orphans=bool(orphans))
+
+
+def redrawn(rng: random.Random, world: World) -> World:
+    """The world with rows that differ in little: events of one id with another time or value, rows in their name."""
+    events, operations = list(world.events), list(world.operations)
+    for event in world.events:
+        if rng.random() < 0.15:
+            events.append(
+                {**event, "value": rng.choice(world.events)["value"] if event["kind"] == "complete" else event["value"]}
+            )
+    for operation in world.operations:
+        if rng.random() < 0.3:
+            operations.append({**operation, "row": operation["row"] + rng.choice(("", "'", "''"))})
+    return World(operations, events)
+
+
+def run(rng: random.Random, spec: EngineSpec, batches: list[Batch], where: str, **layout: Any) -> None:
+    first, second = (Shuffled(spec, random.Random(rng.random()), **layout) for _ in range(2))
+    for number, batch in enumerate(batches):
+        found, other = (Counter(repr(row) for row in query.step(*batch)) for query in (first, second))
+        assert differing(found, other) == NOTHING, f"{where}, step {number}: outcomes"
+        SEEN["duplicates"] += sum(n for row, n in found.items() if "'DUPLICATE'" in row)
+        for shard in range(first.shards):
+            one, two = first.engine(shard), second.engine(shard)
+            assert one.outcomes.tally == two.outcomes.tally, f"{where}, step {number}: counters of shard {shard}"
+            assert first.due_ms[shard] == second.due_ms[shard], f"{where}, step {number}: when shard {shard} is due"
+            assert differing(kept(one), kept(two)) == NOTHING, f"{where}, step {number}: what shard {shard} keeps"
+            if rng.random() < 0.2:
+                second.running[shard] = restore(second.spec, save(one, first.shards), second.shards)
+
+
+def compare_with_oracle(seed: int) -> None:
+    """A random world under ``emit="early"``, some of its rows late, and the oracle beside it in every step."""
+    rng = random.Random(f"early {seed}")
+    several, rule = rng.random() < 0.5, rng.choice((*RULES, *["mixed"] * len(RULES)))
+    kinds, of = rng.choice((KINDS, KINDS, COMPLETE_ONLY, ("complete", "extend"))), rng.choice(("double", *TYPES))
+    _, world, criterion = draw(seed, rule, several, kinds=kinds, worlds=rng.choice((1, 4)), numbers=of)
+    world, lookback_us = noted(rng, redrawn(rng, world)), rng.choice((0, 0, 2 * STEP_US))
+    batches = splits(rng, *world, rng.choice((1, 2, 4, 9)), lookback_us=lookback_us)
+    if rng.random() < 0.5:
+        batches = delayed(rng, batches, 0.4)
+    spec, evidence = spec_of(criterion, lookback_us=lookback_us, number=TYPES[of]), None
+    if of == "double":
+        evidence = Evidence(("note",), rng.choice((1, 2, 100)), rng.random() < 0.5)
+        spec = carrying(spec, evidence.most, evidence.largest)
+    oracle = EarlyOracle(
+        criterion,
+        lookback_us,
+        TYPES[of] == "double",
+        several,
+        {type(event["value"]) for event in world.events},
+        evidence,
+    )
+    engine = Shuffled(spec, rng, shards=rng.choice((1, 3)), several=several, hash_bits=rng.choice((64, 3)))
+    for number, batch in enumerate(batches):
+        found, expected = engine.step(*batch), oracle.step(*batch)
+        where = f"{seed=}, step {number}: engine's alone, oracle's alone"
+        columns = (*COLUMNS, "late")
+        assert differing(multiset(found, *columns), multiset(expected, *columns)) == NOTHING, where
+        assert evidence is None or differing(told_of(found), told_of(expected)) == NOTHING, where
+    SEEN["worlds beside the oracle"] += 1
+
+
+@pytest.mark.parametrize("block", each_commit(range(20), lambda block: block < 2))
+def test_outcomes_counters_and_state_do_not_depend_on_the_order_within_a_step(block: int) -> None:
+    for seed in range(50 * block, 50 * (block + 1)):
+        compare(seed)
+
+
+@pytest.mark.parametrize("block", each_commit(range(20), lambda block: block < 2))
+def test_early_outcomes_are_those_of_the_oracle_micro_batch_by_micro_batch(block: int) -> None:
+    for seed in range(50 * block, 50 * (block + 1)):
+        compare_with_oracle(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", range(100))
+def test_a_long_series_of_steps_does_not_depend_on_the_order_within_them(block: int) -> None:
+    for seed in range(1_000_000 + 50 * block, 1_000_000 + 50 * (block + 1)):
+        compare(seed)
+        compare_with_oracle(seed)
+
+
+# --- by hand --------------------------------------------------------------------------------------------
+
+TWINS = [("o", 10, 20, "b"), ("o", 10, 20, "a"), ("o", 12, 20, "0"), ("p", 10, 20, "c")]
+"""Rows of ids: (id, created, deadline, row). Of the first two nothing but the content differs."""
+
+
+def fates(rows: Sequence[tuple[str, int, int, str]], watermark_ms: int, extended: bool, final: bool) -> dict[str, str]:
+    """What becomes of each row where all come in one micro-batch, and then an event on the key of all."""
+    operations = [
+        {"id": name, "keys": ["k"], "created": created * 1000, "deadline": deadline * 1000, "row": row}
+        for name, created, deadline, row in rows
+    ]
+    # A second before everything, it extends nothing: but deadlines are read from the logs then.
+    extends = {"key": "k", "time": 1, "kind": "extend", "value": 0.001}
+    query = Shards(EngineSpec(Criterion("any_key"), final=final))
+    event, at_first = {"key": "k", "time": 15_000}, [extends] if extended else []
+    steps: list[Any] = [
+        ([], at_first, 0),
+        (operations, [], watermark_ms),
+        ([], [event], watermark_ms),
+        ([], [], END_MS),
+    ]
+    return {outcome["row"]: outcome["status"] for outcome in query.run(steps)}
+
+
+@pytest.mark.parametrize("extended", [False, True], ids=["plain", "extended"])
+@pytest.mark.parametrize("final, watermark_ms", [(False, 0), (False, 13), (True, 0), (True, 13)])
+def test_of_rows_of_one_id_in_one_micro_batch_the_first_by_content_is_accepted(
+    final: bool, watermark_ms: int, extended: bool
+) -> None:
+    expected = {"a": "COMPLETED", "b": "DUPLICATE", "0": "DUPLICATE", "c": "COMPLETED"}
+    for rows in permutations(TWINS):
+        assert fates(rows, watermark_ms, extended, final) == expected, rows
+
+
+# --- planted bugs ---------------------------------------------------------------------------------------
+
+
+def first_arrival_wins(patch: pytest.MonkeyPatch) -> None:
+    """Of rows of one id and equal times the first given is accepted."""
+    patch.setattr(deduplication, "value_ranks", lambda column: np.zeros(len(column), np.int64))
+
+
+def times_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """Of rows of one id the first given is accepted, whatever their times."""
+    in_order = IdRows.in_order
+
+    def by_arrival(self: IdRows, codes: Any, left: Any) -> Any:
+        timeless = np.zeros_like(codes)
+        return in_order(replace(self, created_us=timeless, deadline_us=timeless, contents=lambda at: at), codes, left)
+
+    patch.setattr(IdRows, "in_order", by_arrival)
+
+
+def first_delivery_counts(patch: pytest.MonkeyPatch) -> None:
+    """Of one event delivered with several values at one time the first given counts."""
+    alike = SimpleNamespace(**{**vars(numbers), "or_zero": lambda values: np.zeros(len(values))})
+    patch.setattr(event_log, "numbers", alike)
+
+
+def evidence_by_arrival(patch: pytest.MonkeyPatch) -> None:
+    """Events of one time and key are listed in the order in which they came."""
+    patch.setattr(Deliveries, "ranks", lambda self: np.zeros((2, len(self)), np.int64))
+
+
+BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    bug.__name__: bug for bug in (first_arrival_wins, times_forgotten, first_delivery_counts, evidence_by_arrival)
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_comparison_sees_a_planted_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    BUGS[bug](monkeypatch)
+    for seed in range(60):
+        try:
+            compare(seed)
+        except (AssertionError, BugError):
+            return
+    pytest.fail("60 worlds with the bug came out alike in every order")
