@@ -160,7 +160,7 @@ class StagedBytes:
 
     def note(self, failpoint: str) -> None:
         """At a failpoint of the sink."""
-        if failpoint != "after parts":
+        if failpoint != "after stage":
             return
         for batch in self.staging.glob("rows/*/epoch=*/batch=*"):
             if batch not in self._seen:

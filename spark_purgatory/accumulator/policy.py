@@ -33,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import Generic, TypeVar
 
 from spark_purgatory.accumulator.batch import BatchEvent, ProducerBatch
@@ -168,9 +169,38 @@ class AccumulatorPolicy(Generic[P, R, V]):
 
         Every batch must get a result: `complete` or `retry`.
         """
-        queues = list(self.queues)
-        taken, self._position = self._round(queues, self._position, max_bytes, now_ms, lambda q: q.partition in only)
-        return taken
+        taken, self._position = self._chosen(only, max_bytes, now_ms)
+        return self._taken(taken)
+
+    def peek(
+        self, only: Collection[P], max_bytes: int, now_ms: int, everything: bool = False
+    ) -> list[ProducerBatch[P, R, V]]:
+        """The batches that `drain` would take first, and those behind them that fit into ``max_bytes`` and are full.
+
+        With ``everything`` they need not be full. Nothing changes. Kafka sends one batch a partition in a request. In
+        a transaction more of them cost nothing.
+        """
+        chosen, _ = self._chosen(only, max_bytes, now_ms)
+        left_bytes = max_bytes - sum(batch.bytes for batch in chosen)
+        for head in tuple(chosen):
+            for batch in islice(self.queues.of(head.partition).batches, 1, None):
+                left_bytes -= batch.bytes
+                if left_bytes < 0 or batch.is_backing_off(now_ms) or not (everything or batch.is_full):
+                    left_bytes += batch.bytes
+                    break
+                chosen.append(batch)
+        return chosen
+
+    def _chosen(self, only: Collection[P], max_bytes: int, now_ms: int) -> tuple[list[ProducerBatch[P, R, V]], int]:
+        return self._round(list(self.queues), self._position, max_bytes, now_ms, lambda queue: queue.partition in only)
+
+    def _taken(self, batches: list[ProducerBatch[P, R, V]]) -> list[ProducerBatch[P, R, V]]:
+        """The first batches of some queues, out of these and in flight."""
+        for batch in batches:
+            self.queues.of(batch.partition).batches.popleft()
+            batch.apply(BatchEvent.DRAIN)
+            self._in_flight[batch] = None
+        return batches
 
     def _round(
         self, queues: Sequence[PartitionQueue[P, R, V]], start: int, max_bytes: int, now_ms: int,
@@ -191,10 +221,7 @@ class AccumulatorPolicy(Generic[P, R, V]):
                 continue
             if taken and sum(batch.bytes for batch in taken) + head.bytes > max_bytes:
                 break
-            queue.batches.popleft()
-            head.apply(BatchEvent.DRAIN)
             taken.append(head)
-        self._in_flight.update((batch, None) for batch in taken)
         return taken, position
 
     # --- results -------------------------------------------------------------------------------------------------

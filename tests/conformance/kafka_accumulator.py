@@ -143,6 +143,7 @@ class KafkaAccumulator(AccumulatorPolicy[P, R, V]):
             ]
             start = self._positions.get(node, 0)
             taken, self._positions[node] = self._round(queues, start, max_bytes, now_ms, may_go)
+            self._taken(taken)
             drained[node] = [cast(KafkaBatch[P, R, V], batch) for batch in taken]
         return drained
 

@@ -47,7 +47,6 @@ SCHEMA = pa.schema(
 DDL = """n bigint, l bigint, d double, de decimal(9, 2), text string, da date, at timestamp, raw binary,
     st struct<s: string>, ar array<string>, m map<string, int>, p string"""
 SHORT = {"linger": "1 second", "delivery_timeout": "1 second", "retry_backoff": "200 ms", "max_block": "1 second"}
-DIRECT = {"batch_size": "1 byte", **HOUR}
 
 
 def canaries(n: int) -> dict[str, Any]:
@@ -135,10 +134,6 @@ def a_check(scene: Scene, **options: Any) -> str:
     scene.stream.add(3)
     scene.run(**{**SHORT, **options})
     return "DELTA_VIOLATE_CONSTRAINT_WITH_VALUES"
-
-
-def a_check_in_direct_drains(scene: Scene) -> str:
-    return a_check(scene, **DIRECT)
 
 
 def a_check_after_a_restart(scene: Scene) -> str:
@@ -246,7 +241,6 @@ def a_column_of_another_type(scene: Scene) -> str:
 
 SCENES: list[Callable[[Scene], str]] = [
     a_check,
-    a_check_in_direct_drains,
     a_check_after_a_restart,
     a_text_too_long,
     a_generated_column_that_differs,
@@ -263,7 +257,6 @@ SCENES: list[Callable[[Scene], str]] = [
 
 
 NOW_AND_THEN = (
-    a_check_in_direct_drains,
     a_check_after_a_restart,
     a_text_too_long,
     a_partition_value_too_long,

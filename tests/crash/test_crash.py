@@ -29,7 +29,7 @@ FEW = (2, 800)
 """Micro-batches, rows in each: enough for a drain."""
 LINGERING = (2, 100)
 """Too few for a drain before the end: at the kill the first micro-batch lies in its folder alone."""
-IN_PARTS = "in parts"
+IN_STAGE = "in stage"
 CANARY = "canary"
 """In every row, and so in no log and no file's name."""
 NAMED_ERROR = re.compile(r"spark_purgatory\.errors\.(\w+: [^\n]*)")
@@ -64,9 +64,9 @@ def child(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def kill(folder: Path, failpoint: str, *arguments: str) -> str:
     """Run until the failpoint is reached; "" if that killed it. In parts: leaving half of them."""
-    killed = child(folder, "--kill", "after parts" if failpoint == IN_PARTS else failpoint, *arguments)
+    killed = child(folder, "--kill", "after stage" if failpoint == IN_STAGE else failpoint, *arguments)
     if killed.returncode == -signal.SIGKILL:
-        if failpoint == IN_PARTS:
+        if failpoint == IN_STAGE:
             halve(
                 max(
                     folder.glob("checkpoint/staging/rows/*/epoch=*/batch=*/*.parquet"),
@@ -105,7 +105,7 @@ def kill_in_turn(folder: Path, failpoints: Sequence[str], *arguments: str) -> in
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("failpoint", ["after drain commit", *now_and_then(IN_PARTS)])
+@pytest.mark.parametrize("failpoint", ["after commit", *now_and_then(IN_STAGE)])
 def test_a_kill_loses_and_doubles_nothing(spark: SparkSession, tmp_path: Path, failpoint: str) -> None:
     rows = kill_in_turn(tmp_path, (failpoint,))
     run(spark, tmp_path)
@@ -116,7 +116,7 @@ def test_a_kill_loses_and_doubles_nothing(spark: SparkSession, tmp_path: Path, f
 @pytest.mark.spark
 @pytest.mark.parametrize("place", [(), ("--by-name",)], ids=["by path", "by name in a metastore"])
 def test_kills_at_every_failpoint_in_turn_lose_and_double_nothing(tmp_path: Path, place: tuple[str, ...]) -> None:
-    rows = kill_in_turn(tmp_path, (*FAILPOINTS, IN_PARTS), *place)
+    rows = kill_in_turn(tmp_path, (*FAILPOINTS, IN_STAGE), *place)
     assert rows >= 20_000
     assert verdict(tmp_path, rows, *place) == ""
 

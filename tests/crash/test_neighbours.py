@@ -111,7 +111,7 @@ def test_of_two_accumulators_on_one_app_id_one_writes_and_the_other_is_told(stre
     shutil.copytree(stream.checkpoint, copy)
     twin = Sender(stream.sink.options, str(copy))
     with (
-        meanwhile("before drain commit", lambda: twin.drain(stream.spark)),
+        meanwhile("before commit", lambda: twin.drain(stream.spark)),
         pytest.raises(ForeignWriterError, match="transaction 0 of app id"),
     ):
         query.drain()
@@ -134,7 +134,7 @@ def test_two_runs_on_one_checkpoint_that_intend_the_same_drain_are_named(stream:
         before.extend(log.glob("intent=0-*"))
 
     with (
-        meanwhile("before intent", twin_drains),
+        meanwhile("before intend", twin_drains),
         pytest.raises(ForeignWriterError, match="two different entries 'intent=0'"),
     ):
         query.drain()

@@ -22,10 +22,10 @@ pytestmark = [
 ]
 
 FULL_AT = {
-    "before parts": r"StagingError: a micro-batch could not be staged in ",
-    "before intent": r"StagingError: entry intent=\d could not be written",
-    "before drain commit": r"BufferExhaustedError: table .* took nothing for max_block",
-    "before clean-up": r"StagingError: entry done=\d could not be written",
+    "before stage": r"StagingError: a micro-batch could not be staged in ",
+    "before intend": r"StagingError: entry intent=\d could not be written",
+    "before commit": r"BufferExhaustedError: table .* took nothing for max_block",
+    "before clean up": r"StagingError: entry done=\d could not be written",
     "before return": "File too large",
 }
 """By failpoint, from which on nothing can be written: what is said. The last is Spark's own note of the micro-batch."""
@@ -72,7 +72,7 @@ def test_a_drain_that_fails_is_logged_with_its_cause_and_the_next_attempt_and_so
     accumulator(stream, max_block="1 second", retry_backoff="100 milliseconds")
     caplog.set_level(logging.INFO, "spark_purgatory")
     stream.add(1)
-    with full_disk_at("before drain commit"), pytest.raises((PySparkException, PurgatoryError)):
+    with full_disk_at("before commit"), pytest.raises((PySparkException, PurgatoryError)):
         stream.run(stream.rows())
     retries = [line for line in caplog.messages if "next attempt in" in line]
     assert re.match(r"drain of \d files to table .* failed \(attempt 1\), next attempt in \d+ ms: .*", retries[0])

@@ -53,7 +53,7 @@ def cut_in_turn(stream: Stream, points: Sequence[str]) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("failpoint", "is_there"),
-    [("after drain commit", True), *now_and_then(("before drain commit", False))],
+    [("after commit", True), *now_and_then(("before commit", False))],
 )
 def test_a_drain_of_which_the_history_says_nothing_any_more_is_repeated_and_delta_skips_it_if_it_was_done(
     stream: Stream, caplog: pytest.LogCaptureFixture, failpoint: str, is_there: bool
@@ -75,7 +75,7 @@ def by_name(spark: SparkSession, folder: Path, name: str) -> Stream:
 
 def test_a_table_by_name_through_the_ends_of_runs_around_a_commit(spark: SparkSession, tmp_path: Path) -> None:
     stream = by_name(spark, tmp_path, "cut_few")
-    cut_in_turn(stream, ("after intent", "after drain commit"))
+    cut_in_turn(stream, ("after intend", "after commit"))
     spark.sql("DROP TABLE cut_few")
 
 
@@ -96,7 +96,7 @@ def test_a_table_whose_commits_a_catalog_keeps_through_the_ends_of_runs_around_a
     spark: SparkSession, tmp_path: Path
 ) -> None:
     stream = managed(spark, tmp_path, "kept_few")
-    cut_in_turn(stream, ("after intent", "after drain commit"))
+    cut_in_turn(stream, ("after intend", "after commit"))
     version = spark.sql("DESCRIBE HISTORY kept_few LIMIT 1").first()["version"]
     assert published(stream.folder / "table") < version, "the last commits are not in the table's log"
     spark.sql("DROP TABLE kept_few")

@@ -149,14 +149,14 @@ def two_intents(stream: Stream, of_table: bool) -> list[Path]:
         pass
 
     def hook(name: str) -> None:
-        if name == "before intent":
+        if name == "before intend":
             failpoints.hook = dies
             with suppress(Died):
                 twin.drain(stream.spark)
             failpoints.hook = None
 
     def dies(name: str) -> None:
-        if name == ("after drain commit" if of_table else "after intent"):
+        if name == ("after commit" if of_table else "after intend"):
             raise Died
 
     failpoints.hook = hook

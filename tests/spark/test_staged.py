@@ -17,7 +17,16 @@ from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ForeignWriterError, StagingError
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging.backlog import MAX_FILES_AHEAD, Backlog
-from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, Intent, Ledger, Piece, Run, StagedBatch
+from spark_purgatory.spark.sink.staging.ledger import (
+    NO_BATCH,
+    Contents,
+    EmptyRun,
+    Intent,
+    Ledger,
+    Piece,
+    Run,
+    StagedBatch,
+)
 from spark_purgatory.spark.sink.staging.ledger_format import empty_entry, intent_entry, record_entry, replay
 from spark_purgatory.spark.sink.staging.staged_files import (
     check_one_writer,
@@ -43,7 +52,7 @@ OTHER = "00000000-9f5f-4d5e-8f0a-3b1d6f1f9b5a"
 
 def piece(batch_id: int, epoch: int = 0, writer: str = WRITER, run: Run = FIRST_RUN) -> Piece:
     path = f"file:/c/staging/{run.batch_path(epoch, batch_id)}/part-00000-{writer}.c000.snappy.parquet"
-    return replace(file_at(path), rows=5)
+    return replace(file_at(path), rows=5, checksum=11)
 
 
 def ledger(*notes: tuple[str, dict[str, Any]]) -> Ledger:
@@ -51,12 +60,11 @@ def ledger(*notes: tuple[str, dict[str, Any]]) -> Ledger:
 
 
 def record(of: Piece, rows: int = 5) -> tuple[str, dict[str, Any]]:
-    staged = StagedBatch(of.batch_id, of.epoch, 0, of.folder, rows, 100)
-    return record_entry(staged)[:2]
+    return record_entry(StagedBatch(of.batch_id, of.epoch, 0, of.folder, Contents(rows, of.checksum), 100))[:2]
 
 
-def empty(first: int, last: int) -> tuple[str, dict[str, Any]]:
-    return empty_entry(first, last)[:2]
+def empty(first: int, last: int, run: Run = FIRST_RUN) -> tuple[str, dict[str, Any]]:
+    return empty_entry(EmptyRun(first, last, run.number))[:2]
 
 
 # --- what counts --------------------------------------------------------------------------------------------------
@@ -79,14 +87,13 @@ def test_every_micro_batch_before_the_one_that_runs_counts_and_that_one_does_not
 
 def test_of_a_micro_batch_that_several_runs_have_staged_the_last_ones_folder_counts() -> None:
     earlier, later = piece(0, epoch=1), piece(0, epoch=0, run=NEXT_RUN)
-    drained = intent_entry(Intent(0, "uuid", None, "", NO_BATCH, False, (), (), epochs=(0,), run=0))[:2]
+    drained = intent_entry(Intent(0, "uuid", None, "", NO_BATCH, Contents(), (), (), epochs=(0,), run=0))[:2]
     book = ledger(drained, record(earlier), record(later))
     book.adopt([earlier, later], before=1)
     assert [(found.run, found.epoch) for found in book.pieces.values()] == [(1, 0)]
     assert book.run.number == 2, "the run that reads this is a later one"
-    book = ledger(drained, record(earlier), record(later))
-    book.adopt([earlier, replace(later, rows=4)], before=1)
-    assert [found.run for found in book.pieces.values()] == [0], "the later folder lost a row"
+    with pytest.raises(StagingError, match=r"holds 4 rows .checksum 11. in 1 pieces, but its record says 5 rows"):
+        ledger(drained, record(earlier), record(later)).adopt([earlier, replace(later, rows=4)], before=1)
     book = ledger(drained, record(earlier))
     book.adopt([earlier, later], before=1)
     assert [found.run for found in book.pieces.values()] == [0], "the next run died in it, the old one ended it"
@@ -101,10 +108,25 @@ def test_an_intent_that_is_not_there_is_missed_by_what_came_after_it() -> None:
             ledger(entry)
 
 
+def test_a_later_run_that_found_no_rows_counts_more_than_the_folder_of_an_earlier_one() -> None:
+    """The replay of a micro-batch may have other rows, or none: Spark has committed the state of the last run."""
+    book = ledger(record(piece(1)), empty(0, 0), empty(1, 1, NEXT_RUN))
+    assert book.adopt([piece(1)], before=2) == 2
+    assert (book.pieces, book.last_batch, book.run.number) == ({}, 1, 2)
+    book = ledger(record(piece(1, run=NEXT_RUN)), empty(0, 1))
+    assert book.adopt([piece(1, run=NEXT_RUN)], before=2) == 2
+    assert [found.run for found in book.pieces.values()] == [1]
+    with pytest.raises(ForeignWriterError, match="and a note without rows of the staging folder were"):
+        ledger(record(piece(1)), empty(0, 1)).adopt([piece(1)], before=2)
+
+
 def test_a_folder_that_holds_other_rows_than_its_record_says_is_damaged() -> None:
-    for rows in (4, 6):
-        with pytest.raises(StagingError, match=rf"-000000-aaaaaaaa .* holds {rows} rows in 1 pieces, .* says 5: "):
-            ledger(record(piece(0))).adopt([replace(piece(0), rows=rows)], before=1)
+    for rows, checksum in ((4, 11), (6, 11), (5, 12)):
+        said = (
+            rf"-000000-aaaaaaaa .* holds {rows} rows .checksum {checksum}. in 1 pieces, .* says 5 rows .checksum 11.: "
+        )
+        with pytest.raises(StagingError, match=said):
+            ledger(record(piece(0))).adopt([replace(piece(0), rows=rows, checksum=checksum)], before=1)
 
 
 def test_a_folder_without_a_record_does_not_count() -> None:
@@ -112,7 +134,7 @@ def test_a_folder_without_a_record_does_not_count() -> None:
 
 
 def test_a_run_is_numbered_after_the_one_that_made_the_last_intent_though_its_files_are_gone() -> None:
-    intent = Intent(0, "uuid", None, "", NO_BATCH, direct=False, taken=(), left=(), epochs=(0,), run=7)
+    intent = Intent(0, "uuid", None, "", NO_BATCH, Contents(), taken=(), left=(), epochs=(0,), run=7)
     book = ledger(intent_entry(intent)[:2])
     book.adopt([], before=0)
     assert book.run.number == 8
@@ -139,10 +161,10 @@ def test_a_micro_batch_of_which_nothing_is_known_is_missed(
 def test_empty_micro_batches_in_a_row_are_one_run() -> None:
     book = ledger()
     for batch_id in (0, 1, 2):
-        book.add_empty(book.empty_run(batch_id))
-    book.add(3, 0, [piece(3)])
-    book.add_empty(book.empty_run(4))
-    assert book.empty == [(0, 2), (4, 4)]
+        book.stage(StagedBatch(batch_id, 0, 0, ""))
+    book.add(3, 0, Contents(5))
+    book.stage(StagedBatch(4, 0, 0, ""))
+    assert book.empty == [(0, 2, 0), (4, 4, 0)]
 
 
 def test_files_of_two_writers_in_one_folder_are_named() -> None:
@@ -161,10 +183,11 @@ def test_a_log_of_format_1_is_read_as_it_was_written() -> None:
         1, True, 1, 7, "table-id",
     )  # fmt: skip
     assert (book.schema or "").startswith('{"fields":[{"metadata":{},"name":"n"')
-    assert book.empty == [(2, 3)]
+    assert book.empty == [(2, 3, 2)]
+    assert book.last_contents == Contents(9, 90)
     assert [(left.partition, left.batch_id, left.rows, left.run) for left in book.pieces.values()] == [("B2", 1, 5, 2)]
     assert book.intent is not None and book.intent.taken_rows == 7
-    of_four = replace(piece(4, epoch=1, run=Run(2, "0a1b2c3d")), rows=6)
+    of_four = replace(piece(4, epoch=1, run=Run(2, "0a1b2c3d")), rows=6, checksum=-60)
     assert book.adopt([of_four], before=5) == 5
     assert book.last_batch == 4
 
@@ -194,7 +217,7 @@ def test_rows_leave_in_the_order_of_micro_batches_whatever_their_epochs(spark: S
 
 def test_files_are_counted_when_one_may_be_full() -> None:
     """The example of the module's first lines."""
-    backlog, one = Backlog(), StagedBatch(0, 0, 0, path="", rows=1, plain_bytes=200)
+    backlog, one = Backlog(), StagedBatch(0, 0, 0, path="", plain_bytes=200)
     assert backlog.could_fill([one], {}, 1.0, 1600), "nothing is known yet"
     quarters = [replace(piece(0), partition=partition, staged_bytes=25) for partition in "abcd"]
     backlog.learn([one], quarters)
@@ -240,9 +263,10 @@ def test_staged_micro_batches_are_counted_together_and_missed_after_a_restart(
     whole = lost.with_name(f"{lost.name.rsplit('-', 2)[0]}-000001-{NEXT_RUN.id}")
     shutil.copytree(lost, whole)
     [path] = (stream.checkpoint / "staging").glob(f"log/*/epoch=0/{lost.name}-*")
-    of_whole = record(piece(2, run=NEXT_RUN), rows=10)
-    StagingFolder(str(stream.checkpoint), stream.checkpoint).write_entry(spark, 0, of_whole[0], of_whole[1])
-    assert path.is_file(), "the record of the first folder"
+    of_lost = json.loads(json.loads(path.read_text(encoding="utf-8"))["body"])
+    assert of_lost["rows"] == 10 and of_lost["checksum"] != 0, "the record of the first folder"
+    of_whole = {**of_lost, "path": f"rows/generation=0/epoch=0/{whole.name}"}
+    StagingFolder(str(stream.checkpoint), stream.checkpoint).write_entry(spark, 0, whole.name, of_whole)
     halve(next(lost.rglob("*.parquet")))  # What an old run has half written again after the next one has passed.
     assert stream.add(1).run(stream.rows()).numbers() == every(5)
     assert staged_files(stream) == []

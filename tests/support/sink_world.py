@@ -1,6 +1,8 @@
 """A sink without Spark: the real loop, ledger and policy, on a log, a staging folder and a table that are dictionaries.
 
 A row is a number. The world outlives a run, as storage does; `Crash` ends a run between two actions or inside of one.
+Spark runs a micro-batch again after a crash, and it may have other rows then (`World.again`): those of the run that
+Spark commits are to be in the table.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from spark_purgatory.spark.sink.drain.beside import Beside
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging.layout import log_path
-from spark_purgatory.spark.sink.staging.ledger import Failed, Intent, Ledger, Names, Piece, Run, StagedBatch
+from spark_purgatory.spark.sink.staging.ledger import Contents, Failed, Intent, Ledger, Names, Piece, Run, StagedBatch
 from spark_purgatory.spark.sink.staging.ledger_format import empty_entry, read_ledger, record_entry, schema_entry
 from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, StagingFolder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
@@ -51,6 +53,13 @@ class World:
     """Delta's own record: the last drain of the app id."""
     committed: int = 0
     """The micro-batch that Spark runs next."""
+    again: str = "the same rows"
+    """What a micro-batch has that is run again."""
+    drawn: dict[int, dict[str, list[int]]] = field(default_factory=dict)
+    """The rows of each micro-batch as it was run last."""
+    truth: dict[int, dict[str, list[int]]] = field(default_factory=dict)
+    """The rows of each micro-batch as Spark has committed it."""
+    next_row: int = 0
     evaluated: list[int] = field(default_factory=list)
     commit_fails: list[str] = field(default_factory=list)
     """What the next commits do: "absent", "arrived", "refused", "lasting"."""
@@ -61,18 +70,31 @@ class World:
     under_way: Intent | None = None
     """What is committed beside the micro-batches and has not arrived."""
 
-    def rows_of(self, batch_id: int) -> dict[str, list[int]]:
-        """Rows of a micro-batch by partition; the same each time."""
-        first = sum(sum(parts.values()) for _, parts in self.batches[:batch_id])
+    def draw(self, batch_id: int) -> dict[str, list[int]]:
+        """Rows of a micro-batch by partition, run for the first time or again."""
+        before = self.drawn.get(batch_id)
+        if before is not None and self.again == "the same rows":
+            return before
+        parts = self.batches[batch_id][1]
+        if before is not None and self.again == "no rows":
+            parts = {}
+        elif before is not None and self.again == "more rows":
+            parts = {"a": 3, "c": 1, **{name: count + 2 for name, count in parts.items()}}
         rows = {}
-        for partition, count in self.batches[batch_id][1].items():
-            rows[partition] = list(range(first, first + count))
-            first += count
+        for partition, count in parts.items():
+            rows[partition] = list(range(self.next_row, self.next_row + count))
+            self.next_row += count
+        self.drawn[batch_id] = rows
         return rows
 
+    def spark_commits(self, batch_id: int) -> None:
+        """The micro-batch ended: its state and its offsets are there."""
+        self.committed = batch_id + 1
+        self.truth[batch_id] = self.drawn[batch_id]
+
     def every(self) -> Counter[int]:
-        """All rows of the source, each once."""
-        return Counter(range(sum(sum(parts.values()) for _, parts in self.batches)))
+        """All rows that Spark has committed, each once."""
+        return Counter(row for parts in self.truth.values() for rows in parts.values() for row in rows)
 
     def in_table(self) -> Counter[int]:
         return Counter(self.rows)
@@ -111,7 +133,8 @@ class World:
             epoch, batch, run = path.split("/")[-2], path.split("=")[-1].split("-")[0], path.split("-")[-2]
             for partition, rows in parts.items():
                 size, number = len(rows) * ROW_BYTES, int(epoch.partition("=")[2])
-                found.append(Piece(partition, f"{path}/part-0", len(rows), size, int(batch), number, 0, int(run)))
+                given = (partition, f"{path}/part-0", len(rows), size, int(batch), number, 0, int(run), sum(rows))
+                found.append(Piece(*given))
         return sorted(found, key=lambda piece: (piece.batch_id, piece.partition))
 
 
@@ -167,13 +190,10 @@ class WorldActions(SparkActions):
         return ledger
 
     def carry_out(self, action: do.Action, ledger: Ledger, work: Work) -> do.Result:
-        result = super().carry_out(action, ledger, work)
         if isinstance(action, do.Skip):
             self.world.evaluated.append(work.before)
-        if isinstance(action, do.ReadBack) and isinstance(result, do.Found):
-            is_evaluated = result.commit.version < 0 and action.intent.direct
-            self.world.evaluated.extend([action.intent.last_batch] if is_evaluated else [])
-        return result
+            return do.Skipped(contents(self.world.draw(work.before)))
+        return super().carry_out(action, ledger, work)
 
     def find(self, spark: Any, ledger: Ledger, before: int) -> list[Piece]:
         return self.world.pieces()
@@ -186,15 +206,15 @@ class WorldActions(SparkActions):
         epoch, path = ledger.next_drain, ledger.run.batch_path(ledger.next_drain, work.before)
         if ledger.schema != work.schema:
             self.folder.write_entry(work.spark, epoch, *schema_entry(work.before, work.schema))
-        rows = world.rows_of(work.before)
+        rows = world.draw(work.before)
         world.evaluated.append(work.before)
-        count = sum(map(len, rows.values()))
-        staged = StagedBatch(work.before, epoch, action.now_ms, path, count, count * ROW_BYTES)
-        if count:
+        found = contents(rows)
+        staged = StagedBatch(work.before, epoch, action.now_ms, path, found, found.rows * ROW_BYTES)
+        if found.rows:
             world.folders[path] = {name: mine[: len(mine) // 2] for name, mine in rows.items() if mine[1:]}
-            failpoints.reach("in parts")
+            failpoints.reach("in stage")
             world.folders[path] = {name: mine for name, mine in rows.items() if mine}
-        entry = record_entry(staged) if count else empty_entry(*ledger.empty_run(work.before))
+        entry = record_entry(staged) if found.rows else empty_entry(ledger.empty_run(work.before))
         self.folder.write_entry(work.spark, epoch, *entry)
         return staged
 
@@ -220,9 +240,6 @@ class WorldActions(SparkActions):
         state = self.check_table(work.spark, ledger, ledger.table_id or intent.table_id, SCHEMA)
         if fault in ("", "arrived"):
             rows = [row for piece in intent.taken for row in world.folders[piece.folder][piece.partition]]
-            if intent.direct and intent.number > world.last_txn:
-                rows = [row for part in world.rows_of(intent.last_batch).values() for row in part]
-                world.evaluated.append(intent.last_batch)
             world.append(intent, rows)
         if fault:
             return Failed(fault, fault == "refused", fault == "lasting")
@@ -248,7 +265,7 @@ class WorldSender(Sender):
         self._run(Work(None, self.world.committed, batch_id, schema, flush))
         if batch_id is not None:
             failpoints.reach("before return")
-            self.world.committed = batch_id + 1
+            self.world.spark_commits(batch_id)
 
     def _do(self, action: do.Action, work: Work) -> do.Result:
         self.done.append(type(action).__name__)
@@ -290,6 +307,11 @@ class WorldBeside(Beside):
         if self.commit is None:
             self.sender.waited()
         self.is_waited_for = True
+
+
+def contents(rows: Mapping[str, Sequence[int]]) -> Contents:
+    """What the record of a micro-batch says."""
+    return Contents(sum(map(len, rows.values())), sum(map(sum, rows.values())))
 
 
 def crash_at(number: int) -> tuple[Callable[[str], None], list[str]]:

@@ -52,6 +52,18 @@ def test_with_a_file_that_is_full_only_those_go_along_that_are_nearly_full() -> 
     assert accumulator.ripe(10) == ["full", "nearly", "not yet"]
 
 
+def test_a_transaction_takes_the_full_batches_behind_the_first_that_fit_and_changes_nothing_by_looking() -> None:
+    accumulator = policy()
+    for name, sizes in (("x", (100, 80, 70, 60, 10)), ("y", (100, 20))):
+        for size in sizes:
+            put(accumulator, size, name)
+    seen = [numbers(accumulator.peek(["x", "y"], AMPLE, 0, everything)) for everything in (False, True, False)]
+    assert seen == [[0, 4, 1, 2], [0, 4, 1, 2, 3, 5], [0, 4, 1, 2]]
+    assert numbers(accumulator.peek(["x"], 179, 0)) == [0] and numbers(accumulator.peek(["x"], 180, 0)) == [0, 1]
+    assert numbers(accumulator.drain(["x", "y"], AMPLE, 0)) == [0, 4] and not accumulator.peek([], AMPLE, 0)
+    assert numbers(accumulator.peek(["x", "y"], AMPLE, 0)) == [5, 1, 2], "the round goes on where it stood"
+
+
 def test_memory_of_kafkas_comes_back_with_the_result() -> None:
     accumulator = policy(memory=200)
     assert not put(accumulator, 60).is_full and queued(accumulator) == [0] and available(accumulator) == 100

@@ -27,7 +27,7 @@ from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter
 from spark_purgatory.spark.sink.drain.protocol import MOVES, OF_DRAINS, apply
-from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger, Piece
+from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger, Piece
 from spark_purgatory.spark.sink.table.history import DrainCommit
 from tests.support.crash_child import BUGS
 from tests.support.sink_world import Crash, World, WorldSender, crash_at
@@ -40,16 +40,17 @@ WORLDS: dict[str, tuple[list[tuple[str, dict[str, int]]], dict[str, Any]]] = {
     "all linger": ([("s", SMALL)] * 3, {"linger": "1 hour", "delivery_timeout": "1 hour"}),
     "nothing lingers": ([("s", SMALL)] * 3, {"linger": "0 seconds"}),
     "some are empty": ([("s", SMALL), ("s", {}), ("s", {}), ("s", SMALL), ("s", {})], {"linger": "0 seconds"}),
-    "direct": ([("s", LARGE)] * 3, {"batch_size": "1 KiB"}),
+    "each fills files": ([("s", LARGE)] * 3, {"batch_size": "1 KiB"}),
     "larger than memory": ([("s", LARGE)] * 2, {"batch_size": "1 KiB", "buffer_memory": "1 KiB"}),
     "memory runs out": ([("s", {"a": 6})] * 3, {"batch_size": "1 KiB", "buffer_memory": "1 KiB", "linger": "1 minute"}),
     "the schema changes": ([("s", SMALL), ("t", SMALL), ("t", SMALL)], {}),
 }
 CELLS = {
-    "files fill": 371, "all linger": 154, "nothing lingers": 266, "some are empty": 259, "direct": 245,
-    "larger than memory": 154, "memory runs out": 266, "the schema changes": 210,
+    "files fill": 371, "all linger": 154, "nothing lingers": 266, "some are empty": 259, "each fills files": 266,
+    "larger than memory": 175, "memory runs out": 266, "the schema changes": 210,
 }  # fmt: skip
 BESIDE = ("", "at once", "late")
+AGAIN = ("the same rows", "other rows", "no rows", "more rows")
 SAYINGS = ("as it was", "dropped", "replaced", "restored", "foreign commit", "foreign number", "forgot its history")
 
 
@@ -59,9 +60,9 @@ def no_hook() -> Iterator[None]:
     failpoints.hook = None
 
 
-def made(name: str, beside: str = "") -> World:
+def made(name: str, beside: str = "", again: str = "the same rows") -> World:
     batches, options = WORLDS[name]
-    return World(list(batches), {"partition_by": "p", **options}, beside=beside)
+    return World(list(batches), {"partition_by": "p", **options}, beside=beside, again=again)
 
 
 def run(world: World) -> WorldSender:
@@ -73,9 +74,9 @@ def run(world: World) -> WorldSender:
     return sender
 
 
-def crashed(name: str, number: int, beside: str = "") -> tuple[World, str]:
+def crashed(name: str, number: int, beside: str = "", again: str = "the same rows") -> tuple[World, str]:
     """A world whose run crashed at the failpoint of that number, and its name; "" if it ended before."""
-    world = made(name, beside)
+    world = made(name, beside, again)
     failpoints.hook, reached = crash_at(number)
     try:
         run(world)
@@ -127,13 +128,14 @@ def test_every_crash_and_all_that_the_table_can_say_lose_and_double_nothing_or_a
     for beside, name, saying in product(BESIDE, WORLDS, SAYINGS):
         number = 0
         while True:
-            world, point = crashed(name, number, beside)
+            again = AGAIN[number % len(AGAIN)]
+            world, point = crashed(name, number, beside, again)
             if not point:
                 break
             number += 1
             points.add(point)
             error = said(world, saying)
-            where = f"{name}, drains beside {beside!r}, crash {number} {point}, the table {saying}"
+            where = f"{name}, drains beside {beside!r}, crash {number} {point}, then {again}, the table {saying}"
             cells[name] += 1
             try:
                 world_before = deepcopy(world)
@@ -144,12 +146,16 @@ def test_every_crash_and_all_that_the_table_can_say_lose_and_double_nothing_or_a
                 continue
             assert error is None, f"{where}: no {error}"
             assert world.in_table() == world.every(), where
-            assert not world.folders, f"{where}: {world.folders}"
+            if world.folders:
+                assert again == "no rows", f"{where}: {world.folders}"
+                world.batches.append((world.batches[-1][0], SMALL))
+                run(world)
+            assert not world.folders, f"{where}: the next drain leaves {world.folders}"
             assert set(range(len(world.batches))) <= set(world.evaluated), where
-    assert points == {*failpoints.FAILPOINTS, "in parts"}
+    assert points == {*failpoints.FAILPOINTS, "in stage"}
     every = Counter({name: number * len(BESIDE) for name, number in CELLS.items()})
     assert cells == every, "crash points of each world, times what the table can say, times how drains go"
-    assert cells.total() == 5775
+    assert cells.total() == 5901
 
 
 def test_micro_batches_are_staged_while_a_drain_goes_on_beside_them() -> None:
@@ -196,6 +202,7 @@ def test_a_drain_that_is_under_way_is_ended_without_another_one() -> None:
     world = made("nothing lingers", "late")
     sender = WorldSender(world)
     sender.take(0)
+    sender.take(1)
     assert (sender.ledger.drain, world.rows) == (DrainState.UNDERWAY, [])
     sender.take(None)
     assert sender.done[-2:] == ["ReadBack", "CleanUp"]
@@ -206,7 +213,7 @@ def wrong_after_a_crash(name: str) -> str:
     """The first crash of a world after which rows are lost or doubled, or the query stops; "" if there is none."""
     number = 0
     while True:
-        world, point = crashed(name, number)
+        world, point = crashed(name, number, again=AGAIN[number % len(AGAIN)])
         if not point:
             return ""
         try:
@@ -221,7 +228,7 @@ def wrong_after_a_crash(name: str) -> str:
 @pytest.mark.parametrize(
     "bug",
     [
-        "a replay is staged again",
+        "a drain takes what Spark has not committed",
         "staged folders are forgotten",
         "a half-written folder counts",
         "an open intent is taken as committed",
@@ -234,10 +241,44 @@ def test_the_walk_sees_a_planted_bug(bug: str, monkeypatch: pytest.MonkeyPatch) 
     assert any(wrong_after_a_crash(name) for name in WORLDS), f"{bug} went unseen"
 
 
+@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("again", AGAIN)
+def test_a_micro_batch_whose_commit_spark_lost_is_skipped_if_its_rows_are_the_same_and_else_stops(
+    name: str, again: str
+) -> None:
+    world = made(name, again=again)
+    run(world)
+    rows = list(world.rows)
+    world.committed -= 1
+    had, may_have = world.drawn[world.committed], world.draw(world.committed)
+    world.drawn[world.committed] = had
+    if had == may_have:
+        run(world)
+    elif name == "some are empty":
+        run(world)  # No drain has covered the last micro-batch, which had no rows.
+        assert world.in_table() == world.every()
+        return
+    else:
+        with pytest.raises(StagingError, match=r"micro-batch . again.* had other rows: .* rows .checksum .* now"):
+            run(world)
+    assert world.rows == rows
+
+
+def test_a_drain_that_an_earlier_run_left_is_tried_again_until_delivery_timeout() -> None:
+    world = next(world for world, point in (crashed("all linger", n) for n in range(99)) if point == "after intend")
+    world.commit_fails = ["absent"] * 4
+    sender = run(world)
+    assert sender.policy.totals["drain_retries_total"] == 4
+    assert world.in_table() == world.every()
+    world = next(world for world, point in (crashed("all linger", n) for n in range(99)) if point == "after intend")
+    world.options |= {"delivery_timeout": "1 hour"}
+    world.takes_nothing = True
+    with pytest.raises(BufferExhaustedError, match="took nothing for max_block"):
+        run(world)
+
+
 def test_a_drain_that_the_last_run_has_committed_is_not_counted_and_says_nothing_of_how_long_one_takes() -> None:
-    world = next(
-        world for world, point in (crashed("all linger", n) for n in range(99)) if point == "after drain commit"
-    )
+    world = next(world for world, point in (crashed("all linger", n) for n in range(99)) if point == "after commit")
     sender = WorldSender(world)
     before_ms = sender.policy.drain_ms
     sender.take(None)
@@ -249,13 +290,13 @@ def test_a_drain_that_the_last_run_has_committed_is_not_counted_and_says_nothing
 @pytest.mark.parametrize(
     ("faults", "said"),
     [
-        (["absent"], "did not take drain|^$"),
-        (["absent"] * 3, "did not take drain|^$"),
+        (["absent"], "^$"),
+        (["absent"] * 3, "^$"),
         (["arrived"], "^$"),
-        (["absent", "arrived"], "did not take drain|^$"),
+        (["absent", "arrived"], "^$"),
         (["refused"], "refused a drain"),
         (["lasting"], "cannot be written in this session"),
-        (None, "took nothing for max_block|did not take drain"),
+        (None, "took nothing for max_block"),
     ],
 )
 def test_a_commit_that_raises_is_looked_for_and_tried_again_or_ends_the_query_by_name(
@@ -298,7 +339,7 @@ def test_what_was_staged_and_is_gone_is_missed_by_name() -> None:
 
 
 def test_a_result_that_cannot_follow_is_a_bug_and_changes_nothing() -> None:
-    results = [do.Committed(0), do.CleanUp(), do.Found("id", DrainCommit(0, "app", 0, "uuid")), do.NotThere()]
+    results = [do.Committed(0), do.CleanedUp(), do.Found("id", DrainCommit(0, "app", 0, "uuid")), do.NotThere()]
     assert {type(result) for result in results} < set(OF_DRAINS)
     for state, result in product(DrainState, results):
         if (state, type(result)) not in MOVES:
@@ -318,10 +359,10 @@ def test_a_clock_that_is_set_back_an_hour_does_not_stop_lingering(monkeypatch: p
     adapter.append([piece(began_ms)], 0)
     wall_ns, elapsed_ns = time.time_ns(), time.monotonic_ns()
     monkeypatch.setattr(time, "time_ns", lambda: wall_ns - HOUR_MS * 1_000_000)
-    assert not adapter.ripe(adapter.now(), everything=False)
+    assert not adapter.next_pieces(adapter.now(), everything=False)
     monkeypatch.setattr(time, "monotonic_ns", lambda: elapsed_ns + 10_000_000_000)
     assert 10_000 <= adapter.now() - began_ms < 20_000
-    assert adapter.ripe(adapter.now(), everything=False) == ["p"]
+    assert len(adapter.next_pieces(adapter.now(), everything=False)) == 1
 
 
 @pytest.mark.parametrize(("staged_s_ago", "ripe_after_s"), [(-3600, 10), (0, 10), (4, 6), (10, 0), (7200, 0)])
@@ -334,10 +375,10 @@ def test_what_an_earlier_run_staged_lingers_from_then_on_and_never_longer_than_l
     adapter.drain_ms = 0
     now_ms = adapter.now()
     [future] = adapter.append([piece(now_ms - staged_s_ago * 1000)], now_ms - adapter.linger_ms)
-    ripe_s = next(s for s in range(60) if adapter.ripe(now_ms + s * 1000, everything=False))
+    ripe_s = next(s for s in range(60) if adapter.next_pieces(now_ms + s * 1000, everything=False))
     assert ripe_s in (ripe_after_s, ripe_after_s + 1)
-    adapter.take(["p"])
-    adapter.retry("said")
+    action = do.Intend(adapter.next_pieces(now_ms, everything=True))
+    adapter.take_in(Ledger(), action, Failed("said"))
     assert not adapter.is_out_of_time and not future.is_done, "the delivery time-out begins anew"
 
 

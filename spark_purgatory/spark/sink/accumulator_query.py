@@ -175,7 +175,7 @@ class AccumulatorQuery:
                     f"this one ({self._query.runId}) and which brings what is staged to the table. This one drains "
                     "nothing any more: flush or close the accumulator of the run that goes on"
                 )
-        if self._sender.has_failed or not self._sender.is_last(self._spark):
+        if not self._sender.is_true(self._spark):
             last = self._sender
             self._sender = Sender(last.options, last.checkpoint, last.on_delivery, last.since)
         self._sender.drain(self._spark)

@@ -1,7 +1,6 @@
 """Steps of the sink as data: what is to be done next, and what came of it (`protocol`).
 
-A failpoint lies before and after an action with a ``name``. `Skip`, `Admit`, `CleanUp` and `Wait` are their own
-results: there is nothing more to say of them than that they were done.
+A failpoint, named as the action is, lies before and after each action that writes or reads back: `HAS_FAILPOINTS`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spark_purgatory.spark.sink.staging.ledger import Failed, Intent, Piece, StagedBatch
+from spark_purgatory.spark.sink.staging.ledger import Contents, Failed, Intent, Piece, StagedBatch
 from spark_purgatory.spark.sink.table.history import DrainCommit
 
 # --- what is to be done ---------------------------------------------------------------------------
@@ -25,14 +24,13 @@ class Adopt:
 
 
 class Skip:
-    """Evaluate the micro-batch and drop its rows: an earlier run has brought them."""
+    """Evaluate the micro-batch and drop its rows: a drain has brought them before Spark forgot that it committed it."""
 
 
 @dataclass(frozen=True)
 class Stage:
     """Write the rows of the micro-batch into the staging folder, and the record of them."""
 
-    name = "parts"
     now_ms: int
     max_file_rows: int
 
@@ -50,20 +48,15 @@ class Admit:
 
 @dataclass(frozen=True)
 class Intend:
-    """Make an intent durable: of the first files of some partitions, or of a micro-batch that does not count yet."""
+    """Make an intent durable: these pieces go to the table."""
 
-    name = "intent"
-    partitions: Sequence[str] = ()
-    taken: tuple[Piece, ...] = ()
-    batch_id: int | None = None
-    """The micro-batch that counts from now on; its rows are ``taken``, or go direct."""
+    taken: tuple[Piece, ...]
 
 
 @dataclass(frozen=True)
 class Commit:
     """Bring what an intent takes to the table."""
 
-    name = "drain commit"
     intent: Intent
     max_file_rows: int = 0
     """Where a file of the table is cut; 0: nowhere."""
@@ -73,14 +66,11 @@ class Commit:
 class ReadBack:
     """Ask the table whether it has the commit of an intent."""
 
-    name = "read-back"
     intent: Intent
 
 
 class CleanUp:
     """Note that the drain is done, and remove what it has made idle."""
-
-    name = "clean-up"
 
 
 @dataclass(frozen=True)
@@ -102,6 +92,7 @@ class Return:
 
 
 Action = Look | Adopt | Skip | Stage | Count | Admit | Intend | Commit | ReadBack | CleanUp | Wait | Stop | Return
+HAS_FAILPOINTS = {Stage: "stage", Intend: "intend", Commit: "commit", ReadBack: "read back", CleanUp: "clean up"}
 
 # --- what came of it ------------------------------------------------------------------------------
 
@@ -121,6 +112,13 @@ class Adopted:
     pieces: Sequence[Piece]
     repartitions: Sequence[int] = ()
     """Micro-batches that no sink saw."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """The micro-batch was evaluated, and has these rows."""
+
+    contents: Contents
 
 
 @dataclass(frozen=True)
@@ -167,9 +165,21 @@ class NotThere:
     """The table does not have the commit, or does not tell: a write that it has is skipped."""
 
 
+class CleanedUp:
+    """The drain is done, and that was noted."""
+
+
+class Admitted:
+    """The incoming micro-batch counts."""
+
+
+class Waited:
+    """Time has passed."""
+
+
 Result = (
-    Looked | Adopted | Skip | Staged | Counted | Admit | Intended | Begun | Committed | Failed | Found | NotThere
-    | CleanUp | Wait
+    Looked | Adopted | Skipped | Staged | Counted | Admitted | Intended | Begun | Committed | Failed | Found | NotThere
+    | CleanedUp | Waited
 )  # fmt: skip
 
 
@@ -193,4 +203,8 @@ class Work:
     """The rows of the micro-batch at hand, as a DataFrame."""
     begun_ms: int = 0
     is_evaluated: bool = False
-    """Its rows were staged, skipped or written: nothing else of it has to be done."""
+    """Its rows were staged or skipped."""
+
+    def brings_schema_other_than(self, schema: str | None) -> bool:
+        """Whether the micro-batch at hand has another schema, so that what was staged has to go first."""
+        return self.batch_id is not None and self.schema != schema

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-STEPS = ("parts", "intent", "drain commit", "read-back", "clean-up", "return")
-FAILPOINTS = tuple(f"{when} {step}" for step in STEPS for when in ("before", "after"))
+from spark_purgatory.spark.sink.drain.actions import HAS_FAILPOINTS
+
+FAILPOINTS = tuple(f"{when} {step}" for step in (*HAS_FAILPOINTS.values(), "return") for when in ("before", "after"))
 
 hook: Callable[[str], None] | None = None
 """Called with the name of every failpoint reached; tests set it, nothing else does."""
@@ -15,3 +16,9 @@ def reach(name: str) -> None:
     """Say that a failpoint was reached."""
     if hook is not None:
         hook(name)
+
+
+def reach_beside(when: str, action: object) -> None:
+    """Say that a failpoint before or after an action was reached, if the action has any."""
+    if (step := HAS_FAILPOINTS.get(type(action))) is not None:
+        reach(f"{when} {step}")

@@ -16,11 +16,11 @@ from spark_purgatory.accumulator.futures import Callback, RecordFuture
 from spark_purgatory.accumulator.policy import AccumulatorPolicy, AccumulatorSettings
 from spark_purgatory.accumulator.sizing import SizeCalibration
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import StorageError
+from spark_purgatory.errors import BugError, StorageError
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.staging.backlog import Backlog
-from spark_purgatory.spark.sink.staging.ledger import Failed, Intent, Ledger, Piece, StagedBatch, by_partition
+from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger, Piece, StagedBatch, by_partition
 from spark_purgatory.spark.sink.table.history import DrainCommit
 
 LOG = logging.getLogger(__name__)
@@ -35,9 +35,6 @@ KEPT_FUTURES = 100
 MAX_FULL = 1.25
 """A file may be so much larger than wanted before it is cut."""
 TOTALS = ("drains_total", "drained_rows_total", "drained_files_total", "drained_bytes_total", "drain_retries_total")
-FILLED = 0.5
-"""A direct write has filled its files where they hold so much of batch_size on average: the last one of a table
-partition holds what is left over."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,6 @@ class PolicyAdapter:
         self.buffer_bytes, self.request_bytes = options.bytes_of("buffer_memory"), options.bytes_of("max_request_size")
         self.max_block_ms, self.backoff_ms = options.ms_of("max_block"), options.ms_of("retry_backoff")
         self.delivery_timeout_ms = options.ms_of("delivery_timeout")
-        self.has_partitions = bool(options.partition_by)
         self.notify: Callback[Delivery] = on_delivery or (lambda delivery, error: None)
         self.sizes: SizeCalibration[str] = SizeCalibration()
         self.backlog = Backlog()
@@ -94,14 +90,16 @@ class PolicyAdapter:
         self.totals = Counter[str]()
         """What a run of the query has drained: the metrics that only grow."""
         self._last_ms: int | None = None
-        self.fills_files = False
-        """The last micro-batch counted filled a file in each of its partitions."""
         self.is_out_of_time = False
         """A file has waited for delivery_timeout, and the table does not take it."""
         self.progress_ms = 0
         """When the table took something last."""
         self.drain_ms = min(FIRST_DRAIN_MS, self.linger_ms // 2)
         """What the last drain took; a file is drained so much before it has lingered."""
+        self.every_ms = 0
+        """From one micro-batch to the next; what would have lingered by the next one is drained now."""
+        self._micro_batch_ms: int | None = None
+        """When the last micro-batch began."""
         self.in_drain: tuple[ProducerBatch[str, Piece, Delivery], ...] = ()
         """The batches of the drain that is under way; after a failure they are queued again."""
         self._began_ms: int | None = None
@@ -119,7 +117,7 @@ class PolicyAdapter:
 
     def must_count(self, uncounted: Mapping[int, StagedBatch], now_ms: int) -> bool:
         """Whether micro-batches that are not counted yet could change what is ready."""
-        batches, now_ms = uncounted.values(), now_ms + self.drain_ms
+        batches, now_ms = uncounted.values(), now_ms + self._ahead_ms
         if not batches:
             return False
         if now_ms - min(staged.staged_ms for staged in batches) >= self.linger_ms or self.policy.ripe(now_ms):
@@ -127,9 +125,23 @@ class PolicyAdapter:
         open_bytes = {queue.partition: queue.batches[-1].bytes for queue in self.policy.queues if queue.batches}
         return self.backlog.could_fill(batches, open_bytes, self.sizes.ratio(""), self.batch_bytes)
 
-    def ripe(self, now_ms: int, everything: bool) -> Sequence[str]:
-        """Partitions whose first file should go now."""
-        return self.policy.ripe(now_ms + self.drain_ms, everything)[:MAX_FILES_PER_DRAIN]
+    def next_pieces(self, now_ms: int, everything: bool) -> tuple[Piece, ...]:
+        """The pieces of the files that should go now; none if none should."""
+        ripe = self.policy.ripe(now_ms + self._ahead_ms, everything)[:MAX_FILES_PER_DRAIN]
+        batches = self.policy.peek(set(ripe), self.request_bytes, now_ms, everything)
+        return tuple(piece for batch in batches for piece in batch.records)
+
+    @property
+    def _ahead_ms(self) -> int:
+        """How long before it has lingered a file is drained: drains begin with micro-batches, and take their time."""
+        return self.drain_ms + min(self.every_ms, self.linger_ms // 2)
+
+    def begin(self, work: Work) -> None:
+        """The loop is called."""
+        work.begun_ms = self.now()
+        if work.batch_id is not None:
+            self.every_ms = 0 if self._micro_batch_ms is None else work.begun_ms - self._micro_batch_ms
+            self._micro_batch_ms = work.begun_ms
 
     def is_backing_off(self, now_ms: int) -> bool:
         """Whether the drain under way failed, and it is too early to try it again."""
@@ -151,22 +163,31 @@ class PolicyAdapter:
 
     # --- what came of an action -------------------------------------------------------------------------------------
 
-    def take_in(self, ledger: Ledger, action: Action, result: Result, work: Work) -> None:
+    def take_in(self, ledger: Ledger, action: Action, result: Result) -> None:
         """Take in the result of an action, and log it; ``ledger`` has it already (`protocol.apply`)."""
         match result:
             case do.Looked(_, commit) | do.Found(_, commit) if commit is not None and ledger.fault is None:
-                self._settle(ledger, commit, work)
+                self._settle(ledger, commit)
+            case do.Looked() if ledger.intent is not None and not ledger.is_done:
+                # A drain that an earlier run left is tried as long as any. Nothing else is queued yet.
+                self.append(ledger.intent.taken, self.now())
+                self._take(ledger.intent.taken)
             case do.Adopted():
                 # The delivery time-out begins anew, or rows that have waited for it could never leave.
                 self.append(list(ledger.pieces.values()), self.now() - self.linger_ms)
-            case do.Counted(pieces) if isinstance(action, do.Count) and not ledger.incoming_pieces:
+            case do.Counted(pieces) if isinstance(action, do.Count) and not ledger.is_incoming(pieces):
                 self._counted(action.batches, pieces)
                 self._warn(ledger.staged_bytes)
-            case do.Intended(intent) if intent.last_batch == work.batch_id and not self.in_drain and intent.taken:
-                self._note_sizes(intent.taken)
-        is_retry = (isinstance(result, Failed) and ledger.is_done) or isinstance(result, do.NotThere)
-        if is_retry and ledger.failure is not None:
-            self.retry(ledger.failure.said)
+            case do.Intended(intent):
+                self._began_ms = self.now()
+                self._take(intent.taken)
+            case Failed() if isinstance(action, do.Intend):
+                self._take(action.taken)
+                self._retry(result.said)
+            case do.NotThere() if ledger.failure is not None:
+                self._retry(ledger.failure.said)
+            case _ if isinstance(action, do.Commit):
+                self._take(action.intent.taken)
 
     def append(self, pieces: Sequence[Piece], since_ms: int) -> list[RecordFuture[Delivery]]:
         """Take pieces in; they linger from when they were staged, if that is between ``since_ms`` and now."""
@@ -181,38 +202,29 @@ class PolicyAdapter:
         """Learn from micro-batches that were counted, and take their pieces in."""
         self.backlog.learn(batches, [piece for found in pieces.values() for piece in found])
         for batch_id, found in pieces.items():
-            self._note_sizes(found)
+            for piece in found:
+                self.sizes.observe_staged(piece.partition, piece.staged_bytes, piece.rows)
             self.remember(batch_id, self.append(found, 0))
 
-    def _note_sizes(self, pieces: Sequence[Piece]) -> None:
-        """Learn from the pieces of a micro-batch."""
-        sizes: dict[str, int] = {}
-        for piece in pieces:
-            self.sizes.observe_staged(piece.partition, piece.staged_bytes, piece.rows)
-            file_bytes = self.sizes.file_bytes(piece.partition, piece.staged_bytes)
-            sizes[piece.partition] = sizes.get(piece.partition, 0) + file_bytes
-        self.fills_files = bool(sizes) and min(sizes.values()) >= self.batch_bytes
-
-    def take(self, partitions: Sequence[str] = ()) -> tuple[Piece, ...]:
-        """Begin a drain with the first files of some partitions; their pieces."""
-        now_ms = self._began_ms = self.now()
-        self.in_drain = tuple(self.policy.drain(set(partitions), self.request_bytes, now_ms))
-        return tuple(piece for batch in self.in_drain for piece in batch.records)
-
-    def take_again(self) -> None:
-        """Take the files of the drain under way out of their queues, where a failure has put them."""
-        if not self.in_drain:
+    def _take(self, pieces: Sequence[Piece]) -> None:
+        """The files of these pieces are in flight: for the first time, or again after a failure has queued them."""
+        if self._began_ms is None:
             self._began_ms = self.now()
-        elif self.in_drain[0] not in self.policy.in_flight:
-            self.policy.drain({batch.partition for batch in self.in_drain}, sys.maxsize, self.now())
+        while partitions := {piece.partition for piece in pieces if piece.key not in self._in_flight()}:
+            if not self.policy.drain(partitions, sys.maxsize, self.now()):
+                raise BugError(f"{len(partitions)} files of a drain are not queued")
+        self.in_drain = self.policy.in_flight
 
-    def retry(self, said: str) -> None:
+    def _in_flight(self) -> set[tuple[str, str]]:
+        return {piece.key for batch in self.policy.in_flight for piece in batch.records}
+
+    def _retry(self, said: str) -> None:
         """The table did not take the drain under way."""
         self.totals["drain_retries_total"] += 1
         error = StorageError(said)
         outcomes = [self.policy.retry(batch, self.now(), error) for batch in reversed(self.in_drain)]
         self.is_out_of_time = not all(outcomes)
-        if self.in_drain and not self.is_out_of_time:
+        if not self.is_out_of_time:
             LOG.warning(
                 "drain of %d files to table %s failed (attempt %d), next attempt in %d ms: %s",
                 len(self.in_drain),
@@ -222,7 +234,7 @@ class PolicyAdapter:
                 said,
             )
 
-    def _settle(self, ledger: Ledger, commit: DrainCommit, work: Work) -> None:
+    def _settle(self, ledger: Ledger, commit: DrainCommit) -> None:
         """A drain is done: complete futures, correct estimates."""
         intent = ledger.intent
         assert intent is not None
@@ -230,10 +242,7 @@ class PolicyAdapter:
         took_ms = 0 if self._began_ms is None else now_ms - self._began_ms
         if self._began_ms is not None:
             self._count(commit, took_ms)
-        if self.in_drain:
-            self._deliver_files(commit, now_ms)
-        elif intent.last_batch == work.batch_id and work.is_evaluated:
-            self._deliver_whole(intent, commit, took_ms)
+        self._deliver_files(commit, now_ms)
         self._began_ms = None
         LOG.info(
             "drain %d to table %s: %d rows in %d files, %d bytes, %d ms, version %d",
@@ -258,19 +267,6 @@ class PolicyAdapter:
             delivery = Delivery(self.table, commit.version, rows, file_bytes or 0, now_ms - batch.created_ms)
             self.policy.complete(batch, delivery)
             self.notify(delivery, None)
-
-    def _deliver_whole(self, intent: Intent, commit: DrainCommit, took_ms: int) -> None:
-        """The micro-batch at hand went to the table without waiting."""
-        if intent.direct:
-            # A table partition is in one file, or in several of which the last alone is not full.
-            least_files = max(1, math.ceil((commit.files or 0) * FILLED)) if self.has_partitions else 1
-            self.fills_files = (commit.bytes or 0) >= least_files * self.batch_bytes
-        rows = intent.taken_rows or commit.rows or 0
-        delivery = Delivery(self.table, commit.version, rows, commit.bytes or 0, took_ms)
-        future: RecordFuture[Delivery] = RecordFuture()
-        future.settle(delivery, None)
-        self.remember(intent.last_batch, [future])
-        self.notify(delivery, None)
 
     def _warn(self, staged_bytes: int) -> None:
         if staged_bytes >= self.buffer_bytes * WARN_AT:

@@ -9,33 +9,36 @@ The *staging log* is the folder of entries beside the pieces (`staging_folder`).
 it, and nothing else changes the ledger. `sender` is the loop, `spark_actions` does an action on Spark, `table_truth`
 compares the ledger with what the table says. A crash between any two actions is a case of the table below.
 
-What counts. Spark runs micro-batch b only once every one before it was committed in the checkpoint, that is, once the
-sink had returned from it. So the checkpoint itself says that what was staged before b is whole, and nothing needs to be
-written to say so; of b it says nothing. A drain in b may take b's own rows: from then on the intent says that b counts.
+What counts. Spark runs micro-batch b only after it has committed every one before it, state and offsets. So what was
+staged before b is whole and final, and nothing needs to be written to say so. Of b that is not yet so: after a crash
+Spark runs b again, from the state before it, and rows, settings, or the user's own functions may differ by then. The
+rows of the run that Spark commits are the rows that fit to its state. Therefore no drain takes rows of a micro-batch
+that Spark has not committed: drains are decided at the start of b, for all that was staged before it.
 
 Protocol. A micro-batch b, in a run's first call after the settling of what the last run left (D, E, F):
 
-1. b <= last batch of the last intent: evaluate the DataFrame into ``noop`` (`Skip`), for Spark's state must be
-   committed, and return. Else every micro-batch between that one and b must be there, as a folder with rows or in a
-   note of those without; if one is not, what the query staged is lost. Stop.
-2. `Stage`: write the rows to a folder of this run's own, ``<epoch>/batch=<b>-<run>``, evaluating the DataFrame once,
-   and then a record of how many they are. Runs are numbered. Where several runs have staged a micro-batch, the folder
-   of the last run counts that has all rows of its record; a half-written folder does not count, nor does one that an
-   old run, still alive, writes later. Without rows: a note says so. With a new schema: a note of it comes first.
+1. Every micro-batch between the last intent's and b must be there, as a folder with rows or in a note of those without;
+   if one is not, what the query staged is lost. Stop. If Spark has forgotten that it committed b (entries of its
+   ``commits`` are gone) and a drain has taken b: evaluate the DataFrame into ``noop`` (`Skip`), because Spark's state
+   must be committed. If its rows are not the rows that were taken, stop.
+2. Drains, as many as the policy wants now: 4 to 7.
+3. `Stage`: write the rows to a folder of this run's own, ``<epoch>/batch=<b>-<run>``, evaluating the DataFrame once,
+   and then a record with their number and checksum. Runs are numbered. Where several runs have staged a micro-batch,
+   what the last of them staged counts; a half-written folder does not count, nor does one that an old run, still alive,
+   writes later. Without rows: a note says so. With a new schema: everything is drained first, then a note of it comes.
    `Admit`: the micro-batch counts once it fits into buffer_memory. If it may not, files are counted and drained first.
+   One that is larger than all of buffer_memory counts once nothing else is staged.
 
-A drain, whenever the policy says so; several in one micro-batch, or none. The files staged since the last one are
-counted (`Count`), many micro-batches in one job, and no earlier than the policy could need it (`backlog`). Then:
+A drain. The files staged since the last one are counted (`Count`), many micro-batches in one job, and no earlier than
+the policy could need it (`backlog`). Then:
 
-3. `Intend`: an entry of the log names N, the pieces taken, all that is left, and b: everything before it is superseded;
-   and the table's version, after which N's is to come.
-4. `Commit`: the rows of the pieces taken are counted once more; then they go to the table, each row compared with its
-   hash, marked with N and, in userMetadata, with the intent's uuid. A thread does it (`beside`): b returns, and others
-   are staged meanwhile; 5 and 6 follow between two actions of a later one. A flush and the end wait for it.
-5. `ReadBack`: find N in the table's history, and the uuid with it; compare the rows committed with the pieces'.
-6. `CleanUp`: an entry "done N"; then the entries before intent N, then pieces that nothing names, are removed.
-
-A micro-batch that will fill files by itself goes direct: 3 with b in the place of pieces, 4 with its rows, 5, 6.
+4. `Intend`: an entry of the log names N, the pieces taken, all that is left, and the last micro-batch: everything
+   before it is superseded; and the table's version, after which N's is to come.
+5. `Commit`: the rows of the pieces taken are counted and summed up once more; then they go to the table, each row
+   compared with its hash, marked with N and, in userMetadata, with the intent's uuid. A thread does it (`beside`): b
+   and later ones are staged meanwhile; 6 and 7 follow between two actions of one of them. A flush and the end wait.
+6. `ReadBack`: find N in the table's history, and the uuid with it; compare the rows committed with the pieces'.
+7. `CleanUp`: an entry "done N"; then the entries before intent N, then pieces that nothing names, are removed.
 
 Invariant: a row of a micro-batch before the one that Spark runs is in a piece that the last intent left, or in a folder
 of a later micro-batch (of several, the last run's), or in the table; never in two of them once the
@@ -43,13 +46,13 @@ last intent was settled. Nothing is removed before the commit that took it was r
 
 | the run ended | the log says | the table says | the next run does |
 | --- | --- | --- | --- |
-| A. in 2, or after it, before an intent with b | less than b counts | | b again, in a folder of its own |
-| B. after 3, b counting, before Spark noted b | b counts | | b again: step 1 |
-| C. before the intent of 3 | no intent N | N - 1 | the policy decides anew |
-| D. after 3, before the commit of 4 | intent N, not done | N - 1 | 4 with the same pieces; direct: when b comes again |
-| E. after 4 | intent N, not done | N | 5, 6 |
-| D or E | intent N, not done | its history was cut since the intent | 4 again, which Delta skips in E; 6 |
-| F. in 6 | done N | N | 6 at the next drain; what was removed is no longer named |
+| A. in 3, or after it, before Spark committed b | less than b counts | | b again, in a folder of its own |
+| B. later, and Spark's last commits were lost | b counts | | b again: step 1 |
+| C. before the intent of 4 | no intent N | N - 1 | the policy decides again |
+| D. after 4, before the commit of 5 | intent N, not done | N - 1 | 5 with the same pieces |
+| E. after 5 | intent N, not done | N | 6, 7 |
+| D or E | intent N, not done | its history was cut since the intent | 5 again, which Delta skips in E; 7 |
+| F. in 7 | done N | N | 7 at the next drain; what was removed is no longer named |
 | G. and the table was dropped or replaced | its id, done N at version V | another id | stop: TableLostError |
 | G. and the table is an old copy of itself | done N at version V | less than V, or V is not N | stop: TableLostError |
 | G. and the table was restored to before drain N | done N at version V | a RESTORE after it | stop: TableLostError |
@@ -57,14 +60,14 @@ last intent was settled. Nothing is removed before the commit that took it was r
 | H. and someone has its app id without its mark | intent N | not N, and skips it | stop: SkippedWriteError |
 | I. and the checkpoint was deleted | nothing | N | a new query id: all rows of the source again, none skipped |
 | J. and staged folders, or the log, were removed | a gap before b | | stop: StagingError |
-| D. but its commit arrives later | intent N, not done | N - 1, then N | 4 again, which Delta skips or refuses; 5, 6 |
+| D. but its commit arrives later | intent N, not done | N - 1, then N | 5 again, which Delta skips or refuses; 6, 7 |
 | K. but lives on, and stages b beside the next run | | | nothing: one folder counts, whichever run ended first |
 | L. but lives on, and both began at once | | | stop: ForeignWriterError |
 | M. and a staged file was removed, emptied or damaged | its record | | stop: StagingError |
 
-Step 5 reads the history and does not rely on step 4, because Delta *silently* skips a write whose txnVersion is not
-above the last. So a commit that nobody can know of is repeated (`history`). Step 1, and a direct commit that was
-skipped, never leave a micro-batch unevaluated: Spark would fail with STATE_STORE_COMMIT_VALIDATION_FAILED.
+Step 6 reads the history and does not rely on step 5, because Delta *silently* skips a write whose txnVersion is not
+above the last. So a commit that nobody can know of is repeated (`history`). Step 1 never leaves a micro-batch
+unevaluated: Spark would fail with STATE_STORE_COMMIT_VALIDATION_FAILED.
 """
 
 from __future__ import annotations
@@ -83,7 +86,15 @@ from spark_purgatory.errors import (
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.staging.backlog import most_bytes
-from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger, StagedBatch, missing
+from spark_purgatory.spark.sink.staging.ledger import (
+    NO_BATCH,
+    Contents,
+    DrainState,
+    Failed,
+    Ledger,
+    StagedBatch,
+    missing,
+)
 from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit
 
 if TYPE_CHECKING:
@@ -103,7 +114,7 @@ MOVES: Mapping[tuple[DrainState, type[Result]], DrainState] = {
     (DrainState.UNSURE, do.Found): DrainState.FOUND,
     (DrainState.UNSURE, do.NotThere): DrainState.INTENDED,
     (DrainState.WRITTEN, do.Found): DrainState.FOUND,
-    (DrainState.FOUND, do.CleanUp): DrainState.DONE,
+    (DrainState.FOUND, do.CleanedUp): DrainState.DONE,
 }
 """How far a drain is after a result; a pair that is not here is a bug, and changes nothing."""
 OF_DRAINS = tuple({result for _, result in MOVES})
@@ -127,52 +138,34 @@ def next_action(ledger: Ledger, policy: Policy, work: Work, now_ms: int) -> Acti
         return do.CleanUp()
     if (error := _why_stop(ledger, policy)) is not None:
         return do.Stop(error)
-    is_intended = ledger.drain is DrainState.INTENDED and intent is not None and not intent.direct
-    if is_intended and intent is not None and not policy.is_backing_off(now_ms):
+    if intent is not None and ledger.drain is DrainState.INTENDED and not policy.is_backing_off(now_ms):
         return do.Commit(intent, policy.cut_rows(intent.taken))
     if ledger.incoming is not None:
         return _admit(ledger, ledger.incoming, policy, work, now_ms)
-    if work.batch_id is not None and not work.is_evaluated:
-        return _take(ledger, work.batch_id, policy, work, now_ms)
-    if work.batch_id is None and not work.flush:
+    if work.is_evaluated:
+        return do.Return()  # Spark has not committed the micro-batch: no drain may take it.
+    if (work.flush or work.brings_schema_other_than(ledger.schema)) and ledger.has_staged:
+        return _send_all(ledger, policy, work, now_ms)
+    if work.batch_id is None:
         return do.Wait(LONGEST_WAIT_MS) if ledger.drain is DrainState.UNDERWAY else do.Return()
-    if ledger.awaits_direct:
-        return do.Return()
-    if work.flush and ledger.has_staged:
-        return _send_all(ledger, policy, work, now_ms)
-    return _send(ledger, policy, now_ms, everything=False) or do.Return()
-
-
-def _take(ledger: Ledger, batch_id: int, policy: Policy, work: Work, now_ms: int) -> Action:
-    """Step 1 of a micro-batch, and how it goes on."""
-    expected = ledger.last_batch + (0 if ledger.awaits_direct else 1)
-    if batch_id > expected:
-        return do.Stop(missing(ledger.names.checkpoint, ledger.names.folder, expected, batch_id))
-    if batch_id < expected:
+    expected = ledger.last_batch + 1
+    if work.batch_id > expected:
+        return do.Stop(missing(ledger.names.checkpoint, ledger.names.folder, expected, work.batch_id))
+    if work.batch_id < expected:
         return do.Skip()
-    if ledger.awaits_direct and ledger.intent is not None:
-        return do.Commit(ledger.intent, policy.rows_a_file())
-    if (policy.fills_files or work.schema != ledger.schema) and ledger.has_staged:
-        return _send_all(ledger, policy, work, now_ms)
-    if policy.fills_files:
-        return do.Intend(batch_id=batch_id)
-    return do.Stage(now_ms, max(1, policy.rows_a_file() // PIECES_PER_FILE))
+    rows = max(1, policy.rows_a_file() // PIECES_PER_FILE)
+    return _send(ledger, policy, now_ms, everything=False) or do.Stage(now_ms, rows)
 
 
 def _admit(ledger: Ledger, staged: StagedBatch, policy: Policy, work: Work, now_ms: int) -> Action:
     """The one bound of buffer_memory: what counts fits into it, but for a micro-batch that is larger than all of it."""
-    free_bytes = policy.buffer_bytes - ledger.staged_bytes
-    if most_bytes([*ledger.uncounted.values(), staged]) <= free_bytes:
+    if most_bytes([*ledger.uncounted.values(), staged]) <= policy.buffer_bytes - ledger.staged_bytes:
         return do.Admit()
     if ledger.uncounted:
         return do.Count(tuple(ledger.uncounted.values()))
-    if not ledger.incoming_pieces:
+    if staged.staged_bytes is None:
         return do.Count((staged,))
-    if sum(piece.staged_bytes for piece in ledger.incoming_pieces) <= free_bytes:
-        return do.Admit()
-    if ledger.has_staged:
-        return _send_all(ledger, policy, work, now_ms)
-    return do.Intend(taken=ledger.incoming_pieces, batch_id=staged.batch_id)
+    return _send_all(ledger, policy, work, now_ms) if ledger.has_staged else do.Admit()
 
 
 def _send_all(ledger: Ledger, policy: Policy, work: Work, now_ms: int) -> Action:
@@ -200,8 +193,8 @@ def _send(ledger: Ledger, policy: Policy, now_ms: int, everything: bool) -> Acti
         return None
     if ledger.uncounted and (everything or policy.must_count(ledger.uncounted, now_ms)):
         return do.Count(tuple(ledger.uncounted.values()))
-    partitions = policy.ripe(now_ms, everything)
-    return do.Intend(partitions=partitions) if partitions else None
+    taken = policy.next_pieces(now_ms, everything)
+    return do.Intend(taken) if taken else None
 
 
 def _why_stop(ledger: Ledger, policy: Policy) -> PurgatoryError | None:
@@ -218,11 +211,6 @@ def _why_stop(ledger: Ledger, policy: Policy) -> PurgatoryError | None:
         return StorageError(
             f"table {table} cannot be written in this session, however often it is tried; its rows stay staged. Mend "
             f"the session and start again. Spark says: {failure.said}"
-        )
-    if not policy.in_drain:  # The drain is not of the policy's files, and it counts no tries of others.
-        return StorageError(
-            f"table {table} did not take drain {ledger.next_drain - 1}: {failure.said}. Nothing was lost. Mend the "
-            "table and start again"
         )
     if policy.is_out_of_time:
         return DeliveryTimeoutError(
@@ -255,47 +243,39 @@ def apply(ledger: Ledger, result: Result, work: Work) -> None:
             ledger.is_adopted = True
             if lost < work.before:
                 ledger.fault = missing(ledger.names.checkpoint, ledger.names.folder, lost, work.before)
-        case do.Skip():
+        case do.Skipped(contents):
             work.is_evaluated = True
+            if work.batch_id != ledger.last_batch or contents != ledger.last_contents:
+                ledger.fault = _differs(ledger, work, contents)
         case do.Staged(batch):
             work.is_evaluated = True
             ledger.schema = work.schema
-            if batch.rows:
-                ledger.incoming = batch
-                ledger.epochs.add(batch.epoch)
-            else:
-                ledger.add_empty(ledger.empty_run(batch.batch_id))
+            ledger.stage(batch)
         case do.Counted(pieces_of):
-            pieces = [piece for found in pieces_of.values() for piece in found]
-            if ledger.incoming is not None and ledger.incoming.batch_id in pieces_of:
-                ledger.incoming_pieces = tuple(pieces)
-            else:
-                ledger.pieces.update((piece.key, piece) for piece in pieces)
-                ledger.uncounted = {}
-        case do.Admit() if ledger.incoming is not None:
-            ledger.add(ledger.incoming.batch_id, ledger.incoming.epoch, ())
-            ledger.uncounted[ledger.incoming.batch_id] = ledger.incoming
-            ledger.incoming, ledger.incoming_pieces = None, ()
+            ledger.count(pieces_of)
+        case do.Admitted():
+            ledger.admit()
         case do.Intended(intent):
             ledger.take(intent)
             ledger.failure = None
-            if ledger.incoming is not None and ledger.incoming.batch_id == intent.last_batch:
-                ledger.incoming, ledger.incoming_pieces = None, ()
         case do.Committed(before_version):
             ledger.before_version = before_version
-            work.is_evaluated = work.is_evaluated or ledger.awaits_direct
         case Failed():
             ledger.failure = result
         case do.Found(table_id, commit):
             _found(ledger, table_id, commit)
-        case do.CleanUp():
+        case do.CleanedUp():
             ledger.epochs -= ledger.idle_epochs()
+        case do.Begun() | do.NotThere() | do.Waited():
+            pass
+        case _:
+            raise BugError(f"{result!r} is not the result of an action")
 
 
 def _found(ledger: Ledger, table_id: str | None, commit: DrainCommit) -> None:
     """The table has the commit of the last intent."""
     intent, names = ledger.intent, ledger.names
-    if intent is not None and intent.taken and commit.rows not in (None, intent.taken_rows):
+    if intent is not None and commit.rows not in (None, intent.taken_rows):
         ledger.fault = StagingError(
             f"drain {intent.number} to table {names.table} committed {commit.rows:,} rows in version {commit.version}, "
             f"and its staged files held {intent.taken_rows:,}: they were damaged while they were read. Nothing was "
@@ -303,6 +283,19 @@ def _found(ledger: Ledger, table_id: str | None, commit: DrainCommit) -> None:
         )
     ledger.failure, ledger.table_id = None, table_id
     ledger.table_version = None if commit.version == NO_VERSION else commit.version
+
+
+def _differs(ledger: Ledger, work: Work, contents: Contents) -> StagingError:
+    """Spark runs a micro-batch again that a drain has taken, and it is another one now."""
+    intent, last = ledger.intent, ledger.last_contents
+    number = intent.number if intent is not None else NO_BATCH
+    return StagingError(
+        f"checkpoint {ledger.names.checkpoint} runs micro-batch {work.batch_id} again, but drain {number} has brought "
+        f"micro-batches up to {ledger.last_batch} to table {ledger.names.table}, and the last of them had other rows: "
+        f"{last} then, {contents} now. Entries of the checkpoint's folder 'commits' were lost, and the sources, the "
+        "settings or the code have changed since. Nothing was written. Bring the lost entries back, or start once with "
+        "the sources, settings and code of then"
+    )
 
 
 def _said(ledger: Ledger) -> str:

@@ -15,7 +15,7 @@ from spark_purgatory.errors import DeliveryTimeoutError
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.drain.beside import Beside
-from spark_purgatory.spark.sink.drain.failpoints import reach
+from spark_purgatory.spark.sink.drain.failpoints import reach, reach_beside
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery, PolicyAdapter
 from spark_purgatory.spark.sink.drain.protocol import apply, next_action
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
@@ -78,8 +78,7 @@ class Sender:
 
     def drain(self, spark: SparkSession) -> None:
         """Bring everything staged to the table, without a micro-batch."""
-        before = 0 if self.is_open else next_batch(spark, self.checkpoint)
-        self._run(Work(spark, before, flush=True))
+        self._run(Work(spark, next_batch(spark, self.checkpoint), flush=True))
 
     def end_drain(self, spark: SparkSession) -> None:
         """Wait for the drain that is under way, if there is one, and note that it is done."""
@@ -98,10 +97,9 @@ class Sender:
         self.is_running = self.has_failed = True
         try:
             self.open(work.spark)
-            work.begun_ms = self.policy.now()
+            self.policy.begin(work)
             while not isinstance(action := self._next(work), do.Return):
-                if name := getattr(action, "name", None):
-                    reach(f"before {name}")
+                reach_beside("before", action)
                 result = self._do(action, work)
                 self._take_in(action, result, work)
             self.has_failed = False
@@ -113,9 +111,9 @@ class Sender:
         """Whether it is in a micro-batch, or brings rows to the table beside them."""
         return self.is_running or self.beside.is_busy
 
-    def is_last(self, spark: SparkSession) -> bool:
-        """Whether no other run has written to the log since this one did: what is in memory is true only then."""
-        if not self.is_open:
+    def is_true(self, spark: SparkSession) -> bool:
+        """Whether what is in memory counts: Spark has committed all of it, and no other run has written to the log."""
+        if not self.is_open or self.has_failed or self.ledger.last_batch >= next_batch(spark, self.checkpoint):
             return False
         now, run = self.actions.open(spark), self.ledger.run
         made = [path.rsplit("-", 2)[1:] for path in now.records]
@@ -133,17 +131,14 @@ class Sender:
     def _do(self, action: Action, work: Work) -> Result:
         match action:
             case do.Admit():
-                return action
+                return do.Admitted()
             case do.Wait(ms):
                 self.beside.wait(ms)
-                return action
+                return do.Waited()
             case do.Stop(DeliveryTimeoutError() as error):
                 self.policy.notify(None, error)
-            case do.Intend(partitions):
-                action = replace(action, taken=self.policy.take(partitions) or action.taken)
-            case do.Commit(intent):
-                self.policy.take_again()
-                is_beside = work.batch_id is not None and not intent.direct and not work.flush
+            case do.Commit():
+                is_beside = work.batch_id is not None and not work.flush
 
                 def commit(own: SparkSession) -> Result:
                     return self.actions.carry_out(action, self.ledger, replace(work, spark=own))
@@ -153,11 +148,10 @@ class Sender:
         return self.actions.carry_out(action, self.ledger, work)
 
     def _take_in(self, action: Action, result: Result, work: Work) -> None:
-        name = getattr(action, "name", None)
-        if name and not isinstance(result, do.Begun):
-            reach(f"after {name}")
+        if not isinstance(result, do.Begun):
+            reach_beside("after", action)
         apply(self.ledger, result, work)
-        self.policy.take_in(self.ledger, action, result, work)
+        self.policy.take_in(self.ledger, action, result)
 
     def measure(self) -> dict[str, float]:
         """The sink's metrics, by the names of `spark_purgatory.metrics`."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 from uuid import uuid4
 
 from pyspark.errors import AnalysisException
@@ -16,13 +15,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import ForeignWriterError, StagingError, StorageError
+from spark_purgatory.errors import BugError, ForeignWriterError, StagingError, StorageError
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth, since
 from spark_purgatory.spark.sink.staging import ledger_format
 from spark_purgatory.spark.sink.staging.ledger import (
     SOURCES_AGAIN,
+    Contents,
+    EmptyRun,
     Failed,
     Intent,
     Ledger,
@@ -35,9 +36,9 @@ from spark_purgatory.spark.sink.staging.staged_files import (
     WRITE_SETTINGS,
     Rules,
     check_one_writer,
+    evaluate,
     measured,
     pieces_below,
-    quoted,
     read_files,
     reading,
     rules_of,
@@ -45,7 +46,7 @@ from spark_purgatory.spark.sink.staging.staged_files import (
 )
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.table.history import NO_VERSION, History, TableState
+from spark_purgatory.spark.sink.table.history import History, TableState
 from spark_purgatory.spark.sink.table.table_claim import app_id_of
 from spark_purgatory.spark.storage import storage_errors
 from spark_purgatory.spark.storage.commits import repartitions_in
@@ -55,8 +56,6 @@ from spark_purgatory.spark.storage.storage_errors import (
     SPARK_FAULTS,
     is_interruption,
     said,
-    state_fault,
-    storage_fault,
     writing,
 )
 
@@ -100,7 +99,7 @@ class SparkActions:
                 pieces = self.find(spark, ledger, work.before)
                 return do.Adopted(pieces, self._repartitions(spark, ledger, pieces, work.before))
             case do.Skip():
-                _evaluate(work.rows)
+                return do.Skipped(evaluate(work.rows, self._rules_of(work)))
             case do.Stage():
                 return do.Staged(self._stage(ledger, action, work))
             case do.Count(batches):
@@ -113,12 +112,12 @@ class SparkActions:
                 return self._read_back(ledger, intent, work)
             case do.CleanUp():
                 self.clean_up(spark, ledger)
+                return do.CleanedUp()
             case do.Stop(error):
                 if ledger.incoming is not None:
                     self.folder.remove(spark, ledger.incoming.path)
                 raise error from None
-        assert isinstance(action, do.Skip | do.CleanUp)
-        return action
+        raise BugError(f"{action!r} is not done on Spark")
 
     def look(self, spark: SparkSession, ledger: Ledger) -> do.Looked:
         """Compare the table with the log, at a start; changes nothing. TableLostError, ForeignWriterError."""
@@ -136,23 +135,29 @@ class SparkActions:
         """Micro-batches that Spark's ``repartition`` made, which are noted as such without rows."""
         found = repartitions_in(spark, self.checkpoint, ledger.unknown(pieces, before))
         for number in found:
-            self.folder.write_entry(spark, ledger.next_drain, *ledger_format.empty_entry(number, number))
+            note = EmptyRun(number, number, ledger.run.number)
+            self.folder.write_entry(spark, ledger.next_drain, *ledger_format.empty_entry(note))
         return found
 
     def _stage(self, ledger: Ledger, action: do.Stage, work: Work) -> StagedBatch:
-        """Step 2 of the protocol; the micro-batch with its rows and bytes."""
+        """Step 3 of the protocol; the micro-batch with its contents and bytes."""
         epoch, number = ledger.next_drain, work.before
-        kinds = work.rows.schema.simpleString()
-        if kinds not in self._rules:
-            self._rules[kinds] = rules_of(work.rows.schema, self.options, self.target.partition_by)
         if ledger.schema != work.schema:
             self.folder.write_entry(work.spark, epoch, *ledger_format.schema_entry(number, work.schema))
         path = ledger.run.batch_path(epoch, number)
-        rows, plain_bytes = stage(work.rows, f"{self.folder}/{path}", self._rules[kinds], action.max_file_rows)
-        staged = StagedBatch(number, epoch, action.now_ms, path, rows=rows, plain_bytes=plain_bytes)
-        entry = ledger_format.record_entry(staged) if rows else ledger_format.empty_entry(*ledger.empty_run(number))
+        place, rules = f"{self.folder}/{path}", self._rules_of(work)
+        contents, plain_bytes = stage(work.rows, place, rules, action.max_file_rows)
+        staged = StagedBatch(number, epoch, action.now_ms, path, contents, plain_bytes)
+        has_rows = contents.rows > 0
+        entry = ledger_format.record_entry(staged) if has_rows else ledger_format.empty_entry(ledger.empty_run(number))
         self.folder.write_entry(work.spark, epoch, *entry)
         return staged
+
+    def _rules_of(self, work: Work) -> Rules:
+        kinds = work.rows.schema.simpleString()
+        if kinds not in self._rules:
+            self._rules[kinds] = rules_of(work.rows.schema, self.options, self.target.partition_by)
+        return self._rules[kinds]
 
     def count(
         self, spark: SparkSession, ledger: Ledger, batches: Sequence[StagedBatch]
@@ -163,26 +168,25 @@ class SparkActions:
         by_batch: dict[int, tuple[Piece, ...]] = {}
         for staged in batches:
             pieces = [piece for piece in found if piece.batch_id == staged.batch_id]
-            rows = sum(piece.rows for piece in pieces)
-            if rows != staged.rows:
+            if (found_rows := Contents.of(pieces)) != staged.contents:
                 raise StagingError(
-                    f"{self.folder}/{staged.path} holds {rows:,} rows, {staged.rows:,} were written to it: someone "
-                    "else wrote to the folder or removed from it. Nothing was committed. Stop them and bring the "
-                    f"folder back, {SOURCES_AGAIN}"
+                    f"{self.folder}/{staged.path} holds {found_rows}, but {staged.contents} was written to it: someone "
+                    "else wrote to the folder, replaced a file in it or removed one. Nothing was committed. Stop them "
+                    f"and bring the folder back, {SOURCES_AGAIN}"
                 )
             by_batch[staged.batch_id] = tuple(replace(piece, staged_ms=staged.staged_ms) for piece in pieces)
         return by_batch
 
     def check_pieces(self, spark: SparkSession, ledger: Ledger, pieces: Sequence[Piece]) -> None:
         """Count the rows of pieces once more. StagingError if a file is missing, damaged or has other rows."""
-        found = self._measured(spark, ledger, sorted({piece.path for piece in pieces}), "staged file") if pieces else ()
-        rows = {piece.key: piece.rows for piece in found}
+        measured_again = self._measured(spark, ledger, sorted({piece.path for piece in pieces}), "staged file")
+        found = {piece.key: Contents.of([piece]) for piece in measured_again}
         for piece in pieces:
-            if rows.get(piece.key) != piece.rows:
+            now, then = found.get(piece.key, Contents()), Contents.of([piece])
+            if now != then:
                 raise StagingError(
-                    f"{self.folder}/{piece.path} holds {rows.get(piece.key, 0):,} rows of a table partition and held "
-                    f"{piece.rows:,} when it was counted: it was damaged. Nothing was committed. Bring the file back, "
-                    f"{SOURCES_AGAIN}"
+                    f"{self.folder}/{piece.path} holds {now} of a table partition, but held {then} when it was "
+                    f"counted: it was damaged or replaced. Nothing was committed. Bring the file back, {SOURCES_AGAIN}"
                 )
 
     def _measured(self, spark: SparkSession, ledger: Ledger, paths: Sequence[str], what: str) -> list[Piece]:
@@ -197,18 +201,16 @@ class SparkActions:
     # --- a drain -------------------------------------------------------------------------------------------------
 
     def _intend(self, ledger: Ledger, action: do.Intend, work: Work) -> Result:
-        """Step 3. ForeignWriterError if someone else made an intent of this number."""
-        schema = (ledger.schema if action.taken else work.schema) or ""
+        """Step 4. ForeignWriterError if someone else made an intent of this number."""
         try:
-            state = self._checked = self.check_table(work.spark, ledger, ledger.table_id, schema)
+            state = self._checked = self.check_table(work.spark, ledger, ledger.table_id, ledger.schema or "")
         except SPARK_FAULTS as error:
-            if action.batch_id is not None or is_interruption(error):
+            if is_interruption(error):
                 raise
             return _failed(error)
         intent = ledger.intent_of(
             action.taken,
-            action.batch_id,
-            self.target.noted(schema, state.history.version),
+            self.target.noted(ledger.schema or "", state.history.version),
             table_id=state.facts.id if state.facts else None,
             base_version=state.history.version,
             uuid=str(uuid4()),
@@ -229,28 +231,22 @@ class SparkActions:
         return TableState(facts, history)
 
     def commit(self, ledger: Ledger, action: do.Commit, work: Work) -> Result:
-        """Step 4, of staged pieces or of the rows of a micro-batch that goes direct."""
+        """Step 5."""
         spark, intent = work.spark, action.intent
         try:
             state, self._checked = self._checked, None
             state = state or self.check_table(spark, ledger, ledger.table_id or intent.table_id, intent.schema)
             self.check_pieces(spark, ledger, intent.taken)
             with settings(spark, DRAIN_QUERY):
-                rows = self._direct_rows(work.rows) if intent.direct else self._staged_rows(spark, intent)
+                rows = self._staged_rows(spark, intent)
                 mark = ledger.names.app_id, intent.number, intent.uuid
                 with reading(f"the staged files of drain {intent.number}", self.folder.uri):
                     self.target.append(rows, *mark, max_file_rows=action.max_file_rows)
         except SPARK_FAULTS as error:
-            is_of_rows = intent.direct and storage_fault(error) is None and not storage_errors.is_of_table(error)
-            if is_interruption(error) or is_of_rows or state_fault(error) is not None:
+            if is_interruption(error):
                 raise
             return _failed(error)
         return do.Committed(state.history.version)
-
-    def _direct_rows(self, rows: DataFrame) -> DataFrame:
-        """The rows of a micro-batch, those of each table partition in one task."""
-        by = self.target.partition_by
-        return rows.repartition(*map(quoted, by)) if by else rows
 
     def _staged_rows(self, spark: SparkSession, intent: Intent) -> DataFrame:
         """What an intent takes, a task for each file to be."""
@@ -259,9 +255,9 @@ class SparkActions:
         return read_files(spark, self.folder.uri, schema, [*by_partition(intent.taken).values()], sorted_by)
 
     def _read_back(self, ledger: Ledger, intent: Intent, work: Work) -> Result:
-        """Step 5. SkippedWriteError, ForeignWriterError, TableLostError."""
+        """Step 6. SkippedWriteError, ForeignWriterError, TableLostError."""
         try:
-            result = self.truth.read_back(ledger, intent, self.target.state(work.spark, intent.base_version))
+            return self.truth.read_back(ledger, intent, self.target.state(work.spark, intent.base_version))
         except SPARK_FAULTS as error:
             if is_interruption(error):
                 raise
@@ -270,12 +266,9 @@ class SparkActions:
                 f"{f'failed ({ledger.failure.said})' if ledger.failure else 'ended'}, and whether it arrived cannot be "
                 f"read: {said(error)}. Nothing was lost. Mend the table and start again"
             ) from None
-        if isinstance(result, do.Found) and result.commit.version == NO_VERSION and intent.direct:
-            _evaluate(work.rows)
-        return result
 
     def clean_up(self, spark: SparkSession, ledger: Ledger) -> None:
-        """Step 6, of the last intent."""
+        """Step 7, of the last intent."""
         self.folder.write_entry(spark, ledger.next_drain - 1, *ledger_format.done_entry(ledger))
         for path in ledger.idle_folders():
             self.folder.remove(spark, path)
@@ -290,12 +283,6 @@ def check_alone(spark: SparkSession, folder: StagingFolder, intent: Intent) -> N
             f"{folder} was to hold intent {intent.number} and holds {found}: two runs of the query write at once. "
             "Nothing was committed by this one. Stop one of them and start again"
         )
-
-
-def _evaluate(rows: Any) -> None:
-    """Run a micro-batch whose rows are not wanted: Spark's state must be committed."""
-    if rows is not None:
-        rows.write.format("noop").mode("overwrite").save()
 
 
 def _failed(error: Exception) -> Failed:

@@ -72,5 +72,8 @@ class Backlog:
 
 
 def most_bytes(batches: Iterable[StagedBatch]) -> int:
-    """What the files of micro-batches can weigh at most."""
-    return sum(staged.plain_bytes * MAX_GROWTH + MAX_OVERHEAD_BYTES for staged in batches)
+    """What the files of micro-batches can weigh at most; what they weigh where they were counted."""
+    return sum(
+        staged.plain_bytes * MAX_GROWTH + MAX_OVERHEAD_BYTES if staged.staged_bytes is None else staged.staged_bytes
+        for staged in batches
+    )

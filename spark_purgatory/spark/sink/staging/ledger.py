@@ -1,19 +1,20 @@
 """What is staged, as the log and the staged folders say it: pure bookkeeping, the same after a restart as before.
 
 A *piece* is the rows of one table partition in one staged file of a micro-batch. A micro-batch that has rows is a
-folder of files and a *record*, an entry that says how many rows the folder holds; one that has none is in a note. So a
-gap shows, and so does a folder that lost a file. An *intent* N says which pieces drain N takes and which it leaves, and
-up to which micro-batch that is all there is: nothing before it needs to be read again. *Epoch* e is what is written
-after intent e - 1 and up to intent e.
+folder of files and a *record*, an entry with the `Contents` of the folder; one that has none is in a note. So a gap
+shows, and so does a folder that lost a file or got another one. An *intent* N says which pieces drain N takes and which
+it leaves, and up to which micro-batch that is all there is: nothing before it needs to be read again. *Epoch* e is what
+is written after intent e - 1 and up to intent e.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import NamedTuple, Self
 
-from spark_purgatory.errors import START_OVER, ForeignWriterError, PurgatoryError, StagingError
+from spark_purgatory.errors import START_OVER, BugError, ForeignWriterError, PurgatoryError, StagingError
 from spark_purgatory.spark.sink.staging import layout
 
 SOURCES_AGAIN = f"or {START_OVER}"
@@ -54,6 +55,8 @@ class Piece:
     staged_ms: int
     run: int = 0
     """Number of the run that staged it."""
+    checksum: int = 0
+    """Sum of the hashes of its rows, which is the same in any order."""
 
     @property
     def folder(self) -> str:
@@ -75,17 +78,46 @@ def by_partition(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
 
 
 @dataclass(frozen=True)
+class Contents:
+    """Which rows a micro-batch has, whatever their order."""
+
+    rows: int = 0
+    checksum: int = 0
+    """Sum of the hashes of the rows."""
+
+    def __str__(self) -> str:
+        return f"{self.rows:,} rows (checksum {self.checksum})"
+
+    @classmethod
+    def of(cls, pieces: Iterable[Piece]) -> Self:
+        """The contents of all pieces of a micro-batch."""
+        counts = [(piece.rows, piece.checksum) for piece in pieces]
+        return cls(sum(rows for rows, _ in counts), sum(checksum for _, checksum in counts))
+
+
+@dataclass(frozen=True)
 class StagedBatch:
-    """A micro-batch that this run has staged; what its files are has not been looked at."""
+    """A micro-batch that this run has staged; its files have not been looked at."""
 
     batch_id: int
     epoch: int
     staged_ms: int
     path: str
     """Below the staging folder."""
-    rows: int = 0
+    contents: Contents = Contents()
     plain_bytes: int = 0
     """Before any encoding."""
+    staged_bytes: int | None = None
+    """Of its files, once these were counted."""
+
+
+class EmptyRun(NamedTuple):
+    """Micro-batches without rows, one after the other."""
+
+    first: int
+    last: int
+    run: int
+    """Number of the run that noted it."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +150,9 @@ class Intent:
     """Delta's id of the table; None if it is to be made."""
     schema: str
     last_batch: int
-    """The last micro-batch in ``taken`` or ``left``; with ``direct``, the one that this drain commits."""
-    direct: bool
-    """The rows of ``last_batch`` go to the table unstaged."""
+    """The last micro-batch that counts. Spark has committed it, so all of ``taken`` and ``left`` is as it will be."""
+    last_contents: Contents
+    """The rows of ``last_batch``: should Spark run it again, they must be the same."""
     taken: tuple[Piece, ...]
     left: tuple[Piece, ...]
     epochs: tuple[int, ...]
@@ -179,14 +211,14 @@ class Ledger:
     """Epochs that may hold files."""
     incoming: StagedBatch | None = None
     """A micro-batch that is staged and does not count yet: whether it fits is not decided."""
-    incoming_pieces: tuple[Piece, ...] = ()
-    """The pieces of ``incoming``, once they were counted."""
     run: Run = field(default_factory=Run)
     """The one that keeps this ledger."""
-    empty: list[tuple[int, int]] = field(default_factory=list)
-    """First and last of each row of micro-batches without rows, after the last intent."""
-    records: Mapping[str, int] = field(default_factory=dict)
-    """Rows of each staged folder that an earlier run completed, by the folder's path below the staging folder."""
+    empty: list[EmptyRun] = field(default_factory=list)
+    """Micro-batches without rows, after the last intent."""
+    last_contents: Contents = Contents()
+    """The rows of ``last_batch``."""
+    records: Mapping[str, Contents] = field(default_factory=dict)
+    """Contents of each staged folder that an earlier run completed, by the folder's path below the staging folder."""
     table_version: int | None = None
     """The table's version after the last drain that was read back; None if that is not known."""
     table_id: str | None = None
@@ -226,108 +258,127 @@ class Ledger:
         is_open = not self.is_done and self.intent is not None and bool(self.intent.taken)
         return is_open or bool(self.pieces) or bool(self.uncounted)
 
-    @property
-    def awaits_direct(self) -> bool:
-        """The last intent's rows were to go direct, and may not have: its micro-batch has to come again."""
-        return self.intent is not None and self.intent.direct and not self.is_done
+    def stage(self, staged: StagedBatch) -> None:
+        """A micro-batch was staged. With rows it does not count yet; one without rows counts at once."""
+        if staged.contents.rows:
+            self.incoming = staged
+            self.epochs.add(staged.epoch)
+        else:
+            run = self.empty_run(staged.batch_id)
+            self.empty = [other for other in self.empty if other.first != run.first] + [run]
+            self.last_batch, self.last_contents = run.last, Contents()
 
-    def add(self, batch_id: int, epoch: int, pieces: Iterable[Piece]) -> None:
-        """A micro-batch counts, and so do its pieces."""
-        self.pieces.update((piece.key, piece) for piece in pieces)
-        self.last_batch = batch_id
+    def count(self, pieces_of: Mapping[int, Iterable[Piece]]) -> None:
+        """The files of all uncounted micro-batches were looked at, or those of the one that does not count yet."""
+        pieces = [piece for found in pieces_of.values() for piece in found]
+        if self.incoming is not None and self.is_incoming(pieces_of):
+            self.incoming = replace(self.incoming, staged_bytes=sum(piece.staged_bytes for piece in pieces))
+        else:
+            self.pieces.update((piece.key, piece) for piece in pieces)
+            self.uncounted = {}
+
+    def is_incoming(self, batch_ids: Container[int]) -> bool:
+        """Whether a micro-batch that does not count yet is among those."""
+        return self.incoming is not None and self.incoming.batch_id in batch_ids
+
+    def admit(self) -> None:
+        """The incoming micro-batch counts."""
+        if (incoming := self.incoming) is None:
+            raise BugError("no micro-batch is there to be admitted")
+        self.add(incoming.batch_id, incoming.epoch, incoming.contents)
+        self.uncounted[incoming.batch_id] = incoming
+        self.incoming = None
+
+    def add(self, batch_id: int, epoch: int, contents: Contents) -> None:
+        """A micro-batch with rows counts."""
+        self.last_batch, self.last_contents = batch_id, contents
         self.epochs.update({self.next_drain, epoch})
 
-    def empty_run(self, batch_id: int) -> tuple[int, int]:
+    def empty_run(self, batch_id: int) -> EmptyRun:
         """The run of micro-batches without rows that ends with this one."""
-        if self.empty and self.empty[-1][1] == batch_id - 1:
-            return self.empty[-1][0], batch_id
-        return batch_id, batch_id
-
-    def add_empty(self, run: tuple[int, int]) -> None:
-        """The last micro-batch of a run counts."""
-        if self.empty and self.empty[-1][0] == run[0]:
-            self.empty.pop()
-        self.empty.append(run)
-        self.last_batch = run[1]
+        is_next = bool(self.empty) and self.empty[-1].last == batch_id - 1
+        return EmptyRun(self.empty[-1].first if is_next else batch_id, batch_id, self.run.number)
 
     def unknown(self, pieces: Iterable[Piece], before: int) -> list[int]:
         """Micro-batches up to ``before`` of which there is neither a piece nor a note."""
-        known = {piece.batch_id for piece in pieces}.union(*(range(first, last + 1) for first, last in self.empty))
+        known = {piece.batch_id for piece in pieces}.union(*(range(run.first, run.last + 1) for run in self.empty))
         return [batch_id for batch_id in range(self.last_batch + 1, before) if batch_id not in known]
 
     def adopt(self, pieces: Iterable[Piece], before: int, repartitions: Iterable[int] = ()) -> int:
         """Let staged micro-batches count that came after the last intent, up to ``before``, which Spark runs now.
 
-        Of a micro-batch that several runs have staged, the last folder counts that holds all the rows of its record.
-        ``repartitions`` are micro-batches that Spark's own ``repartition`` made: they have no rows. Returns the first
-        micro-batch of which nothing is known, ``before`` if all are.
+        If several runs have staged a micro-batch, what the last of them staged counts: a folder that holds the rows
+        of its record, or a note that there were none. ``repartitions`` are micro-batches that Spark's own
+        ``repartition`` made: they have no rows. Returns the first micro-batch of which nothing is known, ``before`` if
+        all are.
 
         Raises:
             StagingError: A folder holds other rows than its record says, and no other folder of the micro-batch is
                 complete.
             ForeignWriterError: Two runs staged a micro-batch at once.
         """
-        self.empty = sorted([*self.empty, *((batch_id, batch_id) for batch_id in repartitions)])
         found: dict[int, dict[str, list[Piece]]] = {}
-        last_run = self.intent.run if self.intent else NO_BATCH
+        last_run = max([NO_BATCH, *(run.run for run in self.empty), *([self.intent.run] if self.intent else [])])
         for piece in pieces:
             self.epochs.add(piece.epoch)
             last_run = max(last_run, piece.run)
             if self.last_batch < piece.batch_id < before:
                 found.setdefault(piece.batch_id, {}).setdefault(piece.folder, []).append(piece)
         self.run = replace(self.run, number=last_run + 1)
-        chosen = {batch_id: self._complete(folders) for batch_id, folders in found.items()}
-        whole = {batch_id: staged for batch_id, staged in chosen.items() if staged}
-        known = self.last_batch + 1
-        for first, last in sorted([*self.empty, *((batch_id, batch_id) for batch_id in whole)]):
-            if first <= known:
-                known = max(known, last + 1)
-        if known < before:
-            return known
-        for batch_id, staged in sorted(whole.items()):
-            self.add(batch_id, staged[0].epoch, staged)
-        self.last_batch = max(self.last_batch, before - 1)
+        made = (EmptyRun(batch_id, batch_id, self.run.number) for batch_id in repartitions)
+        self.empty = sorted([*self.empty, *made])
+        in_turn = sorted(self.empty, key=lambda run: run.run)
+        empty = {number: run for run in in_turn for number in range(run.first, min(run.last + 1, before))}
+        chosen = {batch_id: self._complete(folders, empty.get(batch_id)) for batch_id, folders in found.items()}
+        for batch_id in range(self.last_batch + 1, before):
+            if staged := chosen.get(batch_id):
+                self.add(batch_id, staged[0].epoch, Contents.of(staged))
+                self.pieces.update((piece.key, piece) for piece in staged)
+            elif batch_id in empty:
+                self.last_batch, self.last_contents = batch_id, Contents()
+            else:
+                return batch_id
         return before
 
-    def _complete(self, folders: Mapping[str, list[Piece]]) -> list[Piece]:
-        """The pieces of the folder that counts; none if no folder has a record, and each has to have one."""
-        rows = {folder: sum(piece.rows for piece in staged) for folder, staged in folders.items()}
+    def _complete(self, folders: Mapping[str, list[Piece]], empty: EmptyRun | None) -> list[Piece]:
+        """The pieces of the folder that counts; none if a later run noted that there are no rows, or none counts.
+
+        Only a folder with a record counts. A run writes the record last, so a crash leaves none.
+        """
         recorded = [folder for folder in folders if folder in self.records]
-        complete = [folder for folder in recorded if rows[folder] == self.records[folder]]
-        if recorded and not complete:
-            folder = recorded[-1]
-            raise StagingError(
-                f"{folder} in the staging folder holds {rows[folder]:,} rows in {len(folders[folder])} pieces, and its "
-                f"record says {self.records[folder]:,}: a file of it was removed, emptied or damaged. Nothing was "
-                f"written. Bring the folder back, {SOURCES_AGAIN}"
-            )
-        if not complete:
+        last_run = max((folders[folder][0].run for folder in recorded), default=NO_BATCH)
+        last = [folder for folder in recorded if folders[folder][0].run == last_run]
+        if empty is not None and empty.run > last_run:
             return []
-        last = max(complete, key=lambda folder: _made_in(folders[folder][0]))
-        of_last = [folder for folder in complete if _made_in(folders[folder][0]) == _made_in(folders[last][0])]
-        if len(of_last) > 1:
+        if len(last) > 1 or (last and empty is not None and empty.run == last_run):
             raise ForeignWriterError(
-                f"{of_last[0]} and {of_last[1]} of the staging folder were written by two runs of the query at "
-                "once. Nothing was committed. Stop one of them, remove its folder, and start again"
+                f"{last[0]} and {last[1] if len(last) > 1 else 'a note without rows'} of the staging folder were "
+                "written by two runs of the query at once. Nothing was committed. Stop one of them, remove its folder, "
+                "and start again"
             )
-        return folders[last]
+        if not last:
+            return []
+        staged, record = folders[last[0]], self.records[last[0]]
+        if (found := Contents.of(staged)) != record:
+            raise StagingError(
+                f"{last[0]} in the staging folder holds {found} in {len(staged)} pieces, but its record says {record}: "
+                "a file was removed, emptied, replaced or damaged. Nothing was written. Bring the folder back, "
+                f"{SOURCES_AGAIN}"
+            )
+        return staged
 
     def intent_of(
-        self, taken: tuple[Piece, ...], batch_id: int | None, schema: str, table_id: str | None, base_version: int,
-        *, uuid: str,
-    ) -> Intent:  # fmt: skip
-        """The next drain's intent, which is not made yet: it brings ``taken``, and leaves the other pieces.
-
-        ``batch_id``: of the micro-batch that counts with it; None if it only brings what counts already.
-        """
+        self, taken: tuple[Piece, ...], schema: str, *, table_id: str | None, base_version: int, uuid: str
+    ) -> Intent:
+        """The next drain's intent, which is not made yet: it brings ``taken``, and leaves the other pieces."""
         keys = {piece.key for piece in taken}
         return Intent(
             number=self.next_drain,
             uuid=uuid,
             table_id=table_id,
             schema=schema,
-            last_batch=self.last_batch if batch_id is None else batch_id,
-            direct=not taken,
+            last_batch=self.last_batch,
+            last_contents=self.last_contents,
             taken=taken,
             left=tuple(piece for piece in self.pieces.values() if piece.key not in keys),
             epochs=tuple(sorted(self.epochs | {self.next_drain})),
@@ -339,7 +390,7 @@ class Ledger:
     def take(self, intent: Intent) -> None:
         """A drain was decided."""
         self.intent = intent
-        self.last_batch = intent.last_batch
+        self.last_batch, self.last_contents = intent.last_batch, intent.last_contents
         self.pieces = {piece.key: piece for piece in intent.left}
         self.schema = intent.schema
         self.epochs.update(intent.epochs)
@@ -372,10 +423,6 @@ class Ledger:
         if self.incoming is not None:
             needed.add(self.incoming.epoch)
         return needed | {staged.epoch for staged in self.uncounted.values()}
-
-
-def _made_in(piece: Piece) -> tuple[int, int]:
-    return piece.run, piece.epoch
 
 
 def missing(checkpoint: str, folder: str, first: int, batch_id: int) -> StagingError:

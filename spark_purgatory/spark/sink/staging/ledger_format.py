@@ -3,8 +3,8 @@
 | entry | body |
 | --- | --- |
 | ``schema=<batch>`` | ``batch_id``, ``schema``: of all rows staged from this micro-batch on |
-| ``batch=<id>-<run>`` | the record of a staged micro-batch: ``path``, ``rows``, ``plain_bytes``, ``staged_ms`` |
-| ``empty=<first>-<0 or 1>`` | ``first``, ``last``: micro-batches without rows, one after the other |
+| ``batch=<id>-<run>`` | the record of a staged micro-batch: ``path``, ``rows``, ``checksum`` |
+| ``empty=<first>-<0 or 1>`` | an `EmptyRun`: ``first``, ``last``, ``run`` |
 | ``intent=<N>`` | an `Intent`; its pieces are columns: a list for each field of `Piece` |
 | ``done=<N>`` | ``number``, ``table_version``, ``table_id``: the commit of drain N was read back |
 """
@@ -13,16 +13,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from spark_purgatory.errors import ForeignWriterError, StagingError
-from spark_purgatory.spark.sink.staging.ledger import SOURCES_AGAIN, DrainState, Intent, Ledger, Piece, StagedBatch
+from spark_purgatory.spark.sink.staging.ledger import (
+    SOURCES_AGAIN,
+    Contents,
+    DrainState,
+    EmptyRun,
+    Intent,
+    Ledger,
+    Piece,
+    StagedBatch,
+)
 from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, StagingFolder
 
-PIECE_FIELDS = ("partition", "path", "rows", "staged_bytes", "batch_id", "epoch", "staged_ms", "run")
+PIECE_FIELDS = tuple(field.name for field in fields(Piece))
 _EPOCH = re.compile(r"/epoch=(\d+)/")
 Body = dict[str, Any]
 NewEntry = tuple[str, Body, bool]
@@ -36,18 +45,22 @@ def schema_entry(batch_id: int, schema: str) -> NewEntry:
 
 def record_entry(staged: StagedBatch) -> NewEntry:
     """A micro-batch is staged as a whole."""
-    body = {name: getattr(staged, name) for name in ("path", "rows", "plain_bytes", "staged_ms")}
+    body = {"path": staged.path, **asdict(staged.contents)}
     return staged.path.rpartition("/")[2], body, False
 
 
-def empty_entry(first: int, last: int) -> NewEntry:
+def empty_entry(run: EmptyRun) -> NewEntry:
     """Micro-batches without rows. Two notes, written in turn, cover all that follow one another."""
-    return f"empty={first}-{last % 2}", {"first": first, "last": last}, True
+    return f"empty={run.first}-{run.last % 2}", run._asdict(), True
 
 
 def intent_entry(intent: Intent) -> NewEntry:
     """A drain was decided."""
-    packed = {"taken": _columns(intent.taken), "left": _columns(intent.left)}
+    packed = {
+        "taken": _columns(intent.taken),
+        "left": _columns(intent.left),
+        "last_contents": asdict(intent.last_contents),
+    }
     body = {field.name: getattr(intent, field.name) for field in fields(Intent)} | packed
     return f"intent={intent.number}", body, False
 
@@ -101,9 +114,9 @@ def _replayed(bodies: dict[str, Body]) -> Ledger:
     for body in sorted(of["schema"].values(), key=lambda body: body["batch_id"]):
         if body["batch_id"] > ledger.last_batch:
             ledger.schema = body["schema"]
-    empty = [(body["first"], body["last"]) for body in of["empty"].values()]
-    ledger.empty = sorted(run for run in empty if run[1] > ledger.last_batch)
-    ledger.records = {body["path"]: body["rows"] for body in of["batch"].values()}
+    empty = [EmptyRun(body["first"], body["last"], body["run"]) for body in of["empty"].values()]
+    ledger.empty = sorted(run for run in empty if run.last > ledger.last_batch)
+    ledger.records = {body["path"]: Contents(body["rows"], body["checksum"]) for body in of["batch"].values()}
     ledger.epochs.add(ledger.next_drain)
     return ledger
 
@@ -122,12 +135,17 @@ def _check_last_intent(ledger: Ledger, bodies: Iterable[Body], folder: str) -> N
 def _note_done(ledger: Ledger, done: Body | None) -> None:
     assert ledger.intent is not None
     ledger.drain = DrainState.UNSURE if done is None else DrainState.DONE
-    ledger.table_version = ledger.intent.table_version if done is None else done.get("table_version")
-    ledger.table_id = ledger.intent.table_id if done is None else done.get("table_id")
+    ledger.table_version = ledger.intent.table_version if done is None else done["table_version"]
+    ledger.table_id = ledger.intent.table_id if done is None else done["table_id"]
 
 
 def _intent(body: Body) -> Intent:
-    packed = {"taken": _pieces(body["taken"]), "left": _pieces(body["left"]), "epochs": tuple(body["epochs"])}
+    packed = {
+        "taken": _pieces(body["taken"]),
+        "left": _pieces(body["left"]),
+        "epochs": tuple(body["epochs"]),
+        "last_contents": Contents(**body["last_contents"]),
+    }
     given = {name: value for name, value in body.items() if name != "format"}
     return Intent(**{**given, **packed})
 

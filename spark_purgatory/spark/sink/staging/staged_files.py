@@ -28,7 +28,7 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError
 from spark_purgatory.spark.placement import shard_label
-from spark_purgatory.spark.sink.staging.ledger import SOURCES_AGAIN, Piece
+from spark_purgatory.spark.sink.staging.ledger import SOURCES_AGAIN, Contents, Piece
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QUERY, STRICT_FILES, settings
 from spark_purgatory.spark.storage.storage_errors import (
@@ -79,12 +79,16 @@ COUNTING = {name: value for name, value in SMALL_QUERY.items() if name != "spark
 class Rules:
     """How rows of a schema are staged. Made once: to build the columns takes as long as to write a file."""
 
-    counts: tuple[Column, Column]
-    """Rows, and their plain bytes: before any encoding."""
+    counts: tuple[Column, Column, Column]
+    """Rows, their plain bytes, which are those before any encoding, and the sum of their hashes."""
     hashes: tuple[Column, ...]
     """Row hash, or an error that says what no sink could take; and, if the table has partitions, partition hash."""
     name: str | None
     """Name of the column of the partition hash, None without partitions."""
+
+    def hashed(self, rows: DataFrame, seen: Observation) -> DataFrame:
+        """The rows with their hashes; ``seen`` observes the counts."""
+        return rows.select("*", *self.hashes).observe(seen, *self.counts)
 
 
 def rules_of(schema: T.StructType, options: SinkOptions, partition_by: Sequence[str]) -> Rules:
@@ -97,23 +101,34 @@ def rules_of(schema: T.StructType, options: SinkOptions, partition_by: Sequence[
     if partition_by:
         hashes.append(F.hex(F.xxhash64(*map(quoted, partition_by))).alias(names.partition))
     return Rules(
-        counts=(F.count(F.lit(1)).alias("rows"), F.sum(row_bytes).alias("bytes")),
+        counts=(
+            F.count(F.lit(1)).alias("rows"),
+            F.coalesce(F.sum(row_bytes), F.lit(0)).alias("bytes"),
+            F.coalesce(F.sum(names.row), F.lit(0)).alias("checksum"),
+        ),
         hashes=tuple(hashes),
         name=names.partition if partition_by else None,
     )
 
 
-def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple[int, int]:
+def evaluate(rows: DataFrame, rules: Rules) -> Contents:
+    """Run a micro-batch whose rows are not wanted, because Spark's state must be committed; what it has."""
+    seen = Observation()
+    rules.hashed(rows, seen).write.format("noop").mode("overwrite").save()
+    return Contents(seen.get["rows"], seen.get["checksum"])
+
+
+def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple[Contents, int]:
     """Write the rows of a micro-batch in the place of what is there, evaluating it once.
 
-    Returns how many there are, and their plain bytes.
+    Returns its contents and its plain bytes.
 
     Raises:
         ConfigError: A row that no sink could take.
         StagingError: The rows cannot be written.
     """
     seen = Observation()
-    checked = rows.observe(seen, *rules.counts).select("*", *rules.hashes)
+    checked = rules.hashed(rows, seen)
     if rules.name is not None:
         checked = checked.sortWithinPartitions(rules.name)
     writer = checked.write.mode("overwrite").option("partitionOverwriteMode", "static")
@@ -130,7 +145,7 @@ def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple
             ) from None
         raise
     found = seen.get
-    return found["rows"], found["bytes"] or 0
+    return Contents(found["rows"], found["checksum"]), found["bytes"]
 
 
 def pieces_below(spark: SparkSession, folder: str, schema: str | None) -> list[Piece]:
@@ -149,20 +164,25 @@ def measured(spark: SparkSession, paths: Sequence[str], schema: str | None) -> l
 
     Raises StagingError where a file cannot be read.
     """
-    hash_column = hash_names(T.StructType.fromJson(json.loads(schema)).names if schema else ()).partition
-    reader = spark.read.schema(f"{hash_column} string").options(**READ_OPTIONS)
+    names = hash_names(T.StructType.fromJson(json.loads(schema)).names if schema else ())
+    reader = spark.read.schema(f"{names.partition} string, {names.row} int").options(**READ_OPTIONS)
     modified_ms = F.expr("unix_millis(_metadata.file_modification_time)").alias("modified_ms")
     file = "_metadata.file_path", "_metadata.file_size", modified_ms
     with settings(spark, COUNTING), reading(f"{len(paths)} folders or files of staged rows"):
-        counts = reader.parquet(*paths).coalesce(1).groupBy(*file, hash_column).count().collect()
+        grouped = reader.parquet(*paths).coalesce(1).groupBy(*file, names.partition)
+        counts = grouped.agg(F.count(F.lit(1)), F.coalesce(F.sum(names.row), F.lit(0))).collect()
     rows_of: dict[str, int] = {}
-    for path, _, _, _, rows in counts:
+    for path, _, _, _, rows, _ in counts:
         rows_of[path] = rows_of.get(path, 0) + rows
     pieces = [
         replace(
-            file_at(path, ms), partition=partition or "", rows=rows, staged_bytes=math.ceil(size * rows / rows_of[path])
+            file_at(path, ms),
+            partition=partition or "",
+            rows=rows,
+            staged_bytes=math.ceil(size * rows / rows_of[path]),
+            checksum=checksum,
         )
-        for path, size, ms, partition, rows in counts
+        for path, size, ms, partition, rows, checksum in counts
     ]
     return sorted(pieces, key=lambda piece: (piece.batch_id, _file_name(piece)))
 
