@@ -1,0 +1,146 @@
+"""A micro-batch that is run again may be another one; each operation has one outcome all the same.
+
+Three scenes end with a real kill. The series ends micro-batches with an error at every failpoint of the sink, and each
+restart differs from the run before it in the order of rows, in partitions, in the time-out or in the engine's steps.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from itertools import cycle, product
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS
+from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain.failpoints import FAILPOINTS
+from tests.support.crash_child import BUGS, kill_at, session
+from tests.support.now_and_then import now_and_then
+from tests.support.replays import Replays, Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+HOSTS = ("applyInPandasWithState", "transformWithState")
+AT_ONCE = {"linger": "0 seconds"}
+STAGED = {"linger": "1 hour", "delivery_timeout": "1 hour", "batch_size": "6 KiB"}
+SETTINGS = (
+    Settings(),
+    Settings(order=1, partitions=3),
+    Settings(timeout="60 minutes"),
+    Settings(order=7),
+    Settings(order=2, partitions=2, steps=Settings().steps + 1),
+    Settings(timeout="45 minutes", order=3, partitions=4),
+)
+SCENES = {
+    "the rows come in another order": Settings(order=1),
+    "the rows come in other partitions": Settings(order=5, partitions=4),
+    "the time-out is another one": Settings(timeout="60 minutes"),
+}
+
+
+class Died(Exception):
+    """A failpoint was reached."""
+
+
+def scene(spark: SparkSession, folder: Path, host: str) -> Replays:
+    """Orders with two rows, and payments whose order another time-out decides in another way."""
+    replays = Replays(spark, folder, host, "early", AT_ONCE, seed=0)
+    pairs = [(f"twin{number}", 0.0) for number in range(8) for _ in range(2)]
+    replays.land([*pairs, ("o1", 0.0), ("o2", 0.0)], [("o1", 45.0), ("o2", 10.0)])
+    replays.land([("later", 300.0)], [("later", 301.0)])
+    return replays
+
+
+def main() -> None:
+    """The run that is killed: ``python -m tests.crash.test_replays FOLDER HOST FAILPOINT [BUG]``."""
+    folder, host, failpoint, *bugs = sys.argv[1:]
+    for bug in bugs:
+        BUGS[bug][0](setattr)
+    spark = session(Path(folder))
+    for name, value in TRANSFORM_WITH_STATE_SETTINGS.items():
+        spark.conf.set(name, value)
+    replays = scene(spark, Path(folder) / "scene", host)
+    failpoints.hook = kill_at(failpoint)
+    replays.run(Settings())
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("name", ["the rows come in another order", *now_and_then(*list(SCENES)[1:])])
+def test_after_a_kill_a_micro_batch_that_differs_gives_each_order_one_outcome(
+    spark: SparkSession, tmp_path: Path, host: str, name: str
+) -> None:
+    command = [sys.executable, "-m", "tests.crash.test_replays", str(tmp_path), host, "before return"]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, start_new_session=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
+    replays = Replays(spark, tmp_path / "again", host, "early", AT_ONCE, seed=0)
+    replays.folder, replays.rows, replays.files = tmp_path / "scene", 19, 2
+    replays.ids = {f"twin{number}" for number in range(8)} | {"o1", "o2", "later"}
+    replays.run(SCENES[name])
+    replays.end(SCENES[name])
+    assert replays.wrong() == ""
+
+
+def walk(replays: Replays, crashes: int) -> tuple[int, int]:
+    """That many restarts, each crashed at the next failpoint; how many crashed, and how many were stopped by name."""
+    crashed = refused = 0
+    for failpoint, settings, _ in zip(cycle(FAILPOINTS), cycle(SETTINGS), range(crashes), strict=False):
+        replays.land_some()
+        replays.land_some()
+
+        def hook(reached: str, failpoint: str = failpoint) -> None:
+            if reached == failpoint:
+                raise Died(failpoint)
+
+        failpoints.hook = hook
+        try:
+            replays.run(settings)
+        except (StreamingQueryException, Died) as error:
+            crashed += "Died" in f"{type(error)}{error}"
+            refused += "entries of version" in str(error) or "StateVersionError" in str(error)
+            if "Died" not in f"{type(error)}{error}" and "StateVersionError" not in str(error):
+                raise
+        finally:
+            failpoints.hook = None
+    return crashed, refused
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.parametrize(("host", "emit", "options"), product(HOSTS, ("early", "final"), (AT_ONCE, STAGED)))
+def test_crashes_at_every_failpoint_with_replays_that_differ_lose_and_double_nothing(
+    spark: SparkSession, tmp_path: Path, host: str, emit: str, options: dict[str, str]
+) -> None:
+    crashes = int(os.environ.get("REPLAYS", "48"))
+    replays = Replays(spark, tmp_path / "lane", host, emit, options, seed=HOSTS.index(host))
+    crashed, refused = walk(replays, crashes)
+    replays.run(Settings())
+    replays.end(Settings())
+    print(f"{host}, {emit}, {options}: {crashed} crashes, {refused} stopped by name, {replays.rows} rows")
+    assert replays.wrong() == ""
+    assert crashed >= crashes * 0.6
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_scenes_see_a_drain_of_what_spark_has_not_committed(spark: SparkSession, tmp_path: Path) -> None:
+    bug = "a drain takes what Spark has not committed"
+    command = [sys.executable, "-m", "tests.crash.test_replays", str(tmp_path), HOSTS[0], "before return", bug]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, start_new_session=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
+    replays = Replays(spark, tmp_path / "again", HOSTS[0], "early", AT_ONCE, seed=0)
+    replays.folder, replays.rows, replays.files = tmp_path / "scene", 19, 2
+    replays.ids = {f"twin{number}" for number in range(8)} | {"o1", "o2", "later"}
+    with pytest.raises(StreamingQueryException, match=r"runs micro-batch 0 again, but drain \d+ has brought"):
+        replays.run(Settings(timeout="60 minutes"))
+
+
+if __name__ == "__main__":
+    main()
