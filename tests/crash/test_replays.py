@@ -17,7 +17,6 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.failpoints import FAILPOINTS
 from tests.support.crash_child import BUGS, kill_at, session
@@ -62,8 +61,6 @@ def main() -> None:
     for bug in bugs:
         BUGS[bug][0](setattr)
     spark = session(Path(folder))
-    for name, value in TRANSFORM_WITH_STATE_SETTINGS.items():
-        spark.conf.set(name, value)
     replays = scene(spark, Path(folder) / "scene", host)
     failpoints.hook = kill_at(failpoint)
     replays.run(Settings())
@@ -113,7 +110,7 @@ def walk(replays: Replays, crashes: int) -> tuple[int, int]:
 
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.parametrize(("host", "emit", "options"), product(HOSTS, ("early", "final"), (AT_ONCE, STAGED)))
+@pytest.mark.parametrize(("host", "emit", "options"), list(product(HOSTS, ("early", "final"), (AT_ONCE, STAGED))))
 def test_crashes_at_every_failpoint_with_replays_that_differ_lose_and_double_nothing(
     spark: SparkSession, tmp_path: Path, host: str, emit: str, options: dict[str, str]
 ) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -21,9 +22,17 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria
+from spark_purgatory import (
+    TRANSFORM_WITH_STATE_SETTINGS,
+    Completions,
+    Operations,
+    Purgatory,
+    RecordAccumulator,
+    criteria,
+)
 from spark_purgatory.core.state import step_log
 from spark_purgatory.spark.host import log_host
+from spark_purgatory.spark.storage import spark_access
 
 BEGIN = datetime(2024, 5, 1, tzinfo=UTC)
 ORDERS = pa.schema([("id", pa.string()), ("row", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
@@ -57,6 +66,20 @@ class Settings:
     order: int = 0
     partitions: int = 1
     steps: int = step_log.STEP_VERSION
+
+
+def _in_order(seed: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """The rows of each partition in an order of the seed's."""
+
+    def ordered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = list(batches)
+        if found:
+            table = pa.Table.from_batches(found).combine_chunks()
+            order = list(range(len(table)))
+            random.Random(seed).shuffle(order)
+            yield from table.take(order).to_batches()
+
+    return ordered
 
 
 @dataclass
@@ -111,12 +134,17 @@ class Replays:
     def stream(self, name: str, schema: str, settings: Settings) -> DataFrame:
         """One source, its rows in an order and in partitions that the settings say."""
         rows = self.spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(self.folder / name))
-        number = F.xxhash64(*rows.columns, F.lit(settings.order))
-        return rows.repartition(settings.partitions, number).sortWithinPartitions(number)
+        spread = rows.repartition(settings.partitions, F.xxhash64(*rows.columns, F.lit(settings.order)))
+        return spread.mapInArrow(_in_order(settings.order), rows.schema)
 
     def run(self, settings: Settings) -> None:
         """To the end of the source."""
         log_host.LogHost = partial(OtherSteps, version=settings.steps)  # type: ignore[assignment,misc]
+        needed = TRANSFORM_WITH_STATE_SETTINGS if self.host == "transformWithState" else {}
+        with spark_access.settings(self.spark, needed):
+            self._run(settings)
+
+    def _run(self, settings: Settings) -> None:
         purgatory = Purgatory(
             operations=Operations(id="id", keys="id", created="at", timeout=settings.timeout, watermark="20 minutes"),
             completions=Completions(
