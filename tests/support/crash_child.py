@@ -21,7 +21,8 @@ from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import failpoints, protocol, sender, spark_actions
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
-from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger, Run
+from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger
+from spark_purgatory.spark.sink.staging.pieces import Run
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS
 

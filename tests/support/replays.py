@@ -54,7 +54,8 @@ class OtherSteps(log_host.LogHost):
         self.version = version
 
     def init(self, *given: Any) -> Any:
-        log_host.STEP_VERSION = step_log.STEP_VERSION = self.version
+        for module in (log_host, step_log):
+            setattr(module, "STEP_VERSION", self.version)  # noqa: B010
         return super().init(*given)
 
 
@@ -88,8 +89,8 @@ class Replays:
 
     spark: SparkSession
     folder: Path
-    host: str
-    emit: str
+    host: Any
+    emit: Any
     options: dict[str, Any]
     seed: int
     rows: int = 0

@@ -22,8 +22,9 @@ from spark_purgatory.spark.sink.drain.beside import Beside
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
 from spark_purgatory.spark.sink.staging.layout import log_path
-from spark_purgatory.spark.sink.staging.ledger import Contents, Failed, Intent, Ledger, Names, Piece, Run, StagedBatch
+from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger, Names
 from spark_purgatory.spark.sink.staging.ledger_format import empty_entry, read_ledger, record_entry, schema_entry
+from spark_purgatory.spark.sink.staging.pieces import Contents, Intent, Piece, Run, StagedBatch
 from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, StagingFolder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import DrainCommit, History, TableFacts, TableState, TableVersion

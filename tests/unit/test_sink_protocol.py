@@ -27,7 +27,8 @@ from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import failpoints
 from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter
 from spark_purgatory.spark.sink.drain.protocol import MOVES, OF_DRAINS, apply
-from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger, Piece
+from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger
+from spark_purgatory.spark.sink.staging.pieces import Piece
 from spark_purgatory.spark.sink.table.history import DrainCommit
 from tests.support.crash_child import BUGS
 from tests.support.sink_world import Crash, World, WorldSender, crash_at

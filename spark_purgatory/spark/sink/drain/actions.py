@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spark_purgatory.spark.sink.staging.ledger import Contents, Failed, Intent, Piece, StagedBatch
+from spark_purgatory.spark.sink.staging.ledger import Failed
+from spark_purgatory.spark.sink.staging.pieces import Contents, Intent, Piece, StagedBatch
 from spark_purgatory.spark.sink.table.history import DrainCommit
 
 # --- what is to be done ---------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from spark_purgatory.errors import BugError, StorageError
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.staging.backlog import Backlog
-from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger, Piece, StagedBatch, by_partition
+from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger
+from spark_purgatory.spark.sink.staging.pieces import Piece, StagedBatch, by_partition
 from spark_purgatory.spark.sink.table.history import DrainCommit
 
 LOG = logging.getLogger(__name__)

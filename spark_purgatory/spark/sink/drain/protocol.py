@@ -86,15 +86,8 @@ from spark_purgatory.errors import (
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.staging.backlog import most_bytes
-from spark_purgatory.spark.sink.staging.ledger import (
-    NO_BATCH,
-    Contents,
-    DrainState,
-    Failed,
-    Ledger,
-    StagedBatch,
-    missing,
-)
+from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, DrainState, Failed, Ledger, missing
+from spark_purgatory.spark.sink.staging.pieces import Contents, StagedBatch
 from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit
 
 if TYPE_CHECKING:

@@ -20,18 +20,8 @@ from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth, since
 from spark_purgatory.spark.sink.staging import ledger_format
-from spark_purgatory.spark.sink.staging.ledger import (
-    SOURCES_AGAIN,
-    Contents,
-    EmptyRun,
-    Failed,
-    Intent,
-    Ledger,
-    Names,
-    Piece,
-    StagedBatch,
-    by_partition,
-)
+from spark_purgatory.spark.sink.staging.ledger import SOURCES_AGAIN, Failed, Ledger, Names
+from spark_purgatory.spark.sink.staging.pieces import Contents, EmptyRun, Intent, Piece, StagedBatch, by_partition
 from spark_purgatory.spark.sink.staging.staged_files import (
     WRITE_SETTINGS,
     Rules,
@@ -147,7 +137,7 @@ class SparkActions:
         path = ledger.run.batch_path(epoch, number)
         place, rules = f"{self.folder}/{path}", self._rules_of(work)
         contents, plain_bytes = stage(work.rows, place, rules, action.max_file_rows)
-        staged = StagedBatch(number, epoch, action.now_ms, path, contents, plain_bytes)
+        staged = StagedBatch(number, epoch, action.now_ms, path, contents, plain_bytes=plain_bytes)
         has_rows = contents.rows > 0
         entry = ledger_format.record_entry(staged) if has_rows else ledger_format.empty_entry(ledger.empty_run(number))
         self.folder.write_entry(work.spark, epoch, *entry)

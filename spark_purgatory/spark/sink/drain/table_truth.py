@@ -16,7 +16,8 @@ from spark_purgatory.errors import (
     TableLostError,
 )
 from spark_purgatory.spark.sink.drain.actions import Found, Looked, NotThere
-from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, DrainState, Intent, Ledger, Names
+from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, DrainState, Ledger, Names
+from spark_purgatory.spark.sink.staging.pieces import Intent
 from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit, History, TableState
 
 LOG = logging.getLogger(__name__)

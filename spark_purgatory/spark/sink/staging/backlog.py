@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from spark_purgatory.accumulator.sizing import DecayedQuotient
-from spark_purgatory.spark.sink.staging.ledger import Piece, StagedBatch
+from spark_purgatory.spark.sink.staging.pieces import Piece, StagedBatch
 
 MAX_GROWTH = 2
 MAX_OVERHEAD_BYTES = 1 << 20

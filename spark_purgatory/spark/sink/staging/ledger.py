@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import NamedTuple, Self
 
 from spark_purgatory.errors import START_OVER, BugError, ForeignWriterError, PurgatoryError, StagingError
 from spark_purgatory.spark.sink.staging import layout
+from spark_purgatory.spark.sink.staging.pieces import Contents, EmptyRun, Intent, Piece, Run, StagedBatch
 
 SOURCES_AGAIN = f"or {START_OVER}"
 NO_BATCH = -1
@@ -37,137 +37,6 @@ class DrainState(Enum):
     """The commit returned, which does not say that the table has it."""
     FOUND = "found"
     """The table has it."""
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The rows of a table partition in a staged file."""
-
-    partition: str
-    """Hash of the table partition's values, in hex; "" without partitions."""
-    path: str
-    """Below the staging folder."""
-    rows: int
-    staged_bytes: int
-    """The piece's share of the file's bytes, by rows."""
-    batch_id: int
-    epoch: int
-    staged_ms: int
-    run: int = 0
-    """Number of the run that staged it."""
-    checksum: int = 0
-    """Sum of the hashes of its rows, which is the same in any order."""
-
-    @property
-    def folder(self) -> str:
-        """Below the staging folder."""
-        return self.path.rpartition("/")[0]
-
-    @property
-    def key(self) -> tuple[str, str]:
-        """Unique among pieces."""
-        return self.path, self.partition
-
-
-def by_partition(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
-    """Pieces of each table partition: a file to be."""
-    found: dict[str, list[Piece]] = {}
-    for piece in pieces:
-        found.setdefault(piece.partition, []).append(piece)
-    return found
-
-
-@dataclass(frozen=True)
-class Contents:
-    """Which rows a micro-batch has, whatever their order."""
-
-    rows: int = 0
-    checksum: int = 0
-    """Sum of the hashes of the rows."""
-
-    def __str__(self) -> str:
-        return f"{self.rows:,} rows (checksum {self.checksum})"
-
-    @classmethod
-    def of(cls, pieces: Iterable[Piece]) -> Self:
-        """The contents of all pieces of a micro-batch."""
-        counts = [(piece.rows, piece.checksum) for piece in pieces]
-        return cls(sum(rows for rows, _ in counts), sum(checksum for _, checksum in counts))
-
-
-@dataclass(frozen=True)
-class StagedBatch:
-    """A micro-batch that this run has staged; its files have not been looked at."""
-
-    batch_id: int
-    epoch: int
-    staged_ms: int
-    path: str
-    """Below the staging folder."""
-    contents: Contents = Contents()
-    plain_bytes: int = 0
-    """Before any encoding."""
-    staged_bytes: int | None = None
-    """Of its files, once these were counted."""
-
-
-class EmptyRun(NamedTuple):
-    """Micro-batches without rows, one after the other."""
-
-    first: int
-    last: int
-    run: int
-    """Number of the run that noted it."""
-
-
-@dataclass(frozen=True)
-class Run:
-    """One life of a query: from a start to an end, however it comes."""
-
-    number: int = 0
-    """More than that of every run before it of which something is left; two that start at once have the same."""
-    id: str = ""
-    """Random."""
-
-    def batch_path(self, epoch: int, batch_id: int) -> str:
-        """The one folder of a micro-batch in an epoch, below the staging folder: no other run writes there."""
-        return f"{layout.epoch_path(epoch)}/{self.batch_name(batch_id)}"
-
-    def batch_name(self, batch_id: int) -> str:
-        """Name of a micro-batch's folder, and of its record."""
-        return f"batch={batch_id:020d}-{self.number:06d}-{self.id}"
-
-
-@dataclass(frozen=True)
-class Intent:
-    """What a drain will commit."""
-
-    number: int
-    """The drain's number, and its txnVersion."""
-    uuid: str
-    """What the commit's userMetadata has: it says whose commit it is."""
-    table_id: str | None
-    """Delta's id of the table; None if it is to be made."""
-    schema: str
-    last_batch: int
-    """The last micro-batch that counts. Spark has committed it, so all of ``taken`` and ``left`` is as it will be."""
-    last_contents: Contents
-    """The rows of ``last_batch``: should Spark run it again, they must be the same."""
-    taken: tuple[Piece, ...]
-    left: tuple[Piece, ...]
-    epochs: tuple[int, ...]
-    """Epochs whose files were not removed when the intent was made."""
-    run: int
-    """Number of the run that made it."""
-    table_version: int | None = None
-    """The table's version after the drain before this one; None if that is not known."""
-    base_version: int = -1
-    """The table's version when the intent was made, -1 if there was none: the drain's own is a later one."""
-
-    @property
-    def taken_rows(self) -> int:
-        """Rows of all pieces taken."""
-        return sum(piece.rows for piece in self.taken)
 
 
 @dataclass(frozen=True)
@@ -215,7 +84,7 @@ class Ledger:
     """The one that keeps this ledger."""
     empty: list[EmptyRun] = field(default_factory=list)
     """Micro-batches without rows, after the last intent."""
-    last_contents: Contents = Contents()
+    last_contents: Contents = field(default_factory=Contents)
     """The rows of ``last_batch``."""
     records: Mapping[str, Contents] = field(default_factory=dict)
     """Contents of each staged folder that an earlier run completed, by the folder's path below the staging folder."""

@@ -19,16 +19,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from spark_purgatory.errors import ForeignWriterError, StagingError
-from spark_purgatory.spark.sink.staging.ledger import (
-    SOURCES_AGAIN,
-    Contents,
-    DrainState,
-    EmptyRun,
-    Intent,
-    Ledger,
-    Piece,
-    StagedBatch,
-)
+from spark_purgatory.spark.sink.staging.ledger import SOURCES_AGAIN, DrainState, Ledger
+from spark_purgatory.spark.sink.staging.pieces import Contents, EmptyRun, Intent, Piece, StagedBatch
 from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, StagingFolder
 
 PIECE_FIELDS = tuple(field.name for field in fields(Piece))

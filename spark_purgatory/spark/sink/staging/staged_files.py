@@ -28,7 +28,9 @@ from pyspark.sql import types as T
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError
 from spark_purgatory.spark.placement import shard_label
-from spark_purgatory.spark.sink.staging.ledger import SOURCES_AGAIN, Contents, Piece
+from spark_purgatory.spark.sink.staging.ledger import SOURCES_AGAIN
+from spark_purgatory.spark.sink.staging.pieces import Contents, Piece
+from spark_purgatory.spark.sink.staging.row_hash import hash_names, quoted, row_hash
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QUERY, STRICT_FILES, settings
 from spark_purgatory.spark.storage.storage_errors import (
@@ -315,61 +317,6 @@ def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collec
     # Spark would join a reader's condition, n = 3, with this one, and put 3 into the hash of every row. It joins no
     # condition with one that is not deterministic.
     return rows.where(checked & (F.monotonically_increasing_id() >= 0))
-
-
-def quoted(name: str) -> Column:
-    """A column by its name, whatever characters that has."""
-    return F.col("`" + name.replace("`", "``") + "`")
-
-
-@dataclass(frozen=True)
-class HashNames:
-    """Names of the two columns that are staged with the rows."""
-
-    partition: str
-    row: str
-
-
-def hash_names(taken: Sequence[str]) -> HashNames:
-    """Names that the rows do not have."""
-    lower = {name.lower() for name in taken}
-
-    def free(stem: str) -> str:
-        return next(name for name in (stem, *(f"{stem}{i}" for i in range(len(taken) + 1))) if name not in lower)
-
-    return HashNames(free("p"), free("h"))
-
-
-def row_hash(schema: T.StructType) -> Column:
-    """32 bits of all values of a row, whatever the settings of the session are."""
-    return F.hash(*(_hashable(quoted(field.name), field.dataType) for field in schema.fields))
-
-
-def _hashable(column: Column, kind: T.DataType) -> Column:
-    """The column; maps as arrays of their entries and variants as JSON, because Spark hashes neither. A cast to string
-    would depend on the session's time zone, and on how it writes maps and binaries.
-    """
-    if isinstance(kind, T.VariantType):
-        return F.to_json(column, {"timeZone": "UTC"})
-    if not _holds_map(kind):
-        return column
-    if isinstance(kind, T.MapType):
-        entries = T.ArrayType(T.StructType().add("key", kind.keyType).add("value", kind.valueType))
-        return F.struct(column.isNull(), _hashable(F.map_entries(column), entries))
-    if isinstance(kind, T.ArrayType):
-        element = kind.elementType
-        return F.transform(column, lambda each: _hashable(each, element))
-    assert isinstance(kind, T.StructType)
-    fields = (_hashable(column.getField(field.name), field.dataType) for field in kind.fields)
-    return F.struct(column.isNull(), *fields)
-
-
-def _holds_map(kind: T.DataType) -> bool:
-    if isinstance(kind, T.StructType):
-        return any(_holds_map(field.dataType) for field in kind.fields)
-    if isinstance(kind, T.ArrayType):
-        return _holds_map(kind.elementType)
-    return isinstance(kind, (T.MapType, T.VariantType))
 
 
 def _row_bytes(schema: T.StructType) -> Column:
