@@ -92,7 +92,8 @@ PURE_AREAS = frozenset({"core", "accumulator"})
 PURE_MODULES = frozenset(
     f"{PACKAGE}/spark/sink/{name}.py"
     for name in (
-        "drain/protocol", "drain/actions", "staging/ledger", "staging/pieces", "staging/layout", "staging/backlog", "table/history"
+        "drain/protocol", "drain/actions", "staging/ledger", "staging/pieces", "staging/layout", "staging/backlog",
+        "table/history",
     )
 )  # fmt: skip
 """What the sink decides, and what it decides by: without Spark, clocks or files, though what has them lies beside."""
