@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 
 
 def main() -> int:
@@ -12,7 +13,9 @@ def main() -> int:
     except ModuleNotFoundError as error:
         if error.name not in ("rich", "typer"):
             raise
-        print(f"{error.name} is not installed: pip install 'spark-purgatory[cli,spark]'", file=sys.stderr)
+        # A vendor's runtime brings a Spark of its own, which PySpark from an index would replace.
+        extras = "cli" if find_spec("pyspark") else "cli,spark"
+        print(f"{error.name} is not installed: pip install 'spark-purgatory[{extras}]'", file=sys.stderr)
         return 1
     app(prog_name="spark-purgatory")
     return 0

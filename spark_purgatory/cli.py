@@ -1,20 +1,50 @@
-"""Give each operation one outcome, on Spark. demo shows it, and doctor checks this machine. example prints a job's
-file, check and run take one. pending and report show what waits.
-"""
+"""Give each order, command or upload exactly one outcome, on Spark."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from spark_purgatory.doctor.machine import delta_finding, java_finding, pyspark_finding
 from spark_purgatory.terminal import say, terminal
-from spark_purgatory.version import __version__
+from spark_purgatory.version import DOCUMENTATION, LOOKS_WRONG, __version__
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+GROUPS = {
+    "Try it": ("demo", "doctor"),
+    "Run a job": ("example", "check", "run"),
+    "See what happens": ("pending", "report"),
+    "Change a stopped job": ("move", "export-state", "repair"),
+}
+EXAMPLES = (
+    "spark-purgatory demo --dir .demo",
+    "spark-purgatory pending .demo/checkpoint --where \"order_id = 'order-17'\"",
+)
+
+
+class Commands(TyperGroup):
+    """The commands, in groups, each with the whole first sentence of its help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help of the command line itself."""
+        lines = [self.help or "", "", "Usage  spark-purgatory COMMAND [OPTIONS]      spark-purgatory COMMAND --help"]
+        for title, names in GROUPS.items():
+            lines += ["", title, *(f"  {name:<13}{(self.commands[name].help or '').splitlines()[0]}" for name in names)]
+        lines += ["", "Examples", *(f"  {each}" for each in EXAMPLES), "", f"Docs {DOCUMENTATION}"]
+        formatter.write("\n".join([*lines, "Something looks wrong?", f"  {LOOKS_WRONG}", ""]))
+
+
+app = typer.Typer(
+    cls=Commands,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help=__doc__,
+)
 
 
 def _show_version(asked: bool) -> None:
@@ -47,7 +77,9 @@ def doctor(
     conf: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object, in place of a table.")] = False,
 ) -> None:
-    """Check this machine, and if asked Spark, a checkpoint and a table; say what to do about each that does not fit.
+    """Check Python, Java, Spark and Delta, with a remedy for each fault.
+
+    With options it looks at a session of Spark, a checkpoint and a table too.
 
     Exit code: 0 all fits, 1 there is something to do, 2 an argument is wrong.
     """
@@ -87,7 +119,10 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="The same seed makes the same orders.")] = 7,
     keep: Annotated[bool, typer.Option(help="Keep a temporary folder, too.")] = False,
 ) -> None:
-    """Orders and payments through the purgatory into a Delta table, then counted again in plain SQL."""
+    """Send sample orders into a Delta table, and recount them in SQL.
+
+    100,000 orders and their payments go through a purgatory.
+    """
     require_spark("The demo")
     from spark_purgatory.demo.runner import DemoRequest, run_demo
 
@@ -96,7 +131,10 @@ def demo(
 
 @app.command()
 def example() -> None:
-    """Print a job's YAML file to begin with: spark-purgatory example > job.yaml. It runs on what demo --dir writes."""
+    """Print a job's file to begin with: example > job.yaml
+
+    It runs on what demo --dir writes.
+    """
     typer.echo((Path(__file__).parent / "demo" / "orders.yaml").read_text(encoding="utf-8"), nl=False)
 
 
@@ -107,11 +145,11 @@ def run(
         list[str] | None, typer.Option("--set", help="Change a field: operations.timeout='5 minutes'.")
     ] = None,
     spark_log: Annotated[
-        Path | None, typer.Option(help="File for what Spark prints. [default: on a terminal a temporary one]")
+        Path | None, typer.Option(help="File for what Spark prints; /dev/stderr shows it. [default: a temporary one]")
     ] = None,
     traceback: Annotated[bool, typer.Option(help="Show the whole traceback of an error.")] = False,
 ) -> None:
-    """Wait for the completion of operations, as a YAML file describes; their outcomes go to a Delta table.
+    """Run a job's file: outcomes go to a Delta table or a topic.
 
     Exit code: 0 done or stopped by SIGTERM, 130 stopped by ctrl-C, 1 the query failed, 2 the file is wrong.
     """
@@ -128,7 +166,9 @@ def check(
         list[str] | None, typer.Option("--set", help="Change a field: operations.timeout='5 minutes'.")
     ] = None,
 ) -> None:
-    """Check a job's YAML file, and show what it would run. Nothing is started: neither Spark nor Java is needed.
+    """Check a job's file, and show what it would run.
+
+    Nothing is started: neither Spark nor Java is needed.
 
     Exit code: 0 the file is right, 2 it is wrong. Columns and places are checked when the job starts.
     """
@@ -152,7 +192,9 @@ def pending(
     json: Annotated[bool, typer.Option("--json", help="A JSON object for each row, in place of a table.")] = False,
     conf: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
 ) -> None:
-    """Show what waits in a checkpoint: keys, what is missing, progress, deadline. The query may run.
+    """Show what still waits, and for what.
+
+    It is read from the checkpoint, while the query runs or after.
 
     Exit code: 0 shown, also if nothing waits, 2 an argument is wrong.
     """
@@ -189,7 +231,9 @@ def report(
     ] = False,
     conf: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
 ) -> None:
-    """Write one HTML page on a query: outcomes, waits, what is pending, files, state. The query may run.
+    """Write one HTML page on a query.
+
+    It has outcomes, waits, what is pending, files and state. The query may be running.
 
     Exit code: 0 written, 1 Spark could not read, 2 an argument is wrong.
     """
@@ -216,8 +260,9 @@ def repair(
     apply: Annotated[bool, typer.Option("--apply", help="Remove the entries that are not true.")] = False,
     conf: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
 ) -> None:
-    """Say which of two entries in a checkpoint's staging log is the true one, where two runs wrote at once.
+    """Decide between two entries of one staging log.
 
+    Two runs that wrote at once have made them.
     All runs of the query have to be stopped. Exit code: 0 said or repaired, 1 Spark could not read, 2 it cannot be
     decided.
     """
@@ -238,7 +283,7 @@ def move(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be moved; write nothing.")] = False,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a field: purgatory.shards=64.")] = None,
 ) -> None:
-    """Move what waits to a new checkpoint: for other shards, another host, another need of the criterion.
+    """Take what waits to a new checkpoint: other shards, other host.
 
     Stop the job, give its file the new settings and a new checkpoint, move, and run it. The old checkpoint is not
     changed. Exit code: 0 moved, 1 Spark failed, 2 it cannot be moved.
@@ -262,7 +307,9 @@ def export_state(
     folder: Annotated[str, typer.Argument(help="Where the tables are written.", show_default=False)],
     conf: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
 ) -> None:
-    """Write what waits in a checkpoint as Parquet tables, to read, to count, to edit.
+    """Write what waits as Parquet tables.
+
+    They can be read, counted and edited.
 
     Exit code: 0 written, 1 Spark could not read, 2 an argument is wrong.
     """

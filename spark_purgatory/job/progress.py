@@ -26,7 +26,7 @@ from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.core.spec.codes import EventRejection
 from spark_purgatory.job.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
-from spark_purgatory.terminal import printable
+from spark_purgatory.terminal import printable, say
 
 Query = StreamingQuery | AccumulatorQuery
 STATUSES = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED")
@@ -37,6 +37,7 @@ SHOWN_BATCHES = 8
 COLUMNS = {"batch": 5, "rows in": 9, "decided": 9, "waiting": 9, "rows/s": 7, "took": 8, "watermark (UTC)": 19}
 """Columns of the live table, each as wide as the numbers of a day of millions: 78 characters with what lies between."""
 FRAMES_PER_SECOND = 4
+STOPPING = "stopping within 10 s, then a drain"
 SAID_DAY_MS = 86_400_000
 """A watermark further behind the clock is one of old data, and says so by its date."""
 
@@ -85,6 +86,8 @@ class BatchLine:
     watermark: str
     lag: str
     outcomes: str
+    ended: str
+    """The time on the clock."""
 
     def cells(self) -> tuple[str, ...]:
         """The row of the live table."""
@@ -101,10 +104,10 @@ class BatchLine:
     def __str__(self) -> str:
         utc = "" if self.watermark == NO_WATERMARK else " UTC"
         return (
-            f"batch {self.batch_id}: {self.rows_in:,} rows in, {self.out:,} outcomes, "
-            f"{self.rows_per_second:,.0f} rows/s, {self.seconds:.1f} s, {self.pending:,} pending, "
+            f"{self.ended} batch {self.batch_id}: {self.rows_in:,} rows in, {self.out:,} decided, "
+            f"{self.pending:,} waiting, {self.rows_per_second:,.0f} rows/s, took {self.seconds:.1f} s, "
             f"watermark {self.watermark}{utc}{f' ({self.lag} behind the clock)' if self.lag else ''}, "
-            f"so far {self.outcomes or 'no outcomes'}"
+            f"in all {self.outcomes or 'no outcomes yet'}"
         )
 
 
@@ -166,7 +169,9 @@ class ProgressDisplay:
     def stopping(self) -> None:
         """The query was asked to stop, which may take as long as a micro-batch and a drain."""
         self._stops = True
-        self._do("stopping after this micro-batch and a last drain", waits=False)
+        self._do(STOPPING, waits=False)
+        if not self._live:
+            say(self.console, STOPPING)
 
     def view(self) -> Group:
         """The live view at this moment."""
@@ -181,12 +186,13 @@ class ProgressDisplay:
         head = Table.grid(padding=(0, 3))
         is_over = doing == "ended"
         running = f"running {timedelta(seconds=round(now_s - self._began_s))}"
+        wish = "ctrl-C cuts" if self._stops else "ctrl-C stops it"
         cells: list[Any] = [
             Text(printable(self._name), style="bold"),
             running,
             Text(doing) if is_over else self._spinner,
         ]
-        head.add_row(*cells, *([] if self._stops or is_over else ["ctrl-C stops it"]))
+        head.add_row(*cells, *([] if is_over else [wish]))
         parts: list[Any] = [head]
         if lines := list(self._lines):
             parts += [self._table(lines), self._counts()]
@@ -241,6 +247,7 @@ class ProgressDisplay:
             watermark=_readable(watermark),
             lag=_lag(watermark),
             outcomes=", ".join(so_far),
+            ended=f"{datetime.now():%H:%M:%S}",
         )
 
     def _table(self, lines: list[BatchLine]) -> Table:

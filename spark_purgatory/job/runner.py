@@ -86,7 +86,8 @@ def run(
             dead.stop()
     if stop.signal is not None:
         by, batches = signal.Signals(stop.signal).name, progress.totals.batches
-        say(console, f"Stopped by {by} after {batches:,} batches; a rerun goes on from {config.checkpoint}.")
+        when = f"after {batches:,} micro-batch{'es' * (batches != 1)}" if batches else "before a micro-batch had ended"
+        say(console, f"Stopped by {by} {when}; a rerun goes on from {config.checkpoint}.")
     if rejected := rejected_events(progress.totals):
         say(console, f"Warning: {rejected}.", style="yellow")
     if not config.summary:
@@ -194,8 +195,7 @@ def run_file(job_file: Path, changes: Sequence[str], spark_log: Path | None, sho
     Args:
         job_file: The YAML file.
         changes: ``field=value`` each, over the file's own values.
-        spark_log: Where what Spark prints on stderr goes; None: into a file if stderr is a terminal, else
-            it stays there.
+        spark_log: Where what Spark prints on stderr goes; None: into a temporary file.
         show_traceback: Raise an expected failure with its traceback, in place of a message.
 
     Returns:
@@ -203,12 +203,13 @@ def run_file(job_file: Path, changes: Sequence[str], spark_log: Path | None, sho
     """
     console, errors = terminal(), terminal(stderr=True)
     stop = StopRequest()
-    if spark_log is None and errors.is_terminal:
-        spark_log = log_file()
+    spark_log = spark_log or log_file()
 
     def body() -> int:
         config = load_config(job_file, changes)
         check_job(config, str(job_file))
+        if not console.is_terminal:
+            say(console, f"{config.name}: starting Spark, whose own output is in {spark_log}")
         with at_work(console, f"{config.name}: starting Spark"):
             spark = build_session(config, spark_log)
         stop.listen()
@@ -224,6 +225,6 @@ def run_file(job_file: Path, changes: Sequence[str], spark_log: Path | None, sho
         return EXIT_INTERRUPTED if stop.signal == signal.SIGINT else 0
 
     code = guarded(errors, show_traceback, body)
-    if code == EXIT_FAILED and spark_log is not None:
+    if code == EXIT_FAILED:
         say(errors, f"Spark's own output: {spark_log}")
     return code

@@ -9,7 +9,9 @@ Spark's own entry, which stops the session, comes after the job's.
 from __future__ import annotations
 
 import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +25,8 @@ BEFORE_SPARK = 1000
 """The priority; Spark's own are below 60."""
 PATIENCE_SECONDS = 3600
 """How long the JVM waits for us: a drain may be large, and who wants it shorter sends SIGKILL."""
+
+SHOW_CURSOR = "\x1b[?25h"
 
 LOG = logging.getLogger(__name__)
 
@@ -41,6 +45,13 @@ class StopRequest:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            # At once: a thread that waits for the JVM would wait. The live view has hidden the cursor.
+            shows = SHOW_CURSOR if sys.stdout.isatty() else ""
+            os.write(
+                1, f"{shows}\nCut by a second ctrl-C. Nothing is lost: a rerun goes on from the checkpoint.\n".encode()
+            )
+            os._exit(128 + number)
         self.signal = number
         self.event.set()
 

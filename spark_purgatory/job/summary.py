@@ -70,10 +70,13 @@ def print_summary(console: Console, summary: Summary, target: str) -> None:
     table.add_column("status")
     for name in ("operations", "share", *(f"wait p{round(p * 100)}" for p in WAIT_PERCENTILES)):
         table.add_column(name, justify="right")
-    for status, count in summary.by_status.items():
+    operations = {status: count for status, count in summary.by_status.items() if status != "ORPHAN"}
+    for status, count in operations.items():
         waits = [readable_ms(wait) for wait in summary.waits_ms.get(status, [])]
         table.add_row(status, f"{count:,}", f"{count / max(summary.outcomes, 1):.1%}", *waits)
     console.print(table)
+    if orphans := summary.by_status.get("ORPHAN"):
+        say(console, f"Beside them {orphans:,} ORPHAN row{'s' * (orphans > 1)}: events that counted for no operation")
     say(console, _files_line(summary.file_bytes))
     say(console, balance(summary))
 

@@ -78,7 +78,7 @@ def test_a_drain_that_fails_is_logged_with_its_cause_and_the_next_attempt_and_so
     assert re.match(r"drain of \d files to table .* failed \(attempt 1\), next attempt in \d+ ms: .*", retries[0])
     caplog.clear()
     assert stream.run(stream.rows()).numbers() == every(1)
-    assert any("drain 0 was not committed" in line and "(case D)" in line for line in caplog.messages)
+    assert any("drain 0 was not committed" in line for line in caplog.messages)
 
 
 def test_a_staging_folder_that_cannot_be_made_is_named(stream: Stream) -> None:

@@ -84,7 +84,8 @@ def test_the_head_line_says_what_the_query_is_at(console: Console) -> None:
     assert re.search(r"waiting for rows, last \d+ s ago", seen(progress, console)[0])
     progress.stopping()
     progress.update(query_of(report(0, 5, received=5), is_working=True))
-    assert "stopping after this micro-batch and a last drain" in seen(progress, console)[0]
+    assert "stopping within 10 s, then a drain" in seen(progress, console)[0]
+    assert "ctrl-C cuts" in seen(progress, console)[0]
 
 
 def test_the_view_moves_by_itself_on_a_terminal(console: Console) -> None:
@@ -99,11 +100,14 @@ def test_elsewhere_a_micro_batch_is_a_line() -> None:
         progress.update(query_of(report(0, 5, received=5, completed=2), is_working=True))
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         progress.update(query_of(report(0, 5), report(1, 1, watermark=now, received=1)))
-    old, new = out.getvalue().splitlines()
-    assert old == (
-        "batch 0: 5 rows in, 2 outcomes, 0 rows/s, 120.0 s, 3 pending, watermark 2024-03-01 08:04:58 UTC, "
-        "so far COMPLETED 2"
+        progress.stopping()
+    old, new, stops = out.getvalue().splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d", old[:8])
+    assert old[8:] == (
+        " batch 0: 5 rows in, 2 decided, 3 waiting, 0 rows/s, took 120.0 s, watermark 2024-03-01 08:04:58 UTC, "
+        "in all COMPLETED 2"
     )
+    assert stops == "stopping within 10 s, then a drain"
     assert re.search(r"\d m?s behind the clock\), ", new)
 
 
@@ -136,3 +140,11 @@ def test_rows_of_another_checkpoint_and_lost_ones_are_told(console: Console) -> 
         with console.capture() as shown:
             print_summary(console, Summary({"EXPIRED": 9}, {}, [1], tally), "table t")
         assert says in " ".join(shown.get().split())
+
+
+def test_rows_of_orphans_are_no_operations_and_shares_add_up(console: Console) -> None:
+    statuses = {"COMPLETED": 760, "EXPIRED": 240, "ORPHAN": 204}
+    with console.capture() as shown:
+        print_summary(console, Summary(statuses, {}, [1], JobTally(1000, 1000, 0)), "table t")
+    assert sum(map(float, re.findall(r"([\d.]+)%", shown.get()))) == 100.0
+    assert "Beside them 204 ORPHAN rows: events that counted for no operation" in shown.get()

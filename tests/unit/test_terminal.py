@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import builtins
 import io
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from spark_purgatory.cli import app
+from spark_purgatory import __main__ as module
+from spark_purgatory.cli import GROUPS, app
 from spark_purgatory.terminal import say
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,3 +54,43 @@ def test_the_errors_of_a_file_are_whole_words(tmp_path: Path, monkeypatch: pytes
     assert CliRunner().invoke(app, wrong).exit_code == 2
     lines = file.getvalue().splitlines()
     assert "max_broadcast_bytes," in file.getvalue() and max(map(len, lines)) <= 80 + len(str(ROOT))
+
+
+def test_help_shows_every_command_and_every_default_in_80_columns() -> None:
+    """Against docs/command_line.md, which is read as a person reads it."""
+    reference = (ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
+    asked = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).stdout
+    assert max(map(len, asked.splitlines())) <= 80 + len("https://github.com") and "Examples" in asked
+    sections = dict(re.findall(r"^## (\S+)\n\n(.*?)(?=^## |\Z)", reference, re.MULTILINE | re.DOTALL))
+    assert sections.keys() == {name for names in GROUPS.values() for name in names}
+    for name, section in sections.items():
+        assert re.search(rf"^  {name} +{re.escape(section.splitlines()[0])}$", asked, re.MULTILINE), name
+        shown = " ".join(CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "80"}).stdout.split())
+        for option, meaning, default in re.findall(r"^\| `(--[\w-]+)`.*? \| (.*?) \| (.*?) \|$", section, re.MULTILINE):
+            assert option in shown and meaning.removesuffix(" May be given again.") in shown, (name, option)
+            assert default in ("none", "no", "must be given") or f"[default: {default.strip('`')}" in shown, option
+
+
+def test_on_a_runtime_with_a_spark_of_its_own_no_spark_is_advised(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = builtins.__import__
+
+    def without_typer(name: str, *given: object, **named: object) -> object:
+        if name == "spark_purgatory.cli":
+            raise ModuleNotFoundError("No module named 'typer'", name="typer")
+        return taken(name, *given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", without_typer)
+    assert module.main() == 1
+    assert capsys.readouterr().err == "typer is not installed: pip install 'spark-purgatory[cli]'\n"
+
+
+def test_a_second_ctrl_c_cuts() -> None:
+    code = (
+        "import os, signal; from spark_purgatory.job.stopping import StopRequest; stop = StopRequest(); stop.listen()\n"
+        "for _ in range(2): os.kill(os.getpid(), signal.SIGINT)\nprint('went on', flush=True)"
+    )
+    cut = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (cut.returncode, cut.stderr) == (130, "") and "went on" not in cut.stdout
+    assert "Cut by a second ctrl-C. Nothing is lost: a rerun goes on from the checkpoint." in cut.stdout

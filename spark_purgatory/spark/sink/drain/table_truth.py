@@ -120,22 +120,20 @@ def _log_case(ledger: Ledger, intent: Intent | None, commit: DrainCommit | None,
     if intent is None:
         drains = f"drain {ledger.next_drain - 1} is complete" if ledger.intent else "no drain so far"
         LOG.info(
-            "start: table %s, checkpoint %s: %s (case A, B, C or F)",
+            "start: table %s, checkpoint %s: %s",
             ledger.names.table,
             ledger.names.checkpoint,
             drains,
         )
     elif commit is not None:
-        said = "recovery: drain %d was committed to table %s; its clean-up follows (case E)"
+        said = "recovery: drain %d was committed to table %s; its clean-up follows"
         LOG.warning(said, intent.number, ledger.names.table)
     elif history.is_whole_since(intent.base_version):
-        LOG.warning(
-            "recovery: drain %d was not committed to table %s; again (case D)", intent.number, ledger.names.table
-        )
+        LOG.warning("recovery: drain %d was not committed to table %s; again", intent.number, ledger.names.table)
     else:
         LOG.warning(
             "recovery: the history of table %s was cut since version %d, so whether drain %d was committed is "
-            "unknown; again, and Delta skips it if it was (case D or E)",
+            "unknown; again, and Delta skips it if it was",
             ledger.names.table,
             intent.base_version,
             intent.number,
@@ -165,7 +163,7 @@ def _read_written(names: Names, intent: Intent, before: int, state: TableState) 
                 "rows wait. Raise delta.logRetentionDuration, and start again"
             )
         LOG.warning(
-            "drain %d had been committed to table %s before its history was cut: Delta skipped it (case E)",
+            "drain %d had been committed to table %s before its history was cut: Delta skipped it",
             intent.number,
             names.table,
         )
