@@ -10,6 +10,7 @@ from spark_purgatory.config.declared import ColumnLike, Options
 from spark_purgatory.config.options import Completions, Operations
 from spark_purgatory.config.units import Duration, Size
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
+from spark_purgatory.core.spec.engine_spec import Orphans
 from spark_purgatory.errors import ConfigError
 
 LOG_HOSTS = ("transformWithState", "transformWithStateInPandas")
@@ -39,10 +40,10 @@ class PurgatoryOptions(Options):
         "A column of both inputs: keys and ids belong to its value, and rows go to shards by it.",
     ] = None
     orphans: Annotated[
-        bool | Literal["all"],
-        "Which events that count for no operation become ORPHAN rows: true: control events; all: every event, with "
+        Orphans,
+        "Which events that count for no operation become ORPHAN rows. control: control events; all: every event, with "
         "the reason.",
-    ] = False
+    ] = "none"
     evidence: Annotated[
         Literal["none", "all"],
         "all: outcomes carry all events that counted, in the array `events`, and the deciding one, in `event`; none: "

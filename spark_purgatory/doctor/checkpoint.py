@@ -140,7 +140,7 @@ def settings_text(spec: Mapping[str, Any]) -> str:
         parts["lookback"] = readable_ms(spec["lookback_us"] / 1000)
     if spec["tick_ms"] != 1:
         parts["tick"] = readable_ms(spec["tick_ms"])
-    if spec["orphans"]:
+    if spec["orphans"] != "none":
         parts["orphans"] = spec["orphans"]
     used = [name for name in ("event_id", "operation_id") if spec[f"{name}s"]]
     return ", ".join([*(f"{name}={value}" for name, value in parts.items()), *used])

@@ -79,7 +79,7 @@ def assert_stream_equals_batch(
     # A stream of no rows has its watermark at 0, where `as_of` cannot be.
     as_of = operations.sparkSession.range(1).select(F.timestamp_micros(F.lit(max(watermark_us, 1000))).alias("t"))
     decided = purgatory.resolve(operations, completions, as_of=as_of.collect()[0]["t"])
-    added = (*OUTCOME_COLUMNS, *purgatory.evidence_columns, *(ORPHAN_COLUMNS if purgatory.orphans else ()))
+    added = (*OUTCOME_COLUMNS, *purgatory.evidence_columns, *(ORPHAN_COLUMNS if purgatory.orphans != "none" else ()))
     known = ("status",) if purgatory.emit == "early" else tuple(name for name in added if name != "late")
     ignored = tuple(purgatory.prefix + name for name in added if name not in known)
     where = f"emit={purgatory.emit!r}, seed {seed}, {batches} micro-batches, {restarts} restarts"

@@ -271,8 +271,9 @@ class PurgatoryTester:
         """Where a step leads; until an operation has come, events are only kept."""
         now = self._now
         if self._operations.schema is None:
-            if self.purgatory.orphans:
-                raise ConfigError("orphans=True: ORPHAN rows have the operations' columns, give operations_schema=")
+            if self.purgatory.orphans != "none":
+                option = f"orphans={self.purgatory.orphans!r}"
+                raise ConfigError(f"{option}: ORPHAN rows have the operations' columns, give operations_schema=")
             return now._replace(watermark_ms=given.watermark_ms, given=(*now.given, given))
         known = self._learn()
         if now.known is None or now.known.spec != known.spec:
@@ -351,7 +352,7 @@ class PurgatoryTester:
         return carried_schema(self.purgatory, schema.names, partial(kind_of, schema), case_sensitive=False)
 
     def _outcome_table(self, spec: EngineSpec, batches: list[pa.RecordBatch]) -> pa.Table:
-        schema, evidence, orphans = self._outcome_schema(), evidence_fields(spec), bool(self.purgatory.orphans)
+        schema, evidence, orphans = self._outcome_schema(), evidence_fields(spec), self.purgatory.orphans != "none"
         given = [outcome_columns(batch, schema, evidence, orphans) for batch in batches]
         tables = [pa.Table.from_arrays(columns, schema=schema) for columns in given]
         exclude = {name.lower() for name in self.purgatory.operations.names_of("exclude")}

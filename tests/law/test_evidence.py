@@ -21,6 +21,7 @@ from spark_purgatory.core.engine.resolver import Resolutions
 from spark_purgatory.core.events import event_log
 from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.spec.codes import RULES, Rule
+from spark_purgatory.core.spec.engine_spec import Orphans
 from spark_purgatory.core.state import engine_snapshot
 from spark_purgatory.core.state.segment_snapshot import save_segment
 from spark_purgatory.errors import BugError
@@ -43,7 +44,7 @@ def compare_with_oracle(rule: str, seed: int, several: bool, shards: int, contro
         world = World(world.operations, [{**event, "event_id": None} for event in world.events])
     lookback_us = rng.choice((0, 0, 2 * STEP_US))
     most, largest = rng.choice((1, 2, 100)), rng.random() < 0.5
-    orphans = ORPHANS[seed % 2] if not several or shards == 1 else False
+    orphans: Orphans = ORPHANS[seed % 2] if not several or shards == 1 else "none"
     expected = decide(
         *world,
         doubles=True,

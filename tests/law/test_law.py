@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from spark_purgatory.core.spec.codes import RULES, EventRejection
 from spark_purgatory.core.spec.criteria import ByRow
-from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.spec.engine_spec import EngineSpec, Orphans
 from spark_purgatory.testing.splits import Batch, splits
 from tests.support.engine_driver import END_MS, Shards, multiset
 from tests.support.law_worlds import (
@@ -113,7 +113,7 @@ def compare_where_nothing_was_late(seed: int, several: bool, shards: int, worlds
     """Stream worlds with late rows: each has one outcome, and whom no late row concerns has the oracle's."""
     rng, world, _ = draw(seed, "mixed", several, kinds=KINDS, worlds=worlds, spoiled=False)
     batches = delayed(rng, splits(rng, *world, rng.choice((3, 9))), rng.choice((0.05, 0.3)))
-    orphans: bool | Literal["all"] = "all" if not several or shards == 1 else False
+    orphans: Orphans = "all" if not several or shards == 1 else "none"
     engine = Shards(spec_of({}, final=True, orphans=orphans), shards, several, restarts=rng)
     outcomes, left_over = split_orphans(engine.run([*batches, ([], [], END_MS)]))
     assert multiset(outcomes, "row") == multiset(world.operations, "row")
@@ -121,7 +121,7 @@ def compare_where_nothing_was_late(seed: int, several: bool, shards: int, worlds
     expected, unheard = split_orphans(decide(*world, doubles=True, whole_operations=several, orphans=orphans))
     told = [[outcome for outcome in side if outcome["row"] in sound] for side in (outcomes, expected)]
     assert multiset(told[0], *COLUMNS) == multiset(told[1], *COLUMNS)
-    if orphans:
+    if orphans != "none":
         check_orphans(world, left_over, engine)
         keys = untouched_keys(world, batches)
         of_sound = [

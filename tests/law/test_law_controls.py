@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from spark_purgatory.core.spec.codes import RULES
+from spark_purgatory.core.spec.engine_spec import Orphans
 from spark_purgatory.testing.splits import splits
 from tests.support.engine_driver import Shards, multiset
 from tests.support.law_worlds import COLUMNS, ORPHANS, draw, kinds_of, spec_of, split_orphans
@@ -63,7 +64,7 @@ def compare(seed: int, numbers: str = "double") -> None:
         of = rng.choice(BESIDE[numbers])
         world, criterion = needs_as(world, of), {**criterion, "need": of(criterion["need"])} if criterion else {}
     lookback_us = rng.choice((0, 0, STEP_US, 4 * STEP_US))
-    orphans = ORPHANS[seed % 2] if not several or shards == 1 else False
+    orphans: Orphans = ORPHANS[seed % 2] if not several or shards == 1 else "none"
     batches = splits(
         rng,
         *world,

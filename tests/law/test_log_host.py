@@ -107,7 +107,7 @@ def case_of(seed: int, *, final: bool | None = None, late: bool | None = None, r
     lookback_us = dice.choice((0, 0, 2 * STEP_US))
     tick_ms = dice.choice((1, 7)) if late else 1
     shards = dice.choice((1, 2, 3))
-    orphans = dice.choice((False, *ORPHANS)) if not several or shards == 1 else False
+    orphans = dice.choice(("none", *ORPHANS)) if not several or shards == 1 else "none"
     rng, world, criterion = draw(seed, rule, several, kinds=kinds, worlds=worlds, spoiled=not late, numbers=numbers)
     spec = spec_of(
         criterion, final=final, orphans=orphans, lookback_us=lookback_us, number=NUMBER[numbers], tick_ms=tick_ms

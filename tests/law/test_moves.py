@@ -16,7 +16,7 @@ from spark_purgatory.core.engine.completion import Completion
 from spark_purgatory.core.engine.deduplication import Deduplication
 from spark_purgatory.core.export.taken_apart import ids_table, operations_table
 from spark_purgatory.core.spec.codes import RULES
-from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.spec.engine_spec import EngineSpec, Orphans
 from spark_purgatory.errors import BugError
 from spark_purgatory.testing.splits import Batch, splits
 from tests.support import moves
@@ -50,7 +50,9 @@ def run_with_moves(rng: random.Random, before: Shards, batches: list[Batch], spe
     for number, (operations, events, watermark_ms) in enumerate(batches):
         if number and rng.random() < 0.67:
             waited = sum(tally.pending for tally in shards.tallies())
-            shards = moved(shards, spec, 1 if before.shards == 1 and spec.orphans else rng.choice((1, 2, 5, 13)))
+            shards = moved(
+                shards, spec, 1 if before.shards == 1 and spec.orphans != "none" else rng.choice((1, 2, 5, 13))
+            )
             assert sum(tally.pending for tally in shards.tallies()) == waited
             MOVES["moves"] += 1
         outcomes += shards.step(operations, events, watermark_ms)
@@ -95,7 +97,7 @@ def test_a_moved_stream_with_late_rows_gives_what_the_one_that_stays_gives(
 ) -> None:
     rng, world, _ = draw(seed, "mixed", several, kinds=KINDS, worlds=4, numbers=numbers)
     batches = delayed(rng, splits(rng, *world, rng.choice((3, 9))), rng.choice((0.05, 0.3)))
-    orphans = "all" if not several else False
+    orphans: Orphans = "all" if not several else "none"
     spec = spec_of({}, final=final, orphans=orphans, number=TYPES[numbers])
     shards = rng.choice((1, 3))
     stays = Shards(spec, shards, several).run(batches)
@@ -108,7 +110,7 @@ def test_a_moved_stream_with_late_rows_gives_what_the_one_that_stays_gives(
 def test_evidence_travels(seed: int, several: bool, final: bool) -> None:
     rng, world, _ = draw(seed, "mixed", several, kinds=KINDS, worlds=4)
     batches = delayed(rng, splits(rng, *noted(rng, world), rng.choice((3, 9))), rng.choice((0.05, 0.3)))
-    orphans = "all" if not several else False
+    orphans: Orphans = "all" if not several else "none"
     spec = carrying(spec_of({}, final=final, orphans=orphans), rng.choice((1, 2, 100)))
     stays = Shards(spec, 3, several).run(batches)
     assert told(run_with_moves(rng, Shards(spec, 3, several), batches, spec)) == told(stays)

@@ -888,7 +888,7 @@ def test_a_value_that_no_sum_can_take_is_set_aside_by_sums_alone() -> None:
 
 
 def orphans_of(operations: Sequence[Row], events: Sequence[Row], **options: Any) -> list[tuple[str, int]]:
-    outcomes = decide(operations, events, orphans=True, **options)
+    outcomes = decide(operations, events, orphans="control", **options)
     return [(one["row"]["kind"], one["resolved_at"]) for one in outcomes if one["status"] == "ORPHAN"]
 
 
@@ -924,7 +924,7 @@ def test_an_orphan_is_known_when_no_operation_to_come_could_hear_it() -> None:
 
 def test_an_orphans_row_is_the_event_itself() -> None:
     event = an_event("a", 12, "cancel", operation_id="nobody")
-    (outcome,) = decide([], [event], orphans=True)
+    (outcome,) = decide([], [event], orphans="control")
     assert outcome == {
         "row": event,
         "id": "nobody",
@@ -1006,7 +1006,7 @@ def test_what_has_been_emitted_on_the_way_is_never_taken_back(
     """The law, of the oracle itself: rows that come later but on time change no outcome already out."""
     delays: dict[str, Any] = {"operations_delay_us": ops_delay_us, "events_delay_us": events_delay_us}
     batches = splits(random.Random(seed), *world, n_batches, lookback_us=lookback_us, **delays)
-    everything = multiset(decide(*world, lookback_us=lookback_us, orphans=True))
+    everything = multiset(decide(*world, lookback_us=lookback_us, orphans="control"))
     operations: list[Row] = []
     events: list[Row] = []
     emitted: Counter[str] = Counter()
@@ -1014,7 +1014,7 @@ def test_what_has_been_emitted_on_the_way_is_never_taken_back(
         operations += batch.operations
         events += batch.events
         clock: Row = {"watermark_us": after.watermark_ms * 1000, "lookback_us": lookback_us}
-        now = multiset(decide(operations, events, orphans=True, **clock))
+        now = multiset(decide(operations, events, orphans="control", **clock))
         assert emitted <= now <= everything
         emitted = now
     assert emitted == everything
@@ -1169,7 +1169,7 @@ def test_worlds_are_crowded_enough_to_meet_every_case() -> None:
     for seed in range(400):
         operations, events = random_world(random.Random(seed), n_operations=12, n_events=40, spoiled=True)
         lookback_us = seed % 2 * STEP_US
-        outcomes = decide(operations, events, lookback_us=lookback_us, orphans=True)
+        outcomes = decide(operations, events, lookback_us=lookback_us, orphans="control")
         seen.update(one["status"] for one in outcomes)
         seen.update(f"rule {op['rule']}" for op in operations)
         seen.update(f"kind {event['kind']}" for event in events)
@@ -1279,6 +1279,6 @@ def test_a_row_that_can_never_be_on_time_is_refused_by_name() -> None:
 @settings(max_examples=100, deadline=None)
 def test_the_last_batch_sees_a_watermark_beyond_every_outcome(world: World, lookback_us: int) -> None:
     last = splits(random.Random(0), *world, 1, lookback_us=lookback_us)[-1]
-    everything = decide(*world, lookback_us=lookback_us, orphans=True)
+    everything = decide(*world, lookback_us=lookback_us, orphans="control")
     assume(everything)
     assert all((one["resolved_at"] or 0) + lookback_us < last.watermark_ms * 1000 for one in everything)

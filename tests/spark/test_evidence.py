@@ -76,7 +76,7 @@ def test_stream_and_batch_carry_the_evidence_that_the_oracle_says(
     sound = [row for row in world.operations if "spoiled" not in row["row"]]
     world = World(sound, [{**event, "region": "north"} for event in world.events])
     landing = Landing(tmp_path, wide=True)
-    made = controlled(several, scope, orphans=False)
+    made = controlled(several, scope, orphans="none")
     purgatory = replace(
         made,
         host=host,

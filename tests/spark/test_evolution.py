@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], dict[str, Any], list[str]]] = {
             "completions": Completions(
                 key="key", time="time", event_id="key", operation_id="key", watermark="0 seconds"
             ),
-            "orphans": True,
+            "orphans": "control",
         },
         [
             "event_ids: the checkpoint was written with False",

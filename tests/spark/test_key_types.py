@@ -133,7 +133,7 @@ def test_an_orphan_shows_its_key_and_id_as_users_know_them(
     made = replace(
         PURGATORY,
         completions=replace(PURGATORY.completions, kind="kind", operation_id="op"),
-        orphans=True,
+        orphans="control",
         scope=scope,
     )
     plain = replace(made, completions=replace(PURGATORY.completions, kind="kind"))

@@ -94,7 +94,7 @@ def purgatory(**changes: Any) -> Purgatory:
         "criterion": criteria.by_row(need="need", levels="levels"),
         "emit": "final",
         "shards": 6,
-        "orphans": True,
+        "orphans": "control",
     }
     return Purgatory(**{**given, **changes})
 

@@ -191,7 +191,7 @@ def test_what_the_product_refuses_the_tester_refuses_in_the_same_words(spark: Sp
         },
         {
             "operations": Operations(id="id", keys="keys", created="created", timeout="1 hour", watermark="0 seconds"),
-            "orphans": True,
+            "orphans": "control",
         },
         {"completions": Completions(key="number", time="time", watermark="0 seconds")},
         {"completions": Completions(key="key", time="time", value="text", kind="text", watermark="0 seconds")},

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from spark_purgatory import Completions, Operations, Purgatory, criteria
+from spark_purgatory.core.spec.engine_spec import Orphans
 
 CLOSING_US = 10_000_000_000
 CLOSING = {"id": "closing", "keys": ["closing"], "created": CLOSING_US, "deadline": CLOSING_US + 1, "rule": "any_key"}
 
 
-def controlled(several: bool, scope: str | None, orphans: bool | Literal["all"]) -> Purgatory:
+def controlled(several: bool, scope: str | None, orphans: Orphans) -> Purgatory:
     """A purgatory that reads all there is."""
     return Purgatory(
         operations=Operations(

@@ -200,7 +200,7 @@ class Shards:
         sides = {OPERATIONS: table, EVENTS: events_table(events, self.hash_bits, self.spec)}
         rows = pd.DataFrame({"side": list(sides), "blob": [to_blob(side).to_pybytes() for side in sides.values()]})
         blobs = pa.RecordBatch.from_pandas(batch_function(self.spec, as_of_ms)(rows)[["blob"]])
-        orphans, evidence = bool(self.spec.orphans), evidence_fields(self.spec)
+        orphans, evidence = self.spec.orphans != "none", evidence_fields(self.spec)
         schema = pa.schema([*OWN, *TYPED, *OUTCOME_FIELDS, *evidence, *(ORPHAN_FIELDS if orphans else ())])
         outcomes = [row for batch in unpacker(schema, evidence, orphans)(iter([blobs])) for row in outcome_rows(batch)]
         for outcome, field in product(outcomes, TYPED):
@@ -214,7 +214,7 @@ class Shards:
 
     def _sent(self, outcomes: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
         """The outcomes as Spark gets them: packed, and unpacked by name."""
-        orphans = bool(self.spec.orphans)
+        orphans = self.spec.orphans != "none"
         evidence = evidence_fields(self.spec)
         schema = pa.schema([*OWN, *OUTCOME_FIELDS, *evidence, *(ORPHAN_FIELDS if orphans else ())])
         blob = packed(outcomes)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from spark_purgatory.core.spec.codes import RULES, EventRejection
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
-from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.spec.engine_spec import EngineSpec, Orphans
 from spark_purgatory.testing.splits import Batch, splits
 from tests.support.engine_driver import microseconds
 from tests.support.oracle import KINDS, decide, why_event_rejected, why_operation_rejected
@@ -22,7 +22,7 @@ COLUMNS = ("row", "id", "status", "resolved_at", "wait_ms", "matched", "missing_
 COMPLETE_ONLY = ("complete",)
 
 
-ORPHANS: tuple[bool | Literal["all"], ...] = (True, "all")
+ORPHANS: tuple[Orphans, ...] = ("control", "all")
 
 
 NAMED = ("id", "row", "key", "event_id", "operation_id")
@@ -197,7 +197,7 @@ def draw_on_time(rule: str, seed: int, several: bool, one_shard: bool, controlle
     kinds = KINDS if controlled else COMPLETE_ONLY
     rng, world, criterion = draw(seed, rule, several, kinds=kinds, worlds=worlds)
     lookback_us = rng.choice((0, 0, 2 * STEP_US))
-    orphans = ORPHANS[seed % 2] if not several or one_shard else False
+    orphans: Orphans = ORPHANS[seed % 2] if not several or one_shard else "none"
     expected, unheard = split_orphans(
         decide(
             *world,

@@ -101,7 +101,7 @@ def decide(
     watermark_us: int | None = None,
     criterion: Mapping[str, Any] | None = None,
     lookback_us: int = 0,
-    orphans: bool | Literal["all"] = False,
+    orphans: Literal["none", "control", "all"] = "none",
     doubles: bool = False,
     whole_operations: bool = False,
     evidence: Evidence | None = None,
@@ -111,7 +111,7 @@ def decide(
     An operation has id, keys, created, deadline, rule, need, level (one number, or key -> number) and row, its
     payload. `criterion` (rule, need) holds for operations without a rule of their own. An event has key, time, and
     perhaps kind, value, event_id and operation_id. Without `watermark_us` everything is decided; with it, only what a
-    stream has emitted once its watermark stands there. `orphans` is True for control events or "all". `doubles` says
+    stream has emitted once its watermark stands there. `orphans` is "none", "control" or "all". `doubles` says
     that values are compared as doubles, which limits the needs of sums. `whole_operations` says that a control event
     may name an operation without a key. With `evidence` outcomes have `event` and `events`.
     """
@@ -158,7 +158,7 @@ def decide(
 
     emitted = [outcomes[place] for place, op in enumerate(rows) if _is_out(outcomes[place], op, watermark_us)]
     everybody = (criterion or {}).get("rule")
-    for event in heard if orphans else []:
+    for event in heard if orphans != "none" else []:
         why = why_event_rejected(event, everybody, whole_operations)
         if why is not None:
             if orphans == "all":

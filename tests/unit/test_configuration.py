@@ -212,7 +212,7 @@ def test_every_option_of_the_file_reaches_the_library(tmp_path: Path) -> None:
                 "tick": "5 ms",
                 "prefix": "o_",
                 "scope": "tenant",
-                "orphans": True,
+                "orphans": "control",
                 "max_pending_per_shard": 11,
                 "max_state_bytes_per_shard": 12,
                 "max_broadcast_bytes": 13,
@@ -244,7 +244,7 @@ def test_every_option_of_the_file_reaches_the_library(tmp_path: Path) -> None:
         tick="5 ms",
         prefix="o_",
         scope="tenant",
-        orphans=True,
+        orphans="control",
         max_pending_per_shard=11,
         max_state_bytes_per_shard=12,
         max_broadcast_bytes=13,
@@ -372,7 +372,7 @@ def test_no_wrong_value_is_answered_in_a_librarys_words() -> None:
     foreign = [text for text in said if re.search(r"Input should|String should|Value error|valid (list|integer)", text)]
     assert not foreign and len(said) > 300
     assert "purgatory.shards: 0: must be at least 1" in said
-    assert "purgatory.orphans: -1: must be true or false; allowed: 'all'" in said
+    assert "purgatory.orphans: -1: allowed: 'none', 'control' or 'all'" in said
 
 
 def test_a_list_for_one_column_says_how_several_become_one() -> None:

@@ -120,7 +120,7 @@ def test_a_failure_that_comes_later_undoes_what_was_held_and_an_extension_moves_
 @both
 def test_a_control_event_that_finds_no_operation_pending_is_an_orphan(spec: EngineSpec) -> None:
     told_of = told("cancel:a:9 extend:a:13:1@p fail:a:19 cancel:a:20")
-    outcomes = Shards(replace(spec, orphans=True)).run([([op()], told_of, 0), ([], [], 19), ([], [], 20)])
+    outcomes = Shards(replace(spec, orphans="control")).run([([op()], told_of, 0), ([], [], 19), ([], [], 20)])
     orphans = [outcome for outcome in outcomes if outcome["status"] == "ORPHAN"]
     assert sorted(outcome["reason"] for outcome in orphans) == [
         "cancel on key a found no operation pending",

@@ -104,7 +104,7 @@ def test_random_worlds_step_by_step_have_the_outcomes_of_the_oracle(seed: int) -
         criterion=Criterion(rule, criterion["need"]) if criterion else ByRow("rule", "need", "levels"),
         emit="final",
         lookback=timedelta(microseconds=lookback_us),
-        orphans=True,
+        orphans="control",
         shards=1,
     )
     tester = PurgatoryTester(purgatory, *schemas(numbers))
@@ -118,7 +118,7 @@ def test_random_worlds_step_by_step_have_the_outcomes_of_the_oracle(seed: int) -
         decide(
             *world,
             lookback_us=lookback_us,
-            orphans=True,
+            orphans="control",
             doubles=numbers in ("double", "tenths"),
             whole_operations=several,
         )
@@ -312,7 +312,7 @@ class Expression:
         ),
         (orders_and_payments(), order(7, odd=np.uint64(1)), "a type that Spark does not have"),
         (orders_and_payments(), order(7, at=[NOON, NOON.replace(tzinfo=None)]), "with a time zone and without one"),
-        (orders_and_payments(orphans=True), None, "give operations_schema="),
+        (orders_and_payments(orphans="control"), None, "give operations_schema="),
         (orders_and_payments(), 7, "rows are dicts by column name"),
     ],
 )

@@ -246,7 +246,7 @@ class EventTimePurgatory:
 
     def _clean_up(self) -> None:
         self.deduplication.forget(self.watermark_us)
-        if self.spec.orphans:
+        if self.spec.orphans != "none":
             waiting, orphans = self.purgatory.state.values == WAITING, self.events.orphans
             for batch in orphans.release(self.resolver, waiting, self._floor_us):
                 self.outcomes.add(batch)

@@ -2,7 +2,7 @@
 
 The texts, of a completion on key a and of a cancel that names operation o::
 
-    cancel on key a for operation o found no operation pending          orphans=True
+    cancel on key a for operation o found no operation pending          orphans="control"
     complete on key a counted for no operation: late                    orphans="all", and the other `REASONS`
     complete on key null counted for no operation: rejected, the key is null
 """

@@ -4,7 +4,7 @@ An event counts for an operation that was pending at its time. An operation that
 counted for it. Once no operation that comes on time can count an event (the watermark has passed its time and the
 lookback), it is compared with the operations that still wait. An event that is left is an orphan.
 
-With ``orphans=True`` these are the control events. With "all" they are all events, and each has *marks*, `EventMark`,
+With ``orphans="control"`` these are the control events. With "all" they are all events, each with *marks*, `EventMark`,
 which tell the reason: an operation that leaves also marks the events in its time range that it did not count, and what
 it would mark among the events to come is kept in `EndedRanges`. By hand, an operation on key a from 10 to 20 that
 completes at 15 and then leaves, while events of the times 12, 15, 18 and 21 are kept::
@@ -87,7 +87,7 @@ class OrphanEvents:
     def add(self, key: LogKey, segment: EventSegment, watermark_us: int) -> None:
         """Keep events that arrived, of the log of a key; a query without orphans keeps none."""
         completes = key.kind == EventKind.COMPLETE
-        if not self._spec.orphans or not len(segment) or (completes and not self._has_marks):
+        if self._spec.orphans == "none" or not len(segment) or (completes and not self._has_marks):
             return
         if self._has_marks:
             marks = np.where(segment.time_us <= watermark_us, EventMark.LATE, 0).astype(np.int64)

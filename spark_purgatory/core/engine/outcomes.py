@@ -210,7 +210,7 @@ class Outcomes:
 
     def __init__(self, spec: EngineSpec) -> None:
         self.batches: list[OutcomeBatch] = []
-        self._orphans, self._evidence = bool(spec.orphans), evidence_fields(spec)
+        self._orphans, self._evidence = spec.orphans != "none", evidence_fields(spec)
         self.tally = Tally()
 
     def add(self, batch: OutcomeBatch) -> None:

@@ -14,6 +14,8 @@ from spark_purgatory.core.arrays.numbers import DOUBLE, LARGEST_SCALE, MOST_UNIT
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError
 
+Orphans = Literal["none", "control", "all"]
+"""Which events that count for no operation become ORPHAN rows: none, control events, all."""
 ROLES = ("id", "keys", "created_us", "deadline_us")
 """Engine columns that may be payload columns, and then are not stored twice."""
 AS_THEY_ARE = (
@@ -68,8 +70,7 @@ class EngineSpec:
     """An event may apply to one operation with all its keys, by its id and a null key."""
     event_ids: bool = False
     """Events bring ids: an event counts once for an operation, however often it is delivered."""
-    orphans: bool | Literal["all"] = False
-    """Which events become ORPHAN rows: none, control events that count for no operation, all that do not."""
+    orphans: Orphans = "none"
     control_events: bool = True
     """Events may be of other kinds than complete. If not, no deadline moves, and rows need no slot of their id.
     Not part of the fingerprint: it may change at any restart."""

@@ -75,7 +75,7 @@ def is_broadcast(options: PurgatoryOptions, several_keys: bool) -> bool:
         raise ConfigError(
             "shards=None routes by key, and these operations have several keys: give a number of shards, or scope="
         )
-    if broadcast and options.orphans:
+    if broadcast and options.orphans != "none":
         raise ConfigError(
             f"orphans={options.orphans!r}, and these operations have several keys: each shard gets all events, and "
             "none can find out that no other has the operation; give scope= or shards=1"
@@ -118,7 +118,7 @@ def outcome_schema(options: PurgatoryOptions, operations: T.StructType, carried:
     Raises ConfigError where two have one name.
     """
     evidence = [] if carried is None else event_fields(options, carried)
-    added = [*OUTCOME.fields, *evidence, *(OF_ORPHANS.fields if options.orphans else ())]
+    added = [*OUTCOME.fields, *evidence, *(OF_ORPHANS.fields if options.orphans != "none" else ())]
     names = [options.prefix + field.name for field in added]
     taken = {name.lower() for name in operations.names}
     clash = [name for name in names if name.lower() in taken]
@@ -129,7 +129,7 @@ def outcome_schema(options: PurgatoryOptions, operations: T.StructType, carried:
         )
     renamed = [T.StructField(name, field.dataType) for name, field in zip(names, added, strict=True)]
     fields = operations.fields
-    if options.orphans:
+    if options.orphans != "none":
         fields = [T.StructField(field.name, field.dataType, True, field.metadata) for field in fields]
     return with_nullable_voids(T.StructType([*fields, *renamed]))
 
@@ -177,7 +177,7 @@ class Purgatory(PurgatoryOptions):
             by `Completions.value`, the largest first, of equal ones the earliest, and ``event`` is
             the first of these: with `criteria.until_deadline` the winning bid of an auction. It needs neither
             ``evidence`` nor ``columns``.
-        orphans: Which events become ORPHAN rows: False, none; True, control events that count for no operation; "all",
+        orphans: Which events become ORPHAN rows: "none"; "control", control events that count for no operation; "all",
             every event that counts for no operation, with the reason: late, already ended, not taken, past deadline,
             no such operation, or rejected. With either the outcomes have the columns `schema.ORPHAN_COLUMNS` too.
         max_pending_per_shard: Operations that may wait in one shard; more stop the query.
@@ -290,7 +290,7 @@ class Purgatory(PurgatoryOptions):
         spec = replace(
             engine_spec(self, left, right), columns=columns, case_sensitive=case_sensitive, event_columns=event_columns
         )
-        unpack = unpacker(arrow_schema(schema), evidence_fields(spec), bool(self.orphans))
+        unpack = unpacker(arrow_schema(schema), evidence_fields(spec), self.orphans != "none")
         if operations.isStreaming:
             route = "scope" if self.scope is not None else "id" if left.several_keys else "key"
             results = with_query(self._stream(packed, spec, sent), Query(spec, self.shards, self.host, route))
