@@ -41,7 +41,6 @@ app = typer.Typer(
     cls=Commands,
     rich_markup_mode=None,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help=__doc__,
 )
