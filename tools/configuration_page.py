@@ -81,9 +81,7 @@ def reference() -> str:
     """The whole page."""
     parts = [HEAD]
     for name, section, declared in PARTS:
-        parts.append(
-            f"\n## {name} (YAML: `{section}`)\n\n| Option | Default | Meaning |\n| --- | --- | --- |\n"
-        )
+        parts.append(f"\n## {name} (YAML: `{section}`)\n\n| Option | Default | Meaning |\n| --- | --- | --- |\n")
         for option_name, option in options_of(declared).items():
             default = _default(option.default, option.kind)
             parts.append(f"| `{option_name}`<br>{_takes(option.kind)} | {default} | {option.text} |\n")

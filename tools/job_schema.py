@@ -1,4 +1,4 @@
-"""`python -m tools.job_schema`: docs/job.schema.json, with which an editor completes and checks a job's file.
+"""`python -m tools.job_schema`: docs/schema.json, with which an editor completes and checks a job's file.
 
 It is made from the models that read the file (`spark_purgatory.job.job_config`); options get the text that
 docs/configuration.md has for them. The first line of `spark-purgatory example` names where the site publishes it.
@@ -15,8 +15,8 @@ from spark_purgatory.core.spec.criteria import COUNTED, VALUED
 from spark_purgatory.job.job_config import JobConfig
 
 ROOT = Path(__file__).resolve().parents[1]
-SCHEMA = ROOT / "docs" / "job.schema.json"
-ADDRESS = "https://spark-purgatory.github.io/spark-purgatory/job.schema.json"
+SCHEMA = ROOT / "docs" / "schema.json"
+ADDRESS = "https://spark-purgatory.github.io/spark-purgatory/schema.json"
 VARIABLE = {"type": "string", "pattern": r"\$\{[A-Za-z_]\w*\}"}
 """A value from the environment, which any field takes."""
 DECLARED = {"operations": Operations, "completions": Completions, "purgatory": PurgatoryOptions, "output": SinkOptions}

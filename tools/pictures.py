@@ -1,8 +1,8 @@
 """Pictures that can be read on light and on dark ground: `... | python -m tools.pictures > picture.svg`.
 
-Each SVG brings its own rules for ``prefers-color-scheme: dark``, for GitHub, an editor and the site show it as it is. They
-change the colours of `DARK`, which is every colour that text and lines of our pictures may have; the fill of text that
-names none is black. matplotlib writes colours into ``style``, Graphviz and our own drawings into ``fill`` and ``stroke``.
+Each SVG brings its own rules for ``prefers-color-scheme: dark``, because GitHub, editors and the site show it as it is.
+They replace the colours of `DARK`. Text without a colour is black. matplotlib writes colours into ``style``; Graphviz
+and our own drawings write them into ``fill`` and ``stroke``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import io
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -47,7 +47,7 @@ DARK = {
 """A colour on light ground, and in its place on dark ground."""
 OPENING = re.compile(r"<svg\b[^>]*>")
 RULES = re.compile(r"<style>@media \(prefers-color-scheme: dark\).*?</style>\n?", re.DOTALL)
-TEXT_STYLE = {"svg.fonttype": "none", "svg.hashsalt": "spark_purgatory", "font.family": "sans-serif"}
+TEXT_STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "spark_purgatory", "font.family": "sans-serif"}
 """matplotlib's settings for a small picture: text as text, and the same numbers give the same file."""
 
 

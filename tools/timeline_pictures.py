@@ -20,6 +20,7 @@ NEWEST = WATERMARK + 10
 FIRST, LAST = 8 * 60 + 55, 11 * 60 + 5
 HOURS = {540: "09:00", 570: "09:30", 600: "10:00", 630: "10:30", 660: "11:00"}
 BLUE, GREY, LINE, GROUND = "#1565c0", "#5f6368", "#e0e0e0", "#ffffff"
+DASHED = f'stroke="{BLUE}" stroke-width="1.5" stroke-dasharray="5 3"'
 COLOURS = {"COMPLETED": ("#2e7d32", "#2e7d32"), "EXPIRED": ("#ef6c00", "#b84a00"), "waiting": (BLUE, BLUE)}
 """Of bars and of text."""
 FONT = 'font-family="Helvetica,Arial,sans-serif" fill="#1b1b1b"'
@@ -78,7 +79,9 @@ def bar(order: Order, at: Callable[[int], float], y: float, width: int) -> list[
     if order.paid is not None:
         is_in_time = order.status == "COMPLETED"
         fill, stroke = (colour, GROUND) if is_in_time else (GROUND, GREY)
-        parts.append(f'<circle cx="{at(order.paid):.1f}" cy="{y}" r="6" fill="{fill}" stroke="{stroke}" stroke-width="2"/>')
+        parts.append(
+            f'<circle cx="{at(order.paid):.1f}" cy="{y}" r="6" fill="{fill}" stroke="{stroke}" stroke-width="2"/>'
+        )
     return parts
 
 
@@ -102,7 +105,7 @@ def wide() -> str:
         parts.append(line(at(minute), 50, at(minute), 258, f'stroke="{LINE}"'))
         parts.append(text(at(minute), 44, hour, f'text-anchor="middle" fill="{GREY}" font-size="11"'))
     parts.append(f'<rect x="54" y="50" width="{at(WATERMARK) - 54:.1f}" height="208" fill="{BLUE}" opacity=".07"/>')
-    parts.append(line(at(WATERMARK), 50, at(WATERMARK), 264, f'stroke="{BLUE}" stroke-width="1.5" stroke-dasharray="5 3"'))
+    parts.append(line(at(WATERMARK), 50, at(WATERMARK), 264, DASHED))
     for y, size, words in ((278, 12, "watermark 10:15"), (293, 11, "newest payment 10:25, less 10 min")):
         parts.append(text(at(WATERMARK), y, words, f'text-anchor="middle" fill="{BLUE}" font-size="{size}"'))
     for y, order in zip(range(74, 275, 40), ORDERS, strict=False):
@@ -133,7 +136,7 @@ def phone() -> str:
         parts.append(line(at(minute), 48, at(minute), 290, f'stroke="{LINE}"'))
         parts.append(text(at(minute), 42, HOURS[minute], f'text-anchor="middle" fill="{GREY}"'))
     parts.append(f'<rect x="0" y="48" width="{at(WATERMARK):.1f}" height="242" fill="{BLUE}" opacity=".07"/>')
-    parts.append(line(at(WATERMARK), 48, at(WATERMARK), 296, f'stroke="{BLUE}" stroke-width="1.5" stroke-dasharray="5 3"'))
+    parts.append(line(at(WATERMARK), 48, at(WATERMARK), 296, DASHED))
     for y, order in zip(range(66, 275, 48), ORDERS, strict=False):
         status = f'<tspan fill="{COLOURS[order.status][1]}" font-weight="bold">{order.status}</tspan>'
         words = f'{order.name} {status} <tspan fill="{GREY}">{order.note}</tspan>'

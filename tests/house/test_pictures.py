@@ -15,7 +15,7 @@ PICTURES = sorted((ROOT / "docs").rglob("*.svg"))
 DARK_GROUNDS = ("#0d1117", "#1e2129")
 """GitHub's, and that of the site's dark colours."""
 NAMES = {"black": "#000000", "white": "#ffffff"}
-RULE = re.compile(r'(svg|\[[^\]]+\])\{(\w+):(#\w{6})(?:!important)?\}')
+RULE = re.compile(r"(svg|\[[^\]]+\])\{(\w+):(#\w{6})(?:!important)?\}")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -81,7 +81,8 @@ def test_a_picture_can_be_read_on_both_grounds(path: Path) -> None:
 
 
 def test_a_picture_that_cannot_be_read_is_found() -> None:
-    svg = '<svg xmlns="http://www.w3.org/2000/svg"><text fill="#cccccc">a</text><text>b</text><path stroke="black"/></svg>'
+    drawn = '<text fill="#cccccc">a</text><text>b</text><path stroke="black"/>'
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg">{drawn}</svg>'
     assert faults(svg) == [
         "it has no rules for dark ground",
         "line black: 21.0 on white, 1.1 on dark",
