@@ -102,8 +102,6 @@ def draw_picture(path: Path, standings: Sequence[Standing], facts: dict[str, Any
     """Bars: the median rate of each contender, its lowest and highest as a whisker."""
     from matplotlib.figure import Figure  # Only those who want a picture need it.
 
-    from tools.pictures import save
-
     figure = Figure(figsize=(9, 1.6 + 0.6 * len(standings)), layout="constrained")
     axes = figure.subplots()
     rates = [standing.rate for standing in standings]
@@ -122,7 +120,8 @@ def draw_picture(path: Path, standings: Sequence[Standing], facts: dict[str, Any
     axes.set_xlabel("rows a second, steady; whisker: lowest and highest round")
     axes.set_title(f"Workload W, {facts['spark_settings']['spark.master']}, pyspark {facts['pyspark']}")
     axes.spines[["top", "right"]].set_visible(False)
-    save(figure, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
 
 
 def _processor() -> str:

@@ -41,6 +41,7 @@ app = typer.Typer(
     cls=Commands,
     rich_markup_mode=None,
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
     help=__doc__,
 )
@@ -184,7 +185,7 @@ def pending(
         str, typer.Option(help='In SQL: "age_ms DESC"; by default what ends first comes first.')
     ] = "remaining_ms",
     columns: Annotated[str | None, typer.Option(help="Columns, with commas between them; by default all.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Rows shown.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="Rows shown.")] = 20,
     batch_id: Annotated[int | None, typer.Option(help="After which micro-batch. [default: the latest]")] = None,
     prefix: Annotated[str, typer.Option(help="Before the names of our columns, where yours have them.")] = "",
     wide: Annotated[bool, typer.Option("--wide", help="All columns, in a block for each row if need be.")] = False,
@@ -279,6 +280,7 @@ def move(
     tables: Annotated[
         str | None, typer.Option(help="Take what waits from the tables of export-state.", show_default=False)
     ] = None,
+    removed: Annotated[list[str] | None, typer.Option(help="Rows you removed there: operations=4.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be moved; write nothing.")] = False,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a field: purgatory.shards=64.")] = None,
 ) -> None:
@@ -293,7 +295,13 @@ def move(
     raise typer.Exit(
         show_move(
             MoveRequest(
-                job_file=job_file, source=source, partitions=partitions, tables=tables, dry_run=dry_run, sets=set_ or ()
+                job_file=job_file,
+                source=source,
+                partitions=partitions,
+                tables=tables,
+                removed=removed or (),
+                dry_run=dry_run,
+                sets=set_ or (),
             ),
             terminal(),
         )

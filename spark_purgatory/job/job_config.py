@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, create_model, model_validator
 
 from spark_purgatory.config import (
-    MOST_COUNT,
     ColumnLike,
     Columns,
     Completions,
@@ -79,7 +78,7 @@ TYPES: dict[Any, Any] = {
     Names: Texts,
     DurationOption: Duration,
     SizeOption: Size,
-    int: Annotated[Whole, Field(ge=1, le=MOST_COUNT)],
+    int: Annotated[Whole, Field(ge=1)],
 }
 """What the file takes for an option of each type; what is not here, it takes as Python does."""
 M = TypeVar("M", bound=Model)

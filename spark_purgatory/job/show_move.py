@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.arguments import log_file, settings_from
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.reading import guarded_reading
@@ -26,6 +27,7 @@ class MoveRequest:
     source: str
     partitions: int | None
     tables: str | None
+    removed: Sequence[str]
     dry_run: bool
     sets: Sequence[str]
 
@@ -45,6 +47,7 @@ def show_move(request: MoveRequest, console: Console) -> int:
                 target=config.checkpoint,
                 partitions=request.partitions,
                 tables=request.tables,
+                removed=_removed(request.removed),
                 dry_run=request.dry_run,
                 progress=lambda line: say(console, line),
             )
@@ -55,6 +58,14 @@ def show_move(request: MoveRequest, console: Console) -> int:
             say(console, f"Start it: spark-purgatory run {request.job_file}")
 
     return guarded_reading(request.source, move)
+
+
+def _removed(given: Sequence[str]) -> dict[str, int]:
+    """What ``--removed`` states, by table."""
+    pairs = {name: rows for name, _, rows in (each.partition("=") for each in given)}
+    if wrong := [name for name, rows in pairs.items() if not rows.isdecimal()]:
+        raise ConfigError(f"--removed {wrong[0]}: give a table and how many rows you removed, such as operations=4")
+    return {name: int(rows) for name, rows in pairs.items()}
 
 
 def show_export(checkpoint: str, folder: str, settings: Sequence[str], console: Console) -> int:

@@ -29,12 +29,40 @@ from tests.support.law_streams import law_stream
 from tests.support.law_worlds import draw
 from tests.support.oracle import KINDS
 
-SPOILED: Mapping[str, Callable[[DataFrame], DataFrame]] = {
-    "table 'operations' lacks created_us bigint": lambda rows: rows.drop("created_us"),
-    "table 'operations' lacks late boolean": lambda rows: rows.withColumn("late", F.col("late").cast("string")),
-    r"\d+ operations lack a key, a time": lambda rows: rows.withColumn("deadline_us", F.lit(None).cast("bigint")),
-}
-"""What is said of operations that were spoiled so."""
+SPOILED: list[tuple[str, str, Callable[[DataFrame], DataFrame]]] = [
+    ("operations", "table 'operations' lacks created_us bigint", lambda rows: rows.drop("created_us")),
+    (
+        "operations",
+        "table 'operations' lacks late boolean",
+        lambda rows: rows.withColumn("late", F.col("late").cast("string")),
+    ),
+    (
+        "operations",
+        "table 'operations' has columns of its own, why: drop them",
+        lambda rows: rows.withColumn("why", F.lit(1)),
+    ),
+    (
+        "operations",
+        r"table 'operations', column 'deadline_us': \d+ rows have null: repair",
+        lambda rows: rows.withColumn("deadline_us", F.lit(None).cast("bigint")),
+    ),
+    ("operations", r"column 'row': \d+ rows have the number of another row", lambda rows: rows.union(rows)),
+    ("events", r"table 'events', column 'row': \d+ rows have the number of another row", lambda rows: rows.union(rows)),
+    ("events", r"column 'kind': \d+ rows have none of complete", lambda rows: rows.withColumn("kind", F.lit("finish"))),
+    (
+        "ids",
+        r"table 'ids', column 'row': \d+ rows of the \d+ that were exported are missing",
+        lambda rows: rows.limit(0),
+    ),
+    ("counts", "table 'counts', column 'manifest': 2 rows, and one is exported", lambda rows: rows.union(rows)),
+    ("counts", "table 'counts' has other columns", lambda rows: rows.drop("format")),
+    (
+        "counts",
+        "column 'manifest': 1 row is not as export_state wrote it",
+        lambda rows: rows.withColumn("manifest", F.lit("{}")),
+    ),
+]
+"""(table, what is said of it, how it was spoiled)."""
 EVIDENCE: Mapping[str, Any] = {"evidence": "all"}
 
 
@@ -237,18 +265,32 @@ def test_operations_are_taken_out_of_what_waits(lane: Any) -> None:
     old, stream.checkpoint = stream.checkpoint, stream.folder / "moved"
     tables = str(stream.folder / "edited")
     spoiled = stream.folder / "spoiled"
-    shutil.copytree(stream.folder / "edited", spoiled)
     target = str(stream.checkpoint)
-    for said, spoil in SPOILED.items():
-        rows = spoil(stream.spark.read.parquet(f"{tables}/operations"))
-        rows.write.mode("overwrite").parquet(str(spoiled / "operations"))
+
+    def refused(said: str, folder: Path, removed: Mapping[str, Any] | None) -> None:
         with pytest.raises(ConfigError, match=said):
-            move_checkpoint(stream.spark, stream.outcomes(), source=str(old), target=target, tables=str(spoiled))
-    shutil.rmtree(spoiled / "ids")
-    with pytest.raises(ConfigError, match="there is no table 'ids'"):
-        move_checkpoint(stream.spark, stream.outcomes(), source=str(old), target=target, tables=str(spoiled))
+            move_checkpoint(
+                stream.spark, stream.outcomes(), source=str(old), target=target, tables=str(folder), removed=removed
+            )
+
+    for name, said, spoil in SPOILED:
+        shutil.rmtree(spoiled, ignore_errors=True)
+        shutil.copytree(stream.folder / "edited", spoiled)
+        spoil(stream.spark.read.parquet(f"{tables}/{name}")).write.mode("overwrite").parquet(str(spoiled / name))
+        refused(said, spoiled, {"operations": 1})
+    shutil.rmtree(spoiled)
+    shutil.copytree(stream.folder / "edited", spoiled, ignore=shutil.ignore_patterns("ids"))
+    refused("there is no table 'ids'", spoiled, {"operations": 1})
+    edited = stream.folder / "edited"
+    refused(
+        r"column 'row': 1 rows of the \d+ that were exported are missing.*removed=\{'operations': 1\}", edited, None
+    )
+    for wrong in ({"operation": 1}, {"operations": -1}, {"operations": True}):
+        refused("give the number of rows that you removed", edited, wrong)
     assert not stream.checkpoint.exists()
-    move_checkpoint(stream.spark, stream.outcomes(), source=str(old), target=str(stream.checkpoint), tables=tables)
+    move_checkpoint(
+        stream.spark, stream.outcomes(), source=str(old), target=target, tables=tables, removed={"operations": 1}
+    )
     assert sum(stream.waiting().values()) == counts["operations"] - 1
     for batch in others:
         stream.add(batch)

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.export.checked import TableRules
 from spark_purgatory.core.export.put_together import Dealt, history_of, most_of_any_shard, put_together
 from spark_purgatory.core.export.taken_apart import events_tables, ids_table, operations_table
 from spark_purgatory.core.spec.engine_spec import EngineSpec
@@ -27,6 +28,10 @@ def moved(before: Shards, spec: EngineSpec, shards: int) -> Shards:
     rows = None if not operations else _operations(pa.concat_tables(map(_texts, operations)), after)
     heard = None if not events else _events(_united(events, after), after)
     seen = _ids(pa.concat_tables(ids), after)
+    rules = TableRules(after.spec, one_key=not before.several)
+    for name, table in (("operations", rows), ("events", heard), ("ids", seen)):
+        found = None if table is None else rules.faults(name, numbered(table))
+        assert not found, f"a table that nobody edited has faults: {name}, {found}"
     watermark_ms = max(engine.watermark_ms for engine in engines)
     history = history_of([tally_of(engine) for engine in engines])
     for shard in range(shards):
@@ -38,6 +43,11 @@ def moved(before: Shards, spec: EngineSpec, shards: int) -> Shards:
         engine = put_together(after.spec, dealt, watermark_ms, history if shard == 0 else None)
         _keep(after, shard, engine)
     return after
+
+
+def numbered(table: pa.Table) -> pa.Table:
+    """The rows with a number each, as an export has them."""
+    return table.append_column("row", pa.array(np.arange(len(table))))
 
 
 def _keep(after: Shards, shard: int, engine: EventTimePurgatory) -> None:

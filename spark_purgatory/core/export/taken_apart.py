@@ -44,7 +44,7 @@ def operations_table(engine: EventTimePurgatory, names: list[str]) -> pa.Table |
     until_us[known] = engine.deduplication.ids.deadline_us.values[slots[known]]
     columns = {
         "operation": _named(table.payload.take(rows), names),
-        "id": table.ids.take(rows) if table.ids.chunks else pa.nulls(len(rows), pa.string()),
+        "id": table.ids.take(rows) if table.ids.chunks else _seen(engine, slots),
         "keys": _lists(offsets, watchers.keys.take(entries)),
         "created_us": pa.array(table.created_us[rows]),
         "deadline_us": pa.array(table.deadline_us[rows]),
@@ -160,6 +160,14 @@ def _slots(engine: EventTimePurgatory, rows: Int64s) -> Int64s:
         identity = deduplication.identity_of(rows[decided])
         slots[decided] = deduplication.ids.slots_of(identity, table.deadline_us[rows[decided]])
     return slots
+
+
+def _seen(engine: EventTimePurgatory, slots: Int64s) -> pa.Array:
+    """The ids at slots, (n,), null where that is -1: of rows that have none of their own."""
+    held = engine.deduplication.ids.columns[0]
+    if not held.chunks:
+        return pa.nulls(len(slots), pa.string())
+    return held.take(np.maximum(slots, 0)).take(pa.array(np.arange(len(slots)), mask=slots < 0))
 
 
 def _lists(offsets: Int64s, values: pa.Array) -> pa.ListArray:

@@ -47,6 +47,5 @@ def export_state(spark: SparkSession, checkpoint: str, folder: str) -> Mapping[s
     with reaching("checkpoint", checkpoint):
         old = OldCheckpoint.read(files, checkpoint, "checkpoint")
     found = survey(spark, checkpoint)
-    write_tables(found, old.query_id, folder)
-    counts = {name: spark.read.parquet(f"{folder}/{name}").count() for name in ("operations", "events", "ids")}
-    return {**counts, "batch_id": found.states.batch_id}
+    manifest = write_tables(found, old.query_id, folder)
+    return {**manifest.rows, "batch_id": manifest.batch_id}

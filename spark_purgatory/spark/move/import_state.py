@@ -18,7 +18,7 @@ from spark_purgatory.spark.host.calls import RESULT_DDL
 from spark_purgatory.spark.host.exchange import EXCHANGE_DDL, packer
 from spark_purgatory.spark.host.worker import prepare_worker
 from spark_purgatory.spark.move.importing import SIDES, Importing, nothing
-from spark_purgatory.spark.move.tables import COUNTS, Manifest, with_hashes
+from spark_purgatory.spark.move.tables import COUNTS, ROW, Manifest, with_hashes
 from spark_purgatory.spark.operator.inputs import WATERMARK_METADATA
 from spark_purgatory.spark.operator.stream_plan import Query
 from spark_purgatory.spark.storage.paths import literal
@@ -62,7 +62,7 @@ def import_tables(
 def _packed(spark: SparkSession, folder: str, name: str, query: Query) -> DataFrame:
     path = f"{folder}/{name}"
     schema = spark.read.parquet(literal(path)).schema
-    rows = spark.readStream.schema(schema).parquet(literal(path))
+    rows = spark.readStream.schema(schema).parquet(literal(path)).drop(ROW)
     if name == COUNTS:
         # The first shard is made even if nothing waits in it: it remembers what was counted.
         hashed = rows.select(F.lit(0).cast("bigint").alias("route"), F.lit(0).cast("timestamp").alias("guarded"))

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +29,12 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.errors import BugError, ConfigError
 from spark_purgatory.spark.checkpoint.gauges import gauges
+from spark_purgatory.spark.move.check_tables import check_removed, check_tables
 from spark_purgatory.spark.move.files import Files, reaching
 from spark_purgatory.spark.move.import_state import import_tables
 from spark_purgatory.spark.move.old_checkpoint import PARTITIONS, OldCheckpoint, check_target, conf_of
 from spark_purgatory.spark.move.survey import Survey, check_takes_over, survey
-from spark_purgatory.spark.move.tables import check_tables, read_manifest, write_tables
+from spark_purgatory.spark.move.tables import read_manifest, write_tables
 from spark_purgatory.spark.operator.stream_plan import Query, query_of
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
 from spark_purgatory.spark.storage.storage_access import absolute
@@ -110,6 +111,7 @@ def move_checkpoint(
     target: str,
     partitions: int | None = None,
     tables: str | None = None,
+    removed: Mapping[str, int] | None = None,
     dry_run: bool = False,
     progress: Callable[[str], None] = LOG.info,
 ) -> Move:
@@ -128,6 +130,8 @@ def move_checkpoint(
             as before. As many as cores, at most as many as shards.
         tables: What waits is taken from these tables of `export_state`, which you may have edited, in place of the old
             checkpoint's state.
+        removed: How many rows you removed from ``operations``, ``events`` or ``ids`` among the tables, by name. The
+            move refuses tables from which rows are missing that you do not state here.
         dry_run: Look at all shards and say what would be moved; write nothing.
         progress: Called with a line after each step; by default they go to the log.
 
@@ -149,6 +153,8 @@ def move_checkpoint(
     files = Files(spark)
     source, target = (absolute(spark, path.rstrip("/")) for path in (source, target))
     tables = None if tables is None else absolute(spark, tables.rstrip("/"))
+    removed = removed or {}
+    check_removed(removed, tables)
     query = _query(outcomes)
     if partitions is not None and (isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1):
         raise ConfigError(f"partitions={partitions!r} is to be a whole number from 1 on")
@@ -183,7 +189,9 @@ def move_checkpoint(
             seconds=time.monotonic() - began,
         )
 
-    waits = found.operations if tables is None else check_tables(spark, tables, query, old, found)
+    waits = found.operations
+    if tables is not None:
+        waits = check_tables(spark, tables, query=query, old=old, found=found, removed=removed)
     if not dry_run:
         steps = _Steps(
             spark=spark, files=files, query=query, old=old, target=target, partitions=partitions, progress=progress

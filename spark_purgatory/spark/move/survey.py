@@ -78,6 +78,11 @@ class Survey:
         return spec_of(self.found[0].facts["spec"])
 
     @property
+    def roles(self) -> dict[str, str]:
+        """The operations' own columns that are columns of the engine, by its name of them."""
+        return dict(self.found[0].facts.get("roles", {}))
+
+    @property
     def is_copied(self) -> bool:
         """Whether shards may each have a copy of an event: those of several keys are sent every one."""
         return len(self.found) > 1 and self.spec.identity_width == 1 and not self.spec.key_prefix

@@ -15,22 +15,24 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from spark_purgatory.core.export.checked import TABLES
 from spark_purgatory.core.export.put_together import history_of, most_of_any_shard
 from spark_purgatory.core.export.taken_apart import events_tables, ids_table, operations_table
-from spark_purgatory.core.state.engine_snapshot import inspect, listed
+from spark_purgatory.core.state.engine_snapshot import inspect
 from spark_purgatory.core.state.payload_schema import conform
-from spark_purgatory.errors import ConfigError, StateMismatchError
+from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.checkpoint.shard_states import states_in
-from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint
-from spark_purgatory.spark.move.survey import ShardFacts, Survey, read_facts
+from spark_purgatory.spark.move.survey import ShardFacts, Survey
 from spark_purgatory.spark.operator.payload import arrow_schema, spark_types
-from spark_purgatory.spark.operator.stream_plan import Query
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.version import __version__
 
 FORMAT = 1
 """Version of the tables' columns."""
 COUNTS = "counts"
+COUNTS_DDL = "format int, spark_purgatory string, manifest string"
+ROW = "row"
+"""Column of the number that each row of a table has."""
 ROWS_A_BATCH = 1 << 16
 DEDUPLICATED_IN = 64
 """Groups of events whose copies are looked for, by key."""
@@ -48,16 +50,16 @@ class Manifest:
     """The latest that an engine has seen."""
     shards: int | None
     host: str
-    operations: int
-    is_copied: bool
     history: dict[str, Any]
     """What the shards counted since the query began, by field of `Tally`."""
     queries: list[dict[str, Any]]
     """What the states say of their query, as `ShardFacts.to_json`."""
+    rows: dict[str, int]
+    """How many rows each table had."""
 
 
 def schemas_of(found: Survey) -> dict[str, T.StructType]:
-    """The Spark schemas of the tables."""
+    """The Spark schemas of the tables, without the number that each row has."""
     id_type, key_type, event_id = found.key_types()
     own, carried = _spark_type(found.payload()), found.carried()
     by_row = ", rule string, need double, sum_need string, level_needs array<string>"
@@ -84,40 +86,49 @@ def schemas_of(found: Survey) -> dict[str, T.StructType]:
     }
 
 
-def write_tables(found: Survey, query_id: str, folder: str) -> None:
+def write_tables(found: Survey, query_id: str, folder: str) -> Manifest:
     """Write the tables of a query's checkpoint below a folder that is not there yet."""
+    spark = found.states.whole.sparkSession
     for name, schema in schemas_of(found).items():
-        _table(found, name, schema).write.parquet(f"{folder}/{name}")
-    tallies = [each.tally for each in found.found]
+        numbered = _table(found, name, schema).withColumn(ROW, F.monotonically_increasing_id())
+        numbered.write.parquet(f"{folder}/{name}")
     manifest = Manifest(
         query_id=query_id,
         batch_id=found.states.batch_id,
         watermark_ms=found.watermark_ms,
         shards=found.found[0].shards,
         host=found.states.host,
-        operations=found.operations,
-        is_copied=found.is_copied,
-        history=history_of(tallies),
+        history=history_of([each.tally for each in found.found]),
         queries=_distinct(found.found),
+        rows={name: read_table(spark, folder, name).count() for name in TABLES},
     )
-    spark = found.states.whole.sparkSession
-    row = (FORMAT, __version__, found.operations, json.dumps(vars(manifest)))
-    ddl = "format int, spark_purgatory string, operations bigint, manifest string"
-    spark.createDataFrame([row], ddl).coalesce(1).write.parquet(f"{folder}/{COUNTS}")
+    row = (FORMAT, __version__, json.dumps(vars(manifest)))
+    spark.createDataFrame([row], COUNTS_DDL).coalesce(1).write.parquet(f"{folder}/{COUNTS}")
+    return manifest
 
 
 def read_manifest(spark: SparkSession, folder: str) -> Manifest:
-    """The manifest of an export. Raises ConfigError where there is none, or of another format."""
-    [row] = _read(spark, folder, COUNTS).collect()
+    """The manifest of an export. Raises ConfigError where it is missing, was edited, or has another format."""
+    table, where = read_table(spark, folder, COUNTS), f"tables={folder!r}: table 'counts'"
+    if table.schema.simpleString() != spark.createDataFrame([], COUNTS_DDL).schema.simpleString():
+        raise ConfigError(f"{where} has other columns than {COUNTS_DDL}: copy it as export_state wrote it")
+    rows = table.collect()
+    if len(rows) != 1:
+        raise ConfigError(f"{where}, column 'manifest': {len(rows):,} rows, and one is exported: copy that one alone")
+    [row] = rows
     if row["format"] != FORMAT:
         raise ConfigError(
-            f"{folder!r} is an export of format {row['format']}, this version of spark_purgatory reads {FORMAT}: use "
+            f"{where} is of format {row['format']}, this version of spark_purgatory reads {FORMAT}: use "
             f"the release that wrote it, {row['spark_purgatory']}"
         )
-    return Manifest(**json.loads(row["manifest"]))
+    try:
+        return Manifest(**json.loads(row["manifest"]))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}, column 'manifest': 1 row is not as export_state wrote it: copy it") from error
 
 
-def _read(spark: SparkSession, folder: str, name: str) -> DataFrame:
+def read_table(spark: SparkSession, folder: str, name: str) -> DataFrame:
+    """A table of an export. Raises ConfigError where it is missing."""
     try:
         return spark.read.parquet(f"{literal(folder)}/{name}")
     except AnalysisException as error:
@@ -125,41 +136,6 @@ def _read(spark: SparkSession, folder: str, name: str) -> DataFrame:
             f"tables={folder!r}: there is no table {name!r}, or it has no file: give the folder that export_state "
             "wrote, with all of its tables"
         ) from error
-
-
-def check_tables(spark: SparkSession, folder: str, query: Query, old: OldCheckpoint, found: Survey) -> int:
-    """How many operations wait in tables that a query is to take over from a checkpoint, in which this was found.
-
-    Raises ConfigError where they are not whole, or not of the checkpoint's last micro-batch; StateMismatchError where
-    the query cannot take them over.
-    """
-    manifest = read_manifest(spark, folder)
-    if (manifest.query_id, manifest.batch_id) != (old.query_id, old.batch_id):
-        raise ConfigError(
-            f"tables={folder!r} are of micro-batch {manifest.batch_id} of query {manifest.query_id}, and "
-            f"source={old.path!r} is at micro-batch {old.batch_id} of query {old.query_id}: export its state again"
-        )
-    every = [text for said in manifest.queries for text in read_facts(said, query.spec)]
-    if every:
-        raise StateMismatchError(listed(list(dict.fromkeys(every))))
-    for name, schema in schemas_of(found).items():
-        there = dict(_read(spark, folder, name).dtypes)
-        wanted = {field.name: field.dataType.simpleString() for field in schema}
-        if wrong := [f"{each} {kind}" for each, kind in wanted.items() if there.get(each) != kind]:
-            raise ConfigError(
-                f"tables={folder!r}: table {name!r} lacks {', '.join(wrong)}: write the columns as export_state has "
-                "written them"
-            )
-    waits = _read(spark, folder, "operations")
-    optional = ("operation",) if "operation" in waits.columns else ()
-    needed = (*optional, "created_us", "deadline_us", "from_us", "late", "undecided")
-    lacks = " OR ".join(["coalesce(size(keys), 0) < 1", *(f"{name} IS NULL" for name in needed)])
-    if bad := waits.where(f"{lacks} OR exists(keys, key -> key IS NULL)").count():
-        raise ConfigError(
-            f"tables={folder!r}: {bad:,} operations lack a key, a time or another column: export_state writes none "
-            "like that, so repair what edited them"
-        )
-    return waits.count()
 
 
 def _distinct(found: Iterable[ShardFacts]) -> list[dict[str, Any]]:

@@ -1,0 +1,99 @@
+"""Tables of an export, perhaps edited, before a checkpoint is made of them: whole, and without faults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from spark_purgatory.core.export.checked import TABLES, Fault, TableRules, conserved, told
+from spark_purgatory.core.state.engine_snapshot import listed
+from spark_purgatory.errors import ConfigError, StateMismatchError
+from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint
+from spark_purgatory.spark.move.survey import Survey, read_facts
+from spark_purgatory.spark.move.tables import ROW, read_manifest, read_table, schemas_of
+from spark_purgatory.spark.operator.stream_plan import Query
+
+FAULTS_DDL = "column string, what string, rows bigint, remedy string"
+CHECKED_IN = 64
+"""Groups in which rows are checked: those of one identity are in one."""
+
+
+def check_removed(removed: Mapping[str, int], tables: str | None) -> None:
+    """Raise ConfigError for what is no statement of removed rows."""
+    wrong = [name for name in removed if name not in TABLES]
+    wrong += [n for n, rows in removed.items() if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0]
+    if wrong or (removed and tables is None):
+        raise ConfigError(
+            f"removed={dict(removed)!r}: give the number of rows that you removed from each of {', '.join(TABLES)}, "
+            "such as removed={'operations': 4}, together with tables="
+        )
+
+
+def check_tables(
+    spark: SparkSession, folder: str, *, query: Query, old: OldCheckpoint, found: Survey, removed: Mapping[str, int]
+) -> int:
+    """Check tables that a query is to take over from a checkpoint; returns how many operations wait in them.
+
+    Raises ConfigError where they have faults, or are not of the checkpoint's last micro-batch; StateMismatchError where
+    the query cannot take them over.
+    """
+    manifest = read_manifest(spark, folder)
+    if (manifest.query_id, manifest.batch_id) != (old.query_id, old.batch_id):
+        raise ConfigError(
+            f"tables={folder!r} are of micro-batch {manifest.batch_id} of query {manifest.query_id}, and "
+            f"source={old.path!r} is at micro-batch {old.batch_id} of query {old.query_id}: export its state again"
+        )
+    every = [text for said in manifest.queries for text in read_facts(said, query.spec)]
+    if every:
+        raise StateMismatchError(listed(list(dict.fromkeys(every))))
+    rules = TableRules(query.spec, query.route == "key", found.roles)
+    texts, waits = [], 0
+    for name, schema in schemas_of(found).items():
+        rows = read_table(spark, folder, name)
+        wanted = {ROW: "bigint", **{field.name: field.dataType.simpleString() for field in schema}}
+        _check_columns(folder, name, dict(rows.dtypes), wanted)
+        count = rows.count()
+        waits = count if name == "operations" else waits
+        faults = _faults(name, rows, rules) or conserved(name, count, manifest.rows[name], removed.get(name, 0))
+        texts += told(name, faults)
+    if texts:
+        raise ConfigError(f"tables={folder!r}: {'; '.join(texts)}")
+    return waits
+
+
+def _check_columns(folder: str, name: str, there: Mapping[str, str], wanted: Mapping[str, str]) -> None:
+    if wrong := [f"{each} {kind}" for each, kind in wanted.items() if there.get(each) != kind]:
+        raise ConfigError(
+            f"tables={folder!r}: table {name!r} lacks {', '.join(wrong)}: write the columns as export_state has "
+            "written them"
+        )
+    if more := [each for each in there if each not in wanted]:
+        raise ConfigError(f"tables={folder!r}: table {name!r} has columns of its own, {', '.join(more)}: drop them")
+
+
+def _faults(name: str, rows: DataFrame, rules: TableRules) -> list[Fault]:
+    by = [F.xxhash64(ROW)]
+    if name == "operations":
+        identity = [F.col("id"), F.col("keys")[0]][: rules.spec.identity_width]
+        by = [F.when(F.col("id").isNull(), by[0]).otherwise(F.xxhash64(*identity))]
+        if "operation" in rows.columns:
+            fields = [F.col("operation").getField(field).alias(field) for field in (rules.roles or {}).values()]
+            own = F.struct(F.lit(True).alias("is_there"), *fields)
+            rows = rows.withColumn("operation", F.when(F.col("operation").isNotNull(), own))
+    elif name == "events":
+        rows = rows.select(*(each for each in rows.columns if each != "columns"))
+    checked = rows.groupBy(F.pmod(by[0], F.lit(CHECKED_IN))).applyInArrow(_checker(name, rules), FAULTS_DDL)
+    summed = checked.groupBy("column", "what", "remedy").agg(F.sum("rows").alias("rows")).orderBy("column", "what")
+    return [Fault(**row.asDict()) for row in summed.collect()]
+
+
+def _checker(name: str, rules: TableRules) -> Callable[[pa.Table], pa.Table]:
+    def check(table: pa.Table) -> pa.Table:
+        found = [vars(fault) for fault in rules.faults(name, table)]
+        schema = [("column", pa.string()), ("what", pa.string()), ("rows", pa.int64()), ("remedy", pa.string())]
+        return pa.Table.from_pylist(found, schema=pa.schema(schema))
+
+    return check
