@@ -258,6 +258,8 @@ def draw_picture(path: Path, results: list[tuple[Point, Measured]]) -> None:
     """A panel a curve: first step, restore and save; above each, bytes of state a waiting operation."""
     from matplotlib.figure import Figure  # Only those who want a picture need it.
 
+    from tools.pictures import save
+
     curves = list(dict.fromkeys(point.curve for point, _ in results))
     figure = Figure(figsize=(5 * len(curves), 4.5), layout="constrained")
     for axes, curve in zip(figure.subplots(1, len(curves), squeeze=False)[0], curves, strict=True):
@@ -275,8 +277,7 @@ def draw_picture(path: Path, results: list[tuple[Point, Measured]]) -> None:
         axes.set_ylabel("CPU ms")
         axes.spines[["top", "right"]].set_visible(False)
     figure.axes[0].legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def label_of(point: Point) -> str:

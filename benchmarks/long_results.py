@@ -11,7 +11,8 @@ from typing import Any
 
 from rich.table import Table
 
-COLOURS = {"blob": "#78909c", "log": "#1f6f8b", "join": "#c0504d", "flink_rocksdb": "#e6a23c", "flink_heap": "#7a6a9b"}
+COLOURS = {"blob": "#546e7a", "log": "#1f6f8b", "join": "#b03a2e", "flink_rocksdb": "#8a5a00", "flink_heap": "#6a4c93"}
+"""Text in them can be read on white; `tools/pictures.py` has those for dark ground."""
 
 
 @dataclass(frozen=True)
@@ -201,8 +202,9 @@ def draw_picture(path: Path, table: Sequence[Standing]) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullLocator, StrMethodFormatter
 
-    # Text as text, and no date or random ids: the same numbers give the same file.
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "spark_purgatory", "font.family": "sans-serif"}):
+    from tools.pictures import TEXT_STYLE, save
+
+    with rc_context(TEXT_STYLE):
         series = list(dict.fromkeys(at.series for at in table))
         figure = Figure(figsize=(1 + 5 * len(series), 4.4), layout="constrained")
         panels = figure.subplots(1, len(series), squeeze=False, sharey=True)[0]
@@ -227,8 +229,7 @@ def draw_picture(path: Path, table: Sequence[Standing]) -> None:
             axes.grid(True, which="both", linewidth=0.3)
             axes.spines[["top", "right"]].set_visible(False)
         panels[0].set_ylabel("milliseconds of a micro-batch, median")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, transparent=True, metadata={"Date": None} if path.suffix == ".svg" else None)
+        save(figure, path)
 
 
 LABELS = {

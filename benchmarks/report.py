@@ -102,6 +102,8 @@ def draw_picture(path: Path, standings: Sequence[Standing], facts: dict[str, Any
     """Bars: the median rate of each contender, its lowest and highest as a whisker."""
     from matplotlib.figure import Figure  # Only those who want a picture need it.
 
+    from tools.pictures import save
+
     figure = Figure(figsize=(9, 1.6 + 0.6 * len(standings)), layout="constrained")
     axes = figure.subplots()
     rates = [standing.rate for standing in standings]
@@ -120,8 +122,7 @@ def draw_picture(path: Path, standings: Sequence[Standing], facts: dict[str, Any
     axes.set_xlabel("rows a second, steady; whisker: lowest and highest round")
     axes.set_title(f"Workload W, {facts['spark_settings']['spark.master']}, pyspark {facts['pyspark']}")
     axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    save(figure, path)
 
 
 def _processor() -> str:

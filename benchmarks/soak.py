@@ -224,6 +224,8 @@ def draw_picture(path: Path, samples: Sequence[Sample]) -> None:
     from matplotlib import rc_context  # Only those who want a picture need it.
     from matplotlib.figure import Figure
 
+    from tools.pictures import TEXT_STYLE, save
+
     samples = samples[1:]
     minutes = [at.seconds / 60 for at in samples]
     panels: list[tuple[str, list[float]]] = [
@@ -232,7 +234,7 @@ def draw_picture(path: Path, samples: Sequence[Sample]) -> None:
         ("Python workers, GB", [at.worker_bytes / 1e9 for at in samples]),
         ("files of the checkpoint", [at.checkpoint_files for at in samples]),
     ]
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "spark_purgatory", "font.family": "sans-serif"}):
+    with rc_context(TEXT_STYLE):
         figure = Figure(figsize=(10, 6), layout="constrained")
         for axes, (title, values) in zip(figure.subplots(2, 2, sharex=True).flat, panels, strict=True):
             axes.plot(minutes, values, color="#1f6f8b", linewidth=1)
@@ -242,8 +244,7 @@ def draw_picture(path: Path, samples: Sequence[Sample]) -> None:
             axes.spines[["top", "right"]].set_visible(False)
         for axes in figure.axes[2:]:
             axes.set_xlabel("minutes")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, transparent=True, metadata={"Date": None} if path.suffix == ".svg" else None)
+        save(figure, path)
 
 
 def main(

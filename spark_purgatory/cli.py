@@ -41,7 +41,6 @@ app = typer.Typer(
     cls=Commands,
     rich_markup_mode=None,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help=__doc__,
 )
@@ -185,7 +184,7 @@ def pending(
         str, typer.Option(help='In SQL: "age_ms DESC"; by default what ends first comes first.')
     ] = "remaining_ms",
     columns: Annotated[str | None, typer.Option(help="Columns, with commas between them; by default all.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Rows shown.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="Rows shown.")] = 20,
     batch_id: Annotated[int | None, typer.Option(help="After which micro-batch. [default: the latest]")] = None,
     prefix: Annotated[str, typer.Option(help="Before the names of our columns, where yours have them.")] = "",
     wide: Annotated[bool, typer.Option("--wide", help="All columns, in a block for each row if need be.")] = False,

@@ -31,6 +31,10 @@ shows what this page shows.
 Commands start a Spark of their own. A checkpoint and a table may be read while their query runs. Places are paths or
 URIs as Spark takes them; for an object store give the session what it needs with `--conf`. More on running a job:
 [Run a job](operations.md).
+
+`spark-purgatory --install-completion` makes bash, zsh, fish or PowerShell complete commands, options and files with the
+tab key. `--show-completion` prints the script instead of installing it. An editor with a YAML language server completes
+the job's file, because its first line names the [JSON schema](schema.json) of its fields.
 """
 ORDER = ("demo", "doctor", "example", "check", "run", "pending", "report", "move", "export-state", "repair")
 

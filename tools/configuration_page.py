@@ -40,18 +40,18 @@ PARTS = (
 REST = """
 ## The rest of a job's file
 
-| Section | Takes | Default | Meaning |
-| --- | --- | --- | --- |
-| `name` | text | await_completion | The query's name, in logs and metrics. |
-| `checkpoint` | text | must be given | The query's checkpoint. |
-| `trigger` | `processingTime: 10 seconds` or `availableNow: true` | 10 seconds | When a micro-batch starts. |
-| `metrics` | `prometheus_port`, `json_lines`, `opentelemetry`, `gauges_every` | none | [Their places](metrics.md). |
-| `dead_letters` | `path`, `checkpoint` | none | A Delta table of [rows that cannot be read](operations.md). |
-| `state_store` | hdfs or rocksdb | what the host needs, else hdfs | Where Spark keeps the state. |
-| `packages` | list of texts | none | Maven coordinates for the session, such as Kafka's source. |
-| `spark` | settings by name | none | Settings of the Spark session. |
-| `summary` | true or false | true | Whether the run ends with a table of its outcomes. |
-| `heartbeats` | true or false | true | With `idle_after`: false while a backlog is read. |
+| Section | Default | Meaning |
+| --- | --- | --- |
+| `name`<br>text | await_completion | The query's name, in logs and metrics. |
+| `checkpoint`<br>text | must be given | The query's checkpoint. |
+| `trigger`<br>`processingTime: 10 seconds` or `availableNow: true` | 10 seconds | When a micro-batch starts. |
+| `metrics`<br>`prometheus_port`, `json_lines`, `opentelemetry`, `gauges_every` | none | [Their places](metrics.md). |
+| `dead_letters`<br>`path`, `checkpoint` | none | A Delta table of [rows that cannot be read](operations.md). |
+| `state_store`<br>hdfs or rocksdb | what the host needs, else hdfs | Where Spark keeps the state. |
+| `packages`<br>list of texts | none | Maven coordinates for the session, such as Kafka's source. |
+| `spark`<br>settings by name | none | Settings of the Spark session. |
+| `summary`<br>true or false | true | Whether the run ends with a table of its outcomes. |
+| `heartbeats`<br>true or false | true | With `idle_after`: false while a backlog is read. |
 
 `source`, in `operations` and `completions`, is where an input is read from: [Sources and the job's file](sources.md),
 and [From Kafka topics](how-to/kafka.md) for the fields of a topic. `output` takes a topic in place of a table: `topic`,
@@ -81,12 +81,10 @@ def reference() -> str:
     """The whole page."""
     parts = [HEAD]
     for name, section, declared in PARTS:
-        parts.append(
-            f"\n## {name} (YAML: `{section}`)\n\n| Option | Takes | Default | Meaning |\n| --- | --- | --- | --- |\n"
-        )
+        parts.append(f"\n## {name} (YAML: `{section}`)\n\n| Option | Default | Meaning |\n| --- | --- | --- |\n")
         for option_name, option in options_of(declared).items():
             default = _default(option.default, option.kind)
-            parts.append(f"| `{option_name}` | {_takes(option.kind)} | {default} | {option.text} |\n")
+            parts.append(f"| `{option_name}`<br>{_takes(option.kind)} | {default} | {option.text} |\n")
     return "".join([*parts, REST])
 
 

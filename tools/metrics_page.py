@@ -6,16 +6,15 @@ from spark_purgatory.metrics.catalog import METRICS
 
 
 def reference() -> str:
-    """The table of metrics in docs/metrics.md."""
-    lines = ["| Metric | Kind | Unit | Meaning | Kafka | Measured |", "| --- | --- | --- | --- | --- | --- |"]
+    """The two tables of metrics in docs/metrics.md."""
+    lines = ["| Metric | Meaning | Measured |", "| --- | --- | --- |"]
     sources = {"batch": "each micro-batch", "state": "every `gauges_every`", "sink": "each micro-batch, by the sink"}
     for metric in METRICS:
         labels = "".join(f", by `{name}`" for name, _ in metric.labels)
-        kafka = f"`{metric.kafka}`" if metric.kafka else ""
         text = metric.text.removesuffix(".") + labels if metric.labels and "by" not in metric.text else metric.text
-        lines.append(
-            f"| `{metric.name}` | {metric.kind} | {metric.unit} | {text} | {kafka} | {sources[metric.source]} |"
-        )
+        lines.append(f"| `{metric.name}`<br>{metric.kind}, {metric.unit} | {text} | {sources[metric.source]} |")
+    lines += ["", "These measure what a metric of Kafka measures:", "", "| Metric | In Kafka |", "| --- | --- |"]
+    lines += [f"| `{metric.name}` | `{metric.kafka}` |" for metric in METRICS if metric.kafka]
     return "\n".join(lines)
 
 

@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 from notebooks.notebook_support import local_session
 from notebooks.to_jupyter import cells
+from tools.pictures import svg_of
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("0*.py"))
@@ -64,11 +65,9 @@ def page_of(
 
 
 def svg(figure: Figure) -> str:
-    """The picture on no ground, the same each time that it is drawn."""
-    text = io.StringIO()
+    """The picture for both grounds, the same each time that it is drawn."""
     with matplotlib.rc_context({"svg.hashsalt": "notebooks"}):
-        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    return re.sub(r" +$", "", text.getvalue(), flags=re.MULTILINE)
+        return svg_of(figure)
 
 
 def main(names: list[str]) -> None:

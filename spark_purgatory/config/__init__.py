@@ -2,6 +2,7 @@
 
 from spark_purgatory.config.declared import (
     JOIN_THEM,
+    MOST_COUNT,
     ColumnLike,
     Columns,
     Declared,
@@ -32,6 +33,7 @@ from spark_purgatory.config.units import (
 __all__ = [
     "JOIN_THEM",
     "MAX_SHARDS",
+    "MOST_COUNT",
     "ColumnLike",
     "Columns",
     "Completions",

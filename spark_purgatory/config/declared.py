@@ -92,9 +92,13 @@ def _require_columns(value: object, field: str) -> None:
         require_column(column, f"{field}[{i}]")
 
 
+MOST_COUNT = (1 << 31) - 1
+"""The largest whole number of an option: Arrow and the JVM count elements with 32 bits."""
+
+
 def _require_count(value: object, field: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{field}={value!r} must be an int of at least 1")
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_COUNT:
+        raise ConfigError(f"{field}={value!r} must be an int between 1 and {MOST_COUNT:,}")
 
 
 def _require_text(value: object, field: str) -> None:

@@ -35,6 +35,9 @@ BYTES_OF_UNIT = {
 MAX_DURATION_US = 1000 * 366 * US_OF_UNIT["day"]
 """A thousand years: past any wait, and far from where int64 microseconds end."""
 
+MOST_BYTES = 1 << 60
+"""1 EiB: past any memory or table, and sums of several such sizes fit into int64."""
+
 WITHOUT_LENGTH = ("month", "quarter", "year")
 DURATIONS = (
     "A duration is one or more numbers, each with a unit: microseconds (us), milliseconds (ms), seconds (s), "
@@ -125,7 +128,10 @@ def not_a_size(value: object) -> str | None:
     is_known = match is not None and match[2].lower() in BYTES_OF_UNIT
     if not is_known and (isinstance(value, bool) or not isinstance(value, int)):
         return SIZES
-    return None if _bytes(value) >= 1 else f"it is less than a byte. {SIZES}"
+    size = _bytes(value)
+    if size > MOST_BYTES:
+        return "it is more than 1 EiB, the largest size allowed"
+    return None if size >= 1 else f"it is less than a byte. {SIZES}"
 
 
 def _bytes(value: object) -> int:

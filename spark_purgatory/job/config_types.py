@@ -70,8 +70,8 @@ def _is_setting(name: str) -> str:
 
 
 Text = Annotated[str, Field(min_length=1)]
-Scalar = Annotated[str, BeforeValidator(_as_text)]
-Texts = Annotated[list[Text], BeforeValidator(_as_list)]
+Scalar = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int | float | bool)]
+Texts = Annotated[list[Text], BeforeValidator(_as_list, json_schema_input_type=Text | list[Text])]
 Duration = Annotated[str, BeforeValidator(_is_duration)]
 OneColumn = Annotated[Text, BeforeValidator(_is_one)]
 TimeOutText = Annotated[Text, BeforeValidator(_has_unit)]

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, create_model, model_validator
 
 from spark_purgatory.config import (
+    MOST_COUNT,
     ColumnLike,
     Columns,
     Completions,
@@ -78,7 +79,7 @@ TYPES: dict[Any, Any] = {
     Names: Texts,
     DurationOption: Duration,
     SizeOption: Size,
-    int: Annotated[Whole, Field(ge=1)],
+    int: Annotated[Whole, Field(ge=1, le=MOST_COUNT)],
 }
 """What the file takes for an option of each type; what is not here, it takes as Python does."""
 M = TypeVar("M", bound=Model)

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from spark_purgatory.job.readable import readable_bytes, readable_ms
-from spark_purgatory.job.report import DAY, HOUR, MINUTE, MS, NEWER, SECOND, MicroBatch, Report
+from spark_purgatory.job.report import DAY, HOUR, MINUTE, NEWER, SECOND, MicroBatch, Report
 from spark_purgatory.job.summary import NOTHING_LOST, verdict
 from spark_purgatory.spark.checkpoint.gauges import Gauges
 from spark_purgatory.version import LOOKS_WRONG, __version__
@@ -279,7 +279,15 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _instant(ms: int | None) -> str:
-    return "-" if ms is None else f"{datetime.fromtimestamp(ms / MS, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return "-" if ms is None else f"{_written(ms // 1000, '%Y-%m-%d %H:%M:%S')} UTC"
+
+
+def _written(seconds: int, how: str) -> str:
+    """A time since 1970 as text; Python's datetimes end with the year 9999."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime(how)
+    except (ValueError, OverflowError):
+        return f"{seconds:,} s after 1970"
 
 
 def _in_order(by_status: dict[str, Any]) -> dict[str, Any]:
@@ -329,7 +337,7 @@ def _by_hour(axes: Axes, data: dict[str, dict[int, int]]) -> None:
     for status, counts in data.items():
         for at, count in counts.items():
             grouped[status][at // step] += count
-    names = [f"{datetime.fromtimestamp(at * step * 3600, UTC):%d %b %H:%M}" for at in groups]
+    names = [_written(at * step * 3600, "%d %b %H:%M") for at in groups]
     _stacked(axes, grouped, groups, names, every=-(-len(groups) // 7))
 
 

@@ -149,7 +149,8 @@ class PurgatoryTester:
                 watermark that the micro-batches before it have left.
 
         Returns:
-            The outcomes of this step, as dicts; times are datetimes in UTC.
+            The outcomes of this step, as dicts. Times are datetimes in UTC; one after the year 9999, which no datetime
+            holds, is an int of microseconds since 1970.
 
         Raises:
             ConfigError: A row does not fit its schema, or the watermark goes back.
@@ -361,19 +362,29 @@ class PurgatoryTester:
 
 
 def _dicts(table: pa.Table) -> list[dict[str, Any]]:
-    """The rows as dicts; keys of bytes that are no UTF-8, shown as text, have replacement characters as in Spark."""
+    """The rows as dicts; a value that Python has no type for is as `_plain` makes it."""
     try:
         return cast("list[dict[str, Any]]", table.to_pylist())
+    except (ValueError, OverflowError):
+        columns = [[_plain(value) for value in column] for column in table.columns]
+        return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _plain(value: pa.Scalar) -> Any:
+    """The value; bytes in a text that are not UTF-8 are replacement characters, as in Spark, and a time outside the
+    years 1 to 9999 is the number that Arrow has for it.
+    """
+    if not value.is_valid:
+        return None
+    if isinstance(value, pa.StructScalar):
+        return {name: _plain(value[name]) for name in value}
+    if isinstance(value, pa.MapScalar):
+        return [tuple(_plain(entry).values()) for entry in value.values]
+    if isinstance(value, pa.ListScalar):
+        return [_plain(each) for each in value.values]
+    try:
+        return value.as_py()
     except UnicodeDecodeError:
-        keys = {field.name for field in table.schema if field.type == pa.list_(pa.string())}
-    columns = {
-        name: [_decoded(value) for value in table[name].cast(pa.list_(pa.binary())).to_pylist()]
-        if name in keys
-        else table[name].to_pylist()
-        for name in table.column_names
-    }
-    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _decoded(keys: list[bytes | None] | None) -> list[str | None] | None:
-    return None if keys is None else [None if key is None else key.decode(errors="replace") for key in keys]
+        return value.as_buffer().to_pybytes().decode(errors="replace")
+    except (ValueError, OverflowError):
+        return value.value

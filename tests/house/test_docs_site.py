@@ -40,7 +40,8 @@ def test_the_navigation_has_every_page_once() -> None:
 
 def test_a_page_loads_nothing_from_other_servers() -> None:
     assert SITE["theme"]["font"] is False
-    assert "repo_url" not in SITE, "the theme would ask GitHub for the stars of the repository at each page view"
+    partial = (ROOT / SITE["theme"]["custom_dir"] / "partials" / "source.html").read_text(encoding="utf-8")
+    assert "data-md-component" not in partial, "the theme would ask GitHub for the stars at each view of a page"
     for name in ("extra_css", "extra_javascript"):
         assert all((ROOT / "docs" / path).is_file() for path in SITE.get(name, [])), name
 

@@ -21,6 +21,8 @@ MODULE = re.compile(r"`(spark_purgatory(?:\.\w+)+|benchmarks(?:\.\w+)+)`")
 SHORT = re.compile(r"(?<!`)`([A-Za-z_]\w*(?:\.\w+)*)(?:\(\))?`(?!`)")
 """A name of ours in a docstring or a comment; names of others stand between two signs each."""
 FILE = re.compile(r"`((?:tests|docs|conf|jobs|benchmarks|spark_purgatory)/[\w./-]+\.\w+)`")
+PAIR = re.compile(r"`([\w/]+/\w+)(?:\.py)?` \(((?:`\w+(?:\.\w+)*`(?:, | and )?)+)\)")
+"""A module and what is in it: `core/kafka/purgatory` (`TRANSITIONS`, `advance`)."""
 PLACES_FOR_FACTS = ("spark_purgatory/core/kafka/", "spark_purgatory/accumulator/", "tests/unit/test_accumulator")
 
 
@@ -75,7 +77,35 @@ def wrong_references(text: str, path: str, folder: Path) -> list[str]:
     for name in MODULE.findall(text):
         if not is_there(name):
             wrong.append(f"{path}: `{name}` is not there")
+    for module, found in PAIR.findall(text):
+        defined = defined_in(module)
+        wrong += [
+            f"{path}: {module} has no `{name}`"
+            for name in re.findall(r"`([\w.]+)`", found)
+            if not defined >= {*name.split(".")}
+        ]
     return wrong
+
+
+@cache
+def defined_in(module: str) -> frozenset[str]:
+    """The names that a module, or a room's modules, define: functions, classes, constants, attributes."""
+    files = [
+        file
+        for place in (ROOT / "spark_purgatory" / module, ROOT / module)
+        for file in (place.with_suffix(".py"), *place.glob("*.py"))
+        if file.is_file()
+    ]
+    found: set[str] = set()
+    for node in (node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))):
+        match node:
+            case ast.FunctionDef() | ast.ClassDef():
+                found.add(node.name)
+            case ast.Name(ctx=ast.Store()):
+                found.add(node.id)
+            case ast.Attribute(ctx=ast.Store()):
+                found.add(node.attr)
+    return frozenset(found)
 
 
 @cache
@@ -130,6 +160,8 @@ def test_every_reference_leads_somewhere() -> None:
         ("docs/made_up.md", "# Here\n\nsee [below](#nowhere)", "#nowhere"),
         ("docs/made_up.md", "see `tests/nothing.py`", "tests/nothing.py"),
         ("docs/made_up.md", "see `spark_purgatory.core.nothing`", "core.nothing"),
+        ("docs/made_up.md", "`core/kafka/purgatory` (`TRANSITIONS`, `validate`)", "no `validate`"),
+        ("docs/made_up.md", "`core/kafka/nothing` (`TRANSITIONS`)", "no `TRANSITIONS`"),
         ("docs/made_up.md", "see `spark_purgatory.schema.NOTHING_OF_THE_KIND`", "NOTHING_OF_THE_KIND"),
     ],
 )
@@ -142,6 +174,7 @@ def test_a_reference_that_leads_nowhere_is_found(path: str, text: str, finding: 
 def test_references_that_are_right_pass() -> None:
     text = (
         "# Made up: a page\n\nA7, semantics 3.4, semantics 5, [terms](glossary.md), [sink](glossary.md#the-sink), "
-        "[top](#made-up-a-page), `spark_purgatory.schema.COUNTERS`, `benchmarks.sinks`"
+        "[top](#made-up-a-page), `spark_purgatory.schema.COUNTERS`, `benchmarks.sinks`, "
+        "`core/engine/outcomes` (`Tally.conserve`), `tests/conformance/kafka_purgatory` (`validate`)"
     )
     assert wrong_references(text, "spark_purgatory/accumulator/made_up.md", ROOT / "docs") == []

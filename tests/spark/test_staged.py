@@ -111,6 +111,13 @@ def test_a_later_run_that_found_no_rows_counts_more_than_the_folder_of_an_earlie
         ledger(record(piece(1)), empty(0, 1)).adopt([piece(1)], before=2)
 
 
+def test_a_note_that_the_folder_of_a_later_run_has_replaced_is_not_continued() -> None:
+    book = ledger(record(piece(0)), empty(1, 1), record(piece(1, run=NEXT_RUN)))
+    assert book.adopt([piece(0), piece(1, run=NEXT_RUN)], before=2) == 2
+    book.stage(StagedBatch(2, 0, 0, ""))
+    assert (book.empty, [found.batch_id for found in book.pieces.values()]) == ([(2, 2, 2)], [0, 1])
+
+
 def test_a_folder_that_holds_other_rows_than_its_record_says_is_damaged() -> None:
     for rows, checksum in ((4, 11), (6, 11), (5, 12)):
         said = (

@@ -167,6 +167,28 @@ def test_text_a_timedelta_and_an_int_mean_the_same() -> None:
             SinkOptions(path="out", batch_size=wrong)  # type: ignore[arg-type]
 
 
+HUGE: dict[Any, tuple[Any, ...]] = {
+    int: (2**31, 2**63, 10**20, 10**400),
+    Size: (2**60 + 1, 10**20, 10**400, "9999999999999 TiB"),
+    Duration: (timedelta.max, "99999999999999999999 days"),
+}
+
+
+@pytest.mark.parametrize(("declared", "name"), replaceable(), ids=lambda part: getattr(part, "__name__", part))
+def test_a_number_that_is_too_large_is_refused_by_name(declared: type, name: str) -> None:
+    for value in HUGE.get(options_of(declared)[name].kind, ()):
+        with pytest.raises(ConfigError, match=rf"^\w*\.?{name}="):
+            declared(**{**SMALLEST_OPTIONS[declared], name: value})
+
+
+def test_a_number_that_is_too_large_is_refused_in_a_file_too() -> None:
+    changes = [f"purgatory.{name}={10**20}" for name in ("max_evidence", "max_pending_per_shard", "shards")]
+    with pytest.raises(JobConfigError) as refused:
+        load_config(ORDERS, [*changes, f"purgatory.max_state_bytes_per_shard={10**20}"])
+    said = "\n".join(map(str, refused.value.problems))
+    assert said.count("must be at most") >= 2 and said.count("the largest size allowed") == 1
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [

@@ -138,3 +138,10 @@ def test_a_narrow_screen_scrolls_tables_and_pictures_by_themselves_and_dark_mode
     text = page(report())
     assert text.count("<table>") + text.count("<svg") == text.count("<div class='wide'>")
     assert "prefers-color-scheme:dark" in text
+
+
+def test_times_after_the_year_9999_are_told() -> None:
+    far = 2**62 // 1000
+    gauges = Gauges(**{**GAUGES, "next_due_ms": far})
+    text = page(report(gauges=gauges, by_hour={"EXPIRED": {474801: 40, far // 3_600_000: 1}}))
+    assert f"{far // 1000:,} s after 1970 UTC" in text

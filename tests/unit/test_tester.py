@@ -352,3 +352,33 @@ def test_importing_the_kit_imports_no_spark() -> None:
         "assert all(getattr(t, name) for name in t.__all__); assert 'pyspark' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- beyond Python's years ------------------------------------------------------------------------
+
+
+def test_a_deadline_after_the_year_9999_is_a_number_and_a_step_that_gives_one_gives_its_outcomes() -> None:
+    tester = PurgatoryTester(
+        orders_and_payments(
+            operations=Operations(id="order_id", keys="order_id", created="ordered_at", timeout="365000 days")
+        )
+    )
+    created = datetime(9500, 1, 1, tzinfo=UTC)
+    tester.step(operations=[{"order_id": 1, "ordered_at": created}, order(2)])
+    due_us = ((created - EPOCH) + timedelta(days=365_000)) // timedelta(microseconds=1)
+    assert {row["order_id"]: row["deadline_at"] for row in tester.pending} == {1: due_us, 2: NOON + timedelta(365_000)}
+    outcomes = tester.finish()
+    assert {row["order_id"]: row["resolved_at"] for row in outcomes} == {1: due_us, 2: NOON + timedelta(365_000)}
+    assert tester.outcomes == outcomes and tester.pending == []
+
+
+def test_times_beyond_pythons_years_in_nested_columns_are_numbers_too() -> None:
+    nested = pa.struct([("at", TIMESTAMP), ("all", pa.list_(TIMESTAMP)), ("by", pa.map_(pa.string(), TIMESTAMP))])
+    far = 2**62
+    value = pa.array([{"at": far, "all": [0, far], "by": [("x", far)]}, None], nested)
+    columns = {"order_id": [1, 2], "ordered_at": pa.array([NOON, NOON], TIMESTAMP)}
+    tester = PurgatoryTester(orders_and_payments())
+    tester.step(operations=pa.table({**columns, "nested": value, "day": pa.array([2**30, 1], pa.date32())}))
+    first, second = sorted(tester.finish(), key=lambda row: row["order_id"])
+    assert first["nested"] == {"at": far, "all": [EPOCH, far], "by": [("x", far)]}
+    assert (first["day"], second["day"], second["nested"]) == (2**30, date(1970, 1, 2), None)

@@ -174,8 +174,10 @@ class PolicyAdapter:
                 self.append(ledger.intent.taken, self.now())
                 self._take(ledger.intent.taken)
             case do.Adopted():
-                # The delivery time-out begins anew, or rows that have waited for it could never leave.
-                self.append(list(ledger.pieces.values()), self.now() - self.linger_ms)
+                now_ms = self.now()
+                self.append(list(ledger.pieces.values()), now_ms - self.linger_ms)
+                for batch in (batch for queue in self.policy.queues for batch in queue.batches):
+                    batch.created_ms = now_ms  # Or rows that have waited for delivery_timeout could never leave.
             case do.Counted(pieces) if isinstance(action, do.Count) and not ledger.is_incoming(pieces):
                 self._counted(action.batches, pieces)
                 self._warn(ledger.staged_bytes)
@@ -265,7 +267,8 @@ class PolicyAdapter:
             if file_bytes is not None:
                 self.sizes.observe_committed(batch.partition, staged_bytes, file_bytes)
             rows = sum(piece.rows for piece in batch.records)
-            delivery = Delivery(self.table, commit.version, rows, file_bytes or 0, now_ms - batch.created_ms)
+            queued_ms = max(0, now_ms - min(piece.staged_ms for piece in batch.records))
+            delivery = Delivery(self.table, commit.version, rows, file_bytes or 0, queued_ms)
             self.policy.complete(batch, delivery)
             self.notify(delivery, None)
 

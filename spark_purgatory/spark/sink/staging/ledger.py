@@ -133,9 +133,7 @@ class Ledger:
             self.incoming = staged
             self.epochs.add(staged.epoch)
         else:
-            run = self.empty_run(staged.batch_id)
-            self.empty = [other for other in self.empty if other.first != run.first] + [run]
-            self.last_batch, self.last_contents = run.last, Contents()
+            self._add_empty(staged.batch_id)
 
     def count(self, pieces_of: Mapping[int, Iterable[Piece]]) -> None:
         """The files of all uncounted micro-batches were looked at, or those of the one that does not count yet."""
@@ -168,6 +166,12 @@ class Ledger:
         is_next = bool(self.empty) and self.empty[-1].last == batch_id - 1
         return EmptyRun(self.empty[-1].first if is_next else batch_id, batch_id, self.run.number)
 
+    def _add_empty(self, batch_id: int) -> None:
+        """A micro-batch without rows counts."""
+        run = self.empty_run(batch_id)
+        self.empty = [*(other for other in self.empty if other.first != run.first), run]
+        self.last_batch, self.last_contents = batch_id, Contents()
+
     def unknown(self, pieces: Iterable[Piece], before: int) -> list[int]:
         """Micro-batches up to ``before`` of which there is neither a piece nor a note."""
         known = {piece.batch_id for piece in pieces}.union(*(range(run.first, run.last + 1) for run in self.empty))
@@ -195,8 +199,8 @@ class Ledger:
                 found.setdefault(piece.batch_id, {}).setdefault(piece.folder, []).append(piece)
         self.run = replace(self.run, number=last_run + 1)
         made = (EmptyRun(batch_id, batch_id, self.run.number) for batch_id in repartitions)
-        self.empty = sorted([*self.empty, *made])
-        in_turn = sorted(self.empty, key=lambda run: run.run)
+        in_turn = sorted([*self.empty, *made], key=lambda run: run.run)
+        self.empty = []  # A note that a later folder has replaced must not be continued.
         empty = {number: run for run in in_turn for number in range(run.first, min(run.last + 1, before))}
         chosen = {batch_id: self._complete(folders, empty.get(batch_id)) for batch_id, folders in found.items()}
         for batch_id in range(self.last_batch + 1, before):
@@ -204,7 +208,7 @@ class Ledger:
                 self.add(batch_id, staged[0].epoch, Contents.of(staged))
                 self.pieces.update((piece.key, piece) for piece in staged)
             elif batch_id in empty:
-                self.last_batch, self.last_contents = batch_id, Contents()
+                self._add_empty(batch_id)
             else:
                 return batch_id
         return before

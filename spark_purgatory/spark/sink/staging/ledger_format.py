@@ -4,7 +4,7 @@
 | --- | --- |
 | ``schema=<batch>`` | ``batch_id``, ``schema``: of all rows staged from this micro-batch on |
 | ``batch=<id>-<run>`` | the record of a staged micro-batch: ``path``, ``rows``, ``checksum`` |
-| ``empty=<first>-<0 or 1>`` | an `EmptyRun`: ``first``, ``last``, ``run`` |
+| ``empty=<first>-<run>-<0 or 1>`` | an `EmptyRun`: ``first``, ``last``, ``run`` |
 | ``intent=<N>`` | an `Intent`; its pieces are columns: a list for each field of `Piece` |
 | ``done=<N>`` | ``number``, ``table_version``, ``table_id``: the commit of drain N was read back |
 """
@@ -42,8 +42,8 @@ def record_entry(staged: StagedBatch) -> NewEntry:
 
 
 def empty_entry(run: EmptyRun) -> NewEntry:
-    """Micro-batches without rows. Two notes, written in turn, cover all that follow one another."""
-    return f"empty={run.first}-{run.last % 2}", run._asdict(), True
+    """Micro-batches without rows. Two notes of a run, written in turn, cover all that follow one another."""
+    return f"empty={run.first}-{run.run}-{run.last % 2}", run._asdict(), True
 
 
 def intent_entry(intent: Intent) -> NewEntry:

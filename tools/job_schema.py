@@ -1,0 +1,81 @@
+"""`python -m tools.job_schema`: docs/schema.json, with which an editor completes and checks a job's file.
+
+It is made from the models that read the file (`spark_purgatory.job.job_config`); options get the text that
+docs/configuration.md has for them. The first line of `spark-purgatory example` names where the site publishes it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from spark_purgatory.config import Completions, Operations, PurgatoryOptions, SinkOptions, options_of
+from spark_purgatory.core.spec.criteria import COUNTED, VALUED
+from spark_purgatory.job.job_config import JobConfig
+
+ROOT = Path(__file__).resolve().parents[1]
+SCHEMA = ROOT / "docs" / "schema.json"
+ADDRESS = "https://spark-purgatory.github.io/spark-purgatory/schema.json"
+VARIABLE = {"type": "string", "pattern": r"\$\{[A-Za-z_]\w*\}"}
+"""A value from the environment, which any field takes."""
+DECLARED = {"operations": Operations, "completions": Completions, "purgatory": PurgatoryOptions, "output": SinkOptions}
+
+
+def schema() -> dict[str, Any]:
+    """The schema of the whole file."""
+    made = JobConfig.model_json_schema()
+    parts = made["$defs"]
+    for section, declared in DECLARED.items():
+        for option_name, option in options_of(declared).items():
+            for place in _models(made["properties"][section]):
+                if option_name in parts[place].get("properties", {}):
+                    parts[place]["properties"][option_name]["description"] = option.text
+    parts["CriterionSection"] = _criterion(parts.pop("CriterionSection"))
+    for model in (made, *parts.values()):
+        for name, field in model.get("properties", {}).items():
+            field.pop("title", None)
+            model["properties"][name] = _or_variable(field)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": ADDRESS, **made}
+
+
+def _criterion(model: dict[str, Any]) -> dict[str, Any]:
+    """A criterion as people write it: a name, a name with what it needs, or ``by_row`` with the names of columns."""
+    rules = model["properties"]["rule"]["enum"]
+    by_row = model["properties"]["by_row"]["anyOf"][0]
+    needing = {rule.name.lower() for rule in (*COUNTED, *VALUED)}
+    needs = {rule: {"type": ["integer", "number", "string"]} for rule in rules if rule in needing}
+    return {
+        "description": model["description"],
+        "anyOf": [
+            {"enum": [rule for rule in rules if rule not in needs]},
+            {"type": "object", "properties": {**needs, "by_row": by_row}, "minProperties": 1, "maxProperties": 1,
+             "additionalProperties": False},
+        ],
+    }  # fmt: skip
+
+
+def _models(field: dict[str, Any]) -> list[str]:
+    """The names of the models that a field may hold."""
+    choices = [field, *field.get("anyOf", []), *field.get("oneOf", [])]
+    return [each["$ref"].rpartition("/")[2] for each in choices if "$ref" in each]
+
+
+def _or_variable(field: dict[str, Any]) -> dict[str, Any]:
+    """A number, a truth value or a choice may also come from the environment."""
+    choices = field.get("anyOf", [field])
+    if not any(choice.get("type") in ("integer", "number", "boolean") or "enum" in choice for choice in choices):
+        return field
+    about = {name: value for name, value in field.items() if name in ("description", "default")}
+    given = [{name: value for name, value in choice.items() if name not in about} for choice in choices]
+    return {**about, "anyOf": [*given, VARIABLE]}
+
+
+def text() -> str:
+    """The file."""
+    return json.dumps(schema(), indent=1) + "\n"
+
+
+if __name__ == "__main__":
+    SCHEMA.write_text(text(), encoding="utf-8")
+    print(SCHEMA)
