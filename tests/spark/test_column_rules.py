@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from spark_purgatory.spark.sink.table.column_rules import FORBIDDEN_CHARACTERS, Taking, changed, fitted, unfit
+from spark_purgatory.spark.sink.table.column_rules import FORBIDDEN_CHARACTERS, Taking, changed, fitted_columns, unfit
 from spark_purgatory.spark.sink.table.renames import with_names
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
@@ -122,8 +122,7 @@ def test_types_that_a_table_takes_into_its_columns(spark: SparkSession, tmp_path
     for value in listed(CAST):
         rows = rows_of(value)
         assert rules(rows) == [], value
-        kind = fitted(rows.schema, there)
-        assert isinstance(kind, T.StructType) and refusal(with_names(rows, kind), tmp_path / "table") == "", value
+        assert refusal(with_names(rows, fitted_columns(rows.schema, there)), tmp_path / "table") == "", value
     one_of_each = {value.rsplit(" ", 1)[1]: value for value in listed(WIDENED)}
     rows = spark.range(1).selectExpr(*one_of_each.values())
     assert refusal(rows, tmp_path / "table") == ""

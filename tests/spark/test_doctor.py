@@ -22,8 +22,9 @@ from spark_purgatory.doctor.finding import Finding
 from spark_purgatory.doctor.report import DoctorRequest, findings_of, spark_findings
 from spark_purgatory.doctor.session import package_finding, protobuf_finding, session_findings
 from spark_purgatory.doctor.table import table_findings
-from spark_purgatory.errors import StagingError
+from spark_purgatory.errors import StagingError, StorageError
 from spark_purgatory.job.arguments import place_of
+from spark_purgatory.spark.checkpoint.gauges import gauges
 from spark_purgatory.spark.host.requirements import CHANGELOG, LOG_HOST_HERE, TRANSFORM_WITH_STATE_SETTINGS
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.catalog_managed import make_catalog_managed
@@ -215,10 +216,16 @@ def test_lost_and_damaged_state_files_are_found(spark: SparkSession, landing: La
         file.unlink()
     found = wrong(checkpoint_findings(spark.newSession(), str(landing.checkpoint)))
     assert "files of its folder 'state/0/_metadata' are gone" in found["checkpoint"].remedy
+
+
+@pytest.mark.spark
+def test_offsets_that_a_power_loss_has_emptied_are_named(spark: SparkSession, landing: Landing) -> None:
     offsets = sorted(landing.checkpoint.glob("offsets/[0-9]*"), key=lambda path: int(path.name))
     rewrite(offsets[-1], b"")
     found = wrong(checkpoint_findings(spark, str(landing.checkpoint)))
     assert found[f"checkpoint's offsets/{offsets[-1].name}"].found.startswith("is empty")
+    with pytest.raises(StorageError, match=rf"is damaged: offsets/{offsets[-1].name} is empty, .*from a copy"):
+        gauges(spark, str(landing.checkpoint))
 
 
 @pytest.mark.spark

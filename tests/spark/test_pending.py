@@ -31,8 +31,8 @@ from spark_purgatory.doctor.checkpoint import checkpoint_findings
 from spark_purgatory.errors import ConfigError, StateUnreadableError
 from spark_purgatory.job.show_pending import PendingRequest, show_pending
 from spark_purgatory.spark.host.requirements import LOG_HOST_HERE
-from spark_purgatory.spark.storage.commits import absolute
 from spark_purgatory.spark.storage.spark_access import settings
+from spark_purgatory.spark.storage.storage_access import absolute
 from spark_purgatory.terminal import terminal
 from tests.support.now_and_then import now_and_then
 from tests.support.stream_rows import at, event, operation, purgatory

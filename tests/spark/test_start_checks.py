@@ -27,6 +27,7 @@ from spark_purgatory.errors import (
     TableForgetsError,
 )
 from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.column_types import TAKEN, listed
 from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
@@ -106,6 +107,9 @@ def test_names_that_a_table_maps_and_columns_that_it_fills_pass(stream: Stream) 
     features = "'delta.columnMapping.mode' = 'name', 'delta.feature.allowColumnDefaults' = 'supported'"
     made(stream, columns, f"TBLPROPERTIES ({features}, 'delta.appendOnly' = 'true')")
     stream.run(stream.rows().withColumnRenamed("n", "Stage ID")).add(1)
+    closed = stream.rows().selectExpr("n AS `Stage ID`", "part", "n AS number")
+    with settings(stream.spark, {"spark.sql.maxPlanStringLength": "100"}):
+        refused(stream, SchemaMismatchError, "columns number .* take no values", closed)
     stream.run(stream.rows().withColumnRenamed("n", "Stage ID"))
     found = {(row["Stage ID"], row["next"] - row["Stage ID"], row["kind"]) for row in stream.table().collect()}
     assert found == {(n, 1, "plain") for n in range(20)}
@@ -236,6 +240,37 @@ def test_a_checkpoint_of_another_table_or_sink_is_named_and_its_rows_go_where_th
     writer.trigger(availableNow=True).start(str(stream.folder / "plainly")).awaitTermination()
     for _ in range(2):
         refused(stream, StagingError, r"is at micro-batch 1, but nothing in it was staged: it is that of another sink")
+
+
+def test_a_claim_that_a_power_loss_has_emptied_lets_no_rows_go_to_another_table(stream: Stream) -> None:
+    query = start(stream, accumulator(stream, **HOUR))
+    wait_until(lambda: bool(staged_files(stream)), query)
+    query.stop()
+    for path in (stream.checkpoint / "staging" / "table").glob("*part-*"):
+        path.unlink() if path.suffix == ".crc" else path.write_bytes(b"")
+    for name in ("other", "table"):
+        with pytest.raises(StagingError, match=r"staging/table is to name the table .* is empty, .*remove that folder"):
+            RecordAccumulator(path=str(stream.folder / name)).write_stream(
+                stream.rows(), checkpoint=str(stream.checkpoint)
+            )
+    shutil.rmtree(stream.checkpoint / "staging" / "table")
+    assert stream.run(stream.rows()).numbers() == every(1)
+
+
+def test_a_restart_drains_nothing_that_it_would_not_have_drained(stream: Stream) -> None:
+    """The table has gone on to another version, and its columns are as they were."""
+    stream.run(stream.rows()).add(1)
+    stream.spark.sql(f"ALTER TABLE delta.`{stream.folder / 'table'}` SET TBLPROPERTIES ('x' = 'y')")
+    for _ in range(2):
+        sink = stream.sink = RecordAccumulator(path=str(stream.folder / "table"), **HOUR)
+        before = len(staged_files(stream))
+        query = start(stream, sink)
+        wait_until(lambda: len(staged_files(stream)) > before, query)  # noqa: B023
+        query.stop()
+        assert stream.table().count() == 10
+        stream.add(1)
+        stream.spark.sql(f"ALTER TABLE delta.`{stream.folder / 'table'}` SET TBLPROPERTIES ('x' = 'z')")
+    assert stream.run(stream.rows()).numbers() == every(4)
 
 
 def test_a_claim_binds_once_the_query_has_begun(stream: Stream) -> None:

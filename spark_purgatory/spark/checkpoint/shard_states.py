@@ -19,9 +19,10 @@ from pyspark.sql import functions as F
 from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.errors import ConfigError, StateUnreadableError
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
-from spark_purgatory.spark.storage.commits import absolute, committed_batches, offsets_of
+from spark_purgatory.spark.storage.commits import committed_batches, offsets_of
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.spark_access import settings
+from spark_purgatory.spark.storage.storage_access import absolute
 from spark_purgatory.spark.storage.storage_errors import RESTORE_STATE, SPARK_FAULTS, state_fault
 
 BLOB_HOST = "applyInPandasWithState"
@@ -99,6 +100,7 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
             f"{committed[-1]}; how many it keeps is spark.sql.streaming.minBatchesToRetain"
         )
     checkpoint = absolute(spark, checkpoint)
+    watermark_ms = int(offsets_of(spark, checkpoint, chosen)[0]["batchWatermarkMs"])  # Spark's reader names no file.
     operator, operator_id = _operator(spark, checkpoint)
     reader = spark.read.format("statestore").option("operatorId", operator_id).option("batchId", chosen)
     try:
@@ -114,7 +116,7 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
             f"{', '.join(map(repr, dict.fromkeys(ENCODED.findall(checkpoint))))}: read a copy of the folder at a path "
             "without them. The query itself can go on"
         ) from error
-    return ShardStates(whole, heads, OPERATORS[operator], chosen, _watermark_ms(spark, checkpoint, chosen))
+    return ShardStates(whole, heads, OPERATORS[operator], chosen, watermark_ms)
 
 
 def _of_blob_host(reader: DataFrameReader, checkpoint: str) -> tuple[DataFrame, DataFrame]:
@@ -157,10 +159,6 @@ def is_checkpoint(spark: SparkSession, checkpoint: str) -> bool:
             "The old checkpoint is as it was"
         )
     return True
-
-
-def _watermark_ms(spark: SparkSession, checkpoint: str, batch_id: int) -> int:
-    return int(offsets_of(spark, checkpoint, batch_id)[0]["batchWatermarkMs"])
 
 
 def _operator(spark: SparkSession, checkpoint: str) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from spark_purgatory.spark.sink.staging.ledger import Ledger, missing
 from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
 from spark_purgatory.spark.sink.staging.staged_files import pieces_below, read_pieces
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
+from spark_purgatory.spark.sink.table.column_rules import fitted_columns
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import NO_VERSION
 from spark_purgatory.spark.sink.table.renames import StagedColumns, with_names
@@ -113,7 +114,7 @@ def _view(
             f"table {target} is not there yet, and no row is staged for it: its query has not had a micro-batch with "
             "rows. Ask exists() before, or read again later"
         )
-    columns = StagedColumns.of(ledger.schema or "")
+    columns = StagedColumns.of(ledger.schema)
     schema = columns.rows
     if not (taken or left or whole):
         return spark.createDataFrame([], schema)
@@ -122,5 +123,6 @@ def _view(
         return staged
     table, facts = target.read(spark, version), target.facts(spark)
     if facts is not None:
-        staged = with_names(staged, target.columns_now(spark, columns, facts, table.schema).there or schema)
+        names = target.columns_now(spark, columns, facts, table.schema).there or schema
+        staged = with_names(staged, fitted_columns(names, table.schema))
     return table.unionByName(staged, allowMissingColumns=True)

@@ -31,7 +31,7 @@ from spark_purgatory.spark.sink.table.column_rules import unfit
 from spark_purgatory.spark.sink.table.delta_session import check_features, is_without_delta, what_lacks
 from spark_purgatory.spark.sink.table.delta_target import FORGETS, DeltaTarget
 from spark_purgatory.spark.sink.table.history import LOOKED_AT, NO_VERSION, TableFacts
-from spark_purgatory.spark.sink.table.renames import StagedColumns, UnknownColumnsError, followed, moved
+from spark_purgatory.spark.sink.table.renames import StagedColumns, UnknownColumnsError, followed, moved, paths
 from spark_purgatory.spark.sink.table.table_claim import app_id_of, claim
 from spark_purgatory.spark.sink.table.table_columns import SPECIAL_FEATURES, SpecialColumns, special_columns
 from spark_purgatory.spark.sink.table.table_place import check_outside, place_of_name, resolved
@@ -242,31 +242,29 @@ def _named_since(
     Raises SchemaMismatchError if the stream has columns under names that the table's had before.
     """
     version = target.history(spark).version
-    columns = None if known is None else StagedColumns.of(known)
-    is_as_before = columns is not None and columns.rows.names == schema.names
+    columns = StagedColumns(schema) if known is None else StagedColumns.of(known)
+    before, now = [*paths(columns.rows)], [*paths(schema)]
+    is_as_before = known is not None and [path for path in now if path in before] == before
+    since = columns.version if is_as_before and before == now else version
     lacking = {*map(str.lower, schema.names)} - {*map(str.lower, there.names)}
     if not facts.is_mapped or not (is_as_before or lacking):
-        return version
-    if columns is None or not is_as_before:
-        history = target.history(spark, NO_VERSION)
+        return since
+    history = target.history(spark, columns.version if is_as_before else NO_VERSION)
+    if not is_as_before:
         columns = StagedColumns(schema, history.entries[-1].version - 1)
-    else:
-        history = target.history(spark, columns.version)
     try:
-        names, lost = followed(columns, history, there)
+        renamed = moved(columns.rows, followed(columns, history, there)[0])
     except UnknownColumnsError:
         return version  # The first drain says so, if rows are staged under those names.
-    changes = moved(columns.rows, names)
-    if not is_as_before:
-        changes = {old: new for old, new in changes.items() if old.lower() in lacking}
-    if changes:
+    are_old = renamed if is_as_before else {old for old in renamed if old.lower() in lacking}
+    if changes := [f"{old} is {renamed[old]}" for old in renamed if old in are_old]:
         raise SchemaMismatchError(
-            f"columns of table {target} were renamed: {', '.join(f'{old} is {new}' for old, new in changes.items())} "
-            "now. Nothing was started. Rename them in the stream as well: withColumnsRenamed, behind resolve() if "
-            "there is one. If that is done, and the stream has the same names in another sense, give its columns "
-            "another order: select. Rows that are staged go to the renamed columns by themselves"
+            f"columns of table {target} were renamed: {', '.join(changes)} now. Nothing was started. Rename them in "
+            "the stream too: withColumnsRenamed, behind resolve() if there is one. If that is done, and the stream has "
+            "the same names in another sense, give its columns another order: select. Rows that are staged go to the "
+            "renamed columns by themselves"
         )
-    return columns.version if is_as_before and not lost else version
+    return since
 
 
 def _check_table(

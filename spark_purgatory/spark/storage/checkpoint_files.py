@@ -56,7 +56,7 @@ def damages(spark: SparkSession, checkpoint: str) -> list[Damage]:
     try:
         texts = texts_of(spark, checkpoint, wanted)
     except SPARK_FAULTS:
-        return list(_unreadable(spark, checkpoint, wanted))
+        return list(unreadable(spark, checkpoint, wanted))
     return list(faults_of(texts, logs))
 
 
@@ -68,7 +68,7 @@ def texts_of(spark: SparkSession, checkpoint: str, paths: Sequence[str]) -> dict
     return {path: next((text for file, text in rows if file.endswith(f"/{path}")), "") for path in paths}
 
 
-def _unreadable(spark: SparkSession, checkpoint: str, paths: Sequence[str]) -> Iterator[Damage]:
+def unreadable(spark: SparkSession, checkpoint: str, paths: Sequence[str]) -> Iterator[Damage]:
     """Those of some files that Spark cannot read: a file system of the machine keeps checksums beside them."""
     for path in paths:
         try:
@@ -113,7 +113,7 @@ def faults_of(texts: Mapping[str, str], logs: Logs) -> Iterator[Damage]:
             again = "Spark then runs that micro-batch again, whose rows a RecordAccumulator writes once"
             remedy = f"bring it back from a copy, or remove it: {again}"
         yield Damage(path, fault, remedy)
-    if last.get("commits", -1) > last.get("offsets", -1):
+    if "commits" in last and last["commits"] not in logs.get("offsets", ()):
         yield Damage(f"offsets/{last['commits']}", "is missing, and its micro-batch is committed")
     whole = sorted((int(path.rpartition("/")[2]), path) for path in texts if path.startswith("offsets/"))
     offsets = [(path, texts[path].splitlines()[2:]) for _, path in whole if path not in broken]

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from itertools import takewhile
 from typing import Any
-from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from spark_purgatory.errors import ConfigError, StorageError
-from spark_purgatory.spark.storage.checkpoint_files import Damage
+from spark_purgatory.spark.storage.checkpoint_files import Damage, texts_of, unreadable
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
-ABSOLUTE = re.compile(r"/|[A-Za-z][\w+.-]*:/")
-BELOW = re.compile(r"/(?:metadata|commits/[^/]*)$")
-"""What `_commit_files` finds in a checkpoint."""
+READ_FAULTS: tuple[type[Exception], ...] = (ValueError, *SPARK_FAULTS)
 
 
 class NoCheckpointError(ConfigError):
@@ -27,23 +24,9 @@ class NoCheckpointError(ConfigError):
 
 def committed_batches(spark: SparkSession, checkpoint: str) -> list[int]:
     """The micro-batches that are committed and kept, ascending. Raises NoCheckpointError."""
-    names = (file.rsplit("/", 1)[1] for file in _commit_files(spark, checkpoint))
-    return sorted(int(name) for name in names if name.isdigit())
-
-
-def absolute(spark: SparkSession, checkpoint: str) -> str:
-    """A checkpoint's place as every machine of a cluster understands it: executors have other folders of their own."""
-    if ABSOLUTE.match(checkpoint):
-        return checkpoint
-    files = _commit_files(spark, checkpoint)
-    return unquote(BELOW.sub("", files[0])) if files else checkpoint
-
-
-def _commit_files(spark: SparkSession, checkpoint: str) -> list[str]:
-    """The checkpoint's commits and its file of metadata, in any order, by whole paths. Raises NoCheckpointError."""
     try:
         reader = spark.read.option("recursiveFileLookup", "true")
-        return reader.text(in_checkpoint(literal(checkpoint.rstrip("/")), "commits")).inputFiles()
+        files = reader.text(in_checkpoint(literal(checkpoint.rstrip("/")), "commits")).inputFiles()
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
@@ -51,6 +34,8 @@ def _commit_files(spark: SparkSession, checkpoint: str) -> list[str]:
             f"checkpoint={checkpoint!r} is no checkpoint of a streaming query: name the checkpointLocation of the "
             "query that writes the purgatory's outcomes"
         ) from error
+    names = (file.rsplit("/", 1)[1] for file in files)
+    return sorted(int(name) for name in names if name.isdigit())
 
 
 def next_batch(spark: SparkSession, checkpoint: str) -> int:
@@ -64,12 +49,12 @@ def next_batch(spark: SparkSession, checkpoint: str) -> int:
 
 def offsets_of(spark: SparkSession, checkpoint: str, batch_id: int) -> tuple[dict[str, Any], list[str]]:
     """What a micro-batch's offsets say: watermark, time and settings; and the offsets, one a source."""
-    path = f"{literal(checkpoint.rstrip('/'))}/offsets/{batch_id}"
+    path = f"offsets/{batch_id}"
     try:
-        _, said, *offsets = spark.read.text(path, wholetext=True).collect()[0]["value"].splitlines()
-        return json.loads(said), offsets
-    except (IndexError, ValueError):
-        damage = Damage(f"offsets/{batch_id}", "is empty, cut or damaged")
+        _, facts, *offsets = texts_of(spark, checkpoint, [path])[path].splitlines()
+        return json.loads(facts), offsets
+    except READ_FAULTS:
+        damage = next(unreadable(spark, checkpoint, [path]), Damage(path, "is empty, cut or damaged"))
         raise StorageError(f"checkpoint={checkpoint!r} is damaged: {damage}") from None
 
 

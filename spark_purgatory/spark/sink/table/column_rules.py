@@ -113,16 +113,21 @@ class Taking:
     """The session may add columns, and the table lets it widen types (``delta.enableTypeWidening``)."""
 
 
-def fitted(staged: T.DataType, there: T.DataType) -> T.DataType:
-    """The type to cast rows to before a table with the type ``there`` takes them: values stay what they are.
+def fitted_columns(staged: T.StructType, there: T.StructType) -> T.StructType:
+    """The columns to cast rows to before a table with the columns ``there`` takes them: values stay what they are.
 
     Delta itself would widen few types, by path, or cast all of them, by name, as the session has it
     (``spark.sql.storeAssignmentPolicy``): other digits without a word, or an error long after.
     """
+    known = {field.name.lower(): field.dataType for field in there.fields}
+    fields = ((field, known.get(field.name.lower(), field.dataType)) for field in staged.fields)
+    return T.StructType([T.StructField(field.name, fitted(field.dataType, kind)) for field, kind in fields])
+
+
+def fitted(staged: T.DataType, there: T.DataType) -> T.DataType:
+    """The type to cast to; ``staged`` itself where values might change, or Delta does what is to be done."""
     if isinstance(staged, T.StructType) and isinstance(there, T.StructType):
-        known = {field.name.lower(): field.dataType for field in there.fields}
-        fields = ((field, known.get(field.name.lower(), field.dataType)) for field in staged.fields)
-        return T.StructType([T.StructField(field.name, fitted(field.dataType, kind)) for field, kind in fields])
+        return fitted_columns(staged, there)
     if isinstance(staged, T.ArrayType) and isinstance(there, T.ArrayType):
         return T.ArrayType(fitted(staged.elementType, there.elementType))
     if isinstance(staged, T.MapType) and isinstance(there, T.MapType):

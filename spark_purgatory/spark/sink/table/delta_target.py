@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, ConfigError, SchemaMismatchError, TableForgetsError, TableLostError
-from spark_purgatory.spark.sink.table.column_rules import Taking, changed, fitted
+from spark_purgatory.spark.sink.table.column_rules import Taking, changed, fitted_columns
 from spark_purgatory.spark.sink.table.history import (
     COLUMNS,
     FIRST_LOOK,
@@ -167,7 +167,7 @@ class DeltaTarget:
             self._columns = self.columns_now(spark, StagedColumns.of(schema), facts, there)
             names = self._columns.there or self._columns.rows
             self.check_columns(spark, there, names)
-            self._written = cast(T.StructType, fitted(names, there))
+            self._written = fitted_columns(names, there)
         return facts
 
     def columns_now(

@@ -87,9 +87,7 @@ class StagedColumns:
     def text(self) -> str:
         """The columns as the staging log has them: the JSON of a schema, with more."""
         there = {} if self.there is None else {"there": self.there.jsonValue()}
-        return json.dumps(
-            {**self.rows.jsonValue(), "version": self.version, **there}, separators=(",", ":"), sort_keys=True
-        )
+        return json.dumps({**self.rows.jsonValue(), "version": self.version, **there}, separators=(",", ":"))
 
     def continued(self, known: str | None) -> str:
         """What to stage rows of these columns with: as ``known``, if they are the same rows' since this version."""
@@ -107,19 +105,45 @@ def followed(columns: StagedColumns, history: History, there: T.StructType) -> t
     """The columns with the names that the table, whose columns are ``there``, has for them now.
 
     Also returns those that were dropped while another column got their name: no column of the table is theirs. Raises
-    UnknownColumnsError where the history does not say.
+    UnknownColumnsError where the history does not say. Nulls are allowed at every depth, because Spark
+    casts no rows that it has read from files to a type that forbids them.
     """
-    back, forward = changes_since(columns.version, history)
-    return renamed_by([*back, *forward], columns.there or columns.rows, map(_lower, _paths(there)))
+    changes = changes_since(columns.version, history)
+    known, lost = {*map(_lower, paths(there))}, list[str]()
+
+    def after(path: Path, name: str, parent: Path) -> tuple[Path, str]:
+        new_path, new_name = _applied(changes, path, name) or ((*parent, name.lower()), name)
+        if new_path in known:
+            was = _applied([change.inverse for change in reversed(changes)], new_path, new_name)
+            if was is not None and was[0] != path:
+                lost.append(".".join(path))
+        return new_path, new_name
+
+    def renamed(kind: T.DataType, path: Path, now: Path) -> T.DataType:
+        if isinstance(kind, T.ArrayType):
+            return T.ArrayType(renamed(kind.elementType, (*path, "element"), (*now, "element")))
+        if isinstance(kind, T.MapType):
+            key = renamed(kind.keyType, (*path, "key"), (*now, "key"))
+            return T.MapType(key, renamed(kind.valueType, (*path, "value"), (*now, "value")))
+        if not isinstance(kind, T.StructType):
+            return kind
+        fields = []
+        for field in kind.fields:
+            at = (*path, field.name.lower())
+            new_path, name = after(at, field.name, now)
+            fields.append(T.StructField(name, renamed(field.dataType, at, new_path), True, field.metadata))
+        return T.StructType(fields)
+
+    done = renamed(columns.there or columns.rows, (), ())
+    assert isinstance(done, T.StructType)
+    return done, lost
 
 
-def changes_since(version: int, history: History) -> tuple[list[Change], list[Change]]:
-    """The changes that lead from version ``version`` to the last one: first those to be undone, then those made.
+def changes_since(version: int, history: History) -> list[Change]:
+    """The changes that lead from version ``version`` to the last one; UnknownColumnsError.
 
-    None are undone but by a RESTORE to a version before ``version``.
+    They are undone first, and made then, where a RESTORE led to a version before ``version``.
     """
-    if not history.entries and version == NO_VERSION:
-        return [], []
     of = {entry.version: entry for entry in history.entries}
     oldest = min(of, default=NO_VERSION)
 
@@ -132,15 +156,15 @@ def changes_since(version: int, history: History) -> tuple[list[Change], list[Ch
             at = None if entry is None else entry.restored_to if entry.operation == "RESTORE" else at - 1
         return found
 
-    then, now = made_of(version), made_of(history.version)
-    shared = max({*then} & {*now}, default=None)
-    if shared is None:
+    shared = {*made_of(version)} & {*made_of(history.version)}
+    if not shared:
         raise UnknownColumnsError
-    undone = [
-        change for at in then if at > shared for change in reversed(changes_of(of[at].operation, of[at].parameters))
-    ]
-    made = [change for at in reversed(now) if at > shared for change in changes_of(of[at].operation, of[at].parameters)]
-    return [change.inverse for change in undone], made
+
+    def newest_first(last: int) -> list[Change]:
+        steps = (of[at] for at in made_of(last) if at > max(shared))
+        return [change for step in steps for change in reversed(changes_of(step.operation, step.parameters))]
+
+    return [change.inverse for change in newest_first(version)] + newest_first(history.version)[::-1]
 
 
 def changes_of(operation: str, parameters: Mapping[str, Any]) -> list[Change]:
@@ -168,50 +192,9 @@ def _changes_of(operation: str, parameters: Mapping[str, Any]) -> list[Change]:
     return [ALL_NEW] if is_new else []
 
 
-def renamed_by(
-    changes: Sequence[Change], schema: T.StructType, there: Iterable[Path]
-) -> tuple[T.StructType, list[str]]:
-    """The schema after the changes of a table, which has the columns ``there`` now; and what no column is left for.
-
-    Nulls are allowed at every depth: Spark casts no rows that it has read from files to a type that forbids them.
-    """
-    known, lost = set(there), list[str]()
-
-    def after(path: Path, name: str, parent: Path) -> tuple[Path, str]:
-        at = _applied(changes, path, name)
-        if at is not None:
-            new_path, new_name = at
-        else:
-            new_path, new_name = (*parent, name.lower()), name
-        if new_path in known:
-            was = _applied([change.inverse for change in reversed(changes)], new_path, new_name)
-            if was is not None and was[0] != path:
-                lost.append(".".join(path))
-        return new_path, new_name
-
-    def renamed(kind: T.DataType, path: Path, now: Path) -> T.DataType:
-        if isinstance(kind, T.ArrayType):
-            return T.ArrayType(renamed(kind.elementType, (*path, "element"), (*now, "element")))
-        if isinstance(kind, T.MapType):
-            key = renamed(kind.keyType, (*path, "key"), (*now, "key"))
-            return T.MapType(key, renamed(kind.valueType, (*path, "value"), (*now, "value")))
-        if not isinstance(kind, T.StructType):
-            return kind
-        fields = []
-        for field in kind.fields:
-            at = (*path, field.name.lower())
-            new_path, name = after(at, field.name, now)
-            fields.append(T.StructField(name, renamed(field.dataType, at, new_path), True, field.metadata))
-        return T.StructType(fields)
-
-    done = renamed(schema, (), ())
-    assert isinstance(done, T.StructType)
-    return done, lost
-
-
 def moved(before: T.StructType, after: T.StructType) -> dict[str, str]:
     """Columns that have another name in ``after``, at every depth."""
-    pairs = zip(_paths(before), _paths(after), strict=True)
+    pairs = zip(paths(before), paths(after), strict=True)
     return {".".join(old): ".".join(new) for old, new in pairs if old[-1].lower() != new[-1].lower()}
 
 
@@ -232,17 +215,17 @@ def _applied(changes: Iterable[Change], path: Path, name: str) -> tuple[Path, st
     return path, name
 
 
-def _paths(kind: T.DataType, path: Path = ()) -> Iterable[Path]:
+def paths(kind: T.DataType, path: Path = ()) -> Iterable[Path]:
     """The columns at every depth, as they are written."""
     if isinstance(kind, T.ArrayType):
-        yield from _paths(kind.elementType, (*path, "element"))
+        yield from paths(kind.elementType, (*path, "element"))
     elif isinstance(kind, T.MapType):
-        yield from _paths(kind.keyType, (*path, "key"))
-        yield from _paths(kind.valueType, (*path, "value"))
+        yield from paths(kind.keyType, (*path, "key"))
+        yield from paths(kind.valueType, (*path, "value"))
     elif isinstance(kind, T.StructType):
         for field in kind.fields:
             yield (*path, field.name)
-            yield from _paths(field.dataType, (*path, field.name))
+            yield from paths(field.dataType, (*path, field.name))
 
 
 def _lower(parts: Sequence[str]) -> Path:

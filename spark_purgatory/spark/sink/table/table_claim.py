@@ -20,6 +20,7 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import START_OVER, ConfigError, StagingError, StorageError
+from spark_purgatory.spark.storage.checkpoint_files import Damage
 from spark_purgatory.spark.storage.paths import Place, beside, literal
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE
 from spark_purgatory.spark.storage.storage_errors import MAX_SAID, SPARK_FAULTS, said
@@ -72,9 +73,9 @@ def claim(
         files = reader.text(
             beside(literal(checkpoint.rstrip("/")), CLAIM, "metadata", "commits", "staging/log")
         ).inputFiles()
-        has_begun = any(_BEGUN.search(file) for file in files)
+        has_begun, has_log = (any(map(pattern.search, files)) for pattern in (_BEGUN, _LOG))
         claimed = _claimed(spark, checkpoint, has_begun)
-        if claimed != ours and not (has_begun and claimed):
+        if claimed != ours and not has_begun:
             _write(spark, checkpoint, ours, "overwrite")
     except SPARK_FAULTS as error:
         raise StorageError(
@@ -93,14 +94,21 @@ def claim(
             f"checkpoint={checkpoint!r} is that of table {_said(claimed)}, and rows may be staged in it that go there; "
             f"this query writes to {_said(ours)}. Nothing was started. Give each table a checkpoint of its own"
         )
+    if not claimed and has_log and not has_filled():
+        raise StagingError(
+            f"{claim_path(checkpoint)} is to name the table of the checkpoint and is empty, as a power loss leaves it. "
+            f"Nothing was started. If {_said(ours)} is the table that the query has always written to, remove that "
+            "folder and start again"
+        )
     commits = [int(match[1]) for file in files if (match := _COMMIT.search(file))]
-    if commits and not any(_LOG.search(file) for file in files):
+    if commits and not has_log:
         raise StagingError(
             f"checkpoint={checkpoint!r} is at micro-batch {max(commits) + 1}, but nothing in it was staged: it is that "
             "of another sink, or its folder 'staging' was removed. Nothing was started. Bring the folder back, or "
             f"{START_OVER}"
         )
     if not claimed:
+        _write(spark, checkpoint, ours, "overwrite")
         return Bound(resolved, True)
     if claimed["given"] == ours["given"] and claimed[kind] != ours[kind]:
         LOG.warning(
@@ -171,5 +179,5 @@ def app_id_of(spark: SparkSession, checkpoint: str) -> str:
     try:
         query_id = json.loads(rows[0]["value"])["id"]
     except (IndexError, KeyError, ValueError) as error:
-        raise StagingError(f"checkpoint {checkpoint} is damaged: its file 'metadata' names no query id") from error
+        raise StagingError(f"checkpoint {checkpoint} is damaged: {Damage('metadata', 'names no query id')}") from error
     return f"spark_purgatory/{query_id}"

@@ -16,7 +16,7 @@ from spark_purgatory.spark.storage.spark_access import settings
 
 SPECIAL_FEATURES = frozenset({"allowColumnDefaults", "generatedColumns", "identityColumns"})
 """Features of a table that may have such columns; other tables need not be asked."""
-WHOLE_PLAN = {"spark.sql.debug.maxToStringFields": "1000000"}
+WHOLE_PLAN = {"spark.sql.debug.maxToStringFields": "1000000", "spark.sql.maxPlanStringLength": "1000000000"}
 _CLOSED = re.compile(r"\[DELTA_IDENTITY_COLUMNS_EXPLICIT_INSERT_NOT_SUPPORTED\].*? column (.+?) is not supported")
 
 
