@@ -96,8 +96,12 @@ def _checked(
         _check_place(spark, target, folder, was_begun=ledger.intent is not None and ledger.intent.number == 0)
     else:
         check_features(spark, str(target), target.merge_place, facts.features)
+        version = target.history(spark).version  # Before the columns are read: a rename after that is one.
         there = target.read(spark).schema
-        since = _named_since(spark, target, schema, there=there, facts=facts, known=ledger.schema)
+        known = StagedColumns(schema, version) if ledger.schema is None else StagedColumns.of(ledger.schema)
+        since = known.version if [*paths(known.rows)] == [*paths(schema)] else version
+        if facts.is_mapped and not _is_named(spark, target, schema, there, known if ledger.schema else None):
+            since = version
         special = SpecialColumns()
         if SPECIAL_FEATURES & set(facts.features):
             special = special_columns(spark, target.merge_place, there.names, schema.names)
@@ -229,33 +233,27 @@ def _check_new_columns(
         raise ConfigError(f"table {target} cannot hold the stream: {'; '.join(reasons)}. Nothing was started")
 
 
-def _named_since(
-    spark: SparkSession,
-    target: DeltaTarget,
-    schema: T.StructType,
-    there: T.StructType,
-    facts: TableFacts,
-    known: str | None,
-) -> int:
-    """The version of the table whose names of columns the stream has; ``known``: the columns that were staged last.
+def _is_named(
+    spark: SparkSession, target: DeltaTarget, schema: T.StructType, there: T.StructType, known: StagedColumns | None
+) -> bool:
+    """Whether the history says that the stream names its columns as the table does; ``known`` were staged last.
 
     Raises SchemaMismatchError if the stream has columns under names that the table's had before.
     """
-    version = target.history(spark).version
-    columns = StagedColumns(schema) if known is None else StagedColumns.of(known)
-    before, now = [*paths(columns.rows)], [*paths(schema)]
+    now = [*paths(schema)]
+    before = [] if known is None else [*paths(known.rows)]
     is_as_before = known is not None and [path for path in now if path in before] == before
-    since = columns.version if is_as_before and before == now else version
     lacking = {*map(str.lower, schema.names)} - {*map(str.lower, there.names)}
-    if not facts.is_mapped or not (is_as_before or lacking):
-        return since
-    history = target.history(spark, columns.version if is_as_before else NO_VERSION)
-    if not is_as_before:
+    if not (is_as_before or lacking):
+        return True
+    columns = known if known is not None and is_as_before else StagedColumns(schema)
+    history = target.history(spark, columns.version)
+    if not is_as_before:  # Help is as good as what is left of the history.
         columns = StagedColumns(schema, history.entries[-1].version - 1)
     try:
         renamed = moved(columns.rows, followed(columns, history, there)[0])
     except UnknownColumnsError:
-        return version  # The first drain says so, if rows are staged under those names.
+        return False  # The first drain says so, if rows are staged under those names.
     are_old = renamed if is_as_before else {old for old in renamed if old.lower() in lacking}
     if changes := [f"{old} is {renamed[old]}" for old in renamed if old in are_old]:
         raise SchemaMismatchError(
@@ -264,7 +262,7 @@ def _named_since(
             "the same names in another sense, give its columns another order: select. Rows that are staged go to the "
             "renamed columns by themselves"
         )
-    return since
+    return True
 
 
 def _check_table(

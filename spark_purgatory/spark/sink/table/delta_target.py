@@ -283,12 +283,13 @@ class DeltaTarget:
             lacks = f"lacks {', '.join(strange)}" if strange else ""
             differs = f"has other types for {', '.join(other)}" if other else ""
             added = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in new)
-            place = self.table or f"delta.`{self.path}`"
-            adding = f"Run ALTER TABLE {place} ADD COLUMNS ({added}), or set {AUTO_MERGE}=true, and start again"
+            adding = (
+                f"Run ALTER TABLE {self.merge_place} ADD COLUMNS ({added}), or set {AUTO_MERGE}=true, and start again"
+            )
             casting = (
                 f"Widen the columns of the table: set its property delta.enableTypeWidening = true, then ALTER TABLE "
-                f"{place} ALTER COLUMN ... TYPE. If no such rows are staged, casting the columns of the stream does as "
-                "well. Then start again"
+                f"{self.merge_place} ALTER COLUMN ... TYPE. If no such rows are staged, you may cast the columns of "
+                "the stream instead. Then start again"
             )
             remedy = ". ".join([*([adding] if strange else []), *([casting] if other else [])])
             raise SchemaMismatchError(
