@@ -37,7 +37,7 @@ def main(landing: str, lake: str) -> None:
     checkpoint = f"{lake}/_checkpoints/order_outcomes"
     query = accumulator.write_stream(outcomes, checkpoint=checkpoint, trigger={"availableNow": True})
     query.awaitTermination()
-    print(f"orders: {gauges(spark, checkpoint)['pending']:,} wait")
+    print(f"orders: {gauges(spark, checkpoint=checkpoint)['pending']:,} wait")
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ table.groupBy("status").count().orderBy("status").show()
 # COMMAND ----------
 
 per_batch = counters(query)
-waiting = gauges(spark, f"{folder}/checkpoint")["pending"]
+waiting = gauges(spark, checkpoint=f"{folder}/checkpoint")["pending"]
 assert per_batch["received"].sum() == written.orders
 assert written.orders == table.count() + waiting
 assert per_batch["pending_change"].sum() == waiting > 0

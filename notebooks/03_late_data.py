@@ -138,7 +138,9 @@ assert found == {
 }
 per_batch = counters(query)
 assert per_batch["events_late"].sum() == 1
-assert [row["order_id"] for row in pending(spark, f"{folder}/checkpoint").collect()] == ["I"]
+assert [
+    row["order_id"] for row in pending(spark, checkpoint=f"{folder}/checkpoint").collect()
+] == ["I"]
 print(
     per_batch[
         [
@@ -273,4 +275,4 @@ spark.read.parquet(f"{folder}/outcomes").where("order_id = 'I'").show(truncate=F
 
 last = spark.read.parquet(f"{folder}/outcomes").where("order_id = 'I'").collect()
 assert [(row["status"], row["wait_ms"]) for row in last] == [("EXPIRED", 30 * 60_000)]
-assert pending(spark, f"{folder}/checkpoint").isEmpty()
+assert pending(spark, checkpoint=f"{folder}/checkpoint").isEmpty()

@@ -119,9 +119,9 @@ spark.read.parquet(f"{folder}/outcomes").groupBy("size", "status").count().order
 
 # COMMAND ----------
 
-waiting = pending(spark, checkpoint).cache()
+waiting = pending(spark, checkpoint=checkpoint).cache()
 waiting.printSchema()
-for name, value in gauges(spark, checkpoint).items():
+for name, value in gauges(spark, checkpoint=checkpoint).items():
     print(f"{name:32} {value}")
 
 # COMMAND ----------
@@ -145,7 +145,9 @@ soon.select("upload_id", "size", "progress", "missing_keys", "deadline_at", minu
 # COMMAND ----------
 
 one = soon.first()["upload_id"]
-pending(spark, checkpoint).where(F.col("upload_id") == one).show(vertical=True, truncate=False)
+pending(spark, checkpoint=checkpoint).where(F.col("upload_id") == one).show(
+    vertical=True, truncate=False
+)
 
 # COMMAND ----------
 
@@ -178,7 +180,7 @@ for row in waiting.collect():
 outcome_ids = spark.read.parquet(f"{folder}/outcomes").select("upload_id")
 assert waiting.count() + outcome_ids.count() == UPLOADS
 assert waiting.select("upload_id").intersect(outcome_ids).isEmpty()
-assert gauges(spark, checkpoint)["pending"] == waiting.count()
+assert gauges(spark, checkpoint=checkpoint)["pending"] == waiting.count()
 
 # COMMAND ----------
 
@@ -228,7 +230,9 @@ assert missing.idxmax() == "p4"
 
 changes = counters(query)["pending_change"].cumsum()
 then = {
-    batch_id: pending(spark, checkpoint, batch_id=batch_id, columns=["upload_id"]).count()
+    batch_id: pending(
+        spark, checkpoint=checkpoint, batch_id=batch_id, columns=["upload_id"]
+    ).count()
     for batch_id in (0, 2)
 }
 print(then)

@@ -14,7 +14,7 @@ from spark_purgatory.config.declared import (
     near,
     not_a_column,
     options_of,
-    refuses_unknown_names,
+    refuses_wrong_calls,
     require_column,
 )
 from spark_purgatory.config.options import Completions, Operations, SinkOptions, require_name, watermark_ms
@@ -56,7 +56,7 @@ __all__ = [
     "options_of",
     "parse_duration",
     "parse_size",
-    "refuses_unknown_names",
+    "refuses_wrong_calls",
     "require_column",
     "require_name",
     "us_per",

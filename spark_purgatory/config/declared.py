@@ -183,13 +183,20 @@ def _refuse_unknown(owner: str, given: Iterable[str], names: Sequence[str]) -> N
             raise ConfigError(f"{owner} has no {name}={near(name, names) or '.'} It has {', '.join(names)}")
 
 
-def refuses_unknown_names(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that answers a misspelt argument with the name that was probably meant."""
-    names = [name for name in inspect.signature(function).parameters if name != "self"]
+def refuses_wrong_calls(function: Callable[P, R]) -> Callable[P, R]:
+    """A function that answers a misspelt argument, or one given by position, with the right call."""
+    parameters = {name: one for name, one in inspect.signature(function).parameters.items() if name != "self"}
+    by_name = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
+    by_place = [name for name in parameters if name not in by_name]
+    is_method = "self" in inspect.signature(function).parameters
 
     @functools.wraps(function)
     def call(*given: P.args, **named: P.kwargs) -> R:
-        _refuse_unknown(f"{function.__name__}()", named, names)
+        _refuse_unknown(f"{function.__name__}()", named, list(parameters))
+        if (beyond := len(given) - is_method - len(by_place)) > 0:
+            must = [name for name in by_name if parameters[name].default is inspect.Parameter.empty]
+            right = ", ".join([*by_place, *(f"{name}=..." for name in must or by_name[:beyond])])
+            raise ConfigError(f"{function.__name__}() takes {', '.join(by_name)} by name: {function.__name__}({right})")
         return function(*given, **named)
 
     return call

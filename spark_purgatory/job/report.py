@@ -129,7 +129,7 @@ def read_report(
 def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix: str, rows: bool) -> Report:
     table = sink.read(spark, staged=True, checkpoint=checkpoint)
     tally = state_tally(spark, checkpoint)
-    found = gauges(spark, checkpoint)
+    found = gauges(spark, checkpoint=checkpoint)
     bounds_ms: dict[str, tuple[int, ...]] = {}
     ages, remaining, criteria = _of_pending(spark, checkpoint, found["batch_id"], bounds_ms)
     ends_next, missed = _rows_of_pending(spark, checkpoint, found["batch_id"]) if rows else ((), {})
@@ -175,7 +175,7 @@ def _of_pending(
     spark: SparkSession, checkpoint: str, batch_id: int | None, bounds_ms: dict[str, tuple[int, ...]]
 ) -> tuple[dict[int, int], dict[int, int], dict[str, int]]:
     asked = ["report_age_ms", "report_remaining_ms", "report_criterion"]
-    waits = pending(spark, checkpoint, batch_id=batch_id, columns=asked, prefix="report_")
+    waits = pending(spark, checkpoint=checkpoint, batch_id=batch_id, columns=asked, prefix="report_")
     bins = _bins(waits, ["age_ms", "remaining_ms"], "report_", bounds_ms)
     rows = waits.groupBy(bins[0].alias("age"), bins[1].alias("left"), asked[2]).count().collect()
     ages: dict[int, int] = {}
@@ -193,7 +193,7 @@ def _rows_of_pending(
     spark: SparkSession, checkpoint: str, batch_id: int | None
 ) -> tuple[tuple[EndsNext, ...], dict[str, int]]:
     columns = ["report_watch_keys", "report_missing_keys", "report_progress", "report_deadline_at"]
-    waits = pending(spark, checkpoint, batch_id=batch_id, columns=columns, prefix="report_")
+    waits = pending(spark, checkpoint=checkpoint, batch_id=batch_id, columns=columns, prefix="report_")
     keys, missing = (F.array_join(name, ", ") for name in columns[:2])
     ends = waits.select(keys, missing, columns[2], F.unix_millis(columns[3]).alias("at")).orderBy("at")
     missed = waits.select(F.explode(columns[1]).alias("key")).groupBy("key").count().where("count > 1")

@@ -75,7 +75,7 @@ def show_export(checkpoint: str, folder: str, settings: Sequence[str], console: 
         with at_work(console, "Starting Spark"):
             spark = reading_session(settings_from(settings), log_file())
         with at_work(console, "Reading the checkpoint"):
-            counts = export_state(spark, checkpoint, folder)
+            counts = export_state(spark, checkpoint=checkpoint, folder=folder)
         told = ", ".join(f"{counts[name]:,} {name}" for name in ("operations", "events", "ids"))
         say(console, f"{folder}: {told}, as micro-batch {counts['batch_id']} left them")
 

@@ -93,7 +93,7 @@ def show_pending(request: PendingRequest, console: Console) -> int:
 
 
 def _found(spark: SparkSession, request: PendingRequest) -> FoundPending:
-    waiting = pending(spark, request.checkpoint, batch_id=request.batch_id, prefix=request.prefix)
+    waiting = pending(spark, checkpoint=request.checkpoint, batch_id=request.batch_id, prefix=request.prefix)
     chosen = _where(waiting, request.where)
     order_by = request.order_by
     if order_by == "remaining_ms":

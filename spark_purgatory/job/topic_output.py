@@ -22,7 +22,7 @@ AS_JSON = {"ignoreNullFields": "false"}
 def start(spark: SparkSession, outcomes: DataFrame, config: JobConfig) -> StreamingQuery:
     """Start the query that writes the topic."""
     assert config.output.topic is not None, "bug: the output is no topic"
-    check_checkpoint(spark, config.checkpoint, outcomes)
+    check_checkpoint(spark, outcomes, checkpoint=config.checkpoint)
     records = records_of(outcomes, str(config.operations.made().id))
     writer = records.writeStream.format("kafka").options(**config.output.options).option("topic", config.output.topic)
     writer = writer.queryName(config.name).trigger(**trigger_of(**config.trigger.model_dump()))

@@ -132,7 +132,9 @@ def test_no_log_line_of_a_monitor_shows_a_row(
         [event(name, 2) for name in (*names[:2], f"{CANARY}-unknown")],
     )
     query = run_to_end(purgatory().resolve(*landing.frames(spark)), landing.checkpoint)
-    assert pending(spark, str(landing.checkpoint), columns=["row"]).where(f"row like '%{CANARY}%'").count() == 6
+    assert (
+        pending(spark, checkpoint=str(landing.checkpoint), columns=["row"]).where(f"row like '%{CANARY}%'").count() == 6
+    )
 
     def broken(sample: metrics.Sample) -> None:
         raise RuntimeError("the disk is full")

@@ -37,7 +37,7 @@ def write(spark: SparkSession, outcomes: DataFrame) -> int:
         query.awaitTermination()
     except errors.StorageError as error:
         print(error)
-    return gauges(spark, "/lake/checkpoint")["pending"]
+    return gauges(spark, checkpoint="/lake/checkpoint")["pending"]
 
 
 def rule() -> criteria.Criterion | criteria.ByRow:

@@ -44,14 +44,14 @@ def main(folder: Path, host: str, sink: str, batches: int) -> None:
     found: dict[str, Any] = {"spark": spark.version}
     if is_begun(landing):
         # This release's reader, on the state that another release wrote.
-        found["pending"] = gauges(spark, str(landing.checkpoint))["pending"]
+        found["pending"] = gauges(spark, checkpoint=str(landing.checkpoint))["pending"]
         found["staged files"] = len(list(landing.checkpoint.glob("staging/**/*.parquet")))
     purgatory = replace(stream.purgatory(host), shards=stream.shards + moves + is_moved)
     outcomes = purgatory.resolve(*landing.frames(spark))
     if is_moved:
         source, landing.checkpoint = str(landing.checkpoint), folder / f"moved-{moves + 1}"
         moved = move_checkpoint(spark, outcomes, source=source, target=str(landing.checkpoint))
-        assert moved.operations == found["pending"] == gauges(spark, str(landing.checkpoint))["pending"]
+        assert moved.operations == found["pending"] == gauges(spark, checkpoint=str(landing.checkpoint))["pending"]
     if batches:
         until = landing.last_batch + batches + 1
         run_until_planned(start(outcomes, landing, sink, {"processingTime": "0 seconds"}), landing, until)

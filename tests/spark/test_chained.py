@@ -98,8 +98,10 @@ def test_two_purgatories_in_one_query_give_what_two_batch_resolves_give(
     assert multiset(rows, *COLUMNS) == multiset(expected, *COLUMNS)
     assert not any(row["ship_late"] for row in rows), "an hour is room for what the first purgatory gives"
     checkpoint = str(sources.first.checkpoint)
-    assert "resolved_at" in pending(spark, checkpoint, prefix="waits_").columns, "of the last purgatory in the query"
-    assert gauges(spark, checkpoint)["pending"] == 0
+    assert "resolved_at" in pending(spark, checkpoint=checkpoint, prefix="waits_").columns, (
+        "of the last purgatory in the query"
+    )
+    assert gauges(spark, checkpoint=checkpoint)["pending"] == 0
 
 
 @pytest.mark.long

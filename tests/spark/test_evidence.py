@@ -219,7 +219,7 @@ def test_columns_of_events_may_be_named_added_and_dropped_on_a_checkpoint(
     landing.add([], [event("a", 0.2, region="r2"), event("c", 0.2, region="r2")])
     rows = run(waiting(host, columns=["region"]))
     assert [each.region for each in rows["a"].events] == [None, "r2"] and rows["a"].event.region == "r2"
-    waits = {row.id: row for row in pending(spark, str(landing.checkpoint)).collect()}
+    waits = {row.id: row for row in pending(spark, checkpoint=str(landing.checkpoint)).collect()}
     assert [each.region for each in waits["c"].events] == ["r2"] and waits["b"].events[0].key == "k-b"
     # A column more, in front.
     landing.add([], [event("b", 0.3, region="r3", event_id="e3")])
@@ -230,7 +230,7 @@ def test_columns_of_events_may_be_named_added_and_dropped_on_a_checkpoint(
     operations, events = landing.frames(spark)
     other = waiting(host, columns=["region"]).resolve(operations, events.withColumn("region", events.value))
     with pytest.raises(StateMismatchError, match=r"^completions\.columns: column 'region' is string in the checkpoint"):
-        check_checkpoint(spark, str(landing.checkpoint), other)
+        check_checkpoint(spark, other, checkpoint=str(landing.checkpoint))
     # A column less.
     rows = run(waiting(host, columns=["event_id"]))
     assert [each.event_id for each in rows["c"].events] == [None, "e4"]

@@ -97,12 +97,12 @@ def begun(landing: Landing) -> list[str]:
 
 
 def test_what_waits_goes_on_with_other_columns(spark: SparkSession, landing: Landing) -> None:
-    waiting = {row.id: row.asDict(True) for row in pending(spark, str(landing.checkpoint)).collect()}
+    waiting = {row.id: row.asDict(True) for row in pending(spark, checkpoint=str(landing.checkpoint)).collect()}
     assert len(waiting) == 4 and "text" in waiting["o1"]
     landing.add([waits("new", 2, 61, "99")], [{"key": "k-o1", "time": at(5)}])
     run(spark, landing, AFTER)
     # Shards that nothing touched have the columns of before; both kinds are shown as one table.
-    waiting = {row.id: row.asDict(True) for row in pending(spark, str(landing.checkpoint)).collect()}
+    waiting = {row.id: row.asDict(True) for row in pending(spark, checkpoint=str(landing.checkpoint)).collect()}
     assert {name: (row["small"], row["day"]) for name, row in waiting.items()} == {
         "o0": (0, None),
         "o2": (2, None),
@@ -212,7 +212,7 @@ def test_what_cannot_change_is_refused_before_a_micro_batch_runs(spark: SparkSes
         assert str(refused.value).endswith(("; or start over: a new checkpoint and a new table", MOVES))
         with pytest.raises(StateMismatchError) as refused_again:
             stream = outcomes_of(spark, landing, columns, **changes)
-            check_checkpoint(spark, str(landing.checkpoint), stream)
+            check_checkpoint(spark, stream, checkpoint=str(landing.checkpoint))
         assert str(refused_again.value) == str(refused.value)
     assert begun(landing) == before and not spark.streams.active
     # Who means it says so.
@@ -246,7 +246,7 @@ def test_what_may_change_is_found_to_do_no_harm(spark: SparkSession, landing: La
             },
         ),
     ):
-        check_checkpoint(spark, checkpoint, outcomes_of(spark, landing, columns, **changes))
+        check_checkpoint(spark, outcomes_of(spark, landing, columns, **changes), checkpoint=checkpoint)
 
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -296,12 +296,12 @@ def test_heartbeats_are_a_source_that_spark_does_not_add(spark: SparkSession, la
 
 def test_a_checkpoint_that_is_new_or_another_querys(spark: SparkSession, landing: Landing, tmp_path: Path) -> None:
     outcomes = outcomes_of(spark, landing, BEFORE)
-    check_checkpoint(spark, str(tmp_path / "none"), outcomes)
+    check_checkpoint(spark, outcomes, checkpoint=str(tmp_path / "none"))
     plain = tmp_path / "plain"
     writer = landing.frames(spark)[0].writeStream.format("noop").option("checkpointLocation", str(plain))
     writer.trigger(availableNow=True).start().awaitTermination()
     with pytest.raises(StateUnreadableError, match=r"no state of any query: .* name the checkpoint"):
-        check_checkpoint(spark, str(plain), outcomes)
+        check_checkpoint(spark, outcomes, checkpoint=str(plain))
 
 
 def compared(spec: EngineSpec, *blobs: bytes) -> list[dict[str, Any]]:

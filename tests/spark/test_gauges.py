@@ -37,7 +37,7 @@ def test_the_counters_of_all_micro_batches_add_up_to_what_the_gauges_tell(spark:
     landing = Landing(tmp_path)
     checkpoint = str(landing.checkpoint)
     with pytest.raises(ConfigError, match="is no checkpoint"):
-        gauges(spark, checkpoint)
+        gauges(spark, checkpoint=checkpoint)
     landing.add([operation(f"o{i}", deadline=300) for i in range(100)], [event("x", 1)])
     landing.add([], [event("o3", 2)])
     landing.add([], [])
@@ -50,7 +50,7 @@ def test_the_counters_of_all_micro_batches_add_up_to_what_the_gauges_tell(spark:
         assert change["pending_change"] == change["received"] - sum(change[status] for status in STATUSES)
     assert any(change["pending_change"] == -1 for change in changes), "one is decided, and none comes"
     assert any(not any(change.values()) for change in changes), "a micro-batch that touches no shard adds nothing"
-    found = gauges(spark, checkpoint)
+    found = gauges(spark, checkpoint=checkpoint)
     assert found["pending"] == sum(change["pending_change"] for change in changes) == 100
     assert found["shards"] == 3
     assert found["oldest_created_ms"] == int(at(0).timestamp() * 1000)
@@ -76,15 +76,15 @@ def test_gauges_find_the_purgatory_beside_other_state_and_refuse_a_checkpoint_wi
         return str(tmp_path / name)
 
     both = run_to_the_end(purgatory().resolve(operations.dropDuplicates(["id"]), events), "both")
-    assert gauges(spark, both)["pending"] == 2
+    assert gauges(spark, checkpoint=both)["pending"] == 2
     alone = run_to_the_end(operations.dropDuplicates(["id"]), "alone")
     with pytest.raises(
         ConfigError, match=r"holds the state of dedupe and of no purgatory: name the checkpointLocation"
     ):
-        gauges(spark, alone)
+        gauges(spark, checkpoint=alone)
     stateless = run_to_the_end(operations, "stateless")
     with pytest.raises(StateUnreadableError, match=r"no state of any query: .* name the checkpoint"):
-        gauges(spark, stateless)
+        gauges(spark, checkpoint=stateless)
 
 
 @pytest.mark.spark

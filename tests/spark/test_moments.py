@@ -84,8 +84,8 @@ def test_all_views_agree_with_a_count_at_twenty_moments(spark: SparkSession, tmp
 
             told = {row["id"]: row["status"] for row in rows_of(sink, spark)}
             expected = set(landed) - set(told)
-            assert {row["id"] for row in pending(spark, checkpoint, columns=["id"]).collect()} == expected
-            assert gauges(spark, checkpoint)["pending"] == len(expected)
+            assert {row["id"] for row in pending(spark, checkpoint=checkpoint, columns=["id"]).collect()} == expected
+            assert gauges(spark, checkpoint=checkpoint)["pending"] == len(expected)
             waits = len(expected)
             # Reports of micro-batches come through Spark's queue of events, so they may come after the gauges.
             by_status = Counter(told.values())

@@ -177,7 +177,7 @@ def test_what_cannot_be_moved_is_refused_before_anything_is_written(lane: Any) -
     for checksum in copy.rglob(".*.crc"):
         checksum.unlink()
     (copy / "metadata").write_text(json.dumps({**copied, "id": "another"}))
-    export_state(stream.spark, str(copy), str(stream.folder / "export"))
+    export_state(stream.spark, checkpoint=str(copy), folder=str(stream.folder / "export"))
     refused("of query another, and source=", tables=str(stream.folder / "export"))
     (copy / "offsets" / str(dry.batch_id)).write_text("v1\n")
     refused("is damaged: of its last micro-batch", source=str(copy))
@@ -253,9 +253,9 @@ def test_operations_are_taken_out_of_what_waits(lane: Any) -> None:
     first, *others = batches_of(stream.drawn, 3, 3)
     stream.add(first)
     stream.run()
-    counts = export_state(stream.spark, str(stream.checkpoint), str(stream.folder / "export"))
+    counts = export_state(stream.spark, checkpoint=str(stream.checkpoint), folder=str(stream.folder / "export"))
     with pytest.raises(ConfigError, match="lie in each other"):
-        export_state(stream.spark, str(stream.checkpoint), str(stream.checkpoint / "export"))
+        export_state(stream.spark, checkpoint=str(stream.checkpoint), folder=str(stream.checkpoint / "export"))
     waits = stream.spark.read.parquet(str(stream.folder / "export" / "operations"))
     assert waits.count() == counts["operations"] == sum(stream.waiting().values()) > 1
     gone = waits.orderBy("id").first()["operation"]["row"]

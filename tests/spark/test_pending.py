@@ -118,7 +118,7 @@ def test_what_waits_and_how_far_it_has_come_is_what_a_count_of_the_landed_rows_g
         operations |= {each["id"]: each for each in new}
         events += came
         outcomes = landing.run(spark, BY_ROW)
-        found = {row["id"]: row.asDict() for row in pending(spark, str(landing.checkpoint)).collect()}
+        found = {row["id"]: row.asDict() for row in pending(spark, checkpoint=str(landing.checkpoint)).collect()}
         assert set(found) == set(operations) - {row["id"] for row in outcomes}
         assert found and outcomes
         for name, row in found.items():
@@ -150,14 +150,14 @@ def test_past_micro_batches_are_read_and_those_that_are_gone_are_named(spark: Sp
     landing = Landing(tmp_path)
     checkpoint = str(landing.checkpoint)
     with pytest.raises(ConfigError, match=r"is no checkpoint of a streaming query: name the checkpointLocation"):
-        pending(spark, checkpoint)
+        pending(spark, checkpoint=checkpoint)
     for n in range(3):
         landing.add([operation(f"o{n}", deadline=300)], [event("o0" if n == 2 else "x", 1)])
     landing.run(spark, purgatory())
-    waits = {n: {row["id"] for row in pending(spark, checkpoint, batch_id=n).collect()} for n in range(3)}
+    waits = {n: {row["id"] for row in pending(spark, checkpoint=checkpoint, batch_id=n).collect()} for n in range(3)}
     assert waits == {0: {"o0"}, 1: {"o0", "o1"}, 2: {"o1", "o2"}}
     with pytest.raises(ConfigError, match=r"batch_id=9: checkpoint .* keeps the micro-batches 0 to \d+; .*minBatches"):
-        pending(spark, checkpoint, batch_id=9)
+        pending(spark, checkpoint=checkpoint, batch_id=9)
 
 
 @pytest.mark.long
@@ -173,8 +173,8 @@ def test_a_checkpoint_whose_name_has_wildcards_is_read_as_it_is_and_no_other(
         other.add([operation("other2", deadline=300)], [])
     landing.run(spark, purgatory())
     checkpoint = str(landing.checkpoint)
-    assert [row["id"] for row in pending(spark, checkpoint).collect()] == ["a"]
-    assert gauges(spark, checkpoint)["pending"] == 1
+    assert [row["id"] for row in pending(spark, checkpoint=checkpoint).collect()] == ["a"]
+    assert gauges(spark, checkpoint=checkpoint)["pending"] == 1
     found = {finding.what: finding for finding in checkpoint_findings(spark, checkpoint)}
     assert not [finding for finding in found.values() if finding.remedy] and found["pending"].found == "1 operations"
 
@@ -191,9 +191,9 @@ def test_where_spark_cannot_read_state_at_a_path_that_is_said_and_the_query_goes
         landing.add([], [event("a", 9)])
     assert sink.read(spark).count() == 1, "the second start went on"
     assert "the checkpoint is not compared with the query before it starts" in caplog.text
-    for ask in (pending, gauges, lambda spark, checkpoint: check_checkpoint(spark, checkpoint, outcomes)):
+    for ask in (pending, gauges, lambda spark, checkpoint: check_checkpoint(spark, outcomes, checkpoint=checkpoint)):
         with pytest.raises(ConfigError, match=r"finds nothing at a path with ' ', '\[', '\]': read a copy"):
-            ask(spark, checkpoint)
+            ask(spark, checkpoint=checkpoint)
     (found,) = checkpoint_findings(spark, checkpoint)
     assert (found.found, found.remedy[:11]) == ("its state cannot be read at this path", "checkpoint=")
 
@@ -270,19 +270,21 @@ def test_columns_are_chosen_and_names_that_are_taken_get_a_prefix(spark: SparkSe
     landing = Landing(tmp_path).add([operation("a"), operation("b")], [event("b", 5), event("x", 8)])
     landing.run(spark, purgatory())
     checkpoint = str(landing.checkpoint)
-    two = pending(spark, checkpoint, columns=["id", "progress"])
+    two = pending(spark, checkpoint=checkpoint, columns=["id", "progress"])
     assert [row.asDict() for row in two.collect()] == [{"id": "a", "progress": "0 of 1"}]
     with pytest.raises(ConfigError, match=r"columns=\['nothing'\]: there are id, key, keys, .*remaining_ms"):
-        pending(spark, checkpoint, columns=["id", "nothing"])
-    named = pending(spark, checkpoint, prefix="waits_", columns=["waits_matched", "waits_deadline_at"]).collect()
+        pending(spark, checkpoint=checkpoint, columns=["id", "nothing"])
+    named = pending(
+        spark, checkpoint=checkpoint, prefix="waits_", columns=["waits_matched", "waits_deadline_at"]
+    ).collect()
     assert [(row["waits_matched"], utc(row["waits_deadline_at"])) for row in named] == [(0, at(30))]
 
     taken = [frame.withColumn("Watch_Keys", F.lit(1)) for frame in landing.frames(spark)]
     query = purgatory().resolve(*taken).writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/taken")
     query.trigger(availableNow=True).start().awaitTermination()
     with pytest.raises(ConfigError, match=r"have a column watch_keys, which pending.. adds: set prefix="):
-        pending(spark, f"{tmp_path}/taken")
-    assert pending(spark, f"{tmp_path}/taken", prefix="waits_").count() == 1
+        pending(spark, checkpoint=f"{tmp_path}/taken")
+    assert pending(spark, checkpoint=f"{tmp_path}/taken", prefix="waits_").count() == 1
 
 
 def test_an_outcome_that_is_held_says_until_when_and_exact_sums_show_as_they_are(
@@ -297,7 +299,7 @@ def test_an_outcome_that_is_held_says_until_when_and_exact_sums_show_as_they_are
     cents = events.withColumn("value", F.col("value").cast("decimal(10,2)"))
     query = final.resolve(operations, cents).writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/held")
     query.trigger(availableNow=True).start().awaitTermination()
-    rows = {row["id"]: row for row in pending(spark, f"{tmp_path}/held", batch_id=0).collect()}
+    rows = {row["id"]: row for row in pending(spark, checkpoint=f"{tmp_path}/held", batch_id=0).collect()}
     assert {name: row["progress"] for name, row in rows.items()} == {"held": "1 of 0.3", "open": "0.1 of 0.3"}
     assert (utc(rows["held"]["held_until"]), rows["open"]["held_until"]) == (at(5), None)
 
@@ -305,7 +307,7 @@ def test_an_outcome_that_is_held_says_until_when_and_exact_sums_show_as_they_are
 def test_where_nothing_waits_the_columns_are_there_and_no_row(spark: SparkSession, tmp_path: Path) -> None:
     landing = Landing(tmp_path).add([operation("a")], [event("a", 1)])
     landing.run(spark, purgatory())
-    nothing = pending(spark, str(landing.checkpoint))
+    nothing = pending(spark, checkpoint=str(landing.checkpoint))
     assert nothing.columns[:2] == ["id", "key"] and "remaining_ms" in nothing.columns
     assert nothing.where("id = 'a'").count() == 0
 
@@ -333,9 +335,9 @@ def test_a_state_that_is_gone_is_an_error_of_the_state_with_its_remedy(
             shutil.copytree(landing.checkpoint, checkpoint)
             lose(checkpoint / "state")
             for call in (
-                lambda checkpoint: pending(spark, checkpoint).collect(),
-                lambda checkpoint: gauges(spark, checkpoint),
-                lambda checkpoint: check_checkpoint(spark, checkpoint, outcomes),
+                lambda checkpoint: pending(spark, checkpoint=checkpoint).collect(),
+                lambda checkpoint: gauges(spark, checkpoint=checkpoint),
+                lambda checkpoint: check_checkpoint(spark, outcomes, checkpoint=checkpoint),
             ):
                 with pytest.raises(StateUnreadableError, match=r"(?i)bring back .* folder 'state'"):
                     call(str(checkpoint))

@@ -70,8 +70,8 @@ def assert_is_expected(spark: SparkSession, landing: Landing, host: str, seed: i
     arrived = landing.frames(spark, streaming=False)[0].count()
     expected = stream.expected(landing.last_watermark_us)
     assert multiset(written, *COLUMNS) == +expected
-    waits = gauges(spark, str(landing.checkpoint))["pending"]
-    assert waits == pending(spark, str(landing.checkpoint)).count()
+    waits = gauges(spark, checkpoint=str(landing.checkpoint))["pending"]
+    assert waits == pending(spark, checkpoint=str(landing.checkpoint)).count()
     assert waits == arrived - len(written)
 
 

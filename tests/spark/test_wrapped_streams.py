@@ -281,7 +281,7 @@ def test_what_a_query_is_stands_in_its_plan_however_the_stream_is_wrapped(spark:
     for name, wrap in wrapped.items():
         assert query_of(wrap(stream)) == known, name
         with pytest.raises(StateMismatchError, match=r"^emit: .*set it back to 'early'; or start over: a new "):
-            check_checkpoint(spark, str(landing.checkpoint), wrap(later))
+            check_checkpoint(spark, wrap(later), checkpoint=str(landing.checkpoint))
     assert query_of(landing.frames(spark)[0]) is None
     assert all(not field.metadata for field in stream.schema.fields), "no trace in a schema, nor in a table"
 

@@ -47,7 +47,7 @@ def main(host: Host, folder: Path) -> None:
     rows = landing.written(spark)
     (folder / "told.json").write_text(json.dumps(Counter(row["status"] for row in rows)), encoding="utf-8")
     assert all(CANARY in row["id"] and CANARY in row["key"] for row in rows)
-    print(gauges(spark, str(landing.checkpoint)), [sample.flat() for sample in samples])
+    print(gauges(spark, checkpoint=str(landing.checkpoint)), [sample.flat() for sample in samples])
 
     new = [operation(f"{CANARY}-more-{n}", 40, 90) for n in range(OPERATIONS)]
     landing.add(new, [event(f"{CANARY}-more-{n}", 41) for n in range(OPERATIONS)])

@@ -92,7 +92,7 @@ def read_log_host(spark: SparkSession, folder: Path) -> None:
 def read_gauges(spark: SparkSession, folder: Path, purgatory: Purgatory = PURGATORY) -> None:
     """What waits, before a stream has run and after."""
     checkpoint = str(folder / "checkpoint")
-    seen: dict[str, object] = {"before": refusal(lambda: gauges(spark, checkpoint))}
+    seen: dict[str, object] = {"before": refusal(lambda: gauges(spark, checkpoint=checkpoint))}
     streams = [
         spark.readStream.schema(schema).parquet(str(folder / name))
         for schema, name in (("id bigint, at timestamp", "operations"), ("key bigint, at timestamp", "completions"))
@@ -101,8 +101,8 @@ def read_gauges(spark: SparkSession, folder: Path, purgatory: Purgatory = PURGAT
         purgatory.resolve(streams[0], streams[1]).writeStream.format("noop").option("checkpointLocation", checkpoint)
     )
     query.trigger(availableNow=True).start().awaitTermination()
-    seen["after"] = gauges(spark, checkpoint)
-    seen["pending"] = {row["id"]: row["progress"] for row in pending(spark, checkpoint).collect()}
+    seen["after"] = gauges(spark, checkpoint=checkpoint)
+    seen["pending"] = {row["id"]: row["progress"] for row in pending(spark, checkpoint=checkpoint).collect()}
     (folder / "seen.json").write_text(json.dumps(seen), encoding="utf-8")
 
 

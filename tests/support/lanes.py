@@ -106,7 +106,9 @@ class Lane:
 
     def waiting(self) -> Any:
         """What waits."""
-        return multiset([row.asDict() for row in pending(self.spark, str(self.checkpoint)).collect()], *WAITS)
+        return multiset(
+            [row.asDict() for row in pending(self.spark, checkpoint=str(self.checkpoint)).collect()], *WAITS
+        )
 
     def staged(self) -> Any:
         """The table with what is staged."""

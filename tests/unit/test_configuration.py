@@ -14,7 +14,18 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria
+from spark_purgatory import (
+    Completions,
+    Operations,
+    Purgatory,
+    RecordAccumulator,
+    check_checkpoint,
+    criteria,
+    export_state,
+    gauges,
+    move_checkpoint,
+    pending,
+)
 from spark_purgatory.config import Duration, Names, PurgatoryOptions, SinkOptions, Size, options_of, parse_size
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Evidence
 from spark_purgatory.errors import ConfigError
@@ -210,6 +221,27 @@ def test_a_number_that_is_too_large_is_refused_in_a_file_too() -> None:
 def test_a_misspelt_option_is_answered_with_the_one_that_was_meant(make: Callable[[], Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make()
+
+
+@pytest.mark.parametrize(
+    ("call", "right"),
+    [
+        (lambda: gauges(None, "c"), "gauges(spark, checkpoint=...)"),
+        (lambda: pending(None, "c", 3), "pending(spark, checkpoint=...)"),
+        (lambda: check_checkpoint(None, "c", None), "check_checkpoint(spark, outcomes, checkpoint=...)"),
+        (lambda: export_state(None, "c", "f"), "export_state(spark, checkpoint=..., folder=...)"),
+        (lambda: move_checkpoint(None, None, "a", "b"), "move_checkpoint(spark, outcomes, source=..., target=...)"),
+        (lambda: RecordAccumulator(path="a").write_stream(None, "c"), "write_stream(df, checkpoint=...)"),
+        (
+            lambda: purgatory_of(load_config(ORDERS)).resolve(None, None, "2026-01-01", False),
+            "resolve(operations, completions, as_of=..., heartbeats=...)",
+        ),
+    ],
+)
+def test_a_call_by_position_is_answered_with_the_right_call(call: Callable[[], Any], right: str) -> None:
+    name = right.partition("(")[0]
+    with pytest.raises(ConfigError, match=rf"^{name}\(\) takes .* by name: {re.escape(right)}$"):
+        call()
 
 
 def test_every_option_of_the_file_reaches_the_library(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from spark_purgatory.config import refuses_wrong_calls
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.spark.checkpoint.shard_states import collected, shard_states, states_in
@@ -49,7 +50,8 @@ NOTHING = Gauges(
 OF_SHARDS = "pending bigint, watched bigint, state_bytes bigint, oldest_us bigint, next_due_ms bigint"
 
 
-def gauges(spark: SparkSession, checkpoint: str) -> Gauges:
+@refuses_wrong_calls
+def gauges(spark: SparkSession, *, checkpoint: str) -> Gauges:
     """What the latest committed micro-batch of a query left in its checkpoint, while it runs or after.
 
     It is a Spark job that reads the whole state: call it every few minutes, not in every micro-batch;
@@ -75,7 +77,7 @@ def gauges(spark: SparkSession, checkpoint: str) -> Gauges:
 
     Example::
 
-        waiting = gauges(spark, "/lake/_checkpoints/outcomes")["pending"]
+        waiting = gauges(spark, checkpoint="/lake/_checkpoints/outcomes")["pending"]
     """
     states = shard_states(spark, checkpoint)
     if states is None:

@@ -8,6 +8,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
+from spark_purgatory.config import refuses_wrong_calls
 from spark_purgatory.core.engine.waiting import WAITING_FIELDS, Waiting
 from spark_purgatory.core.state.engine_snapshot import inspect, waiting_schema
 from spark_purgatory.core.state.payload_evolution import merged
@@ -19,10 +20,11 @@ from spark_purgatory.spark.operator.payload import arrow_schema, spark_types
 ROWS_A_BATCH = 1 << 16
 
 
+@refuses_wrong_calls
 def pending(
     spark: SparkSession,
-    checkpoint: str,
     *,
+    checkpoint: str,
     batch_id: int | None = None,
     columns: Sequence[str] | None = None,
     prefix: str = "",
@@ -63,7 +65,7 @@ def pending(
 
     Example::
 
-        waiting = pending(spark, "/lake/_checkpoints/outcomes")
+        waiting = pending(spark, checkpoint="/lake/_checkpoints/outcomes")
         waiting.where("order_id = 7").show(truncate=False)
         waiting.orderBy("remaining_ms").limit(20).show()
     """

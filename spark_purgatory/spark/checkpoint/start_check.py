@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import errors
+from spark_purgatory.config import refuses_wrong_calls
 from spark_purgatory.core.spec.engine_spec import MOVES, EngineSpec
 from spark_purgatory.core.state.engine_snapshot import differences, listed
 from spark_purgatory.errors import ConfigError, StateError, StateMismatchError
@@ -31,7 +32,8 @@ LOG = logging.getLogger(__name__)
 FOUND_DDL = "fault string, differences array<string>"
 
 
-def check_checkpoint(spark: SparkSession, checkpoint: str, outcomes: DataFrame) -> None:
+@refuses_wrong_calls
+def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: str) -> None:
     """Raise an error if a query over these outcomes could not go on from the checkpoint.
 
     What may change on a checkpoint is in docs/upgrading.md. `RecordAccumulator.write_stream` and ``spark-purgatory
@@ -41,8 +43,8 @@ def check_checkpoint(spark: SparkSession, checkpoint: str, outcomes: DataFrame) 
 
     Args:
         spark: The session.
-        checkpoint: The ``checkpointLocation`` that the query will have.
         outcomes: The stream that `Purgatory.resolve` returned, or one made of it, in whatever way.
+        checkpoint: The ``checkpointLocation`` that the query will have.
 
     Raises:
         StateMismatchError: The query is another one than the checkpoint's. The message lists every difference and what
@@ -56,7 +58,7 @@ def check_checkpoint(spark: SparkSession, checkpoint: str, outcomes: DataFrame) 
     Example::
 
         checkpoint = "/lake/_checkpoints/console"
-        check_checkpoint(spark, checkpoint, outcomes)
+        check_checkpoint(spark, outcomes, checkpoint=checkpoint)
         query = outcomes.writeStream.format("console").option("checkpointLocation", checkpoint)
     """
     query = query_of(outcomes)

@@ -208,7 +208,7 @@ class QueryMonitor:
 
     def _read(self, checkpoint: str) -> None:
         try:
-            self._gauges = gauges(self._spark, checkpoint)
+            self._gauges = gauges(self._spark, checkpoint=checkpoint)
             with self._taking:
                 if self.last is not None:
                     values = dict(self.last.values) | _unlabelled(of_gauges(self._gauges))

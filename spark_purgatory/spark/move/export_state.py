@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
+from spark_purgatory.config import refuses_wrong_calls
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.move.files import Files, reaching
 from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint, lie_in_each_other
@@ -14,7 +15,8 @@ from spark_purgatory.spark.move.tables import write_tables
 from spark_purgatory.spark.storage.storage_access import absolute
 
 
-def export_state(spark: SparkSession, checkpoint: str, folder: str) -> Mapping[str, int]:
+@refuses_wrong_calls
+def export_state(spark: SparkSession, *, checkpoint: str, folder: str) -> Mapping[str, int]:
     """Write what waits in a checkpoint as Parquet tables: ``operations``, ``events``, ``ids`` and ``counts``.
 
     The checkpoint is only read, as its last micro-batch left it. `move_checkpoint` makes a checkpoint of the tables
@@ -34,7 +36,7 @@ def export_state(spark: SparkSession, checkpoint: str, folder: str) -> Mapping[s
 
     Example::
 
-        export_state(spark, "/lake/_checkpoints/orders", "/lake/export")
+        export_state(spark, checkpoint="/lake/_checkpoints/orders", folder="/lake/export")
         spark.read.parquet("/lake/export/operations").groupBy("operation.customer").count().show()
     """
     files = Files(spark)

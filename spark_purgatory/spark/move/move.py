@@ -26,6 +26,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_purgatory.config import refuses_wrong_calls
 from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.errors import BugError, ConfigError
 from spark_purgatory.spark.checkpoint.gauges import gauges
@@ -103,6 +104,7 @@ def _shards(shards: int | None) -> str:
     return "one a key" if shards is None else str(shards)
 
 
+@refuses_wrong_calls
 def move_checkpoint(
     spark: SparkSession,
     outcomes: DataFrame,
@@ -280,7 +282,7 @@ def make_state(spark: SparkSession, query: Query, tables: str, checkpoint: str, 
         options=options,
         partitions=partitions,
     )
-    return gauges(spark, checkpoint)["pending"]
+    return gauges(spark, checkpoint=checkpoint)["pending"]
 
 
 def graft(files: Files, old: OldCheckpoint, made: str, target: str) -> None:

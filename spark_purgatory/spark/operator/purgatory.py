@@ -18,7 +18,7 @@ from spark_purgatory.config import (
     ColumnLike,
     PurgatoryOptions,
     not_a_column,
-    refuses_unknown_names,
+    refuses_wrong_calls,
     watermark_ms,
 )
 from spark_purgatory.config.purgatory_options import LOG_HOSTS
@@ -212,11 +212,12 @@ class Purgatory(PurgatoryOptions):
         outcomes = purgatory.resolve(orders, payments)
     """
 
-    @refuses_unknown_names
+    @refuses_wrong_calls
     def resolve(
         self,
         operations: DataFrame,
         completions: DataFrame,
+        *,
         as_of: datetime | date | str | Column | None = None,
         heartbeats: bool = True,
     ) -> DataFrame:

@@ -21,7 +21,7 @@ from spark_purgatory.config import (
     SinkOptions,
     options_of,
     parse_duration,
-    refuses_unknown_names,
+    refuses_wrong_calls,
     require_name,
 )
 from spark_purgatory.errors import ConfigError
@@ -96,7 +96,7 @@ class RecordAccumulator(SinkOptions):
     def __str__(self) -> str:
         return str(self.target)
 
-    @refuses_unknown_names
+    @refuses_wrong_calls
     def write_stream(
         self,
         df: DataFrame,
