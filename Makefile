@@ -11,7 +11,7 @@ RELEASE_STAMP := $(VENV)/.release-installed
 # Folders of traces for `make conformance`; extra arguments for pytest and for the benchmarks.
 TRACES ?= tests/conformance/traces
 PYTEST_ARGS ?=
-MARKS ?= not slow and not long
+MARKS ?= not slow and not long and not bench and not kafka
 BENCH_ARGS ?=
 SINK_ARGS ?=
 DEMO_ARGS ?=
@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-nexmark bench-moves bench-latency bench-columns bench-soak bench-picture audit crash conformance clean java promtool
+.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-nexmark bench-moves bench-latency bench-columns bench-soak bench-picture bench-test audit crash conformance clean java promtool
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -118,7 +118,11 @@ audit: $(RELEASE_STAMP) ## Known vulnerabilities of what release-check has insta
 	for bill in dist-sbom/*.requirements.txt; do \
 	  $(BIN)/python -m pip_audit --strict --no-deps --disable-pip -r $$bill || exit 1; done
 
-conformance: $(STAMP) ## Replay traces recorded from Kafka: make conformance TRACES=dir
+bench-test: java $(STAMP) $(CLASSES) ## The tests of the benchmarks
+	$(MAKE) test-only MARKS="bench and not slow"
+
+conformance: $(STAMP) ## Replay traces recorded from Kafka: make conformance TRACES=dir; the tests of what only they show
+	$(BIN)/python -m pytest -m kafka $(PYTEST_ARGS)
 	@$(BIN)/python -m tests.conformance $(TRACES)
 
 clean: ## Remove the environment, the caches and what runs left behind

@@ -28,7 +28,8 @@ def stored(kind: str) -> list[Trace]:
 
 
 def all_of(kind: str) -> list[Any]:
-    return [pytest.param(kind, number, id=f"{kind}-{trace.seed}") for number, trace in enumerate(stored(kind))]
+    marks = [pytest.mark.kafka] if kind == "bufferpool" else []
+    return [pytest.param(kind, n, id=f"{kind}-{trace.seed}", marks=marks) for n, trace in enumerate(stored(kind))]
 
 
 def write(folder: Path, **contents: Any) -> Path:

@@ -28,6 +28,8 @@ from benchmarks.workload_w import (
     rows_by_batch,
 )
 
+pytestmark = pytest.mark.bench
+
 SECOND_US = 1_000_000
 
 # --- the workload ---------------------------------------------------------------------------------

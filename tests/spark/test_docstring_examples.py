@@ -36,7 +36,7 @@ PUBLIC: dict[str, Callable[..., Any]] = {
     "metrics.prometheus": metrics.prometheus,
     "metrics.opentelemetry": metrics.opentelemetry,
     "check_checkpoint": spark_purgatory.check_checkpoint,
-    "RecordAccumulator.exists": RecordAccumulator.exists,
+    "RecordAccumulator.table_exists": RecordAccumulator.table_exists,
     "RecordAccumulator.read": RecordAccumulator.read,
     "RecordAccumulator.flush": RecordAccumulator.flush,
     "RecordAccumulator.close": RecordAccumulator.close,

@@ -16,6 +16,8 @@ from benchmarks.latency import CONTENDERS, Timed, batches_ms, run_once, table_of
 from benchmarks.latency_feed import Script, Sent, Taken, check_outcomes, latencies_ms, name_of, percentile
 from tests.support.now_and_then import now_and_then
 
+pytestmark = pytest.mark.bench
+
 BY_HAND = Script(waiting=2, rate=1000, rows=9, unmeasured=3)
 """Rows: operation 2, event, operation 3, event, operation 4, event, operation 5, operation 6, event."""
 

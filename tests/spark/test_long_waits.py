@@ -35,6 +35,8 @@ from benchmarks.workload_w import prepared as prepared_w
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.children import ROOT
 
+pytestmark = pytest.mark.bench
+
 SECOND_US = 1_000_000
 
 # --- the workload ---------------------------------------------------------------------------------

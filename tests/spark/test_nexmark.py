@@ -13,6 +13,8 @@ from benchmarks.nexmark import COLUMNS, CONTENDERS, sides, winners
 from benchmarks.nexmark_events import FIRST_ID, IS_AUCTION, IS_BID, prepared
 from tests.support.now_and_then import now_and_then
 
+pytestmark = pytest.mark.bench
+
 EVENTS, BATCHES = 5_000, 3
 
 

@@ -15,6 +15,8 @@ from benchmarks.soak import Sample, draw_picture, growth, line_of, shape_of, soa
 from benchmarks.workload_l import Shape, draw, ended_at_last, prepared
 from spark_purgatory.spark.storage.spark_access import settings
 
+pytestmark = pytest.mark.bench
+
 AT = Sample(
     seconds=0,
     batch=3,

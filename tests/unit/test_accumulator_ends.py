@@ -16,6 +16,8 @@ from tests.conformance.kafka_batches import ENDED, EVENTS, KAFKA_TRANSITIONS, SE
 from tests.conformance.kafka_buffer_pool import AccumulatorClosedError
 from tests.support.accumulators import AMPLE, NODE, Part, PartSizing, available, numbers, policy, put, queued, take
 
+pytestmark = pytest.mark.kafka
+
 Accumulator = KafkaAccumulator[Any, Any, Any]
 REFUSED = RuntimeError("refused")
 

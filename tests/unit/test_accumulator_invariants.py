@@ -20,6 +20,8 @@ from tests.conformance.kafka_buffer_pool import AccumulatorClosedError, RecordTo
 from tests.conformance.kafka_incomplete import Flush
 from tests.support.accumulators import AMPLE, NODE, Part, policy
 
+pytestmark = pytest.mark.kafka
+
 PARTITIONS = "xyz"
 OTHER = "other"
 MEMORY = 430

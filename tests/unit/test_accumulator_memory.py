@@ -11,6 +11,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +22,8 @@ from tests.conformance.kafka_buffer_pool import (
     BufferPool,
     RecordTooLargeError,
 )
+
+pytestmark = pytest.mark.kafka
 
 
 @dataclass

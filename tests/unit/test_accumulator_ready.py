@@ -12,6 +12,8 @@ from spark_purgatory.errors import ConfigError, LimitError
 from tests.conformance.kafka_accumulator import KafkaAccumulator
 from tests.support.accumulators import NODE, Part, policy, put, take
 
+pytestmark = pytest.mark.kafka
+
 Accumulator = KafkaAccumulator[Any, Any, Any]
 
 

@@ -7,6 +7,8 @@ import pytest
 from spark_purgatory.errors import BufferExhaustedError, BugError, ConfigError, LimitError
 from tests.conformance.kafka_buffer_pool import AccumulatorClosedError, BufferPool, RecordTooLargeError
 
+pytestmark = pytest.mark.kafka
+
 
 def parts(pool: BufferPool) -> tuple[int, int, int, int]:
     """unallocated, pooled, held, gathered; they must add up."""

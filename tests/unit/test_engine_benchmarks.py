@@ -13,6 +13,8 @@ from benchmarks.growth import Driver, Point
 from benchmarks.harness import WrongOutcomeError
 from benchmarks.workload_k import WorkloadK, draw
 
+pytestmark = pytest.mark.bench
+
 
 @pytest.fixture(scope="module")
 def workload() -> WorkloadK:
