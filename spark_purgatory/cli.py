@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from spark_purgatory.doctor.machine import delta_finding, java_finding, pyspark_finding
+from spark_purgatory.job.arguments import Consent
 from spark_purgatory.terminal import say, terminal
 from spark_purgatory.version import DOCUMENTATION, LOOKS_WRONG, __version__
 
@@ -45,6 +46,9 @@ app = typer.Typer(
     help=__doc__,
 )
 
+DRY_RUN = "Show what would be done; write nothing."
+YES = "Do it without asking, for scripts."
+
 
 def _show_version(asked: bool) -> None:
     if asked:
@@ -63,10 +67,10 @@ def _options(
 
 @app.command()
 def doctor(
-    spark: Annotated[bool, typer.Option("--spark", help="Start Spark and look at its workers and at Delta.")] = False,
     checkpoint: Annotated[
-        str | None, typer.Option(help="Look at a query's checkpointLocation, and at its table.", show_default=False)
+        str | None, typer.Argument(help="Look at a query's checkpointLocation, and at its table.", show_default=False)
     ] = None,
+    spark: Annotated[bool, typer.Option("--spark", help="Start Spark and look at its workers and at Delta.")] = False,
     table: Annotated[
         str | None, typer.Option(help="Look at a Delta table: a path, or a name.", show_default=False)
     ] = None,
@@ -256,19 +260,20 @@ def report(
 @app.command()
 def repair(
     checkpoint: Annotated[str, typer.Argument(help="The query's checkpointLocation.", show_default=False)],
-    apply: Annotated[bool, typer.Option("--apply", help="Remove the entries that are not true.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
+    yes: Annotated[bool, typer.Option("--yes", help=YES)] = False,
     conf: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
 ) -> None:
     """Decide between two entries of one staging log.
 
     Two runs that wrote at once have made them.
-    All runs of the query have to be stopped. Exit code: 0 said or repaired, 1 Spark could not read, 2 it cannot be
-    decided.
+    Removes the one that is not true. All runs of the query have to be stopped. Exit code: 0 done or only shown, 1 Spark
+    could not read, 2 it cannot be decided, or nobody agreed.
     """
     require_spark("This command")
     from spark_purgatory.job.show_repair import show_repair
 
-    raise typer.Exit(show_repair(checkpoint, apply, conf or [], terminal()))
+    raise typer.Exit(show_repair(checkpoint, Consent(dry_run, yes), conf or [], terminal()))
 
 
 @app.command()
@@ -280,13 +285,14 @@ def move(
         str | None, typer.Option(help="Take what waits from the tables of export-state.", show_default=False)
     ] = None,
     removed: Annotated[list[str] | None, typer.Option(help="Rows you removed there: operations=4.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be moved; write nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
+    yes: Annotated[bool, typer.Option("--yes", help=YES)] = False,
     set_: Annotated[list[str] | None, typer.Option("--set", help="Change a field: purgatory.shards=64.")] = None,
 ) -> None:
     """Take what waits to a new checkpoint: other shards, other host.
 
     Stop the job, give its file the new settings and a new checkpoint, move, and run it. The old checkpoint is not
-    changed. Exit code: 0 moved, 1 Spark failed, 2 it cannot be moved.
+    changed. Exit code: 0 moved or only shown, 1 Spark failed, 2 it cannot be moved, or nobody agreed.
     """
     require_spark("This command")
     from spark_purgatory.job.show_move import MoveRequest, show_move
@@ -299,7 +305,7 @@ def move(
                 partitions=partitions,
                 tables=tables,
                 removed=removed or (),
-                dry_run=dry_run,
+                consent=Consent(dry_run, yes),
                 sets=set_ or (),
             ),
             terminal(),

@@ -51,25 +51,28 @@ def _section(name: str, command: Any) -> str:
     text = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     options = [each for each in command.params if each.param_type_name == "option"]
-    usage = " ".join(["spark-purgatory", name, *(_upper(each.name) for each in arguments)])
+    shown = (_upper(each.name) if each.required else f"[{_upper(each.name)}]" for each in arguments)
+    usage = " ".join(["spark-purgatory", name, *shown])
     lines = [f"\n## {name}\n\n{text}\n\n    {usage}{' [OPTIONS]' if options else ''}\n"]
     if command.params:
         lines.append("\n| Argument or option | Meaning | Default |\n| --- | --- | --- |\n")
-        lines += [f"| `{_upper(each.name)}` | {each.help} | must be given |\n" for each in arguments]
+        lines += [f"| `{_upper(each.name)}` | {each.help} | {_must(each)} |\n" for each in arguments]
         lines += [_row(each) for each in options]
     return "".join(lines)
 
 
 def _row(option: Any) -> str:
     text, _, said = option.help.partition(" [default: ")
-    default = said.rstrip("]") or ("must be given" if option.required else _default(option))
+    default = said.rstrip("]") or _must(option)
     names = ", ".join(f"`{each}`" for each in (*reversed(option.opts), *option.secondary_opts))
     again = " May be given again." if option.multiple else ""
     return f"| {names} | {text}{again} | {default} |\n"
 
 
-def _default(option: Any) -> str:
-    if option.is_flag:
+def _must(option: Any) -> str:
+    if option.required:
+        return "must be given"
+    if getattr(option, "is_flag", False):
         return "no"
     return "none" if option.default in (None, "", ()) else f"`{option.default}`"
 

@@ -4,11 +4,17 @@ Spark.
 
 from __future__ import annotations
 
+import shlex
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
 
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.terminal import say
 
 
 def settings_from(texts: Sequence[str]) -> dict[str, str]:
@@ -35,3 +41,28 @@ def place_of(table: str) -> dict[str, str]:
 def log_file() -> Path:
     """Where the JVM writes what it would print on stderr."""
     return Path(tempfile.mkdtemp(prefix="spark_purgatory_")) / "spark.log"
+
+
+class Consent(NamedTuple):
+    """How a command that writes is agreed to: ``--dry-run`` only shows, ``--yes`` agrees, else a person is asked."""
+
+    dry_run: bool
+    yes: bool
+
+    def check(self) -> None:
+        """Raise ConfigError where nobody could answer: before Spark is started."""
+        if self.dry_run and self.yes:
+            raise ConfigError("--dry-run and --yes exclude each other: give one of them")
+        if not (self.dry_run or self.yes or sys.stdin.isatty()):
+            line = shlex.join(["spark-purgatory", *sys.argv[1:]])
+            raise ConfigError(
+                f"standard input is not a terminal, so nobody can agree: look first with {line} --dry-run, then type "
+                f"{line} --yes"
+            )
+
+    def given(self, console: Console, question: str) -> bool:
+        """Whether to do what was shown."""
+        agreed = self.yes or (not self.dry_run and console.input(f"{question} [y/N] ").strip().lower() in ("y", "yes"))
+        if not agreed:
+            say(console, "Nothing was changed")
+        return agreed

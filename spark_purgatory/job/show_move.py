@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.job.arguments import log_file, settings_from
+from spark_purgatory.job.arguments import Consent, log_file, settings_from
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.reading import guarded_reading
 from spark_purgatory.job.session import build_session, reading_session
@@ -28,7 +29,7 @@ class MoveRequest:
     partitions: int | None
     tables: str | None
     removed: Sequence[str]
-    dry_run: bool
+    consent: Consent
     sets: Sequence[str]
 
 
@@ -37,24 +38,26 @@ def show_move(request: MoveRequest, console: Console) -> int:
 
     def move() -> None:
         config = load_config(request.job_file, request.sets)
+        request.consent.check()
         with at_work(console, "Starting Spark"):
             spark = build_session(config, log_file())
-        with at_work(console, "Moving what waits"):
-            moved = move_checkpoint(
-                spark,
-                outcomes_of(spark, config),
-                source=request.source,
-                target=config.checkpoint,
-                partitions=request.partitions,
-                tables=request.tables,
-                removed=_removed(request.removed),
-                dry_run=request.dry_run,
-                progress=lambda line: say(console, line),
-            )
-        say(console, str(moved))
-        if request.dry_run:
-            say(console, "Nothing was written. Without --dry-run it is moved")
-        else:
+        step = partial(
+            move_checkpoint,
+            spark,
+            outcomes_of(spark, config),
+            source=request.source,
+            target=config.checkpoint,
+            partitions=request.partitions,
+            tables=request.tables,
+            removed=_removed(request.removed),
+            progress=lambda line: say(console, line),
+        )
+        if not request.consent.yes:
+            with at_work(console, "Looking at what waits"):
+                say(console, str(step(dry_run=True)))
+        if request.consent.given(console, "Move it?"):
+            with at_work(console, "Moving what waits"):
+                say(console, str(step()))
             say(console, f"Start it: spark-purgatory run {request.job_file}")
 
     return guarded_reading(request.source, move)

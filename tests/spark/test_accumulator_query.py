@@ -189,7 +189,7 @@ def test_repair_says_which_of_two_intents_is_true_and_removes_the_other(stream: 
 
 
 @pytest.mark.long
-def test_the_command_says_and_with_apply_does_it(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_shows_asks_and_does_it(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     two_intents(stream, of_table=True)
     monkeypatch.setattr("spark_purgatory.job.show_repair.reading_session", lambda *given, **more: stream.spark)
 
@@ -198,7 +198,7 @@ def test_the_command_says_and_with_apply_does_it(stream: Stream, monkeypatch: py
         assert result.exit_code == 0, result.output
         return result.output
 
-    assert "is the true entry" in (said := command()) and "Nothing was changed" in said
-    assert "Removed what is not true" in command("--apply")
-    assert "there is nothing to repair" in command()
+    assert "is the true entry" in (said := command("--dry-run")) and "Nothing was changed" in said
+    assert "Removed what is not true" in command("--yes")
+    assert "there is nothing to repair" in command("--dry-run")
     assert stream.add(1).run(stream.rows()).numbers() == every(2)

@@ -140,7 +140,7 @@ def test_a_worker_without_the_packages_says_which_and_what_to_do(tmp_path: Path)
 def test_jars_that_are_asked_for_come_beside_deltas_and_a_missing_one_is_no_damage(tmp_path: Path) -> None:
     """Delta's own package once replaced those of ``--conf``; a checkpoint whose jar is missing is not to be left."""
     asked = "spark.jars.packages=org.apache.commons:commons-csv:1.14.1"
-    code, found = doctor("--spark", "--conf", "spark.master=local[1]", "--conf", asked, "--checkpoint", "s3a://b/c")
+    code, found = doctor("--spark", "--conf", "spark.master=local[1]", "--conf", asked, "s3a://b/c")
     log = max(Path(tempfile.gettempdir()).glob("spark_purgatory_*/spark.log"), key=os.path.getmtime)
     assert "found org.apache.commons#commons-csv;1.14.1" in log.read_text()
     assert code == 1 and found["Delta"]["status"] == "ok"

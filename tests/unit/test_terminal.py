@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import io
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 
 from spark_purgatory import __main__ as module
 from spark_purgatory.cli import GROUPS, app
+from spark_purgatory.job.arguments import Consent
 from spark_purgatory.terminal import say
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,6 +71,37 @@ def test_help_shows_every_command_and_every_default_in_80_columns() -> None:
         for option, meaning, default in re.findall(r"^\| `(--[\w-]+)`.*? \| (.*?) \| (.*?) \|$", section, re.MULTILINE):
             assert option in shown and meaning.removesuffix(" May be given again.") in shown, (name, option)
             assert default in ("none", "no", "must be given") or f"[default: {default.strip('`')}" in shown, option
+
+
+def test_a_command_that_writes_is_refused_where_nobody_can_agree(tmp_path: Path) -> None:
+    """Without starting Spark; the answer has the lines to type."""
+    given = {
+        "repair": [str(tmp_path)],
+        "move": [str(ROOT / "conf" / "orders.yaml"), "--from", str(tmp_path / "c")],
+    }
+    for name, words in given.items():
+        line = [sys.executable, "-m", "spark_purgatory", name, *words]
+        done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT, check=False)
+        assert done.returncode == 2, done
+        for way in ("--dry-run", "--yes"):
+            assert f"spark-purgatory {name} {' '.join(words)} {way}" in done.stderr
+    both = subprocess.run([*line, "--dry-run", "--yes"], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (both.returncode, "exclude each other" in both.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(("typed", "agreed"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("\n", False)])
+def test_on_a_terminal_a_person_is_asked(typed: str, agreed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    person, ours = os.openpty()
+    file = io.StringIO()
+    with os.fdopen(ours) as stdin, os.fdopen(person, "w") as keyboard:
+        monkeypatch.setattr("sys.stdin", stdin)
+        keyboard.write(typed)
+        keyboard.flush()
+        consent = Consent(dry_run=False, yes=False)
+        consent.check()
+        assert consent.given(Console(file=file, width=80), "Move it?") is agreed
+    assert ("Nothing was changed" in file.getvalue()) is not agreed
+    assert not Consent(dry_run=True, yes=False).given(Console(file=file), "Move it?"), "nobody is asked"
 
 
 def test_on_a_runtime_with_a_spark_of_its_own_no_spark_is_advised(

@@ -82,8 +82,8 @@ def replay(entries: Iterable[LogEntry], folder: str) -> Ledger:
         if other.body != entry.body:
             raise ForeignWriterError(
                 f"{folder}/log holds two different entries {entry.name!r}, {other.path} and {entry.path}: two runs of "
-                "the query write at once. Stop both; `spark-purgatory repair CHECKPOINT` says which entry is the true "
-                "one, and with --apply removes the other. Staged rows were not touched"
+                "the query write at once. Stop both; `spark-purgatory repair CHECKPOINT` shows which entry is the true "
+                "one, asks, and removes the other. Staged rows were not touched"
             )
     try:
         ledger = _replayed({name: entry.body for name, entry in known.items()})
