@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tools.bench_picture import PICTURE, drawn
 from tools.timeline_pictures import pictures
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,6 +95,10 @@ def test_a_picture_that_cannot_be_read_is_found() -> None:
 def test_the_timelines_are_those_that_the_tool_draws() -> None:
     for name, content in pictures().items():
         assert (ROOT / "docs" / "pictures" / name).read_text(encoding="utf-8") == content, name
+
+
+def test_the_picture_of_the_benchmarks_is_of_the_figures_in_their_table() -> None:
+    assert PICTURE.read_text(encoding="utf-8") == drawn(), "run python -m tools.bench_picture"
 
 
 def test_the_wide_and_the_narrow_timeline_fit_their_screens() -> None:

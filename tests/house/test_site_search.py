@@ -1,0 +1,62 @@
+"""What people type into the site's search leads to the page that answers it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+
+from tests.support.site_search import SiteSearch
+
+ROOT = Path(__file__).resolve().parents[2]
+ANSWERS = {
+    "order timeout": "questions.html",
+    "how many shards": "choosing.html",
+    "out of memory": "questions.html",
+    "exactly once": "questions.html",
+    "delete checkpoint": "questions.html",
+    "nothing expires": "looks_wrong.html",
+    "too many small files": "looks_wrong.html",
+    "late events": "questions.html",
+    "restart": "questions.html",
+    "change timeout": "questions.html",
+    "kafka": "how-to/kafka.html",
+    "duplicate": "questions.html",
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site as `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("site")
+    logging.getLogger("mkdocs").setLevel(logging.ERROR)
+    os.environ["NO_MKDOCS_2_WARNING"] = "1"
+    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=False))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def search(site: Path) -> SiteSearch:
+    return SiteSearch(json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("query", ANSWERS)
+def test_the_search_shows_the_right_page_first(search: SiteSearch, query: str) -> None:
+    assert search.pages(query)[0] == ANSWERS[query], search.pages(query)[:4]
+
+
+def test_words_that_no_page_has_find_none(search: SiteSearch) -> None:
+    assert search.pages("zzyzx") == []
+
+
+def test_the_site_publishes_what_belongs_to_it(site: Path) -> None:
+    assert (site / "schema.json").is_file() and not (site / "ruff.toml").exists()
+    home = (site / "index.html").read_text(encoding="utf-8")
+    assert '<link rel="canonical" href="https://spark-purgatory.github.io/spark-purgatory/' in home
+    assert 'href="https://github.com/spark-purgatory/spark-purgatory"' in home
+    assert 'data-md-component="source"' not in home, "it asks GitHub for the repository's stars"
