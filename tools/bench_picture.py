@@ -1,4 +1,4 @@
-"""`python -m tools.bench_picture`: docs/pictures/bench.svg, from the first row of the table in benchmarks/RESULTS.md."""
+"""`python -m tools.bench_picture`: docs/pictures/bench.svg, of the first row of the table in benchmarks/RESULTS.md."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def drawn() -> str:
     scale = WIDTH / max(measured.values())
     seen = f"{title}, {UNITS[unit]}: " + ", ".join(f"{name} {number}" for name, number in measured.items())
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{seen}" viewBox="0 0 760 {height}" width="760" '
-        f'height="{height}" font-family="Helvetica,Arial,sans-serif" font-size="14" fill="#1b1b1b">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{seen}" viewBox="0 0 760 {height}" '
+        f'width="760" height="{height}" font-family="Helvetica,Arial,sans-serif" font-size="14" fill="#1b1b1b">',
         f'<text x="0" y="20" font-size="16" font-weight="bold">{title} ({UNITS[unit]}; less is better)</text>',
     ]
     for place, ((name, number), colour) in enumerate(zip(measured.items(), COLOURS, strict=True)):

@@ -1,8 +1,9 @@
 """The site's search, nearly: which page it shows first.
 
 The browser searches `search_index.json` with lunr. This ranks the same sections by the same rule, without its small
-print. A word of the query matches each word that begins with it, both without English endings. BM25 is summed over title
-and text, and a title counts 1,000 times the text. A page that has more of the words, or a boost of the site, goes first.
+print. A word of the query matches each word that begins with it, both without English endings. BM25 is summed over the
+title and the text, and a title counts 1,000 times the text. A page with more of the words goes before others, and so
+does one with a boost of the site.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ K1, B = 1.2, 0.75
 """lunr's."""
 ENDINGS = ("ing", "ies", "ed", "es", "s", "e")
 STOP_WORDS = set(
-    "a about also am among an and any are as at be been but by can did do does either for from get has have how i if in"
-    " into is it its just may me most must my no not of off on only or other our own say since so some than that the their"
-    " them then there these they this to us was we were what when where which while who why will with would you".split()
+    "a about also am among an and any are as at be been but by can did do does either for from get has have how i if"
+    " in into is it its just may me most must my no not of off on only or other our own say since so some than that the"
+    " their them then there these they this to us was we were what when where which while who why will with would"
+    " you your".split()
 )
 
 
