@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import textwrap
 from pathlib import Path
 from pprint import pformat
 from typing import Any
@@ -51,6 +52,9 @@ INCLUDED = re.compile(r"^<!-- file: (\S+\.yaml) -->$", re.MULTILINE)
 SENTENCES = re.compile(r"^```text\n(?=(?:(?![|+│┃┏]).+\n)+```$)", re.MULTILINE)
 """The beginning of a block without a table, such as an error: its lines may be broken."""
 PROMPTS = re.compile(r"^Example:$", re.MULTILINE)
+TABS = re.compile(r"^<!-- tabs -->\n(.*?)^<!-- /tabs -->\n", re.MULTILINE | re.DOTALL)
+TAB = re.compile(r"(.*?)^```(python|yaml)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
+TAB_TITLES = {"python": "Python", "yaml": "Job's file (YAML)"}
 PAGE = re.compile(r"\b(docs/([\w/-]+)\.md)\b")
 """A page that a docstring names; all docstrings are shown on pages of docs/reference."""
 COLONS = re.compile(r"::$", re.MULTILINE)
@@ -74,9 +78,23 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         page.meta["hide"] = ["navigation"]  # it is alone in its part of the navigation
     here = page.file.src_uri
     source = next((path for path, name in OUTSIDE.items() if name == here), f"docs/{here}")
+    markdown = tabbed(markdown)
     markdown = SENTENCES.sub("``` {.text .sentences}\n", markdown)
     markdown = INCLUDED.sub(lambda found: f"```yaml\n{(ROOT / found[1]).read_text('utf-8')}```", markdown)
     return deeper_lists(LINK.sub(lambda link: mapped(link, here, source), markdown))
+
+
+def tabbed(markdown: str) -> str:
+    """Blocks between ``<!-- tabs -->`` and ``<!-- /tabs -->`` side by side: what GitHub shows one below the other."""
+
+    def side_by_side(region: re.Match[str]) -> str:
+        parts = []
+        for before, language, code in TAB.findall(region[1]):
+            body = f"{before.strip()}\n\n```{language}\n{code}```".strip()
+            parts.append(f'=== "{TAB_TITLES[language]}"\n\n' + textwrap.indent(body, "    ") + "\n")
+        return "\n".join(parts)
+
+    return TABS.sub(side_by_side, markdown)
 
 
 def mapped(link: re.Match[str], here: str, source: str) -> str:

@@ -1,10 +1,12 @@
-"""What people type into the site's search leads to the page that answers it."""
+"""The built site: its search leads to the page that answers, and its pages have what GitHub cannot show."""
 
 from __future__ import annotations
 
+import html
 import json
 import logging
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,12 @@ from mkdocs.config import load_config
 from tests.support.site_search import SiteSearch
 
 ROOT = Path(__file__).resolve().parents[2]
+BOX = re.compile(
+    r"doc-object-name[^>]*>([^<]+)</span>(?:(?!</h\d>).)*</h\d>\s*"
+    r'<div class="doc-signature highlight">(.*?)</div>',
+    re.DOTALL,
+)
+"""A name of the reference, and the box below its heading."""
 ANSWERS = {
     "order timeout": "questions.html",
     "how many shards": "choosing.html",
@@ -60,3 +68,21 @@ def test_the_site_publishes_what_belongs_to_it(site: Path) -> None:
     assert '<link rel="canonical" href="https://spark-purgatory.github.io/spark-purgatory/' in home
     assert 'href="https://github.com/spark-purgatory/spark-purgatory"' in home
     assert 'data-md-component="source"' not in home, "it asks GitHub for the repository's stars"
+
+
+def test_a_page_that_has_python_and_yaml_shows_them_side_by_side(site: Path) -> None:
+    page = (site / "metrics.html").read_text(encoding="utf-8")
+    titles = re.findall(r'<label for="__tabbed_1_\d">(.*?)</label>', page)
+    assert titles == ["Python", "Job's file (YAML)"]
+
+
+def test_the_reference_has_types_and_no_box_that_repeats_its_heading(site: Path) -> None:
+    boxes = 0
+    for page in (site / "reference").glob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        for name, box in BOX.findall(text):
+            boxes += 1
+            assert re.sub(r"<[^>]+>", "", box).strip() != name, f"{page.name}: {name}"
+    assert boxes > 50
+    resolve = (site / "reference" / "purgatory.html").read_text(encoding="utf-8")
+    assert ") -> DataFrame" in html.unescape(re.sub(r"<[^>]+>", "", resolve))
