@@ -35,6 +35,9 @@ def schema() -> dict[str, Any]:
     for model in (made, *parts.values()):
         for name, field in model.get("properties", {}).items():
             field.pop("title", None)
+            for choice in (field, *field.get("anyOf", [])):
+                if "le" in choice:  # pydantic's own word, behind a validator of ours
+                    choice["maximum"] = choice.pop("le")
             model["properties"][name] = _or_variable(field)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": ADDRESS, **made}
 
