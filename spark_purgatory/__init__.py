@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from spark_purgatory.spark.move.export_state import export_state
     from spark_purgatory.spark.move.move import move_checkpoint
     from spark_purgatory.spark.operator.purgatory import Purgatory
+    from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
     from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 
 __all__ = [
     "TRANSFORM_WITH_STATE_SETTINGS",
+    "AccumulatorQuery",
     "Completions",
     "Operations",
     "Purgatory",
@@ -44,6 +46,7 @@ __all__ = [
 ]
 _MODULES = {
     "TRANSFORM_WITH_STATE_SETTINGS": "spark.host.requirements",
+    "AccumulatorQuery": "spark.sink.accumulator_query",
     "Completions": "config",
     "Operations": "config",
     "Purgatory": "spark.operator.purgatory",

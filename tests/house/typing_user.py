@@ -8,8 +8,18 @@ from random import Random
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, criteria, errors, gauges
+from spark_purgatory import (
+    AccumulatorQuery,
+    Completions,
+    Operations,
+    Purgatory,
+    RecordAccumulator,
+    criteria,
+    errors,
+    gauges,
+)
 from spark_purgatory.testing import Batch, splits
 
 
@@ -32,9 +42,14 @@ def outcomes_of(orders: DataFrame, payments: DataFrame) -> DataFrame:
 
 def write(spark: SparkSession, outcomes: DataFrame) -> int:
     accumulator = RecordAccumulator(path="/lake/outcomes", batch_size="128 MiB", linger=timedelta(minutes=5))
-    query = accumulator.write_stream(outcomes, checkpoint="/lake/checkpoint", trigger={"availableNow": True})
+    query: AccumulatorQuery = accumulator.write_stream(
+        outcomes, checkpoint="/lake/checkpoint", trigger={"availableNow": True}
+    )
     try:
         query.awaitTermination()
+        whole: StreamingQuery = query.query
+        batch_id = 0 if query.lastProgress is None else query.lastProgress.batchId
+        print(query.id, query.runId, query.name, query.status["message"], batch_id, whole.isActive, query.exception())
     except errors.StorageError as error:
         print(error)
     return gauges(spark, checkpoint="/lake/checkpoint")["pending"]

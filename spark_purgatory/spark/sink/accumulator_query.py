@@ -6,7 +6,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession, is_remote
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_purgatory.accumulator.futures import RecordFuture
@@ -29,8 +31,11 @@ TIME_SOURCE = "RatePerMicroBatch"
 
 
 class AccumulatorQuery:
-    """A running `StreamingQuery`, all of whose attributes it has. Nothing but `awaitTermination`, `flush`,
-    ``stop(drain=True)`` and the query's own micro-batches bring rows to the table.
+    """The running query that `RecordAccumulator.write_stream` returns.
+
+    It has the attributes of a `StreamingQuery` that are declared here, under Spark's names, and is not one: ``query``
+    is. Use this object to wait and to stop, because only `awaitTermination`, `flush`, `drain`, ``stop(drain=True)`` and
+    the query's own micro-batches bring rows to the table.
     """
 
     def __init__(self, query: StreamingQuery, sender: Sender, spark: SparkSession, trigger: Mapping[str, Any]) -> None:
@@ -41,8 +46,10 @@ class AccumulatorQuery:
         every = str(trigger.get("processingTime", ""))
         self._trigger_ms = parse_duration(every, "trigger") // 1000 if is_duration(every) else 0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._query, name)
+    @property
+    def query(self) -> StreamingQuery:
+        """Spark's query, with what is not declared here."""
+        return self._query
 
     @property
     def checkpoint(self) -> str:
@@ -50,8 +57,46 @@ class AccumulatorQuery:
         return self._sender.checkpoint
 
     @property
+    def id(self) -> str:
+        """Id of the query, the same after each restart from its checkpoint."""
+        return str(self._query.id)
+
+    @property
+    def runId(self) -> str:
+        """Id of this run."""
+        return str(self._query.runId)
+
+    @property
+    def name(self) -> str | None:
+        """The ``query_name`` of `write_stream`."""
+        return self._query.name
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """``message``, ``isDataAvailable`` and ``isTriggerActive``."""
+        return self._query.status
+
+    @property
+    def lastProgress(self) -> StreamingQueryProgress | None:
+        """Spark's report of the last micro-batch."""
+        return self._query.lastProgress
+
+    @property
+    def recentProgress(self) -> list[StreamingQueryProgress]:
+        """Spark's reports of recent micro-batches."""
+        return self._query.recentProgress
+
+    def exception(self) -> StreamingQueryException | None:
+        """The error that ended the query; None where it runs or has ended by itself."""
+        return self._query.exception()
+
+    def explain(self, extended: bool = False) -> None:
+        """Print the plan of the last micro-batch."""
+        self._query.explain(extended)
+
+    @property
     def target(self) -> DeltaTarget:
-        """The table that it writes to."""
+        """The table as it was claimed when the query was started."""
         return self._sender.target
 
     def measure(self) -> dict[str, float]:

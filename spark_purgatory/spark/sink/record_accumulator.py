@@ -116,7 +116,7 @@ class RecordAccumulator(SinkOptions):
             query_name: Name shown by Spark.
 
         Returns:
-            The running query: a `StreamingQuery` whose `awaitTermination` drains what is staged when it ends by itself.
+            The running query. Its `awaitTermination` drains what is staged when the query ends by itself.
 
         Raises:
             ConfigError: The table, the checkpoint, the columns or the output mode cannot work; nothing was started.
