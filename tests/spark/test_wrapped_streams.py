@@ -286,6 +286,77 @@ def test_what_a_query_is_stands_in_its_plan_however_the_stream_is_wrapped(spark:
     assert all(not field.metadata for field in stream.schema.fields), "no trace in a schema, nor in a table"
 
 
+CUT: dict[str, dict[str, str]] = {
+    "a plan of 200 characters": {"spark.sql.maxPlanStringLength": "200"},
+    "a plan of 1000 characters": {"spark.sql.maxPlanStringLength": "1000"},
+    "no fields": {"spark.sql.debug.maxToStringFields": "0"},
+    "everything redacted": {"spark.sql.redaction.string.regex": "\\w+"},
+}
+"""Settings that change what EXPLAIN prints."""
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_a_session_that_cuts_its_plans_is_checked_like_any_other(
+    spark: SparkSession, tmp_path: Path, name: str
+) -> None:
+    landing = landed(tmp_path)
+    operations, events = landing.frames(spark)
+    known = query_of(purgatory().resolve(operations, events))
+    with settings(spark, CUT[name]):
+        assert query_of(purgatory().resolve(operations, events)) == known is not None
+        with pytest.raises(ConfigError, match="operations: column 'created' already has a watermark"):
+            purgatory().resolve(every(watermarked(operations)), events)
+        with pytest.raises(ConfigError, match=r"operations: the stream holds outcomes of the purgatory 'payments'"):
+            purgatory().resolve(first_of("applyInPandasWithState")(operations), events)
+        assert {setting: spark.conf.get(setting) for setting in CUT[name]} == CUT[name], "as the user set it"
+
+
+def test_a_restart_with_other_shards_is_refused_where_plans_are_cut(spark: SparkSession, tmp_path: Path) -> None:
+    landing = landed(tmp_path)
+    sink = RecordAccumulator(path=str(tmp_path / "table"))
+    with settings(spark, CUT["a plan of 1000 characters"]):
+        outcomes = purgatory().resolve(*landing.frames(spark))
+        started = sink.write_stream(outcomes, checkpoint=str(landing.checkpoint), trigger={"availableNow": True})
+        started.awaitTermination()
+        other = purgatory(shards=7).resolve(*landing.frames(spark))
+        with pytest.raises(StateMismatchError, match="shards"):
+            sink.write_stream(other, checkpoint=str(landing.checkpoint), trigger={"availableNow": True})
+
+
+TREES = (
+    "x\n+- Aggregate [a]",
+    "x\n:  +- ~EventTimeWatermark created#1: timestamp, 1 minutes",
+    "x\n\n== Optimized Logical Plan ==\n",
+    "x\n== Analyzed Logical Plan ==\none: int\n+- ~Aggregate [a]\n",
+    "\r+- ~Aggregate [a]\u2028+- ~Aggregate [a]",
+)
+"""Texts of which a line looks like one of a plan."""
+
+
+@pytest.mark.parametrize("text", TREES)
+def test_a_literal_is_no_part_of_the_tree_of_a_plan(spark: SparkSession, tmp_path: Path, text: str) -> None:
+    operations, events = landed(tmp_path).frames(spark)
+    apart = operations.where(F.col("id") != text).withColumn("row", F.lit(text))
+    stream = purgatory().resolve(apart, events.where(F.col("key") != text))
+    named = stream.withColumnRenamed("row", text).where(F.col("id") != text)
+    assert query_of(named) == query_of(stream) is not None
+    with pytest.raises(ConfigError, match="comes out of an aggregation"):
+        purgatory().resolve(windowed(apart).where(F.col("id") != text), events)
+    with pytest.raises(ConfigError, match="holds outcomes of the purgatory 'payments'"):
+        purgatory().resolve(first_of("applyInPandasWithState")(apart).where(F.col("id") != text), events)
+
+
+def test_a_plan_that_spark_does_not_explain_is_an_error(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = purgatory().resolve(*landed(tmp_path).frames(spark))
+    monkeypatch.setattr("spark_purgatory.spark.operator.stream_plan.IN_FULL", CUT["a plan of 200 characters"])
+    with pytest.raises(ConfigError, match="Spark does not explain the whole plan of the stream"):
+        query_of(stream)
+    with pytest.raises(ConfigError, match="Spark does not explain the whole plan of the stream"):
+        check_checkpoint(spark, str(tmp_path / "none"), stream)
+
+
 def test_a_micro_batch_inside_foreach_batch_is_decided_by_itself_with_a_warning(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,7 +3,8 @@
 Spark gives a query one watermark, and no watermark can move below an operator that waits for it. So a second watermark,
 or a stateful operator, in front of a purgatory can leave it without an outcome for ever, and Spark raises no error. The
 plan shows both however the stream was wrapped (alias, view, ``toDF``, ``mapInArrow``), and ``EXPLAIN`` gives its text
-under Spark Connect too. `Purgatory.resolve` writes into the plan what its query is (`with_query`), in an alias below
+under Spark Connect too. Names and literals in it may have line breaks. So the plan is explained twice, the second time
+one subquery deeper: lines of the tree move to the right, and lines of a literal stay. `Purgatory.resolve` writes into the plan what its query is (`with_query`), in an alias below
 its last step: it is in no schema, so in no table, and a checkpoint can be compared with it before the query starts
 (`query_of`).
 """
@@ -13,8 +14,9 @@ from __future__ import annotations
 import base64
 import json
 import re
+import uuid
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -26,12 +28,20 @@ from spark_purgatory.config import Completions, Operations
 from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Evidence, spec_of
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.storage.spark_access import settings
 
-ANALYZED = re.compile(r"^== Analyzed Logical Plan ==\n(.*?)(?:^== |\Z)", re.MULTILINE | re.DOTALL)
-NODE = re.compile(r"^((?:[ :]  )*)(?:[+:]- )?(~?)([A-Z]\w*)(.*)$")
+EXPLAIN = "EXPLAIN EXTENDED SELECT * FROM {} UNION ALL SELECT 1 AS {}"
+"""The plan of a frame, then a node with a name that stands nowhere else."""
+IN_FULL: Mapping[str, str] = {
+    "spark.sql.maxPlanStringLength": str(2**31 - 16),
+    "spark.sql.debug.maxToStringFields": "25",
+    "spark.sql.redaction.string.regex": "(?!)",  # matches nothing
+}
+"""The settings that decide what EXPLAIN leaves out of a plan."""
+NODE = re.compile(r"([ :]*)(?:[+:]- )?(~?)([A-Z]\w*)(.*)", re.DOTALL)
 """A node of a plan's tree: three characters for each level above it, ``~`` where it streams, its name, the rest."""
 WATERMARKED = re.compile(r"(\w+)#\d+\S*: ")
-OBSERVED = re.compile(r" (.*?), \[coalesce\(sum\(received#")
+OBSERVED = re.compile(r" (.*?), \[coalesce\(sum\(received#", re.DOTALL)
 """A purgatory's counters, under its name."""
 ALIAS = "spark_purgatory_"
 STATEFUL = {
@@ -56,7 +66,7 @@ INSTEAD = dict.fromkeys(
 
 @dataclass(frozen=True)
 class Node:
-    """A line of a plan."""
+    """A node of a plan."""
 
     name: str
     detail: str
@@ -77,17 +87,43 @@ class Query:
 
 
 def plan_of(frame: DataFrame) -> list[Node]:
-    """The nodes of a DataFrame's analyzed plan, each before those below it; none where Spark does not say."""
+    """Return the nodes of a DataFrame's analyzed plan, each before those below it.
+
+    Raises ConfigError where Spark does not explain the whole plan.
+    """
     # A literal in place of the columns: two of them may have one name, which no view can have.
     one = frame.select(F.lit(1).alias("one"))
-    text = frame.sparkSession.sql("EXPLAIN EXTENDED SELECT * FROM {frame}", frame=one).collect()[0][0]
-    found = ANALYZED.search(text)
-    lines = [NODE.match(line) for line in (found[1] if found else "").splitlines()]
+    with settings(frame.sparkSession, IN_FULL):
+        lines, deeper = _explained(one, "{frame}"), _explained(one, "(SELECT * FROM {frame})")
+    if not lines or len(deeper) != len(lines) + 2:
+        raise ConfigError(
+            "Spark does not explain the whole plan of the stream, so its watermark and its checkpoint cannot be "
+            "checked. Nothing was started. Look at what EXPLAIN EXTENDED prints for it"
+        )
+    texts: list[str] = []
+    for line, moved in zip(lines, deeper[2:], strict=True):
+        if _indent(moved) > _indent(line):
+            texts.append(line)
+        elif texts:
+            texts[-1] += f"\n{line}"
+    nodes = [match for text in texts if (match := NODE.fullmatch(text))]
     return [
-        Node(line[3], line[4], line.start(2), bool(line[2]) or line[3].startswith("StreamingRelation"))
-        for line in lines
-        if line is not None
+        Node(each[3], each[4], each.start(2), bool(each[2]) or each[3].startswith("StreamingRelation"))
+        for each in nodes
     ]
+
+
+def _explained(frame: DataFrame, source: str) -> list[str]:
+    """Return the lines of the analyzed plan of a query over a source; none where it is not complete."""
+    end = f"end_{uuid.uuid4().hex}"
+    text = frame.sparkSession.sql(EXPLAIN.format(source, end), frame=frame).collect()[0][0]
+    _, _, analyzed = text.partition("\n== Analyzed Logical Plan ==\n")
+    plan, found, _ = analyzed.partition(end)
+    return plan.split("\n") if found else []
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip(" :+-"))
 
 
 def _below(plan: Sequence[Node], at: int) -> Iterator[int]:
@@ -126,7 +162,7 @@ def check_input(frame: DataFrame, given: Operations | Completions) -> None:
     side, first, plan = type(given).__name__.lower(), given.outcomes_of, plan_of(frame)
     _check_first(given, side)
     found, own = _purgatories(plan)
-    _check_said(found, given, side, known=bool(plan))
+    _check_said(found, given, side)
     for node in (plan[i] for i in own if _keeps_state(plan, i)):
         raise ConfigError(
             f"{side}: the stream comes out of {STATEFUL[node.name]}, which keeps state, and a purgatory behind it may "
@@ -171,7 +207,7 @@ def _check_first(given: Operations | Completions, side: str) -> None:
         )
 
 
-def _check_said(found: dict[str, str], given: Operations | Completions, side: str, known: bool) -> None:
+def _check_said(found: dict[str, str], given: Operations | Completions, side: str) -> None:
     """Raise ConfigError unless the purgatories of a stream are what ``outcomes_of`` says."""
     first = given.outcomes_of
     for name, host in found.items():
@@ -182,7 +218,7 @@ def _check_said(found: dict[str, str], given: Operations | Completions, side: st
             other = "" if host in LOG_HOSTS else "that purgatory host='transformWithState', and "
             ways = f"give {other}{side}.outcomes_of= that purgatory, or {ways}"
         raise ConfigError(f"{side}: the stream holds outcomes of the purgatory {name!r} with host={host!r}: {ways}")
-    if first is not None and known and first.name not in found:
+    if first is not None and first.name not in found:
         raise ConfigError(
             f"{side}.outcomes_of names the purgatory {first.name!r}, and the stream does not come out of it: leave "
             "outcomes_of= out, or give the stream that its resolve() returned"

@@ -41,9 +41,9 @@ def make_active(spark: SparkSession) -> None:
 def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     """Session settings for the duration of a block."""
     before = {name: spark.conf.get(name, None) for name in wanted}
-    for name, value in wanted.items():
-        spark.conf.set(name, value)
     try:
+        for name, value in wanted.items():
+            spark.conf.set(name, value)
         yield
     finally:
         for name, old in before.items():
