@@ -17,8 +17,8 @@ from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.state.blob import HEADER, VERSION
 from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.doctor.finding import Finding, note
-from spark_purgatory.doctor.session import clock_finding, first_cause
-from spark_purgatory.errors import START_OVER, ConfigError, StagingError, StateError, StateUnreadableError
+from spark_purgatory.doctor.session import clock_finding
+from spark_purgatory.errors import START_OVER, ConfigError, StagingError, StateError, StateUnreadableError, sentence_of
 from spark_purgatory.job.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.checkpoint.shard_states import (
     ShardStates,
@@ -67,7 +67,7 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Findin
             yield Finding("checkpoint", "not that of a purgatory", str(error))
         return
     except SPARK_FAULTS as error:
-        yield Finding("checkpoint", first_cause(error), without_reach(error) or RESTORE_STATE)
+        yield Finding("checkpoint", sentence_of(error), without_reach(error) or RESTORE_STATE)
         return
     if states is None:
         yield note("checkpoint", f"{checkpoint}: no micro-batch is committed yet")
@@ -101,7 +101,7 @@ def state_findings(states: ShardStates) -> Iterator[Finding]:
         rows = collected(states.whole.mapInArrow(_about_states, "said string"))
     except STATE_FAULTS as error:
         cause = error.__cause__ or error
-        yield Finding("state", first_cause(cause), without_reach(cause) or RESTORE_STATE)
+        yield Finding("state", sentence_of(cause), without_reach(cause) or RESTORE_STATE)
         return
     shards = [json.loads(row["said"]) for row in rows]
     damaged = [shard["error"] for shard in shards if "error" in shard]
@@ -152,7 +152,7 @@ def claim_of(spark: SparkSession, checkpoint: str) -> dict[str, str] | Finding:
         return claimed_by(spark, checkpoint)
     except CLAIM_FAULTS as error:
         remedy = f"bring back the checkpoint's folder `staging` from a copy, or {START_OVER}"
-        return Finding("table of the checkpoint", first_cause(error), without_reach(error) or remedy)
+        return Finding("table of the checkpoint", sentence_of(error), without_reach(error) or remedy)
 
 
 def _about_states(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from spark_purgatory.doctor.finding import Finding
 from spark_purgatory.doctor.machine import delta_finding, java_finding, machine_findings, pyspark_finding
-from spark_purgatory.errors import ConfigError
+from spark_purgatory.errors import ConfigError, sentence_of
 from spark_purgatory.job.arguments import log_file, place_of, settings_from
 from spark_purgatory.terminal import at_work, say, terminal
 from spark_purgatory.version import LOOKS_WRONG
@@ -131,29 +131,29 @@ def _session(request: DoctorRequest, settings: Mapping[str, str]) -> SparkSessio
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    from spark_purgatory.doctor.session import first_cause
     from spark_purgatory.job.session import reading_session
 
     if request.remote is not None:
         remedy = "start the server, or correct the address, sc://host:15002"
+        server = request.remote.partition(";")[0]  # what follows may be a token
         try:
-            address = urlsplit(request.remote)
+            address = urlsplit(server)
             # Spark's own client tries again for ten minutes.
             socket.create_connection((address.hostname or "", address.port or CONNECT_PORT), CONNECT_SECONDS).close()
         except (OSError, ValueError) as error:
-            return Finding("Spark Connect", f"{request.remote}: {error}", remedy)
+            return Finding("Spark Connect", f"{server}: {error}", remedy)
         try:
             spark = SparkSession.builder.remote(request.remote).config(map=dict(settings)).getOrCreate()
             _ = spark.version
         except Exception as error:  # gRPC's errors, PySpark's, and imports that fail: all mean that there is no session
             remedy += "; pip install 'spark-purgatory[connect]'"
-            return Finding("Spark Connect", f"{request.remote}: {first_cause(error)}", remedy)
+            return Finding("Spark Connect", f"{server}: {sentence_of(error)}", remedy)
         return spark
     log = log_file()
     try:
         return reading_session(settings, log, delta=True)
     except (PySparkException, Py4JError, OSError, RuntimeError) as error:
-        return Finding("Spark session", f"did not start: {first_cause(error)}", f"what Spark printed is in {log}")
+        return Finding("Spark session", f"did not start: {sentence_of(error)}", f"what Spark printed is in {log}")
 
 
 def _table(findings: Iterable[Finding]) -> Table:

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.verified import release_finding
-from spark_purgatory.errors import ConfigError, PurgatoryError
+from spark_purgatory.errors import ConfigError, sentence_of
 from spark_purgatory.spark.host.exchange import unix_sockets
 from spark_purgatory.spark.host.requirements import (
     CHANGELOG,
@@ -38,7 +38,7 @@ from spark_purgatory.spark.sink.start_checks import DEFAULTS
 from spark_purgatory.spark.sink.table.delta_session import is_without_delta, what_lacks
 from spark_purgatory.spark.sink.table.delta_target import FORGETS
 from spark_purgatory.spark.storage.storage_access import described, sql_text
-from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, said
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 from spark_purgatory.worker_python import arrow_remedy
 
 PACKAGES = ("numpy", "pandas", "pyarrow", "pyspark", "spark_purgatory")
@@ -105,7 +105,7 @@ def worker_findings(spark: SparkSession) -> Iterator[Finding]:
         answers = spark.range(0, TASKS, 1, TASKS).select(ask("id").alias("said"), F.unix_millis(F.now()).alias("at"))
         rows = answers.collect()
     except SPARK_FAULTS as error:
-        yield Finding("workers", f"a tiny job failed: {first_cause(error)}", worker_remedy(str(error)))
+        yield Finding("workers", f"a tiny job failed: {sentence_of(error)}", worker_remedy(str(error)))
         return
     ended_ms = time.time() * 1000
     workers = [json.loads(row["said"]) for row in rows]
@@ -159,17 +159,6 @@ def worker_remedy(error: str) -> str:
     return f"set PYSPARK_PYTHON to a Python with {', '.join(PACKAGES)}; {SHIP}"
 
 
-def first_cause(error: BaseException) -> str:
-    """The line of an error that says what happened: of a Python traceback the last one, without values of rows."""
-    if isinstance(error, PurgatoryError):
-        return str(error)
-    lines = [line.strip() for line in str(error).splitlines()]
-    python = [
-        line for line in lines if line.split(":")[0].endswith(("Error", "Exception")) and " " not in line.split(":")[0]
-    ]
-    return python[-1][:300] if python else said(error)
-
-
 # --- Delta and settings ---------------------------------------------------------------------------
 
 
@@ -180,7 +169,7 @@ def delta_finding(spark: SparkSession) -> Finding:
     except SPARK_FAULTS as error:
         if is_without_delta(error):
             return Finding("Delta", "not in this session", what_lacks(spark).replace(" Nothing was started.", ""))
-        return Finding("Delta", said(error), "see the message; the session must reach its file system")
+        return Finding("Delta", sentence_of(error), "see the message; the session must reach its file system")
     return Finding("Delta", "in this session")
 
 

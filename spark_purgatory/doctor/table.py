@@ -11,8 +11,8 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.doctor.finding import Finding, note
-from spark_purgatory.doctor.session import clock_finding, first_cause
-from spark_purgatory.errors import START_OVER, PurgatoryError
+from spark_purgatory.doctor.session import clock_finding
+from spark_purgatory.errors import START_OVER, PurgatoryError, sentence_of
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.delta_session import KNOWN_FEATURES
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
@@ -43,7 +43,7 @@ def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: st
         remedy = "give the session what its storage or catalog needs"
         if "PATH_BASED_ACCESS_TO_CATALOG_MANAGED" in str(error):
             remedy = "give its name (--table): its catalog keeps its commits"
-        yield Finding("table", first_cause(error), remedy)
+        yield Finding("table", sentence_of(error), remedy)
         return
     if facts is None:
         yield note("table", f"{target}: there is none yet, the first drain makes it")
@@ -104,7 +104,7 @@ def delivery_finding(spark: SparkSession, target: DeltaTarget, checkpoint: str) 
         return Finding(what, type(error).__name__, str(error))
     except SPARK_FAULTS as error:
         remedy = without_reach(error) or f"bring the checkpoint's folder `staging` back, or {START_OVER}"
-        return Finding(what, first_cause(error), remedy)
+        return Finding(what, sentence_of(error), remedy)
     ledger = sender.ledger
     drains = ledger.intent.number + 1 if ledger.intent else 0
     last = "complete" if ledger.is_done or not drains else "not yet"

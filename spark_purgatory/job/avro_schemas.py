@@ -9,6 +9,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,16 @@ def _versions(registry: Registry, subject: str, field: str) -> list[dict[str, An
     return found
 
 
+class _SameServer(urllib.request.HTTPRedirectHandler):
+    """Follows the registry on its own server, or from http to https there: elsewhere nobody may see user_info."""
+
+    def redirect_request(self, req: urllib.request.Request, *said: Any) -> urllib.request.Request | None:
+        old, new = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(said[-1])
+        same = (old.scheme, old.netloc) == (new.scheme, new.netloc)
+        secured = (old.scheme, new.scheme) == ("http", "https") and {old.port, new.port} <= {None, 80, 443}
+        return super().redirect_request(req, *said) if same or (secured and old.hostname == new.hostname) else None
+
+
 def _asked(registry: Registry, path: str, field: str) -> Any:
     """What the registry answers."""
     request = urllib.request.Request(registry.url.rstrip("/") + path, headers={"Accept": ACCEPT})
@@ -79,13 +90,16 @@ def _asked(registry: Registry, path: str, field: str) -> Any:
         given = base64.b64encode(registry.user_info.get_secret_value().encode()).decode()
         request.add_header("Authorization", f"Basic {given}")
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        with urllib.request.build_opener(_SameServer).open(request, timeout=TIMEOUT_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
+        elsewhere = f"the registry sends to another server (HTTP {error.code}): give that one's address as url"
         said = {401: "the registry refuses user_info", 404: "the registry has no such subject"}
+        said |= dict.fromkeys((301, 302, 303, 307, 308), elsewhere)
         allowed = said.get(error.code, f"the registry answers with HTTP {error.code}")
         raise JobConfigError("the job file", [Problem(field, path, allowed)]) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
+        said_of = str(error) if isinstance(error, OSError) else type(error).__name__
         raise JobConfigError(
-            "the job file", [Problem(field, path, f"the registry cannot be asked: {error}")]
+            "the job file", [Problem(field, path, f"the registry cannot be asked: {said_of}")]
         ) from error

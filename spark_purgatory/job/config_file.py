@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.job.config_types import FREE_FORM
+from spark_purgatory.job.config_types import FREE_FORM, SECRET
 from spark_purgatory.job.job_config import JobConfig
 from spark_purgatory.job.source_config import DeltaSource, FolderSource, KafkaSource
 
@@ -131,7 +131,7 @@ def _given(error: ErrorDetails) -> str:
         "missing",
         "extra_forbidden",
     )
-    if not shown or set(FREE_FORM) & set(map(str, error["loc"])):
+    if not shown or set(SECRET) & set(map(str, error["loc"])):
         return ""
     text = repr(error["input"])
     return text if len(text) <= MAX_VALUE_CHARS else text[:MAX_VALUE_CHARS] + "..."
@@ -226,7 +226,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 def _unshared(value: Any) -> Any:
-    """The same where each mapping and list is in one place: what an alias repeats can be changed by itself."""
+    """A deep copy without shared mappings or lists, so that a YAML alias can be changed in one place only."""
     if isinstance(value, dict):
         return {name: _unshared(inner) for name, inner in value.items()}
     return [_unshared(inner) for inner in value] if isinstance(value, list) else value

@@ -11,6 +11,8 @@ from spark_purgatory.config import JOIN_THEM, not_a_duration, not_a_size, parse_
 
 FREE_FORM = ("options", "spark")
 """Mappings whose keys hold dots and whose values may be secret."""
+SECRET = (*FREE_FORM, "user_info", "url")
+"""Fields whose values no error shows."""
 
 
 def _as_text(value: object) -> object:
@@ -65,7 +67,7 @@ def _is_number(value: object) -> object:
 
 def _is_setting(name: str) -> str:
     if not name.startswith("spark."):
-        raise ValueError("a setting whose name starts with 'spark.' is allowed")
+        raise ValueError("only settings whose name starts with 'spark.' are allowed")
     return name
 
 

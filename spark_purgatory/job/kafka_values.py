@@ -69,7 +69,7 @@ def avro_record(value: Column, schemas: AvroSchemas, source: KafkaSource) -> Col
         return record
     place = F.concat_ws("/", F.col("topic"), F.col("partition"), F.col("offset"))
     said = F.concat(
-        F.lit("the value at "),
+        F.lit("spark_purgatory.errors.SourceError: the value at "),
         place,
         F.lit(" has the schema "),
         schema_id(value),

@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from pyspark.errors import AnalysisException, PySparkException
 
-from spark_purgatory.errors import PurgatoryError
+from spark_purgatory.errors import PurgatoryError, sentence_of
 from spark_purgatory.job.config_file import JobConfigError
-from spark_purgatory.spark.storage.storage_errors import said
 from spark_purgatory.terminal import say, terminal
 
 EXIT_FAILED, EXIT_WRONG = 1, 2
@@ -22,10 +21,10 @@ def guarded_reading(place: str, read: Callable[[], None]) -> int:
     try:
         read()
     except (PurgatoryError, AnalysisException) as error:
-        text = str(error) if isinstance(error, PurgatoryError) else error.getMessage() or str(error)
+        text = sentence_of(error)
         say(errors, text if isinstance(error, JobConfigError) else text.splitlines()[0])
         return EXIT_WRONG
     except PySparkException as error:
-        say(errors, f"Spark could not read {place}: {said(error)}")
+        say(errors, f"Spark could not read {place}: {sentence_of(error)}")
         return EXIT_FAILED
     return 0

@@ -6,7 +6,6 @@ outcome once, a topic once or more often.
 
 from __future__ import annotations
 
-import re
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
 from spark_purgatory import metrics
-from spark_purgatory.errors import ConfigError, PurgatoryError, SourceError
+from spark_purgatory.errors import ConfigError, PurgatoryError, SourceError, sentence_of
 from spark_purgatory.job import dead_letters, topic_output
 from spark_purgatory.job.arguments import log_file
 from spark_purgatory.job.check_columns import check_job
@@ -40,13 +39,6 @@ Query = AccumulatorQuery | StreamingQuery
 POLL_SECONDS = 0.25
 """How often progress is read, and how long a signal waits at most."""
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
-OUR_ERROR = re.compile(r"spark_purgatory\.errors\.\w+: (.*)")
-# The last line of a Python traceback; the JVM's own lines bear a package with dots in front.
-PYTHON_ERROR = re.compile(r"^(\w+(?:Error|Exception): .*)$", re.MULTILINE)
-OUR_CONDITION = re.compile(r"\[USER_RAISED_EXCEPTION\] (.*?)(?: SQLSTATE|$)", re.MULTILINE)
-"""What the job has Spark raise for a value."""
-LACKS_US = re.compile(r"No module named '(?:spark_purgatory|numpy|pandas|pyarrow)\b")
-WORKERS_LACK_IT = ": Spark's workers do not have it (spark-purgatory doctor --spark; docs/shipping.md)"
 
 
 def run(
@@ -163,16 +155,6 @@ def _summarise(
     return summary
 
 
-def explain(error: BaseException) -> str:
-    """The sentence of an error that a reader can act on; Spark wraps ours in pages of its own."""
-    text = str(error)
-    raised = OUR_ERROR.findall(text) or OUR_CONDITION.findall(text) or PYTHON_ERROR.findall(text)
-    if raised:
-        return str(raised[-1]) + (WORKERS_LACK_IT if LACKS_US.search(raised[-1]) else "")
-    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("at ")]
-    return "\n".join(lines[:6])
-
-
 def guarded(console: Console, show_traceback: bool, body: Callable[[], int]) -> int:
     """Run ``body``; an expected kind of failure becomes a message and an exit code instead of a traceback."""
     try:
@@ -181,7 +163,7 @@ def guarded(console: Console, show_traceback: bool, body: Callable[[], int]) -> 
         message, code = str(error), EXIT_CONFIG
         failure: BaseException = error
     except (PurgatoryError, PySparkException, Py4JError) as error:
-        message, code = explain(error), EXIT_FAILED
+        message, code = sentence_of(error), EXIT_FAILED
         failure = error
     if show_traceback:
         raise failure

@@ -18,7 +18,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from spark_purgatory.core.engine.waiting import WAITING_FIELDS
-from spark_purgatory.errors import ConfigError
+from spark_purgatory.errors import ConfigError, sentence_of
 from spark_purgatory.job.arguments import log_file, settings_from
 from spark_purgatory.job.readable import readable_ms
 from spark_purgatory.job.reading import guarded_reading
@@ -122,8 +122,9 @@ def _where(waiting: DataFrame, condition: str) -> DataFrame:
     except AnalysisException as error:
         if not (error.getCondition() or "").startswith("UNRESOLVED_COLUMN"):
             raise
-        said = (error.getMessage() or str(error)).splitlines()[0]
-        raise ConfigError(f"--where {condition!r}: {said} (Text needs quotes: \"order_id = 'A-7'\")") from error
+        raise ConfigError(
+            f"--where {condition!r}: {sentence_of(error)} (Text needs quotes: \"order_id = 'A-7'\")"
+        ) from error
 
 
 def _print(found: FoundPending, request: PendingRequest, console: Console) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
@@ -79,6 +80,18 @@ class Registry(Model):
     """None: the topic's name and ``-value``."""
     user_info: SecretStr | None = None
     """``user:password``."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        try:
+            address = urlsplit(value)
+            fits = address.scheme in ("http", "https") and bool(address.hostname) and address.port != 0
+        except ValueError:
+            fits = False
+        if not fits or "@" in value:
+            raise ValueError("must be http://host or https://host, with user and password in user_info")
+        return value
 
 
 class AvroValues(Model):

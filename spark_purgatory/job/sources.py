@@ -9,6 +9,7 @@ from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import Purgatory
+from spark_purgatory.errors import sentence_of
 from spark_purgatory.job.config_file import JobConfigError, Problem
 from spark_purgatory.job.job_config import InputSection, JobConfig
 from spark_purgatory.job.kafka_values import fields_of, records_of, rows_of
@@ -57,5 +58,4 @@ def blamed_on(field: str) -> Iterator[None]:
     try:
         yield
     except (AnalysisException, ParseException) as error:
-        sentence = str(error).strip().split("\n", 1)[0]
-        raise JobConfigError("the job file", [Problem(field, "", sentence)]) from error
+        raise JobConfigError("the job file", [Problem(field, "", sentence_of(error))]) from error

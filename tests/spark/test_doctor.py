@@ -163,8 +163,9 @@ def test_workers_without_protobuf_are_noted_for_the_host_that_needs_it() -> None
 
 
 def test_no_server_of_spark_connect_is_a_finding() -> None:
-    found = wrong(findings_of(DoctorRequest(spark=True, remote="sc://localhost:1"), {}))
+    found = wrong(findings_of(DoctorRequest(spark=True, remote="sc://localhost:1/;token=hunter2"), {}))
     assert "correct the address" in found["Spark Connect"].remedy
+    assert found["Spark Connect"].found.startswith("sc://localhost:1/: ") and "hunter2" not in str(found)
 
 
 def test_a_setting_without_a_value_is_a_wrong_argument() -> None:

@@ -26,7 +26,7 @@ from spark_purgatory.errors import ConfigError, StateMismatchError
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
 from spark_purgatory.job.kafka_values import fields_of, rows_of
-from spark_purgatory.job.runner import EXIT_CONFIG, explain, run
+from spark_purgatory.job.runner import EXIT_CONFIG, run
 from spark_purgatory.job.session import settings_of
 from spark_purgatory.job.source_config import KafkaSource
 from spark_purgatory.job.sources import purgatory_of
@@ -167,18 +167,6 @@ def test_the_command_line_prints_a_list_and_no_traceback() -> None:
     assert ran.returncode == EXIT_CONFIG
     assert "conf/orders.yaml has 2 problem(s):\n  purgatory.shards: 0: " in ran.stderr
     assert "Traceback" not in ran.stderr + ran.stdout
-
-
-def test_the_sentence_of_an_error_is_dug_out_of_sparks_pages() -> None:
-    pages = (
-        "[STREAM_FAILED] Query terminated with exception: Job aborted:\norg.apache.spark.api.python.Python"
-        "Exception: Traceback (most recent call last):\n  File x, line 1\n{}\n\tat org.apache.spark.Foo"
-    )
-    state = "spark_purgatory.errors.StateMismatchError: shards: the checkpoint was written with 8, the query has 4"
-    assert explain(RuntimeError(pages.format(state))).startswith("shards: the checkpoint was written with 8")
-    assert explain(RuntimeError(pages.format("ValueError: boom"))) == "ValueError: boom"
-    lacks = "ModuleNotFoundError: No module named 'spark_purgatory'"
-    assert explain(RuntimeError(pages.format(lacks))).startswith(f"{lacks}: Spark's workers do not have it")
 
 
 def test_no_java_is_one_sentence_and_an_exit_code(tmp_path: Path) -> None:

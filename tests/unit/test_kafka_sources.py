@@ -270,6 +270,65 @@ def test_the_registrys_password_is_sent_and_never_shown(tmp_path: Path, registry
     assert "wrong" not in str(refused.value)
 
 
+def test_a_redirect_to_another_server_is_not_followed(
+    tmp_path: Path, registry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str | None]] = []
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            """Send on to the registry, on another port, or within this server."""
+            seen.append((self.path, self.headers.get("Authorization")))
+            inside = self.path.startswith("/moved")
+            self.send_response(302)
+            self.send_header("Location", f"{registry if inside else ''}/moved{self.path}")
+            self.end_headers()
+
+        def log_message(self, *said: Any) -> None:
+            """Nothing."""
+
+    asked: list[str | None] = []
+    answer = Answers.do_GET
+    monkeypatch.setattr(
+        Answers, "do_GET", lambda self: (asked.append(self.headers.get("Authorization")), answer(self))[1]
+    )
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        with pytest.raises(JobConfigError, match=r"sends to another server \(HTTP 302\)"):
+            schemas_of(read(tmp_path, f"http://127.0.0.1:{server.server_port}", user_info="me:hunter2"), "operations")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert [path for path, _ in seen] == ["/subjects/orders-value/versions", "/moved/subjects/orders-value/versions"]
+    assert all(authorization for _, authorization in seen), "within the server user_info goes along"
+    assert asked == [], "the other server has not heard of user_info"
+
+
+@pytest.mark.parametrize(
+    "registry",
+    [
+        {"url": "http://u:hunter2@[bad/x"},
+        {"url": "http://u:hunter2@registry:8081"},
+        {"url": "hunter2@registry"},
+        {"url": "file:///hunter2"},
+        {"url": "http://registry:hunter2/"},
+        {"url": ["hunter2"]},
+        {"url": "http://registry", "user_info": 4711},
+        {"url": "http://registry", "user_info": ["me:hunter2"]},
+        {"url": "http://registry", "userinfo": "me:hunter2"},
+        {"url": "http://registry", "userinfo": 4711},
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_a_registry_is_said_without_its_password(tmp_path: Path, registry: dict[str, Any]) -> None:
+    with pytest.raises(JobConfigError, match=r"source\.avro\.registry") as refused:
+        job(tmp_path, {"schema": None, "avro": {"registry": registry}})
+    assert "hunter2" not in str(refused.value) and "4711" not in str(refused.value)
+
+
 def test_a_registry_or_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(JobConfigError, match=r"operations\.source\.avro\.registry: .*the registry cannot be asked"):
         schemas_of(read(tmp_path, "http://127.0.0.1:1"), "operations")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from pyspark.errors import PySparkException
 
-from spark_purgatory.spark.storage.storage_errors import is_lasting, said, state_fault, without_reach
+from spark_purgatory.errors import sentence_of
+from spark_purgatory.spark.storage.storage_errors import is_lasting, state_fault, without_reach
 
 LASTING = [
     "java.lang.RuntimeException: java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem",
@@ -81,7 +82,7 @@ def test_what_is_missing_from_the_storage_is_brought_back_or_left(text: str) -> 
     ],
 )
 def test_of_an_error_names_alone_are_shown(text: str, shown: str) -> None:
-    assert said(RuntimeError(text)) == shown
+    assert sentence_of(RuntimeError(text)) == shown
 
 
 def test_of_sparks_own_errors_the_condition_and_names_are_shown() -> None:
@@ -89,4 +90,4 @@ def test_of_sparks_own_errors_the_condition_and_names_are_shown() -> None:
     error = PySparkException(
         message="n is SECRET", errorClass="CAST_OVERFLOW_IN_TABLE_INSERT", messageParameters=parameters
     )
-    assert said(error) == "PySparkException [CAST_OVERFLOW_IN_TABLE_INSERT] columnName `n`, targetType int"
+    assert sentence_of(error) == "PySparkException [CAST_OVERFLOW_IN_TABLE_INSERT] columnName `n`, targetType int"

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEv
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_purgatory.config import Duration, parse_duration
-from spark_purgatory.errors import ConfigError, PurgatoryError
+from spark_purgatory.errors import ConfigError, PurgatoryError, sentence_of
 from spark_purgatory.metrics import Reporter, Sample
 from spark_purgatory.metrics.catalog import BY_NAME
 from spark_purgatory.metrics.sample import Labels
@@ -29,7 +29,7 @@ from spark_purgatory.schema import EVENT_REJECTIONS, REJECTION_COUNTERS, REJECTI
 from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
 from spark_purgatory.spark.query_listener import QueryListener
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
-from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, own_words
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 LOG = logging.getLogger(__name__)
 FAULTS: tuple[type[Exception], ...] = (PurgatoryError, *SPARK_FAULTS)
@@ -214,7 +214,7 @@ class QueryMonitor:
                     values = dict(self.last.values) | _unlabelled(of_gauges(self._gauges))
                     self._report(Sample(self._label, time.time_ns() // 1_000_000, values))
         except FAULTS as error:
-            cause = error if isinstance(error, PurgatoryError) else own_words(error)
+            cause = sentence_of(error)
             LOG.warning("the state of query %s could not be read for its metrics: %s", self._label, cause)
         finally:
             self._reading.release()

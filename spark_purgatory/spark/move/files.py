@@ -8,8 +8,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_purgatory.errors import ConfigError, StorageError
-from spark_purgatory.spark.storage.storage_errors import JAVA_FAULTS, said, without_reach
+from spark_purgatory.errors import ConfigError, StorageError, sentence_of
+from spark_purgatory.spark.storage.storage_errors import JAVA_FAULTS, without_reach
 
 
 @contextmanager
@@ -19,7 +19,9 @@ def reaching(field: str, path: str) -> Iterator[None]:
         yield
     except JAVA_FAULTS as error:
         remedy = without_reach(error) or "mend its storage, or give another path"
-        raise StorageError(f"{field}={path!r} cannot be read: {said(error)}. Nothing was written: {remedy}") from error
+        raise StorageError(
+            f"{field}={path!r} cannot be read: {sentence_of(error)}. Nothing was written: {remedy}"
+        ) from error
 
 
 class Files:

@@ -4,9 +4,9 @@ Spark gives a query one watermark, and no watermark can move below an operator t
 or a stateful operator, in front of a purgatory can leave it without an outcome for ever, and Spark raises no error. The
 plan shows both however the stream was wrapped (alias, view, ``toDF``, ``mapInArrow``), and ``EXPLAIN`` gives its text
 under Spark Connect too. Names and literals in it may have line breaks. So the plan is explained twice, the second time
-one subquery deeper: lines of the tree move to the right, and lines of a literal stay. `Purgatory.resolve` writes into the plan what its query is (`with_query`), in an alias below
-its last step: it is in no schema, so in no table, and a checkpoint can be compared with it before the query starts
-(`query_of`).
+one subquery deeper: lines of the tree move to the right, and lines of a literal stay. `Purgatory.resolve` writes into
+the plan what its query is (`with_query`), in an alias below its last step: it is in no schema, so in no table, and a
+checkpoint can be compared with it before the query starts (`query_of`).
 """
 
 from __future__ import annotations

@@ -13,11 +13,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_purgatory.accumulator.futures import RecordFuture
 from spark_purgatory.config import is_duration, parse_duration
-from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError
+from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError, sentence_of
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.storage.storage_errors import own_words
 
 POLL_SECONDS = 0.05
 STOP_POLLS = 1200
@@ -165,7 +164,9 @@ class AccumulatorQuery:
         self._sender.flush_requested = True
         while self._sender.flush_requested:
             if not self.isActive:
-                raise StorageError(f"the query ended before it was flushed: {own_words(self._query.exception())}")
+                error = self._query.exception()
+                said = "it was stopped" if error is None else sentence_of(error)
+                raise StorageError(f"the query ended before it was flushed: {said}")
             time.sleep(POLL_SECONDS)
 
     def stop(self, drain: bool = False) -> None:

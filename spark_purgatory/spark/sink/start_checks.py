@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import ConfigError, SchemaMismatchError, StorageError, TableForgetsError
+from spark_purgatory.errors import ConfigError, SchemaMismatchError, StorageError, TableForgetsError, sentence_of
 from spark_purgatory.spark.checkpoint.start_check import check_if_outcomes
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
@@ -39,7 +39,7 @@ from spark_purgatory.spark.storage.checkpoint_files import check_files
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
 from spark_purgatory.spark.storage.storage_access import described, sql_text, touch
-from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, said, state_fault
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault
 
 LOG = logging.getLogger(__name__)
 MAX_OTHERS = 3
@@ -153,7 +153,7 @@ def check_state(df: DataFrame, checkpoint: str) -> None:
             raise state from error
         # The state's reader may be refused where the query's own is not: shards compare their state themselves.
         LOG.warning(
-            "the state in %s could not be compared with the query before it starts: %s", checkpoint, said(error)
+            "the state in %s could not be compared with the query before it starts: %s", checkpoint, sentence_of(error)
         )
 
 
@@ -166,7 +166,7 @@ def _facts(spark: SparkSession, target: DeltaTarget) -> TableFacts | None:
         if is_without_delta(error):
             raise ConfigError(what_lacks(spark)) from None
         raise StorageError(
-            f"table {target} cannot be read: {said(error)}. Nothing was started. Give the session what its "
+            f"table {target} cannot be read: {sentence_of(error)}. Nothing was started. Give the session what its "
             "storage or catalog needs (jars, credentials), or another place"
         ) from error
 
@@ -321,6 +321,6 @@ def _check_place(spark: SparkSession, target: DeltaTarget, place: str | None, wa
         touch(spark, place)
     except SPARK_FAULTS as error:
         raise StorageError(
-            f"table {target} cannot be made in {place}: {said(error)}. Nothing was started. Give the session what its "
-            "storage needs (jars, credentials, permission), or another place"
+            f"table {target} cannot be made in {place}: {sentence_of(error)}. Nothing was started. Give the session "
+            "what its storage needs (jars, credentials, permission), or another place"
         ) from error

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from spark_purgatory.errors import START_OVER, StorageError
+from spark_purgatory.errors import START_OVER, StorageError, sentence_of
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.spark_access import STRICT_FILES
-from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, said, without_reach
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_reach
 
 UNFINISHED = "half_of_a_checkpoint_run_the_move_again"
 """The file ``metadata`` of a checkpoint whose move has not ended: one word, for Spark quotes one when it stops."""
@@ -74,7 +74,7 @@ def unreadable(spark: SparkSession, checkpoint: str, paths: Sequence[str]) -> It
         try:
             texts_of(spark, checkpoint, [path])
         except SPARK_FAULTS as error:
-            yield Damage(path, f"cannot be read ({said(error)})", without_reach(error) or COPY)
+            yield Damage(path, f"cannot be read ({sentence_of(error)})", without_reach(error) or COPY)
 
 
 def logs_of(files: Iterable[str]) -> Logs:

@@ -25,7 +25,7 @@ from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import NO_VERSION
 from spark_purgatory.spark.sink.table.renames import StagedColumns
 from spark_purgatory.spark.storage.commits import next_batch
-from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault
+from spark_purgatory.spark.storage.storage_errors import out_of_batch
 
 
 class Sender:
@@ -68,10 +68,8 @@ class Sender:
             columns = StagedColumns(batch.schema, self.since).continued(self.open(spark).schema)
             work = Work(spark, batch_id, batch_id, columns, flush=self.flush_requested, rows=batch)
             self._run(work)
-        except SPARK_FAULTS as error:
-            if state := state_fault(error):
-                raise state from error
-            raise
+        except Exception as error:
+            raise out_of_batch(error) from None
         if work.flush:
             self.flush_requested = False
         reach("before return")

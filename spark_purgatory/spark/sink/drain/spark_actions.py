@@ -15,7 +15,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import BugError, ForeignWriterError, StagingError, StorageError
+from spark_purgatory.errors import (
+    BugError,
+    ForeignWriterError,
+    StagingError,
+    StorageError,
+    is_interruption,
+    sentence_of,
+)
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth, since
@@ -44,8 +51,6 @@ from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_errors import (
     SPARK_FAULTS,
-    is_interruption,
-    said,
     writing,
 )
 
@@ -184,7 +189,7 @@ class SparkActions:
             return measured(spark, [literal(f"{self.folder}/{path}") for path in paths], ledger.schema)
         except AnalysisException as error:
             raise StagingError(
-                f"of {len(paths)} paths below {self.folder} a {what} is missing: {said(error)}. Nothing "
+                f"of {len(paths)} paths below {self.folder} a {what} is missing: {sentence_of(error)}. Nothing "
                 f"was committed. Bring it back, {SOURCES_AGAIN}"
             ) from error
 
@@ -254,7 +259,7 @@ class SparkActions:
             raise StorageError(
                 f"drain {intent.number} to table {self.target} "
                 f"{f'failed ({ledger.failure.said})' if ledger.failure else 'ended'}, and whether it arrived cannot be "
-                f"read: {said(error)}. Nothing was lost. Mend the table and start again"
+                f"read: {sentence_of(error)}. Nothing was lost. Mend the table and start again"
             ) from None
 
     def clean_up(self, spark: SparkSession, ledger: Ledger) -> None:
@@ -277,5 +282,5 @@ def check_alone(spark: SparkSession, folder: StagingFolder, intent: Intent) -> N
 
 def _failed(error: Exception) -> Failed:
     return Failed(
-        said(error), is_refused=isinstance(error, AnalysisException), is_lasting=storage_errors.is_lasting(error)
+        sentence_of(error), is_refused=isinstance(error, AnalysisException), is_lasting=storage_errors.is_lasting(error)
     )

@@ -26,7 +26,14 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import ConfigError, ForeignWriterError, StagingError
+from spark_purgatory.errors import (
+    ForeignWriterError,
+    StagingError,
+    is_interruption,
+    own_error,
+    sentence_of,
+    storage_fault,
+)
 from spark_purgatory.spark.placement import shard_label
 from spark_purgatory.spark.sink.staging.ledger import SOURCES_AGAIN
 from spark_purgatory.spark.sink.staging.pieces import Contents, Piece
@@ -36,19 +43,14 @@ from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QU
 from spark_purgatory.spark.storage.storage_errors import (
     DAMAGED_ROW,
     SPARK_FAULTS,
-    is_interruption,
     read_fault,
-    said,
     state_fault,
-    storage_fault,
 )
 
 MAX_NAME_BYTES = 255
 """The longest name of a folder, on nearly every file system."""
 ESCAPED = r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]"
 """What Spark and Delta write as %XX in the name of a partition's folder."""
-FAULT = "spark_purgatory:"
-_FAULT_TEXT = re.compile(re.escape(FAULT) + r" ([^\n]*?) :spark_purgatory")
 
 _FILE = re.compile(r"rows/generation=\d+/epoch=(\d+)/batch=(\d+)-(\d+)-[0-9a-f]+/[^/]+$")
 _WRITER = re.compile(r"/part-\d+-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})[^/]*$")
@@ -138,12 +140,12 @@ def stage(rows: DataFrame, path: str, rules: Rules, max_file_rows: int) -> tuple
     try:
         writer.parquet(path)
     except Exception as error:
-        if fault := _FAULT_TEXT.search(str(error)):
-            raise ConfigError(fault[1]) from None
+        if (own := own_error(error)) is not None:
+            raise own from None
         if state_fault(error) is None and (fault_said := storage_fault(error)):
             raise StagingError(
-                f"a micro-batch could not be staged in {path}: {fault_said}. It does not count, what was staged before "
-                "it waits. Mend the storage and start again"
+                f"a micro-batch could not be staged in {path}: {fault_said}. This micro-batch does not count; rows "
+                "staged earlier stay staged. Mend the storage and start again"
             ) from None
         raise
     found = seen.get
@@ -309,7 +311,7 @@ def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collec
         if error.getCondition() != "PATH_NOT_FOUND":
             raise
         raise StagingError(
-            f"one of {len(paths)} staged files below {folder} is missing: {said(error)}. Nothing was "
+            f"one of {len(paths)} staged files below {folder} is missing: {sentence_of(error)}. Nothing was "
             f"written. Bring the folder back, {SOURCES_AGAIN}"
         ) from error
     is_whole = row_hash(schema).eqNullSafe(F.col(names.row))
@@ -343,7 +345,7 @@ def _acceptable(schema: T.StructType, row_bytes: Column, options: SinkOptions, p
 
 
 def _fault(before: str, number: Column, after: str) -> Column:
-    words = F.lit(f"{FAULT} {before}"), number.cast("string"), F.lit(f"{after} :spark_purgatory")
+    words = F.lit(f"spark_purgatory.errors.ConfigError: {before}"), number.cast("string"), F.lit(after)
     return F.raise_error(F.concat(*words)).cast("boolean")
 
 

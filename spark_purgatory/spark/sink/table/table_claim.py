@@ -19,11 +19,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import START_OVER, ConfigError, StagingError, StorageError
+from spark_purgatory.errors import MAX_SAID, START_OVER, ConfigError, StagingError, StorageError, sentence_of
 from spark_purgatory.spark.storage.checkpoint_files import Damage
 from spark_purgatory.spark.storage.paths import Place, beside, literal
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE
-from spark_purgatory.spark.storage.storage_errors import MAX_SAID, SPARK_FAULTS, said
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 LOG = logging.getLogger(__name__)
 CLAIM = "staging/table"
@@ -79,8 +79,8 @@ def claim(
             _write(spark, checkpoint, ours, "overwrite")
     except SPARK_FAULTS as error:
         raise StorageError(
-            f"checkpoint={checkpoint!r} cannot be written: {said(error)}. Nothing was started. Give a folder that the "
-            "session may write to, and the jars that its file system needs"
+            f"checkpoint={checkpoint!r} cannot be written: {sentence_of(error)}. Nothing was started. Give a folder "
+            "that the session may write to, and the jars that its file system needs"
         ) from error
     if not has_begun:
         return Bound(resolved, False)

@@ -1,0 +1,140 @@
+"""What a person may read of an error: our own sentence, names, and never a value of a row."""
+
+from __future__ import annotations
+
+import re
+import traceback
+
+import pytest
+from pyspark.errors import PySparkException
+
+from spark_purgatory.errors import BugError, ConfigError, LimitError, StateMismatchError, own_error, sentence_of
+from spark_purgatory.spark.storage.storage_errors import out_of_batch
+
+STREAM = (
+    "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [PYTHON_EXCEPTION] An exception was thrown "
+    'from the Python worker: Traceback (most recent call last):\n  File "/jobs/parse.py", line 39, in parse\n'
+    "    return float(text)\n           ^^^^^^^^^^^\n{}\n SQLSTATE: 38000 SQLSTATE: XXKST\n=== Streaming Query ===\n"
+    "Logical Plan:\n~Project [raise_error(concat(spark_purgatory.errors.SourceError: , SECRET))]\n"
+)
+SENTENCE = "max_pending_per_shard=1 is reached: set it higher"
+
+
+@pytest.mark.parametrize(
+    ("last", "shown"),
+    [
+        ("ValueError: could not convert string to float: 'SECRET'", "ValueError in parse (/jobs/parse.py, line 39)"),
+        ("ValueError: [SECRET] x", "ValueError in parse (/jobs/parse.py, line 39)"),
+        ("KeyError: 'SECRET'\nSECRET", "KeyError in parse (/jobs/parse.py, line 39)"),
+        ("their.errors.Odd", "Odd in parse (/jobs/parse.py, line 39)"),
+        (
+            "pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] SECRET",
+            "PySparkRuntimeError [PYTHON_VERSION_MISMATCH]",
+        ),
+        ("ModuleNotFoundError: No module named 'parsers'", "ModuleNotFoundError: No module named 'parsers'"),
+        (
+            "ModuleNotFoundError: No module named 'pyarrow.lib'",
+            "ModuleNotFoundError: No module named 'pyarrow.lib': Spark's workers do not have it (spark-purgatory "
+            "doctor --spark; docs/shipping.md)",
+        ),
+        (f"spark_purgatory.errors.LimitError: {SENTENCE}", SENTENCE),
+        (f"KeyError: 'SECRET'\n\nAbove, the cause\n\nspark_purgatory.errors.LimitError: {SENTENCE}", SENTENCE),
+        ("spark_purgatory.errors.NoSuchError: SECRET", "NoSuchError in parse (/jobs/parse.py, line 39)"),
+    ],
+)
+def test_of_a_function_that_failed_its_class_and_place_are_shown_or_our_own_sentence(last: str, shown: str) -> None:
+    assert sentence_of(RuntimeError(STREAM.format(last))) == shown
+
+
+@pytest.mark.parametrize(
+    ("message", "parameters", "shown"),
+    [
+        (
+            '[CAST_INVALID_INPUT] The value \'SECRET\' of the type "STRING" cannot be cast to "INT" because it is '
+            "malformed. SQLSTATE: 22018\n== DataFrame ==\nSECRET",
+            {"expression": "'SECRET'", "sourceType": '"STRING"', "targetType": '"INT"'},
+            '[CAST_INVALID_INPUT] The value ... of the type "STRING" cannot be cast to "INT" because it is malformed',
+        ),
+        (
+            "[CAST_INVALID_INPUT] The value 'e' of the type x cannot be cast",
+            {"expression": "e", "sourceType": "x"},
+            "PySparkException [CAST_INVALID_INPUT] sourceType x",
+        ),
+        (
+            "[CAST_INVALID_INPUT] The value SECRET cannot be cast",
+            {"expression": "'SECRET'", "sourceType": "x"},
+            "PySparkException [CAST_INVALID_INPUT] sourceType x",
+        ),
+        (
+            "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `nope` cannot be resolved. Did you mean one of the "
+            "following? [`id`]. SQLSTATE: 42703;\n'Project ['nope]",
+            {"objectName": "`nope`", "proposal": "`id`"},
+            "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column with name `nope` cannot be resolved. Did you mean one of the "
+            "following? [`id`]",
+        ),
+        (
+            "[PARSE_SYNTAX_ERROR] Syntax error at or near 'fron': extra input 'fron'.",
+            {"error": "'fron'", "hint": ": extra input 'fron'"},
+            "[PARSE_SYNTAX_ERROR] Syntax error at or near 'fron': extra input 'fron'",
+        ),
+        (
+            "[USER_RAISED_EXCEPTION] SECRET SQLSTATE: P0001",
+            {"errorMessage": "SECRET"},
+            "[USER_RAISED_EXCEPTION] ...",
+        ),
+        (
+            f"[USER_RAISED_EXCEPTION] spark_purgatory.errors.ConfigError: {SENTENCE} SQLSTATE: P0001",
+            {"errorMessage": SENTENCE},
+            SENTENCE,
+        ),
+    ],
+)
+def test_of_a_condition_the_text_is_shown_without_values(message: str, parameters: dict[str, str], shown: str) -> None:
+    (condition,) = re.findall(r"^\[([A-Z_.]+)\]", message)
+    text = message.removeprefix(f"[{condition}] ")
+    error = PySparkException(message=text, errorClass=condition, messageParameters=parameters)
+    assert sentence_of(error) == shown
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (LimitError(SENTENCE), SENTENCE),
+        (BugError("x"), "bug: x; please report it with this message"),
+        (RuntimeError(f"\nspark_purgatory.errors.BugError: {BugError('x')}"), str(BugError("x"))),
+        (ValueError("SECRET"), "ValueError"),
+        (OSError(28, "No space left on device", "/t/p=SECRET"), "OSError: No space left on device"),
+        (RuntimeError("Python worker exited unexpectedly (crashed): java.io.EOFException"), "a Python worker of Spark"),
+        (RuntimeError("Answer from Java side is empty"), "Spark's JVM does not answer"),
+        (RuntimeError("(STREAM_FAILED) [CAST_INVALID_INPUT] The value 'SECRET'"), "RuntimeError [CAST_INVALID_INPUT]"),
+    ],
+)
+def test_of_other_errors_no_value_is_shown(error: BaseException, shown: str) -> None:
+    assert sentence_of(error).startswith(shown)
+    assert "SECRET" not in sentence_of(error)
+
+
+def test_our_errors_keep_their_class_through_sparks_pages() -> None:
+    found = own_error(RuntimeError(STREAM.format("spark_purgatory.errors.StateMismatchError: shards: 8, not 4")))
+    assert type(found) is StateMismatchError and str(found) == "shards: 8, not 4"
+    assert own_error(RuntimeError(STREAM.format("KeyError: 1"))) is None
+
+
+def test_a_batch_of_the_sink_raises_an_error_without_its_causes() -> None:
+    try:
+        try:
+            raise RuntimeError("py4j.protocol.Py4JJavaError: An error occurred while calling o1.save\n" * 1000)
+        except RuntimeError as cause:
+            try:
+                raise ConfigError(SENTENCE) from cause
+            except ConfigError as error:
+                raise out_of_batch(error) from None
+    except ConfigError as error:
+        assert "Py4JJavaError" not in "".join(traceback.format_exception(error))
+    stopped = out_of_batch(RuntimeError("java.lang.InterruptedException\n" * 1000))
+    # What Spark looks for (StreamExecution.PROXY_ERROR); it is short.
+    assert re.search(
+        r"py4j.protocol.Py4JJavaError: An error occurred while calling((.|\r\n|\r|\n)*)java.lang.InterruptedException",
+        str(stopped),
+    )
+    assert len(str(stopped)) < 200
