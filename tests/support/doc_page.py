@@ -18,7 +18,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 WITH_SERVERS = {"kafka.md", "object_store.md"}
 """How-to pages that `tests/places/test_pages.py` runs."""
 IN_TURN = [
-    *(DOCS / f"{name}.md" for name in ("tutorial", "sources", "criteria")),
+    *(DOCS / f"{name}.md" for name in ("tutorial", "sources", "criteria", "reference/errors")),
     *sorted(path for path in (DOCS / "how-to").glob("*.md") if path.name not in WITH_SERVERS),
 ]
 """Pages that `tests/spark/test_docs_snippets.py` runs, block by block."""
