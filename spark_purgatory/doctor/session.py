@@ -28,9 +28,11 @@ from spark_purgatory.spark.host.requirements import (
     MESSAGES,
     NO_DATA,
     ONLY_WITH_ROWS,
+    POLICY,
     PROVIDER,
     TRANSFORM_WITH_STATE_SETTINGS,
     check_log_host,
+    check_policy,
     fitting_protobuf,
     runs_only_with_rows,
 )
@@ -197,6 +199,10 @@ def setting_findings(spark: SparkSession) -> Iterator[Finding]:
         yield note("state store's changelog", f"{CHANGELOG} = {spark.conf.get(CHANGELOG, 'false')}")
     yield log_host_finding(spark)
     yield note("micro-batches kept", f"{spark.conf.get(RETAINED)} ({RETAINED}): pending and rollbacks reach so far")
+    try:
+        check_policy(spark.conf.get, "the session")
+    except ConfigError as error:
+        yield Finding("watermark policy", f"{POLICY} = {spark.conf.get(POLICY)}", str(error))
     if runs_only_with_rows(spark):
         yield note("deadlines on a silent stream", f"{NO_DATA} = false: {ONLY_WITH_ROWS}")
     if setting(spark, SOCKETS) == "true":

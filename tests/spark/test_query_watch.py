@@ -10,8 +10,10 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from spark_purgatory import Operations
-from spark_purgatory.spark.host.requirements import NO_DATA
+from spark_purgatory import Operations, check_checkpoint
+from spark_purgatory.doctor.session import setting_findings
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.host.requirements import NO_DATA, POLICY
 from spark_purgatory.spark.monitoring.monitor import offset_of
 from spark_purgatory.spark.query_listener import QueryListener
 from spark_purgatory.spark.storage.spark_access import settings
@@ -129,3 +131,22 @@ def test_a_session_without_micro_batches_without_rows_is_told_before_the_start(
         purgatory().resolve(*frames)
     (said,) = warnings(caplog, 1)
     assert said.startswith(f"{NO_DATA} is false: an operation whose deadline") and "set idle_after=" in said
+
+
+def test_a_session_whose_faster_input_moves_the_watermark_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    landing = Landing(tmp_path).add([operation("a", 1, 5)], [event("a", 2)])
+    operations, events = landing.frames(spark)
+    outcomes = purgatory().resolve(operations, events)
+    with settings(spark, {POLICY: "max"}):
+        for start in (
+            lambda: purgatory().resolve(operations, events),
+            lambda: check_checkpoint(spark, str(landing.checkpoint), outcomes),
+        ):
+            with pytest.raises(ConfigError, match=rf"the session has {POLICY}='max': the faster input"):
+                start()
+        (found,) = [found for found in setting_findings(spark) if found.what == "watermark policy"]
+        assert POLICY in found.found and "Set it to 'min'" in found.remedy
+        writer = outcomes.writeStream.format("noop").option("checkpointLocation", str(landing.checkpoint))
+        writer.trigger(availableNow=True).start().awaitTermination()
+    with pytest.raises(ConfigError, match=rf"checkpoint='.*' has {POLICY}='max'"):
+        check_checkpoint(spark, str(landing.checkpoint), outcomes)

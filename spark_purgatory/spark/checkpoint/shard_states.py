@@ -8,7 +8,7 @@ Connect.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -58,6 +58,8 @@ class ShardStates:
     batch_id: int
     watermark_ms: int
     """The watermark with which the micro-batch decided; 0: there was none yet."""
+    settings: Mapping[str, str]
+    """Those of the session's settings with which Spark goes on, whatever the session has."""
 
 
 def states_in(batch: pa.RecordBatch) -> Iterator[ShardState]:
@@ -100,7 +102,7 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
             f"{committed[-1]}; how many it keeps is spark.sql.streaming.minBatchesToRetain"
         )
     checkpoint = absolute(spark, checkpoint)
-    watermark_ms = int(offsets_of(spark, checkpoint, chosen)[0]["batchWatermarkMs"])  # Spark's reader names no file.
+    said = offsets_of(spark, checkpoint, chosen)[0]  # Spark's reader names no file.
     operator, operator_id = _operator(spark, checkpoint)
     reader = spark.read.format("statestore").option("operatorId", operator_id).option("batchId", chosen)
     try:
@@ -116,7 +118,8 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
             f"{', '.join(map(repr, dict.fromkeys(ENCODED.findall(checkpoint))))}: read a copy of the folder at a path "
             "without them. The query itself can go on"
         ) from error
-    return ShardStates(whole, heads, OPERATORS[operator], chosen, watermark_ms)
+    watermark_ms, begun_with = int(said["batchWatermarkMs"]), said.get("conf", {})
+    return ShardStates(whole, heads, OPERATORS[operator], chosen, watermark_ms=watermark_ms, settings=begun_with)
 
 
 def _of_blob_host(reader: DataFrameReader, checkpoint: str) -> tuple[DataFrame, DataFrame]:

@@ -25,6 +25,7 @@ from spark_purgatory.spark.checkpoint.shard_states import (
     shard_states,
     states_in,
 )
+from spark_purgatory.spark.host.requirements import check_policy
 from spark_purgatory.spark.operator.stream_plan import Query, query_of
 from spark_purgatory.spark.storage.checkpoint_files import check_files
 
@@ -85,7 +86,9 @@ def check_if_outcomes(df: DataFrame, checkpoint: str) -> None:
 def _check(spark: SparkSession, checkpoint: str, query: Query) -> None:
     states = shard_states(spark, checkpoint) if is_checkpoint(spark, checkpoint) else None
     if states is None:
+        check_policy(spark.conf.get, "the session")
         return
+    check_policy(states.settings.get, f"checkpoint={checkpoint!r}")
     if states.host != query.host:
         raise StateMismatchError(
             f"host: the checkpoint was written with host={states.host!r}, the query has host={query.host!r}: set "

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 
@@ -41,8 +41,23 @@ ONLY_WITH_ROWS = (
     f"idle_after= of operations and completions, or {NO_DATA} = true before the query starts"
 )
 """What it means that `NO_DATA` is false, and the remedy."""
+POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
+"""Spark's choice among the watermarks of a query's inputs."""
 
 LOG = logging.getLogger(__name__)
+
+
+def check_policy(settings: Callable[[str, str], str | None], where: str) -> None:
+    """Raise ConfigError where the faster input would move the watermark. ``settings`` is `dict.get`, or the session's.
+
+    Spark keeps the policy of a query's first start in the checkpoint.
+    """
+    if (policy := settings(POLICY, "min") or "min").lower() != "min":
+        raise ConfigError(
+            f"{where} has {POLICY}={policy!r}: the faster input would move the watermark, and operations would expire "
+            "before events of the slower one arrive. Set it to 'min', and begin with a new checkpoint if a query has "
+            "run with it"
+        )
 
 
 def check_local_workers(spark: SparkSession) -> None:
