@@ -124,7 +124,7 @@ def state_findings(states: ShardStates) -> Iterator[Finding]:
 
 
 def size_finding(sizes: list[int], host: str) -> Finding:
-    """Whether shards are of a size that a micro-batch can write; the log host writes what arrived, and wants few."""
+    """Report whether a micro-batch can write shards of that size; the log host writes what arrived, and wants few."""
     found = f"{readable_bytes(sum(sizes))}, the largest shard {readable_bytes(max(sizes))}"
     if max(sizes) <= GOOD_STATE_BYTES or host in LOG_HOSTS:
         return Finding("state size", found)

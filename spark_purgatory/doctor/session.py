@@ -130,7 +130,7 @@ def worker_findings(spark: SparkSession) -> Iterator[Finding]:
 
 
 def package_finding(package: str, here: str, there: set[str]) -> Finding:
-    """Whether workers have the same version of a package as this process."""
+    """Report whether workers have the same version of a package as this process."""
     what = f"workers' {package}"
     if there == {here}:
         return Finding(what, here, arrow_remedy(pyspark.__version__, here) if package == "pyarrow" else "")
@@ -139,7 +139,7 @@ def package_finding(package: str, here: str, there: set[str]) -> Finding:
 
 
 def protobuf_finding(there: set[str]) -> Finding:
-    """Whether workers have what ``host="transformWithState"`` needs besides; a note, as the other host needs none."""
+    """Report whether workers have what ``host="transformWithState"`` needs; a note, as the other host needs none."""
     what, found = "workers' protobuf", ", ".join(sorted(there))
     if there == {"fits"}:
         return Finding(what, found)
@@ -147,7 +147,7 @@ def protobuf_finding(there: set[str]) -> Finding:
 
 
 def clock_finding(what: str, skew_ms: float, than: str) -> Finding:
-    """Whether two clocks agree: `max_future` and ``linger`` compare event times and files with processing time."""
+    """Report whether two clocks agree: `max_future` and ``linger`` compare event times with processing time."""
     if skew_ms <= MAX_CLOCK_SKEW_MS:
         return Finding(what, f"within {MAX_CLOCK_SKEW_MS // 1000} s of {than}")
     found = f"{skew_ms / 1000:.0f} s away from {than}"
@@ -155,7 +155,7 @@ def clock_finding(what: str, skew_ms: float, than: str) -> Finding:
 
 
 def worker_remedy(error: str) -> str:
-    """What to do about a failed tiny job."""
+    """Return what to do about a failed tiny job."""
     if "PYTHON_VERSION_MISMATCH" in error:
         return f"have Python {sys.version_info[0]}.{sys.version_info[1]} on the workers: set PYSPARK_PYTHON; {SHIP}"
     return f"set PYSPARK_PYTHON to a Python with {', '.join(PACKAGES)}; {SHIP}"
@@ -165,7 +165,7 @@ def worker_remedy(error: str) -> str:
 
 
 def delta_finding(spark: SparkSession) -> Finding:
-    """Whether the session reads and writes Delta tables."""
+    """Report whether the session reads and writes Delta tables."""
     try:
         described(spark, sql_text("/"))
     except SPARK_FAULTS as error:
@@ -176,7 +176,7 @@ def delta_finding(spark: SparkSession) -> Finding:
 
 
 def transactions_finding(spark: SparkSession) -> Finding:
-    """Whether tables made in this session keep their transactions."""
+    """Report whether tables made in this session keep their transactions."""
     name = DEFAULTS + FORGETS.removeprefix("delta.")
     value = spark.conf.get(name, None)
     what = "new tables keep transactions"
@@ -212,7 +212,7 @@ def setting_findings(spark: SparkSession) -> Iterator[Finding]:
 
 
 def log_host_finding(spark: SparkSession) -> Finding:
-    """Whether a purgatory could have ``host="transformWithState"``, and with all that makes it fast."""
+    """Report whether a purgatory could have ``host="transformWithState"``, and with all that makes it fast."""
     what = f'host="{LOG_HOST_HERE}"'
     try:
         check_log_host(spark, LOG_HOST_HERE)

@@ -95,7 +95,7 @@ def clock_findings(spark: SparkSession, target: DeltaTarget) -> Iterator[Finding
 
 
 def delivery_finding(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Finding:
-    """What the sink would say at its start: was the table replaced, restored or written under the query's id?"""
+    """Report what the sink would say at its start: was the table replaced, restored or written under the query's id?"""
     what = "table and checkpoint"
     try:
         sender = Sender(SinkOptions(path=target.path, table=target.table), checkpoint)

@@ -114,7 +114,9 @@ def _column_problems(config: JobConfig, options: PurgatoryOptions) -> Iterator[P
                 allowed = f"column {column!r} has no type that Spark knows{near(kind.lower(), TYPES) or '.'}"
                 yield Problem(f"{name}.source.schema", repr(kind), allowed)
             if isinstance(given.source, KafkaSource) and column.lower() in KAFKA_COLUMNS:
-                yield Problem(f"{name}.source.schema", repr(column), "is what Kafka says of a record: rename the field")
+                yield Problem(
+                    f"{name}.source.schema", repr(column), "is one of Kafka's own record columns: rename the field"
+                )
         known = selected(given, columns)
         for field, column in named(side, options) if known else ():
             if not {column, column.split(".")[0]} & {*known}:

@@ -156,8 +156,8 @@ def _session_with(settings: Mapping[str, str], packages: list[str] | None = None
     except Py4JError as error:
         if master.startswith("spark://") and "stopped SparkContext" in str(error):
             raise ConfigError(
-                f"spark.master={master!r}: no master of a standalone cluster takes an application there. Is it "
-                "started, and is this the address that its log says?"
+                f"spark.master={master!r}: no standalone master answers at this address. Is it running, and is this "
+                "the address in its log?"
             ) from error
         raise
     return session

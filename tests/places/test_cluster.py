@@ -119,4 +119,4 @@ def test_a_master_that_is_not_there_is_named(tmp_path: Path) -> None:
     job = JobProcess(job_file(tmp_path, master, "applyInPandasWithState", {}), tmp_path / "checkpoint", folder=tmp_path)
     job.start()
     assert job.exit_code() == 2, job.said()
-    assert f"spark.master='{master}': no master of a standalone cluster takes an application there" in job.said()
+    assert f"spark.master='{master}': no standalone master answers at this address" in job.said()

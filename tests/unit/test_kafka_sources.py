@@ -141,7 +141,7 @@ def test_what_kafka_says_of_a_record_is_no_field_of_its_value(tmp_path: Path) ->
     check_job(config, "job.yaml")
     assert not config.operations.names("kafka_headers")
     assert job(tmp_path, operations={"where": "size(kafka_headers) > 0"}).operations.names("kafka_headers")
-    with pytest.raises(JobConfigError, match="schema: 'kafka_offset': is what Kafka says of a record"):
+    with pytest.raises(JobConfigError, match="schema: 'kafka_offset': is one of Kafka's own record columns"):
         check_job(job(tmp_path, {"schema": "id string, at timestamp, kafka_offset int"}), "job.yaml")
 
 

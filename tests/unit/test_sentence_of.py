@@ -78,6 +78,16 @@ def test_of_a_function_that_failed_its_class_and_place_are_shown_or_our_own_sent
             "[PARSE_SYNTAX_ERROR] Syntax error at or near 'fron': extra input 'fron'",
         ),
         (
+            "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [CAST_INVALID_INPUT] The 'SECRET'",
+            {"id": "1", "runId": "2", "message": "[CAST_INVALID_INPUT] The 'SECRET'"},
+            "PySparkException [CAST_INVALID_INPUT]",
+        ),
+        (
+            "[PATH_NOT_FOUND] Path does not exist: s3a://key:SECRET@lake/orders/day=SECRET/x.",
+            {"path": "s3a://key:SECRET@lake/orders/day=SECRET/x"},
+            "[PATH_NOT_FOUND] Path does not exist: s3a://lake/orders/day=.../x",
+        ),
+        (
             "[USER_RAISED_EXCEPTION] SECRET SQLSTATE: P0001",
             {"errorMessage": "SECRET"},
             "[USER_RAISED_EXCEPTION] ...",

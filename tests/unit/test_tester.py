@@ -303,7 +303,7 @@ class Expression:
                 operations=Operations(id="order_id", keys="order_id", created="ordered_at", timeout="wait")
             ),
             order(7, wait=5),
-            "operations.timeout is bigint, and of which unit is not said",
+            "operations.timeout has type bigint and no unit",
         ),
         (
             orders_and_payments(criterion=criteria.by_row("rule", "need")),

@@ -79,8 +79,8 @@ class OperationRejection(Rejection):
     UNKNOWN_RULE = 8, f"the rule is none of {', '.join(RULES)}"
     NO_NEED = (
         9,
-        "the number that the rule needs is missing or out of range: a whole number of at least 1 of keys or events, a "
-        "sum of at least 0 within the range of sums",
+        "the criterion's number is missing or out of range (quorum, count: a whole number from 1; sum_at_least: 0 or "
+        "more)",
     )
     DEADLINE_OVERFLOWS = (
         10,
@@ -109,9 +109,9 @@ class EventRejection(Rejection):
     BAD_EXTENSION = 7, "the seconds of the extend are null, negative, infinite or not a number"
     OPERATION_ALONE = (
         8,
-        "the key is null, and without scope operation_id alone reaches no operation with one key",
+        "the key is null: an event with only an operation_id needs `scope`, or operations with several keys",
     )
-    FOREIGN_KEY = 9, "the operation that it names waits, and does not have its key"
+    FOREIGN_KEY = 9, "its operation_id names a pending operation that does not have this key"
     """Counted alone: the event is not rejected, for another operation of the id may come."""
 
 

@@ -31,7 +31,7 @@ from spark_purgatory.core.spec.engine_spec import MOVES
 from spark_purgatory.core.state.ascii7 import coded_size, decode, encode
 from spark_purgatory.core.state.encodings import Encoding, Values, join_bytes, pack, split_bytes, streams_of, unpack
 from spark_purgatory.core.state.table_encoding import Arrays, join_table, split_table
-from spark_purgatory.errors import StateCorruptError, StateMismatchError, StateVersionError
+from spark_purgatory.errors import START_OVER, StateCorruptError, StateMismatchError, StateVersionError
 
 MAGIC = b"SPKPURG\0"
 VERSION = 1
@@ -148,7 +148,7 @@ def _checked(blob: bytes, shards: int | None) -> tuple[Values, int]:
     if version != VERSION:
         raise StateVersionError(
             f"state has format version {version}, this version of spark_purgatory reads {VERSION}: "
-            "run the release that wrote the checkpoint, or start a new one"
+            f"run the release that wrote the checkpoint, or {START_OVER}"
         )
     if shards is not None and written_by != shards:
         raise StateMismatchError(other_shards(written_by, shards))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 import zlib
 
-from spark_purgatory.errors import StateCorruptError, StateVersionError
+from spark_purgatory.errors import START_OVER, StateCorruptError, StateVersionError
 
 HEADER = struct.Struct("<8sIIQ")
 CHECKSUM = struct.Struct("<I")
@@ -42,7 +42,7 @@ def read_frame(magic: bytes, version: int, data: bytes, what: str) -> memoryview
     if written != version:
         raise StateVersionError(
             f"{what} has format version {written}, this version of spark_purgatory reads {version}: "
-            "run the release that wrote the checkpoint, or start a new one"
+            f"run the release that wrote the checkpoint, or {START_OVER}"
         )
     body = memoryview(data)[HEADER_BYTES:]
     if len(body) != length:

@@ -26,7 +26,7 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, restore_as_written, save
 from spark_purgatory.core.state.frame import read_frame, write_frame
 from spark_purgatory.core.state.shard_head import ShardHead
-from spark_purgatory.errors import StateCorruptError, StateVersionError
+from spark_purgatory.errors import START_OVER, StateCorruptError, StateVersionError
 
 MAGIC = b"SPKPLOG\0"
 VERSION = 1
@@ -157,6 +157,6 @@ def checked(head: ShardHead, entries: Sequence[bytes]) -> Sequence[bytes]:
     if entries and head.step_version != STEP_VERSION:
         raise StateVersionError(
             f"a shard's log was written by steps of version {head.step_version}, this version of spark_purgatory takes "
-            f"those of {STEP_VERSION}: run the release that wrote the checkpoint, or start a new one"
+            f"those of {STEP_VERSION}: run the release that wrote the checkpoint, or {START_OVER}"
         )
     return entries

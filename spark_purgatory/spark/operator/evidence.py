@@ -19,7 +19,7 @@ VALUE, EVENT_ID = "value", "event_id"
 
 
 def carried_columns(options: PurgatoryOptions, names: Sequence[str]) -> dict[str, ColumnLike]:
-    """What is sent of each event, by its name in the outcome: the value first, then the columns asked for.
+    """Return what is sent of each event, by its name in the outcome: the value first, then the columns asked for.
 
     ``names``: the events' columns. What is none of them is a path into a struct, and goes by the field's name.
     """

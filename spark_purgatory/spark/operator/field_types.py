@@ -44,7 +44,7 @@ class InputTypes:
 
 
 def operation_types(type_of: TypeOf, schema: T.StructType, options: PurgatoryOptions, number: str) -> InputTypes:
-    """What the engine must know of the operations, whose columns are ``schema``; ``number``: of `number_of`."""
+    """Return what the engine must know of the operations, whose columns are ``schema``; ``number``: of `number_of`."""
     config, criterion = options.operations, options.criterion
     types = {"operations.id": type_of(config.id, "operations.id")}
     check_key_type(types["operations.id"], "operations.id")
@@ -67,7 +67,7 @@ def operation_types(type_of: TypeOf, schema: T.StructType, options: PurgatoryOpt
 
 
 def completion_types(type_of: TypeOf, options: PurgatoryOptions, number: str) -> InputTypes:
-    """What the engine must know of the events; ``number``: of `number_of`."""
+    """Return what the engine must know of the events; ``number``: of `number_of`."""
     config, criterion = options.completions, options.criterion
     named = {"key": config.key, "operation_id": config.operation_id, "event_id": config.event_id}
     labels = {f"completions.{name}": value for name, value in named.items() if value is not None}
@@ -105,7 +105,7 @@ def needs_of(criterion: Criterion | ByRow) -> dict[str, str]:
 
 
 def reads_value(options: PurgatoryOptions) -> bool:
-    """Whether the engine reads the events' values: for the criterion, or as what extends a deadline."""
+    """Return True if the engine reads the events' values: for the criterion, or as what extends a deadline."""
     config = options.completions
     return config.value is not None and (options.criterion.reads_values or config.kind is not None)
 
@@ -161,7 +161,7 @@ def check_timeout(kind: T.DataType, unit: str | None) -> None:
     """Raise ConfigError unless a column can be operations.timeout with ``unit`` as operations.timeout_unit."""
     name = kind.simpleString()
     if isinstance(kind, T.IntegralType) and unit is None:
-        raise ConfigError(f"operations.timeout is {name}, and of which unit is not said: set timeout_unit='minutes'")
+        raise ConfigError(f"operations.timeout has type {name} and no unit: set timeout_unit, for example 'minutes'")
     if isinstance(kind, T.DayTimeIntervalType) and unit is not None:
         raise ConfigError(f"operations.timeout is {name}, which has its units: leave out timeout_unit={unit!r}")
     if not isinstance(kind, (T.IntegralType, T.DayTimeIntervalType)):

@@ -101,7 +101,7 @@ def check_words(kind: T.DataType, field: str, words: str) -> None:
 
 
 def is_binary_collation(kind: T.StringType) -> bool:
-    """Whether strings of the type are equal where their bytes are."""
+    """Return True if strings of the type are equal where their bytes are."""
     return kind.collation == T.StringType().collation
 
 
@@ -121,7 +121,7 @@ def key_text(column: Column, kind: T.DataType, field: str) -> Column:
 
 
 def text_of(kind: T.DataType) -> str:
-    """What the texts of a key are made of: equal for types whose equal values have the same text."""
+    """Return what the texts of a key are made of: equal for types whose equal values have the same text."""
     if isinstance(kind, T.IntegralType):
         return "whole number"
     return f"decimal of scale {kind.scale}" if isinstance(kind, T.DecimalType) else kind.simpleString()
@@ -145,7 +145,7 @@ def _date_text(column: Column) -> Column:
 
 
 def comparable(left: T.DataType, right: T.DataType) -> bool:
-    """Whether equal values of two types of keys have the same text."""
+    """Return True if equal values of two types of keys have the same text."""
     if isinstance(left, T.DecimalType) and isinstance(right, T.DecimalType):
         return left.scale == right.scale
     families = (T.IntegralType, T.StringType)
@@ -179,7 +179,7 @@ def _rank(kind: T.DataType) -> tuple[int, int]:
 
 
 def kept_texts(types: FieldTypes) -> tuple[tuple[str, str], ...]:
-    """What the texts of an operation's keys and ids are made of, for the checkpoint to remember."""
+    """Return what the texts of an operation's keys and ids are made of, for the checkpoint to remember."""
     return tuple((name, text_of(kind)) for name, kind in sorted(types.items()) if name in KEPT_OF_OPERATIONS)
 
 

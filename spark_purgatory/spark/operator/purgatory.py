@@ -69,7 +69,7 @@ def check_quorum(criterion: Criterion | ByRow, keys: ColumnLike | Sequence[Colum
 
 
 def is_broadcast(options: PurgatoryOptions, several_keys: bool) -> bool:
-    """Whether every shard is sent every event. Raises ConfigError where that cannot work."""
+    """Return True if every shard is sent every event. Raises ConfigError where that cannot work."""
     broadcast = several_keys and options.shards != 1 and options.scope is None
     if broadcast and options.shards is None:
         raise ConfigError(
@@ -84,7 +84,7 @@ def is_broadcast(options: PurgatoryOptions, several_keys: bool) -> bool:
 
 
 def engine_spec(options: PurgatoryOptions, operations: InputTypes, completions: InputTypes) -> EngineSpec:
-    """What the engine of each shard does, but for the names of the payload's columns."""
+    """Return what the engine of each shard does, but for the names of the payload's columns."""
     return EngineSpec(
         criterion=options.criterion,
         final=options.emit == "final",

@@ -66,7 +66,7 @@ def warn_inside_foreach_batch() -> None:
 
 
 def _ticks(options: PurgatoryOptions) -> bool:
-    """Whether every micro-batch has rows: heartbeats of an input, or of the purgatory whose outcomes it is."""
+    """Return True if every micro-batch has rows: heartbeats of an input, or of the purgatory whose outcomes it is."""
     for side in (options.operations, options.completions):
         first = side.outcomes_of
         if side.idle_after is not None or (isinstance(first, PurgatoryOptions) and _ticks(first)):
@@ -117,7 +117,7 @@ class _QueryWatch(QueryListener):
         LOG.warning(LATE, progress.name or progress.id, name, late, received, progress.batchId, *times)
 
     def _is_first(self, run: str, what: str) -> bool:
-        """Whether this run was not warned of it before."""
+        """Return True if this run was not warned of it before."""
         if (run, what) in self._warned:
             return False
         self._warned.add((run, what))

@@ -135,7 +135,7 @@ def _below(plan: Sequence[Node], at: int) -> Iterator[int]:
 
 
 def _keeps_state(plan: Sequence[Node], at: int) -> bool:
-    """Whether a node of a stream keeps state between micro-batches; a join does if both of its sides stream."""
+    """Return True if a node of a stream keeps state between micro-batches; a join does if both of its sides stream."""
     below = list(_below(plan, at))
     if plan[at].name != "Join":
         return plan[at].name in STATEFUL and (plan[at].streams or any(plan[i].streams for i in below))
@@ -247,7 +247,7 @@ def with_query(results: DataFrame, query: Query) -> DataFrame:
 
 
 def query_of(outcomes: DataFrame) -> Query | None:
-    """What `with_query` wrote into the stream's plan, the last one of several; None where it has none."""
+    """Return what `with_query` wrote into the stream's plan, the last one of several; None where it has none."""
     for node in plan_of(outcomes):
         if node.name == "SubqueryAlias" and (text := re.fullmatch(rf" {ALIAS}([0-9A-V]+)", node.detail)):
             packed = text[1] + "=" * (-len(text[1]) % 8)

@@ -48,7 +48,7 @@ def check_files(spark: SparkSession, checkpoint: str) -> None:
 
 
 def damages(spark: SparkSession, checkpoint: str) -> list[Damage]:
-    """What is wrong with the files that a query reads when it goes on. The checkpoint has begun."""
+    """Return what is wrong with the files that a query reads when it goes on. The checkpoint has begun."""
     reader = spark.read.options(**STRICT_FILES).option("recursiveFileLookup", "true")
     files = reader.text(in_checkpoint(literal(checkpoint.rstrip("/")), "offsets", "commits", "sources")).inputFiles()
     logs = logs_of(files)
@@ -103,7 +103,7 @@ def needed(logs: Logs) -> Iterator[str]:
 
 
 def faults_of(texts: Mapping[str, str], logs: Logs) -> Iterator[Damage]:
-    """What is wrong with the texts of `needed` files and of ``metadata``."""
+    """Return what is wrong with the texts of `needed` files and of ``metadata``."""
     broken = [path for path, text in sorted(texts.items()) if not _is_whole(path, text)]
     last = {folder: max(entries) for folder, entries in logs.items()}
     for path in broken:
@@ -134,7 +134,7 @@ def _is_whole(path: str, text: str) -> bool:
 
 
 def _parsed(lines: Sequence[str], name: str | None = None) -> bool:
-    """Whether all lines are JSON, and the first has a field of that name; ``-`` is an offset that there is not."""
+    """Return True if all lines are JSON, and the first has a field of that name; ``-`` is a missing offset."""
     try:
         bodies = [json.loads(line) for line in lines if line not in ("-", "")]
     except ValueError:

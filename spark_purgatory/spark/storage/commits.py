@@ -48,7 +48,7 @@ def next_batch(spark: SparkSession, checkpoint: str) -> int:
 
 
 def offsets_of(spark: SparkSession, checkpoint: str, batch_id: int) -> tuple[dict[str, Any], list[str]]:
-    """What a micro-batch's offsets say: watermark, time and settings; and the offsets, one a source."""
+    """Return what a micro-batch's offsets say: watermark, time and settings; and the offsets, one a source."""
     path = f"offsets/{batch_id}"
     try:
         _, facts, *offsets = texts_of(spark, checkpoint, [path])[path].splitlines()

@@ -43,7 +43,7 @@ class Place:
         return cls(scheme, authority, os.path.realpath(path) if scheme in (None, "file") and path[0] == "/" else path)
 
     def same_as(self, other: Place) -> bool:
-        """Whether both are one place."""
+        """Return True if both are one place."""
         return self._is_beside(other) and self.path == other.path
 
     def below(self, folder: Place) -> str | None:
@@ -56,7 +56,7 @@ class Place:
         return self.path.removeprefix(root) if self.path.startswith(root) else None
 
     def _is_beside(self, other: Place) -> bool:
-        """Whether both are on one storage."""
+        """Return True if both are on one storage."""
         if self.scheme is None or other.scheme is None:
             return True
         return (self.scheme, self.authority) == (other.scheme, other.authority)
@@ -75,10 +75,10 @@ def literal(path: str) -> str:
 
 
 def beside(folder: str, anchor: str, *wanted: str) -> list[str]:
-    """What there is of ``wanted`` below a folder, and ``anchor``, which there is."""
+    """Return what there is of ``wanted`` below a folder, and ``anchor``, which there is."""
     return [f"{folder}/{anchor}", f"{folder}/{{{','.join((anchor, *wanted))}}}"]
 
 
 def in_checkpoint(folder: str, *wanted: str) -> list[str]:
-    """What there is of ``wanted`` in the checkpoint of a query that has begun, and Spark's file ``metadata``."""
+    """Return what there is of ``wanted`` in the checkpoint of a query that has begun, and Spark's file ``metadata``."""
     return beside(folder, "metadata", *wanted)

@@ -34,7 +34,7 @@ def sql_text(value: str) -> str:
 
 
 def described(spark: SparkSession, place: str) -> Row | None:
-    """What Delta says of ``place``, a table's name or the literal of a path; None if nothing is there.
+    """Return what Delta says of ``place``, a table's name or the literal of a path; None if nothing is there.
 
     The format is None where a path is there and no table of Delta is.
     """

@@ -58,13 +58,14 @@ RESTORE_STATE = f"bring back the checkpoint's folder 'state' from a copy, or {ST
 
 
 def is_lasting(error: BaseException) -> bool:
-    """Whether a drain that failed so will fail in this session however often it is tried."""
+    """Return True if a drain that failed so will fail in this session however often it is tried."""
     return not is_interruption(error) and _LASTING.search(str(error)) is not None
 
 
 def without_reach(error: BaseException) -> str | None:
-    """What to do where the session does not reach the storage: a jar is missing, or a permission, or the network. None
-    where something else failed, and what lies in the storage may be damaged.
+    """Return what to do where a session does not reach its storage: a jar, a permission or the network is missing.
+
+    None where something else failed, and what lies in the storage may be damaged.
     """
     if _OUT_OF_REACH.search(str(error)) is None:
         return None
@@ -75,7 +76,7 @@ def without_reach(error: BaseException) -> str | None:
 
 
 def is_of_table(error: BaseException) -> bool:
-    """Whether the table did not take a row; all else may be of the stream that computes the rows."""
+    """Return True if the table did not take a row; all else may be of the stream that computes the rows."""
     return _OF_TABLE.match(cause_of(error).condition or "") is not None
 
 
