@@ -178,3 +178,25 @@ def test_references_that_are_right_pass() -> None:
         "`core/engine/outcomes` (`Tally.conserve`), `tests/conformance/kafka_purgatory` (`validate`)"
     )
     assert wrong_references(text, "spark_purgatory/accumulator/made_up.md", ROOT / "docs") == []
+
+
+def test_the_map_of_the_code_has_every_module_once() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\| `([\w/]+)` \| ", text.partition("\n## Map\n")[2].partition("### Outside")[0], re.MULTILINE)
+    package = ROOT / "spark_purgatory"
+    modules = [
+        path.relative_to(package).with_suffix("").as_posix() for path in listed(".py") if package in path.parents
+    ]
+    assert sorted(shown) == sorted(name for name in modules if not name.endswith("__init__"))
+
+
+def test_every_module_that_the_map_names_exists() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_]+(?:/\w+)+)`", text))
+    assert len(named) > 150
+    places = (ROOT / "spark_purgatory", ROOT)
+    assert [
+        name
+        for name in sorted(named)
+        if not any((at / name).is_dir() or (at / f"{name}.py").is_file() for at in places)
+    ] == []
