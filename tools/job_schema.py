@@ -19,6 +19,8 @@ SCHEMA = ROOT / "docs" / "schema.json"
 ADDRESS = "https://spark-purgatory.github.io/spark-purgatory/schema.json"
 VARIABLE = {"type": "string", "pattern": r"\$\{[A-Za-z_]\w*\}"}
 """A value from the environment, which any field takes."""
+BOUNDS = {"ge": "minimum", "le": "maximum"}
+"""pydantic's words for a bound behind a validator of ours, and those of JSON schema."""
 DECLARED = {"operations": Operations, "completions": Completions, "purgatory": PurgatoryOptions, "output": SinkOptions}
 
 
@@ -36,8 +38,9 @@ def schema() -> dict[str, Any]:
         for name, field in model.get("properties", {}).items():
             field.pop("title", None)
             for choice in (field, *field.get("anyOf", [])):
-                if "le" in choice:  # pydantic's own word, behind a validator of ours
-                    choice["maximum"] = choice.pop("le")
+                for ours, theirs in BOUNDS.items():
+                    if ours in choice:
+                        choice[theirs] = choice.pop(ours)
             model["properties"][name] = _or_variable(field)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": ADDRESS, **made}
 

@@ -47,6 +47,7 @@ def test_the_files_of_the_pages_fit_it() -> None:
         ("purgatory", "shards", "many"),
         ("purgatory", "emit", "later"),
         ("purgatory", "shard", 4),
+        ("purgatory", "shards", 0),
         ("operations", "timout", "1 minute"),
         ("output", "batch_size", []),
     ],
