@@ -27,16 +27,18 @@ from spark_purgatory.spark.checkpoint.shard_states import (
     shard_states,
     states_in,
 )
+from spark_purgatory.spark.host.requirements import PROVIDER
+from spark_purgatory.spark.placement import too_many
 from spark_purgatory.spark.sink.table.table_claim import claimed_by
 from spark_purgatory.spark.storage.checkpoint_files import damages
 from spark_purgatory.spark.storage.paths import literal
+from spark_purgatory.spark.storage.spark_access import cores_of
 from spark_purgatory.spark.storage.storage_errors import RESTORE_STATE, SPARK_FAULTS, without_reach
 
 GOOD_STATE_BYTES = 5_000_000
 """A shard's state may have so many: a micro-batch writes the whole of each that it touches (docs/choosing.md)."""
 CLAIM_FAULTS: tuple[type[Exception], ...] = (StagingError, *SPARK_FAULTS)
 STATE_FAULTS: tuple[type[Exception], ...] = (StateUnreadableError, *SPARK_FAULTS)
-KEPT_SETTINGS = ("spark.sql.streaming.stateStore.providerClass", "spark.sql.shuffle.partitions")
 
 
 def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Finding]:
@@ -88,9 +90,8 @@ def offset_findings(spark: SparkSession, checkpoint: str, states: ShardStates) -
     columns = ("value", F.unix_millis("_metadata.file_modification_time").alias("written_ms"))
     row: Row = reader.select(*columns).collect()[0]
     facts = json.loads(row["value"].splitlines()[1])
-    kept = {name: facts.get("conf", {}).get(name) for name in KEPT_SETTINGS}
-    store, partitions = (str(kept[name]).rpartition(".")[2] for name in KEPT_SETTINGS)
-    yield note("kept for good", f"state store {store}, {partitions} shuffle partitions")
+    store = states.settings.get(PROVIDER, "").rpartition(".")[2]
+    yield note("kept for good", f"state store {store}, {states.partitions} state partitions")
     skew_ms = abs(row["written_ms"] - facts["batchTimestampMs"])
     yield clock_finding("checkpoint's clock", skew_ms, "the driver's")
 
@@ -117,6 +118,8 @@ def state_findings(states: ShardStates) -> Iterator[Finding]:
         yield Finding("shards", "states of different queries", RESTORE_STATE)
     else:
         yield Finding("shards", f"{number}; {len(sound):,} have a state")
+        if why := too_many(states.partitions, wanted or None, cores_of(states.whole.sparkSession)):
+            yield note("state partitions", why)
     yield Finding("state format", f"version {VERSION}")
     yield Finding("settings of the query", settings_text(json.loads(spec)))
     yield Finding("pending", f"{sum(shard['pending'] for shard in sound):,} operations")

@@ -218,7 +218,9 @@ def log_host_finding(spark: SparkSession) -> Finding:
         check_log_host(spark, LOG_HOST_HERE)
     except ConfigError as error:
         why = re.split(r", and |: ", str(error).removeprefix(what).strip())[0]
-        return note(what, f"not in this session: {why}; set {SETTINGS} before it starts")
+        return note(what, f"not in this session: {why}")
+    if "RocksDB" not in str(spark.conf.get(PROVIDER)):
+        return note(what, f"ready for RecordAccumulator.write_stream; for another start set {SETTINGS} before it")
     lacking = [
         f"{name} = {value}"
         for name, value in TRANSFORM_WITH_STATE_SETTINGS.items()

@@ -65,15 +65,12 @@ NOT_HANDED_ON = ("spark.submit.", "spark.app.", "spark.files", "spark.repl.")
 
 def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None) -> dict[str, str]:
     """Every Spark setting of the job: ours first, those of spark-submit, and the file's own on top."""
-    shards = config.options().shards or 8
     defaults = {
         "spark.app.name": config.name,
         # A worker that dies is tried again only where a number of failures is given.
         "spark.master": "local[*,4]",
         **DELTA_SETTINGS,
         "spark.sql.session.timeZone": "UTC",
-        # A shard is a group, and more partitions than groups are empty ones. Fixed by the checkpoint.
-        "spark.sql.shuffle.partitions": str(shards),
         **STATE_STORES[config.chosen_store],
         **(TRANSFORM_WITH_STATE_SETTINGS if config.is_log_host else {}),
         "spark.ui.showConsoleProgress": "false",

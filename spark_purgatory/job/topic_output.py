@@ -11,9 +11,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_purgatory.job.job_config import JobConfig
-from spark_purgatory.spark.checkpoint.start_check import check_checkpoint
+from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
+from spark_purgatory.spark.checkpoint.start_check import settings_to_start
 from spark_purgatory.spark.operator.inputs import Field
 from spark_purgatory.spark.sink.record_accumulator import trigger_of
+from spark_purgatory.spark.storage.checkpoint_files import check_files
+from spark_purgatory.spark.storage.spark_access import settings_at_start
 
 AS_JSON = {"ignoreNullFields": "false"}
 """Every record has all fields."""
@@ -22,11 +25,14 @@ AS_JSON = {"ignoreNullFields": "false"}
 def start(spark: SparkSession, outcomes: DataFrame, config: JobConfig) -> StreamingQuery:
     """Start the query that writes the topic."""
     assert config.output.topic is not None, "bug: the output is no topic"
-    check_checkpoint(spark, outcomes, checkpoint=config.checkpoint)
+    if is_checkpoint(spark, config.checkpoint):
+        check_files(spark, config.checkpoint)
+    wanted = settings_to_start(outcomes, config.checkpoint)
     records = records_of(outcomes, str(config.operations.made().id))
     writer = records.writeStream.format("kafka").options(**config.output.options).option("topic", config.output.topic)
     writer = writer.queryName(config.name).trigger(**trigger_of(**config.trigger.model_dump()))
-    return writer.option("checkpointLocation", config.checkpoint).outputMode("append").start()
+    with settings_at_start(spark, wanted):
+        return writer.option("checkpointLocation", config.checkpoint).outputMode("append").start()
 
 
 def records_of(outcomes: DataFrame, id_column: str) -> DataFrame:

@@ -1,4 +1,4 @@
-"""Which Spark partition a shard's group lands in.
+"""Which Spark partition a shard's group lands in, and how many partitions there are.
 
 Spark sends group key g to partition ``murmur3(g) mod n``. Small ints as keys would pile up by chance (8 shards on 8
 partitions leave 2 or 3 idle on average). murmur3 of an int is a bijection, so every shard gets the int whose hash *is*
@@ -8,10 +8,52 @@ may differ after a restart.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+PARTITIONS = "spark.sql.shuffle.partitions"
+"""The setting from which a query takes the number of its state partitions at its first start, for good."""
 SEED = 42
 C1, C2, ADD = 0xCC9E2D51, 0x1B873593, 0xE6546B64
 FINAL_1, FINAL_2 = 0x85EBCA6B, 0xC2B2AE35
 WORD = 1 << 32
+
+
+GROUPS_A_CORE = 2
+"""Partitions for each core where every key is a group: their hashes are spread by chance, and a core that ends early
+takes another partition."""
+
+
+def state_partitions(shards: int | None, cores: int | None) -> int | None:
+    """Return how many state partitions a query should begin with; None leaves it to Spark.
+
+    Each one is a task and a state store in every micro-batch, for as long as the checkpoint lives. More than ``shards``
+    would be empty, and more than the ``cores`` that there may ever be would not run at the same time. None of these
+    is "unknown": a cluster that grows must not find its work in too few partitions.
+    """
+    if shards is None:
+        return None if cores is None else GROUPS_A_CORE * cores
+    return shards if cores is None else min(shards, cores)
+
+
+def most_shards(shards: Iterable[int | None]) -> int | None:
+    """Return the most shards of the purgatories in a query, whose state partitions are as many for each."""
+    each = list(shards)
+    return max((number for number in each if number is not None), default=None) if None not in each else None
+
+
+def too_many(partitions: int, shards: int | None, cores: int | None) -> str:
+    """Return what a user should know of state partitions of which more than half only cost; "" if they are fewer."""
+    useful = state_partitions(shards, cores)
+    if useful is None or partitions <= 2 * (shards or useful):
+        return ""
+    groups = "a group for each key" if shards is None else f"{shards} shards"
+    return (
+        f"{partitions} state partitions for {groups}: each micro-batch runs a task and commits a state store for every "
+        "one of them, empty or not; with 200 it takes about six times the CPU of 2 (make bench-defaults). The "
+        "checkpoint keeps the number: stop the query and move the checkpoint with spark-purgatory move --partitions "
+        f"{useful} (docs/how-to/move.md). A new query gets a number that fits from RecordAccumulator.write_stream; for "
+        f"any other start set {PARTITIONS} = {useful} before the first one"
+    )
 
 
 def shard_label(shard: int) -> int:

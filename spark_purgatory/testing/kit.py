@@ -27,8 +27,10 @@ from pyspark.sql import types as T
 from spark_purgatory.config import watermark_ms
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import ORPHAN_COLUMNS, OUTCOME_COLUMNS
+from spark_purgatory.spark.checkpoint.start_check import settings_to_start
 from spark_purgatory.spark.operator.inputs import field_column
 from spark_purgatory.spark.operator.purgatory import Purgatory
+from spark_purgatory.spark.storage.spark_access import settings_at_start
 from spark_purgatory.testing.splits import splits, watermark_us_after
 
 SHOWN = 5
@@ -264,10 +266,8 @@ def _land(folder: Path, number: int, table: pa.Table) -> None:
 def _run(purgatory: Purgatory, sides: dict[str, DataFrame], folder: Path) -> None:
     reader = sides["time"].sparkSession.readStream.option("maxFilesPerTrigger", 1)
     operations, completions = (reader.schema(f.schema).parquet(str(folder / field)) for field, f in sides.items())
-    writer = (
-        purgatory.resolve(operations, completions)
-        .writeStream.format("parquet")
-        .option("path", str(folder / "outcomes"))
-    )
-    query = writer.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True).start()
+    outcomes, checkpoint = purgatory.resolve(operations, completions), str(folder / "checkpoint")
+    writer = outcomes.writeStream.format("parquet").option("path", str(folder / "outcomes"))
+    with settings_at_start(outcomes.sparkSession, settings_to_start(outcomes, checkpoint)):
+        query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     query.awaitTermination()

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS
-from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.now_and_then import each_commit
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "testing.md"
@@ -32,10 +30,9 @@ def namespace() -> dict[str, Any]:
 def test_a_snippet_passes(name: str, spark: SparkSession, tmp_path: Path) -> None:
     fixtures = {"spark": spark}
     test = namespace()[name]
-    with settings(spark, TRANSFORM_WITH_STATE_SETTINGS if "host" in inspect.signature(test).parameters else {}):
-        for number, parameters in enumerate(cases(test)):
-            given = {**fixtures, "tmp_path": tmp_path / str(number), **parameters}
-            test(**{argument: given[argument] for argument in inspect.signature(test).parameters})
+    for number, parameters in enumerate(cases(test)):
+        given = {**fixtures, "tmp_path": tmp_path / str(number), **parameters}
+        test(**{argument: given[argument] for argument in inspect.signature(test).parameters})
 
 
 def cases(test: Any) -> list[dict[str, Any]]:

@@ -24,7 +24,16 @@ IN_TURN = [
 """Pages that `tests/spark/test_docs_snippets.py` runs, block by block."""
 FRAGMENTS = [
     DOCS / f"{name}.md"
-    for name in ("accumulator", "metrics", "keys_and_times", "operations", "upgrading", "logging", "shipping")
+    for name in (
+        "accumulator",
+        "metrics",
+        "keys_and_times",
+        "operations",
+        "upgrading",
+        "logging",
+        "shipping",
+        "choosing",
+    )
 ]
 """Pages with parts of a program, which it runs one after the other."""
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

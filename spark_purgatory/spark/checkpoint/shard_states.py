@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.errors import ConfigError, StateUnreadableError
+from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
 from spark_purgatory.spark.storage.commits import committed_batches, offsets_of
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
@@ -60,6 +61,11 @@ class ShardStates:
     """The watermark with which the micro-batch decided; 0: there was none yet."""
     settings: Mapping[str, str]
     """Those of the session's settings with which Spark goes on, whatever the session has."""
+
+    @property
+    def partitions(self) -> int:
+        """The number of state partitions."""
+        return int(self.settings.get(PARTITIONS, 0))
 
 
 def states_in(batch: pa.RecordBatch) -> Iterator[ShardState]:
@@ -150,8 +156,10 @@ def _none(kind: str, name: str) -> Column:
 
 def is_checkpoint(spark: SparkSession, checkpoint: str) -> bool:
     """Whether a streaming query has begun there. Raises ConfigError where it is half of a moved one."""
+    metadata = f"{literal(checkpoint)}/metadata"
     try:
-        said = spark.read.text(f"{literal(checkpoint)}/metadata").first()
+        # Spark logs a stack trace where one path is not there, and nothing of two.
+        said = spark.read.text([metadata, metadata]).first()
     except AnalysisException as error:
         if error.getCondition() != "PATH_NOT_FOUND":
             raise

@@ -8,16 +8,17 @@ whole state, as the query itself does when it starts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, is_remote
 
 from spark_purgatory import errors
 from spark_purgatory.config import refuses_wrong_calls
 from spark_purgatory.core.spec.engine_spec import MOVES, EngineSpec
 from spark_purgatory.core.state.engine_snapshot import differences, listed
-from spark_purgatory.errors import ConfigError, StateError, StateMismatchError
+from spark_purgatory.errors import ConfigError, StateError, StateMismatchError, sentence_of
+from spark_purgatory.spark.checkpoint.query_settings import settings_of
 from spark_purgatory.spark.checkpoint.shard_states import (
     StatePathError,
     collected,
@@ -26,8 +27,11 @@ from spark_purgatory.spark.checkpoint.shard_states import (
     states_in,
 )
 from spark_purgatory.spark.host.requirements import check_policy
-from spark_purgatory.spark.operator.stream_plan import Query, query_of
+from spark_purgatory.spark.operator.stream_plan import Query, queries_of
+from spark_purgatory.spark.placement import most_shards, too_many
 from spark_purgatory.spark.storage.checkpoint_files import check_files
+from spark_purgatory.spark.storage.spark_access import cores_of
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault
 
 LOG = logging.getLogger(__name__)
 FOUND_DDL = "fault string, differences array<string>"
@@ -39,8 +43,8 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
 
     What may change on a checkpoint is in docs/upgrading.md. `RecordAccumulator.write_stream` and ``spark-purgatory
     run`` check it themselves. Call it before you start a query with ``writeStream``: otherwise each shard compares its
-    own state when it is next touched. It reads the state of all shards, as the query does when it starts. If there is
-    no checkpoint yet, it returns.
+    own state when it is next touched. It reads the state of all shards, as the query does when it starts, and warns of
+    state partitions that only cost. If there is no checkpoint yet, it returns.
 
     Args:
         spark: The session.
@@ -62,32 +66,45 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
         check_checkpoint(spark, outcomes, checkpoint=checkpoint)
         query = outcomes.writeStream.format("console").option("checkpointLocation", checkpoint)
     """
-    query = query_of(outcomes)
-    if query is None:
+    queries = queries_of(outcomes)
+    if not queries:
         raise ConfigError(
             "outcomes: no purgatory is in this stream: give what Purgatory.resolve returned, or a stream made of it"
         )
     if is_checkpoint(spark, checkpoint):
         check_files(spark, checkpoint)
-    _check(spark, checkpoint, query)
+    _check(spark, checkpoint, queries, warns=True)
 
 
-def check_if_outcomes(df: DataFrame, checkpoint: str) -> None:
-    """`check_checkpoint` for a stream that may come from a purgatory or not."""
-    query = query_of(df)
-    if query is None:
-        return
+def settings_to_start(df: DataFrame, checkpoint: str) -> dict[str, str]:
+    """Check the checkpoint of a stream that may come from a purgatory, and return what `settings_at_start` takes.
+
+    Raises what `check_checkpoint` raises.
+    """
+    queries = queries_of(df)
+    kept: Mapping[str, str] = {}
     try:
-        _check(df.sparkSession, checkpoint, query)
+        # Elsewhere the session's listener warns (`query_watch`), of every query.
+        kept = _check(df.sparkSession, checkpoint, queries, warns=is_remote()) if queries else {}
     except StatePathError as error:
         LOG.warning("the checkpoint is not compared with the query before it starts: %s", error)
+    except SPARK_FAULTS as error:
+        if state := state_fault(error):
+            raise state from error
+        # The state's reader may be refused where the query's own is not: shards compare their state themselves.
+        LOG.warning(
+            "the state in %s could not be compared with the query before it starts: %s", checkpoint, sentence_of(error)
+        )
+    return settings_of(df.sparkSession, queries, kept)
 
 
-def _check(spark: SparkSession, checkpoint: str, query: Query) -> None:
+def _check(spark: SparkSession, checkpoint: str, queries: Sequence[Query], warns: bool) -> Mapping[str, str]:
+    """Compare the states with the last purgatory of a query; return the settings that the checkpoint fixes."""
     states = shard_states(spark, checkpoint) if is_checkpoint(spark, checkpoint) else None
     if states is None:
         check_policy(spark.conf.get, "the session")
-        return
+        return {}
+    query = queries[0]
     check_policy(states.settings.get, f"checkpoint={checkpoint!r}")
     if states.host != query.host:
         raise StateMismatchError(
@@ -100,6 +117,10 @@ def _check(spark: SparkSession, checkpoint: str, query: Query) -> None:
             raise getattr(errors, row["fault"])(row["differences"][0])
     if every := list(dict.fromkeys(text for row in found for text in row["differences"])):
         raise StateMismatchError(listed(every))
+    shards = most_shards(query.shards for query in queries)
+    if warns and (why := too_many(states.partitions, shards, cores_of(spark))):
+        LOG.warning("checkpoint %s: %s", checkpoint, why)
+    return states.settings
 
 
 def _comparer(spec: EngineSpec, shards: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

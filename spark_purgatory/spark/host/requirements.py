@@ -31,6 +31,10 @@ TRANSFORM_WITH_STATE_SETTINGS: Mapping[str, str] = {
     COUNT_ROWS: "false",
 }
 """Settings of a session for ``Purgatory(host="transformWithState")``: it needs the first, the others make it faster."""
+PASTE = "transformWithState runs on RocksDB. Before the query starts, paste:" + "".join(
+    f'\n    spark.conf.set("{name}", "{value}")' for name, value in TRANSFORM_WITH_STATE_SETTINGS.items()
+)
+"""What to do where a session has another state store. `RecordAccumulator.write_stream` does it for its query itself."""
 LOG_HOST_HERE = next(host for host in LOG_HOSTS if hasattr(GroupedData, host))
 """The name under which a new query has the log host in this Spark."""
 MESSAGES = "pyspark.sql.streaming.proto.StateMessage_pb2"
@@ -120,15 +124,14 @@ def check_log_host(spark: SparkSession, host: str) -> None:
             f"{asked} needs the package protobuf, on the driver and on every executor, of a version that fits PySpark "
             f"{pyspark.__version__} ({why}): pip install {fitting_protobuf()}"
         )
-    provider = spark.conf.get(PROVIDER)
-    if "RocksDB" not in (provider or ""):
-        raise ConfigError(
-            f"{asked} needs RocksDB as state store, and {PROVIDER} is {provider}: set it to {ROCKSDB} before "
-            "resolve(), or set all of spark_purgatory.TRANSFORM_WITH_STATE_SETTINGS"
-        )
+    provider = spark.conf.get(PROVIDER) or ""
+    if "RocksDB" not in provider:
+        if spark.conf.get(PROVIDER, None) is None:
+            return  # `write_stream` chooses it. If another start does not, Spark refuses, and `query_watch` says more.
+        raise ConfigError(f"{asked} and {PROVIDER} = {provider}: {PASTE}")
     if spark.conf.get(CHANGELOG, None) != "true":
         LOG.warning(
-            "%s is not true: each micro-batch uploads whole files of RocksDB instead of what it wrote; set it to true "
-            "before the query starts",
+            "%s is not true: unless RecordAccumulator.write_stream starts the query, each micro-batch uploads whole "
+            "files of RocksDB instead of what it wrote; set it to true before the query starts",
             CHANGELOG,
         )

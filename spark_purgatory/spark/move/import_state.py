@@ -13,6 +13,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 
 from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.core.state.engine_snapshot import save
+from spark_purgatory.spark.checkpoint.query_settings import store_settings
 from spark_purgatory.spark.host.blob_host import STATE_DDL, set_timeout
 from spark_purgatory.spark.host.calls import RESULT_DDL
 from spark_purgatory.spark.host.exchange import EXCHANGE_DDL, packer
@@ -21,8 +22,9 @@ from spark_purgatory.spark.move.importing import SIDES, Importing, nothing
 from spark_purgatory.spark.move.tables import COUNTS, ROW, Manifest, with_hashes
 from spark_purgatory.spark.operator.inputs import WATERMARK_METADATA
 from spark_purgatory.spark.operator.stream_plan import Query
+from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.paths import literal
-from spark_purgatory.spark.storage.spark_access import settings
+from spark_purgatory.spark.storage.spark_access import settings, settings_at_start
 
 ONE_BATCH: Mapping[str, str] = {
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
@@ -39,7 +41,7 @@ def import_tables(
 ) -> None:
     """Make the state of a query, at the first version of a checkpoint of its own, of an export's tables."""
     importing = Importing(query.spec, query.shards, manifest.watermark_ms, manifest.history)
-    wanted = {**ONE_BATCH, "spark.sql.shuffle.partitions": str(partitions)}
+    wanted = {**ONE_BATCH, PARTITIONS: str(partitions)}
     with settings(spark, wanted):
         packed = [_packed(spark, folder, name, query) for name in SIDES]
         rows = packed[0]
@@ -56,7 +58,9 @@ def import_tables(
                 _blob_function(importing), RESULT_DDL, STATE_DDL, "append", GroupStateTimeout.EventTimeTimeout
             )
         writer = results.writeStream.format("noop").option("checkpointLocation", checkpoint)
-        writer.trigger(availableNow=True).start().awaitTermination()
+        with settings_at_start(spark, store_settings(spark, query.host in LOG_HOSTS)):
+            started = writer.trigger(availableNow=True).start()
+        started.awaitTermination()
 
 
 def _packed(spark: SparkSession, folder: str, name: str, query: Query) -> DataFrame:

@@ -33,10 +33,11 @@ from spark_purgatory.spark.checkpoint.gauges import gauges
 from spark_purgatory.spark.move.check_tables import check_removed, check_tables
 from spark_purgatory.spark.move.files import Files, reaching
 from spark_purgatory.spark.move.import_state import import_tables
-from spark_purgatory.spark.move.old_checkpoint import PARTITIONS, OldCheckpoint, check_target, conf_of
+from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint, check_target, conf_of
 from spark_purgatory.spark.move.survey import Survey, check_takes_over, survey
 from spark_purgatory.spark.move.tables import read_manifest, write_tables
 from spark_purgatory.spark.operator.stream_plan import Query, query_of
+from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
 from spark_purgatory.spark.storage.storage_access import absolute
 

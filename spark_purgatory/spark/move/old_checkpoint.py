@@ -11,12 +11,12 @@ from pyspark.sql import SparkSession
 from spark_purgatory.errors import START_OVER, ConfigError
 from spark_purgatory.spark.checkpoint.shard_states import ENCODED
 from spark_purgatory.spark.move.files import Files
+from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.sink.table.table_claim import claimed_by
 from spark_purgatory.spark.sink.table.table_place import check_outside
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
 from spark_purgatory.spark.storage.paths import Place
 
-PARTITIONS = "spark.sql.shuffle.partitions"
 FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 
 

@@ -1,4 +1,6 @@
-"""Warnings about a running query that its rows alone can show: a watermark that does not move, and many late rows.
+"""Warnings about a running query that only Spark's reports can show.
+
+They are of a watermark that does not move, of many late rows, and of state partitions that only cost.
 
 `Purgatory.resolve` adds one listener to the session. Spark reports each micro-batch to it, with the counters of every
 purgatory in the query. Each warning comes once for a query. Not under Spark Connect: a listener there is a thread of
@@ -9,14 +11,17 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
 from pyspark.sql import DataFrame, SparkSession, is_remote
 
 from spark_purgatory.config import PurgatoryOptions
-from spark_purgatory.spark.host.requirements import NO_DATA, ONLY_WITH_ROWS, check_policy, runs_only_with_rows
+from spark_purgatory.spark.host.requirements import NO_DATA, ONLY_WITH_ROWS, PASTE, check_policy, runs_only_with_rows
+from spark_purgatory.spark.placement import PARTITIONS, most_shards, state_partitions, too_many
 from spark_purgatory.spark.query_listener import QueryListener
+from spark_purgatory.spark.storage.spark_access import cores_of
 
 LOG = logging.getLogger(__name__)
 STUCK_BATCHES = 3
@@ -35,12 +40,20 @@ LATE = (
     "rows arrive out of order; for an input with outcomes_of=, as much as the watermark moves in one micro-batch (the "
     "times of this one lie between %s and %s)"
 )
-CALLS_OF_FOREACH_BATCH = ("pyspark.sql.utils", "pyspark.sql.connect.streaming.worker.foreach_batch_worker")
-"""Modules of PySpark whose ``call`` or ``process`` calls the function given to foreachBatch."""
+CALLS_OF_FOREACH_BATCH = ("pyspark.sql.utils.call", "pyspark.sql.connect.streaming.worker.foreach_batch_worker.process")
+"""Functions of PySpark that call the function given to foreachBatch."""
 OF_ONE_MICRO_BATCH = (
     "resolve() is called inside foreachBatch: it decides the rows of this micro-batch by themselves, so an operation "
     "whose event comes in a later one is EXPIRED. Give resolve() the streams, and use foreachBatch on its outcomes"
 )
+PIPELINES = "pyspark.pipelines."
+"""How the names of the modules begin that run the definitions of a declarative pipeline."""
+IN_A_PIPELINE = (
+    "this pipeline keeps its state in Spark's 200 partitions, as it does not set %s: each micro-batch runs a task and "
+    "commits a state store for every one of them, and the checkpoint keeps the number. Add to the configuration of the "
+    'pipeline, before its first run: %s: "%d"'
+)
+NO_ROCKSDB = "STORE_BACKEND_NOT_SUPPORTED_FOR_TWS"
 NO_WATERMARK = "1970-01-01T00:00:00.000Z"
 
 
@@ -50,19 +63,29 @@ def watch(options: PurgatoryOptions, stream: DataFrame) -> None:
     check_policy(spark.conf.get, "the session")
     if not is_remote() and spark not in _sessions:
         _sessions.add(spark)
+        _watch.cores = cores_of(spark)
         spark.streams.addListener(_watch)
+    _watch.shards[options.name] = options.shards
+    if is_remote() and spark.conf.get(PARTITIONS, None) is None and _is_called_from(lambda name: PIPELINES in name):
+        LOG.warning(IN_A_PIPELINE, PARTITIONS, PARTITIONS, state_partitions(options.shards, cores_of(spark)) or 8)
     if runs_only_with_rows(spark) and not _ticks(options):
         LOG.warning("%s is false: %s", NO_DATA, ONLY_WITH_ROWS)
 
 
 def warn_inside_foreach_batch() -> None:
     """Warn where a batch is what one micro-batch brought: where Spark's call of a user's function is being made."""
+    if _is_called_from(lambda name: name in CALLS_OF_FOREACH_BATCH):
+        LOG.warning(OF_ONE_MICRO_BATCH)
+
+
+def _is_called_from(wanted: Callable[[str], bool]) -> bool:
+    """Return True if a function that is being called now has a wanted name, its module's in front."""
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_globals.get("__name__") in CALLS_OF_FOREACH_BATCH and frame.f_code.co_name in ("call", "process"):
-            LOG.warning(OF_ONE_MICRO_BATCH)
-            return
+        if wanted(f"{frame.f_globals.get('__name__')}.{frame.f_code.co_name}"):
+            return True
         frame = frame.f_back
+    return False
 
 
 def _ticks(options: PurgatoryOptions) -> bool:
@@ -78,6 +101,9 @@ class _QueryWatch(QueryListener):
     """Looks at each progress report that has a purgatory's counters."""
 
     def __init__(self) -> None:
+        self.cores: int | None = None
+        self.shards: dict[str, int | None] = {}
+        """Of each purgatory, by name; of two with one name those of the last."""
         self._stuck: dict[str, int] = {}
         self._warned: set[tuple[str, str]] = set()
 
@@ -89,14 +115,23 @@ class _QueryWatch(QueryListener):
             if "operations_late" in (counters := row.asDict())
         }
         if counted and "addBatch" in progress.durationMs:
+            self._look_at_partitions(progress, counted)
             self._look_at_watermark(progress, counted)
             for name, counters in counted.items():
                 self._look_at_late_rows(progress, name, counters)
 
     def onQueryTerminated(self, event: Any) -> None:
         run = str(event.runId)
+        if NO_ROCKSDB in (event.exception or ""):
+            LOG.error("query %s: %s", event.id, PASTE)
         self._stuck.pop(run, None)
         self._warned = {warned for warned in self._warned if warned[0] != run}
+
+    def _look_at_partitions(self, progress: Any, counted: dict[str, dict[str, Any]]) -> None:
+        found = max((operator.numShufflePartitions for operator in progress.stateOperators), default=0)
+        shards = most_shards(self.shards.get(name) for name in counted)
+        if (why := too_many(found, shards, self.cores)) and self._is_first(str(progress.runId), "partitions"):
+            LOG.warning("query %s: %s", progress.name or progress.id, why)
 
     def _look_at_watermark(self, progress: Any, counted: dict[str, dict[str, Any]]) -> None:
         run = str(progress.runId)

@@ -247,12 +247,18 @@ def with_query(results: DataFrame, query: Query) -> DataFrame:
 
 
 def query_of(outcomes: DataFrame) -> Query | None:
-    """Return what `with_query` wrote into the stream's plan, the last one of several; None where it has none."""
+    """What `with_query` wrote into the stream's plan, the last one of several; None where it has none."""
+    return next(iter(queries_of(outcomes)), None)
+
+
+def queries_of(outcomes: DataFrame) -> list[Query]:
+    """Return what `with_query` wrote into the stream's plan, for each purgatory in it, the last one first."""
+    found = []
     for node in plan_of(outcomes):
         if node.name == "SubqueryAlias" and (text := re.fullmatch(rf" {ALIAS}([0-9A-V]+)", node.detail)):
             packed = text[1] + "=" * (-len(text[1]) % 8)
-            return _query(json.loads(zlib.decompress(base64.b32hexdecode(packed))))
-    return None
+            found.append(_query(json.loads(zlib.decompress(base64.b32hexdecode(packed)))))
+    return found
 
 
 def _as_text(columns: pa.Schema | None) -> str | None:

@@ -25,13 +25,15 @@ from spark_purgatory.config import (
     require_name,
 )
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.checkpoint.start_check import settings_to_start
 from spark_purgatory.spark.heartbeat import heartbeats
 from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.staged_view import staged_view
-from spark_purgatory.spark.sink.start_checks import check_state, checked
+from spark_purgatory.spark.sink.start_checks import checked
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
+from spark_purgatory.spark.storage.spark_access import settings_at_start
 from spark_purgatory.spark.storage.storage_access import look_anew
 from spark_purgatory.version import __version__
 
@@ -136,14 +138,14 @@ class RecordAccumulator(SinkOptions):
         if is_remote():
             look_anew(df.sparkSession)
         options, since = checked(df.sparkSession, df.schema, self.options, checkpoint)
-        check_state(df, checkpoint)
+        wanted = settings_to_start(df, checkpoint)
         sender = Sender(options, checkpoint, self.on_delivery, since)
         writer = with_heartbeat(df).writeStream.foreachBatch(sender).outputMode("append")
         writer = writer.option("checkpointLocation", checkpoint)
         writer = writer.trigger(**chosen)
         if query_name:
             writer = writer.queryName(query_name)
-        query = AccumulatorQuery(_start(writer), sender, df.sparkSession, chosen)
+        query = AccumulatorQuery(_start(writer, df.sparkSession, wanted), sender, df.sparkSession, chosen)
         self._started[:] = [query]
         LOG.info(
             "query %s started: table %s, checkpoint %s, trigger %s, %s; spark_purgatory %s, Spark %s, application %s",
@@ -260,9 +262,10 @@ def trigger_of(processingTime: Duration | None = None, availableNow: bool | None
     return {"processingTime": f"{parse_duration(processingTime, 'trigger processingTime') // 1000} milliseconds"}
 
 
-def _start(writer: DataStreamWriter) -> StreamingQuery:
+def _start(writer: DataStreamWriter, spark: SparkSession, wanted: Mapping[str, str]) -> StreamingQuery:
     try:
-        return writer.start()
+        with settings_at_start(spark, wanted):
+            return writer.start()
     except AnalysisException as error:
         if not OTHER_MODES.search(str(error)):
             raise

@@ -7,7 +7,7 @@ that has happened, and cannot always be mended then. So what can be checked befo
 2. The checkpoint lies outside the table's folder and is this table's (`table_claim`).
 3. The columns: a Delta table can hold them, and this one takes them.
 4. There is a table, which lets this sink write exactly once; or it can be made.
-5. The state of the checkpoint is one that a purgatory in the query can go on from (`check_state`).
+5. The state of the checkpoint is one that a purgatory in the query can go on from (`settings_to_start`).
 
 A reader of the table sees nothing of it: a table that is missing is not made. Its folder may be, empty.
 """
@@ -18,12 +18,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, SchemaMismatchError, StorageError, TableForgetsError, sentence_of
-from spark_purgatory.spark.checkpoint.start_check import check_if_outcomes
 from spark_purgatory.spark.sink.staging.ledger import Ledger
 from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
@@ -39,7 +38,7 @@ from spark_purgatory.spark.storage.checkpoint_files import check_files
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
 from spark_purgatory.spark.storage.storage_access import described, sql_text, touch
-from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 LOG = logging.getLogger(__name__)
 MAX_OTHERS = 3
@@ -142,19 +141,6 @@ def _looked_at(
     if folder is not None:
         check_outside(spark, checkpoint, folder, must_be_empty=facts is None and options.table is not None)
     return target, facts, folder
-
-
-def check_state(df: DataFrame, checkpoint: str) -> None:
-    """Raise StateError where a purgatory's query cannot go on from the checkpoint's state."""
-    try:
-        check_if_outcomes(df, checkpoint)
-    except SPARK_FAULTS as error:
-        if state := state_fault(error):
-            raise state from error
-        # The state's reader may be refused where the query's own is not: shards compare their state themselves.
-        LOG.warning(
-            "the state in %s could not be compared with the query before it starts: %s", checkpoint, sentence_of(error)
-        )
 
 
 def _facts(spark: SparkSession, target: DeltaTarget) -> TableFacts | None:

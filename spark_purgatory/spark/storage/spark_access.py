@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from threading import RLock
+from weakref import WeakKeyDictionary
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
 NO_SUCCESS_FILE = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
@@ -39,15 +42,84 @@ def make_active(spark: SparkSession) -> None:
 
 @contextmanager
 def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Session settings for the duration of a block."""
-    before = {name: spark.conf.get(name, None) for name in wanted}
+    """Settings of a session for the duration of a block. Blocks of several threads may overlap.
+
+    The last of them to end puts back what was there before the first, unless somebody has set the value meanwhile.
+    """
+    ours = {name: (value,) for name, value in wanted.items()}
+    held = _held.setdefault(spark, {})
     try:
-        for name, value in wanted.items():
-            spark.conf.set(name, value)
+        with _changing:
+            for name, value in ours.items():
+                held.setdefault(name, (spark.conf.get(name, None), []))[1].append(value)
+                spark.conf.set(name, value[0])
         yield
     finally:
-        for name, old in before.items():
-            if old is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, old)
+        with _changing:
+            for name, value in ours.items():
+                before, values = held.get(name, (None, []))
+                if not any(other is value for other in values):
+                    continue  # one before it was refused
+                values[:] = [other for other in values if other is not value]
+                if not values:
+                    del held[name]
+                if spark.conf.get(name, None) != value[0]:
+                    continue
+                after = values[-1][0] if values else before
+                if after is None:
+                    spark.conf.unset(name)
+                else:
+                    spark.conf.set(name, after)
+
+
+@contextmanager
+def settings_at_start(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+    """Settings of a query that starts in the block, which has them for good, for it runs in a clone of the session.
+
+    What the session has set itself stays, and so does what it refuses to set. Queries start one after the other, so
+    that none gets the settings of another.
+    """
+    with _starting:
+        free = {name: value for name, value in wanted.items() if _is_free(spark, name, value)}
+        with settings(spark, free):
+            yield
+
+
+def _is_free(spark: SparkSession, name: str, value: str) -> bool:
+    """Return True if a session has no value of a setting and lets us set one."""
+    try:
+        if spark.conf.get(name, None) is not None:
+            return False
+        with settings(spark, {name: value}):
+            return True
+    except PySparkException:
+        return False
+
+
+def cores_of(spark: SparkSession) -> int | None:
+    """Return the cores that a session's tasks may have at most; None where that is not known.
+
+    On this machine Spark says it, and a plan tells it under Spark Connect too. Executors of a cluster come later and
+    may become more. So there only what is configured counts: their cores, and the most of them that there may be.
+    """
+    if re.match(r"local(\[|$)", _told(spark, "spark.master")):
+        plan = spark.sql("EXPLAIN SELECT * FROM range(1)").collect()[0][0]
+        found = re.search(r"splits=(?:Some\()?(\d+)", plan)
+        return int(found[1]) if found else None
+    grows = _told(spark, "spark.dynamicAllocation.enabled").lower() == "true"
+    most = _told(spark, "spark.dynamicAllocation.maxExecutors" if grows else "spark.executor.instances")
+    each = _told(spark, "spark.executor.cores")
+    return int(most) * int(each) if most.isdigit() and each.isdigit() else None
+
+
+def _told(spark: SparkSession, name: str) -> str:
+    """Return a setting, "" where it is not set or this session may not say."""
+    try:
+        return spark.conf.get(name, None) or ""
+    except PySparkException:
+        return ""
+
+
+_changing, _starting = RLock(), RLock()
+_held: WeakKeyDictionary[SparkSession, dict[str, tuple[str | None, list[tuple[str]]]]] = WeakKeyDictionary()
+"""Of each session the settings that blocks hold now: what was there before, and the blocks' values."""

@@ -136,7 +136,7 @@ def claimed_by(spark: SparkSession, checkpoint: str) -> Claimed:
 
 
 def _claimed(spark: SparkSession, checkpoint: str, binds: bool = True) -> Claimed:
-    rows = spark.read.text(literal(claim_path(checkpoint))).collect()
+    rows = spark.read.text([literal(claim_path(checkpoint))] * 2).collect()  # two: see `is_checkpoint`
     if not rows:
         return {}
     try:
