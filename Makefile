@@ -24,7 +24,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-nexmark bench-moves bench-latency bench-columns bench-soak bench-picture bench-test audit crash conformance clean java promtool
+.PHONY: help test test-all test-only test-log-host test-matrix coverage release-check lint docs demo bench bench-full bench-kafka bench-growth bench-keys bench-memory bench-long bench-flink bench-nexmark bench-moves bench-latency bench-columns bench-defaults bench-soak bench-picture bench-test audit crash conformance clean java promtool
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -86,6 +86,9 @@ bench-latency: java $(STAMP) ## From an event to its outcome at 1,000 rows/s, bo
 
 bench-columns: java $(STAMP) ## What a column of the event in the outcome costs: the engine, workloads W and L
 	@$(BIN)/python -m benchmarks.columns $(BENCH_ARGS)
+
+bench-defaults: java $(STAMP) ## What each setting of a default session costs a micro-batch of 1,000 operations, on both hosts
+	@$(BIN)/python -m benchmarks.defaults $(BENCH_ARGS)
 
 bench-soak: java $(STAMP) ## Half an hour with 2,000,000 waiting: memory of workers and files of the checkpoint level off
 	@$(BIN)/python -m benchmarks.soak $(BENCH_ARGS)
