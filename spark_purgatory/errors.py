@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 START_OVER = (
@@ -240,38 +240,25 @@ def storage_fault(error: BaseException) -> str | None:
 
 def cause_of(error: BaseException) -> Cause:
     """The innermost cause that has a condition; the innermost, if none has."""
-    causes = list(_causes(error))
+    causes = [_facts(error, type(error).__name__)]
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    with suppress(Exception):  # the JVM may be gone
+        while java is not None:
+            causes.append(_facts(java, java.getClass().getName()))
+            java = java.getCause()
     return next((cause for cause in reversed(causes) if cause.condition is not None), causes[-1])
 
 
-def _causes(error: BaseException) -> Iterator[Cause]:
-    """An error and the Java exceptions behind it, from the outermost on."""
-    known = _spark_facts(error)
-    yield Cause(type(error).__name__, *known)
-    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    try:
-        while java is not None:
-            yield Cause(java.getClass().getName(), *_spark_facts(java))
-            java = java.getCause()
-    except Exception:  # the JVM is gone
-        return
-
-
-def _spark_facts(error: Any) -> tuple[str | None, dict[str, str], str]:
-    """Condition, parameters and message of an exception, as far as it has them."""
-    try:
-        condition, given = error.getCondition(), dict(error.getMessageParameters() or {})
-        return condition, {str(key): str(value) for key, value in given.items()}, str(error.getMessage())
-    except Exception:  # It is not Spark's, or has no parameters.
-        pass
-    try:
-        return None, {}, str(error.getMessage())
-    except Exception:
-        return None, {}, ""
+def _facts(error: Any, name: str) -> Cause:
+    condition, parameters, message = None, {}, ""
+    with suppress(Exception):  # not Spark's, or without parameters
+        message = str(error.getMessage())
+        condition, parameters = error.getCondition(), dict(error.getMessageParameters() or {})
+    return Cause(name, condition, {str(key): str(value) for key, value in parameters.items()}, message)
 
 
 def _of_condition(cause: Cause) -> str:
-    """Spark's text for a condition without the values in it; names alone, where they cannot be told apart."""
+    """Return Spark's text for a condition without values; names alone, where values cannot be told apart."""
     head, text = f"[{cause.condition}] ", cause.message.strip()
     shown = re.compile("") if head.startswith(tuple(f"[{start}" for start in _OF_CODE)) else _NAMES
     hidden = sorted((value for key, value in cause.parameters.items() if value and not shown.search(key)), key=len)
@@ -289,7 +276,6 @@ def _of_condition(cause: Cause) -> str:
 
 
 def _raised(file: str, line: str, function: str, name: str, said: str) -> str:
-    """What a Python traceback says: a condition of PySpark, a module that is missing, or where it was raised."""
     short = name.rpartition(".")[2]
     if name.startswith("pyspark.errors.") and said.startswith("["):
         return f"{short} {said}"

@@ -126,7 +126,6 @@ def spark_findings(spark: SparkSession, request: DoctorRequest) -> Iterator[Find
 
 
 def _session(request: DoctorRequest, settings: Mapping[str, str]) -> SparkSession | Finding:
-    """A session of our own, or one with a server; a finding where there is none."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession

@@ -60,7 +60,6 @@ def _record(schema: Any, field: str, given: str) -> str:
 
 
 def _versions(registry: Registry, subject: str, field: str) -> list[dict[str, Any]]:
-    """The versions of a subject, the oldest first."""
     at = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions"
     found = []
     for number in _asked(registry, at, field):
@@ -84,7 +83,6 @@ class _SameServer(urllib.request.HTTPRedirectHandler):
 
 
 def _asked(registry: Registry, path: str, field: str) -> Any:
-    """What the registry answers."""
     request = urllib.request.Request(registry.url.rstrip("/") + path, headers={"Accept": ACCEPT})
     if registry.user_info is not None:
         given = base64.b64encode(registry.user_info.get_secret_value().encode()).decode()

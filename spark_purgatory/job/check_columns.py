@@ -171,7 +171,6 @@ def ddl_columns(ddl: str) -> dict[str, str]:
 
 
 def _parts(ddl: str) -> Iterator[str]:
-    """What stands between the commas of a schema's first level."""
     depth, begin, quote = 0, 0, ""
     for i, character in enumerate(ddl):
         if quote:

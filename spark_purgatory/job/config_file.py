@@ -109,7 +109,6 @@ def _names(model: type[BaseModel]) -> list[str]:
 
 
 def _near(location: tuple[int | str, ...]) -> str | None:
-    """The field that an unknown one may be meant for."""
     model = _model_at(location)
     near = difflib.get_close_matches(str(location[-1]), _names(model), n=1) if model is not None else []
     return near[0] if near else None

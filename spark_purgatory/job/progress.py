@@ -260,7 +260,6 @@ class ProgressDisplay:
         return table
 
     def _counts(self) -> Text:
-        """Outcomes so far, by status."""
         text = Text()
         for status, count in self.totals.by_status.items():
             text.append(status, style=COLOURS.get(status, "bright_black"))

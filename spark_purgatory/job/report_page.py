@@ -171,7 +171,6 @@ def _waiting(report: Report) -> tuple[bool, str, str]:
 
 
 def _due(found: Gauges) -> str:
-    """When the next outcome is due, by the watermark, which moves with rows alone."""
     at, now = found["next_due_ms"], found["watermark_ms"]
     if not at or not now:
         return f"when the watermark is at {_instant(at)}"
@@ -221,7 +220,6 @@ def _next_to_expire(report: Report) -> str:
 
 
 def _ends_next(report: Report) -> str:
-    """The operations whose deadlines come first, if rows were asked for."""
     head = ("what ends next: its keys", "missing", "progress", "deadline")
     return _table(
         head, [(each.keys, each.missing, each.progress, _instant(each.deadline_ms)) for each in report.ends_next]

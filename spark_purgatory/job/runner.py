@@ -88,7 +88,6 @@ def run(
 
 
 def _start(spark: SparkSession, config: JobConfig, sink: RecordAccumulator | None, outcomes: DataFrame) -> Query:
-    """The query into the table, or into the topic."""
     if sink is None:
         return topic_output.start(spark, outcomes, config)
     trigger = config.trigger.model_dump(exclude_none=True)

@@ -161,7 +161,6 @@ def _session_with(settings: Mapping[str, str], packages: list[str] | None = None
 
 
 def _with_jars(builder: Any, packages: list[str]) -> Any:
-    """A session that downloads Delta's jars, and ``packages`` with them."""
     try:
         from delta import configure_spark_with_delta_pip
     except ModuleNotFoundError as error:

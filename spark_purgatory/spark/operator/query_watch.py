@@ -152,7 +152,6 @@ class _QueryWatch(QueryListener):
         LOG.warning(LATE, progress.name or progress.id, name, late, received, progress.batchId, *times)
 
     def _is_first(self, run: str, what: str) -> bool:
-        """Return True if this run was not warned of it before."""
         if (run, what) in self._warned:
             return False
         self._warned.add((run, what))

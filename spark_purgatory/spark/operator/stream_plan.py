@@ -58,6 +58,9 @@ STATEFUL = {
 }
 """Spark's stateful operators that may wait for a watermark, as the plan calls them and as users do. dropDuplicates
 keeps state and waits for none: behind it a purgatory has its outcomes in time."""
+AS_IT_IS = ("case_sensitive", "sources", "texts", "removed_columns", "deadline_is_sum", "control_events")
+"""Fields of a spec that JSON holds; ``ROUTING``: those of a query."""
+ROUTING = ("shards", "host", "route")
 INSTEAD = dict.fromkeys(
     ("DeduplicateWithinWatermark", "Distinct"),
     "; duplicates need none: an id that comes again is DUPLICATE, completions.event_id counts an event once",
@@ -127,7 +130,6 @@ def _indent(line: str) -> int:
 
 
 def _below(plan: Sequence[Node], at: int) -> Iterator[int]:
-    """Positions of the nodes under that at a position."""
     for i in range(at + 1, len(plan)):
         if plan[i].depth <= plan[at].depth:
             return
@@ -208,7 +210,6 @@ def _check_first(given: Operations | Completions, side: str) -> None:
 
 
 def _check_said(found: dict[str, str], given: Operations | Completions, side: str) -> None:
-    """Raise ConfigError unless the purgatories of a stream are what ``outcomes_of`` says."""
     first = given.outcomes_of
     for name, host in found.items():
         if first is not None and name == first.name:
@@ -232,16 +233,9 @@ def with_query(results: DataFrame, query: Query) -> DataFrame:
         "fingerprint": spec.fingerprint(),
         "columns": _as_text(spec.columns),
         "event_columns": _as_text(spec.event_columns),
-        "case_sensitive": spec.case_sensitive,
-        "sources": spec.sources,
-        "texts": spec.texts,
-        "removed_columns": spec.removed_columns,
-        "deadline_is_sum": spec.deadline_is_sum,
-        "control_events": spec.control_events,
         "evidence": None if spec.evidence is None else asdict(spec.evidence),
-        "shards": query.shards,
-        "host": query.host,
-        "route": query.route,
+        **{name: getattr(spec, name) for name in AS_IT_IS},
+        **{name: getattr(query, name) for name in ROUTING},
     }
     return results.alias(ALIAS + base64.b32hexencode(zlib.compress(json.dumps(said).encode(), 9)).decode().strip("="))
 
@@ -269,17 +263,16 @@ def _from_text(columns: str | None) -> pa.Schema | None:
     return None if columns is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(columns)))
 
 
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
 def _query(said: dict[str, Any]) -> Query:
     spec = replace(
         spec_of(said["fingerprint"]),
         columns=_from_text(said["columns"]),
         event_columns=_from_text(said["event_columns"]),
-        case_sensitive=said["case_sensitive"],
-        sources=tuple((field, tuple(names)) for field, names in said["sources"]),
-        texts=tuple((field, kind) for field, kind in said["texts"]),
-        removed_columns=tuple(said["removed_columns"]),
-        deadline_is_sum=said["deadline_is_sum"],
-        control_events=said["control_events"],
         evidence=None if said["evidence"] is None else Evidence(**said["evidence"]),
+        **{name: _tuples(said[name]) for name in AS_IT_IS},
     )
-    return Query(spec, said["shards"], said["host"], said["route"])
+    return Query(spec, *(said[name] for name in ROUTING))

@@ -56,7 +56,6 @@ class Place:
         return self.path.removeprefix(root) if self.path.startswith(root) else None
 
     def _is_beside(self, other: Place) -> bool:
-        """Return True if both are on one storage."""
         if self.scheme is None or other.scheme is None:
             return True
         return (self.scheme, self.authority) == (other.scheme, other.authority)
