@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 
 def local_session() -> SparkSession:
-    """A Spark session with Delta on this machine, for where none is there: Databricks has one."""
+    """Start a Spark session with Delta on this machine. Databricks has one."""
     from spark_purgatory.job.session import reading_session
 
     log = Path(tempfile.mkdtemp(prefix="spark_purgatory_"), "spark.log")
@@ -25,7 +25,8 @@ def local_session() -> SparkSession:
 def work_folder(dbutils: Any = None) -> str:
     """A new folder for everything that a notebook writes.
 
-    On Databricks it lies in the folder that the widget `folder` names, which all machines of the cluster must see.
+    On Databricks it is in the folder that the widget `folder` names. All machines of the
+    cluster must see that folder.
     """
     parent = None
     if dbutils is not None:
@@ -35,11 +36,12 @@ def work_folder(dbutils: Any = None) -> str:
 
 
 def land(rows: pd.DataFrame, folder: str, number: int) -> None:
-    """Write rows as one Parquet file of a folder, as if it had landed after the files with lower numbers."""
+    """Write rows as a Parquet file that lands after the files with lower numbers."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     path = Path(folder, f"{number:03}.parquet")
     rows.to_parquet(path, index=False, coerce_timestamps="us")
-    # A stream reads files in the order of their times. A storage that sets these times itself keeps the order too.
+    # A stream reads files in the order of their times. A storage that sets these times
+    # itself keeps the order too.
     with contextlib.suppress(OSError):
         os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
 
@@ -50,18 +52,27 @@ def landed(spark: SparkSession, folder: str, schema: str) -> DataFrame:
 
 
 def counters(query: Any) -> pd.DataFrame:
-    """What each micro-batch of a query counted (`spark_purgatory.schema.COUNTERS`), and the watermark that it had."""
+    """Counters of each micro-batch (`spark_purgatory.schema.COUNTERS`) and its watermark."""
     rows = []
     for progress in query.recentProgress:
         if "addBatch" in progress["durationMs"]:
             counted = progress["observedMetrics"]["spark_purgatory"].asDict()
-            watermark = pd.Timestamp(progress["eventTime"]["watermark"])
+            # Spark calls it 1970 until the first micro-batch has ended.
+            watermark = (
+                pd.Timestamp(progress["eventTime"]["watermark"])
+                if progress["batchId"]
+                else pd.NaT
+            )
             rows.append({"micro_batch": progress["batchId"], "watermark": watermark, **counted})
     return pd.DataFrame(rows).set_index("micro_batch")
 
 
 def data_files(spark: SparkSession, path: str, by: str) -> pd.DataFrame:
-    """The files of a Delta table: rows and bytes of each, in the order of a partition column."""
+    """The files of a Delta table with rows and bytes, ordered by a partition column."""
     rows = spark.read.format("delta").load(path)
-    files = rows.groupBy(by, F.col("_metadata.file_path").alias("file"), F.col("_metadata.file_size").alias("bytes"))
+    files = rows.groupBy(
+        by,
+        F.col("_metadata.file_path").alias("file"),
+        F.col("_metadata.file_size").alias("bytes"),
+    )
     return files.count().withColumnRenamed("count", "rows").orderBy(by, "file").toPandas()

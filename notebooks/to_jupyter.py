@@ -1,19 +1,22 @@
 """Databricks notebooks as Jupyter notebooks: ``python notebooks/to_jupyter.py notebooks/01_tour.py``.
 
 jupytext reads many text formats, but not that of Databricks. So the cells are written in its percent format, and
-jupytext does the rest. ``01_tour.ipynb`` lies beside the source, or in the folder that ``--to`` names.
+jupytext does the rest. ``01_tour.ipynb`` lies next to the source, or in the folder that ``--to`` names. Imports
+from `notebook_support` become a cell of functions, so that each cell can be pasted anywhere.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
+import ast
+import re
 from pathlib import Path
 
 HEADER = "# Databricks notebook source"
 SEPARATOR = "# COMMAND ----------"
 MAGIC = "# MAGIC"
 SUPPORT = Path(__file__).with_name("notebook_support.py")
+IMPORT = re.compile(r"^from notebook_support import ([\w, ]+)\n", re.MULTILINE)
 
 
 def cells(source: str) -> list[tuple[str, str, int]]:
@@ -40,10 +43,37 @@ def cells(source: str) -> list[tuple[str, str, int]]:
     return found
 
 
+def pasteable(source: str) -> list[tuple[str, str, int]]:
+    """The cells of `cells`, with the helpers that a notebook imports as a cell before the one that imports them."""
+    found = []
+    for kind, text, line in cells(source):
+        if kind == "code" and (helpers := IMPORT.search(text)):
+            found.append(("code", helper_cell(helpers[1].split(", ")), line))
+            text = IMPORT.sub("", text)
+        found.append((kind, text, line))
+    return found
+
+
+def helper_cell(names: list[str]) -> str:
+    """The functions of `notebook_support` with these names, below the imports that they need."""
+    support = SUPPORT.read_text(encoding="utf-8")
+    body = ast.parse(support).body
+    functions = [node for node in body if isinstance(node, ast.FunctionDef) and node.name in names]
+    used = {node.id for each in functions for node in ast.walk(each) if isinstance(node, ast.Name)}
+    imports = []
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            node.names = [alias for alias in node.names if (alias.asname or alias.name) in used]
+            if node.names:
+                imports.append(ast.unparse(node))
+    texts = [ast.get_source_segment(support, each) or "" for each in functions]
+    return "\n\n\n".join(["# The helpers of this notebook.\n" + "\n".join(imports), *texts])
+
+
 def percent(source: str) -> str:
     """The same notebook in jupytext's percent format."""
     parts = []
-    for kind, text, _ in cells(source):
+    for kind, text, _ in pasteable(source):
         if kind == "markdown":
             text = "\n".join(f"# {line}".rstrip() for line in text.splitlines())
             parts.append(f"# %% [markdown]\n{text}\n")
@@ -71,5 +101,4 @@ if __name__ == "__main__":
     for each in given.notebooks:
         if given.to:
             given.to.mkdir(parents=True, exist_ok=True)
-            shutil.copy(SUPPORT, given.to)  # the notebooks import it
         print(convert(each, given.to / f"{each.stem}.ipynb" if given.to else None))

@@ -65,6 +65,12 @@ def both_themes(svg: str) -> str:
     return OPENING.sub(lambda found: f"{found[0]}\n{style}", svg, count=1)
 
 
+def on_white(svg: str) -> str:
+    """The picture without those rules, on white: a notebook puts it into a page of its own, and its rules with it."""
+    ground = '<rect width="100%" height="100%" fill="#ffffff"/>'
+    return OPENING.sub(lambda found: f"{found[0]}\n{ground}", RULES.sub("", svg), count=1)
+
+
 def svg_of(figure: Figure) -> str:
     """The figure without a ground, the same each time that it is drawn."""
     text = io.StringIO()

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import jupytext
 import nbformat
 import pytest
 
-from notebooks.to_jupyter import HEADER, MAGIC, cells, convert, percent
+from notebooks.to_jupyter import HEADER, MAGIC, cells, convert, pasteable, percent
+from tools.notebook_pages import jupyter_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "notebooks"
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("0*.py"))
+HELPERS = set(re.findall(r"^def (\w+)", (ROOT / "notebooks" / "notebook_support.py").read_text("utf-8"), re.MULTILINE))
 TITLE = {path.stem: int(path.name[:2]) for path in NOTEBOOKS}
 
 
@@ -29,7 +29,7 @@ def test_there_are_six_and_the_page_about_them_names_each() -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_it_opens_as_a_jupyter_notebook_with_the_same_cells(path: Path, tmp_path: Path) -> None:
     source = path.read_text(encoding="utf-8")
-    meant = [(kind, text) for kind, text, _ in cells(source)]
+    meant = [(kind, text) for kind, text, _ in pasteable(source)]
     assert meant[0][0] == "markdown" and meant[0][1].startswith(f"# {TITLE[path.stem]}. ")
     notebook = nbformat.read(convert(path, tmp_path / "notebook.ipynb"), as_version=4)
     nbformat.validate(notebook)
@@ -45,7 +45,7 @@ def test_it_opens_as_a_jupyter_notebook_with_the_same_cells(path: Path, tmp_path
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_its_page_has_its_cells_and_all_pictures(path: Path) -> None:
     page = (PAGES / f"{path.stem}.md").read_text(encoding="utf-8")
-    found = cells(path.read_text(encoding="utf-8"))
+    found = pasteable(path.read_text(encoding="utf-8"))
     said = "run python -m tools.notebook_pages " + path.stem
     assert re.findall(r"^```python\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL) == [
         text for kind, text, _ in found if kind == "code"
@@ -65,10 +65,41 @@ def test_it_explains_asserts_and_draws(path: Path) -> None:
     assert len(re.findall(r"^plt\.show\(\)", code, re.MULTILINE)) >= 1
 
 
-def test_another_folder_gets_what_the_notebooks_import(tmp_path: Path) -> None:
-    command = [sys.executable, ROOT / "notebooks" / "to_jupyter.py", NOTEBOOKS[0], "--to", tmp_path / "new"]
-    subprocess.run(command, check=True, capture_output=True)
-    assert {path.name for path in (tmp_path / "new").iterdir()} == {"01_tour.ipynb", "notebook_support.py"}
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_jupyter_notebook_has_the_cells_of_the_source_and_the_output_of_the_page(path: Path) -> None:
+    file = ROOT / "notebooks" / "jupyter" / f"{path.stem}.ipynb"
+    assert file.read_text(encoding="utf-8") == jupyter_of(path), "run python -m tools.notebook_pages " + path.stem
+    notebook = nbformat.read(file, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell["cell_type"] == "code"]
+    assert [cell["source"] for cell in code] == [
+        text for kind, text, _ in pasteable(path.read_text(encoding="utf-8")) if kind == "code"
+    ]
+    outputs = [output for cell in code for output in cell["outputs"]]
+    page = (PAGES / f"{path.stem}.md").read_text(encoding="utf-8")
+    printed = [output["text"] for output in outputs if output["output_type"] == "stream"]
+    assert printed == re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) != []
+    drawn = [output["data"] for output in outputs if output["output_type"] == "display_data"]
+    assert [each["text/plain"] for each in drawn] == re.findall(r"^!\[(.+)\]\(.+\)$", page, re.MULTILINE) != []
+    assert all(each["image/svg+xml"].startswith("<?xml") for each in drawn)
+    assert not any("<style>@media" in each["image/svg+xml"] for each in drawn), "its rules would reach the whole page"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_reader_can_paste_its_cells_and_sees_every_column(path: Path) -> None:
+    page = (PAGES / f"{path.stem}.md").read_text(encoding="utf-8")
+    assert "notebook_support" not in page
+    for printed in re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        assert not re.search(r" \.\.\. ", printed), "pandas hides columns: print(frame.to_string())"
+        assert "1970" not in printed, "a watermark that is not there yet"
+    names: set[str] = set()
+    for kind, text, _ in pasteable(path.read_text(encoding="utf-8")):
+        if kind == "code":
+            tree = ast.parse(text)
+            names |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+            called = {node.func.id for node in ast.walk(tree)
+                      if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}  # fmt: skip
+            assert called & HELPERS <= names, "a helper is called before the cell that defines it"
 
 
 def test_jupytext_alone_does_not_know_the_cells_of_databricks() -> None:

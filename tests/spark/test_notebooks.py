@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from pyspark.sql import SparkSession
 
 from tests.support.doc_page import without_numbers
-from tools.notebook_pages import NOTEBOOKS, PAGES, page_of
+from tools.notebook_pages import NOTEBOOKS, PAGES, page_of, run_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
@@ -59,12 +59,11 @@ def comparable(page: str) -> str:
 def test_a_notebook_runs_and_prints_what_its_page_shows(
     path: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(path.parent))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = files_of_the_repository()
     found: list[list[str]] = []
     names = {"spark": spark, "__name__": "__main__"}
-    page, pictures = page_of(path, names, lambda figure: found.append(faults(figure)))
+    page, pictures = page_of(path.stem, run_of(path, names, lambda figure: found.append(faults(figure))))
     assert found and not any(found), found
     assert len(pictures) == len(found)
     assert comparable(page) == comparable((PAGES / f"{path.stem}.md").read_text(encoding="utf-8"))
