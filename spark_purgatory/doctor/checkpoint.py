@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.core.engine.outcomes import Tally
+from spark_purgatory.core.spec.criteria import NUMBERED
 from spark_purgatory.core.state.blob import HEADER, VERSION
 from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.doctor.finding import Finding, note
@@ -137,7 +138,7 @@ def size_finding(sizes: list[int], host: str) -> Finding:
 def settings_text(spec: Mapping[str, Any]) -> str:
     """The settings that a state keeps, in the words of the configuration; those of the engine alone are left out."""
     rule = str(spec["criterion"])
-    numbered = {name: spec["need"] for name in ("need",) if rule not in ("any_key", "all_keys", "by_row")}
+    numbered = {name: spec["need"] for name in ("need",) if rule in NUMBERED}
     parts = {"criterion": rule, **numbered, "emit": spec["emit"]}
     if spec["lookback_us"]:
         parts["lookback"] = readable_ms(spec["lookback_us"] / 1000)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spark_purgatory.config import Completions, Operations, PurgatoryOptions
-from spark_purgatory.core.spec.criteria import COUNTED, VALUED, ByRow
+from spark_purgatory.core.spec.criteria import NUMBERED, ByRow
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.check_columns import check_job
 from spark_purgatory.job.config_file import load_config
@@ -95,7 +95,7 @@ def criterion_text(options: PurgatoryOptions) -> str:
     if isinstance(criterion, ByRow):
         columns = [f"{name} {value}" for name, value in vars(criterion).items() if value is not None]
         return f"of each row: {', '.join(columns)}"
-    return f"{criterion.rule}({criterion.need})" if criterion.code in (*COUNTED, *VALUED) else f"{criterion.rule}()"
+    return f"{criterion.rule}({criterion.need})" if criterion.rule in NUMBERED else f"{criterion.rule}()"
 
 
 def names(columns: object) -> str:

@@ -34,6 +34,7 @@ from spark_purgatory.config import Duration as DurationOption
 from spark_purgatory.config import Size as SizeOption
 from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.core.spec import criteria
+from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.job.config_types import (
     Duration,
     Model,
@@ -142,7 +143,7 @@ class ByRowSection(Model):
 class CriterionSection(Model):
     """A rule and the number that it needs, if it needs one; or ``by_row``, with the columns of each row's own rule."""
 
-    rule: Literal["any_key", "all_keys", "quorum", "count", "sum_at_least", "level", "until_deadline", "by_row"]
+    rule: Literal[(*RULES, "by_row")]  # type: ignore[valid-type]
     need: Number | None = None
     by_row: ByRowSection | None = None
 
@@ -172,7 +173,7 @@ class CriterionSection(Model):
                 raise ValueError("by_row needs the names of its columns: {by_row: {rule: rule, need: need}}")
         elif self.by_row is not None:
             raise ValueError(f"{self.rule} and by_row: give one rule for all operations, or by_row alone")
-        elif self.rule in ("any_key", "all_keys", "until_deadline"):
+        elif self.rule not in criteria.NUMBERED:
             if self.need is not None:
                 raise ValueError(f"{self.rule} takes no number")
         elif self.need is None:

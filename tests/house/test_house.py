@@ -380,6 +380,28 @@ def test_calls_name_what_they_give_from_six_arguments_on() -> None:
     assert not wrong, "\n" + "\n".join(wrong)
 
 
+def rules_named(source: str) -> list[int]:
+    """Lines of a source that name a rule, but for those of `TRAITS`, which says of each how it is evaluated."""
+    tree = ast.parse(source)
+    traits = next(
+        (node for node in tree.body if isinstance(node, ast.Assign) and last_name(node.targets[0]) == "TRAITS"), None
+    )
+    allowed = set() if traits is None else set(ast.walk(traits))
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and last_name(node.value) == "Rule" and node not in allowed
+    ]
+
+
+def test_a_criterion_is_named_in_the_specification_and_in_one_table() -> None:
+    """So that another one is an entry there and nothing else."""
+    outside = {path: source for path, source in sources(PACKAGE).items() if "/core/spec/" not in path}
+    wrong = [f"{path}:{line}" for path, source in outside.items() for line in rules_named(source)]
+    assert not wrong, f"ask `RULE_NEEDS` or `TRAITS` what the rule is like: {wrong}"
+    assert rules_named("TRAITS = {Rule.LEVEL: 1}\nif rule == Rule.LEVEL:\n    pass") == [2]
+
+
 def test_no_test_module_imports_from_another() -> None:
     shared = ("tests.support", "tests.conformance", "tests.matrix", "tests.conftest")
     wrong = []

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from spark_purgatory.core.arrays.times import MAX_TIME_US
 from spark_purgatory.core.arrays.value_ranks import number_ranks
-from spark_purgatory.core.engine import deliveries, evaluation, evidence, resolver
+from spark_purgatory.core.engine import deliveries, evidence, relevant_events, resolver
 from spark_purgatory.core.engine.deliveries import Deliveries
-from spark_purgatory.core.engine.evaluation import EvaluationInput
+from spark_purgatory.core.engine.relevant_events import EvaluationInput
 from spark_purgatory.core.engine.resolver import Resolutions
 from spark_purgatory.core.events import event_log
 from spark_purgatory.core.events.event_log import EventSegment
@@ -82,7 +82,7 @@ def test_operations_that_are_resolved_in_parts_carry_the_evidence_that_the_oracl
 ) -> None:
     together, sizes = Resolutions.joined, list[int]()
     monkeypatch.setattr(Resolutions, "joined", staticmethod(lambda parts: sizes.append(len(parts)) or together(parts)))
-    monkeypatch.setattr(evaluation, "MAX_DELIVERIES", 1)
+    monkeypatch.setattr(relevant_events, "MAX_DELIVERIES", 1)
     for seed in range(40 if EVERY_CASE else 20):
         compare_with_oracle("mixed", seed, several=True, shards=1, controlled=seed % 2 == 0, worlds=4)
     assert len(sizes) > 10, "few operations were resolved in parts"

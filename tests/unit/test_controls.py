@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark_purgatory.core.engine import evaluation, resolver
+from spark_purgatory.core.engine import relevant_events, resolver
 from spark_purgatory.core.engine.evaluation import evaluate
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.events import cross_key_redelivery
@@ -275,7 +275,7 @@ def test_operations_with_many_deliveries_to_compare_are_resolved_in_parts_with_t
     monkeypatch.setattr(
         resolver, "evaluate", lambda inputs, *others: resolved.append(len(inputs.rule)) or evaluate(inputs, *others)
     )
-    monkeypatch.setattr(evaluation, "MAX_DELIVERIES", 3)
+    monkeypatch.setattr(relevant_events, "MAX_DELIVERIES", 3)
     assert multiset(outcomes(), *NAMES) == multiset(whole, *NAMES)
     if len(keys) > 1:
         assert max(resolved) == 1, resolved

@@ -17,7 +17,6 @@ watermark has reached its deadline, never before, where Kafka's timer may fire u
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
 
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US, US_PER_MS, clock_ms, tick_up_ms
@@ -31,8 +30,8 @@ from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.kafka.purgatory import DelayedOperationPurgatory
 from spark_purgatory.core.kafka.timing_wheel import SystemTimer
 from spark_purgatory.core.spec.arrivals import OperationArrivals
-from spark_purgatory.core.spec.codes import Rule, Status
-from spark_purgatory.core.spec.criteria import Criterion
+from spark_purgatory.core.spec.codes import Status
+from spark_purgatory.core.spec.criteria import AT_DEADLINE, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 COMPACT_SHARE = 4
@@ -102,7 +101,7 @@ class Completion:
     def _only_deadlines(self) -> bool:
         """Whether nothing but its deadline can end an operation."""
         criterion = self._spec.criterion
-        return isinstance(criterion, Criterion) and criterion.code == Rule.UNTIL_DEADLINE and not self._events.controls
+        return isinstance(criterion, Criterion) and criterion.code in AT_DEADLINE and not self._events.controls
 
     # --- what the purgatory calls ----------------------------------------------------------------------
 
@@ -115,7 +114,7 @@ class Completion:
         final, has_controls = self._spec.final, bool(self._events.controls)
         if has_controls:
             self.deduplication.extend(rows, resolutions.deadline_us)
-        if final or has_controls or self._spec.may_have(Rule.UNTIL_DEADLINE):
+        if final or has_controls or self._spec.may_have(AT_DEADLINE):
             due_us = self.due_us(resolutions)
             due_ms = self.ticks_ms(rows, due_us)
             leaves = leaves & ~((final | resolutions.awaits_deadline) & (due_us > self.watermark_us))
@@ -148,7 +147,3 @@ class Completion:
                 batch.evidence = evidence_of(self.resolver, status, resolutions, chosen)
             self._outcomes.add(batch)
             self._events.orphans.leave(self.resolver, resolutions, chosen, self.watermark_us)
-
-    def key_type(self) -> pa.DataType:
-        """The Arrow type of watch keys."""
-        return self.purgatory.watchers.keys.chunks[0].type

@@ -74,16 +74,13 @@ class Deliveries:
     @property
     def time_us(self) -> Int64s:
         """When the events happened."""
-        time_us = np.zeros(len(self), np.int64)
-        for i, segment in enumerate(self.segments):
-            mine = self.segment == i
-            time_us[mine] = segment.time_us[self.at[mine]]
-        return time_us
+        parts, order = self._by_segment()
+        return np.concatenate([EMPTY, *(segment.time_us[at] for segment, at in parts)])[order]
 
     def values(self) -> Numbers:
-        """What each event adds to a sum."""
+        """The events' values, those of a query without any as 0."""
         parts, order = self._by_segment()
-        found = [np.zeros(len(at)) if s.value is None else addends(s.value[at]) for s, at in parts]
+        found = [np.zeros(len(at)) if s.value is None else s.value[at] for s, at in parts]
         return numbers.joined(found)[order] if found else np.zeros(0)
 
     def columns(self) -> pa.StructArray | None:
@@ -161,7 +158,7 @@ class Deliveries:
         if ids is None or not len(ordered):
             return ordered
         codes = ids.dictionary_encode().indices.fill_null(-1).to_numpy()
-        values = ordered.values()
+        values = addends(ordered.values())
         values[~sums[ordered.operation]] = values[:1]
         order = np.lexsort((values, ordered.time_us, codes, ordered.operation))
         code, operation = codes[order], ordered.operation[order]

@@ -7,36 +7,20 @@ one by one, so a thousand events on a key that a million operations watch cost a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from spark_purgatory.core.arrays.exact_sums import ExactSums
-from spark_purgatory.core.arrays.numbers import Floats, Numbers, comparable, is_double
-from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s, parts_of
+from spark_purgatory.core.arrays.numbers import Floats, as_doubles, comparable, is_double
+from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US
+from spark_purgatory.core.engine.relevant_events import EvaluationInput, RelevantEvents
 from spark_purgatory.core.events.control_log import ControlEffects
-from spark_purgatory.core.events.cross_key_redelivery import MAX_DELIVERIES, CrossKeyDeliveries, CrossKeyRedeliveries
-from spark_purgatory.core.events.event_log import EventSegment, Spans, bisect_within
+from spark_purgatory.core.events.event_log import Spans, bisect_within
 from spark_purgatory.core.spec.codes import Rule, Status
-
-
-@dataclass(frozen=True)
-class EvaluationInput:
-    """Operations to evaluate: n of them, with m entries in all, entries of one operation adjacent and in order."""
-
-    rule: Int64s  # (n,) codes of Rule
-    need: Floats  # (n,)
-    sum_need: Numbers  # (n,) what values must add up to
-    created_us: Int64s  # (n,)
-    from_us: Int64s  # (n,) earliest time that counts
-    deadline_us: Int64s  # (n,)
-    first_entry: Int64s  # (n,)
-    owner: Int64s  # (m,) operation of each entry, ascending
-    level_need: Numbers  # (m,) level that each entry's key must reach
-    effects: ControlEffects | None = None  # None: no control event applies to any of them
+from spark_purgatory.core.spec.criteria import ADDING, LEVELLED
 
 
 @dataclass(frozen=True)
@@ -50,38 +34,6 @@ class EvaluationResult:
     status: Int64s | None = None  # (n,) COMPLETED, FAILED or CANCELLED where resolved; None: all COMPLETED
 
 
-@dataclass(frozen=True)
-class RelevantEvents:
-    """The relevant events of all inputs."""
-
-    spans: list[Spans]
-    shared: list[CrossKeyDeliveries]
-    """Deliveries among them of events that are on several keys."""
-
-    @staticmethod
-    def of(inputs: EvaluationInput, spans: list[Spans]) -> RelevantEvents:
-        """The events of spans. Sums and the other rules may read the same events from different segments."""
-        by_sum: dict[bool, list[tuple[Int64s, Spans]]] = {}
-        for span in spans:
-            if len(span.owner):
-                operations = inputs.owner[span.owner]
-                by_sum.setdefault(bool(inputs.rule[operations[0]] == Rule.SUM_AT_LEAST), []).append((operations, span))
-        found = (CrossKeyDeliveries.of(len(inputs.rule), each) for each in by_sum.values())
-        return RelevantEvents(spans, [deliveries for deliveries in found if deliveries is not None])
-
-    def parts(self, n: int) -> Iterator[slice]:
-        """The n operations in parts, each with few enough deliveries of events that are on several keys."""
-        costs = np.zeros(n, np.int64)
-        for deliveries in self.shared:
-            costs += deliveries.most()
-        return parts_of(costs, MAX_DELIVERIES)
-
-    @cached_property
-    def cross_key(self) -> list[CrossKeyRedeliveries]:
-        """Redeliveries of events that are counted on another key already."""
-        return [deliveries.redeliveries() for deliveries in self.shared]
-
-
 def evaluate(inputs: EvaluationInput, relevant: RelevantEvents, history: list[Spans]) -> EvaluationResult:
     """Evaluate all inputs over their relevant events; ``history``: for level entries, events from whenever.
 
@@ -89,13 +41,8 @@ def evaluate(inputs: EvaluationInput, relevant: RelevantEvents, history: list[Sp
     """
     n = len(inputs.rule)
     satisfied_us = when_satisfied(inputs, relevant.spans, history)
-    resolved_us = np.full(n, MAX_TIME_US)
-    for rule, traits in TRAITS.items():
-        chosen = np.flatnonzero(inputs.rule == rule)
-        if len(chosen):
-            resolved_us[chosen] = traits.when(_Chosen(inputs, chosen, relevant, satisfied_us))
-    needs_nothing = (inputs.rule == Rule.SUM_AT_LEAST) & (inputs.need <= 0)
-    resolved_us = met_us = np.where(needs_nothing, inputs.created_us, resolved_us)
+    met_us = when_met(inputs, relevant, satisfied_us)
+    resolved_us = met_us = np.where(inputs.need_nothing, inputs.created_us, met_us)
     status = None
     if inputs.effects is not None:
         resolved_us, status = _with_controls(inputs, inputs.effects, satisfied_us, resolved_us)
@@ -111,12 +58,22 @@ def evaluate(inputs: EvaluationInput, relevant: RelevantEvents, history: list[Sp
     return EvaluationResult(resolved_us, matched, satisfied, met_us, status)
 
 
+def when_met(inputs: EvaluationInput, relevant: RelevantEvents, satisfied_us: Int64s) -> Int64s:
+    """When each criterion is met, (n,) int64, MAX_TIME_US where it is not; ``satisfied_us``: of `when_satisfied`."""
+    met_us = np.full(len(inputs.rule), MAX_TIME_US)
+    for rule, traits in TRAITS.items():
+        chosen = np.flatnonzero(inputs.rule == rule)
+        if len(chosen):
+            met_us[chosen] = traits.when(_Chosen(inputs, chosen, relevant, satisfied_us))
+    return met_us
+
+
 def when_satisfied(inputs: EvaluationInput, spans: list[Spans], history: list[Spans]) -> Int64s:
     """When the key of each watch entry is satisfied, (m,) int64; MAX_TIME_US where it is not."""
     satisfied_us = np.full(len(inputs.owner), MAX_TIME_US)
     for span in spans:
         np.minimum.at(satisfied_us, span.owner, span.segment.time_us[span.low])
-    if bool((inputs.rule == Rule.LEVEL).any()):
+    if inputs.has(LEVELLED).any():
         _reach_levels(inputs, history, satisfied_us)
     return satisfied_us
 
@@ -126,17 +83,12 @@ def _with_controls(
 ) -> tuple[Int64s, Int64s]:
     """(resolved_us, status) with control events: the earliest resolves, at a tie COMPLETED, FAILED, CANCELLED."""
     completed_us = np.minimum(completed_us, effects.force_us)
-    failed_us = _failed_us(inputs, effects.fail_us, satisfied_us)
+    lost_us = np.where(satisfied_us == MAX_TIME_US, effects.fail_us, MAX_TIME_US)
+    failures = _Failures(inputs, effects.fail_us, lost_us)
+    failed_us = np.choose(inputs.rule, [traits.lost_when(failures) for traits in TRAITS.values()])
     resolved_us = np.minimum(np.minimum(completed_us, failed_us), effects.cancel_us)
     status = np.where(resolved_us == failed_us, Status.FAILED, Status.CANCELLED)
     return resolved_us, np.where(resolved_us == completed_us, Status.COMPLETED, status)
-
-
-def _failed_us(inputs: EvaluationInput, fail_us: Int64s, satisfied_us: Int64s) -> Int64s:
-    """The failure at which each criterion can no longer be met, (n,) int64; MAX_TIME_US where it still can."""
-    lost_us = np.where(satisfied_us == MAX_TIME_US, fail_us, MAX_TIME_US)
-    failures = _Failures(inputs, fail_us, lost_us)
-    return np.choose(inputs.rule, [TRAITS[rule].lost_when(failures) for rule in Rule])
 
 
 @dataclass(frozen=True)
@@ -217,7 +169,8 @@ class _Sums:
         for span, at in zip(mine, position, strict=True):
             prefix = self._prefixes.get(id(span.segment))
             if prefix is None:
-                prefix = self._prefixes[id(span.segment)] = ExactSums.prefixes(_values(span.segment))
+                assert span.segment.value is not None, "bug: a rule that reads values over events without any"
+                prefix = self._prefixes[id(span.segment)] = ExactSums.prefixes(span.segment.value)
             until = span.until(until_us[at])
             total.add_at(at, prefix, span.low, until)
             if (redeliveries := span.segment.redeliveries) is not None:
@@ -237,12 +190,11 @@ def _enough_value(of: _Chosen) -> Int64s:
 
 
 def totals(inputs: EvaluationInput, spans: list[Spans], resolved_us: Int64s) -> Floats:
-    """What the values of each operation's events up to ``resolved_us`` or its deadline add up to, (n,) float64.
-
-    In units where values are; 0 under rules that are no sums. For people to read: it is rounded to a double.
+    """What the values of each operation's events up to its end add up to, (n,), rounded for people to read; in units
+    where values are, 0 under rules that add nothing up.
     """
     n, end_us = len(inputs.rule), np.minimum(resolved_us, inputs.deadline_us)
-    total, is_sum = np.zeros(n), inputs.rule == Rule.SUM_AT_LEAST
+    total, is_sum = np.zeros(n), inputs.has(ADDING)
     for part in RelevantEvents.of(inputs, spans).parts(n) if is_sum.any() else ():
         chosen = np.flatnonzero(is_sum[part]) + part.start
         if not len(chosen):
@@ -253,11 +205,6 @@ def totals(inputs: EvaluationInput, spans: list[Spans], resolved_us: Int64s) -> 
         sums = _Sums(RelevantEvents.of(inputs, mine)).up_to(mine, position, chosen, end_us[chosen])
         total[chosen] = sums.rounded(is_double(inputs.sum_need))
     return total
-
-
-def _values(segment: EventSegment) -> Numbers:
-    assert segment.value is not None, "bug: a rule that reads values over events without any"
-    return segment.value
 
 
 def _bisect_time(of: _Chosen, enough: Callable[[list[Spans], list[Int64s], Int64s, Int64s], Bools]) -> Int64s:
@@ -308,7 +255,7 @@ def _reach_levels(inputs: EvaluationInput, history: list[Spans], satisfied_us: I
     A level that was reached before ``from_us`` counts as reached from the beginning: of such events the log may hold
     only the last maximum.
     """
-    level_entry = inputs.rule[inputs.owner] == Rule.LEVEL
+    level_entry = inputs.has(LEVELLED)[inputs.owner]
     satisfied_us[level_entry] = MAX_TIME_US
     for span in history:
         running = span.segment.running_max
@@ -357,14 +304,14 @@ class _Failures:
 class Progress:
     """How far operations have come, (n,) each, in what their rules may count."""
 
+    inputs: EvaluationInput
+    spans: list[Spans]
+    """Their events so far."""
+    resolved_us: Int64s
+    units: float  # in which values are counted, to 1
     n_keys: Floats
-    satisfied: Floats
-    """Keys that are satisfied."""
+    satisfied: Floats  # keys
     matched: Floats
-    total: Floats
-    """What values add up to."""
-    need: Floats
-    sum_need: Floats
 
 
 @dataclass(frozen=True)
@@ -379,20 +326,19 @@ class RuleTraits:
     needed: Callable[[Progress], Floats]
 
 
-def _one_key(of: Progress) -> Floats:
-    return np.ones(len(of.need))
-
-
-TRAITS = {
-    Rule.ANY_KEY: RuleTraits(_first_key, _Failures.last_lost, lambda of: of.satisfied, _one_key),
+TRAITS = {  # In the order of the codes.
+    Rule.ANY_KEY: RuleTraits(_first_key, _Failures.last_lost, lambda of: of.satisfied, lambda of: np.ones(1)),
     Rule.ALL_KEYS: RuleTraits(_last_key, _Failures.first_lost, lambda of: of.satisfied, lambda of: of.n_keys),
-    Rule.QUORUM: RuleTraits(_nth_key, _Failures.too_many_lost, lambda of: of.satisfied, lambda of: of.need),
-    Rule.COUNT: RuleTraits(_nth_event, _Failures.last, lambda of: of.matched, lambda of: of.need),
+    Rule.QUORUM: RuleTraits(_nth_key, _Failures.too_many_lost, lambda of: of.satisfied, lambda of: of.inputs.need),
+    Rule.COUNT: RuleTraits(_nth_event, _Failures.last, lambda of: of.matched, lambda of: of.inputs.need),
     Rule.SUM_AT_LEAST: RuleTraits(
-        _enough_value, _Failures.last_unless_met, lambda of: of.total, lambda of: of.sum_need
+        _enough_value,
+        _Failures.last_unless_met,
+        lambda of: totals(of.inputs, of.spans, of.resolved_us) / of.units,
+        lambda of: as_doubles(of.inputs.sum_need) / of.units,
     ),
     Rule.LEVEL: RuleTraits(_last_level, _Failures.first_lost, lambda of: of.satisfied, lambda of: of.n_keys),
     Rule.UNTIL_DEADLINE: RuleTraits(
-        _at_deadline, _Failures.last_lost, lambda of: np.minimum(of.satisfied, 1), _one_key
+        _at_deadline, _Failures.last_lost, lambda of: np.minimum(of.satisfied, 1), lambda of: np.ones(1)
     ),
 }

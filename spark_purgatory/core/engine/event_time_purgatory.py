@@ -43,7 +43,6 @@ from spark_purgatory.core.arrays.times import (
 )
 from spark_purgatory.core.arrays.value_column import as_bools
 from spark_purgatory.core.engine.completion import Completion
-from spark_purgatory.core.engine.deduplication import Deduplication
 from spark_purgatory.core.engine.operation_table import OperationTable
 from spark_purgatory.core.engine.outcomes import Outcomes
 from spark_purgatory.core.engine.resolver import Resolver
@@ -129,6 +128,8 @@ class EventTimePurgatory:
         self.events = ShardEvents(spec)
         self.outcomes = Outcomes(spec)
         self.completion = Completion(spec, self.events, self.outcomes)
+        self.purgatory, self.rows = self.completion.purgatory, self.completion.rows
+        self.deduplication = self.completion.deduplication
 
     def step(
         self, operations: OperationArrivals | None, events: EventArrivals | None, watermark_ms: int
@@ -172,7 +173,7 @@ class EventTimePurgatory:
         self.purgatory.force_complete(duplicates)
         if len(duplicates):
             payload, created_us = self.rows.payload.take(duplicates), self.rows.created_us[duplicates]
-            self.outcomes.refuse_duplicates(payload, created_us, self.rows.late[duplicates], self.completion.key_type())
+            self.outcomes.refuse_duplicates(payload, created_us, self.rows.late[duplicates])
         if len(accepted):
             self.completion.move_timers(accepted, self.completion.due_us(self.resolver.resolve(accepted)))
 
@@ -234,7 +235,7 @@ class EventTimePurgatory:
         if duplicate.any():
             rows = operations.take(np.flatnonzero(duplicate))
             late = rows.created_us <= self.watermark_us
-            self.outcomes.refuse_duplicates(rows.payload, rows.created_us, late, rows.keys.type)
+            self.outcomes.refuse_duplicates(rows.payload, rows.created_us, late)
         return operations.take(np.flatnonzero(~duplicate & ~again)), operations.take(np.flatnonzero(again))
 
     def _register(self, operations: OperationArrivals) -> None:
@@ -259,21 +260,6 @@ class EventTimePurgatory:
             self.deduplication.renumber(self.purgatory.compact())
 
     # --- what others read ------------------------------------------------------------------------------
-
-    @property
-    def purgatory(self) -> DelayedOperationPurgatory:
-        """Watch lists and timer."""
-        return self.completion.purgatory
-
-    @property
-    def rows(self) -> OperationTable:
-        """Columns of the operations."""
-        return self.completion.rows
-
-    @property
-    def deduplication(self) -> Deduplication:
-        """Ids of accepted rows, and the undecided rows."""
-        return self.completion.deduplication
 
     @property
     def resolver(self) -> Resolver:

@@ -19,16 +19,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.arrays.exact_sums import ExactSums
 from spark_purgatory.core.arrays.numbers import comparable
 from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s, parts_of
 from spark_purgatory.core.arrays.times import MAX_TIME_US
 from spark_purgatory.core.engine.deliveries import Deliveries
-from spark_purgatory.core.engine.evaluation import EvaluationInput, when_satisfied
+from spark_purgatory.core.engine.evaluation import when_met, when_satisfied
 from spark_purgatory.core.engine.outcomes import as_text, structs_of, without_prefix
+from spark_purgatory.core.engine.relevant_events import EvaluationInput, RelevantEvents
 from spark_purgatory.core.engine.resolver import Resolutions, Resolver
-from spark_purgatory.core.events.event_log import Spans, bisect_within
-from spark_purgatory.core.spec.codes import EventKind, Rule, Status
+from spark_purgatory.core.events.event_log import EventSegment, Spans, bisect_within
+from spark_purgatory.core.spec.codes import EventKind, Status
+from spark_purgatory.core.spec.criteria import ADDING, AT_DEADLINE, KEYED, LEVELLED
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 MAX_LAID_OUT = 1 << 22
@@ -43,28 +44,19 @@ def evidence_of(resolver: Resolver, status: Status, resolutions: Resolutions, ch
     """The deciding event of every chosen row, (n,) bool, and its events, by the names of their columns; those of
     nothing but nulls are left out.
     """
-    spec, rows = resolver.spec, resolutions.rows[chosen]
+    spec = resolver.spec
     assert spec.evidence is not None, "bug: a query whose outcomes carry no events"
     if status == Status.EXPIRED and not (spec.evidence.largest or spec.evidence.lists_all):
         return {}
-    inputs, entries = resolver.inputs(rows)
-    asked = _Asked(
-        resolver=resolver,
-        status=status,
-        inputs=inputs,
-        entries=entries,
-        rows=rows,
-        resolved_us=resolutions.resolved_us[chosen],
-        spans=resolutions.spans_of(chosen),
-    )
+    asked = _Asked.of(resolver, status, resolutions, chosen)
     found: dict[str, pa.Array] = {}
     if spec.evidence.largest:
         decided = Deliveries.joined(asked.listed(1))
     else:
         met = resolutions.result.met_us[chosen] == asked.resolved_us
         decided = asked.deciding(met & (status == Status.COMPLETED))
-    structs = event_structs(decided, resolver.watchers.keys.take(entries[decided.entry]), spec)
-    place = np.full(len(rows), -1)
+    structs = event_structs(decided, resolver.watchers.keys.take(asked.entries[decided.entry]), spec)
+    place = np.full(len(asked.rows), -1)
     place[decided.operation] = np.arange(len(decided))
     found["event"] = structs
     if not np.array_equal(place, np.arange(len(structs))):
@@ -77,16 +69,7 @@ def evidence_of(resolver: Resolver, status: Status, resolutions: Resolutions, ch
 def events_of(resolver: Resolver, resolutions: Resolutions) -> pa.ListArray:
     """The events of rows that wait, those up to their resolution where one is held back, (n,)."""
     assert resolver.spec.evidence is not None, "bug: a query whose outcomes carry no events"
-    inputs, entries = resolver.inputs(resolutions.rows)
-    asked = _Asked(
-        resolver=resolver,
-        status=Status.EXPIRED,
-        inputs=inputs,
-        entries=entries,
-        rows=resolutions.rows,
-        resolved_us=resolutions.resolved_us,
-        spans=resolutions.spans,
-    )
+    asked = _Asked.of(resolver, Status.EXPIRED, resolutions, np.ones(len(resolutions.rows), bool))
     return asked.all_events(resolver.spec.evidence.most)
 
 
@@ -111,6 +94,12 @@ class _Asked:
     resolved_us: Int64s  # (n,) MAX_TIME_US of EXPIRED ones
     spans: list[Spans]
     """The relevant events."""
+
+    @staticmethod
+    def of(resolver: Resolver, status: Status, resolutions: Resolutions, chosen: Bools) -> _Asked:
+        """The chosen rows, (n,) bool."""
+        rows, resolved_us = resolutions.rows[chosen], resolutions.resolved_us[chosen]
+        return _Asked(resolver, status, *resolver.inputs(rows), rows, resolved_us, resolutions.spans_of(chosen))
 
     def deciding(self, met: Bools) -> Deliveries:
         """The deciding event of each operation, at most one; ``met``, (n,): the criterion decided."""
@@ -159,7 +148,7 @@ class _Asked:
         laid = Deliveries.of(spans, self.inputs.owner)
         if most == 1 and not self.resolver.spec.event_ids:
             laid = laid.only_largest(len(self.rows))  # No delivery takes another one's place: the others need no order.
-        return laid.each_once(self.inputs.rule == Rule.SUM_AT_LEAST).by_value().first(most)
+        return laid.each_once(self.inputs.has(ADDING)).by_value().first(most)
 
     def _earliest(self, spans: list[Spans], mine: Bools, most: int) -> Deliveries:
         """The first ``most`` events of each of some operations, (n,) bool, each event once, in order."""
@@ -167,7 +156,7 @@ class _Asked:
         width, done, left = most, list[Deliveries](), mine
         while True:
             laid, cut_us = self._first_of_each(spans, width)
-            events = laid.each_once(self.inputs.rule == Rule.SUM_AT_LEAST)
+            events = laid.each_once(self.inputs.has(ADDING))
             events = events.take(np.flatnonzero(events.time_us <= cut_us[events.operation]))
             events = events.first(most)
             counts = np.bincount(events.operation, minlength=len(left))
@@ -213,47 +202,45 @@ class _Asked:
         Where the deadline decides, the first event.
         """
         inputs, owner = self.inputs, self.inputs.owner
-        until = met & (inputs.rule == Rule.UNTIL_DEADLINE)
+        until = met & inputs.has(AT_DEADLINE)
         if until.any():
             first = self._earliest([self._cut(span) for span in self.spans], until, 1)
             return first if (until == met).all() else Deliveries.joined([first, self._by_criterion(met & ~until)])
-        met = met & ~((inputs.rule == Rule.SUM_AT_LEAST) & (inputs.need <= 0))
+        met = met & ~inputs.need_nothing
         here = []
         for span in self.spans:
             low, high = _between(span, self.resolved_us[owner[span.owner]])
             here.append(replace(span, low=low, high=high).where((low < high) & met[owner[span.owner]]))
         laid = Deliveries.of(here, owner)
         several = np.bincount(laid.operation, minlength=len(self.rows)) > 1
-        counted = np.isin(inputs.rule, (Rule.COUNT, Rule.SUM_AT_LEAST))
+        counted = ~inputs.has(KEYED)
         # The only event of that time decided, unless a level was reached before it.
-        alone = ~several & (inputs.rule != Rule.LEVEL)
+        alone = ~several & ~inputs.has(LEVELLED)
         parts = [laid.take(np.flatnonzero(alone[laid.operation]))]
         if len(parts[0]) < len(laid):
             parts.append(self._at_key(laid.take(np.flatnonzero((~alone & ~counted)[laid.operation]))))
-            parts.append(self._at_count(counted & several & met))
+            for adding in (inputs.has(ADDING), ~inputs.has(ADDING)):
+                parts.append(self._at_count(counted & several & met & adding))
         return Deliveries.joined(parts)
 
     def _at_key(self, laid: Deliveries) -> Deliveries:
         """Under rules that look at each key: the first event on the key that was satisfied last of those needed."""
-        inputs, n = self.inputs, len(self.rows)
+        inputs = self.inputs
         satisfied_us = when_satisfied(inputs, self.spans, self.resolver.history(inputs, self.rows, self.entries))
         by_now = satisfied_us[laid.entry] == self.resolved_us[laid.operation]
         laid = laid.take(np.flatnonzero(by_now & self._reaches_level(laid)))
         laid = laid.take(laid.order())
         fresh = np.concatenate(([True], laid.entry[1:] != laid.entry[:-1])) if len(laid) else np.zeros(0, bool)
         laid = laid.take(np.flatnonzero(fresh))
-        here = np.bincount(laid.operation, minlength=n)
-        before = np.bincount(inputs.owner[satisfied_us < self.resolved_us[inputs.owner]], minlength=n)
-        nth = np.select(
-            [inputs.rule == Rule.ANY_KEY, inputs.rule == Rule.QUORUM], [np.ones(n), inputs.need - before], here
-        )
-        first = np.searchsorted(laid.operation, laid.operation)
-        return laid.take(np.flatnonzero(np.arange(len(laid)) - first + 1 == nth[laid.operation]))
+        # As if one key after the other was satisfied, each in a moment of its own.
+        moment = np.where(satisfied_us < self.resolved_us[inputs.owner], -1, MAX_TIME_US)
+        moment[laid.entry] = np.arange(len(laid))
+        return self._at_moment(laid, inputs, [], moment)
 
     def _reaches_level(self, laid: Deliveries) -> Bools:
         """Which events reach the level of their key, (d,) bool; all where the rule is another."""
         reaches = np.ones(len(laid), bool)
-        levels = self.inputs.rule[laid.operation] == Rule.LEVEL
+        levels = self.inputs.has(LEVELLED)[laid.operation]
         for i, segment in enumerate(laid.segments):
             mine = np.flatnonzero(levels & (laid.segment == i))
             if len(mine) and segment.value is not None:
@@ -263,23 +250,25 @@ class _Asked:
         return reaches
 
     def _at_count(self, chosen: Bools) -> Deliveries:
-        """Under rules that count events or add up values: the event at which there are enough."""
-        owner = self.inputs.owner
+        """Under rules that count events or read their values: the event at which there are enough."""
+        owner, n = self.inputs.owner, len(self.rows)
         cut = [self._cut(span.where(chosen[owner[span.owner]])) for span in self.spans]
-        laid = Deliveries.of(cut, owner).each_once(self.inputs.rule == Rule.SUM_AT_LEAST)
-        if not len(laid):
-            return laid
-        first = np.searchsorted(laid.operation, laid.operation)
-        enough = np.arange(len(laid)) - first + 1 >= self.inputs.need[laid.operation]
-        sums = self.inputs.rule[laid.operation] == Rule.SUM_AT_LEAST
-        if sums.any():
-            totals = ExactSums.zeros(len(laid))
-            prefix, places = ExactSums.prefixes(laid.values()), np.arange(len(laid))
-            totals.add_at(places, prefix, first, places + 1)
-            enough = np.where(sums, totals.at_least(self.inputs.sum_need[laid.operation]), enough)
-        enough &= laid.time_us == self.resolved_us[laid.operation]
-        found = laid.take(np.flatnonzero(enough))
-        return found.take(np.unique(found.operation, return_index=True)[1])
+        laid = Deliveries.of(cut, owner).each_once(self.inputs.has(ADDING))
+        # As if one event came after the other, each in a moment of its own.
+        each, start = np.arange(n), laid.operation.searchsorted(np.arange(n + 1))
+        segment = EventSegment(each, pa.nulls(n), start, np.arange(len(laid)), laid.values())
+        spans = Spans(segment, each, start[:-1], start[:-1], start[1:]).where(start[:-1] < start[1:])
+        inputs = replace(self.inputs, owner=each, first_entry=each)
+        return self._at_moment(laid, inputs, [spans], np.full(n, MAX_TIME_US))
+
+    @staticmethod
+    def _at_moment(laid: Deliveries, inputs: EvaluationInput, spans: list[Spans], satisfied: Int64s) -> Deliveries:
+        """The event of each operation with which its criterion is met; the times of spans, and those at which keys are
+        satisfied, (m,), are places of events.
+        """
+        at_no_time = replace(inputs, created_us=np.full(len(inputs.rule), -1))
+        met = when_met(at_no_time, RelevantEvents(spans, []), satisfied)[np.unique(laid.operation)]
+        return laid.take(met[(met >= 0) & (met < MAX_TIME_US)])
 
 
 def _between(span: Spans, at_us: Int64s) -> tuple[Int64s, Int64s]:

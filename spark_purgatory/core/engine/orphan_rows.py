@@ -144,7 +144,7 @@ def _batch(
         created_us=None,
         resolved_us=time_us,
         matched=np.zeros(n, np.int64),
-        missing=MissingKeys.none(n, pa.string()),
+        missing=MissingKeys.none(n),
         late=np.zeros(n, bool) if late is None else late,
         reasons=reasons,
         codes=codes,

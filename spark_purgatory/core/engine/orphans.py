@@ -33,7 +33,8 @@ from spark_purgatory.core.engine.resolver import Resolutions, Resolver
 from spark_purgatory.core.events.control_log import ControlLog, LogKey, Targets, split_pairs
 from spark_purgatory.core.events.event_log import EventLog, EventSegment, Spans
 from spark_purgatory.core.spec.arrivals import EventArrivals
-from spark_purgatory.core.spec.codes import EventKind, EventMark, Rule
+from spark_purgatory.core.spec.codes import EventKind, EventMark
+from spark_purgatory.core.spec.criteria import ADDING, among
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 
@@ -134,7 +135,7 @@ class OrphanEvents:
     def _sums(self, resolver: Resolver, rows: Int64s, owner: Int64s) -> Bools | None:
         if not (self._has_marks and self._spec.by_row):
             return None
-        sums = resolver.rows.rule[rows] == Rule.SUM_AT_LEAST
+        sums = among(resolver.rows.rule[rows], ADDING)
         return sums[owner] if sums.any() else None
 
     def _compare(self, targets: Targets, times: EntryTimes) -> None:

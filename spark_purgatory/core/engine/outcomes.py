@@ -57,9 +57,9 @@ class MissingKeys:
     """Characters, or bytes, of the partition value in front of the user's key."""
 
     @staticmethod
-    def none(n: int, key_type: pa.DataType) -> MissingKeys:
+    def none(n: int) -> MissingKeys:
         """The missing keys of n operations whose criterion has none."""
-        return MissingKeys(pa.array([], key_type), np.zeros(n, np.int64), np.zeros(n, bool))
+        return MissingKeys(pa.array([], pa.string()), np.zeros(n, np.int64), np.zeros(n, bool))
 
     def to_arrow(self) -> pa.ListArray:
         """The keys as an array<string> column."""
@@ -226,16 +226,14 @@ class Outcomes:
             pa.array(texts).take(pa.array(operations.rejection))
             for texts in zip(*((each.reason, each.name.lower()) for each in OperationRejection), strict=True)
         )
-        payload, created_us, key_type = operations.payload, operations.created_us, operations.keys.type
-        batch = _unwatched(Status.REJECTED, payload, created_us, none, key_type, reasons=reasons, codes=codes)
+        payload, created_us = operations.payload, operations.created_us
+        batch = _unwatched(Status.REJECTED, payload, created_us, none, reasons=reasons, codes=codes)
         self.add(replace(batch, dated=none))
 
-    def refuse_duplicates(
-        self, payload: pa.StructArray, created_us: Int64s, late: Bools, key_type: pa.DataType
-    ) -> None:
+    def refuse_duplicates(self, payload: pa.StructArray, created_us: Int64s, late: Bools) -> None:
         """Operations whose id is another one's become DUPLICATEs, resolved at their created time."""
         reasons, codes = (pa.repeat(text, len(created_us)) for text in (DUPLICATE_REASON, DUPLICATE_CODE))
-        self.add(_unwatched(Status.DUPLICATE, payload, created_us, late, key_type, reasons=reasons, codes=codes))
+        self.add(_unwatched(Status.DUPLICATE, payload, created_us, late, reasons=reasons, codes=codes))
 
     def take(self) -> list[pa.RecordBatch]:
         """The outcomes as Arrow, removed."""
@@ -244,8 +242,7 @@ class Outcomes:
 
 
 def _unwatched(
-    status: Status, payload: pa.StructArray, created_us: Int64s, late: Bools, key_type: pa.DataType,
-    *, reasons: pa.Array, codes: pa.Array,
+    status: Status, payload: pa.StructArray, created_us: Int64s, late: Bools, *, reasons: pa.Array, codes: pa.Array
 ) -> OutcomeBatch:  # fmt: skip
     """Operations that no event could complete."""
     return OutcomeBatch(
@@ -254,7 +251,7 @@ def _unwatched(
         created_us=created_us,
         resolved_us=created_us,
         matched=np.zeros(len(created_us), np.int64),
-        missing=MissingKeys.none(len(created_us), key_type),
+        missing=MissingKeys.none(len(created_us)),
         late=late,
         reasons=reasons,
         codes=codes,

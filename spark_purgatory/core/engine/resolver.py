@@ -9,25 +9,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.arrays.numbers import Floats, Numbers, as_doubles, constant, units_up
+from spark_purgatory.core.arrays.numbers import Floats, Numbers, constant, units_up
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US, saturating_add
-from spark_purgatory.core.engine.evaluation import (
-    TRAITS,
-    EvaluationInput,
-    EvaluationResult,
-    Progress,
-    RelevantEvents,
-    evaluate,
-    totals,
-)
+from spark_purgatory.core.engine.evaluation import TRAITS, EvaluationResult, Progress, evaluate
 from spark_purgatory.core.engine.operation_table import OperationTable
 from spark_purgatory.core.engine.outcomes import MissingKeys, OutcomeBatch
+from spark_purgatory.core.engine.relevant_events import EvaluationInput, RelevantEvents
 from spark_purgatory.core.events.control_log import ControlEffects, ControlLog, Targets
 from spark_purgatory.core.events.event_log import EventLog, Spans
 from spark_purgatory.core.kafka.watchers import Watchers
-from spark_purgatory.core.spec.codes import EventKind, Rule, Status
-from spark_purgatory.core.spec.criteria import KEYED, Criterion
+from spark_purgatory.core.spec.codes import EventKind, Status
+from spark_purgatory.core.spec.criteria import ADDING, AT_DEADLINE, KEYED, LEVELLED, Criterion, among
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 REASONS = {
@@ -61,13 +54,13 @@ class Resolutions:
     def is_resolved(self) -> Bools:
         """(n,) bool: resolved at some time, perhaps ahead of the watermark."""
         # The deadline that decides may be the end of time.
-        at_deadline = (self.rule == Rule.UNTIL_DEADLINE) & (self.result.matched > 0)
+        at_deadline = among(self.rule, AT_DEADLINE) & (self.result.matched > 0)
         return (self.result.resolved_us != MAX_TIME_US) | at_deadline
 
     @property
     def awaits_deadline(self) -> Bools:
         """(n,) bool: until its deadline more events may come."""
-        return (self.rule == Rule.UNTIL_DEADLINE) & (self.result.resolved_us == self.result.met_us)
+        return among(self.rule, AT_DEADLINE) & (self.result.resolved_us == self.result.met_us)
 
     @staticmethod
     def joined(parts: list[Resolutions]) -> Resolutions:
@@ -135,15 +128,14 @@ class Resolver:
         """(how far each row has come, how far it has to come), (n,) float64 each: keys, events, or a sum of values."""
         inputs, _ = self.inputs(resolutions.rows)
         n, owner, result = len(inputs.rule), inputs.owner, resolutions.result
-        sums = totals(inputs, resolutions.spans, resolutions.resolved_us)
-        units = 1.0 if self.spec.scale is None else 10.0**self.spec.scale
         progress = Progress(
+            inputs=inputs,
+            spans=resolutions.spans,
+            resolved_us=resolutions.resolved_us,
+            units=1.0 if self.spec.scale is None else 10.0**self.spec.scale,
             n_keys=np.bincount(owner, minlength=n).astype(float),
             satisfied=np.bincount(owner[result.satisfied], minlength=n).astype(float),
             matched=result.matched.astype(float),
-            total=sums / units,
-            need=inputs.need,
-            sum_need=as_doubles(inputs.sum_need) / units,
         )
         reached, needed = zip(
             *((each.reached(progress), each.needed(progress)) for each in TRAITS.values()), strict=True
@@ -187,8 +179,8 @@ class Resolver:
         """The outcome of every chosen row, (n,) bool; EXPIRED ones are resolved at their deadline."""
         rows = resolutions.rows[chosen]
         reasons, codes = [pa.repeat(text, len(rows)) for text in REASONS[status]] if status in REASONS else (None, None)
-        keyed = np.isin(resolutions.rule, KEYED)
-        missing = MissingKeys.none(len(rows), self.watchers.keys.chunks[0].type)
+        keyed = among(resolutions.rule, KEYED)
+        missing = MissingKeys.none(len(rows))
         if keyed.any():
             missing_entry = (keyed & chosen)[resolutions.owner] & ~resolutions.result.satisfied
             counts = np.bincount(resolutions.owner[missing_entry], minlength=len(chosen))[chosen]
@@ -222,46 +214,42 @@ class Resolver:
         """The completions that count for each entry."""
         from_us, until_us = inputs.from_us[inputs.owner], _until(inputs, inputs.deadline_us)
         hashes = self.watchers.hashes.values[entries]
-        sums = inputs.rule[inputs.owner] == Rule.SUM_AT_LEAST
+        sums = inputs.has(ADDING)[inputs.owner]
         if not (self.spec.by_row and sums.any()):
             spans = self.log.spans(self.watchers.keys, entries, hashes, from_us, until_us)
             return spans + self._named(inputs, rows, entries, from_us, until_us)
         # Values that no sum can take count for the other rules.
-        spans = self._spans(
-            log=self.log, chosen=~sums, entries=entries, hashes=hashes, from_us=from_us, until_us=until_us
-        )
-        spans += self._spans(
-            log=self.log.summable(), chosen=sums, entries=entries, hashes=hashes, from_us=from_us, until_us=until_us
-        )
-        found = self._named(inputs, rows, entries, from_us, until_us)
-        spans += [span.where(~sums[span.owner]) for span in found]
-        found = self._named(inputs, rows, entries, from_us, until_us, summable=True)
-        return spans + [span.where(sums[span.owner]) for span in found]
+        spans = []
+        for chosen, log, controls in (
+            (~sums, self.log, self.controls),
+            (sums, self.log.summable(), self.controls.summable()),
+        ):
+            spans += self._spans(
+                log=log, chosen=chosen, entries=entries, hashes=hashes, from_us=from_us, until_us=until_us
+            )
+            named = self._named(inputs, rows, entries, from_us, until_us, controls=controls)
+            spans += [span.where(chosen[span.owner]) for span in named]
+        return spans
 
     def _named(
-        self,
-        inputs: EvaluationInput,
-        rows: Int64s,
-        entries: Int64s,
-        from_us: Int64s,
-        until_us: Int64s,
-        summable: bool = False,
-    ) -> list[Spans]:
+        self, inputs: EvaluationInput, rows: Int64s, entries: Int64s, from_us: Int64s, until_us: Int64s,
+        controls: ControlLog | None = None,
+    ) -> list[Spans]:  # fmt: skip
         """Completions that name the operation, by entry."""
         if inputs.effects is None:
             return []
-        controls = self.controls.summable() if summable else self.controls
-        return controls.spans(EventKind.COMPLETE, self.targets(rows, entries, inputs.owner), from_us, until_us)
+        targets = self.targets(rows, entries, inputs.owner)
+        return (controls or self.controls).spans(EventKind.COMPLETE, targets, from_us, until_us)
 
     def history(self, inputs: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
         """The completions of watch entries under level, those from any time."""
-        if not self.spec.may_have(Rule.LEVEL):
+        if not self.spec.may_have(LEVELLED):
             return []
         always = np.full(len(entries), MIN_TIME_US)
         # An operation that came after its deadline reads the base that the log had by then.
         until_us = _until(inputs, np.maximum(inputs.deadline_us, saturating_add(inputs.from_us, -1)))
         hashes = self.watchers.hashes.values[entries]
-        levels = inputs.rule[inputs.owner] == Rule.LEVEL
+        levels = inputs.has(LEVELLED)[inputs.owner]
         spans = self._spans(
             log=self.log, chosen=levels, entries=entries, hashes=hashes, from_us=always, until_us=until_us
         )

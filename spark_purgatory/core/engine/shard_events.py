@@ -13,8 +13,8 @@ from spark_purgatory.core.engine.orphans import OrphanEvents
 from spark_purgatory.core.events.control_log import ControlLog, LogKey
 from spark_purgatory.core.events.event_log import EventLog, EventSegment
 from spark_purgatory.core.spec.arrivals import EventArrivals
-from spark_purgatory.core.spec.codes import EventKind, Rule
-from spark_purgatory.core.spec.criteria import any_key
+from spark_purgatory.core.spec.codes import EventKind
+from spark_purgatory.core.spec.criteria import LEVELLED, any_key
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import BugError
 
@@ -68,6 +68,6 @@ class ShardEvents:
             # A waiting operation has no event that counts, or (final) only events ahead of the watermark.
             self.log.forget(floor_us)
         else:
-            self.log.forget(floor_us, needed_from, levels=self.spec.may_have(Rule.LEVEL))
+            self.log.forget(floor_us, needed_from, levels=self.spec.may_have(LEVELLED))
         if self.controls:
             self.controls.forget(floor_us, needed_from, earliest_us())

@@ -17,7 +17,7 @@ from spark_purgatory.core.engine.evidence import events_of
 from spark_purgatory.core.engine.outcomes import MissingKeys
 from spark_purgatory.core.engine.resolver import Resolutions
 from spark_purgatory.core.spec.codes import RULES
-from spark_purgatory.core.spec.criteria import KEYED
+from spark_purgatory.core.spec.criteria import KEYED, among
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 TIMESTAMP = pa.timestamp("us", "UTC")
@@ -102,7 +102,7 @@ class Waiting:
         return self._keys(np.ones(len(self._resolved.owner), bool), np.ones(len(self), bool))
 
     def _missing_keys(self) -> pa.Array:
-        return self._keys(~self._resolved.result.satisfied, np.isin(self._resolved.rule, KEYED))
+        return self._keys(~self._resolved.result.satisfied, among(self._resolved.rule, KEYED))
 
     def _keys(self, chosen: np.ndarray, applies: np.ndarray) -> pa.Array:
         chosen = chosen & applies[self._resolved.owner]

@@ -21,8 +21,8 @@ from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US, saturati
 from spark_purgatory.core.arrays.value_column import as_bools
 from spark_purgatory.core.arrays.value_ranks import value_ranks
 from spark_purgatory.core.export.taken_apart import KEPT_AS
-from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind, EventMark, Rule
-from spark_purgatory.core.spec.criteria import COUNTED, Criterion
+from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind, EventMark
+from spark_purgatory.core.spec.criteria import ADDING, COUNTED, LEVELLED, Criterion, among
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 TABLES = ("operations", "events", "ids")
@@ -116,13 +116,13 @@ class TableRules:
         whole = (need >= 1) & np.isfinite(need) & (need == np.floor(need))
         yield "need", "have no whole number from 1", np.isin(rule, COUNTED) & ~whole
         sums, levels = columns["sum_need"], columns["level_needs"]
-        yield "sum_need", "have no number from 0", (rule == Rule.SUM_AT_LEAST) & ~self._numbers(sums, 0)
+        yield "sum_need", "have no number from 0", among(rule, ADDING) & ~self._numbers(sums, 0)
         yield "sum_need", "have no number", _valid(sums) & ~self._numbers(sums)
         yield "level_needs", "have another length than keys", _lengths(levels) != _lengths(columns["keys"])
         flat = pc.list_flatten(levels)
         yield "level_needs", "have no number", _of_lists(levels, _valid(flat) & ~self._numbers(flat))
         reached = _of_lists(levels, ~self._numbers(flat, -np.inf))
-        yield "level_needs", "have no number for a key", (rule == Rule.LEVEL) & reached
+        yield "level_needs", "have no number for a key", among(rule, LEVELLED) & reached
 
     def _numbers(self, texts: pa.Array, least: float | None = None) -> Bools:
         """Texts that `taken_apart.needs_as_text` may have written, of ``least`` or more where it is given."""
@@ -177,7 +177,7 @@ class TableRules:
         yield "number", "have a negative one", (marks | extends) & (number < 0)
         yield "number", "have one that is no sum of marks", marks & (number > sum(EventMark))
         yield "number", "have an end before time_us", ranges & timed & has_number & (number < time)
-        if isinstance(spec.criterion, Criterion) and spec.criterion.code == Rule.SUM_AT_LEAST:
+        if isinstance(spec.criterion, Criterion) and spec.criterion.code in ADDING:
             negative = _true(pc.less(columns["value"].cast(pa.float64()), 0.0))
             yield "value", "have a negative one", (log | control) & completes & negative
 

@@ -37,8 +37,17 @@ from spark_purgatory.core.arrays.numbers import (
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US
 from spark_purgatory.core.arrays.value_column import as_bools
-from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind, EventRejection, OperationRejection, Rule
-from spark_purgatory.core.spec.criteria import COUNTED, LARGEST_SUM, SMALLEST_SUM, ByRow, Criterion
+from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind, EventRejection, OperationRejection
+from spark_purgatory.core.spec.criteria import (
+    ADDING,
+    COUNTED,
+    LARGEST_SUM,
+    LEVELLED,
+    SMALLEST_SUM,
+    ByRow,
+    Criterion,
+    among,
+)
 from spark_purgatory.core.spec.engine_spec import ROLES, EngineSpec
 
 OPERATION_COLUMNS = ("id", "id_hash", "keys", "key_hashes", "created_us", "deadline_us", "ahead")
@@ -81,26 +90,12 @@ class OperationArrivals:
         """Only the operations at ``rows``, (k,) ascending."""
         if len(rows) == len(self):
             return self
-        counts = np.diff(self.offsets)[rows]
-        mask = np.zeros(len(self), bool)
-        mask[rows] = True
-        entries = pa.array(np.flatnonzero(np.repeat(mask, np.diff(self.offsets))))
-        at = pa.array(rows)
-        return OperationArrivals(
-            ids=self.ids.take(at),
-            id_hash=self.id_hash[rows],
-            keys=self.keys.take(entries),
-            key_hash=self.key_hash[entries.to_numpy()],
-            offsets=np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
-            created_us=self.created_us[rows],
-            deadline_us=self.deadline_us[rows],
-            rejection=self.rejection[rows],
-            payload=self.payload.take(at),
-            rule=_at(self.rule, rows),
-            need=_at(self.need, rows),
-            level_need=_at(self.level_need, entries.to_numpy()),
-            sum_need=_at(self.sum_need, rows),
-        )
+        counts, chosen = np.diff(self.offsets), np.zeros(len(self), bool)
+        chosen[rows] = True
+        places = {"keys": np.flatnonzero(chosen.repeat(counts))}
+        places["key_hash"] = places["level_need"] = places["keys"]
+        taken = {name: _at(column, places.get(name, rows)) for name, column in vars(self).items()}
+        return OperationArrivals(**{**taken, "offsets": np.append(0, np.cumsum(counts[rows]))})
 
 
 @dataclass(frozen=True)
@@ -181,11 +176,11 @@ def _with_rules(arrivals: OperationArrivals, table: pa.Table, kept: Int64s | sli
     """The operations with their own rules; ``kept``: which of the keys given are left."""
     rule = _codes(_whole(table, "rule"), RULES)
     need, level_need = _floats(_whole(table, "need")), _floats(_flat(_whole(table, "levels")))[kept]
-    bad = np.isin(rule, COUNTED) & ~((need >= 1) & np.isfinite(need) & (need == np.floor(need)))
+    bad = among(rule, COUNTED) & ~((need >= 1) & np.isfinite(need) & (need == np.floor(need)))
     within = (need >= SMALLEST_SUM) & (need <= LARGEST_SUM) if doubles else (need > 0) & np.isfinite(need)
-    bad |= (rule == Rule.SUM_AT_LEAST) & (need != 0) & ~within
+    bad |= among(rule, ADDING) & (need != 0) & ~within
     owner = np.repeat(np.arange(len(rule)), np.diff(arrivals.offsets))
-    bad[owner[np.isnan(level_need) & (rule[owner] == Rule.LEVEL)]] = True
+    bad[owner[np.isnan(level_need) & among(rule, LEVELLED)[owner]]] = True
     sound = arrivals.rejection == OperationRejection.NONE
     arrivals.rejection[sound & bad] = OperationRejection.NO_NEED
     arrivals.rejection[sound & (rule < 0)] = OperationRejection.UNKNOWN_RULE
@@ -261,7 +256,7 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow, whole_operations:
             if isinstance(criterion, ByRow):
                 no_addend = bad
                 value = np.where(bad & np.isnan(value), -np.inf, value) if is_double(value) else value
-            elif criterion.code == Rule.SUM_AT_LEAST:
+            elif criterion.code in ADDING:
                 rejection[bad] = EventRejection.BAD_VALUE
     elif isinstance(criterion, ByRow):
         value = np.full(len(table), np.nan)

@@ -9,7 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import reduce
 
+import numpy as np
+
+from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.spec.codes import RULES, Rule
 from spark_purgatory.errors import ConfigError
 
@@ -24,6 +28,12 @@ class RuleNeeds:
     """It reads the events' values."""
     whole: bool = False
     """It needs a whole number, of at least 1: of keys or of events."""
+    adds_up: bool = False
+    """It adds up values: a negative one is not for it, and of redeliveries at one time the smallest counts."""
+    levels: bool = False
+    """Each key has a level to reach, also by events from before the operation."""
+    at_deadline: bool = False
+    """The deadline decides: until then more events may count."""
 
 
 RULE_NEEDS = {
@@ -31,13 +41,23 @@ RULE_NEEDS = {
     Rule.ALL_KEYS: RuleNeeds(by_key=True),
     Rule.QUORUM: RuleNeeds(by_key=True, whole=True),
     Rule.COUNT: RuleNeeds(by_key=False, whole=True),
-    Rule.SUM_AT_LEAST: RuleNeeds(by_key=False, values=True),
-    Rule.LEVEL: RuleNeeds(by_key=True, values=True),
-    Rule.UNTIL_DEADLINE: RuleNeeds(by_key=True),
+    Rule.SUM_AT_LEAST: RuleNeeds(by_key=False, values=True, adds_up=True),
+    Rule.LEVEL: RuleNeeds(by_key=True, values=True, levels=True),
+    Rule.UNTIL_DEADLINE: RuleNeeds(by_key=True, at_deadline=True),
 }
-KEYED = tuple(rule for rule, needs in RULE_NEEDS.items() if needs.by_key)
-VALUED = tuple(rule for rule, needs in RULE_NEEDS.items() if needs.values)
-COUNTED = tuple(rule for rule, needs in RULE_NEEDS.items() if needs.whole)
+KEYED, VALUED, COUNTED, ADDING, LEVELLED, AT_DEADLINE = (
+    tuple(rule for rule, needs in RULE_NEEDS.items() if getattr(needs, what))
+    for what in ("by_key", "values", "whole", "adds_up", "levels", "at_deadline")
+)
+NUMBERED = tuple(rule.name.lower() for rule in Rule if rule in COUNTED or rule in VALUED)
+"""Names of the rules that need a number."""
+
+
+def among(rules: Int64s, which: tuple[Rule, ...]) -> Bools:
+    """Which of the codes are of one of the rules, (n,) bool."""
+    return reduce(np.logical_or, (rules == rule for rule in which))
+
+
 SMALLEST_SUM, LARGEST_SUM = 2.0**-43, 2.0**62
 """Bounds of the need of a sum of doubles: within them every digit counts (`exact_sums`)."""
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from spark_purgatory.core.arrays.numbers import DOUBLE, LARGEST_SCALE, MOST_UNITS, scale_of, units_up, written
+from spark_purgatory.core.spec.codes import Rule
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError
 
@@ -161,9 +162,9 @@ class EngineSpec:
         """Whether operations bring their own rules."""
         return isinstance(self.criterion, ByRow)
 
-    def may_have(self, rule: int) -> bool:
-        """Whether an operation may have the rule, a code of `RULES`."""
-        return not isinstance(self.criterion, Criterion) or self.criterion.code == rule
+    def may_have(self, rules: tuple[Rule, ...]) -> bool:
+        """Whether an operation may have one of the rules."""
+        return not isinstance(self.criterion, Criterion) or self.criterion.code in rules
 
     def event_type(self) -> pa.StructType:
         """The type of one event in an outcome: key, time, value and id where there are, then its columns."""

@@ -16,7 +16,6 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.core.arrays.numbers import DOUBLE, LARGEST_SCALE, scale_of
-from spark_purgatory.core.spec.codes import Rule
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError
 
@@ -62,11 +61,10 @@ def _double_will_do(criterion: Criterion | ByRow, kinds: Mapping[str, T.DataType
         return not any(isinstance(kind, (T.LongType, T.DecimalType)) for kind in kinds.values())
     if Fraction(criterion.need) != Fraction(float(criterion.need)):
         return False
-    if criterion.code == Rule.SUM_AT_LEAST:
-        try:
-            criterion.check_double()
-        except ConfigError:
-            return False
+    try:
+        criterion.check_double()
+    except ConfigError:
+        return False
     return True
 
 

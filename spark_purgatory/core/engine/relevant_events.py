@@ -1,0 +1,74 @@
+"""What is evaluated: operations with their criteria, and the events that are relevant for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from spark_purgatory.core.arrays.numbers import Floats, Numbers
+from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s, parts_of
+from spark_purgatory.core.events.control_log import ControlEffects
+from spark_purgatory.core.events.cross_key_redelivery import MAX_DELIVERIES, CrossKeyDeliveries, CrossKeyRedeliveries
+from spark_purgatory.core.events.event_log import Spans
+from spark_purgatory.core.spec.codes import Rule
+from spark_purgatory.core.spec.criteria import ADDING, among
+
+
+@dataclass(frozen=True)
+class EvaluationInput:
+    """Operations to evaluate: n of them, with m entries in all, entries of one operation adjacent and in order."""
+
+    rule: Int64s  # (n,) codes of Rule
+    need: Floats  # (n,)
+    sum_need: Numbers  # (n,) what values must add up to
+    created_us: Int64s  # (n,)
+    from_us: Int64s  # (n,) earliest time that counts
+    deadline_us: Int64s  # (n,)
+    first_entry: Int64s  # (n,)
+    owner: Int64s  # (m,) operation of each entry, ascending
+    level_need: Numbers  # (m,) level that each entry's key must reach
+    effects: ControlEffects | None = None  # None: no control event applies to any of them
+
+    def has(self, rules: tuple[Rule, ...]) -> Bools:
+        """Which operations have one of the rules, (n,) bool."""
+        return among(self.rule, rules)
+
+    @property
+    def need_nothing(self) -> Bools:
+        """Which operations are complete from their created time on, (n,) bool: a sum of 0."""
+        return self.has(ADDING) & (self.need <= 0)
+
+
+@dataclass(frozen=True)
+class RelevantEvents:
+    """The relevant events of all inputs."""
+
+    spans: list[Spans]
+    shared: list[CrossKeyDeliveries]
+    """Deliveries among them of events that are on several keys."""
+
+    @staticmethod
+    def of(inputs: EvaluationInput, spans: list[Spans]) -> RelevantEvents:
+        """The events of spans. Sums and the other rules may read the same events from different segments."""
+        by_sum: dict[bool, list[tuple[Int64s, Spans]]] = {}
+        for span in spans:
+            if len(span.owner):
+                operations = inputs.owner[span.owner]
+                by_sum.setdefault(inputs.rule[operations[0]] in ADDING, []).append((operations, span))
+        found = (CrossKeyDeliveries.of(len(inputs.rule), each) for each in by_sum.values())
+        return RelevantEvents(spans, [deliveries for deliveries in found if deliveries is not None])
+
+    def parts(self, n: int) -> Iterator[slice]:
+        """The n operations in parts, each with few enough deliveries of events that are on several keys."""
+        costs = np.zeros(n, np.int64)
+        for deliveries in self.shared:
+            costs += deliveries.most()
+        return parts_of(costs, MAX_DELIVERIES)
+
+    @cached_property
+    def cross_key(self) -> list[CrossKeyRedeliveries]:
+        """Redeliveries of events that are counted on another key already."""
+        return [deliveries.redeliveries() for deliveries in self.shared]
