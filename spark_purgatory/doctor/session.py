@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyspark
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
@@ -39,6 +38,7 @@ from spark_purgatory.spark.host.requirements import (
 from spark_purgatory.spark.sink.start_checks import DEFAULTS
 from spark_purgatory.spark.sink.table.delta_session import is_without_delta, what_lacks
 from spark_purgatory.spark.sink.table.delta_target import FORGETS
+from spark_purgatory.spark.storage.spark_access import told
 from spark_purgatory.spark.storage.storage_access import described, sql_text
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 from spark_purgatory.worker_python import arrow_remedy
@@ -205,7 +205,7 @@ def setting_findings(spark: SparkSession) -> Iterator[Finding]:
         yield Finding("watermark policy", f"{POLICY} = {spark.conf.get(POLICY)}", str(error))
     if runs_only_with_rows(spark):
         yield note("deadlines on a silent stream", f"{NO_DATA} = false: {ONLY_WITH_ROWS}")
-    if setting(spark, SOCKETS) == "true":
+    if told(spark, SOCKETS) == "true":
         yield Finding("Unix sockets", "between the JVM and Python")
     elif unix_sockets("/tmp"):
         yield note("Unix sockets", f"off: over TCP a Python task waits about 40 ms. At its start: {SOCKETS} = true")
@@ -227,11 +227,3 @@ def log_host_finding(spark: SparkSession) -> Finding:
         if spark.conf.get(name, None) != value
     ]
     return note(what, f"slower than it could be: set {', '.join(lacking)}") if lacking else Finding(what, "ready")
-
-
-def setting(spark: SparkSession, name: str) -> str | None:
-    """A setting, None where it is not set or this session may not say."""
-    try:
-        return spark.conf.get(name, None)
-    except PySparkException:
-        return None

@@ -38,7 +38,7 @@ def state_partitions(shards: int | None, cores: int | None) -> int | None:
 def most_shards(shards: Iterable[int | None]) -> int | None:
     """Return the most shards of the purgatories in a query, whose state partitions are as many for each."""
     each = list(shards)
-    return max((number for number in each if number is not None), default=None) if None not in each else None
+    return None if None in each else max(number or 0 for number in each)
 
 
 def too_many(partitions: int, shards: int | None, cores: int | None) -> str:
@@ -49,7 +49,7 @@ def too_many(partitions: int, shards: int | None, cores: int | None) -> str:
     groups = "a group for each key" if shards is None else f"{shards} shards"
     return (
         f"{partitions} state partitions for {groups}: each micro-batch runs a task and commits a state store for every "
-        "one of them, empty or not; with 200 it takes about six times the CPU of 2 (make bench-defaults). The "
+        "one of them, empty or not; 200 take more than ten times the CPU of 2 (make bench-defaults). The "
         "checkpoint keeps the number: stop the query and move the checkpoint with spark-purgatory move --partitions "
         f"{useful} (docs/how-to/move.md). A new query gets a number that fits from RecordAccumulator.write_stream; for "
         f"any other start set {PARTITIONS} = {useful} before the first one"

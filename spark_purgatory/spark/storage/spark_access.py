@@ -102,17 +102,17 @@ def cores_of(spark: SparkSession) -> int | None:
     On this machine Spark says it, and a plan tells it under Spark Connect too. Executors of a cluster come later and
     may become more. So there only what is configured counts: their cores, and the most of them that there may be.
     """
-    if re.match(r"local(\[|$)", _told(spark, "spark.master")):
+    if re.match(r"local(\[|$)", told(spark, "spark.master")):
         plan = spark.sql("EXPLAIN SELECT * FROM range(1)").collect()[0][0]
         found = re.search(r"splits=(?:Some\()?(\d+)", plan)
         return int(found[1]) if found else None
-    grows = _told(spark, "spark.dynamicAllocation.enabled").lower() == "true"
-    most = _told(spark, "spark.dynamicAllocation.maxExecutors" if grows else "spark.executor.instances")
-    each = _told(spark, "spark.executor.cores")
+    grows = told(spark, "spark.dynamicAllocation.enabled").lower() == "true"
+    most = told(spark, "spark.dynamicAllocation.maxExecutors" if grows else "spark.executor.instances")
+    each = told(spark, "spark.executor.cores")
     return int(most) * int(each) if most.isdigit() and each.isdigit() else None
 
 
-def _told(spark: SparkSession, name: str) -> str:
+def told(spark: SparkSession, name: str) -> str:
     """Return a setting, "" where it is not set or this session may not say."""
     try:
         return spark.conf.get(name, None) or ""
