@@ -17,7 +17,7 @@ from spark_purgatory.version import DOCUMENTATION, LOOKS_WRONG, __version__
 GROUPS = {
     "Try it": ("demo", "doctor"),
     "Run a job": ("example", "check", "run"),
-    "See what happens": ("pending", "report"),
+    "See what happens": ("status", "pending", "report"),
     "Change a stopped job": ("move", "export-state", "repair"),
 }
 EXAMPLES = (
@@ -37,6 +37,9 @@ class Commands(TyperGroup):
         lines += ["", "Examples", *(f"  {each}" for each in EXAMPLES), "", f"Docs {DOCUMENTATION}"]
         formatter.write("\n".join([*lines, "Something looks wrong?", f"  {LOOKS_WRONG}", ""]))
 
+
+Settings = Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")]
+Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a field: operations.timeout='5 minutes'.")]
 
 app = typer.Typer(
     cls=Commands,
@@ -77,7 +80,7 @@ def doctor(
     remote: Annotated[
         str | None, typer.Option(help="Ask this server of Spark Connect: sc://host:15002.", show_default=False)
     ] = None,
-    conf: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
+    conf: Settings = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON object, in place of a table.")] = False,
 ) -> None:
     """Check Python, Java, Spark and Delta, with a remedy for each fault.
@@ -88,7 +91,7 @@ def doctor(
     """
     from spark_purgatory.doctor.report import DoctorRequest, run_doctor
 
-    request = DoctorRequest(
+    asked = DoctorRequest(
         spark=spark or remote is not None,
         checkpoint=checkpoint,
         table=table,
@@ -96,7 +99,7 @@ def doctor(
         settings=conf or [],
         as_json=json,
     )
-    raise typer.Exit(run_doctor(request, terminal()))
+    raise typer.Exit(run_doctor(asked, terminal()))
 
 
 def require_spark(what: str, needs_delta: bool = True) -> None:
@@ -144,9 +147,7 @@ def example() -> None:
 @app.command()
 def run(
     job_file: Annotated[Path, typer.Argument(help="The job's YAML file.", show_default=False)],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a field: operations.timeout='5 minutes'.")
-    ] = None,
+    set_: Changes = None,
     spark_log: Annotated[
         Path | None, typer.Option(help="File for what Spark prints; /dev/stderr shows it. [default: a temporary one]")
     ] = None,
@@ -165,9 +166,7 @@ def run(
 @app.command()
 def check(
     job_file: Annotated[Path, typer.Argument(help="The job's YAML file.", show_default=False)],
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a field: operations.timeout='5 minutes'.")
-    ] = None,
+    set_: Changes = None,
 ) -> None:
     """Check a job's file, and show what it would run.
 
@@ -178,6 +177,19 @@ def check(
     from spark_purgatory.job.check_file import check_file
 
     raise typer.Exit(check_file(job_file, set_ or (), terminal()))
+
+
+@app.command()
+def status(
+    checkpoint: Annotated[str, typer.Argument(help="The query's checkpointLocation, here.", show_default=False)],
+) -> None:
+    """Say at once how a query is, without Spark.
+
+    It reads the checkpoint's own files: last micro-batch, watermark, staged rows. Exit code: 0 shown, 2 cannot be read.
+    """
+    from spark_purgatory.job.status import show_status
+
+    raise typer.Exit(show_status(checkpoint, terminal()))
 
 
 @app.command()
@@ -193,7 +205,7 @@ def pending(
     prefix: Annotated[str, typer.Option(help="Before the names of our columns, where yours have them.")] = "",
     wide: Annotated[bool, typer.Option("--wide", help="All columns, in a block for each row if need be.")] = False,
     json: Annotated[bool, typer.Option("--json", help="A JSON object for each row, in place of a table.")] = False,
-    conf: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
+    conf: Settings = None,
 ) -> None:
     """Show what still waits, and for what.
 
@@ -232,7 +244,7 @@ def report(
     rows: Annotated[
         bool, typer.Option("--rows", help="With the ten that end next and the keys missed most: values of rows.")
     ] = False,
-    conf: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
+    conf: Settings = None,
 ) -> None:
     """Write one HTML page on a query.
 
@@ -262,7 +274,7 @@ def repair(
     checkpoint: Annotated[str, typer.Argument(help="The query's checkpointLocation.", show_default=False)],
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
     yes: Annotated[bool, typer.Option("--yes", help=YES)] = False,
-    conf: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
+    conf: Settings = None,
 ) -> None:
     """Decide between two entries of one staging log.
 
@@ -287,7 +299,7 @@ def move(
     removed: Annotated[list[str] | None, typer.Option(help="Rows you removed there: operations=4.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
     yes: Annotated[bool, typer.Option("--yes", help=YES)] = False,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Change a field: purgatory.shards=64.")] = None,
+    set_: Changes = None,
 ) -> None:
     """Take what waits to a new checkpoint: other shards, other host.
 
@@ -317,7 +329,7 @@ def move(
 def export_state(
     checkpoint: Annotated[str, typer.Argument(help="The query's checkpointLocation.", show_default=False)],
     folder: Annotated[str, typer.Argument(help="Where the tables are written.", show_default=False)],
-    conf: Annotated[list[str] | None, typer.Option(help="A setting of the Spark session: NAME=VALUE.")] = None,
+    conf: Settings = None,
 ) -> None:
     """Write what waits as Parquet tables.
 

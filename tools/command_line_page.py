@@ -22,6 +22,7 @@ shows what this page shows.
 | have a job's file to begin with | [`spark-purgatory example > job.yaml`](#example) |
 | know whether a job's file is right | [`spark-purgatory check job.yaml`](#check) |
 | run a job | [`spark-purgatory run job.yaml`](#run) |
+| know at once how a query is | [`spark-purgatory status CHECKPOINT`](#status) |
 | see why an order still waits | [`spark-purgatory pending CHECKPOINT`](#pending) |
 | have one page on a query, to send to someone | [`spark-purgatory report CHECKPOINT TABLE`](#report) |
 | change the number of shards, the host or the need | [`spark-purgatory move job.yaml --from CHECKPOINT`](#move) |
@@ -36,7 +37,7 @@ URIs as Spark takes them; for an object store give the session what it needs wit
 tab key. `--show-completion` prints the script instead of installing it. An editor with a YAML language server completes
 the job's file, because its first line names the [JSON schema](schema.json) of its fields.
 """
-ORDER = ("demo", "doctor", "example", "check", "run", "pending", "report", "move", "export-state", "repair")
+ORDER = ("demo", "doctor", "example", "check", "run", "status", "pending", "report", "move", "export-state", "repair")
 
 
 def page() -> str:

@@ -28,22 +28,31 @@ STATS: tuple[tuple[str, str, str, float | None], ...] = (
     ("Drains that failed, 10 min", "drain_retries_total", "sum(increase({}[10m]))", 5),
 )
 """The first row: title, metric, how it is summed up, and from where on it is red, as its alert has it."""
-PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Operations that wait", ("pending",)),
-    ("Outcomes a second", ("outcomes_total",)),
-    ("Watermark lag", ("watermark_lag_ms",)),
-    ("Records of Kafka not read yet", ("source_lag_records",)),
-    ("Oldest waiting, next deadline (event time)", ("oldest_pending_age_ms", "next_deadline_ms")),
-    ("Events a second: received, late", ("events_received_total", "events_late_total")),
-    ("Operations a second: received, late", ("operations_received_total", "operations_late_total")),
-    ("Rejected a second", ("rejected_total", "events_rejected_total")),
-    ("A micro-batch takes", ("batch_duration_ms",)),
-    ("State", ("state_bytes", "largest_shard_state_bytes")),
-    ("Skew of the shards (1: even)", ("shard_skew",)),
-    ("Staged for the table", ("staged_bytes", "buffer_available_bytes")),
-    ("Age of what is staged, length of a drain", ("staged_age_ms", "drain_duration_ms")),
-    ("Retries of drains", ("drain_retries_total",)),
-)
+ROWS: dict[str, tuple[tuple[str, tuple[str, ...]], ...]] = {
+    "Outcomes": (
+        ("Operations that wait", ("pending",)),
+        ("Outcomes a second", ("outcomes_total",)),
+        ("Oldest waiting, next deadline (event time)", ("oldest_pending_age_ms", "next_deadline_ms")),
+        ("Rejected a second", ("rejected_total", "events_rejected_total")),
+    ),
+    "Inputs": (
+        ("Watermark lag", ("watermark_lag_ms",)),
+        ("Records of Kafka not read yet", ("source_lag_records",)),
+        ("Events a second: received, late", ("events_received_total", "events_late_total")),
+        ("Operations a second: received, late", ("operations_received_total", "operations_late_total")),
+    ),
+    "State": (
+        ("A micro-batch takes", ("batch_duration_ms",)),
+        ("State", ("state_bytes", "largest_shard_state_bytes")),
+        ("Skew of the shards (1: even)", ("shard_skew",)),
+    ),
+    "Table": (
+        ("Staged for the table", ("staged_bytes", "buffer_available_bytes")),
+        ("Age of what is staged, length of a drain", ("staged_age_ms", "drain_duration_ms")),
+        ("Retries of drains", ("drain_retries_total",)),
+    ),
+}
+PANELS = tuple(panel for panels in ROWS.values() for panel in panels)
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,8 @@ class Alert:
     """page: someone has to look at once; ticket: in working hours."""
     says: str
     text: str
+    runbook: str
+    """The section of docs/looks_wrong.md that says what to do."""
 
 
 ALERTS = (
@@ -70,6 +81,7 @@ ALERTS = (
         "no micro-batch has ended for 15 minutes",
         "The query has stopped, its process has gone (this half stays for 6 hours), or a micro-batch hangs: look at "
         "its log and at the drains. Other alerts say nothing meanwhile.",
+        "the-query-stopped",
     ),
     Alert(
         "WatermarkStands",
@@ -79,6 +91,7 @@ ALERTS = (
         "the watermark is {{ $value | humanizeDuration }} behind the clock",
         "The watermark is an hour behind the clock: a source is silent (the page Something looks wrong says what to "
         "do) or the query is too slow. Nothing expires meanwhile.",
+        "nothing-expires",
     ),
     Alert(
         "OperationsExpire",
@@ -88,6 +101,7 @@ ALERTS = (
         "ticket",
         "{{ $value | humanizePercentage }} of the operations that end are EXPIRED",
         "A fifth of the operations that end are EXPIRED: the events that complete them are missing or late.",
+        "everything-expires",
     ),
     Alert(
         "RowsComeLate",
@@ -99,34 +113,58 @@ ALERTS = (
         "{{ $value | humanizePercentage }} of the rows come behind the watermark",
         "One row in twenty comes behind the watermark, and may be decided wrongly: an operation is EXPIRED although "
         "its event exists. Give the input that is late a longer watermark.",
+        "everything-expires",
     ),
     Alert(
-        "TableTakesNothing",
-        f"({PREFIX}staged_age_ms - {PREFIX}linger_ms) / 1000 > 900 or increase({PREFIX}drain_retries_total[10m]) > 5",
+        "RowsOverdue",
+        f"({PREFIX}staged_age_ms - {PREFIX}linger_ms) / 1000 > 900",
         0,
         "page",
-        "the table takes no rows: {{ $value | humanize }} seconds beyond linger, or retries in 10 minutes",
-        "Rows wait 15 minutes longer than linger for their file, or drains fail again and again. After "
-        "delivery_timeout the query stops.",
+        "rows wait {{ $value | humanizeDuration }} longer than linger for their file",
+        "Rows wait 15 minutes longer than linger for their file. After delivery_timeout the query stops.",
+        "the-table-is-empty",
     ),
     Alert(
-        "StateGrows",
-        f"{PREFIX}largest_shard_state_bytes > 1e8 or ({PREFIX}shard_skew > 4 and {PREFIX}pending > 10000)",
+        "DrainsFail",
+        f"increase({PREFIX}drain_retries_total[10m]) > 5",
+        0,
+        "page",
+        "{{ $value | humanize }} drains have failed in 10 minutes",
+        "The table does not take rows: drains fail again and again. After delivery_timeout the query stops.",
+        "the-query-stopped",
+    ),
+    Alert(
+        "ShardTooLarge",
+        f"{PREFIX}largest_shard_state_bytes > 1e8",
         30,
         "ticket",
-        "the largest shard is too large: {{ $value | humanize }} bytes, or times the mean",
-        "The state of one shard passes 100 MB, or it holds four times the mean. More shards help: move the checkpoint.",
+        "the largest shard has {{ $value | humanize1024 }}B of state",
+        "The state of one shard is larger than 100 MB. More shards help: move the checkpoint.",
+        "micro-batches-get-slower",
+    ),
+    Alert(
+        "ShardsUneven",
+        f"{PREFIX}shard_skew > 4 and {PREFIX}pending > 10000",
+        30,
+        "ticket",
+        "the fullest shard has {{ $value | humanize }} times the mean number of operations",
+        "One shard has four times the mean: few keys have most operations. Look for a key that many rows share.",
+        "micro-batches-get-slower",
     ),
 )
 """Which ones to watch, and at what value; change the values to what is usual with you."""
 
 
 def expression(name: str) -> tuple[str, str]:
-    """(the query of a metric, the legend of its lines)."""
+    """(the query of a metric, the legend of its lines). Outcomes are added up by status, whose name is the legend."""
     metric = BY_NAME[name]
-    labels = " ".join(f"{{{{{label}}}}}" for label in ("query", *(label for label, _ in metric.labels)))
     series = f'{PREFIX}{name}{{query=~"$query"}}'
-    return (f"rate({series}[$__rate_interval])" if metric.kind == "counter" else series), f"{labels} {name}"
+    if metric.kind == "counter":
+        series = f"rate({series}[$__rate_interval])"
+    if name == "outcomes_total":
+        return f"sum by (status) ({series})", "{{status}}"
+    words = re.sub(r"_(total|ms|bytes)$", "", name).replace("_", " ")
+    return series, ", ".join([f"{{{{query}}}}: {words}", *(f"{{{{{label}}}}}" for label, _ in metric.labels)])
 
 
 def dashboard() -> str:
@@ -134,7 +172,7 @@ def dashboard() -> str:
     from grafana_foundation_sdk.builders import dashboard as board
     from grafana_foundation_sdk.builders import prometheus, stat, timeseries
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
-    from grafana_foundation_sdk.models.dashboard import DataSourceRef
+    from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DataSourceRef
 
     source = DataSourceRef(type_val="prometheus", uid="${datasource}")
     built: Any = (
@@ -143,6 +181,7 @@ def dashboard() -> str:
         .tags(["generated", "spark"])
         .refresh("30s")
         .time("now-6h", "now")
+        .tooltip(DashboardCursorSync.CROSSHAIR)
         .with_variable(board.DatasourceVariable("datasource").type("prometheus"))
         .with_variable(
             board.QueryVariable("query")
@@ -158,18 +197,20 @@ def dashboard() -> str:
         figure = figure.thresholds(_thresholds(red))
         query = form.format(f'{PREFIX}{name}{{query=~"$query"}}')
         built = built.with_panel(figure.with_target(prometheus.Dataquery().ref_id("A").expr(query)))
-    for title, names in PANELS:
-        panel = timeseries.Panel().title(title).datasource(source).span(12).height(8)
-        panel = panel.unit(UNITS.get(BY_NAME[names[0]].unit, "short")).description(
-            " ".join(BY_NAME[name].text for name in names)
-        )
-        if "outcomes_total" in names:
-            for status, colour in COLOURS.items():
-                panel = panel.override_by_regexp(f".*{status.lower()}.*", [_fixed(colour)])
-        for letter, name in zip(ascii_uppercase, names, strict=False):
-            query, legend = expression(name)
-            panel = panel.with_target(prometheus.Dataquery().ref_id(letter).expr(query).legend_format(legend))
-        built = built.with_panel(panel)
+    for row, panels in ROWS.items():
+        built = built.with_row(board.Row(row))
+        for title, names in panels:
+            panel = timeseries.Panel().title(title).datasource(source).span(12).height(8)
+            panel = panel.unit(UNITS.get(BY_NAME[names[0]].unit, "short")).description(
+                " ".join(BY_NAME[name].text for name in names)
+            )
+            if "outcomes_total" in names:
+                for status in dict(BY_NAME["outcomes_total"].labels)["status"]:
+                    panel = panel.override_by_name(status, [_fixed(COLOURS[status.upper()])])
+            for letter, name in zip(ascii_uppercase, names, strict=False):
+                query, legend = expression(name)
+                panel = panel.with_target(prometheus.Dataquery().ref_id(letter).expr(query).legend_format(legend))
+            built = built.with_panel(panel)
     return JSONEncoder(sort_keys=True, indent=2).encode(built.build()) + "\n"
 
 
@@ -221,7 +262,7 @@ def alerts() -> str:
             f"            {{{{ $labels.query }}}}: {alert.says}",
             "          description: >-",
             f"            {alert.text}",
-            f"          runbook: {RUNBOOK}",
+            f"          runbook_url: {RUNBOOK}#{alert.runbook}",
         ]
     return "\n".join(lines) + "\n"
 

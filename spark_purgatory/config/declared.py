@@ -11,8 +11,10 @@ import difflib
 import functools
 import inspect
 import operator
+import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -58,6 +60,9 @@ TimeOut = ColumnLike | Duration
 """A duration for all rows, or a column that holds each row's."""
 
 
+ANNOTATED = re.compile(r"Annotated\[ ?((?:[^,[]|\[[^\]]*\])*),.*")
+ONE_LINE = 70
+"""Characters of an object that is shown on one line."""
 JOIN_THEM = "where it takes several columns, make one of them in both inputs, such as concat(shop, '/', number)"
 """What to do where a list was given for one column."""
 
@@ -202,10 +207,35 @@ def refuses_wrong_calls(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-@dataclass(frozen=True, kw_only=True)
+class _Bare(str):
+    """A type as the source writes it: ``Duration``."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+class _Signature:
+    """What ``help()`` and editors show of a class of options: its types, without the sentences of the reference."""
+
+    def __get__(self, made: object, declared: type[Any]) -> inspect.Signature:
+        shown = [
+            inspect.Parameter(
+                each.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if each.default is MISSING else each.default,
+                annotation=_Bare(ANNOTATED.sub(r"\1", " ".join(str(each.type).split()))),
+            )
+            for each in fields(declared)
+            if each.init
+        ]
+        return inspect.Signature(shown)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Options:
     """A class of options: checks each by its type, and computes what is derived from their values."""
 
+    __signature__ = _Signature()
     section: ClassVar[str] = ""
     """What errors put before the name of an option: ``operations.``."""
 
@@ -228,6 +258,26 @@ class Options:
                 raise ConfigError(f"{field}={value!r} must be {' or '.join(map(repr, choices))}")
             if option.kind in CHECKS:
                 CHECKS[option.kind](value, field)
+
+    def unset(self) -> dict[str, Any]:
+        """The options that have their defaults."""
+        return {each.name: each.default for each in fields(self) if each.init and self._is_default(each)}
+
+    def _is_default(self, option: Field[Any]) -> bool:
+        value, default = getattr(self, option.name), option.default  # a Column has no truth
+        return value is default or (type(value) is type(default) and value == default)
+
+    def __repr__(self) -> str:
+        parts = [
+            f"{each.name}={getattr(self, each.name)!r}"
+            for each in fields(self)
+            if each.init and not self._is_default(each)
+        ]
+        name, line = type(self).__name__, ", ".join(parts)
+        if len(line) < ONE_LINE and "\n" not in line:
+            return f"{name}({line})"
+        lines = textwrap.indent("".join(part + ",\n" for part in parts), "    ")
+        return f"{name}(\n{lines})"
 
     def us_of(self, name: str) -> int:
         """A duration in microseconds."""

@@ -33,7 +33,7 @@ class NamedPurgatory(Protocol):
 Unit = Literal["milliseconds", "seconds", "minutes", "hours", "days"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Operations(Options):
     """The stream of operations: what waits, for what, since when and for how long.
 
@@ -120,7 +120,7 @@ class Operations(Options):
             )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Completions(Options):
     """The stream of completion events: on which key, when, and with what value.
 
@@ -188,7 +188,7 @@ def watermark_ms(side: Operations | Completions) -> int:
     return side.ms_of("watermark")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SinkOptions(Options):
     """How rows accumulate into files of a Delta table (Kafka: the producer's configuration).
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
+from html import escape
 from types import UnionType
 from typing import Annotated, Literal
 
 from spark_purgatory.config.declared import ColumnLike, Options
 from spark_purgatory.config.options import Completions, Operations
-from spark_purgatory.config.units import Duration, Size
+from spark_purgatory.config.units import Duration, Size, is_duration
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import Orphans
 from spark_purgatory.errors import ConfigError
@@ -17,9 +19,18 @@ LOG_HOSTS = ("transformWithState", "transformWithStateInPandas")
 """One host under two names of Spark's: 4.0 has only the second, and a checkpoint keeps its name."""
 MAX_SHARDS = 1 << 15
 """Shards are scanned for due time-outs in every micro-batch; and 16 bits name one in the exchange."""
+COMPLETES = {
+    "any_key": "at the first event on any of its keys",
+    "all_keys": "when each of its keys has had an event",
+    "quorum": "when {need} of its keys have had an event",
+    "count": "at event number {need} on its keys",
+    "sum_at_least": "when the values of its events add up to {need}",
+    "level": "when the largest value on each of its keys has reached {need}",
+    "until_deadline": "at its deadline, if an event came by then",
+}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PurgatoryOptions(Options):
     """What `Purgatory` takes; its docstring says what each option does."""
 
@@ -79,6 +90,14 @@ class PurgatoryOptions(Options):
             return "event", "events"
         return ("event",) if self.completions.names_of("columns") or self.evidence_order == "value" else ()
 
+    def explain(self) -> str:
+        """The rules in words: what waits, what completes it, which events count, when it expires; with an example."""
+        texts = (f"{name:<10} {text}" for name, text in _rules(self).items())
+        return "\n".join(textwrap.fill(text, 88, subsequent_indent=" " * 11, break_on_hyphens=False) for text in texts)
+
+    def _repr_html_(self) -> str:
+        return _as_html(self)
+
     def __post_init__(self) -> None:
         expected: dict[str, type | UnionType] = {
             "operations": Operations,
@@ -108,3 +127,64 @@ class PurgatoryOptions(Options):
             )
         if not self.name:
             raise ConfigError(f"name={self.name!r} must be a name for the counters in observedMetrics")
+
+
+def _rules(options: PurgatoryOptions) -> dict[str, str]:
+    """What waits, what completes it, when it expires, which events count, when an outcome leaves; an example."""
+    operations, completions, criterion = options.operations, options.completions, options.criterion
+    keys = operations.keys if isinstance(operations.keys, (list, tuple)) else [operations.keys]
+    until = f"until `{operations.deadline}`" if operations.timeout is None else f"`{operations.timeout}`"
+    until = f"{operations.timeout}" if is_duration(operations.timeout) else until
+    unit = f" {operations.timeout_unit}" if operations.timeout_unit else ""
+    by_row = isinstance(criterion, ByRow)
+    met = "as its own columns say" if by_row else COMPLETES[criterion.rule].format(need=criterion.need)
+    back = "" if options.us_of("lookback") == 0 else f"{options.lookback} before "
+    once = f" An event of one `{completions.event_id}` counts once."
+    if completions.event_id is None:
+        adds_up = by_row or criterion.rule in ("count", "sum_at_least")
+        once = " An event that is delivered twice counts twice: there is no event_id." * adds_up
+    kinds = "" if completions.kind is None else f" By `{completions.kind}` it may also fail, cancel, force or extend."
+    delays = f"{operations.watermark} (operations), {completions.watermark} (completions)"
+    silent = [each.section[:-1] for each in (operations, completions) if each.idle_after is None]
+    said = {
+        "waits": f"each `{operations.id}` waits {until}{unit} from `{operations.created}` for events on "
+        f"{', '.join(f'`{key}`' for key in keys)}",
+        "completes": f"{met} ({criterion!r}); events come with `{completions.key}` and `{completions.time}`",
+        "counts": f"an event from {back}`{operations.created}` to the deadline, both included.{once}{kinds}",
+        "expires": "when the watermark reaches the deadline. In a stream it is the newest time of the slower input, "
+        f"less its delay: {delays}."
+        + (f" While {' or '.join(silent)} are silent, nothing expires: give idle_after." if silent else ""),
+        "leaves": "as soon as its end is seen"
+        if options.emit == "early"
+        else "when no earlier event can come, so that the order of arrival changes nothing",
+    }
+    return said | ({"example": _example(options)} if is_duration(operations.timeout) else {})
+
+
+def _example(options: PurgatoryOptions) -> str:
+    sides, end_us = (options.operations, options.completions), options.operations.us_of("timeout")
+    text = f"created at 12:00:00, its deadline is {_clock(end_us)}. Without events it is EXPIRED there"
+    if any(side.watermark is None for side in sides):
+        return text
+    reached = (_clock(end_us + side.us_of("watermark")) for side in sides)
+    return text + ", once operations have reached {} and completions {}".format(*reached)
+
+
+def _clock(us_after_noon: int) -> str:
+    days, second = divmod(us_after_noon // 1_000_000 + 43_200, 86_400)
+    later = f" {days:,} day{'s' * (days > 1)} later" if days else ""
+    return f"{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}{later}"
+
+
+def _as_html(options: PurgatoryOptions) -> str:
+    """The rules as a table, what was set as it is written, and the names of what was not."""
+    rows = "".join(
+        f"<tr><td style='color:gray;vertical-align:top;text-align:left'>{name}</td>"
+        f"<td style='text-align:left'>{escape(text)}</td></tr>"
+        for name, text in _rules(options).items()
+    )
+    left = ", ".join(f"{name}={value!r}" for name, value in options.unset().items())
+    return (
+        f"<b>{type(options).__name__}</b><table>{rows}</table><pre>{escape(repr(options))}</pre>"
+        f"<details><summary>{len(options.unset())} options at their defaults</summary>{escape(left)}</details>"
+    )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console, Group
@@ -73,42 +73,11 @@ class Totals:
                 self.by_status[status] = self.by_status.get(status, 0) + count
 
 
-@dataclass(frozen=True)
-class BatchLine:
-    """One batch as it is shown."""
+class BatchLine(NamedTuple):
+    """One batch as it is shown: a row of the live table, and a line elsewhere."""
 
-    batch_id: int
-    rows_in: int
-    out: int
-    rows_per_second: float
-    seconds: float
-    pending: int
-    watermark: str
-    lag: str
-    outcomes: str
-    ended: str
-    """The time on the clock."""
-
-    def cells(self) -> tuple[str, ...]:
-        """The row of the live table."""
-        return (
-            str(self.batch_id),
-            f"{self.rows_in:,}",
-            f"{self.out:,}",
-            f"{self.pending:,}",
-            f"{self.rows_per_second:,.0f}",
-            f"{self.seconds:.1f} s",
-            self.watermark,
-        )
-
-    def __str__(self) -> str:
-        utc = "" if self.watermark == NO_WATERMARK else " UTC"
-        return (
-            f"{self.ended} batch {self.batch_id}: {self.rows_in:,} rows in, {self.out:,} decided, "
-            f"{self.pending:,} waiting, {self.rows_per_second:,.0f} rows/s, took {self.seconds:.1f} s, "
-            f"watermark {self.watermark}{utc}{f' ({self.lag} behind the clock)' if self.lag else ''}, "
-            f"in all {self.outcomes or 'no outcomes yet'}"
-        )
+    cells: tuple[str, ...]
+    text: str
 
 
 class ProgressDisplay:
@@ -162,7 +131,7 @@ class ProgressDisplay:
             if self._live:
                 self._lines.extend(lines)
             elif lines:
-                self.console.print(*map(str, lines), sep="\n", soft_wrap=True, highlight=False)
+                self.console.print(*(line.text for line in lines), sep="\n", soft_wrap=True, highlight=False)
         if self._live:
             self._look(query)
 
@@ -235,20 +204,17 @@ class ProgressDisplay:
         if self.totals.batches > 1 and not rows_in and self.totals.pending == before:
             return None
         seconds = report["durationMs"]["triggerExecution"] / 1000
-        watermark = report["eventTime"].get("watermark", "")
-        so_far = (f"{status} {count:,}" for status, count in self.totals.by_status.items())
-        return BatchLine(
-            batch_id=report["batchId"],
-            rows_in=rows_in,
-            out=sum(self.totals.by_status.values()) - decided,
-            rows_per_second=rows_in / seconds if seconds else 0.0,
-            seconds=seconds,
-            pending=self.totals.pending,
-            watermark=_readable(watermark),
-            lag=_lag(watermark),
-            outcomes=", ".join(so_far),
-            ended=f"{datetime.now():%H:%M:%S}",
+        at = report["eventTime"].get("watermark", "")
+        number, watermark, lag = str(report["batchId"]), _readable(at), _lag(at)
+        out, pending = sum(self.totals.by_status.values()) - decided, self.totals.pending
+        speed, took = f"{rows_in / seconds if seconds else 0:,.0f}", f"{seconds:.1f} s"
+        so_far = ", ".join(f"{status} {count:,}" for status, count in self.totals.by_status.items())
+        text = (
+            f"{datetime.now():%H:%M:%S} batch {number}: {rows_in:,} rows in, {out:,} decided, {pending:,} waiting, "
+            f"{speed} rows/s, took {took}, watermark {watermark}{'' if watermark == NO_WATERMARK else ' UTC'}"
+            f"{f' ({lag} behind the clock)' if lag else ''}, in all {so_far or 'no outcomes yet'}"
         )
+        return BatchLine((number, f"{rows_in:,}", f"{out:,}", f"{pending:,}", speed, took, watermark), text)
 
     def _table(self, lines: list[BatchLine]) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
@@ -256,7 +222,7 @@ class ProgressDisplay:
             is_time = name.startswith("watermark")
             table.add_column(name, justify="left" if is_time else "right", no_wrap=True, min_width=width)
         for line in lines:
-            table.add_row(*line.cells())
+            table.add_row(*line.cells)
         return table
 
     def _counts(self) -> Text:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from spark_purgatory.job.status import MicroBatch
 from spark_purgatory.job.summary import Summary, file_sizes, summarise
 from spark_purgatory.job.tally import JobTally, state_tally
 from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
@@ -46,15 +46,6 @@ MS = 1000.0
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """When a micro-batch began, and the watermark that it had; 0: none yet."""
-
-    batch_id: int
-    began_ms: int
-    watermark_ms: int
-
-
-@dataclass(frozen=True)
 class EndsNext:
     """An operation that waits."""
 
@@ -75,7 +66,6 @@ class Report:
     summary: Summary
     """The summary of the table and of what is staged for it."""
     in_table: int
-    """Rows of the table."""
     gauges: Gauges
     by_hour: dict[str, dict[int, int]] = field(default_factory=dict)
     """Outcomes by status and by hour of ``resolved_at``, in hours since 1970."""
@@ -86,9 +76,7 @@ class Report:
     remaining: dict[int, int] = field(default_factory=dict)
     """Pending operations by bin of ``remaining_ms``."""
     bounds_ms: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Bounds of the bins by column."""
     criteria: dict[str, int] = field(default_factory=dict)
-    """Pending operations by criterion."""
     reasons: dict[str, int] = field(default_factory=dict)
     """REJECTED operations by reason, the most frequent first."""
     ends_next: tuple[EndsNext, ...] = ()
@@ -96,7 +84,6 @@ class Report:
     missed: dict[str, int] = field(default_factory=dict)
     """Keys for which more than one operation waits, and how many do, the most first; empty as `ends_next` is."""
     history: tuple[MicroBatch, ...] = ()
-    """The micro-batches that the checkpoint still lists."""
     moved_on: bool = False
     """The query committed a micro-batch while the numbers were read: they may differ by its rows."""
 
@@ -227,9 +214,6 @@ def bounds_of(least_ms: int, most_ms: int) -> tuple[int, ...]:
 def _history(spark: SparkSession, checkpoint: str) -> tuple[MicroBatch, ...]:
     """The micro-batches that Spark has begun, from the files that it keeps of each: the last hundred."""
     reader = spark.read.text(in_checkpoint(literal(checkpoint.rstrip("/")), "offsets"), wholetext=True)
-    found = []
-    for text, name in reader.select("value", "_metadata.file_name").collect():
-        if name.isdigit():
-            facts = json.loads(text.splitlines()[1])
-            found.append(MicroBatch(int(name), facts["batchTimestampMs"], facts["batchWatermarkMs"]))
+    rows = reader.select("value", "_metadata.file_name").collect()
+    found = (MicroBatch.read(int(name), text) for text, name in rows if name.isdigit())
     return tuple(sorted(found, key=lambda batch: batch.batch_id))

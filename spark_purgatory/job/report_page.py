@@ -8,8 +8,9 @@ from __future__ import annotations
 import html
 import io
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from itertools import accumulate, pairwise
+from itertools import accumulate
+from pathlib import Path
+from string import Template
 from typing import Any
 
 import matplotlib as mpl
@@ -19,7 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 from spark_purgatory.job.readable import readable_bytes, readable_ms
-from spark_purgatory.job.report import DAY, HOUR, MINUTE, NEWER, SECOND, MicroBatch, Report
+from spark_purgatory.job.report import DAY, HOUR, MINUTE, NEWER, SECOND, Report
+from spark_purgatory.job.status import MicroBatch, instant, last_batch, written
 from spark_purgatory.job.summary import NOTHING_LOST, verdict
 from spark_purgatory.spark.checkpoint.gauges import Gauges
 from spark_purgatory.version import LOOKS_WRONG, __version__
@@ -30,8 +32,6 @@ FEW_BARS = 24
 """So many have room for a number on each."""
 FEW_FILES = 8
 """A sentence says more of so few than a picture."""
-LATE, LATE_MS = 3, 60_000
-"""A query is late that began no micro-batch for so many times its usual interval, and for a minute."""
 STILL = 3
 """Micro-batches with one watermark, after which it is said to stand."""
 COLOURS = {
@@ -40,49 +40,23 @@ COLOURS = {
     "FAILED": "#c62828",
     "CANCELLED": "#6a1b9a",
     "DUPLICATE": "#546e7a",
-    "REJECTED": "#212121",
+    "REJECTED": "#8d6e63",
     "ORPHAN": "#9e9d24",
 }
 """One colour a status, in the order in which they are stacked and listed; the dashboard has the same."""
 WAITING = "#1565c0"
 WAITED = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED")
 """Statuses of operations that have waited."""
-HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{title}: report</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><style>
-:root{{color-scheme:light dark;--bg:#fafafa;--card:#fff;--line:#e0e0e0;--ink:#1b1b1b;--sub:#5f6368;--ok:#2e7d32;
---warn:#ef6c00}}
-@media(prefers-color-scheme:dark){{:root{{--bg:#1e2129;--card:#282c36;--line:#3b404c;--ink:#e8e8e8;--sub:#a3a8b3;
---ok:#66bb6a;--warn:#ffa040}}svg{{filter:invert(.88) hue-rotate(180deg)}}}}
-body{{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--bg);margin:0}}
-a{{color:inherit}}
-main{{max-width:960px;margin:0 auto;padding:20px}}h1{{margin:0;font-size:25px}}h2{{margin:28px 0 8px;font-size:19px}}
-.sub{{color:var(--sub);margin:4px 0 14px;font-size:13px;overflow-wrap:anywhere}}
-.verdict{{background:var(--card);border:1px solid var(--line);border-left:6px solid var(--ok);border-radius:8px;
-padding:10px 16px;margin:10px 0}}.verdict b{{display:block;font-size:17px}}
-.verdict.warn{{border-left-color:var(--warn)}}
-.tiles{{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));gap:10px}}
-.tile{{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 14px}}
-.tile b{{display:block;font-size:21px}}.tile span{{color:var(--sub);font-size:13px}}
-.wide{{overflow-x:auto;margin:8px 0;background:
-linear-gradient(to right,var(--bg) 40%,transparent) left/26px 100% no-repeat local,
-linear-gradient(to left,var(--bg) 40%,transparent) right/26px 100% no-repeat local,
-linear-gradient(to right,var(--sub),transparent) left/6px 100% no-repeat,
-linear-gradient(to left,var(--sub),transparent) right/6px 100% no-repeat}}
-table{{border-collapse:collapse;font-size:14px}}
-td,th{{border:1px solid var(--line);padding:4px 12px;text-align:right;white-space:nowrap}}
-td:first-child,th:first-child{{text-align:left;white-space:normal}}th{{white-space:normal}}
-svg{{display:block;width:100%;min-width:600px;height:auto}}
-</style></head><body><main>
-"""
+HEAD = Template(Path(__file__).with_name("report_head.html").read_text(encoding="utf-8"))
 
 
 def page(report: Report) -> str:
     """The report as HTML."""
     found = report.gauges
     batch = "before the first micro-batch" if found["batch_id"] is None else f"after micro-batch {found['batch_id']:,}"
-    where = f"table {report.table}, checkpoint {report.checkpoint}; made at {_instant(report.made_ms)}, {batch}"
+    where = f"table {report.table}, checkpoint {report.checkpoint}; made at {instant(report.made_ms)}, {batch}"
     parts = [
-        HEAD.format(title=html.escape(report.name)),
+        HEAD.substitute(title=html.escape(report.name)),
         f"<h1>{html.escape(report.name)}</h1><p class='sub'>{html.escape(where)}</p>",
         *(_card(*each(report)) for each in (_last_batch, _nothing_lost, _watermark, _waiting)),
         "<h2>Outcomes</h2>",
@@ -117,20 +91,7 @@ def page(report: Report) -> str:
 
 
 def _last_batch(report: Report) -> tuple[bool, str, str]:
-    """Whether the query runs, as far as its checkpoint shows: its last micro-batch beside the pace of those before."""
-    if not report.history:
-        return False, "No micro-batch has begun", "The query has not run yet."
-    last, began = report.history[-1], [batch.began_ms for batch in report.history]
-    ago_ms = max(0, report.made_ms - last.began_ms)
-    every = sorted(later - earlier for earlier, later in pairwise(began))
-    usual_ms = every[len(every) // 2] if every else 0
-    ended = "" if last.batch_id == report.gauges["batch_id"] else " and is not committed"
-    text = f"Micro-batch {last.batch_id:,} began at {_instant(last.began_ms)}{ended}."
-    text += f" One usually begins every {readable_ms(usual_ms)}." if every else ""
-    if ago_ms <= max(LATE * usual_ms, LATE_MS):
-        return True, f"The last micro-batch began {readable_ms(ago_ms)} ago", text
-    text += " The query is not running, or nothing arrives. If it is started now and then, this is its pause."
-    return False, f"The last micro-batch began {readable_ms(ago_ms)} ago", text
+    return last_batch(report.history, report.gauges["batch_id"], report.made_ms)
 
 
 def _nothing_lost(report: Report) -> tuple[bool, str, str]:
@@ -154,9 +115,9 @@ def _watermark(report: Report) -> tuple[bool, str, str]:
     same = [batch for batch in report.history if last and batch.watermark_ms == last.watermark_ms]
     rule = "An operation expires when the watermark reaches its deadline. It moves with newer rows of both inputs"
     if last is None or len(same) < STILL:
-        return True, f"The watermark is at {_instant(at)}", f"{rule}."
+        return True, f"The watermark is at {instant(at)}", f"{rule}."
     text = f"{rule}: since micro-batch {same[0].batch_id:,} none did. If an input may be silent, give it idle_after."
-    return False, f"The watermark stands at {_instant(at)}", text
+    return False, f"The watermark stands at {instant(at)}", text
 
 
 def _waiting(report: Report) -> tuple[bool, str, str]:
@@ -164,7 +125,7 @@ def _waiting(report: Report) -> tuple[bool, str, str]:
     if not found["pending"]:
         return True, "Nothing waits", "Every operation that was received has its outcome."
     text = (
-        f"The oldest was created at {_instant(found['oldest_created_ms'])}; {newer:,} are newer than the watermark. "
+        f"The oldest was created at {instant(found['oldest_created_ms'])}; {newer:,} are newer than the watermark. "
         f"The next outcome is due {_due(found)}."
     )
     return True, f"{found['pending']:,} wait", text
@@ -173,8 +134,8 @@ def _waiting(report: Report) -> tuple[bool, str, str]:
 def _due(found: Gauges) -> str:
     at, now = found["next_due_ms"], found["watermark_ms"]
     if not at or not now:
-        return f"when the watermark is at {_instant(at)}"
-    return "now" if at <= now else f"when the watermark has moved by {readable_ms(at - now)}, to {_instant(at)}"
+        return f"when the watermark is at {instant(at)}"
+    return "now" if at <= now else f"when the watermark has moved by {readable_ms(at - now)}, to {instant(at)}"
 
 
 def _card(is_good: bool, title: str, text: str) -> str:
@@ -222,7 +183,7 @@ def _next_to_expire(report: Report) -> str:
 def _ends_next(report: Report) -> str:
     head = ("what ends next: its keys", "missing", "progress", "deadline")
     return _table(
-        head, [(each.keys, each.missing, each.progress, _instant(each.deadline_ms)) for each in report.ends_next]
+        head, [(each.keys, each.missing, each.progress, instant(each.deadline_ms)) for each in report.ends_next]
     )
 
 
@@ -276,18 +237,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<div class='wide'><table>{top}{body}</table></div>"
 
 
-def _instant(ms: int | None) -> str:
-    return "-" if ms is None else f"{_written(ms // 1000, '%Y-%m-%d %H:%M:%S')} UTC"
-
-
-def _written(seconds: int, how: str) -> str:
-    """A time since 1970 as text; Python's datetimes end with the year 9999."""
-    try:
-        return datetime.fromtimestamp(seconds, UTC).strftime(how)
-    except (ValueError, OverflowError):
-        return f"{seconds:,} s after 1970"
-
-
 def _in_order(by_status: dict[str, Any]) -> dict[str, Any]:
     return {status: by_status[status] for status in COLOURS if status in by_status}
 
@@ -335,7 +284,7 @@ def _by_hour(axes: Axes, data: dict[str, dict[int, int]]) -> None:
     for status, counts in data.items():
         for at, count in counts.items():
             grouped[status][at // step] += count
-    names = [_written(at * step * 3600, "%d %b %H:%M") for at in groups]
+    names = [written(at * step * 3600, "%d %b %H:%M") for at in groups]
     _stacked(axes, grouped, groups, names, every=-(-len(groups) // 7))
 
 

@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +23,7 @@ from spark_purgatory.job.readable import readable_ms
 from spark_purgatory.job.reading import guarded_reading
 from spark_purgatory.job.rows_text import Kind, fits, lines, rows_text, text_of
 from spark_purgatory.job.session import reading_session
+from spark_purgatory.job.status import instant
 from spark_purgatory.spark.checkpoint.pending import pending
 from spark_purgatory.terminal import at_work, say
 
@@ -58,7 +58,6 @@ class FoundPending:
 
     columns: Sequence[str]
     times: Sequence[str]
-    """Columns of timestamps."""
     texts: Sequence[str]
     """The rows as Spark writes them in JSON."""
     count: int
@@ -155,10 +154,9 @@ def _total(found: FoundPending) -> str:
     text = f"{found.count:,} wait{'s' * (found.count == 1)}"
     if found.watermark_ms is None:
         return text
-    watermark = f"{datetime.fromtimestamp(found.watermark_ms // 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
     next_ms = found.next_ms or 0
     due = f"in {readable_ms(next_ms)}" if next_ms > 0 else "is due"
-    return f"{text}   watermark {watermark}   next {due}"
+    return f"{text}   watermark {instant(found.watermark_ms)}   next {due}"
 
 
 def _short(found: FoundPending, prefix: str, console: Console) -> Table | None:

@@ -38,7 +38,7 @@ def write_report(
         with at_work(console, "Starting Spark"):
             spark = reading_session(settings_from(settings), log_file(), delta=True)
         with at_work(console, "Reading the checkpoint and the table"):
-            text = page(read_report(spark, checkpoint, sink, prefix, rows, name))
+            text = page(read_report(spark, checkpoint, sink, prefix=prefix, rows=rows, name=name))
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text, encoding="utf-8")
         say(console, f"Written: {output} ({len(text):,} bytes)")

@@ -38,7 +38,7 @@ def silent_panels(server: Prometheus) -> list[str]:
     """Titles of the panels that have a query without a series; only a source of Kafka has a lag."""
     silent = []
     for panel in PANELS:
-        for target in panel["targets"]:
+        for target in panel.get("targets", ()):
             expression = target["expr"]
             for name, value in GRAFANAS.items():
                 expression = expression.replace(name, value)

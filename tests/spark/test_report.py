@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 from bisect import bisect_right
 from collections import Counter
@@ -77,6 +80,12 @@ def test_the_page_says_what_the_table_the_rows_and_the_checkpoint_say(spark: Spa
         drawn.update(by_bin)
     assert drawn == Counter(bisect_right(report.bounds_ms["wait_ms"], row["wait_ms"]) for row in rows)
     assert report.summary.file_bytes == sorted(path.stat().st_size for path in (tmp_path / "table").rglob("*.parquet"))
+    told = status_of(landing)
+    assert re.match(
+        rf"The last micro-batch began .* ago\. Micro-batch {report.gauges['batch_id']} began at 20", told[0]
+    )
+    assert told[1].startswith("Watermark: 2024-05-01 12:") and told[2] == f"Table: {tmp_path}/table"
+    assert told[3:] == [f"Drain 0 of {len(rows)} rows is in the table", "Staged: 0 rows wait for their file"]
     shown = Page(page(report))
     text = " ".join(shown.words)
     assert f"41 received = {len(rows)} with an outcome + {waiting} waiting. {len(rows)} rows are in" in text
@@ -101,6 +110,15 @@ def test_the_page_says_what_the_table_the_rows_and_the_checkpoint_say(spark: Spa
         other.read(spark, staged=True, checkpoint=str(landing.checkpoint))
 
 
+def status_of(landing: Landing) -> list[str]:
+    """What ``status`` prints, in a process that can start no Java, within seconds."""
+    began = time.monotonic()
+    words = [sys.executable, "-m", "spark_purgatory", "status", str(landing.checkpoint)]
+    asked = subprocess.run(words, env={**os.environ, "JAVA_HOME": "/none"}, capture_output=True, text=True, check=True)
+    assert time.monotonic() - began < 10, "about one on a machine without other work"
+    return asked.stdout.splitlines()
+
+
 @pytest.mark.long
 def test_what_is_staged_counts_and_a_page_on_nothing_is_a_page(spark: SparkSession, tmp_path: Path) -> None:
     landing = Landing(tmp_path).add([operation("a", deadline=300), operation("b")], [event("a", 3), event("x", 4)])
@@ -114,6 +132,7 @@ def test_what_is_staged_counts_and_a_page_on_nothing_is_a_page(spark: SparkSessi
     report = read_report(spark, str(landing.checkpoint), sink)
     assert (report.in_table, report.summary.by_status, report.gauges["pending"]) == (0, {"COMPLETED": 1}, 1)
     assert "0 rows are in the table, 1 are staged for it." in page(report)
+    assert status_of(landing)[-1] == "Staged: 1 rows wait for their file"
 
 
 def command(*words: str) -> Any:
@@ -138,6 +157,8 @@ def test_both_commands_answer_and_name_what_is_wrong(spark: SparkSession, tmp_pa
     assert "0 wait\nNothing waits where id = 'ended': its outcome is in the table" in shown.stdout
     for words, said in (
         (["pending", str(tmp_path / "none")], "is no checkpoint of a streaming query"),
+        (["status", str(tmp_path / "none")], "is not a folder of this machine with a query's file 'metadata'"),
+        (["status", "s3a://bucket/ck"], "ask Spark with spark-purgatory doctor --checkpoint"),
         (["pending", str(landing.checkpoint), "--where", "id = new1"], "(Text needs quotes: \"order_id = 'A-7'\")"),
         (["pending", str(landing.checkpoint), "--where", "no_such = 1"], "no_such"),
         (["pending", str(landing.checkpoint), "--conf", "master"], "--conf 'master' must be NAME=VALUE"),

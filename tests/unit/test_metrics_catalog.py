@@ -43,13 +43,56 @@ def test_the_dashboard_and_the_alerts_are_those_in_the_repository_and_ask_for_me
     assert alerts() == (folder / "alerts.yml").read_text(encoding="utf-8")
     panels = json.loads(dashboard())["panels"]
     rules = yaml.safe_load(alerts())["groups"][0]["rules"]
-    asked = [target["expr"] for panel in panels for target in panel["targets"]] + [rule["expr"] for rule in rules]
-    assert len(rules) == 6 and len(asked) > 20
+    asked = [target["expr"] for panel in panels for target in panel.get("targets", ())] + [
+        rule["expr"] for rule in rules
+    ]
+    assert len(rules) == 8 and len(asked) > 20
     for expression in asked:
         plain = expression.replace("$__rate_interval", "5m")
         promql_parser.parse(plain)
         names = re.findall(rf"{PREFIX}(\w+)", plain)
         assert names and set(names) <= set(BY_NAME), expression
+
+
+def test_an_alert_has_one_condition_with_its_unit_and_a_section_to_read() -> None:
+    sections = re.findall(r"^## (.*)$", (ROOT / "docs" / "looks_wrong.md").read_text(encoding="utf-8"), re.MULTILINE)
+    anchors = {section.lower().replace(" ", "-") for section in sections}
+    for rule in yaml.safe_load(alerts())["groups"][0]["rules"]:
+        address, _, section = rule["annotations"]["runbook_url"].partition("#")
+        assert address.endswith("docs/looks_wrong.md") and section in anchors, rule["alert"]
+        # "or" joins values of two units; the second half of NoMicroBatch is the same condition for a lost process.
+        assert rule["alert"] == "NoMicroBatch" or " or " not in rule["expr"] + rule["annotations"]["summary"]
+
+
+def test_the_dashboard_has_rows_one_colour_a_status_and_one_crosshair() -> None:
+    made = json.loads(dashboard())
+    assert [panel["title"] for panel in made["panels"] if panel["type"] == "row"] == [
+        "Outcomes",
+        "Inputs",
+        "State",
+        "Table",
+    ]
+    assert made["graphTooltip"] == 1
+    (outcomes,) = (
+        each for each in made["panels"] if each["title"] == "Outcomes a second" and each["type"] == "timeseries"
+    )
+    colours = {
+        each["matcher"]["options"]: each["properties"][0]["value"]["fixedColor"]
+        for each in outcomes["fieldConfig"]["overrides"]
+    }
+    assert {each["matcher"]["id"] for each in outcomes["fieldConfig"]["overrides"]} == {"byName"}
+    assert colours.keys() == {"completed", "expired", "failed", "cancelled", "duplicate", "rejected"}
+    assert len(set(colours.values())) == 6
+    for colour in colours.values():  # seen on Grafana's dark ground, #181b1f, and on white
+        red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+        assert 50 < 0.299 * red + 0.587 * green + 0.114 * blue < 200, colour
+    legends = [
+        target["legendFormat"]
+        for each in made["panels"]
+        for target in each.get("targets", ())
+        if "legendFormat" in target
+    ]
+    assert legends and not any("_" in legend for legend in legends)
 
 
 def test_a_wrong_expression_is_no_promql() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from spark_purgatory.job.report import NEWER, MicroBatch, Report, bounds_of
+from spark_purgatory.job.report import NEWER, Report, bounds_of
 from spark_purgatory.job.report_page import COLOURS, page
+from spark_purgatory.job.status import MicroBatch
 from spark_purgatory.job.summary import Summary
 from spark_purgatory.job.tally import JobTally
 from spark_purgatory.spark.checkpoint.gauges import NOTHING, Gauges

@@ -81,6 +81,10 @@ class Criterion:
         if self.code in COUNTED and (self.need < 1 or self.need != int(self.need)):
             raise ConfigError(f"criterion {self.rule} needs a whole number of at least 1, got {self.need!r}")
 
+    def __repr__(self) -> str:
+        need = repr(self.need) if self.code in (*COUNTED, *VALUED) else ""
+        return f"criteria.{self.rule}({need})"
+
     @property
     def code(self) -> Rule:
         """The rule as a code."""
@@ -127,6 +131,10 @@ class ByRow:
                     "and name that"
                 )
 
+    def __repr__(self) -> str:
+        given = (f"{name}={value!r}" for name, value in vars(self).items() if value is not None)
+        return f"criteria.by_row({', '.join(given)})"
+
     @property
     def reads_values(self) -> bool:
         """Whether events must bring a value: some of its rules read one."""
@@ -156,7 +164,7 @@ def any_key() -> Criterion:
 
     Example:
         >>> any_key()
-        Criterion(rule='any_key', need=1)
+        criteria.any_key()
     """
     return Criterion("any_key")
 
@@ -240,6 +248,6 @@ def until_deadline() -> Criterion:
 
     Example:
         >>> until_deadline()
-        Criterion(rule='until_deadline', need=1)
+        criteria.until_deadline()
     """
     return Criterion("until_deadline")

@@ -123,6 +123,10 @@ class QueryMonitor:
         self._last_batch = -1
         self._stopped = False
 
+    def __repr__(self) -> str:
+        state = "stopped" if self._stopped else "listens"
+        return f"<QueryMonitor of {self._label}: {state}, last micro-batch {self._last_batch}>"
+
     def begin(self) -> None:
         """Listen to the query, and count the micro-batches that it ended before; called by `monitor`."""
         with self._taking:

@@ -150,7 +150,7 @@ def _sum(left: Column, right: Column) -> Column:
     return left + right
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Purgatory(PurgatoryOptions):
     """Operations that wait for completion events (Kafka: ``DelayedOperationPurgatory``), on Spark.
 

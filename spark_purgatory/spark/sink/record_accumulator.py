@@ -48,7 +48,7 @@ OTHER_MODES = re.compile(r"STREAMING_OUTPUT_MODE|with Append output mode")
 TRIGGERS = "{'processingTime': '10 seconds'} or {'availableNow': True}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RecordAccumulator(SinkOptions):
     """Writes a stream into a Delta table in files of a good size, each row exactly once (Kafka: ``RecordAccumulator``).
 

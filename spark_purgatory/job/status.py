@@ -1,0 +1,126 @@
+"""``spark-purgatory status``: how a query is, from its checkpoint's own files, read here and without Spark's JVM."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+from rich.console import Console
+
+from spark_purgatory.errors import ConfigError, PurgatoryError
+from spark_purgatory.job.readable import readable_ms
+from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
+from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
+from spark_purgatory.spark.sink.table.table_claim import CLAIM
+from spark_purgatory.terminal import say, terminal
+
+LATE, LATE_MS = 3, 60_000
+"""A query is late that began no micro-batch for so many times its usual interval, and for a minute."""
+_BATCH = re.compile(r"/batch=(\d+)-")
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """When a micro-batch began, and the watermark that it had; 0: none yet."""
+
+    batch_id: int
+    began_ms: int
+    watermark_ms: int
+
+    @classmethod
+    def read(cls, batch_id: int, offsets: str) -> MicroBatch:
+        """The micro-batch of a file of Spark's log of offsets."""
+        facts = json.loads(offsets.splitlines()[1])
+        return cls(batch_id, facts["batchTimestampMs"], facts["batchWatermarkMs"])
+
+
+def instant(ms: int | None) -> str:
+    """A time of the watermark or of the clock."""
+    return "-" if ms is None else f"{written(ms // 1000, '%Y-%m-%d %H:%M:%S')} UTC"
+
+
+def written(seconds: int, how: str) -> str:
+    """A time since 1970 as text; Python's datetimes end with the year 9999."""
+    try:
+        return datetime.fromtimestamp(seconds, UTC).strftime(how)
+    except (ValueError, OverflowError):
+        return f"{seconds:,} s after 1970"
+
+
+def last_batch(history: tuple[MicroBatch, ...], committed: int | None, now_ms: int) -> tuple[bool, str, str]:
+    """Whether the query runs, as far as its checkpoint shows: its last micro-batch beside the pace of those before."""
+    if not history:
+        return False, "No micro-batch has begun", "The query has not run yet."
+    last = history[-1]
+    ago_ms = max(0, now_ms - last.began_ms)
+    every = sorted(later.began_ms - earlier.began_ms for earlier, later in pairwise(history))
+    usual_ms = every[len(every) // 2] if every else 0
+    ended = "" if last.batch_id == committed else " and is not committed"
+    text = f"Micro-batch {last.batch_id:,} began at {instant(last.began_ms)}{ended}."
+    text += f" One usually begins every {readable_ms(usual_ms)}." if every else ""
+    is_late = ago_ms > max(LATE * usual_ms, LATE_MS)
+    late = " The query is not running, or nothing arrives. If it is started now and then, this is its pause."
+    return not is_late, f"The last micro-batch began {readable_ms(ago_ms)} ago", text + late * is_late
+
+
+def show_status(checkpoint: str, console: Console) -> int:
+    """Print it; the exit code."""
+    folder = Path(checkpoint.removeprefix("file://").removeprefix("file:"))
+    try:
+        for line in _lines(checkpoint, folder):
+            say(console, line)
+    except (PurgatoryError, OSError) as error:
+        say(terminal(stderr=True), str(error))
+        return 2
+    return 0
+
+
+def _lines(checkpoint: str, folder: Path) -> Iterator[str]:
+    if not (folder / "metadata").is_file():
+        raise ConfigError(
+            f"checkpoint={checkpoint!r} is not a folder of this machine with a query's file 'metadata': name the "
+            "checkpointLocation, or ask Spark with spark-purgatory doctor --checkpoint"
+        )
+    history = tuple(_batch(folder / "offsets" / str(number)) for number in _numbers(folder, "offsets"))
+    committed = max(_numbers(folder, "commits"), default=None)
+    _, title, text = last_batch(history, committed, time.time_ns() // 1_000_000)
+    yield f"{title}. {text}"
+    watermark_ms = history[-1].watermark_ms if history else 0
+    yield f"Watermark: {instant(watermark_ms)}" if watermark_ms else "Watermark: none yet, so nothing expires"
+    if (folder / CLAIM).is_dir():
+        yield from _sink(checkpoint, folder)
+
+
+def _batch(file: Path) -> MicroBatch:
+    try:
+        return MicroBatch.read(int(file.name), file.read_text(encoding="utf-8"))
+    except (ValueError, KeyError, IndexError) as error:
+        raise ConfigError(f"{file} is damaged: spark-purgatory doctor --checkpoint says what to do") from error
+
+
+def _numbers(folder: Path, name: str) -> list[int]:
+    found = (folder / name).iterdir() if (folder / name).is_dir() else ()
+    return sorted(int(each.name) for each in found if each.name.isdigit())
+
+
+def _sink(checkpoint: str, folder: Path) -> Iterator[str]:
+    """What a `RecordAccumulator` has noted in its staging log."""
+    claims = [json.loads(each.read_text()) for each in (folder / CLAIM).glob("part-*") if each.stat().st_size]
+    ledger = read_ledger(cast("Any", None), StagingFolder(checkpoint, folder), others_write=True)
+    intent = ledger.intent
+    last, left = (-1, 0) if intent is None else (intent.last_batch, sum(piece.rows for piece in intent.left))
+    fresh = {int(match[1]): rows for path, rows in ledger.records.items() if (match := _BATCH.search(path))}
+    staged = left + sum(rows.rows for batch_id, rows in fresh.items() if batch_id > last)
+    for claim in claims:
+        yield f"Table: {claim.get('path') or claim.get('table')}"
+    if intent is not None:
+        state = "is in the table" if ledger.is_done else "is under way, or was cut"
+        yield f"Drain {intent.number:,} of {intent.taken_rows:,} rows {state}"
+    yield f"Staged: {staged:,} rows wait for their file"

@@ -1,0 +1,69 @@
+"""``status``: a checkpoint of files, as Spark and the sink lay them, read without Spark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from spark_purgatory.job.status import MicroBatch, last_batch, show_status
+from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
+from spark_purgatory.terminal import terminal
+
+AT = 1_709_284_798_690
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Seven micro-batches, the last of which Spark has not committed; the sixth has 5 rows, the seventh 7."""
+    (tmp_path / "metadata").write_text('{"id":"3f0c"}')
+    for folder in ("offsets", "commits"):
+        (tmp_path / folder).mkdir()
+    for number in range(7):
+        facts = {"batchWatermarkMs": AT, "batchTimestampMs": AT + 10_000 * number, "conf": {}}
+        (tmp_path / "offsets" / str(number)).write_text(f"v1\n{json.dumps(facts)}\n0\n0")
+        (tmp_path / "offsets" / f".{number}.crc").write_bytes(b"\0")
+        if number < 6:
+            (tmp_path / "commits" / str(number)).write_text("v1\n{}")
+    (tmp_path / "staging" / "table").mkdir(parents=True)
+    claim = {"path": "/lake/outcomes", "given": "outcomes", "id": ""}
+    (tmp_path / "staging" / "table" / "part-0.txt").write_text(json.dumps(claim))
+    staging = StagingFolder(str(tmp_path), tmp_path)
+    for number, rows in ((5, 5), (6, 7)):
+        path = f"rows/generation=0/epoch=0/batch={number}-1-abc"
+        body = {"path": path, "rows": rows, "checksum": 0, "plain_bytes": 9, "staged_ms": 1}
+        staging.write_entry(cast("Any", None), 0, path.rpartition("/")[2], body)
+    return tmp_path
+
+
+def test_status_says_how_a_query_is(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert show_status(str(checkpoint), terminal()) == 0
+    last, *rest = capsys.readouterr().out.splitlines()
+    assert last.startswith("The last micro-batch began ") and "Micro-batch 6 began at 2024-03-01 09:20:58 UTC" in last
+    assert "and is not committed. One usually begins every 10.0 s. The query is not running, or nothing" in last
+    assert rest == [
+        "Watermark: 2024-03-01 09:19:58 UTC",
+        "Table: /lake/outcomes",
+        "Staged: 12 rows wait for their file",
+    ]
+    assert show_status(f"file://{checkpoint}", terminal()) == 0
+
+
+def test_a_damaged_log_is_named_and_no_folder_is_an_error(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (entry, *_) = (checkpoint / "staging" / "log").rglob("batch=5*")
+    entry.write_text("{")
+    assert show_status(str(checkpoint), terminal()) == 2
+    assert "is damaged" in capsys.readouterr().err
+    (checkpoint / "offsets" / "6").write_text("")
+    assert show_status(str(checkpoint), terminal()) == 2
+    assert "offsets/6 is damaged" in " ".join(capsys.readouterr().err.split())
+    assert show_status(str(checkpoint / "none"), terminal()) == 2
+    assert "ask Spark with spark-purgatory doctor --checkpoint" in capsys.readouterr().err
+
+
+def test_a_query_that_keeps_its_pace_is_well() -> None:
+    history = tuple(MicroBatch(number, AT + 10_000 * number, AT) for number in range(3))
+    assert last_batch(history, 2, AT + 79_000)[0] and not last_batch(history, 2, AT + 81_000)[0]
+    assert last_batch((), None, AT)[:2] == (False, "No micro-batch has begun")
