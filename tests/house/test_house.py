@@ -69,6 +69,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "core": ("arrays", "kafka", "spec", "events", "engine", "state", "export"),
     "spark": (
         "placement",
+        "nested",
         "heartbeat",
         "query_listener",
         "storage",

@@ -17,6 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from spark_purgatory.core.state.payload_schema import SPARK_TYPE, UTC
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.nested import within
 
 CASTS = {
     T.YearMonthIntervalType: (
@@ -95,14 +96,8 @@ def _parts(kind: T.DataType, path: str) -> Iterator[tuple[str, T.DataType]]:
     if isinstance(kind, T.UserDefinedType):
         kind = kind.sqlType()
     yield path, kind
-    if isinstance(kind, T.StructType):
-        for field in kind.fields:
-            yield from _parts(field.dataType, f"{path}{field.name}.")
-    elif isinstance(kind, T.ArrayType):
-        yield from _parts(kind.elementType, f"{path}element.")
-    elif isinstance(kind, T.MapType):
-        yield from _parts(kind.keyType, f"{path}key.")
-        yield from _parts(kind.valueType, f"{path}value.")
+    for name, part in within(kind):
+        yield from _parts(part, f"{path}{name}.")
 
 
 def _nullable_void(field: T.StructField) -> T.StructField:

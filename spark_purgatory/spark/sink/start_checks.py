@@ -113,20 +113,23 @@ def _checked(
 
 def _has_filled(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> bool:
     """Whether the checkpoint's query has brought rows to a table."""
-    app_id = app_id_of(spark, checkpoint)
-    filled = target.history(spark, first=LOOKED_AT).queries() if target.exists(spark) else []
-    return any(query.app_id == app_id for query in filled)
+    return target.exists(spark) and app_id_of(spark, checkpoint) in target.history(spark, first=LOOKED_AT).queries()
 
 
 def _warn_of_others(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> None:
     """A new query reads its sources from their beginning: what another has brought from them would come again."""
-    if others := target.history(spark, first=LOOKED_AT).queries():
+    others = [
+        f"{app_id} ({len(drains):,} drain{'s' * (len(drains) != 1)}, the last in version {drains[0].version} at "
+        f"{drains[0].at})"
+        for app_id, drains in target.history(spark, first=LOOKED_AT).queries().items()
+    ]
+    if others:
         LOG.warning(
             "table %s was filled by %s; checkpoint %s is new, so its query reads the sources from their beginning, and "
             "rows that are in the table come again. To go on, start with the other query's checkpoint. If several "
             "queries are to fill the table, each from other sources, give shares_table=True",
             target,
-            " and by ".join(map(str, others[:MAX_OTHERS])),
+            " and by ".join(others[:MAX_OTHERS]),
             checkpoint,
         )
 

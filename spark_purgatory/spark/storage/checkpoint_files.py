@@ -1,9 +1,8 @@
 """Spark's own files of a checkpoint: ``metadata``, ``offsets``, ``commits``, and the logs of sources, ``sources/<i>``.
 
-A power loss leaves empty files, for Spark does not synchronise what it writes; a full disk leaves halves; and people
-remove files. Spark tells some of it in words of its JSON parser, without the file, and some of it not at all: what the
-file source's log has lost counts as new, and is read into a number that is behind the query, so that its rows never
-come. Here each fault has its file and its remedy.
+A power loss leaves empty files, because Spark does not synchronise what it writes; a full disk leaves halves. Spark
+reports some of it in words of its JSON parser, without the file, and some of it not at all: what the file source's log
+has lost is read again into a number that the query has passed, so that its rows never come.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -28,12 +27,10 @@ Logs = Mapping[str, Mapping[int, str]]
 """The entries of each folder: the name of the file by its number."""
 
 
-@dataclass(frozen=True)
-class Damage:
-    """What is wrong with a file of a checkpoint."""
+class Damage(NamedTuple):
+    """What is wrong with a file of a checkpoint, by its path below it."""
 
     path: str
-    """Below the checkpoint."""
     fault: str
     remedy: str = COPY
 
@@ -78,28 +75,20 @@ def unreadable(spark: SparkSession, checkpoint: str, paths: Sequence[str]) -> It
 
 
 def logs_of(files: Iterable[str]) -> Logs:
-    """The entries of a checkpoint's logs, of the paths of its files."""
+    """The entries of a checkpoint's logs, of the paths of its files; a source's since its last compact entry."""
     logs: dict[str, dict[int, str]] = {}
-    for file in files:
-        if match := _NUMBERED.search(file):
-            folder, number, compact = match.groups()
-            logs.setdefault(folder, {})[int(number)] = f"{folder}/{number}{compact or ''}"
+    found = [match.groups() for match in map(_NUMBERED.search, files) if match is not None]
+    for folder, number, compact in sorted(found, key=lambda entry: int(entry[1])):
+        if compact:
+            logs[folder] = {}
+        logs.setdefault(folder, {})[int(number)] = f"{folder}/{number}{compact or ''}"
     return logs
 
 
 def needed(logs: Logs) -> Iterator[str]:
-    """The files that Spark reads when a query goes on: the last two offsets, the last commit, and the sources' logs.
-
-    A source's log is its last compact entry, and all since then.
-    """
+    """The files that Spark reads when a query goes on: the last two offsets, the last commit, and the sources' logs."""
     for folder, entries in sorted(logs.items()):
-        numbers = sorted(entries)
-        if folder.startswith("sources/"):
-            compact = max((number for number in numbers if entries[number].endswith(".compact")), default=numbers[0])
-            numbers = [number for number in numbers if number >= compact]
-        else:
-            numbers = numbers[-2:] if folder == "offsets" else numbers[-1:]
-        yield from (entries[number] for number in numbers)
+        yield from list(entries.values())[{"offsets": -2, "commits": -1}.get(folder, 0) :]
 
 
 def faults_of(texts: Mapping[str, str], logs: Logs) -> Iterator[Damage]:
@@ -124,22 +113,16 @@ def faults_of(texts: Mapping[str, str], logs: Logs) -> Iterator[Damage]:
 
 
 def _is_whole(path: str, text: str) -> bool:
-    lines = text.splitlines()
-    if path == "metadata":
-        return text.strip() == UNFINISHED or bool(_parsed(lines[:1], "id"))
-    least = 1 if path.startswith("sources/") else 2 if path.startswith("commits/") else 3
-    if len(lines) < least or not re.fullmatch(r"v\d+", lines[0]) or not _parsed(lines[1:]):
+    kind, lines = path.partition("/")[0], text.splitlines()
+    if kind != "metadata" and not (lines and re.fullmatch(r"v\d+", lines.pop(0))):
         return False
-    return not path.startswith("offsets/") or _parsed(lines[1:2], "batchWatermarkMs")
-
-
-def _parsed(lines: Sequence[str], name: str | None = None) -> bool:
-    """Return True if all lines are JSON, and the first has a field of that name; ``-`` is a missing offset."""
     try:
         bodies = [json.loads(line) for line in lines if line not in ("-", "")]
     except ValueError:
-        return False
-    return name is None or (bool(bodies) and isinstance(bodies[0], dict) and name in bodies[0])
+        return text.strip() == UNFINISHED
+    head = bodies[0] if bodies and isinstance(bodies[0], dict) else {}
+    least = {"metadata": 1, "commits": 1, "offsets": 2}.get(kind, 0)
+    return len(lines) >= least and {"metadata": "id", "offsets": "batchWatermarkMs"}.get(kind) in (None, *head)
 
 
 def _lost_entries(path: str, offsets: Sequence[str], logs: Logs) -> Iterator[Damage]:
@@ -147,10 +130,8 @@ def _lost_entries(path: str, offsets: Sequence[str], logs: Logs) -> Iterator[Dam
     for number, line in enumerate(offsets):
         match = re.fullmatch(r'\{"logOffset":(\d+)\}', line.strip())
         entries = logs.get(f"sources/{number}", {})
-        if match is None:
-            continue
-        compact = max((one for one in entries if entries[one].endswith(".compact")), default=-1)
-        lost = [one for one in range(max(compact, 0), int(match[1]) + 1) if one not in entries]
+        first = next((one for one, name in entries.items() if name.endswith(".compact")), 0)
+        lost = [one for one in range(first, int(match[1]) + 1) if one not in entries] if match else []
         if lost:
             yield Damage(
                 f"sources/{number}/{lost[0]}",

@@ -9,6 +9,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from spark_purgatory.spark.nested import within
+
 
 def quoted(name: str) -> Column:
     """A column by its name, whatever characters that has."""
@@ -58,8 +60,4 @@ def _hashable(column: Column, kind: T.DataType) -> Column:
 
 
 def _holds_map(kind: T.DataType) -> bool:
-    if isinstance(kind, T.StructType):
-        return any(_holds_map(field.dataType) for field in kind.fields)
-    if isinstance(kind, T.ArrayType):
-        return _holds_map(kind.elementType)
-    return isinstance(kind, (T.MapType, T.VariantType))
+    return isinstance(kind, (T.MapType, T.VariantType)) or any(_holds_map(part) for _, part in within(kind))

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from pyspark.sql import types as T
 
+from spark_purgatory.spark.nested import within
+
 FORBIDDEN_CHARACTERS = " ,;{}()\n\t="
 """Characters that no column's name may have, unless the table maps names (``delta.columnMapping.mode``)."""
 OURS = ("__spark_purgatory_path", "__spark_purgatory_index")
@@ -59,25 +61,18 @@ def unfit(
 
 
 def _names(kind: T.DataType, path: str, is_mapped: bool) -> Iterator[str]:
-    if isinstance(kind, T.ArrayType):
-        yield from _names(kind.elementType, f"{path}.element", is_mapped)
-    elif isinstance(kind, T.MapType):
-        yield from _names(kind.keyType, f"{path}.key", is_mapped)
-        yield from _names(kind.valueType, f"{path}.value", is_mapped)
-    if not isinstance(kind, T.StructType):
-        return
     seen: dict[str, str] = {}
-    for field in kind.fields:
-        at = f"{path}.{field.name}" if path else field.name
-        if other := seen.get(field.name.lower()):
+    for name, part in within(kind):
+        at = f"{path}.{name}" if path else name
+        if other := seen.get(name.lower()):
             yield f"columns {other!r} and {at!r} have one name, for Delta ignores case: rename one"
-        seen[field.name.lower()] = at
-        if not is_mapped and any(character in FORBIDDEN_CHARACTERS for character in field.name):
+        seen[name.lower()] = at
+        if not is_mapped and any(character in FORBIDDEN_CHARACTERS for character in name):
             yield (
                 f"column {at!r} has in its name one of the characters {FORBIDDEN_CHARACTERS!r}, which a Delta table "
                 "does not take: rename it, or make the table first, with 'delta.columnMapping.mode' = 'name'"
             )
-        yield from _names(field.dataType, at, is_mapped)
+        yield from _names(part, at, is_mapped)
 
 
 def _types(kind: T.DataType, path: str, collations: bool, is_element: bool = False) -> Iterator[str]:
@@ -87,20 +82,12 @@ def _types(kind: T.DataType, path: str, collations: bool, is_element: bool = Fal
     elif isinstance(kind, T.NullType) and is_element:
         yield f"column {path!r} is of type void, which Delta takes in no array or map: cast it to the type it is to be"
     elif isinstance(kind, T.StringType) and not collations and kind.collation != "UTF8_BINARY":
-        yield (
-            f"column {path!r} is of type {kind.simpleString()}, and Delta takes no collation: write it as "
-            "COLLATE UTF8_BINARY"
-        )
-    elif isinstance(kind, T.ArrayType):
-        yield from _types(kind.elementType, f"{path}.element", collations, True)
-    elif isinstance(kind, T.MapType):
-        yield from _types(kind.keyType, f"{path}.key", collations, True)
-        yield from _types(kind.valueType, f"{path}.value", collations, True)
-    elif isinstance(kind, T.StructType):
-        if all(isinstance(field.dataType, T.NullType) for field in kind.fields):
-            yield f"column {path!r} is a struct without a field that has a type: leave it out, or give it one"
-        for field in kind.fields:
-            yield from _types(field.dataType, f"{path}.{field.name}", collations, is_element)
+        said = f"column {path!r} is of type {kind.simpleString()}, and Delta takes no collation"
+        yield f"{said}: write it as COLLATE UTF8_BINARY"
+    elif isinstance(kind, T.StructType) and all(isinstance(field.dataType, T.NullType) for field in kind.fields):
+        yield f"column {path!r} is a struct without a field that has a type: leave it out, or give it one"
+    for name, part in within(kind):
+        yield from _types(part, f"{path}.{name}", collations, is_element or not isinstance(kind, T.StructType))
 
 
 @dataclass(frozen=True)
@@ -141,11 +128,9 @@ def changed(staged: T.DataType, there: T.DataType, path: str, taking: Taking) ->
         return
     if isinstance(staged, T.StructType) and isinstance(there, T.StructType):
         yield from _changed_fields(staged, there, path, taking)
-    elif isinstance(staged, T.ArrayType) and isinstance(there, T.ArrayType):
-        yield from changed(staged.elementType, there.elementType, f"{path}.element", taking)
-    elif isinstance(staged, T.MapType) and isinstance(there, T.MapType):
-        yield from changed(staged.keyType, there.keyType, f"{path}.key", taking)
-        yield from changed(staged.valueType, there.valueType, f"{path}.value", taking)
+    elif type(staged) is type(there) and within(staged):
+        for (name, part), (_, other) in zip(within(staged), within(there), strict=True):
+            yield from changed(part, other, f"{path}.{name}", taking)
     elif not (_may_cast(staged, there) or (taking.widens and _may_cast(there, staged))):
         yield f"{path} ({staged.simpleString()}, in the table {there.simpleString()})"
 

@@ -67,20 +67,6 @@ class TableVersion:
 
 
 @dataclass(frozen=True)
-class FilledBy:
-    """A query that has filled a table."""
-
-    app_id: str
-    drains: int
-    """Among the versions that were looked at."""
-    last: TableVersion
-
-    def __str__(self) -> str:
-        drains = f"{self.drains:,} drain{'s' * (self.drains != 1)}"
-        return f"{self.app_id} ({drains}, the last in version {self.last.version} at {self.last.at})"
-
-
-@dataclass(frozen=True)
 class History:
     """The last versions of a table."""
 
@@ -102,15 +88,15 @@ class History:
         # Delta's automatic compaction after a drain has the drain's mark, too: the oldest of a number is the drain.
         return {commit.number: commit for commit in commits if commit.app_id == app_id}
 
-    def queries(self) -> list[FilledBy]:
-        """The queries whose drains are here, the latest first; those from before a REPLACE TABLE left out."""
+    def queries(self) -> dict[str, list[TableVersion]]:
+        """The drains of each app id, the latest first; those from before a REPLACE TABLE left out."""
         found: dict[str, list[TableVersion]] = {}
         for entry in self.entries:
             if entry.commit is not None:
                 found.setdefault(entry.commit.app_id, []).append(entry)
             if "REPLACE TABLE" in entry.operation:
                 break
-        return [FilledBy(app_id, len(drains), drains[0]) for app_id, drains in found.items()]
+        return found
 
     def undone(self, version: int) -> str | None:
         """What the table was made into, if version ``version`` is no longer part of it; None if it is.

@@ -24,6 +24,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from spark_purgatory.spark.nested import within
 from spark_purgatory.spark.sink.table.history import NO_VERSION, History
 from spark_purgatory.spark.sink.table.table_place import name_parts, sql_name
 
@@ -217,15 +218,10 @@ def _applied(changes: Iterable[Change], path: Path, name: str) -> tuple[Path, st
 
 def paths(kind: T.DataType, path: Path = ()) -> Iterable[Path]:
     """The columns at every depth, as they are written."""
-    if isinstance(kind, T.ArrayType):
-        yield from paths(kind.elementType, (*path, "element"))
-    elif isinstance(kind, T.MapType):
-        yield from paths(kind.keyType, (*path, "key"))
-        yield from paths(kind.valueType, (*path, "value"))
-    elif isinstance(kind, T.StructType):
-        for field in kind.fields:
-            yield (*path, field.name)
-            yield from paths(field.dataType, (*path, field.name))
+    for name, part in within(kind):
+        if isinstance(kind, T.StructType):
+            yield (*path, name)
+        yield from paths(part, (*path, name))
 
 
 def _lower(parts: Sequence[str]) -> Path:
