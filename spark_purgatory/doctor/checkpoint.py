@@ -38,6 +38,7 @@ from spark_purgatory.spark.storage.storage_errors import RESTORE_STATE, SPARK_FA
 
 GOOD_STATE_BYTES = 5_000_000
 """A shard's state may have so many: a micro-batch writes the whole of each that it touches (docs/choosing.md)."""
+NO_STATE = "with no purgatory's state"
 CLAIM_FAULTS: tuple[type[Exception], ...] = (StagingError, *SPARK_FAULTS)
 STATE_FAULTS: tuple[type[Exception], ...] = (StateUnreadableError, *SPARK_FAULTS)
 
@@ -56,18 +57,13 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Findin
     except StatePathError as error:
         yield Finding("checkpoint", "its state cannot be read at this path", str(error))
         return
-    except StateUnreadableError as error:
-        if claim_of(spark, checkpoint):
-            found = f"{checkpoint}: of a RecordAccumulator, without a state"
-            yield note("checkpoint", f"{found}; if its query has a purgatory, {RESTORE_STATE}")
+    except (StateUnreadableError, ConfigError) as error:
+        is_gone = isinstance(error, StateUnreadableError)
+        if "_metadata" in str(error) or not claim_of(spark, checkpoint):
+            yield Finding("checkpoint", "its state is gone" if is_gone else "not that of a purgatory", str(error))
         else:
-            yield Finding("checkpoint", "its state is gone", str(error))
-        return
-    except ConfigError as error:
-        if claim_of(spark, checkpoint):
-            yield note("checkpoint", f"{checkpoint}: of a RecordAccumulator, with no purgatory's state")
-        else:
-            yield Finding("checkpoint", "not that of a purgatory", str(error))
+            found = f"without a state; if its query has a purgatory, {RESTORE_STATE}"
+            yield note("checkpoint", f"{checkpoint}: of a RecordAccumulator, {found if is_gone else NO_STATE}")
         return
     except SPARK_FAULTS as error:
         yield Finding("checkpoint", sentence_of(error), without_reach(error) or RESTORE_STATE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_purgatory.spark.storage.checkpoint_files import faults_of, logs_of, needed
+from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, faults_of, logs_of, needed
 
 COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
 ENTRY = 'v1\n{"path":"file:///in/000.parquet","timestamp":1,"batchId":0}\n{"path":"b","timestamp":1,"batchId":0}'
@@ -37,6 +37,7 @@ def test_a_sound_checkpoint_has_no_fault() -> None:
     for gone in ("sources/0/0", "sources/0/8", "offsets/0", "commits/0"):
         assert told({path: text for path, text in compacted.items() if path != gone}) == [], gone
     assert told({"metadata": SOUND["metadata"]}) == [], "of a query that never had a micro-batch"
+    assert told({"metadata": UNFINISHED, "commits/0": COMMIT}) == [], "half of one that is moved, which others say"
     others = offsets('{"topic":{"0":5}}', '{"reservoirVersion":4,"index":-1}', "7")
     assert told({**SOUND, "offsets/3": others}) == [], "other sources"
     assert told({**SOUND, "sources/0/4": ENTRY}) == [], "found, and not planned yet"
