@@ -27,6 +27,7 @@ from spark_purgatory.errors import (
     TableForgetsError,
 )
 from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain.actions import HAS_FAILPOINTS, Commit
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.column_types import TAKEN, listed
 from tests.support.now_and_then import now_and_then
@@ -205,7 +206,7 @@ def test_what_a_first_drain_left_that_was_killed_does_not_stop_the_query(
     stream.sink = RecordAccumulator(**({"table": "killed"} if by_name else {"path": str(folder)}))
 
     def killed(reached: str) -> None:
-        if reached == "before drain commit":
+        if reached == f"before {HAS_FAILPOINTS[Commit]}":
             raise RuntimeError("killed")
 
     monkeypatch.setattr(failpoints, "hook", killed)
