@@ -36,7 +36,7 @@ from spark_purgatory.spark.operator.field_types import (
     number_of,
     operation_types,
 )
-from spark_purgatory.spark.operator.key_types import check_compared
+from spark_purgatory.spark.operator.key_types import check_compared, kept_texts
 from spark_purgatory.spark.operator.payload import arrow_schema, columns_of
 from spark_purgatory.spark.operator.purgatory import check_quorum, engine_spec, is_broadcast, outcome_schema
 from spark_purgatory.testing.tester_inputs import events_table, operations_table
@@ -330,8 +330,9 @@ class PurgatoryTester:
         spec = replace(
             engine_spec(options, operations, completions), event_columns=None if carried is None else carried[1]
         )
-        # utc_fields is for checkpoints of earlier releases, and not known before completions come.
-        return Known(operations, replace(spec, columns=columns_of(schema, case_sensitive=False), utc_fields=""))
+        # Types of event ids are not known before completions come.
+        texts = kept_texts(operations.types)
+        return Known(operations, replace(spec, columns=columns_of(schema, case_sensitive=False), texts=texts))
 
     def _outcome_schema(self) -> pa.Schema:
         if self._operations.schema is None:

@@ -7,5 +7,4 @@ from pathlib import Path
 from spark_purgatory.core.state.blob import VERSION
 
 GOLDEN = Path(__file__).resolve().parents[1] / "data" / f"state_v{VERSION}.bin"
-GOLDEN_COLUMNS = GOLDEN.with_stem(f"{GOLDEN.stem}_columns")
 GOLDEN_SHARDS = 3

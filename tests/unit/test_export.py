@@ -1,11 +1,15 @@
 """Tables of an export that somebody edited, without Spark: what no engine holds is refused, and what was not edited is
 not. That tables of random worlds have no fault is asserted in each move of `tests/law/test_moves.py`.
+
+`python -m tests.unit.test_export` writes the golden export anew; do so only for a format that was not released.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +24,7 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 from tests.support.engine_driver import Shards
 from tests.support.moves import moved, numbered
 
+GOLDEN = Path(__file__).resolve().parents[1] / "data" / "export_v1.jsonl"
 MAX_US, MIN_US = 2**63 - 1, -(2**63)
 CANARY = "canary"
 Edit = Callable[[pa.Table], pa.Table]
@@ -252,3 +257,22 @@ def test_an_id_that_only_the_seen_ids_have_travels_with_its_operation(several: b
     after = moved(shards, spec, 3)
     [outcome] = after.step([op("o1", created=15_000, deadline=30_000)], [], 5)
     assert outcome["status"] == "DUPLICATE"
+
+
+def golden_lines() -> list[str]:
+    """The recipe: the tables of two queries that have every column, a row of a table on each line."""
+    lines = []
+    for stream in ("final", "by row, units"):
+        for name, table in exported(stream)[1].items():
+            types = {field.name: str(field.type) for field in table.schema}
+            lines.append(json.dumps({"query": stream, "table": name, "types": types}))
+            lines += [json.dumps(row, default=str) for row in table.to_pylist()]
+    return lines
+
+
+def test_tables_are_written_as_the_golden_export_has_them() -> None:
+    assert golden_lines() == GOLDEN.read_text(encoding="utf-8").splitlines()
+
+
+if __name__ == "__main__":
+    GOLDEN.write_text("\n".join(golden_lines()) + "\n", encoding="utf-8")

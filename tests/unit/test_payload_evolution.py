@@ -1,7 +1,4 @@
-"""A checkpoint under a query with other columns: what becomes of what waits, and what is refused.
-
-`python -m tests.unit.test_payload_evolution` writes the golden state anew.
-"""
+"""A checkpoint under a query with other columns: what becomes of what waits, and what is refused."""
 
 from __future__ import annotations
 
@@ -17,13 +14,12 @@ import pytest
 
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.core.state.blob import VERSION, read_blob
+from spark_purgatory.core.state.blob import read_blob
 from spark_purgatory.core.state.engine_snapshot import PAYLOAD, differences, restore, save
 from spark_purgatory.core.state.payload_evolution import StoredPayload, merged
 from spark_purgatory.core.state.payload_schema import conform, widens
 from spark_purgatory.errors import StateMismatchError
 from tests.conformance.kafka_purgatory import validate
-from tests.support.golden_states import GOLDEN, GOLDEN_COLUMNS, GOLDEN_SHARDS
 from tests.support.payload_states import arrivals, expired, saved, spec_of
 
 STRING, LONG = pa.string(), pa.int64()
@@ -294,7 +290,7 @@ def test_every_difference_is_listed_with_its_way_out() -> None:
 
 def keyed(kind: pa.DataType, name: str = "number", **others: Any) -> EngineSpec:
     """Operations whose id is a column of another type than string: the engine keeps its text beside it."""
-    text = "whole number" if pa.types.is_integer(kind) else f"decimal of scale {kind.scale}"
+    text = "bigint" if pa.types.is_integer(kind) else f"decimal(38,{kind.scale})"
     columns = pa.schema([("id", STRING), ("key", STRING), (name, kind)])
     sources = (("operations.id", (name,)), ("operations.keys", ("key",)))
     given = {"sources": sources, "texts": (("operations.id", text), ("operations.keys", "string")), **others}
@@ -307,8 +303,7 @@ def test_a_column_that_operations_names_keeps_its_type_but_whole_numbers() -> No
     assert differences(keyed(pa.decimal128(10, 2)), blob, 1) == []
     text, column = differences(keyed(pa.decimal128(12, 3)), blob, 1)
     assert text == (
-        "operations.id: the checkpoint keeps it as the text of a decimal of scale 2, the query has a decimal of scale "
-        "3: cast it back"
+        "operations.id: the checkpoint keeps it as the text of decimal(38,2), the query has decimal(38,3): cast it back"
     )
     assert column == (
         "column 'number' is operations.id, and is decimal(10,2) in the checkpoint and decimal(12,3) in the query: "
@@ -332,9 +327,7 @@ def test_a_column_that_operations_names_cannot_be_dropped_or_be_another() -> Non
     nothing_waits = saved(keyed(pa.int32()), [])
     assert differences(keyed(pa.int32(), "other"), nothing_waits, 1) == []
     [text] = differences(keyed(pa.decimal128(10, 2)), nothing_waits, 1)
-    assert text.startswith("operations.id: the checkpoint keeps it as the text of a whole number"), (
-        "ids are kept longer"
-    )
+    assert text.startswith("operations.id: the checkpoint keeps it as the text of bigint"), "ids are kept longer"
 
 
 def test_a_column_that_plays_a_role_cannot_be_dropped() -> None:
@@ -351,7 +344,7 @@ def test_a_column_that_plays_a_role_cannot_be_dropped() -> None:
         assert any("'key', the query from column 'new'" in text for text in differences(another, stored, 1))
 
 
-# --- golden states --------------------------------------------------------------------------------
+# --- columns of every type ------------------------------------------------------------------------
 
 COLUMNS_TYPES: list[tuple[str, pa.DataType]] = [
     *KEYED,
@@ -391,7 +384,7 @@ EVOLVED: list[tuple[str, pa.DataType]] = [
 
 
 def expected_of(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of the golden state under the evolved columns, in plain Python."""
+    """A row of the state under the evolved columns, in plain Python."""
     place = row["place"]
     at = None if place is None or place["at"] is None else {**place["at"], "z": None}
     day = row["day"]
@@ -408,8 +401,8 @@ def columns_spec(types: list[tuple[str, pa.DataType]]) -> EngineSpec:
     return spec_of(pa.schema(types), *PLAYED)
 
 
-def test_a_golden_state_with_names_is_evolved() -> None:
-    stored = GOLDEN_COLUMNS.read_bytes()
+def test_columns_of_every_type_are_evolved() -> None:
+    stored = columns_state()
     then, now = columns_spec(COLUMNS_TYPES), columns_spec(EVOLVED)
     assert expired(restore(then, stored, 1)) == COLUMNS_ROWS
     engine = restore(now, stored, 1)
@@ -422,36 +415,9 @@ def test_a_golden_state_with_names_is_evolved() -> None:
 
 
 def test_payload_of_an_untouched_state_is_as_it_was_written() -> None:
-    _, _, tables = read_blob(GOLDEN_COLUMNS.read_bytes(), 1)
+    _, _, tables = read_blob(columns_state(), 1)
     [batch] = tables[PAYLOAD]
     assert batch.schema.types == [kind for _, kind in COLUMNS_TYPES]
-
-
-def test_a_golden_state_without_names_gets_names_and_then_evolves() -> None:
-    base = EngineSpec(criteria.sum_at_least(1), final=True, lookback_us=2_000)
-    stored = GOLDEN.read_bytes()
-    _, _, tables = read_blob(stored, GOLDEN_SHARDS)
-    held = tables[PAYLOAD][0].schema
-    first = pa.schema([field.with_name(f"c{i}") for i, field in enumerate(held)])
-    waits = pa.concat_tables([pa.Table.from_batches([batch]) for batch in tables[PAYLOAD]])
-    named = save(restore(replace(base, columns=first), stored, GOLDEN_SHARDS), GOLDEN_SHARDS)
-    now = pa.schema([("new", pa.list_(LONG)), *list(first)[::-1][:-1]])
-    engine = restore(replace(base, columns=now), named, GOLDEN_SHARDS)
-    validate(engine.purgatory)
-    evolved = pa.concat_arrays(engine.rows.payload.chunks)
-    assert evolved.field(0).null_count == len(evolved) == len(waits)
-    assert sorted(map(str, evolved.field(1).to_pylist())) == sorted(map(str, waits.column(len(held) - 1).to_pylist()))
-    [said] = differences(replace(base, columns=now.append(pa.field("one more", LONG))), stored, GOLDEN_SHARDS)
-    assert "written before columns were remembered by name" in said
-
-
-def test_columns_of_a_state_without_names_are_widened_by_position() -> None:
-    payload = StoredPayload(
-        [pa.record_batch([pa.array([1, None], pa.int32())], names=["p0"])], None, pa.schema([("x", LONG)])
-    )
-    assert payload.differences() == []
-    assert [batch.to_pydict() for batch in payload.evolved()] == [{"p0": [1, None]}]
-    assert [batch.schema.types for batch in payload.evolved()] == [[LONG]]
 
 
 # --- random schemas, and a reference in plain Python ----------------------------------------------
@@ -589,10 +555,5 @@ def test_a_slice_conforms_as_the_whole_does() -> None:
 
 
 def columns_state() -> bytes:
-    """What `GOLDEN_COLUMNS` is."""
+    """A state with these columns."""
     return saved(columns_spec(COLUMNS_TYPES), COLUMNS_ROWS)
-
-
-if __name__ == "__main__":
-    GOLDEN_COLUMNS.write_bytes(columns_state())
-    print(f"{GOLDEN_COLUMNS}: version {VERSION}, {GOLDEN_COLUMNS.stat().st_size} bytes")

@@ -337,7 +337,9 @@ def test_columns_that_the_payload_has_are_kept_once_and_change_no_outcome(seed: 
 
 def test_other_roles_than_the_checkpoints_are_refused_by_name() -> None:
     blob = save(EventTimePurgatory(replace(SPECS["any key"], roles=ROLES)), 1)
-    with pytest.raises(StateMismatchError, match=r"^roles: .*created_us is payload column 3.*, the query has ''"):
+    with pytest.raises(
+        StateMismatchError, match=r"operations.created: .* takes it from column 'p3', the query from an expression"
+    ):
         restore(SPECS["any key"], blob, 1)
 
 
@@ -373,7 +375,14 @@ def test_writing_into_what_was_read_leaves_the_blob_as_it_was() -> None:
 
 # --- format versions ------------------------------------------------------------------------------
 
-GOLDEN_SPEC = EngineSpec(criteria.sum_at_least(1), final=True, lookback_us=2_000)
+GOLDEN_SPEC = EngineSpec(
+    criteria.sum_at_least(1),
+    final=True,
+    lookback_us=2_000,
+    columns=pa.schema([("id", pa.string()), ("row", pa.string())]),
+    sources=(("operations.id", ("id",)),),
+    texts=(("operations.id", "string"), ("operations.keys", "bigint")),
+)
 GOLDEN_BEFORE: list[Batch] = [
     (
         [
@@ -454,6 +463,33 @@ def test_the_golden_state_holds_something_of_everything() -> None:
     with pytest.raises(BugError):
         engine.outcomes.tally.received += 1
         engine.step(None, None, 26)
+
+
+def test_the_golden_state_says_in_names_and_numbers_of_which_query_it_is() -> None:
+    facts, _, _ = read_blob(GOLDEN.read_bytes(), GOLDEN_SHARDS)
+    assert {name: facts[name] for name in ("columns", "roles", "sources", "texts", "event_columns", "event_value")} == {
+        "columns": ["id", "row"],
+        "roles": {},
+        "sources": {"operations.id": ["id"]},
+        "texts": {"operations.id": "string", "operations.keys": "bigint"},
+        "event_columns": None,
+        "event_value": False,
+    }
+    assert facts["spec"] == {
+        "criterion": "sum_at_least",
+        "need": 1.0,
+        "emit": "final",
+        "scale": None,
+        "lookback_us": 2_000,
+        "tick_ms": 1,
+        "wheel_size": 20,
+        "identity_width": 1,
+        "operation_ids": False,
+        "whole_operations": False,
+        "event_ids": False,
+        "orphans": "none",
+        "key_prefix": 0,
+    }
 
 
 def test_the_golden_state_has_planes_of_numbers_and_of_texts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,14 +69,6 @@ def scale_of(number: str) -> int | None:
     return int(match[2])
 
 
-def written(number: str) -> str:
-    """What a checkpoint remembers of a number type: types of one scale read each other's units."""
-    scale = scale_of(number)
-    if scale is None:
-        return DOUBLE
-    return f"decimal of scale {scale}" if scale else "whole numbers"
-
-
 def units_up(value: float | Decimal, scale: int) -> int:
     """A number in units, rounded up; a float means the decimal that it is written as: 0.8 is 0.8."""
     exact = Decimal(repr(value)) if isinstance(value, float) else value

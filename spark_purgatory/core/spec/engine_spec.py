@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, localcontext
@@ -10,7 +9,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from spark_purgatory.core.arrays.numbers import DOUBLE, LARGEST_SCALE, MOST_UNITS, scale_of, units_up, written
+from spark_purgatory.core.arrays.numbers import DOUBLE, LARGEST_SCALE, MOST_UNITS, scale_of, units_up
 from spark_purgatory.core.spec.codes import Rule
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError
@@ -81,20 +80,18 @@ class EngineSpec:
     """Type in which values and what they must reach are compared: double, bigint or decimal(precision,scale)."""
     id_prefix: int = 0
     """Characters (bytes, if binary) before the id itself in every id, which may be of another type than keys."""
-    utc_fields: str = ""
-    """Names of the keys and ids that are timestamps: their texts are in UTC, once they were in the session's zone."""
     deadline_is_sum: bool = False
     """Deadlines are sums, created + time-out: MAX_TIME_US represents one that does not fit into int64."""
     roles: tuple[tuple[str, int], ...] = ()
     """Engine columns that are payload columns already, by the payload's position: `ROLES`, stored and sent once."""
     columns: pa.Schema | None = field(default=None, hash=False)
-    """The payload's columns, whose names a checkpoint remembers (`columns`); None: they go by position."""
+    """The payload's columns, which a checkpoint's are compared with by name; None: they are those of the checkpoint."""
     case_sensitive: bool = False
     """Whether names that differ in case alone are two names."""
     sources: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Columns that `Operations` names, by its argument (``operations.id``); without those that are expressions."""
     texts: tuple[tuple[str, str], ...] = ()
-    """What the texts of keys and ids are made of, by argument: whole number, decimal of scale 2, date, ..."""
+    """The type that the texts of keys and ids are made of, by argument; equal where equal values have one text."""
     evidence: Evidence | None = None
     """How outcomes carry events, None: not at all. Not part of the fingerprint: it may change at any restart."""
     event_columns: pa.Schema | None = field(default=None, hash=False)
@@ -121,23 +118,17 @@ class EngineSpec:
                 "together these are more than 38 digits, cast completions.value to a decimal with fewer of them"
             )
 
-    def fingerprint(self) -> dict[str, str | float | int | bool]:
+    def fingerprint(self) -> dict[str, str | float | int | bool | None]:
         """What must not change against a checkpoint, by name."""
-        criterion: dict[str, str | float | int | bool] = {"criterion": "by_row", "need": 1.0}
+        criterion: dict[str, str | float | int | bool | None] = {"criterion": "by_row", "need": 1.0}
         if isinstance(self.criterion, Criterion):
             criterion = {"criterion": self.criterion.rule, "need": self._need()}
         return {
             **criterion,
             "emit": "final" if self.final else "early",
-            "roles": ", ".join(f"{name} is payload column {i}" for name, i in self.roles),
-            "number": written(self.number),
-            "utc_fields": self.utc_fields,
+            "scale": self.scale,
             **{name: getattr(self, name) for name in AS_THEY_ARE},
         }
-
-    def role_names(self) -> dict[str, str]:
-        """The name of the payload column that plays each role; empty where columns go by position."""
-        return {} if self.columns is None else {role: self.columns.names[at] for role, at in self.roles}
 
     def _need(self) -> float | str:
         """The criterion's need: a double, or an exact decimal as text."""
@@ -181,31 +172,22 @@ class EngineSpec:
 
 def spec_of(fingerprint: Mapping[str, Any]) -> EngineSpec:
     """A spec with this fingerprint; what a fingerprint leaves out has its default."""
-    number = str(fingerprint["number"])
-    if match := re.fullmatch(r"decimal of scale (\d+)", number):
-        number = f"decimal({LARGEST_SCALE},{match[1]})"
+    scale, need = fingerprint["scale"], fingerprint["need"]
     criterion: Criterion | ByRow = ByRow("rule")
     if fingerprint["criterion"] != "by_row":
-        need = fingerprint["need"]
         criterion = Criterion(fingerprint["criterion"], Decimal(need) if isinstance(need, str) else need)
-    roles = re.findall(r"(\w+) is payload column (\d+)", fingerprint["roles"])
     return EngineSpec(
         criterion=criterion,
         final=fingerprint["emit"] == "final",
-        roles=tuple((name, int(at)) for name, at in roles),
-        utc_fields=fingerprint["utc_fields"],
+        number=DOUBLE if scale is None else f"decimal({LARGEST_SCALE},{scale})",
         **{name: fingerprint[name] for name in AS_THEY_ARE},
-        number="bigint" if number == "whole numbers" else number,
     )
 
 
 def difference(name: str, then: object, now: object) -> str:
     """What an error says of a field that the checkpoint was written with another value of, with the remedy."""
-    if name == "utc_fields":
-        return (
-            f"timestamps as keys or ids: the checkpoint keeps them as text in UTC of {then or 'no field'}, the query "
-            f"of {now or 'no field'}: bring columns of the types that the checkpoint was written with"
-        )
+    if name == "scale":
+        name, then, now = "number", _number_type(then), _number_type(now)
     if name == "number" and then == DOUBLE:
         return (
             f"number: the checkpoint was written with 'double', the query has {now!r}: values are rounded to doubles "
@@ -214,3 +196,7 @@ def difference(name: str, then: object, now: object) -> str:
     remedy = "cast completions.value" if name == "number" else "set it back"
     moves = f", {MOVES}" if name in MOVABLE else ""
     return f"{name}: the checkpoint was written with {then!r}, the query has {now!r}: {remedy} to {then!r}{moves}"
+
+
+def _number_type(scale: object) -> str:
+    return DOUBLE if scale is None else f"decimal of scale {scale}" if scale else "whole numbers"

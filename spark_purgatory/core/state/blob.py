@@ -23,6 +23,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -80,7 +81,7 @@ def write_blob(metadata: Mapping[str, object], arrays: Arrays, tables: Tables, s
     return b"".join((head, struct.pack("<I", zlib.crc32(head)), coded.data))
 
 
-def read_blob(blob: bytes, shards: int | None) -> tuple[dict[str, object], Arrays, Tables]:
+def read_blob(blob: bytes, shards: int | None) -> tuple[dict[str, Any], Arrays, Tables]:
     """What `write_blob` was given; ``shards`` None: of a query of any number of shards.
 
     Raises StateCorruptError, StateVersionError or StateMismatchError.
@@ -120,7 +121,7 @@ def other_shards(then: int, now: int) -> str:
     return f"shards: the checkpoint was written with {was}, the query has {now or None}: set shards={was}, {MOVES}"
 
 
-def read_metadata(blob: bytes) -> dict[str, object]:
+def read_metadata(blob: bytes) -> dict[str, Any]:
     """The metadata alone, for any number of shards: only one column of the first stream is decoded.
 
     Raises StateCorruptError or StateVersionError.
@@ -131,7 +132,7 @@ def read_metadata(blob: bytes) -> dict[str, object]:
     stream = decode(coded[: coded_size(end)], end)[LENGTH.size :]
     only_meta = pa.ipc.IpcReadOptions(included_fields=[0], use_threads=False)
     with pa.ipc.open_stream(pa.py_buffer(stream), options=only_meta) as reader:
-        metadata: dict[str, object] = json.loads(reader.read_next_batch().column(0)[0].as_py())["facts"]
+        metadata: dict[str, Any] = json.loads(reader.read_next_batch().column(0)[0].as_py())["facts"]
     return metadata
 
 

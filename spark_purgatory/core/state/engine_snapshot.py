@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -112,15 +112,15 @@ def listed(found: list[str]) -> str:
     return "; ".join([*found[:MOST_DIFFERENCES], *left])
 
 
-def inspect(blob: bytes) -> tuple[EventTimePurgatory, list[str] | None]:
+def inspect(blob: bytes) -> tuple[EventTimePurgatory, list[str]]:
     """(an engine to look at, names of the payload's columns), of a state of any query.
 
     What the blob does not say of the query, its limits above all, is as it is by default: the engine is not for going
-    on with. The names are None where the query's columns go by position. Raises StateError where the blob is damaged.
+    on with. Raises StateError where the blob is damaged.
     """
     facts, arrays, tables = read_blob(blob, None)
     engine = _restored(_spec_as_written(facts, arrays, tables), facts, arrays, tables)
-    return engine, cast("list[str] | None", facts.get("columns"))
+    return engine, facts["columns"]
 
 
 def restore_as_written(blob: bytes, deadline_is_sum: bool) -> EventTimePurgatory:
@@ -130,29 +130,29 @@ def restore_as_written(blob: bytes, deadline_is_sum: bool) -> EventTimePurgatory
     those of then, which no blob says either. Raises StateError where the blob is damaged.
     """
     facts, arrays, tables = read_blob(blob, None)
-    names = cast("list[str] | None", facts.get("columns"))
-    sources, texts = (cast("dict[str, Any]", facts.get(name, {})) for name in ("sources", "texts"))
+    names = facts["columns"]
     spec = replace(
         _spec_as_written(facts, arrays, tables),
         evidence=None,  # what outcomes of a replay carry goes nowhere
         deadline_is_sum=deadline_is_sum,
-        columns=None if names is None else pa.schema([pa.field(name, pa.null()) for name in names]),
-        sources=tuple((argument, tuple(columns)) for argument, columns in sources.items()),
-        texts=tuple(texts.items()),
+        columns=pa.schema([pa.field(name, pa.null()) for name in names]) if names else None,
+        sources=tuple((argument, tuple(columns)) for argument, columns in facts["sources"].items()),
+        texts=tuple(facts["texts"].items()),
         max_pending=NO_LIMIT,
         max_state_bytes=NO_LIMIT,
     )
     return _restored(spec, facts, arrays, tables)
 
 
-def _spec_as_written(facts: dict[str, object], arrays: Arrays, tables: Tables) -> EngineSpec:
+def _spec_as_written(facts: dict[str, Any], arrays: Arrays, tables: Tables) -> EngineSpec:
     """The spec of the query that wrote a blob, as far as the blob says it."""
     carried = event_columns_of(facts, tables)
     return replace(
-        spec_of(cast("dict[str, Any]", facts["spec"])),
+        spec_of(facts["spec"]),
+        roles=tuple(facts["roles"].items()),
         control_events="rows.id_slot" in arrays,
         event_columns=carried,
-        evidence=None if carried is None else Evidence(cast("bool", facts["event_value"])),
+        evidence=None if carried is None else Evidence(facts["event_value"]),
     )
 
 
@@ -162,23 +162,21 @@ def waiting_schema(blob: bytes) -> tuple[pa.Schema, bool, pa.StructType | None]:
     Where nothing waits, types of columns are not known. The type of events is None where outcomes carry none.
     """
     facts, arrays, tables = read_blob(blob, None)
-    names = cast("list[str] | None", facts.get("columns"))
-    spec = _spec_as_written(facts, arrays, tables)
+    names, spec = facts["columns"], _spec_as_written(facts, arrays, tables)
     event = None if spec.evidence is None else spec.event_type()
     if PAYLOAD not in tables:
-        return pa.schema([pa.field(name, pa.null()) for name in names or ()]), False, event
+        return pa.schema([pa.field(name, pa.null()) for name in names]), False, event
     held = tables[PAYLOAD][0].schema
-    named = held if names is None else [each.with_name(name) for each, name in zip(held, names, strict=True)]
-    return pa.schema(named), True, event
+    return pa.schema([each.with_name(name) for each, name in zip(held, names, strict=True)]), True, event
 
 
-def _restored(spec: EngineSpec, facts: dict[str, object], arrays: Arrays, tables: Tables) -> EventTimePurgatory:
+def _restored(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, tables: Tables) -> EventTimePurgatory:
     """The engine of a state that was found to belong to the query."""
-    counts = cast("dict[str, int]", facts["numbers"])
+    counts = facts["numbers"]
     engine = EventTimePurgatory(spec)
     engine.completion.watermark_ms = counts["watermark_ms"]
-    tally = cast("dict[str, int]", facts["tally"])
-    engine.outcomes.tally = Tally(**tally)  # type: ignore[arg-type]
+    tally = facts["tally"]
+    engine.outcomes.tally = Tally(**tally)
     _restore_rows(engine, arrays, tables)
     restore_counts(engine.purgatory, counts, arrays)
     _restore_watchers(engine, arrays, tables)
@@ -197,66 +195,61 @@ def _restored(spec: EngineSpec, facts: dict[str, object], arrays: Arrays, tables
     return engine
 
 
-def differences_of(
-    spec: EngineSpec, facts: dict[str, object], tables: Tables, but_for: Collection[str] = ()
-) -> list[str]:
+def differences_of(spec: EngineSpec, facts: dict[str, Any], tables: Tables, but_for: Collection[str] = ()) -> list[str]:
     """What stands between a state and the query: settings ``but_for`` some, then columns."""
-    then, now = cast("dict[str, object]", facts["spec"]), spec.fingerprint()
-    by_name = spec.columns is not None and "columns" in facts
-    found = [
-        difference(name, then[name], now[name])
-        for name in now
-        if then[name] != now[name] and not (by_name and name == "roles") and name not in but_for
-    ]
-    if by_name:
-        found += _differences_of_roles(spec, facts, PAYLOAD in tables)
+    then, now = facts["spec"], spec.fingerprint()
+    changed = [name for name in now if then[name] != now[name] and name not in but_for]
+    found = [difference(name, then[name], now[name]) for name in changed]
+    found += _differences_of_roles(spec, facts, PAYLOAD in tables)
     if spec.columns is not None and PAYLOAD in tables:
         found += _payload(spec, facts, tables).differences()
     return list(dict.fromkeys([*found, *differences_of_events(spec, facts, tables)]))
 
 
-def _payload(spec: EngineSpec, facts: dict[str, object], tables: Tables) -> StoredPayload:
+def _payload(spec: EngineSpec, facts: dict[str, Any], tables: Tables) -> StoredPayload:
     """A checkpoint's payload. A shard in which nothing waits holds none: it goes on with what the query brings."""
-    return payload_of(spec, tables[PAYLOAD], cast("list[str] | None", facts.get("columns")))
+    return payload_of(spec, tables[PAYLOAD], facts["columns"])
 
 
-def payload_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str] | None) -> StoredPayload:
+def payload_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str]) -> StoredPayload:
     """Operations' own columns, matched with those of a query."""
     assert spec.columns is not None
     fixed = {column: argument for argument, columns in spec.sources for column in columns}
     return StoredPayload(held, names, spec.columns, Comparison(spec.case_sensitive, fixed, spec.removed_columns))
 
 
-def _differences_of_roles(spec: EngineSpec, facts: dict[str, object], waits: bool) -> list[str]:
+def _differences_of_roles(spec: EngineSpec, facts: dict[str, Any], waits: bool) -> list[str]:
     """Arguments of `Operations` that take another column than they did, or keys and ids of another text."""
-    assert spec.columns is not None
-    names = cast("list[str]", facts["columns"])
-    order, _ = matched(names, spec.columns.names, spec.case_sensitive)
-    then, now = cast("dict[str, str]", facts["roles"]), dict(spec.roles)
+    names = facts["columns"]
+    wanted = names if spec.columns is None else spec.columns.names
+    order, _ = matched(names, wanted, spec.case_sensitive)
+    then, now = facts["roles"], dict(spec.roles)
     found = []
     for role in ROLES:
         same = (role in then) == (role in now)
         if same and role in then and waits:
-            at = order[now[role]]
-            same = at >= 0 and names[at] == then[role]
+            same = order[now[role]] == then[role]
         if not same:
-            was, wanted = (_source(played.get(role)) for played in (then, spec.role_names()))
-            found.append(_taken_from(f"operations.{role.removesuffix('_us')}", was, wanted))
-    earlier = cast("dict[str, list[str]]", facts.get("sources", {}))
-    for argument, columns in earlier.items() if waits else ():
+            was, becomes = _source(_column(names, then.get(role))), _source(_column(wanted, now.get(role)))
+            found.append(_taken_from(f"operations.{role.removesuffix('_us')}", was, becomes))
+    for argument, columns in facts["sources"].items() if waits else ():
         wanted_from = dict(spec.sources).get(argument)
         if wanted_from is None:
             # An expression may say the same, unless the column is gone.
-            gone = [name for name in columns if matched([name], spec.columns.names, spec.case_sensitive)[1]]
+            gone = [name for name in columns if matched([name], wanted, spec.case_sensitive)[1]]
             found += [_taken_from(argument, _source(name), _source(None)) for name in gone if "." not in name]
         elif -1 in matched(columns, wanted_from, spec.case_sensitive)[0] or len(columns) != len(wanted_from):
             found.append(_taken_from(argument, _source(", ".join(columns)), _source(", ".join(wanted_from))))
-    texts = cast("dict[str, str]", facts.get("texts", {}))
+    texts = facts["texts"]
     return found + [
-        f"{argument}: the checkpoint keeps it as the text of a {texts[argument]}, the query has a {text}: cast it back"
+        f"{argument}: the checkpoint keeps it as the text of {texts[argument]}, the query has {text}: cast it back"
         for argument, text in spec.texts
         if texts.get(argument, text) != text
     ]
+
+
+def _column(names: list[str], at: int | None) -> str | None:
+    return None if at is None else names[at] if at < len(names) else f"p{at}"
 
 
 def _taken_from(argument: str, then: str, now: str) -> str:
@@ -282,9 +275,9 @@ def _ranges(engine: EventTimePurgatory) -> dict[str, dict[bool, EventLog]]:
     return {"ended": engine.events.orphans.ended.logs, "past": engine.events.orphans.past.logs}
 
 
-def _restore_other_logs(engine: EventTimePurgatory, facts: dict[str, object], arrays: Arrays, tables: Tables) -> None:
+def _restore_other_logs(engine: EventTimePurgatory, facts: dict[str, Any], arrays: Arrays, tables: Tables) -> None:
     by_kind, ranges = _by_kind(engine), _ranges(engine)
-    for n, ((whose, *key), count, kept) in enumerate(cast("list[Any]", facts["logs"])):
+    for n, ((whose, *key), count, kept) in enumerate(facts["logs"]):
         log = EventLog([restore_segment(f"logs.{n}.{i}", arrays, tables) for i in range(count)], kept)
         if whose in ranges:
             ranges[whose][key[0]] = log
@@ -292,27 +285,27 @@ def _restore_other_logs(engine: EventTimePurgatory, facts: dict[str, object], ar
             by_kind[whose][LogKey(EventKind(key[0]), key[1])] = log
 
 
-def _facts(engine: EventTimePurgatory) -> dict[str, object]:
+def _facts(engine: EventTimePurgatory) -> dict[str, Any]:
     counts = {
         "watermark_ms": engine.watermark_ms,
         **purgatory_numbers(engine.purgatory),
         "segments": len(engine.events.log.segments),
         "log_kept": engine.events.log.kept,
     }
-    facts = {
-        "spec": engine.spec.fingerprint(),
+    spec, kind = engine.spec, engine.rows.payload.kind
+    return {
+        "spec": spec.fingerprint(),
+        "columns": [field.name for field in kind or ()] if spec.columns is None else spec.columns.names,
+        "roles": dict(spec.roles),
+        "sources": dict(spec.sources),
+        "texts": dict(spec.texts),
+        "event_columns": None if spec.event_columns is None else spec.event_columns.names,
+        "event_value": spec.evidence is not None and spec.evidence.has_value,
         "numbers": counts,
         "tally": tally_of(engine),
         "gauges": gauges_of(engine),
         "logs": [[key, len(log.segments), log.kept] for key, log in _other_logs(engine)],
     }
-    if engine.spec.event_columns is not None:
-        facts["event_columns"] = engine.spec.event_columns.names
-        facts["event_value"] = engine.spec.evidence is not None and engine.spec.evidence.has_value
-    if engine.spec.columns is not None:
-        facts |= {"columns": engine.spec.columns.names, "roles": engine.spec.role_names()}
-        facts |= {name: dict(found) for name in ("sources", "texts") if (found := getattr(engine.spec, name))}
-    return facts
 
 
 def gauges_of(engine: EventTimePurgatory) -> dict[str, int | None]:

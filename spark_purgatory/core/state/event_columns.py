@@ -7,7 +7,7 @@ anew is null in the events that are there already.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 
@@ -21,15 +21,15 @@ EVENT_LOGS = ("control", "unmatched")
 """Owners of logs of events, besides that of completions."""
 
 
-def differences_of_events(spec: EngineSpec, facts: dict[str, object], tables: Tables) -> list[str]:
+def differences_of_events(spec: EngineSpec, facts: dict[str, Any], tables: Tables) -> list[str]:
     """What cannot be changed of them, a sentence each with the remedy."""
     held = [tables[name] for name in _event_tables(facts) if name in tables] if spec.event_columns else []
     return [f"completions.columns: {text}" for each in held for text in _carried(spec, facts, each).differences()]
 
 
-def event_columns_of(facts: dict[str, object], tables: Tables) -> pa.Schema | None:
+def event_columns_of(facts: dict[str, Any], tables: Tables) -> pa.Schema | None:
     """What a state keeps of events, by name; void where it holds no event. None: nothing was asked for."""
-    names = cast("list[str] | None", facts.get("event_columns"))
+    names = facts["event_columns"]
     if names is None:
         return None
     held = next((tables[name][0].schema.types for name in _event_tables(facts) if name in tables), None)
@@ -37,15 +37,15 @@ def event_columns_of(facts: dict[str, object], tables: Tables) -> pa.Schema | No
     return pa.schema([pa.field(name, kind) for name, kind in zip(names, kinds, strict=True)])
 
 
-def _event_tables(facts: dict[str, object]) -> list[str]:
+def _event_tables(facts: dict[str, Any]) -> list[str]:
     """The tables of what is kept of events for outcomes, one for each segment of a log of events."""
-    names = [f"log.{i}" for i in range(cast("dict[str, int]", facts["numbers"])["segments"])]
-    for n, ((whose, *_), count, _) in enumerate(cast("list[Any]", facts["logs"])):
+    names = [f"log.{i}" for i in range(facts["numbers"]["segments"])]
+    for n, ((whose, *_), count, _) in enumerate(facts["logs"]):
         names += [f"logs.{n}.{i}" for i in range(count)] if whose in EVENT_LOGS else []
     return [f"{name}.columns" for name in names]
 
 
-def evolve_events(spec: EngineSpec, facts: dict[str, object], arrays: Arrays, tables: Tables) -> None:
+def evolve_events(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, tables: Tables) -> None:
     """What is kept of events becomes what the query keeps: it lacks nothing, and null is what was not kept."""
     for table in _event_tables(facts):
         held = tables.pop(table, None)
@@ -59,9 +59,9 @@ def evolve_events(spec: EngineSpec, facts: dict[str, object], arrays: Arrays, ta
             tables[table] = _carried(spec, facts, held).evolved()
 
 
-def _carried(spec: EngineSpec, facts: dict[str, object], held: list[pa.RecordBatch]) -> StoredPayload:
+def _carried(spec: EngineSpec, facts: dict[str, Any], held: list[pa.RecordBatch]) -> StoredPayload:
     """What a segment keeps of its events, matched with what the query keeps."""
-    return carried_of(spec, held, cast("list[str]", facts["event_columns"]))
+    return carried_of(spec, held, facts["event_columns"])
 
 
 def carried_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str]) -> StoredPayload:

@@ -156,40 +156,27 @@ class StoredPayload:
     """The payload of a checkpoint, matched with the columns of a query."""
 
     batches: list[pa.RecordBatch]
-    names: Sequence[str] | None
-    """The columns' in the checkpoint, None where it remembers none: then they are the query's by position."""
+    names: Sequence[str]
+    """The columns' in the checkpoint."""
     columns: pa.Schema
     comparison: Comparison = field(default_factory=Comparison)
 
     @property
     def order(self) -> list[int]:
         """Where each of the query's columns was, -1 where it was not."""
-        if self.names is None:
-            return list(range(len(self.columns)))
         return matched(self.names, self.columns.names, self.comparison.case_sensitive)[0]
 
     @property
     def is_same(self) -> bool:
         """Whether the columns are those of the query, in its order: so it is in all micro-batches but the first."""
-        names = self.columns.names
-        same_names = self.names is None or list(self.names) == names
-        return same_names and self.batches[0].schema.equals(pa.schema(sent(self.columns)), check_metadata=True)
+        same_types = self.batches[0].schema.equals(pa.schema(sent(self.columns)), check_metadata=True)
+        return same_types and list(self.names) == self.columns.names
 
     def differences(self) -> list[str]:
         """What cannot be changed, a sentence each with the remedy."""
-        held, found = self.batches[0].schema, list[str]()
-        if self.is_same:
-            pass
-        elif self.names is None:
-            if len(held) != len(self.columns):
-                return [
-                    f"the checkpoint, written before columns were remembered by name, has {len(held)} columns of types "
-                    f"{', '.join(type_text(each) for each in held)}, and the query has {len(self.columns)}: select "
-                    "these, in their order"
-                ]
-            pairs = zip(held, self.columns, strict=True)
-            found = [text for then, now in pairs for text in self.comparison.of_column(then, now, now.name)]
-        else:
+        found = list[str]()
+        if not self.is_same:
+            held = self.batches[0].schema
             named = [each.with_name(name) for each, name in zip(held, self.names, strict=True)]
             found = list(self.comparison.of_columns(named, list(self.columns)))
         return found or list(dict.fromkeys(text for batch in self.batches for text in self._in_values(batch)))

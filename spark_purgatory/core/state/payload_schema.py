@@ -149,7 +149,7 @@ def widens(then: pa.DataType, now: pa.DataType) -> bool:
 
 
 def says_the_same(held: pa.Field, wanted: pa.Field) -> bool:
-    """Whether two fields of one Arrow type are of one Spark type, as far as is known: states once noted none."""
+    """Whether two fields of one Arrow type are of one Spark type, where both note it (the tester does not)."""
     then, now = (field.metadata or {} for field in (held, wanted))
     return _opaque(held.type) == _opaque(wanted.type) and then.get(SPARK_TYPE) in (None, now.get(SPARK_TYPE))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from spark_purgatory.core.state.blob import read_metadata
 from spark_purgatory.core.state.shard_head import read_head
@@ -32,7 +32,7 @@ class ShardState:
 
         Of a head alone, ``tally`` and ``gauges`` only. Raises StateError where it is damaged.
         """
-        said = {} if self.snapshot is None else cast("dict[str, Any]", read_metadata(self.snapshot))
+        said = {} if self.snapshot is None else read_metadata(self.snapshot)
         if self.head is None:
             return said
         head = read_head(self.head)

@@ -145,10 +145,9 @@ def _decoder(
     return decode
 
 
-def _rows(waiting: Waiting, names: list[str] | None, schema: pa.Schema, added: dict[str, str]) -> pa.RecordBatch:
+def _rows(waiting: Waiting, names: list[str], schema: pa.Schema, added: dict[str, str]) -> pa.RecordBatch:
     payload = waiting.payload()
-    own = names if names is not None else [field.name for field in payload.type]
-    order, _ = matched(own, schema.names)
+    order, _ = matched(names, schema.names)
     columns = [
         _as_asked(waiting, added[field.name], field.type)
         if field.name in added

@@ -13,13 +13,15 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 
 from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.core.state.engine_snapshot import save
+from spark_purgatory.spark.checkpoint.gauges import gauges
 from spark_purgatory.spark.checkpoint.query_settings import store_settings
 from spark_purgatory.spark.host.blob_host import STATE_DDL, set_timeout
 from spark_purgatory.spark.host.calls import RESULT_DDL
 from spark_purgatory.spark.host.exchange import EXCHANGE_DDL, packer
+from spark_purgatory.spark.host.requirements import check_log_host
 from spark_purgatory.spark.host.worker import prepare_worker
 from spark_purgatory.spark.move.importing import SIDES, Importing, nothing
-from spark_purgatory.spark.move.tables import COUNTS, ROW, Manifest, with_hashes
+from spark_purgatory.spark.move.tables import COUNTS, ROW, read_manifest, with_hashes
 from spark_purgatory.spark.operator.inputs import WATERMARK_METADATA
 from spark_purgatory.spark.operator.stream_plan import Query
 from spark_purgatory.spark.placement import PARTITIONS
@@ -36,10 +38,12 @@ ONE_BATCH: Mapping[str, str] = {
 """Settings of the micro-batch that imports."""
 
 
-def import_tables(
-    spark: SparkSession, folder: str, checkpoint: str, query: Query, manifest: Manifest, options: Any, partitions: int
-) -> None:
-    """Make the state of a query, at the first version of a checkpoint of its own, of an export's tables."""
+def import_tables(spark: SparkSession, folder: str, checkpoint: str, *, query: Query, partitions: int) -> int:
+    """Make the state of a query, at the first version of a checkpoint of its own, of an export's tables.
+
+    Returns how many operations wait in it.
+    """
+    manifest = read_manifest(spark, folder)
     importing = Importing(query.spec, query.shards, manifest.watermark_ms, manifest.history)
     wanted = {**ONE_BATCH, PARTITIONS: str(partitions)}
     with settings(spark, wanted):
@@ -50,9 +54,10 @@ def import_tables(
         marker = F.lit(None).cast(T.TimestampType()).alias("marker", metadata={WATERMARK_METADATA: 0})
         groups = rows.select("shard", "side", "blob", marker).groupBy("shard")
         if query.host in LOG_HOSTS:
+            check_log_host(spark, query.host)
             from spark_purgatory.spark.move.import_log_host import log_host_imports
 
-            results = log_host_imports(groups, query.host, importing, options)
+            results = log_host_imports(groups, query.host, importing)
         else:
             results = groups.applyInPandasWithState(
                 _blob_function(importing), RESULT_DDL, STATE_DDL, "append", GroupStateTimeout.EventTimeTimeout
@@ -61,6 +66,7 @@ def import_tables(
         with settings_at_start(spark, store_settings(spark, query.host in LOG_HOSTS)):
             started = writer.trigger(availableNow=True).start()
         started.awaitTermination()
+    return int(gauges(spark, checkpoint=checkpoint)["pending"])
 
 
 def _packed(spark: SparkSession, folder: str, name: str, query: Query) -> DataFrame:

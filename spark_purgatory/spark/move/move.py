@@ -27,15 +27,13 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory.config import refuses_wrong_calls
-from spark_purgatory.config.purgatory_options import LOG_HOSTS
 from spark_purgatory.errors import BugError, ConfigError
-from spark_purgatory.spark.checkpoint.gauges import gauges
 from spark_purgatory.spark.move.check_tables import check_removed, check_tables
 from spark_purgatory.spark.move.files import Files, reaching
 from spark_purgatory.spark.move.import_state import import_tables
 from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint, check_target, conf_of
 from spark_purgatory.spark.move.survey import Survey, check_takes_over, survey
-from spark_purgatory.spark.move.tables import read_manifest, write_tables
+from spark_purgatory.spark.move.tables import write_tables
 from spark_purgatory.spark.operator.stream_plan import Query, query_of
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
@@ -156,57 +154,65 @@ def move_checkpoint(
     files = Files(spark)
     source, target = (absolute(spark, path.rstrip("/")) for path in (source, target))
     tables = None if tables is None else absolute(spark, tables.rstrip("/"))
-    removed = removed or {}
-    check_removed(removed, tables)
-    query = _query(outcomes)
-    if partitions is not None and (isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1):
-        raise ConfigError(f"partitions={partitions!r} is to be a whole number from 1 on")
+    check_removed(removed := removed or {}, tables)
+    query = _query(outcomes, partitions)
     with reaching("source", source):
         old = OldCheckpoint.read(files, source)
     with reaching("target", target):
         check_target(spark, files, source, target, tables)
     old.check_can_move(spark)
     found = survey(spark, source, query.spec)
-    waiting = f"{found.operations:,} operations wait, {found.state_bytes:,} bytes of state"
-    progress(f"looked at {len(found.found)} shards: {waiting}")
+    progress(f"looked at {len(found.found)} shards, in which {found.operations:,} operations wait")
     check_takes_over(found.found)
     old.check_rests(files)
     partitions = partitions or old.partitions
-
-    def result(is_done: bool) -> Move:
-        return Move(
-            source=source,
-            target=target,
-            batch_id=old.batch_id,
-            operations=found.operations,
-            events=sum(each.events for each in found.found),
-            state_bytes=found.state_bytes,
-            shards_before=found.found[0].shards,
-            shards=query.shards,
-            host_before=found.states.host,
-            host=query.host,
-            partitions_before=old.partitions,
-            partitions=partitions,
-            changes=tuple(_changes(found, query)),
-            is_done=is_done,
-            seconds=time.monotonic() - began,
-        )
 
     waits = found.operations
     if tables is not None:
         waits = check_tables(spark, tables, query=query, old=old, found=found, removed=removed)
     if not dry_run:
-        steps = _Steps(
-            spark=spark, files=files, query=query, old=old, target=target, partitions=partitions, progress=progress
-        )
-        steps.run(found, tables, waits)
-    return result(not dry_run)
+        files.delete(target)
+        files.write(f"{target}/metadata", UNFINISHED)
+        reached("marked")
+        work = f"{target}/{WORK}"
+        if tables is None:
+            tables = f"{work}/tables"
+            write_tables(found, old.query_id, tables)
+            progress(f"exported {waits:,} operations")
+        reached("exported")
+        imported = import_tables(spark, tables, f"{work}/{MADE}", query=query, partitions=partitions)
+        if imported != waits:
+            raise BugError(
+                f"conservation: {waits:,} operations waited and {imported:,} do after the move; the old checkpoint is "
+                "as it was, and its query can go on"
+            )
+        reached("imported")
+        progress(f"imported {imported:,} operations")
+        graft(files, old, f"{work}/{MADE}", target)
+        files.delete(work)
+        progress(f"moved to {target}")
+    return Move(
+        source=source,
+        target=target,
+        batch_id=old.batch_id,
+        operations=found.operations,
+        events=sum(each.events for each in found.found),
+        state_bytes=found.state_bytes,
+        shards_before=found.found[0].shards,
+        shards=query.shards,
+        host_before=found.states.host,
+        host=query.host,
+        partitions_before=old.partitions,
+        partitions=partitions,
+        changes=tuple(_changes(found, query)),
+        is_done=not dry_run,
+        seconds=time.monotonic() - began,
+    )
 
 
-# --- what there is -----------------------------------------------------------------------------------------
-
-
-def _query(outcomes: DataFrame) -> Query:
+def _query(outcomes: DataFrame, partitions: object) -> Query:
+    if partitions is not None and (isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1):
+        raise ConfigError(f"partitions={partitions!r} must be a whole number from 1")
     query = query_of(outcomes)
     if query is None:
         raise ConfigError(
@@ -218,72 +224,10 @@ def _query(outcomes: DataFrame) -> Query:
 def _changes(found: Survey, query: Query) -> list[str]:
     then, now = found.found[0].facts["spec"], query.spec.fingerprint()
     settings = [f"{name} {then[name]!r} to {now[name]!r}" for name in ("need", "tick_ms") if then[name] != now[name]]
-    columns = found.found[0].facts.get("columns", [])
+    columns = found.found[0].facts["columns"]
     wanted = [] if query.spec.columns is None else query.spec.columns.names
     added, gone = [name for name in wanted if name not in columns], [name for name in columns if name not in wanted]
     return settings + [f"column {name} added" for name in added] + [f"column {name} given up" for name in gone]
-
-
-# --- the move -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Steps:
-    """The steps of one move."""
-
-    spark: SparkSession
-    files: Files
-    query: Query
-    old: OldCheckpoint
-    target: str
-    partitions: int
-    progress: Callable[[str], None]
-
-    def run(self, found: Survey, tables: str | None, waits: int) -> None:
-        """Make them all; ``waits``: how many operations wait."""
-        files, target = self.files, self.target
-        files.delete(target)
-        files.write(f"{target}/metadata", UNFINISHED)
-        reached("marked")
-        work = f"{target}/{WORK}"
-        if tables is None:
-            tables = f"{work}/tables"
-            write_tables(found, self.old.query_id, tables)
-            self.progress(f"exported {waits:,} operations")
-        reached("exported")
-        imported = make_state(self.spark, self.query, tables, f"{work}/{MADE}", self.partitions)
-        if imported != waits:
-            raise BugError(
-                f"conservation: {waits:,} operations waited and {imported:,} do after the move; the old checkpoint is "
-                "as it was, and its query can go on"
-            )
-        reached("imported")
-        self.progress(f"imported {imported:,} operations")
-        graft(files, self.old, f"{work}/{MADE}", target)
-        files.delete(work)
-        self.progress(f"moved to {target}")
-
-
-def make_state(spark: SparkSession, query: Query, tables: str, checkpoint: str, partitions: int) -> int:
-    """Make a checkpoint's state of tables; returns how many operations wait in it."""
-    options = None
-    if query.host in LOG_HOSTS:
-        from spark_purgatory.spark.host.requirements import check_log_host
-
-        check_log_host(spark, query.host)
-        from spark_purgatory.spark.host.log_host import LogHostOptions
-
-        options = LogHostOptions(query.shards or 0, 0)
-    import_tables(
-        spark=spark,
-        folder=tables,
-        checkpoint=checkpoint,
-        query=query,
-        manifest=read_manifest(spark, tables),
-        options=options,
-        partitions=partitions,
-    )
-    return gauges(spark, checkpoint=checkpoint)["pending"]
 
 
 def graft(files: Files, old: OldCheckpoint, made: str, target: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -80,7 +80,8 @@ class Survey:
     @property
     def roles(self) -> dict[str, str]:
         """The operations' own columns that are columns of the engine, by its name of them."""
-        return dict(self.found[0].facts.get("roles", {}))
+        facts = self.found[0].facts
+        return {role: facts["columns"][at] for role, at in facts["roles"].items()}
 
     @property
     def is_copied(self) -> bool:
@@ -99,7 +100,7 @@ class Survey:
 
     def key_types(self) -> tuple[str, str, str]:
         """The types of ids, keys and event ids."""
-        texts = {name: text for each in self.found for name, text in each.facts.get("texts", {}).items()}
+        texts = {name: text for each in self.found for name, text in each.facts["texts"].items()}
         kinds = ["binary" if texts.get(name) == "binary" else "string" for name in ("operations.id", "operations.keys")]
         event_id = next((each.event_id for each in self.found if each.event_id), "string")
         return kinds[0], kinds[1], event_id
@@ -156,16 +157,17 @@ def _looker(spec: EngineSpec | None) -> Callable[[Iterable[pa.RecordBatch]], Ite
 
 def _said(blob: bytes, spec: EngineSpec | None) -> tuple[dict[str, Any], pa.Schema | None, pa.Schema | None]:
     facts, arrays, tables = read_blob(blob, None)
-    names = cast("list[str] | None", facts.get("columns"))
-    payload = tables[PAYLOAD][0].schema if PAYLOAD in tables else None
-    if payload is not None and names is not None:
-        payload = pa.schema([each.with_name(name) for each, name in zip(payload, names, strict=True)])
+    payload = None
+    if PAYLOAD in tables:
+        names = facts["columns"]
+        held = tables[PAYLOAD][0].schema
+        payload = pa.schema([each.with_name(name) for each, name in zip(held, names, strict=True)])
     times = [array for name, array in arrays.items() if name.startswith("log") and name.endswith(".time_us")]
     event_ids = [batches[0].schema.types[0] for name, batches in tables.items() if name.endswith(".event_ids")]
     said = {
-        "facts": {name: facts[name] for name in FACTS if name in facts},
+        "facts": {name: facts[name] for name in FACTS},
         "tally": facts["tally"],
-        "watermark_ms": cast("dict[str, int]", facts["numbers"])["watermark_ms"],
+        "watermark_ms": facts["numbers"]["watermark_ms"],
         "event_id": str(event_ids[0]) if event_ids else "",
         "shards": shard_count(blob) or None,
         "events": sum(map(len, times)),

@@ -180,14 +180,13 @@ def _writer(name: str, schema: pa.Schema, with_shard: bool) -> Callable[[Iterabl
     return write
 
 
-def _tables_of(name: str, engine: Any, names: list[str] | None) -> Iterator[pa.Table]:
+def _tables_of(name: str, engine: Any, names: list[str]) -> Iterator[pa.Table]:
     if name == "events":
         yield from events_tables(engine)
     elif name == "ids":
         yield ids_table(engine)
     elif engine.pending:
-        own = names or [f"column_{i}" for i in range(engine.rows.payload.kind.num_fields)]
-        table = operations_table(engine, own)
+        table = operations_table(engine, names)
         assert table is not None
         yield table
 

@@ -54,10 +54,8 @@ COMPARED = (
     ("scope (operations)", "scope (completions)"),
 )
 """Pairs of fields whose values are compared."""
-KEPT = ("operations.id", "operations.keys", "completions.event_id", "scope")
+KEPT = ("operations.id", "operations.keys", "completions.event_id", "scope (operations)")
 """Fields whose texts a checkpoint holds; what is compared with them has their type."""
-KEPT_OF_OPERATIONS = ("operations.id", "operations.keys", "scope (operations)")
-"""The same, of operations alone."""
 CASTS = (
     T.BooleanType,
     T.IntegralType,
@@ -121,10 +119,10 @@ def key_text(column: Column, kind: T.DataType, field: str) -> Column:
 
 
 def text_of(kind: T.DataType) -> str:
-    """Return what the texts of a key are made of: equal for types whose equal values have the same text."""
+    """Return the type that the texts of a key are made of: equal for types whose equal values have the same text."""
     if isinstance(kind, T.IntegralType):
-        return "whole number"
-    return f"decimal of scale {kind.scale}" if isinstance(kind, T.DecimalType) else kind.simpleString()
+        return "bigint"
+    return f"decimal(38,{kind.scale})" if isinstance(kind, T.DecimalType) else kind.simpleString()
 
 
 def array_text(column: Column, kind: T.DataType, field: str) -> Column:
@@ -178,12 +176,7 @@ def _rank(kind: T.DataType) -> tuple[int, int]:
     return next(i for i, each in enumerate(CASTS) if isinstance(kind, each)), scale
 
 
-def kept_texts(types: FieldTypes) -> tuple[tuple[str, str], ...]:
-    """Return what the texts of an operation's keys and ids are made of, for the checkpoint to remember."""
-    return tuple((name, text_of(kind)) for name, kind in sorted(types.items()) if name in KEPT_OF_OPERATIONS)
-
-
-def timestamp_fields(*inputs: FieldTypes) -> str:
-    """Names of the fields whose timestamps are kept as text in UTC, for the checkpoint to remember."""
-    names = {name for side in inputs for name, kind in side.items() if isinstance(kind, T.TimestampType)}
-    return ", ".join(field for field in KEPT if names & {field, f"{field} (operations)"})
+def kept_texts(*inputs: FieldTypes) -> tuple[tuple[str, str], ...]:
+    """Return the types that the texts of keys and ids are made of, for the checkpoint to remember."""
+    types = sorted(item for side in inputs for item in side.items() if item[0] in KEPT)
+    return tuple((name, text_of(kind)) for name, kind in types)

@@ -43,7 +43,7 @@ from spark_purgatory.spark.operator.inputs import (
     operations_input,
     payload_sources,
 )
-from spark_purgatory.spark.operator.key_types import check_compared, kept_texts, timestamp_fields
+from spark_purgatory.spark.operator.key_types import check_compared, kept_texts
 from spark_purgatory.spark.operator.payload import arrow_schema, columns_of, with_nullable_voids
 from spark_purgatory.spark.operator.query_watch import warn_inside_foreach_batch, watch
 from spark_purgatory.spark.operator.stream_plan import Query, check_inputs, with_query
@@ -102,9 +102,8 @@ def engine_spec(options: PurgatoryOptions, operations: InputTypes, completions: 
         identity_width=1 if operations.keyed_by_id else 2,
         roles=operations.roles,
         sources=payload_sources(options.operations, options.scope),
-        texts=kept_texts(operations.types),
+        texts=kept_texts(operations.types, completions.types),
         removed_columns=options.operations.names_of("removed_columns"),
-        utc_fields=timestamp_fields(operations.types, completions.types),
         deadline_is_sum=options.operations.deadline is None,
         evidence=evidence_of(options),
         max_pending=options.max_pending_per_shard,

@@ -58,7 +58,7 @@ STATEFUL = {
 }
 """Spark's stateful operators that may wait for a watermark, as the plan calls them and as users do. dropDuplicates
 keeps state and waits for none: behind it a purgatory has its outcomes in time."""
-AS_IT_IS = ("case_sensitive", "sources", "texts", "removed_columns", "deadline_is_sum", "control_events")
+AS_IT_IS = ("case_sensitive", "roles", "sources", "texts", "removed_columns", "deadline_is_sum", "control_events")
 """Fields of a spec that JSON holds; ``ROUTING``: those of a query."""
 ROUTING = ("shards", "host", "route")
 INSTEAD = dict.fromkeys(
