@@ -20,6 +20,7 @@ from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US, saturating_add
 from spark_purgatory.core.arrays.value_column import as_bools
 from spark_purgatory.core.arrays.value_ranks import value_ranks
+from spark_purgatory.core.export.put_together import plain
 from spark_purgatory.core.export.taken_apart import KEPT_AS
 from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind, EventMark
 from spark_purgatory.core.spec.criteria import ADDING, COUNTED, LEVELLED, Criterion, among
@@ -56,7 +57,7 @@ class TableRules:
 
     def faults(self, name: str, table: pa.Table) -> list[Fault]:
         """What is wrong with rows of a table; those of one identity, and those of one number, are given together."""
-        columns = {each: _array(table[each]) for each in table.column_names}
+        columns = plain(table)
         first = np.unique(columns["row"].fill_null(-1).to_numpy(), return_index=True)[1]
         copies = _valid(columns["row"])
         copies[first] = False
@@ -204,10 +205,6 @@ def told(name: str, faults: Iterable[Fault]) -> list[str]:
 def _nulls(columns: Columns, names: Iterable[str]) -> Found:
     for name in names:
         yield name, "have null", ~_valid(columns[name])
-
-
-def _array(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
 
 
 def _lengths(lists: pa.Array) -> Int64s:

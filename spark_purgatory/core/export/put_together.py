@@ -58,11 +58,11 @@ def put_together(
     if dealt.events is not None:
         _put_events(engine, dealt.events)
     if dealt.ids is not None and len(dealt.ids):
-        ids = _plain(dealt.ids)
+        ids = plain(dealt.ids)
         identity = [ids["id"], ids["key"]][: spec.identity_width]
         engine.deduplication.ids.add(identity, ids["id_hash"].to_numpy(), ids["until_us"].to_numpy())
     if dealt.operations is not None and len(dealt.operations):
-        _put_operations(engine, _plain(dealt.operations))
+        _put_operations(engine, plain(dealt.operations))
     tally = Tally(**history) if history else Tally()  # type: ignore[arg-type]
     tally.received = tally.decided() + engine.pending
     if spec.orphans == "all":
@@ -89,7 +89,7 @@ def most_of_any_shard(events: pa.Table, shard: Int64s) -> pa.Table:
 
     Where every event is sent to every shard, each forgets those that its own operations do not need.
     """
-    columns = [_plain(events)[name] for name in events.column_names]
+    columns = [plain(events)[name] for name in events.column_names]
     content = value_ranks(pa.StructArray.from_arrays(columns, names=events.column_names))
     order = np.lexsort((shard, content))
     content, shard = content[order], shard[order]
@@ -128,7 +128,7 @@ def _put_events(engine: EventTimePurgatory, events: pa.Table) -> None:
 
 
 def _segment(spec: EngineSpec, kept_as: str, key: LogKey, rows: pa.Table) -> EventSegment:
-    columns = _plain(rows)
+    columns = plain(rows)
     keys = pair_of(columns["operation_id"], columns["key"]) if key.is_named else columns["key"]
     value: numbers.Numbers | None = None
     if has_number_value(kept_as, key.kind, spec):
@@ -210,10 +210,12 @@ def _needs(texts: pa.Array, spec: EngineSpec) -> numbers.Numbers:
     return units
 
 
-def _plain(table: pa.Table) -> dict[str, pa.Array]:
-    """The columns of a table, each one array."""
-    combined = table.combine_chunks()
+def plain(table: pa.Table) -> dict[str, pa.Array]:
+    """The columns of a table, each as one array."""
+    columns = zip(table.column_names, table.columns, strict=True)
     return {
-        name: column.chunk(0) if column.num_chunks else pa.array([], column.type)
-        for name, column in zip(combined.column_names, combined.columns, strict=True)
+        name: column.chunk(0)
+        if column.num_chunks == 1
+        else pa.concat_arrays([pa.array([], column.type), *column.chunks])
+        for name, column in columns
     }

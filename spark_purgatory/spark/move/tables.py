@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.core.export.checked import TABLES
-from spark_purgatory.core.export.put_together import history_of, most_of_any_shard
+from spark_purgatory.core.export.put_together import history_of, most_of_any_shard, plain
 from spark_purgatory.core.export.taken_apart import events_tables, ids_table, operations_table
 from spark_purgatory.core.state.engine_snapshot import inspect
 from spark_purgatory.core.state.payload_schema import conform
@@ -168,7 +168,7 @@ def _writer(name: str, schema: pa.Schema, with_shard: bool) -> Callable[[Iterabl
                 engine, names = inspect(blob)
                 shard = int.from_bytes(blake2b(blob, digest_size=7).digest(), "little")
                 for table in _tables_of(name, engine, names):
-                    columns = {each: _whole(table[each]) for each in table.column_names}
+                    columns = plain(table)
                     if with_shard:
                         columns["shard"] = pa.array(np.full(len(table), shard))
                     rows = pa.RecordBatch.from_arrays(
@@ -202,13 +202,6 @@ def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_binary(kind) and pa.types.is_string(column.type):
         return column.view(kind)
     return conform(column, kind)
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    combined = column.combine_chunks()
-    if not isinstance(combined, pa.ChunkedArray):
-        return combined
-    return combined.chunk(0) if combined.num_chunks else pa.array([], column.type)
 
 
 def _ddl(text: str) -> list[T.StructField]:
