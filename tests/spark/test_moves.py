@@ -126,7 +126,7 @@ def test_a_move_that_stops_anywhere_leaves_what_refuses_to_start_and_can_be_repe
             move_checkpoint(stream.spark, stream.outcomes(), source=str(old), target=str(target))
         assert contents(old) == files, failpoint
         stream.checkpoint = target
-        with pytest.raises(ConfigError, match="half of a checkpoint, because its move did not end"):
+        with pytest.raises(ConfigError, match="is an unfinished move"):
             stream.run()
         stream.sink = "noop"
         with pytest.raises(Exception, match="Unrecognized token 'half_of_a_checkpoint"):
@@ -182,7 +182,7 @@ def test_what_cannot_be_moved_is_refused_before_anything_is_written(lane: Any) -
     (copy / "offsets" / str(dry.batch_id)).write_text("v1\n")
     refused("is damaged: of its last micro-batch", source=str(copy))
     (copy / "metadata").write_text(UNFINISHED)
-    refused("is half of a checkpoint", source=str(copy))
+    refused("is an unfinished move", source=str(copy))
     query = outcomes.writeStream.format("noop").option("checkpointLocation", str(stream.checkpoint)).start()
     refused("its query runs in this session")
     query.stop()
@@ -240,7 +240,7 @@ def test_a_query_that_goes_on_while_it_is_moved_is_seen(lane: Any, monkeypatch: 
 
     monkeypatch.setattr(move, "reached", go_on)
     target = str(stream.folder / "moved")
-    with pytest.raises(ConfigError, match="goes on: its query runs; stop it, then move"):
+    with pytest.raises(ConfigError, match="is still running: stop it, then run the move again"):
         move_checkpoint(stream.spark, stream.outcomes(), source=str(stream.checkpoint), target=target)
     stream.checkpoint = stream.folder / "moved"
     with pytest.raises(Exception, match="Unrecognized token 'half_of_a_checkpoint"):

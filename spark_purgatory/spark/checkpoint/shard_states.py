@@ -166,8 +166,7 @@ def is_checkpoint(spark: SparkSession, checkpoint: str) -> bool:
         return False
     if said is not None and said["value"] == UNFINISHED:
         raise ConfigError(
-            f"checkpoint={checkpoint!r} is half of a checkpoint, because its move did not end: run the move again. "
-            "The old checkpoint is as it was"
+            f"checkpoint={checkpoint!r} is an unfinished move: run the move again. The old checkpoint is as it was"
         )
     return True
 

@@ -41,8 +41,7 @@ class OldCheckpoint:
         metadata = files.read(f"{path}/metadata") if files.exists(f"{path}/metadata") else ""
         if metadata == UNFINISHED:
             raise ConfigError(
-                f"{field}={path!r} is half of a checkpoint, because its move did not end: give the one that it was to "
-                "be made of"
+                f"{field}={path!r} is an unfinished move: pass the checkpoint that it was being made from"
             )
         commits, begun = (batches_in(files, f"{path}/{name}") for name in ("commits", "offsets"))
         if not commits:
@@ -81,7 +80,7 @@ class OldCheckpoint:
         """Raise ConfigError where its query has gone on since it was read."""
         now = [batches_in(files, f"{self.path}/{name}")[-1] for name in ("commits", "offsets")]
         if now != [self.batch_id, max(self.offsets)]:
-            raise ConfigError(f"source={self.path!r} goes on: its query runs; stop it, then move")
+            raise ConfigError(f"the query of source={self.path!r} is still running: stop it, then run the move again")
 
     def check_can_move(self, spark: SparkSession) -> None:
         """Raise ConfigError for what cannot be moved, with the way out."""

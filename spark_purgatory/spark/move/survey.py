@@ -121,7 +121,10 @@ def survey(spark: SparkSession, checkpoint: str, spec: EngineSpec | None = None)
         raise ConfigError(f"checkpoint={checkpoint!r}: no micro-batch is committed yet: there is nothing to move")
     rows = collected(states.whole.mapInArrow(_looker(spec), "said binary, payload binary, carried binary"))
     if not rows:
-        raise ConfigError(f"checkpoint={checkpoint!r}: no shard has a state yet: start its query anew, as you like")
+        raise ConfigError(
+            f"checkpoint={checkpoint!r}: no shard has state yet, so there is nothing to move: start the "
+            "query with any settings"
+        )
     found = [
         ShardFacts(**json.loads(row["said"]), payload=_schema(row["payload"]), carried=_schema(row["carried"]))
         for row in rows
