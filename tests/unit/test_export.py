@@ -21,6 +21,7 @@ from spark_purgatory.core.export.taken_apart import events_tables, ids_table, op
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.state.blob import read_blob
 from tests.support.engine_driver import Shards
 from tests.support.moves import moved, numbered
 
@@ -272,6 +273,17 @@ def golden_lines() -> list[str]:
 
 def test_tables_are_written_as_the_golden_export_has_them() -> None:
     assert golden_lines() == GOLDEN.read_text(encoding="utf-8").splitlines()
+
+
+def test_a_state_names_its_logs() -> None:
+    spec, several, operations, events = STREAMS["final"]
+    shards = Shards(spec, 1, several)
+    shards.step(operations, events, 0)
+    shards.step([], [], 12)
+    logs = read_blob(shards.blobs[0] or b"", 1)[0]["logs"]
+    named = {(log["owner"], log["kind"], log["is_named"]) for log in logs}
+    assert named >= {("control", "fail", True), ("unmatched", "extend", False), ("ended", "complete", True)}
+    assert all(log.keys() == {"owner", "kind", "is_named", "segments", "kept"} for log in logs)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from spark_purgatory.core.events.event_log import EventLog
 from spark_purgatory.core.kafka.purgatory import WAITING
 from spark_purgatory.core.kafka.timing_wheel import UNARMED
 from spark_purgatory.core.spec.arrivals import payload_role
-from spark_purgatory.core.spec.codes import EventKind
+from spark_purgatory.core.spec.codes import KINDS, EventKind
 from spark_purgatory.core.spec.engine_spec import MOVES, ROLES, EngineSpec, Evidence, difference, spec_of
 from spark_purgatory.core.state.blob import Tables, other_shards, read_blob, shard_count, write_blob
 from spark_purgatory.core.state.event_columns import differences_of_events, event_columns_of, evolve_events
@@ -260,11 +260,14 @@ def _source(name: str | None) -> str:
     return "an expression or a column of another type" if name is None else f"column {name!r}"
 
 
-def _other_logs(engine: EventTimePurgatory) -> list[tuple[list[Any], EventLog]]:
+def _other_logs(engine: EventTimePurgatory) -> list[tuple[dict[str, Any], EventLog]]:
     """The logs beside that of completions, each with whose it is and its key."""
-    by_kind = [([whose, *key], log) for whose, logs in _by_kind(engine).items() for key, log in logs.items()]
-    ranges = [([whose, is_named], log) for whose, logs in _ranges(engine).items() for is_named, log in logs.items()]
-    return by_kind + ranges
+    by_kind = [(owner, *key, log) for owner, logs in _by_kind(engine).items() for key, log in logs.items()]
+    ranges = [(owner, EventKind.COMPLETE, *item) for owner, logs in _ranges(engine).items() for item in logs.items()]
+    return [
+        ({"owner": owner, "kind": KINDS[kind], "is_named": is_named}, log)
+        for owner, kind, is_named, log in [*by_kind, *ranges]
+    ]
 
 
 def _by_kind(engine: EventTimePurgatory) -> dict[str, dict[LogKey, EventLog]]:
@@ -277,12 +280,15 @@ def _ranges(engine: EventTimePurgatory) -> dict[str, dict[bool, EventLog]]:
 
 def _restore_other_logs(engine: EventTimePurgatory, facts: dict[str, Any], arrays: Arrays, tables: Tables) -> None:
     by_kind, ranges = _by_kind(engine), _ranges(engine)
-    for n, ((whose, *key), count, kept) in enumerate(facts["logs"]):
-        log = EventLog([restore_segment(f"logs.{n}.{i}", arrays, tables) for i in range(count)], kept)
-        if whose in ranges:
-            ranges[whose][key[0]] = log
+    for n, each in enumerate(facts["logs"]):
+        owner, is_named = each["owner"], each["is_named"]
+        log = EventLog(
+            [restore_segment(f"logs.{n}.{i}", arrays, tables) for i in range(each["segments"])], each["kept"]
+        )
+        if owner in ranges:
+            ranges[owner][is_named] = log
         else:
-            by_kind[whose][LogKey(EventKind(key[0]), key[1])] = log
+            by_kind[owner][LogKey(EventKind(KINDS.index(each["kind"])), is_named)] = log
 
 
 def _facts(engine: EventTimePurgatory) -> dict[str, Any]:
@@ -304,7 +310,7 @@ def _facts(engine: EventTimePurgatory) -> dict[str, Any]:
         "numbers": counts,
         "tally": tally_of(engine),
         "gauges": gauges_of(engine),
-        "logs": [[key, len(log.segments), log.kept] for key, log in _other_logs(engine)],
+        "logs": [{**key, "segments": len(log.segments), "kept": log.kept} for key, log in _other_logs(engine)],
     }
 
 

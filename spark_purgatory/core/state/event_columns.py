@@ -40,8 +40,8 @@ def event_columns_of(facts: dict[str, Any], tables: Tables) -> pa.Schema | None:
 def _event_tables(facts: dict[str, Any]) -> list[str]:
     """The tables of what is kept of events for outcomes, one for each segment of a log of events."""
     names = [f"log.{i}" for i in range(facts["numbers"]["segments"])]
-    for n, ((whose, *_), count, _) in enumerate(facts["logs"]):
-        names += [f"logs.{n}.{i}" for i in range(count)] if whose in EVENT_LOGS else []
+    for n, each in enumerate(facts["logs"]):
+        names += [f"logs.{n}.{i}" for i in range(each["segments"])] if each["owner"] in EVENT_LOGS else []
     return [f"{name}.columns" for name in names]
 
 
