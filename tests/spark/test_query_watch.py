@@ -140,7 +140,7 @@ def test_a_session_whose_faster_input_moves_the_watermark_is_refused(spark: Spar
     with settings(spark, {POLICY: "max"}):
         for start in (
             lambda: purgatory().resolve(operations, events),
-            lambda: check_checkpoint(spark, str(landing.checkpoint), outcomes),
+            lambda: check_checkpoint(spark, outcomes, checkpoint=str(landing.checkpoint)),
         ):
             with pytest.raises(ConfigError, match=rf"the session has {POLICY}='max': the faster input"):
                 start()
@@ -149,4 +149,4 @@ def test_a_session_whose_faster_input_moves_the_watermark_is_refused(spark: Spar
         writer = outcomes.writeStream.format("noop").option("checkpointLocation", str(landing.checkpoint))
         writer.trigger(availableNow=True).start().awaitTermination()
     with pytest.raises(ConfigError, match=rf"checkpoint='.*' has {POLICY}='max'"):
-        check_checkpoint(spark, str(landing.checkpoint), outcomes)
+        check_checkpoint(spark, outcomes, checkpoint=str(landing.checkpoint))

@@ -354,7 +354,7 @@ def test_a_plan_that_spark_does_not_explain_is_an_error(
     with pytest.raises(ConfigError, match="Spark does not explain the whole plan of the stream"):
         query_of(stream)
     with pytest.raises(ConfigError, match="Spark does not explain the whole plan of the stream"):
-        check_checkpoint(spark, str(tmp_path / "none"), stream)
+        check_checkpoint(spark, stream, checkpoint=str(tmp_path / "none"))
 
 
 def test_a_micro_batch_inside_foreach_batch_is_decided_by_itself_with_a_warning(
