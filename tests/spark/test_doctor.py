@@ -226,7 +226,7 @@ def test_offsets_that_a_power_loss_has_emptied_are_named(spark: SparkSession, la
     found = wrong(checkpoint_findings(spark, str(landing.checkpoint)))
     assert found[f"checkpoint's offsets/{offsets[-1].name}"].found.startswith("is empty")
     with pytest.raises(StorageError, match=rf"is damaged: offsets/{offsets[-1].name} is empty, .*from a copy"):
-        gauges(spark, str(landing.checkpoint))
+        gauges(spark, checkpoint=str(landing.checkpoint))
 
 
 @pytest.mark.spark
