@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from spark_purgatory.core.spec.criteria import Criterion
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.doctor.checkpoint import settings_text
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.check_columns import check_job, ddl_columns
 from spark_purgatory.job.config_file import load_config
@@ -259,3 +262,10 @@ def test_the_example_is_a_jobs_file_that_check_takes(tmp_path: Path) -> None:
     ran = check(str(job))
     assert (ran.returncode, ran.stderr) == (0, "")
     assert "timeout" in ran.stdout or "deadline" in ran.stdout
+
+
+@pytest.mark.parametrize("rule, need", [("until_deadline", None), ("any_key", None), ("quorum", 2.0), ("level", 2.0)])
+def test_a_checkpoints_settings_show_a_need_only_of_rules_that_have_one(rule: str, need: float | None) -> None:
+    spec = EngineSpec(Criterion(rule, need or 1)).fingerprint()
+    assert f"criterion={rule}" in settings_text(spec)
+    assert ("need=" in settings_text(spec)) == (need is not None)
