@@ -63,7 +63,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
 
-    from spark_purgatory.config.purgatory_options import LOG_HOSTS
+    from spark_purgatory.config.purgatory_options import LOG_HOST
     from spark_purgatory.demo.runner import QUICK_SETTINGS
     from spark_purgatory.spark.host.exchange import unix_sockets
     from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS
@@ -81,7 +81,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         .config("spark.log.level", "ERROR")
     )
     settings = {**QUICK_SETTINGS, **INTERPRETED, **unix_sockets(tempfile.gettempdir())}
-    if request.config.getoption("host") in LOG_HOSTS:
+    if request.config.getoption("host") == LOG_HOST:
         settings |= TRANSFORM_WITH_STATE_SETTINGS
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -97,9 +97,9 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(autouse=True)
 def _settings_of_the_host(request: pytest.FixtureRequest) -> None:
     """Under ``--host``: what the host needs, which a test before may have taken back."""
-    from spark_purgatory.config.purgatory_options import LOG_HOSTS
+    from spark_purgatory.config.purgatory_options import LOG_HOST
 
-    if request.config.getoption("host") in LOG_HOSTS and "spark" in request.fixturenames:
+    if request.config.getoption("host") == LOG_HOST and "spark" in request.fixturenames:
         from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS
 
         session = request.getfixturevalue("spark")

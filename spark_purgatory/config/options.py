@@ -203,7 +203,7 @@ class SinkOptions(Options):
     partition_by: Annotated[Names, "Columns that partition the table, if the first drain creates it."] = ()
     batch_size: Annotated[Size, "Size of file wanted for each table partition (Kafka: batch.size)."] = "128 MiB"
     linger: Annotated[Duration, "How long a row may wait for its file (linger.ms)."] = "5 minutes"
-    buffer_memory: Annotated[Size, "The most bytes that may be staged (buffer.memory)."] = "16 GiB"
+    buffer_memory: Annotated[Size, "The most bytes of staged rows, on disk (buffer.memory)."] = "16 GiB"
     max_block: Annotated[
         Duration,
         "How long a micro-batch waits for room in `buffer_memory`, or how long a flush waits for a table that cannot "
@@ -217,7 +217,7 @@ class SinkOptions(Options):
         "30 minutes"
     )
     max_request_size: Annotated[
-        Size, "The most bytes in one transaction, except that a single file may be larger (max.request.size)."
+        Size, "The most bytes in one transaction of the table; a single file may be larger (max.request.size)."
     ] = "4 GiB"
     shares_table: Annotated[
         bool,

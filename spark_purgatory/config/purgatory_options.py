@@ -15,8 +15,7 @@ from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import Orphans
 from spark_purgatory.errors import ConfigError
 
-LOG_HOSTS = ("transformWithState", "transformWithStateInPandas")
-"""One host under two names of Spark's: 4.0 has only the second, and a checkpoint keeps its name."""
+LOG_HOST = "transformWithState"
 MAX_SHARDS = 1 << 15
 """Shards are scanned for due time-outs in every micro-batch; and 16 bits name one in the exchange."""
 COMPLETES = {
@@ -74,7 +73,7 @@ class PurgatoryOptions(Options):
         "query.",
     ] = "128 MiB"
     host: Annotated[
-        Literal["applyInPandasWithState", "transformWithState", "transformWithStateInPandas"],
+        Literal["applyInPandasWithState", "transformWithState"],
         "Spark's operator that holds the state.",
     ] = "applyInPandasWithState"
     max_warm_bytes: Annotated[

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory.config.purgatory_options import LOG_HOSTS
+from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.spec.criteria import NUMBERED
 from spark_purgatory.core.state.blob import HEADER, VERSION
@@ -126,7 +126,7 @@ def state_findings(states: ShardStates) -> Iterator[Finding]:
 def size_finding(sizes: list[int], host: str) -> Finding:
     """Report whether a micro-batch can write shards of that size; the log host writes what arrived, and wants few."""
     found = f"{readable_bytes(sum(sizes))}, the largest shard {readable_bytes(max(sizes))}"
-    if max(sizes) <= GOOD_STATE_BYTES or host in LOG_HOSTS:
+    if max(sizes) <= GOOD_STATE_BYTES or host == LOG_HOST:
         return Finding("state size", found)
     return note("state size", f"{found}: above 5 MB move to more shards, or to host='transformWithState'")
 

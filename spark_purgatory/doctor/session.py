@@ -17,13 +17,13 @@ import pyspark
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.verified import release_finding
 from spark_purgatory.errors import ConfigError, sentence_of
 from spark_purgatory.spark.host.exchange import unix_sockets
 from spark_purgatory.spark.host.requirements import (
     CHANGELOG,
-    LOG_HOST_HERE,
     MESSAGES,
     NO_DATA,
     ONLY_WITH_ROWS,
@@ -213,9 +213,9 @@ def setting_findings(spark: SparkSession) -> Iterator[Finding]:
 
 def log_host_finding(spark: SparkSession) -> Finding:
     """Report whether a purgatory could have ``host="transformWithState"``, and with all that makes it fast."""
-    what = f'host="{LOG_HOST_HERE}"'
+    what = f'host="{LOG_HOST}"'
     try:
-        check_log_host(spark, LOG_HOST_HERE)
+        check_log_host(spark)
     except ConfigError as error:
         why = re.split(r", and |: ", str(error).removeprefix(what).strip())[0]
         return note(what, f"not in this session: {why}")

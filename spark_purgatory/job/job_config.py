@@ -32,7 +32,7 @@ from spark_purgatory.config import (
 )
 from spark_purgatory.config import Duration as DurationOption
 from spark_purgatory.config import Size as SizeOption
-from spark_purgatory.config.purgatory_options import LOG_HOSTS
+from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.job.config_types import (
@@ -309,7 +309,7 @@ class JobConfig(Model):
     @property
     def is_log_host(self) -> bool:
         """Whether the state is a snapshot and a log."""
-        return self.options().host in LOG_HOSTS
+        return self.options().host == LOG_HOST
 
     @property
     def chosen_store(self) -> str:

@@ -86,7 +86,7 @@ def _lines(checkpoint: str, folder: Path) -> Iterator[str]:
     if not (folder / "metadata").is_file():
         raise ConfigError(
             f"checkpoint={checkpoint!r} is not a folder of this machine with a query's file 'metadata': name the "
-            "checkpointLocation, or ask Spark with spark-purgatory doctor --checkpoint"
+            "checkpointLocation, or ask Spark with spark-purgatory doctor CHECKPOINT"
         )
     history = tuple(_batch(folder / "offsets" / str(number)) for number in _numbers(folder, "offsets"))
     committed = max(_numbers(folder, "commits"), default=None)
@@ -102,7 +102,7 @@ def _batch(file: Path) -> MicroBatch:
     try:
         return MicroBatch.read(int(file.name), file.read_text(encoding="utf-8"))
     except (ValueError, KeyError, IndexError) as error:
-        raise ConfigError(f"{file} is damaged: spark-purgatory doctor --checkpoint says what to do") from error
+        raise ConfigError(f"{file} is damaged: spark-purgatory doctor CHECKPOINT says what to do") from error
 
 
 def _numbers(folder: Path, name: str) -> list[int]:

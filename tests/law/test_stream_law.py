@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_purgatory.spark.host.requirements import LOG_HOST_HERE, PROVIDER, ROCKSDB, TRANSFORM_WITH_STATE_SETTINGS
+from spark_purgatory.config.purgatory_options import LOG_HOST
+from spark_purgatory.spark.host.requirements import PROVIDER, ROCKSDB, TRANSFORM_WITH_STATE_SETTINGS
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.testing.kit import stream_outcomes
 from tests.support.engine_driver import multiset
@@ -23,7 +24,7 @@ HDFS = {PROVIDER: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStat
 HOSTS: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("applyInPandasWithState", HDFS),
     ("applyInPandasWithState", {PROVIDER: ROCKSDB}),
-    (LOG_HOST_HERE, TRANSFORM_WITH_STATE_SETTINGS),
+    (LOG_HOST, TRANSFORM_WITH_STATE_SETTINGS),
 )
 
 

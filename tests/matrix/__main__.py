@@ -90,7 +90,7 @@ def run_cell(cell: Cell, environment: Environment | NotHere) -> dict[str, Any]:
     if said.returncode:
         return {**facts, "passed": 0, "failed": 1, "named": said.stderr.strip().splitlines()[-1]}
     facts |= {**json.loads(said.stdout), "delta": DELTA if cell.has_delta else "", "java": java_of(environment)}
-    slices = {"": (*SLICE, *(WITH_DELTA if cell.has_delta else ())), cell.log_host: SLICE_OF_THE_LOG_HOST}
+    slices = {"": (*SLICE, *(WITH_DELTA if cell.has_delta else ())), "transformWithState": SLICE_OF_THE_LOG_HOST}
     ended = [tests_of(cell, environment, host, chosen) for host, chosen in slices.items()]
     failures = [name for _, failed, _ in ended for name in failed]
     print(f"{cell.name}: {len(failures)} failed {failures}", file=sys.stderr)

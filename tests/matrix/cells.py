@@ -21,11 +21,6 @@ class Cell:
     """Over those of `make test`, as pip takes them."""
     has_delta: bool = True
 
-    @property
-    def log_host(self) -> str:
-        """`Purgatory.host` of the log host there."""
-        return "transformWithStateInPandas" if self.spark.startswith("4.0.") else "transformWithState"
-
 
 LOWEST = ("numpy==2.0.0", "pandas==2.2.2", "pyarrow==18.0.0")
 """What pyproject.toml allows: 2.2.2 is the first pandas that takes numpy 2."""
@@ -71,14 +66,11 @@ MOVED = "delta, moved to other shards"
 """A sink's name of a walk in which each release moves the checkpoint before it goes on."""
 WALKS: tuple[tuple[str, str, Walk], ...] = (
     ("applyInPandasWithState", "parquet", ("4.0.5", "4.1.4", "4.2.0", "4.3.0", "4.2.0", "4.1.4", "4.0.5")),
-    ("transformWithStateInPandas", "parquet", ("4.0.5", "4.1.4", "4.2.0", "4.3.0", "4.2.0", "4.1.4", "4.0.5")),
     ("transformWithState", "parquet", ("4.1.4", "4.2.0", "4.3.0", "4.2.0", "4.1.4")),
     # 4.3 has no Delta yet.
     ("applyInPandasWithState", "delta", ("4.0.5", "4.1.4", "4.2.0", "4.1.4", "4.0.5")),
-    ("transformWithStateInPandas", "delta", ("4.0.5", "4.1.4", "4.2.0", "4.1.4", "4.0.5")),
     ("transformWithState", "delta", ("4.1.4", "4.2.0", "4.1.4")),
     ("applyInPandasWithState", MOVED, ("4.0.5", "4.2.0", "4.1.4", "4.2.0", "4.0.5")),
-    ("transformWithStateInPandas", MOVED, ("4.0.5", "4.2.0", "4.0.5")),
-    ("transformWithState", MOVED, ("4.1.4", "4.2.0", "4.1.4")),
+    ("transformWithState", MOVED, ("4.0.5", "4.2.0", "4.1.4", "4.2.0", "4.0.5")),
 )
 """(host, sink, releases that go on with one checkpoint in turn, each killed in a micro-batch but the last)."""

@@ -21,7 +21,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS, RecordAccumulator, gauges, move_checkpoint
-from spark_purgatory.config.purgatory_options import LOG_HOSTS
+from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.demo.runner import QUICK_SETTINGS
 from tests.matrix.cells import MOVED
 from tests.support.engine_driver import multiset
@@ -78,7 +78,7 @@ def session(host: str, sink: str) -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.log.level": "ERROR",
     }
-    if host in LOG_HOSTS:
+    if host == LOG_HOST:
         settings |= TRANSFORM_WITH_STATE_SETTINGS
     for name, value in settings.items():
         builder = builder.config(name, value)

@@ -15,9 +15,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import Operations, Purgatory, RecordAccumulator, check_checkpoint, move_checkpoint
+from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.doctor.checkpoint import checkpoint_findings
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.host.requirements import CHANGELOG, COUNT_ROWS, LOG_HOST_HERE, PROVIDER, ROCKSDB
+from spark_purgatory.spark.host.requirements import CHANGELOG, COUNT_ROWS, PROVIDER, ROCKSDB
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.stream_rows import event, operation, purgatory
@@ -78,7 +79,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [text for record in caplog.records if "state partitions for" in (text := record.getMessage())]
 
 
-@pytest.mark.parametrize(("host", "shards"), [("applyInPandasWithState", 3), (LOG_HOST_HERE, 1)])
+@pytest.mark.parametrize(("host", "shards"), [("applyInPandasWithState", 3), (LOG_HOST, 1)])
 def test_a_query_has_as_many_state_partitions_as_shards_or_cores(
     bare: SparkSession, tmp_path: Path, host: str, shards: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -86,10 +87,10 @@ def test_a_query_has_as_many_state_partitions_as_shards_or_cores(
     report = write(landing, bare, given=purgatory(host=host, shards=shards))
     assert partitions_of(report) == {min(shards, CORES)}
     assert kept(landing) == str(min(shards, CORES))
-    assert (kept(landing, PROVIDER) == ROCKSDB) == (host == LOG_HOST_HERE)
+    assert (kept(landing, PROVIDER) == ROCKSDB) == (host == LOG_HOST)
     assert bare.read.format("delta").load(str(landing.outcomes)).count() == 1
     assert not said(caplog)
-    if host == LOG_HOST_HERE:
+    if host == LOG_HOST:
         assert list(landing.checkpoint.glob("state/0/0/*.changelog"))
         assert report["stateOperators"][0]["numRowsTotal"] == 0
 
@@ -121,7 +122,7 @@ def test_what_the_session_has_set_itself_stays(bare: SparkSession, tmp_path: Pat
     assert report["stateOperators"][0]["numRowsTotal"] > 0
     heap = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
     with settings(bare, {PROVIDER: heap}), pytest.raises(ConfigError) as error:
-        purgatory(host=LOG_HOST_HERE).resolve(*landing.frames(bare))
+        purgatory(host=LOG_HOST).resolve(*landing.frames(bare))
     assert f'\n    spark.conf.set("{PROVIDER}", "{ROCKSDB}")\n' in str(error.value)
 
 
@@ -205,7 +206,7 @@ def test_an_old_checkpoint_of_many_partitions_runs_and_says_so_until_it_is_moved
 def test_a_checkpoint_moves_to_the_log_host_in_a_default_session(bare: SparkSession, tmp_path: Path) -> None:
     landing = landed(tmp_path)
     write(landing, bare)
-    given = purgatory(host=LOG_HOST_HERE)
+    given = purgatory(host=LOG_HOST)
     moved = Landing(tmp_path)
     moved.checkpoint = tmp_path / "moved"
     outcomes = given.resolve(*landing.frames(bare))
@@ -220,7 +221,7 @@ def test_a_start_without_a_sink_of_ours_in_a_default_session_is_told_what_to_pas
 ) -> None:
     landing = landed(tmp_path)
     with settings(bare, {PARTITIONS: "1"}), pytest.raises(PySparkException, match="STORE_BACKEND_NOT_SUPPORTED"):
-        landing.run(bare, purgatory(host=LOG_HOST_HERE))
+        landing.run(bare, purgatory(host=LOG_HOST))
     until(lambda: any(record.levelno == logging.ERROR for record in caplog.records))
     (text,) = (record.getMessage() for record in caplog.records if record.levelno == logging.ERROR)
     assert [line.strip() for line in text.splitlines()[1:]] == [

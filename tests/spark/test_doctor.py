@@ -25,7 +25,7 @@ from spark_purgatory.doctor.table import table_findings
 from spark_purgatory.errors import StagingError, StorageError
 from spark_purgatory.job.arguments import place_of
 from spark_purgatory.spark.checkpoint.gauges import gauges
-from spark_purgatory.spark.host.requirements import CHANGELOG, LOG_HOST_HERE, TRANSFORM_WITH_STATE_SETTINGS
+from spark_purgatory.spark.host.requirements import CHANGELOG, TRANSFORM_WITH_STATE_SETTINGS
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.catalog_managed import make_catalog_managed
 from tests.support.golden_states import GOLDEN
@@ -35,7 +35,7 @@ from tests.support.streams import Landing
 
 ROOT = Path(__file__).resolve().parents[2]
 
-LOG_HOST = f'host="{LOG_HOST_HERE}"'
+LOG_HOST = 'host="transformWithState"'
 
 
 def by_name(findings: Iterable[Finding]) -> dict[str, Finding]:

@@ -14,8 +14,9 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.group_ops import PandasGroupedOpsMixin
 
-from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS, export_state, move_checkpoint
+from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS, check_checkpoint, export_state, move_checkpoint
 from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS
 from spark_purgatory.errors import ConfigError, StateMismatchError, StorageError
 from spark_purgatory.spark.move import move
@@ -94,6 +95,27 @@ def test_a_moved_stream_has_the_table_of_the_oracle(lane: Any, seed: int, sink: 
         stream.run()
         if number % 2 and (stop := next(moves, None)):
             stream.move(*stop)
+    assert stream.table() == stream.expected()
+
+
+def test_a_checkpoint_of_spark_40_is_refused_elsewhere_and_moved(lane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark 4.0 has transformWithStateInPandas alone, which later releases have as well."""
+    stream = lane(2, "parquet")
+    stream.host = LOG
+    with_host(stream.spark, LOG)
+    *before, last = batches_of(stream.drawn, 2, 2)
+    with monkeypatch.context() as spark_40:
+        spark_40.delattr(PandasGroupedOpsMixin, "transformWithState")
+        for batch in before:
+            stream.add(batch)
+            stream.run()
+    with pytest.raises(
+        StateMismatchError, match=r"was \w+InPandasExec in the Spark .* \w+InPySparkExec .* or move the"
+    ):
+        check_checkpoint(stream.spark, stream.outcomes(), checkpoint=str(stream.checkpoint))
+    stream.move(LOG, 5)
+    stream.add(last)
+    stream.run()
     assert stream.table() == stream.expected()
 
 

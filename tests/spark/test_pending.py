@@ -27,10 +27,10 @@ from spark_purgatory import (
     gauges,
     pending,
 )
+from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.doctor.checkpoint import checkpoint_findings
 from spark_purgatory.errors import ConfigError, StateUnreadableError
 from spark_purgatory.job.show_pending import PendingRequest, show_pending
-from spark_purgatory.spark.host.requirements import LOG_HOST_HERE
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import absolute
 from spark_purgatory.terminal import terminal
@@ -321,7 +321,7 @@ STATE_LOSSES: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("host", ["applyInPandasWithState", *now_and_then(LOG_HOST_HERE)])
+@pytest.mark.parametrize("host", ["applyInPandasWithState", *now_and_then(LOG_HOST)])
 def test_a_state_that_is_gone_is_an_error_of_the_state_with_its_remedy(
     spark: SparkSession, tmp_path: Path, host: Host
 ) -> None:

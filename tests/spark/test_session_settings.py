@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_purgatory import gauges, pending
+from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.spark.host.requirements import (
     CHANGELOG,
-    LOG_HOST_HERE,
     PROVIDER,
     ROCKSDB,
     TRANSFORM_WITH_STATE_SETTINGS,
@@ -39,7 +39,7 @@ SETTINGS: dict[str, Mapping[str, str]] = {
 }
 
 
-EACH_COMMIT = (("no micro-batch without rows", LOG_HOST_HERE),)
+EACH_COMMIT = (("no micro-batch without rows", LOG_HOST),)
 """That of Databricks' advice; the others are looked at now and then."""
 
 
@@ -48,7 +48,7 @@ EACH_COMMIT = (("no micro-batch without rows", LOG_HOST_HERE),)
     [
         pytest.param(name, host, marks=[] if (name, host) in EACH_COMMIT else pytest.mark.long)
         for name in SETTINGS
-        for host in (BLOB_HOST, LOG_HOST_HERE)
+        for host in (BLOB_HOST, LOG_HOST)
     ],
 )
 def test_the_law_holds_with_it_across_a_restart(spark: SparkSession, tmp_path: Path, name: str, host: str) -> None:
@@ -56,7 +56,7 @@ def test_the_law_holds_with_it_across_a_restart(spark: SparkSession, tmp_path: P
     landing = law_stream(seed).landed_in_batches(tmp_path, seed, batches=4)
     late = [path for path in tmp_path.glob("*/*.parquet") if int(path.stem) >= 2]
     hidden = [path.rename(path.with_name(f".{path.name}")) for path in late]
-    with settings(spark, {**(TRANSFORM_WITH_STATE_SETTINGS if host == LOG_HOST_HERE else {}), **SETTINGS[name]}):
+    with settings(spark, {**(TRANSFORM_WITH_STATE_SETTINGS if host == LOG_HOST else {}), **SETTINGS[name]}):
         assert_is_expected(spark, landing, host, seed)
         for path, shown in zip(hidden, late, strict=True):
             path.rename(shown)
@@ -81,7 +81,7 @@ def test_rocksdb_without_its_changelog_is_a_warning(spark: SparkSession, caplog:
     spark.conf.unset(CHANGELOG)
     try:
         with settings(spark, {PROVIDER: ROCKSDB}):
-            check_log_host(spark, LOG_HOST_HERE)
+            check_log_host(spark)
     finally:
         if before is not None:
             spark.conf.set(CHANGELOG, before)

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import Purgatory
 
-Host = Literal["applyInPandasWithState", "transformWithState", "transformWithStateInPandas"]
+Host = Literal["applyInPandasWithState", "transformWithState"]
 TIMESTAMP = pa.timestamp("us", "UTC")
 OPERATIONS = pa.schema(
     [

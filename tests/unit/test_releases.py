@@ -113,8 +113,8 @@ def test_a_protobuf_older_than_sparks_messages_is_refused_with_the_one_that_fits
         "module = importlib.util.module_from_spec(spec)\n"
         "spec.loader.exec_module(module)\n"
         "sys.modules['google.protobuf.runtime_version'] = module\n"
-        "from spark_purgatory.spark.host.requirements import LOG_HOST_HERE, check_log_host\n"
-        "check_log_host(None, LOG_HOST_HERE)"
+        "from spark_purgatory.spark.host.requirements import check_log_host\n"
+        "check_log_host(None)"
     )
     ran = python(code, tmp_path)
     said = ran.stderr.splitlines()[-1]
@@ -131,9 +131,9 @@ def test_without_protobuf_the_log_host_is_refused_and_the_other_is_not() -> None
         "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
         "sys.meta_path.insert(0, Lacks())\n"
         "from spark_purgatory import Purgatory\n"
-        "from spark_purgatory.spark.host.requirements import LOG_HOST_HERE, check_log_host\n"
+        "from spark_purgatory.spark.host.requirements import check_log_host\n"
         "print('imported')\n"
-        "check_log_host(None, LOG_HOST_HERE)"
+        "check_log_host(None)"
     )
     ran = python(lacks)
     assert ran.stdout == "imported\n"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from pyspark.sql import SparkSession
 
-from spark_purgatory.config.purgatory_options import LOG_HOSTS
+from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.spark.host.requirements import COUNT_ROWS, PROVIDER, TRANSFORM_WITH_STATE_SETTINGS
 from spark_purgatory.spark.operator.stream_plan import Query
 from spark_purgatory.spark.placement import PARTITIONS, most_shards, state_partitions
@@ -30,7 +30,7 @@ def settings_of(spark: SparkSession, queries: Sequence[Query], kept: Mapping[str
         wanted[PARTITIONS] = kept[PARTITIONS]
     elif (partitions := state_partitions(most_shards(query.shards for query in queries), cores_of(spark))) is not None:
         wanted[PARTITIONS] = str(partitions)
-    return wanted | store_settings(spark, any(query.host in LOG_HOSTS for query in queries))
+    return wanted | store_settings(spark, any(query.host == LOG_HOST for query in queries))
 
 
 def store_settings(spark: SparkSession, is_log_host: bool) -> dict[str, str]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import Column, DataFrame, DataFrameReader, Row, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, GroupedData, Row, SparkSession
 from pyspark.sql import functions as F
 
+from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.errors import ConfigError, StateUnreadableError
 from spark_purgatory.spark.placement import PARTITIONS
@@ -29,10 +30,12 @@ from spark_purgatory.spark.storage.storage_errors import RESTORE_STATE, SPARK_FA
 BLOB_HOST = "applyInPandasWithState"
 OPERATORS = {
     BLOB_HOST: "applyInPandasWithState",
-    "transformWithStateInPySparkExec": "transformWithState",
-    "transformWithStateInPandasExec": "transformWithStateInPandas",
+    "transformWithStateInPySparkExec": LOG_HOST,
+    "transformWithStateInPandasExec": LOG_HOST,
 }
 """What Spark calls the operators that hold our state, and their names as `Purgatory.host`."""
+HERE = list(OPERATORS)[1 if hasattr(GroupedData, "transformWithState") else 2]
+"""The log host's operator in this Spark. 4.0 has only the last, and Spark refuses a checkpoint of another operator."""
 
 
 STATE_BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(256 << 20)}
@@ -54,8 +57,8 @@ class ShardStates:
     whole: DataFrame
     heads: DataFrame
     """The log host's states without snapshot and log: enough for `ShardState.metadata`, and small."""
-    host: str
-    """The host that wrote them, a value of `Purgatory.host`."""
+    operator: str
+    """The operator that wrote them, of `OPERATORS`."""
     batch_id: int
     watermark_ms: int
     """The watermark with which the micro-batch decided; 0: there was none yet."""
@@ -66,6 +69,11 @@ class ShardStates:
     def partitions(self) -> int:
         """The number of state partitions."""
         return int(self.settings.get(PARTITIONS, 0))
+
+    @property
+    def host(self) -> str:
+        """The host that wrote them, a value of `Purgatory.host`."""
+        return OPERATORS[self.operator]
 
 
 def states_in(batch: pa.RecordBatch) -> Iterator[ShardState]:
@@ -125,7 +133,7 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
             "without them. The query itself can go on"
         ) from error
     watermark_ms, begun_with = int(said["batchWatermarkMs"]), said.get("conf", {})
-    return ShardStates(whole, heads, OPERATORS[operator], chosen, watermark_ms=watermark_ms, settings=begun_with)
+    return ShardStates(whole, heads, operator, chosen, watermark_ms=watermark_ms, settings=begun_with)
 
 
 def _of_blob_host(reader: DataFrameReader, checkpoint: str) -> tuple[DataFrame, DataFrame]:

@@ -15,11 +15,13 @@ from pyspark.sql import DataFrame, SparkSession, is_remote
 
 from spark_purgatory import errors
 from spark_purgatory.config import refuses_wrong_calls
+from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.spec.engine_spec import MOVES, EngineSpec
 from spark_purgatory.core.state.engine_snapshot import differences, listed
 from spark_purgatory.errors import ConfigError, StateError, StateMismatchError, sentence_of
 from spark_purgatory.spark.checkpoint.query_settings import settings_of
 from spark_purgatory.spark.checkpoint.shard_states import (
+    HERE,
     StatePathError,
     collected,
     is_checkpoint,
@@ -110,6 +112,11 @@ def _check(spark: SparkSession, checkpoint: str, queries: Sequence[Query], warns
         raise StateMismatchError(
             f"host: the checkpoint was written with host={states.host!r}, the query has host={query.host!r}: set "
             f"host={states.host!r}, {MOVES}"
+        )
+    if states.host == LOG_HOST and states.operator != HERE:
+        raise StateMismatchError(
+            f"host={LOG_HOST!r} was {states.operator} in the Spark that wrote the checkpoint, and is {HERE} in this "
+            f"one: Spark 4.0 and later releases do not share it. Start the query with the Spark of before, {MOVES}"
         )
     found = collected(states.whole.mapInArrow(_comparer(query.spec, query.shards or 0), FOUND_DDL))
     for row in found:

@@ -284,9 +284,9 @@ class PandasLogHost(LogHost):
         yield from _frames(super().handleExpiredTimer(key, timerValues, expiredTimerInfo))
 
 
-def log_hosted(groups: GroupedData, host: str, spec: EngineSpec, options: LogHostOptions) -> DataFrame:
-    """The calls' rows, by the operator named ``host``."""
-    if host == "transformWithState":
+def log_hosted(groups: GroupedData, spec: EngineSpec, options: LogHostOptions) -> DataFrame:
+    """The calls' rows, by the operator that this Spark has: 4.0 only the second."""
+    if hasattr(groups, "transformWithState"):
         return groups.transformWithState(LogHost(spec, options), RESULT_DDL, "append", "EventTime")
     return groups.transformWithStateInPandas(PandasLogHost(spec, options), RESULT_DDL, "append", "EventTime")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyspark
-from pyspark.sql import GroupedData, SparkSession, is_remote
+from pyspark.sql import SparkSession, is_remote
 
-from spark_purgatory.config.purgatory_options import LOG_HOSTS
+from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.worker_python import arrow_remedy, why_unfit
 
@@ -35,8 +35,6 @@ PASTE = "transformWithState runs on RocksDB. Before the query starts, paste:" + 
     f'\n    spark.conf.set("{name}", "{value}")' for name, value in TRANSFORM_WITH_STATE_SETTINGS.items()
 )
 """What to do where a session has another state store. `RecordAccumulator.write_stream` does it for its query itself."""
-LOG_HOST_HERE = next(host for host in LOG_HOSTS if hasattr(GroupedData, host))
-"""The name under which a new query has the log host in this Spark."""
 MESSAGES = "pyspark.sql.streaming.proto.StateMessage_pb2"
 """Spark's messages for the log host: code that protobuf generated, and that only a protobuf of its age imports."""
 NO_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
@@ -111,14 +109,9 @@ def runs_only_with_rows(spark: SparkSession) -> bool:
     return (spark.conf.get(NO_DATA, None) or "true").lower() == "false"
 
 
-def check_log_host(spark: SparkSession, host: str) -> None:
+def check_log_host(spark: SparkSession) -> None:
     """Raise ConfigError where a session lacks what the host needs; warn of what makes it slow."""
-    asked = f'host="{host}"'
-    if not hasattr(GroupedData, host):
-        raise ConfigError(
-            f'{asked} needs Spark 4.1 or later, and pyspark is {pyspark.__version__}: set host="{LOG_HOSTS[1]}", which '
-            "is the same, and which later releases go on with"
-        )
+    asked = f'host="{LOG_HOST}"'
     if why := why_no_messages():
         raise ConfigError(
             f"{asked} needs the package protobuf, on the driver and on every executor, of a version that fits PySpark "

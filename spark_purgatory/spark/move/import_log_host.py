@@ -57,9 +57,9 @@ class PandasImportingHost(ImportingHost):
         yield pd.DataFrame({name: [value] for name, value in self._import(key, sent).items()})
 
 
-def log_host_imports(groups: GroupedData, host: str, importing: Importing) -> DataFrame:
-    """The calls' rows, by the operator named ``host``."""
+def log_host_imports(groups: GroupedData, importing: Importing) -> DataFrame:
+    """The calls' rows, by the operator that `log_hosted` would take."""
     options = LogHostOptions(importing.shards or 0, 0)
-    if host == "transformWithState":
+    if hasattr(groups, "transformWithState"):
         return groups.transformWithState(ImportingHost(importing, options), RESULT_DDL, "append", "EventTime")
     return groups.transformWithStateInPandas(PandasImportingHost(importing, options), RESULT_DDL, "append", "EventTime")

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from spark_purgatory.config.purgatory_options import LOG_HOSTS
+from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.state.engine_snapshot import save
 from spark_purgatory.spark.checkpoint.gauges import gauges
 from spark_purgatory.spark.checkpoint.query_settings import store_settings
@@ -53,17 +53,17 @@ def import_tables(spark: SparkSession, folder: str, checkpoint: str, *, query: Q
             rows = rows.unionByName(each)
         marker = F.lit(None).cast(T.TimestampType()).alias("marker", metadata={WATERMARK_METADATA: 0})
         groups = rows.select("shard", "side", "blob", marker).groupBy("shard")
-        if query.host in LOG_HOSTS:
-            check_log_host(spark, query.host)
+        if query.host == LOG_HOST:
+            check_log_host(spark)
             from spark_purgatory.spark.move.import_log_host import log_host_imports
 
-            results = log_host_imports(groups, query.host, importing)
+            results = log_host_imports(groups, importing)
         else:
             results = groups.applyInPandasWithState(
                 _blob_function(importing), RESULT_DDL, STATE_DDL, "append", GroupStateTimeout.EventTimeTimeout
             )
         writer = results.writeStream.format("noop").option("checkpointLocation", checkpoint)
-        with settings_at_start(spark, store_settings(spark, query.host in LOG_HOSTS)):
+        with settings_at_start(spark, store_settings(spark, query.host == LOG_HOST)):
             started = writer.trigger(availableNow=True).start()
         started.awaitTermination()
     return int(gauges(spark, checkpoint=checkpoint)["pending"])

@@ -21,7 +21,7 @@ from spark_purgatory.config import (
     refuses_wrong_calls,
     watermark_ms,
 )
-from spark_purgatory.config.purgatory_options import LOG_HOSTS
+from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS, evidence_fields
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
@@ -185,8 +185,7 @@ class Purgatory(PurgatoryOptions):
         host: Spark's operator that holds the state. "applyInPandasWithState" rewrites the state of each shard that a
             micro-batch touches. "transformWithState" writes what arrived, and keeps the shards in the memory of
             Spark's workers: for many waiting operations and frequent micro-batches (docs/choosing.md). It needs
-            RocksDB as state store and protobuf. "transformWithStateInPandas" is the same under the only name that
-            Spark 4.0 has for it; later releases go on with it. The checkpoint fixes the host.
+            RocksDB as state store and protobuf. The checkpoint fixes the host.
         max_warm_bytes: Under "transformWithState", bytes of memory that shards may take in the Python workers of one
             executor; shards beyond it are loaded from the checkpoint in each micro-batch.
         name: Name under which the counters of each micro-batch (`schema.COUNTERS`: what it changed) appear in the
@@ -316,13 +315,13 @@ class Purgatory(PurgatoryOptions):
         # analyzer, and no row of it is ever behind: late rows arrive and are counted, not dropped silently.
         marker = F.lit(None).cast(T.TimestampType()).alias("marker", metadata={WATERMARK_METADATA: 0})
         groups = packed.select("shard", "side", "blob", marker).groupBy("shard")
-        if self.host in LOG_HOSTS:
+        if self.host == LOG_HOST:
             # Checked first, for the import needs protobuf.
-            check_log_host(packed.sparkSession, self.host)
+            check_log_host(packed.sparkSession)
             from spark_purgatory.spark.host.log_host import LogHostOptions, log_hosted
 
             options = LogHostOptions(self.shards or 0, self.bytes_of("max_warm_bytes"), sent, clock_delay_ms)
-            results = log_hosted(groups, self.host, spec, options)
+            results = log_hosted(groups, spec, options)
         else:
             check_blob_host(packed.sparkSession)
             results = groups.applyInPandasWithState(

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from spark_purgatory.config import Completions, Operations
-from spark_purgatory.config.purgatory_options import LOG_HOSTS
+from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Evidence, spec_of
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.storage.spark_access import settings
@@ -187,7 +187,7 @@ def _purgatories(plan: Sequence[Node]) -> tuple[dict[str, str], list[int]]:
         if i in inside:
             continue
         if node.name == "CollectMetrics" and (observed := OBSERVED.match(node.detail)):
-            found[observed[1]] = "applyInPandasWithState" if plan[i + 1].name.startswith("FlatMap") else LOG_HOSTS[0]
+            found[observed[1]] = "applyInPandasWithState" if plan[i + 1].name.startswith("FlatMap") else LOG_HOST
             inside.update(_below(plan, i))
         else:
             own.append(i)
@@ -198,7 +198,7 @@ def _check_first(given: Operations | Completions, side: str) -> None:
     """Raise ConfigError where Spark could not run another purgatory behind the one that ``outcomes_of`` names."""
     if given.outcomes_of is None:
         return
-    if (host := given.outcomes_of.host) not in LOG_HOSTS:
+    if (host := given.outcomes_of.host) != LOG_HOST:
         raise ConfigError(
             f"{side} are outcomes of a purgatory with host={host!r}, after which Spark runs no other in the query: "
             "give that purgatory host='transformWithState', or write its outcomes to a table and read it here"
@@ -216,7 +216,7 @@ def _check_said(found: dict[str, str], given: Operations | Completions, side: st
             continue
         ways = "write its outcomes to a table and read it here"
         if first is None:
-            other = "" if host in LOG_HOSTS else "that purgatory host='transformWithState', and "
+            other = "" if host == LOG_HOST else "that purgatory host='transformWithState', and "
             ways = f"give {other}{side}.outcomes_of= that purgatory, or {ways}"
         raise ConfigError(f"{side}: the stream holds outcomes of the purgatory {name!r} with host={host!r}: {ways}")
     if first is not None and first.name not in found:

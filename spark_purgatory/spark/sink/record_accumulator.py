@@ -60,13 +60,14 @@ class RecordAccumulator(SinkOptions):
             values wait together; a drain then writes a file for each value, and each is smaller than ``batch_size``.
         batch_size: Size of file wanted for each table partition (``batch.size``).
         linger: How long a row may wait for its file (``linger.ms``).
-        buffer_memory: The most bytes that may be staged (``buffer.memory``).
+        buffer_memory: The most bytes of staged rows, on disk in the checkpoint (``buffer.memory``).
         max_block: How long a micro-batch waits for room, or a flush for a failing table (``max.block.ms``).
         retry_backoff: The first wait after a failed drain. It doubles with each failure, up to ten times the first
             (``retry.backoff.ms``).
         delivery_timeout: How long rows may wait for a failing table before the query stops. They stay staged
             (``delivery.timeout.ms``).
-        max_request_size: The most bytes in one transaction, but for a single file (``max.request.size``).
+        max_request_size: The most bytes in one transaction of the table, but for a single file
+            (``max.request.size``).
         shares_table: Several queries are meant to fill the table, each from other sources. Without it a query with a
             new checkpoint warns of them: its sources' rows may be in the table already.
         on_delivery: Called with (delivery, None) when rows have reached the table, and with (None, error) when their
