@@ -152,6 +152,9 @@ class WorldTable(DeltaTarget):
     def history(self, spark: Any, since: int | None = None, first: int = 0) -> History:
         return History(tuple(reversed(self.world.versions)))
 
+    def noted(self, schema: str, version: int) -> str:
+        return f"{schema.partition('@')[0]}@{version}"
+
     def check(self, spark: Any, table_id: str | None, schema: Any) -> TableFacts | None:
         facts = self.facts(spark)
         if table_id is not None and (facts is None or facts.id != table_id):
@@ -205,8 +208,8 @@ class WorldActions(SparkActions):
     def _stage(self, ledger: Ledger, action: do.Stage, work: Work) -> StagedBatch:
         world = self.world
         epoch, path = ledger.next_drain, ledger.run.batch_path(ledger.next_drain, work.before)
-        if ledger.schema != work.schema:
-            self.folder.write_entry(work.spark, epoch, *schema_entry(work.before, work.schema))
+        if work.brings_schema_other_than(ledger.schema):
+            self.folder.write_entry(work.spark, epoch, *schema_entry(work.before, work.schema_after(ledger.schema)))
         rows = world.draw(work.before)
         world.evaluated.append(work.before)
         found = contents(rows)
@@ -263,7 +266,11 @@ class WorldSender(Sender):
         if self.is_open and batch_id is not None:
             failpoints.reach("after return")
         schema = "" if batch_id is None else self.world.batches[batch_id][0]
-        self._run(Work(None, self.world.committed, batch_id, schema, flush))
+
+        def continued(known: str | None) -> str:
+            return known if known is not None and known.partition("@")[0] == schema else schema
+
+        self._run(Work(None, self.world.committed, batch_id, continued=continued, flush=flush))
         if batch_id is not None:
             failpoints.reach("before return")
             self.world.spark_commits(batch_id)

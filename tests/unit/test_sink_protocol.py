@@ -206,6 +206,17 @@ def test_micro_batches_are_staged_while_a_drain_goes_on_beside_them() -> None:
     assert world.in_table() == world.every()
 
 
+def test_a_drain_takes_what_is_ripe_alone_though_it_notes_another_version_of_the_columns() -> None:
+    world = World([("s", {"a": 2}), ("s", {"a": 2, "b": 1})] * 6, {"partition_by": "p", **WORLDS["files fill"][1]})
+    sender = WorldSender(world)
+    intents = []
+    while world.committed < len(world.batches):
+        sender.take(world.committed)
+        intents += [sender.ledger.intent] if sender.ledger.intent not in [None, *intents] else []
+    assert len(intents) >= 3 and all(intent.left for intent in intents), "rows of b wait for more of them"
+    assert len([path for path in world.log if "/schema=" in path]) <= 1
+
+
 def test_a_commit_that_outlives_its_run_arrives_once_whenever_it_does() -> None:
     walked = 0
     for name in WORLDS:

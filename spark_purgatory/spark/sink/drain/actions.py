@@ -5,7 +5,7 @@ A failpoint, named as the action is, lies before and after each action that writ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -198,6 +198,8 @@ class Work:
     """The micro-batch at hand; None if there is none."""
     schema: str = ""
     """The schema of its rows."""
+    continued: Callable[[str | None], str] | None = None
+    """The schema to stage its rows with after rows of a known one: that one, if these are the same columns."""
     flush: bool = False
     """Whether to bring everything staged to the table."""
     rows: Any = None
@@ -206,6 +208,10 @@ class Work:
     is_evaluated: bool = False
     """Its rows were staged or skipped."""
 
-    def brings_schema_other_than(self, schema: str | None) -> bool:
-        """Whether the micro-batch at hand has another schema, so that what was staged has to go first."""
-        return self.batch_id is not None and self.schema != schema
+    def schema_after(self, known: str | None) -> str:
+        """What its rows are staged with. A drain moves the known one forward to a version of the table."""
+        return self.schema if self.continued is None else self.continued(known)
+
+    def brings_schema_other_than(self, known: str | None) -> bool:
+        """Whether the micro-batch at hand has other columns, so that what was staged has to go first."""
+        return self.batch_id is not None and self.schema_after(known) != known

@@ -242,7 +242,7 @@ def apply(ledger: Ledger, result: Result, work: Work) -> None:
                 ledger.fault = _differs(ledger, work, contents)
         case do.Staged(batch):
             work.is_evaluated = True
-            ledger.schema = work.schema
+            ledger.schema = work.schema_after(ledger.schema)
             ledger.stage(batch)
         case do.Counted(pieces_of):
             ledger.count(pieces_of)

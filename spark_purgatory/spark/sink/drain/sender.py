@@ -65,8 +65,8 @@ class Sender:
             for name, value in WRITE_SETTINGS.items():
                 spark.conf.set(name, value)
         try:
-            columns = StagedColumns(batch.schema, self.since).continued(self.open(spark).schema)
-            work = Work(spark, batch_id, batch_id, columns, flush=self.flush_requested, rows=batch)
+            columns = StagedColumns(batch.schema, self.since)
+            work = Work(spark, batch_id, batch_id, continued=columns.continued, flush=self.flush_requested, rows=batch)
             self._run(work)
         except Exception as error:
             raise out_of_batch(error) from None

@@ -137,8 +137,9 @@ class SparkActions:
     def _stage(self, ledger: Ledger, action: do.Stage, work: Work) -> StagedBatch:
         """Step 3 of the protocol; the micro-batch with its contents and bytes."""
         epoch, number = ledger.next_drain, work.before
-        if ledger.schema != work.schema:
-            self.folder.write_entry(work.spark, epoch, *ledger_format.schema_entry(number, work.schema))
+        if work.brings_schema_other_than(ledger.schema):
+            entry = ledger_format.schema_entry(number, work.schema_after(ledger.schema))
+            self.folder.write_entry(work.spark, epoch, *entry)
         path = ledger.run.batch_path(epoch, number)
         place, rules = f"{self.folder}/{path}", self._rules_of(work)
         contents, plain_bytes = stage(work.rows, place, rules, action.max_file_rows)
