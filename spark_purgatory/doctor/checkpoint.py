@@ -20,7 +20,7 @@ from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.session import clock_finding
 from spark_purgatory.errors import START_OVER, ConfigError, StagingError, StateError, StateUnreadableError, sentence_of
-from spark_purgatory.job.readable import readable_bytes, readable_ms
+from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.checkpoint.shard_states import (
     ShardStates,
     StatePathError,

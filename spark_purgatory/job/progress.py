@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console, Group
@@ -24,22 +23,18 @@ from rich.text import Text
 
 from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.core.spec.codes import EventRejection
-from spark_purgatory.job.readable import readable_bytes, readable_ms
-from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
+from spark_purgatory.metrics.progress import COLUMNS, SHOWN_BATCHES, BatchLine, batch_line
+from spark_purgatory.readable import readable_bytes, readable_ms
+from spark_purgatory.spark.monitoring.monitor import watermark_ms_of
+from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery, is_theirs
 from spark_purgatory.terminal import printable, say
 
 Query = StreamingQuery | AccumulatorQuery
 STATUSES = ("COMPLETED", "EXPIRED", "FAILED", "CANCELLED", "DUPLICATE", "REJECTED")
 """Statuses of operations, as the counters name them."""
 COLOURS = {"COMPLETED": "green", "EXPIRED": "dark_orange", "FAILED": "red", "REJECTED": "red"}
-SHOWN_BATCHES = 8
-"""Rows of the live table: what fits a small terminal under a command line."""
-COLUMNS = {"batch": 5, "rows in": 9, "decided": 9, "waiting": 9, "rows/s": 7, "took": 8, "watermark (UTC)": 19}
-"""Columns of the live table, each as wide as the numbers of a day of millions: 78 characters with what lies between."""
 FRAMES_PER_SECOND = 4
 STOPPING = "stopping within 10 s, then a drain"
-SAID_DAY_MS = 86_400_000
-"""A watermark further behind the clock is one of old data, and says so by its date."""
 
 
 @dataclass
@@ -71,13 +66,6 @@ class Totals:
         for status, count in decided.items():
             if count:
                 self.by_status[status] = self.by_status.get(status, 0) + count
-
-
-class BatchLine(NamedTuple):
-    """One batch as it is shown: a row of the live table, and a line elsewhere."""
-
-    cells: tuple[str, ...]
-    text: str
 
 
 class ProgressDisplay:
@@ -116,9 +104,7 @@ class ProgressDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live:
             self._doing, self._waits = "ended", False
             self._live.stop()
@@ -127,7 +113,9 @@ class ProgressDisplay:
         """Show what ended since the last call."""
         last = query.lastProgress
         if last is not None and last["batchId"] > self._last_batch:
-            lines = [line for report in self._unseen(query.recentProgress) if (line := self._take(report))]
+            # Spark also reports triggers that found nothing to do.
+            ran = [report for report in query.recentProgress if "addBatch" in report["durationMs"]]
+            lines = [line for report in ran if report["batchId"] > self._last_batch if (line := self._take(report))]
             if self._live:
                 self._lines.extend(lines)
             elif lines:
@@ -156,12 +144,8 @@ class ProgressDisplay:
         is_over = doing == "ended"
         running = f"running {timedelta(seconds=round(now_s - self._began_s))}"
         wish = "ctrl-C cuts" if self._stops else "ctrl-C stops it"
-        cells: list[Any] = [
-            Text(printable(self._name), style="bold"),
-            running,
-            Text(doing) if is_over else self._spinner,
-        ]
-        head.add_row(*cells, *([] if is_over else [wish]))
+        at_work = [Text(doing)] if is_over else [self._spinner, wish]
+        head.add_row(Text(printable(self._name), style="bold"), running, *at_work)
         parts: list[Any] = [head]
         if lines := list(self._lines):
             parts += [self._table(lines), self._counts()]
@@ -177,25 +161,18 @@ class ProgressDisplay:
             self._sink = f"Table: {files:,.0f} file{'s' * (files != 1)} by this run, {staged} staged"
         if self._stops or not query.isActive:
             return
-        if query.status["isTriggerActive"]:
-            self._do(f"micro-batch {self._last_batch + 1}", waits=False)
-        else:
-            self._do("", waits=True)
+        is_active = query.status["isTriggerActive"]
+        self._do(f"micro-batch {self._last_batch + 1}" if is_active else "", waits=not is_active)
 
     def _do(self, what: str, waits: bool) -> None:
         if (what, waits) != (self._doing, self._waits):
             self._doing, self._waits, self._changed_s = what, waits, time.monotonic()
 
-    def _unseen(self, reports: Iterable[Any]) -> list[Any]:
-        """Reports of batches that ran; Spark also reports triggers that found nothing to do."""
-        ran = [report for report in reports if "addBatch" in report["durationMs"]]
-        return [report for report in ran if report["batchId"] > self._last_batch]
-
     def _take(self, report: Any) -> BatchLine | None:
         """The batch's line; None for one that only passed the time."""
         self._last_batch = report["batchId"]
         observed = report["observedMetrics"].get(self._counters)
-        rows_in = sum(source["numInputRows"] or 0 for source in report["sources"] if not _is_heartbeat(source))
+        rows_in = sum(source["numInputRows"] or 0 for source in report["sources"] if is_theirs(source["description"]))
         before = self.totals.pending
         decided = sum(self.totals.by_status.values())
         self.totals.add(rows_in, observed.asDict() if observed else {})
@@ -203,18 +180,9 @@ class ProgressDisplay:
             self._last_rows_s = time.monotonic()
         if self.totals.batches > 1 and not rows_in and self.totals.pending == before:
             return None
-        seconds = report["durationMs"]["triggerExecution"] / 1000
-        at = report["eventTime"].get("watermark", "")
-        number, watermark, lag = str(report["batchId"]), _readable(at), _lag(at)
-        out, pending = sum(self.totals.by_status.values()) - decided, self.totals.pending
-        speed, took = f"{rows_in / seconds if seconds else 0:,.0f}", f"{seconds:.1f} s"
-        so_far = ", ".join(f"{status} {count:,}" for status, count in self.totals.by_status.items())
-        text = (
-            f"{datetime.now():%H:%M:%S} batch {number}: {rows_in:,} rows in, {out:,} decided, {pending:,} waiting, "
-            f"{speed} rows/s, took {took}, watermark {watermark}{'' if watermark == NO_WATERMARK else ' UTC'}"
-            f"{f' ({lag} behind the clock)' if lag else ''}, in all {so_far or 'no outcomes yet'}"
-        )
-        return BatchLine((number, f"{rows_in:,}", f"{out:,}", f"{pending:,}", speed, took, watermark), text)
+        out, took_ms = sum(self.totals.by_status.values()) - decided, report["durationMs"]["triggerExecution"]
+        numbers, at = (str(self._last_batch), rows_in, out, self.totals.pending), report["eventTime"].get("watermark")
+        return batch_line(datetime.now(UTC), numbers, took_ms, watermark_ms_of(at), self.totals.by_status)
 
     def _table(self, lines: list[BatchLine]) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="bold")
@@ -231,28 +199,6 @@ class ProgressDisplay:
             text.append(status, style=COLOURS.get(status, "bright_black"))
             text.append(f" {count:,}   ")
         return text if text else Text("no outcomes yet")
-
-
-NO_WATERMARK = "none yet"
-
-
-def _is_heartbeat(source: Any) -> bool:
-    """Whether a source is one of ours, that makes a row a micro-batch so that time passes."""
-    return str(source["description"]).startswith("RatePerMicroBatch")
-
-
-def _readable(watermark: str) -> str:
-    """``2024-03-01T08:10:00.000Z`` -> ``2024-03-01 08:10:00``; Spark's 1970 means that there is none yet."""
-    return NO_WATERMARK if not watermark or watermark.startswith("1970") else watermark[:19].replace("T", " ")
-
-
-def _lag(watermark: str) -> str:
-    """How far the watermark is behind the clock; "" while there is none, and for one that is ahead, or a day behind."""
-    if not watermark or watermark.startswith("1970"):
-        return ""
-    lag = datetime.now(UTC) - datetime.fromisoformat(watermark.replace("Z", "+00:00"))
-    lag_ms = lag / timedelta(milliseconds=1)
-    return readable_ms(lag_ms) if 0 < lag_ms < SAID_DAY_MS else ""
 
 
 def _duration(seconds: float) -> str:

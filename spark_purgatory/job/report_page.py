@@ -19,10 +19,10 @@ from matplotlib.dates import DateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-from spark_purgatory.job.readable import readable_bytes, readable_ms
 from spark_purgatory.job.report import DAY, HOUR, MINUTE, NEWER, SECOND, Report
 from spark_purgatory.job.status import MicroBatch, instant, last_batch, written
 from spark_purgatory.job.summary import NOTHING_LOST, verdict
+from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.checkpoint.gauges import Gauges
 from spark_purgatory.version import LOOKS_WRONG, __version__
 

@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.rule import Rule
 from rich.table import Table
 
-from spark_purgatory.job.readable import readable_ms
+from spark_purgatory.readable import readable_ms
 from spark_purgatory.terminal import printable
 
 ANY_WIDTH = 1 << 20

@@ -19,11 +19,11 @@ from rich.table import Table
 from spark_purgatory.core.engine.waiting import WAITING_FIELDS
 from spark_purgatory.errors import ConfigError, sentence_of
 from spark_purgatory.job.arguments import log_file, settings_from
-from spark_purgatory.job.readable import readable_ms
 from spark_purgatory.job.reading import guarded_reading
 from spark_purgatory.job.rows_text import Kind, fits, lines, rows_text, text_of
 from spark_purgatory.job.session import reading_session
 from spark_purgatory.job.status import instant
+from spark_purgatory.readable import readable_ms
 from spark_purgatory.spark.checkpoint.pending import pending
 from spark_purgatory.terminal import at_work, say
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from spark_purgatory.errors import ConfigError, PurgatoryError
-from spark_purgatory.job.readable import readable_ms
+from spark_purgatory.readable import readable_ms
 from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.table_claim import CLAIM

@@ -15,8 +15,8 @@ from rich.table import Table
 
 from spark_purgatory.core.spec.codes import EventRejection
 from spark_purgatory.job.progress import Totals
-from spark_purgatory.job.readable import readable_bytes, readable_ms
 from spark_purgatory.job.tally import JobTally
+from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.terminal import say
 
 WAIT_PERCENTILES = (0.5, 0.95, 0.99)

@@ -4,7 +4,7 @@
 """
 
 from spark_purgatory.metrics.catalog import METRICS, Metric
-from spark_purgatory.metrics.reporters import json_lines, opentelemetry, prometheus
+from spark_purgatory.metrics.reporters import json_lines, opentelemetry, progress, prometheus
 from spark_purgatory.metrics.sample import Reporter, Sample
 
-__all__ = ["METRICS", "Metric", "Reporter", "Sample", "json_lines", "opentelemetry", "prometheus"]
+__all__ = ["METRICS", "Metric", "Reporter", "Sample", "json_lines", "opentelemetry", "progress", "prometheus"]

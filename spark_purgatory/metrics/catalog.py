@@ -77,6 +77,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("staged_age_ms", "gauge", "ms", "Age of the oldest staged rows.", "record-queue-time-max", source="sink"),
     Metric("linger_ms", "gauge", "ms", "How long rows may wait for their file.", "linger.ms", source="sink"),
     Metric("drain_duration_ms", "gauge", "ms", "How long the last drain took.", "request-latency-avg", source="sink"),
+    Metric("draining_rows", "gauge", "rows", "Rows of the drain that is under way.", source="sink"),
     Metric("drains_total", "counter", "drains", "Drains that were committed.", source="sink"),
     Metric("drained_rows_total", "counter", "rows", "Rows that they brought.", "record-send-total", source="sink"),
     Metric("drained_files_total", "counter", "files", "Files that they brought.", source="sink"),

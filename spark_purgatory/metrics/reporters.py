@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.metrics.catalog import METRICS, PREFIX, Metric
+from spark_purgatory.metrics.progress import ProgressReporter
 from spark_purgatory.metrics.sample import Reporter, Sample
 
 if TYPE_CHECKING:
@@ -41,6 +42,18 @@ def json_lines(path: str | Path) -> Reporter:
             lines.write(line + "\n")
 
     return report
+
+
+def progress() -> ProgressReporter:
+    """Print a line for each micro-batch, in the words of ``spark-purgatory run``, and one when a drain begins and ends.
+
+    In a notebook it is a table that refreshes, in the output of the cell that made it. Make one for each query.
+
+    Example::
+
+        query_monitor = monitor(query, metrics.progress())
+    """
+    return ProgressReporter()
 
 
 def prometheus(

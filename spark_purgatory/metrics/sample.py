@@ -19,11 +19,13 @@ class Sample:
         query: The query's name, or its id where it has none.
         time_ms: When, in milliseconds since 1970.
         values: By metric, then by the values of its labels, ``()`` without any. What is not known is left out.
+        batch: Number of the micro-batch in its checkpoint.
     """
 
     query: str
     time_ms: int
     values: Mapping[str, Mapping[Labels, float]] = field(default_factory=dict)
+    batch: int = 0
 
     def __post_init__(self) -> None:
         unknown = set(self.values) - set(BY_NAME)

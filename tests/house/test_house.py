@@ -33,7 +33,8 @@ OWN_IMPORTS: dict[str, frozenset[str]] = {
     "accumulator": frozenset({"accumulator", "errors"}),
     "schema": frozenset({"schema", "core", "errors"}),
     "config": frozenset({"config", "core", "accumulator", "schema", "errors"}),
-    "metrics": frozenset({"metrics", "config", "schema", "errors"}),
+    "readable": frozenset(),
+    "metrics": frozenset({"metrics", "config", "schema", "errors", "readable"}),
     "spark": frozenset(
         {"spark", "core", "accumulator", "config", "schema", "metrics", "errors", "version", "worker_python"}
     ),

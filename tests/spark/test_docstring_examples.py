@@ -33,6 +33,7 @@ PUBLIC: dict[str, Callable[..., Any]] = {
     "RecordAccumulator.write_stream": RecordAccumulator.write_stream,
     "monitor": spark_purgatory.monitor,
     "metrics.json_lines": metrics.json_lines,
+    "metrics.progress": metrics.progress,
     "metrics.prometheus": metrics.prometheus,
     "metrics.opentelemetry": metrics.opentelemetry,
     "check_checkpoint": spark_purgatory.check_checkpoint,

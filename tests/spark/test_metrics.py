@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -45,12 +46,11 @@ def land(landing: Landing) -> None:
 
 
 def test_every_reporter_gets_what_the_rows_the_table_and_the_checkpoint_say(
-    spark: SparkSession, tmp_path: Path
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     landing = Landing(tmp_path)
     land(landing)
-    registry, reader = CollectorRegistry(), InMemoryMetricReader()
-    samples: list[metrics.Sample] = []
+    registry, reader, samples = CollectorRegistry(), InMemoryMetricReader(), list[metrics.Sample]()
     served = metrics.prometheus(0, addr="127.0.0.1", registry=registry)
     meter = MeterProvider([reader]).get_meter("test")
     outcomes = purgatory(tick="1 second").resolve(*landing.frames(spark))
@@ -58,7 +58,13 @@ def test_every_reporter_gets_what_the_rows_the_table_and_the_checkpoint_say(
     query = sink.write_stream(
         outcomes, checkpoint=str(landing.checkpoint), trigger={"processingTime": "1 second"}, query_name="measured"
     )
-    reporters = (served, metrics.json_lines(tmp_path / "lines"), metrics.opentelemetry(meter), samples.append)
+    reporters = (
+        served,
+        metrics.json_lines(tmp_path / "lines"),
+        metrics.opentelemetry(meter),
+        metrics.progress(),
+        samples.append,
+    )
     watched = monitor(query, *reporters, gauges_every="1 second")
     until(lambda: samples and samples[-1].flat().get("pending") == 14 and samples[-1].flat()["staged_bytes"] > 0)
     staged = samples[-1].flat()
@@ -109,6 +115,14 @@ def test_every_reporter_gets_what_the_rows_the_table_and_the_checkpoint_say(
     assert len(samples) == count, "no sample after the end"
     lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
     assert len(lines) == count and lines[-1]["outcomes_total.completed"] == 3
+    said_as_rows(capsys.readouterr().out, table)
+
+
+def said_as_rows(said: str, table: dict[str, int]) -> None:
+    """The lines of `metrics.progress`."""
+    last = [line for line in said.splitlines() if " batch " in line][-1]
+    assert ", 14 waiting, " in last and f"COMPLETED 3, EXPIRED 4, DUPLICATE {table['duplicate']}, REJECTED 2" in last
+    assert re.search(rf"^..:..:.. drain 1 ended after .+: {sum(table.values())} rows in \d files?$", said, re.MULTILINE)
 
 
 def test_a_reporter_that_raises_does_not_stop_the_query(

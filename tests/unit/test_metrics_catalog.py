@@ -32,7 +32,7 @@ def test_the_page_has_the_table_and_every_metric_is_drawn_or_watched() -> None:
     watched = {name for name in BY_NAME for alert in ALERTS if f"{PREFIX}{name}" in alert.expression}
     rest = set(BY_NAME) - drawn - watched
     assert rest == {
-        "batch_input_rows", "state_bytes_written", "watched", "shards", "drains_total",
+        "batch_input_rows", "state_bytes_written", "watched", "shards", "draining_rows", "drains_total",
         "drained_rows_total", "drained_files_total", "drained_bytes_total", "file_bytes_avg",
     }  # fmt: skip
 

@@ -28,7 +28,7 @@ from spark_purgatory.metrics.sample import Labels
 from spark_purgatory.schema import EVENT_REJECTIONS, REJECTION_COUNTERS, REJECTIONS
 from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
 from spark_purgatory.spark.query_listener import QueryListener
-from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
+from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery, is_theirs
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 LOG = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ def monitor(
     Args:
         query: What ``write_stream`` or ``writeStream.start()`` returned.
         reporters: Functions that take a `Sample`: `metrics.prometheus`, `metrics.opentelemetry`, `metrics.json_lines`,
-            or your own. One that raises is logged, and the query goes on.
+            `metrics.progress`, or your own. One that raises is logged, and the query goes on.
         checkpoint: The query's ``checkpointLocation``, from which the metrics of the state are read. That of a
             `RecordAccumulator` is known; without one these metrics are left out.
         gauges_every: How often they are read. It is a Spark job over the whole state.
@@ -80,17 +80,10 @@ def monitor(
     """
     if not reporters:
         raise ConfigError("monitor(query) has no reporter: give metrics.prometheus(port=9108), or a function")
-    session = _session_of(query)
     if checkpoint is None and isinstance(query, AccumulatorQuery):
         checkpoint = query.checkpoint
-    made = QueryMonitor(
-        spark=session,
-        query=query,
-        reporters=reporters,
-        checkpoint=checkpoint,
-        gauges_every_us=parse_duration(gauges_every, "gauges_every"),
-        name=name,
-    )
+    every_us = parse_duration(gauges_every, "gauges_every")
+    made = QueryMonitor(_session_of(query), query, reporters, checkpoint, every_us, name=name)
     made.begin()
     return made
 
@@ -160,10 +153,12 @@ class QueryMonitor:
     def _sample(self, progress: Any) -> None:
         now_ms = time.time_ns() // 1_000_000
         self._add(progress)
-        watermark_ms = _watermark_ms(progress.eventTime.get("watermark"))
+        watermark_ms = watermark_ms_of(progress.eventTime.get("watermark"))
         last: dict[str, float] = {
             "batch_duration_ms": progress.durationMs["triggerExecution"],
-            "batch_input_rows": sum(max(0, source.numInputRows) for source in progress.sources if _counts(source)),
+            "batch_input_rows": sum(
+                max(0, source.numInputRows) for source in progress.sources if is_theirs(source.description)
+            ),
         }
         lag = lag_records(progress.sources)
         if lag is not None:
@@ -176,7 +171,7 @@ class QueryMonitor:
         if self._gauges is not None:
             last |= of_gauges(self._gauges)
         totals = {metric: dict(by_labels) for metric, by_labels in self._totals.items()}
-        self._report(Sample(self._label, now_ms, {**totals, **_unlabelled(last)}))
+        self._report(Sample(self._label, now_ms, {**totals, **_unlabelled(last)}, progress.batchId))
 
     def _add(self, progress: Any) -> None:
         self._last_batch = progress.batchId
@@ -216,7 +211,7 @@ class QueryMonitor:
             with self._taking:
                 if self.last is not None:
                     values = dict(self.last.values) | _unlabelled(of_gauges(self._gauges))
-                    self._report(Sample(self._label, time.time_ns() // 1_000_000, values))
+                    self._report(Sample(self._label, time.time_ns() // 1_000_000, values, self._last_batch))
         except FAULTS as error:
             cause = sentence_of(error)
             LOG.warning("the state of query %s could not be read for its metrics: %s", self._label, cause)
@@ -274,11 +269,6 @@ def _ran(progress: Any) -> bool:
     return "addBatch" in progress.durationMs
 
 
-def _counts(source: Any) -> bool:
-    """Whether a source is the user's: ours make a row a micro-batch so that time passes."""
-    return not str(source.description).startswith("RatePerMicroBatch")
-
-
 def lag_records(sources: Iterable[Any]) -> int | None:
     """Kafka's records that were there when a micro-batch was planned, less those up to its end; None without Kafka."""
     behind = None
@@ -299,7 +289,7 @@ def offset_of(text: str) -> Any:
         return ast.literal_eval(text)
 
 
-def _watermark_ms(text: str | None) -> int | None:
+def watermark_ms_of(text: str | None) -> int | None:
     """The watermark of a progress report; None while there is none, which Spark writes as 1970."""
     if not text or text.startswith("1970-01-01T00:00:00.000"):
         return None

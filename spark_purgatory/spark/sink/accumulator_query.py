@@ -25,8 +25,6 @@ PAUSE_POLLS = 200
 """Ten seconds for a query to pause between two micro-batches."""
 STOP_MS = 500
 """The time for a pausing query to stop."""
-TIME_SOURCE = "RatePerMicroBatch"
-"""How Spark describes a source that makes a row a micro-batch, so that time passes."""
 
 
 class AccumulatorQuery:
@@ -227,9 +225,14 @@ class AccumulatorQuery:
         self._sender.drain(self._spark)
 
 
+def is_theirs(description: object) -> bool:
+    """Whether a source is the user's: ours make a row a micro-batch so that time passes."""
+    return not str(description).startswith("RatePerMicroBatch")
+
+
 def _brought(progress: Any) -> bool:
     """Whether a micro-batch took in anything from the user's sources."""
-    theirs = [source for source in progress["sources"] if not source["description"].startswith(TIME_SOURCE)]
+    theirs = [source for source in progress["sources"] if is_theirs(source["description"])]
     return any(source["startOffset"] != source["endOffset"] or source["numInputRows"] > 0 for source in theirs)
 
 

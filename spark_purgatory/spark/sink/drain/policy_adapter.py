@@ -301,6 +301,7 @@ class PolicyAdapter:
             "buffer_available_bytes": max(0, self.buffer_bytes - staged_bytes),
             "staged_age_ms": max(0, self.now() - min(times_ms)) if times_ms else 0,
             "linger_ms": self.linger_ms,
+            "draining_rows": sum(piece.rows for batch in self.in_drain for piece in batch.records),
             **{name: self.totals[name] for name in TOTALS},
         }
         if self._last_ms is not None:

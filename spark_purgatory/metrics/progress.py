@@ -1,0 +1,131 @@
+"""Progress of a query as a person reads it: one line a micro-batch, and in a notebook a table that refreshes."""
+
+from __future__ import annotations
+
+import html
+import importlib
+import sys
+from collections import deque
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from spark_purgatory.metrics.sample import Sample
+from spark_purgatory.readable import readable_ms
+
+DRAINED = ("drains_total", "drained_rows_total", "drained_files_total")
+SHOWN_BATCHES = 8
+"""Rows of a table that refreshes: what fits a small terminal under a command line."""
+COLUMNS = {"batch": 5, "rows in": 9, "decided": 9, "waiting": 9, "rows/s": 7, "took": 8, "watermark (UTC)": 19}
+"""Columns of that table, each as wide as the numbers of a day of millions: 78 characters with what lies between."""
+SAID_DAY_MS = 86_400_000
+"""A watermark further behind the clock is one of old data, and says so by its date."""
+Numbers = tuple[str, int, int | str, int | str]
+"""A micro-batch's number, its rows in, decided and waiting; a text for what is not known exactly."""
+
+
+class BatchLine(NamedTuple):
+    """One micro-batch as it is shown: a row of the table, and a line elsewhere."""
+
+    cells: tuple[str, ...]
+    text: str
+
+
+def batch_line(
+    at: datetime, numbers: Numbers, took_ms: float, watermark_ms: float | None, by_status: Mapping[str, float]
+) -> BatchLine:
+    """A micro-batch that ended at ``at``; ``by_status`` is the sum over all so far."""
+    seconds = took_ms / 1000
+    time, lag = "none yet", ""
+    if watermark_ms is not None:
+        time, lag_ms = f"{_time(watermark_ms):%Y-%m-%d %H:%M:%S}", at.timestamp() * 1000 - watermark_ms
+        lag = f" UTC ({readable_ms(lag_ms)} behind the clock)" if 0 < lag_ms < SAID_DAY_MS else " UTC"
+    batch, rows_in, decided, waiting = (each if isinstance(each, str) else f"{each:,}" for each in numbers)
+    speed, took = f"{numbers[1] / seconds if seconds else 0:,.0f}", f"{seconds:.1f} s"
+    text = (
+        f"{at.astimezone():%H:%M:%S} batch {batch}: {rows_in} rows in, {decided} decided, {waiting} waiting, "
+        f"{speed} rows/s, took {took}, watermark {time}{lag}, in all {_in_all(by_status)}"
+    )
+    return BatchLine((batch, rows_in, decided, waiting, speed, took, time), text)
+
+
+def _in_all(by_status: Mapping[str, float]) -> str:
+    return ", ".join(f"{status} {count:,.0f}" for status, count in by_status.items()) or "no outcomes yet"
+
+
+class ProgressReporter:
+    """Prints a query's micro-batches and drains; in a notebook it is a table that refreshes. Made by `progress`."""
+
+    def __init__(self) -> None:
+        self._lines: deque[BatchLine] = deque(maxlen=SHOWN_BATCHES)
+        self._last: Sample | None = None
+        self._drain = ""
+        ipython = sys.modules.get("IPython")
+        # A notebook's shell has a kernel; IPython's shell on a terminal has none.
+        is_notebook = ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+        display: Any = importlib.import_module("IPython.display").display if is_notebook else None
+        self._shown = display and display(self, display_id=True)
+
+    def __call__(self, sample: Sample) -> None:
+        """Show the micro-batch, and the drains that ended and began with it."""
+        before, self._last = self._last, sample
+        if before is not None and before.batch == sample.batch:
+            return
+        line, drains = _line_of(before, sample), _drains({} if before is None else before.flat(), sample.flat())
+        self._lines.extend([line] if line else [])
+        self._drain = drains[-1] if drains else self._drain
+        if self._shown is not None:
+            self._shown.update(self)
+            return
+        texts = [f"{_time(sample.time_ms).astimezone():%H:%M:%S} {text}\n" for text in drains]
+        sys.stdout.write("".join([f"{line.text}\n", *texts] if line else texts))
+        sys.stdout.flush()
+
+    def __repr__(self) -> str:
+        return "\n".join(line.text for line in self._lines) or "no micro-batch so far"
+
+    def _repr_html_(self) -> str:
+        if self._last is None:
+            return repr(self)
+        rows = [f"<th>{'</th><th>'.join(COLUMNS)}</th>"]
+        rows += [f"<td>{'</td><td>'.join(line.cells)}</td>" for line in self._lines]
+        table = "".join(f"<tr>{row}</tr>" for row in rows)
+        said = filter(None, (_in_all(_by_status(self._last)), self._drain))
+        return f"<b>{html.escape(self._last.query)}</b><table>{table}</table><p>{'<br>'.join(said)}</p>"
+
+
+def _line_of(before: Sample | None, sample: Sample) -> BatchLine | None:
+    """The line of a sample's micro-batch; None for one that only passed the time."""
+    flat, by_status = sample.flat(), _by_status(sample)
+    rows_in, done = int(flat["batch_input_rows"]), int(sum(by_status.values()))
+    decided: int | str = done - int(sum(_by_status(before).values())) if before or flat["batches_total"] == 1 else "?"
+    if before is not None and not rows_in and not decided:
+        return None
+    waiting: int | str = f"about {flat['pending']:,.0f}" if "pending" in flat else "?"
+    if flat["batches_total"] == sample.batch + 1:  # Every micro-batch of the checkpoint was counted.
+        waiting = int(flat.get("operations_received_total", 0)) - done
+    watermark_ms = sample.time_ms - flat["watermark_lag_ms"] if "watermark_lag_ms" in flat else None
+    numbers = (str(sample.batch), rows_in, decided, waiting)
+    return batch_line(_time(sample.time_ms), numbers, flat["batch_duration_ms"], watermark_ms, by_status)
+
+
+def _drains(before: Mapping[str, float], now: Mapping[str, float]) -> list[str]:
+    """What to say of drains that ended since the last sample, and of the one that began."""
+    drains, rows, files = (now.get(name, 0) - before.get(name, 0) for name in DRAINED)
+    said, done, draining = [], now.get("drains_total", 0), now.get("draining_rows", 0)
+    if drains:
+        what = f"drain {done:.0f} ended" if drains == 1 else f"{drains:.0f} drains ended, the last"
+        written = f"{rows:,.0f} rows in {files:,.0f} file{'s' * (files != 1)}"
+        said.append(f"{what} after {readable_ms(now['drain_duration_ms'])}: {written}")
+    if draining and (drains or not before.get("draining_rows")):
+        said.append(f"drain {done + 1:.0f} began: {draining:,.0f} rows")
+    return said
+
+
+def _by_status(sample: Sample | None) -> dict[str, float]:
+    found = {} if sample is None else sample.values.get("outcomes_total", {})
+    return {labels[0].upper(): count for labels, count in found.items() if count}
+
+
+def _time(ms: float) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
