@@ -63,7 +63,7 @@ WRONG = [
     ("output={path: a, table: b}", "output: give exactly one of path and table, got path='a', table='b'"),
     ("checkpoint=.demo/outcomes", "checkpoint and output.path are both '.demo/outcomes'"),
     ("trigger={processingTime: soon}", "trigger.processingTime: 'soon': this is not a duration"),
-    ("spark={master: local}", "spark.master: a setting whose name starts with 'spark.' is allowed"),
+    ("spark={master: local}", "spark.master: only settings whose name starts with 'spark.' are allowed"),
     ("state_store=redis", "state_store: 'redis': allowed: 'hdfs' or 'rocksdb'"),
     ("operations.id=${NO_SUCH_VARIABLE}", "operations.id: ${NO_SUCH_VARIABLE}: set this environment"),
     ("name=[", "line 1, column 2: not YAML"),

@@ -33,8 +33,8 @@ from spark_purgatory.core.engine.resolver import Resolutions, Resolver
 from spark_purgatory.core.events.control_log import ControlLog, LogKey, Targets, split_pairs
 from spark_purgatory.core.events.event_log import EventLog, EventSegment, Spans
 from spark_purgatory.core.spec.arrivals import EventArrivals
-from spark_purgatory.core.spec.codes import EventKind, EventMark
-from spark_purgatory.core.spec.criteria import ADDING, among
+from spark_purgatory.core.spec.codes import EventKind, EventMark, among
+from spark_purgatory.core.spec.criteria import ADDING
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 

@@ -13,8 +13,8 @@ from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s, parts_of
 from spark_purgatory.core.events.control_log import ControlEffects
 from spark_purgatory.core.events.cross_key_redelivery import MAX_DELIVERIES, CrossKeyDeliveries, CrossKeyRedeliveries
 from spark_purgatory.core.events.event_log import Spans
-from spark_purgatory.core.spec.codes import Rule
-from spark_purgatory.core.spec.criteria import ADDING, among
+from spark_purgatory.core.spec.codes import Rule, among
+from spark_purgatory.core.spec.criteria import ADDING
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from spark_purgatory.core.engine.relevant_events import EvaluationInput, Relevan
 from spark_purgatory.core.events.control_log import ControlEffects, ControlLog, Targets
 from spark_purgatory.core.events.event_log import EventLog, Spans
 from spark_purgatory.core.kafka.watchers import Watchers
-from spark_purgatory.core.spec.codes import EventKind, Status
-from spark_purgatory.core.spec.criteria import ADDING, AT_DEADLINE, KEYED, LEVELLED, Criterion, among
+from spark_purgatory.core.spec.codes import EventKind, Status, among
+from spark_purgatory.core.spec.criteria import ADDING, AT_DEADLINE, KEYED, LEVELLED, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 REASONS = {

@@ -16,8 +16,8 @@ from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.evidence import events_of
 from spark_purgatory.core.engine.outcomes import MissingKeys
 from spark_purgatory.core.engine.resolver import Resolutions
-from spark_purgatory.core.spec.codes import RULES
-from spark_purgatory.core.spec.criteria import KEYED, among
+from spark_purgatory.core.spec.codes import RULES, among
+from spark_purgatory.core.spec.criteria import KEYED
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 TIMESTAMP = pa.timestamp("us", "UTC")

@@ -22,8 +22,8 @@ from spark_purgatory.core.arrays.value_column import as_bools
 from spark_purgatory.core.arrays.value_ranks import value_ranks
 from spark_purgatory.core.export.put_together import plain
 from spark_purgatory.core.export.taken_apart import KEPT_AS
-from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind, EventMark
-from spark_purgatory.core.spec.criteria import ADDING, COUNTED, LEVELLED, Criterion, among
+from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind, EventMark, among
+from spark_purgatory.core.spec.criteria import ADDING, COUNTED, LEVELLED, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 TABLES = ("operations", "events", "ids")

@@ -37,7 +37,7 @@ from spark_purgatory.core.arrays.numbers import (
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US
 from spark_purgatory.core.arrays.value_column import as_bools
-from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind, EventRejection, OperationRejection
+from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind, EventRejection, OperationRejection, among
 from spark_purgatory.core.spec.criteria import (
     ADDING,
     COUNTED,
@@ -46,7 +46,6 @@ from spark_purgatory.core.spec.criteria import (
     SMALLEST_SUM,
     ByRow,
     Criterion,
-    among,
 )
 from spark_purgatory.core.spec.engine_spec import ROLES, EngineSpec
 

@@ -6,7 +6,12 @@ Codes are stored in checkpoints: add at the end, never renumber.
 from __future__ import annotations
 
 from enum import IntEnum, IntFlag
+from functools import reduce
 from typing import Self
+
+import numpy as np
+
+from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 
 
 class Rule(IntEnum):
@@ -128,3 +133,8 @@ class EventMark(IntFlag):
     """It has a value that no sum can take."""
     PAST = 16
     """It came after the deadline of an operation, by no more than this had waited."""
+
+
+def among(rules: Int64s, which: tuple[Rule, ...]) -> Bools:
+    """Which of the codes are of one of the rules, (n,) bool."""
+    return reduce(np.logical_or, (rules == rule for rule in which))

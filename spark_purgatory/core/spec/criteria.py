@@ -9,11 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from decimal import Decimal
-from functools import reduce
 
-import numpy as np
-
-from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.spec.codes import RULES, Rule
 from spark_purgatory.errors import ConfigError
 
@@ -51,11 +47,6 @@ KEYED, VALUED, COUNTED, ADDING, LEVELLED, AT_DEADLINE = (
 )
 NUMBERED = tuple(rule.name.lower() for rule in Rule if rule in COUNTED or rule in VALUED)
 """Names of the rules that need a number."""
-
-
-def among(rules: Int64s, which: tuple[Rule, ...]) -> Bools:
-    """Which of the codes are of one of the rules, (n,) bool."""
-    return reduce(np.logical_or, (rules == rule for rule in which))
 
 
 SMALLEST_SUM, LARGEST_SUM = 2.0**-43, 2.0**62
