@@ -37,7 +37,7 @@ def land(landing: Landing, world: World, seed: int, regions: tuple[str, ...]) ->
 
 @pytest.mark.parametrize(
     ("several", "scope", "orphans", "seed"),
-    [*now_and_then((True, None, False, 11), (False, "region", "all", 13)), (True, "region", True, 12)],
+    [*now_and_then((True, None, "none", 11), (False, "region", "all", 13)), (True, "region", "control", 12)],
 )
 def test_mixed_rules_and_control_events_give_what_batch_and_oracle_give(
     spark: SparkSession,
