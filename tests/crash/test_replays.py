@@ -66,19 +66,25 @@ def main() -> None:
     replays.run(Settings())
 
 
-@pytest.mark.spark
-@pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize("name", ["the rows come in another order", *now_and_then(*list(SCENES)[1:])])
-def test_after_a_kill_a_micro_batch_that_differs_gives_each_order_one_outcome(
-    spark: SparkSession, tmp_path: Path, host: str, name: str
-) -> None:
-    command = [sys.executable, "-m", "tests.crash.test_replays", str(tmp_path), host, "before return"]
+def killed_in_a_scene(spark: SparkSession, tmp_path: Path, host: str, *bugs: str) -> Replays:
+    """What a run leaves that was killed as it returned from micro-batch 0, with bugs planted in it."""
+    command = [sys.executable, "-m", "tests.crash.test_replays", str(tmp_path), host, "before return", *bugs]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, start_new_session=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
     replays = Replays(spark, tmp_path / "again", host, "early", AT_ONCE, seed=0)
     replays.folder, replays.rows, replays.files = tmp_path / "scene", 19, 2
     replays.ids = {f"twin{number}" for number in range(8)} | {"o1", "o2", "later"}
+    return replays
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("host", HOSTS)
+@pytest.mark.parametrize("name", ["the rows come in another order", *now_and_then(*list(SCENES)[1:])])
+def test_after_a_kill_a_micro_batch_that_differs_gives_each_order_one_outcome(
+    spark: SparkSession, tmp_path: Path, host: str, name: str
+) -> None:
+    replays = killed_in_a_scene(spark, tmp_path, host)
     replays.run(SCENES[name])
     replays.end(SCENES[name])
     assert replays.wrong() == ""
@@ -127,14 +133,7 @@ def test_crashes_at_every_failpoint_with_replays_that_differ_lose_and_double_not
 @pytest.mark.slow
 @pytest.mark.spark
 def test_the_scenes_see_a_drain_of_what_spark_has_not_committed(spark: SparkSession, tmp_path: Path) -> None:
-    bug = "a drain takes what Spark has not committed"
-    command = [sys.executable, "-m", "tests.crash.test_replays", str(tmp_path), HOSTS[0], "before return", bug]
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, start_new_session=True)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
-    replays = Replays(spark, tmp_path / "again", HOSTS[0], "early", AT_ONCE, seed=0)
-    replays.folder, replays.rows, replays.files = tmp_path / "scene", 19, 2
-    replays.ids = {f"twin{number}" for number in range(8)} | {"o1", "o2", "later"}
+    replays = killed_in_a_scene(spark, tmp_path, HOSTS[0], "a drain takes what Spark has not committed")
     with pytest.raises(StreamingQueryException, match=r"runs micro-batch 0 again, but drain \d+ has brought"):
         replays.run(Settings(timeout="60 minutes"))
 
