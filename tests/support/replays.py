@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -140,9 +141,9 @@ class Replays:
 
     def run(self, settings: Settings) -> None:
         """To the end of the source."""
-        log_host.LogHost = partial(OtherSteps, version=settings.steps)  # type: ignore[assignment,misc]
+        release = partial(OtherSteps, version=settings.steps)
         needed = TRANSFORM_WITH_STATE_SETTINGS if self.host == "transformWithState" else {}
-        with spark_access.settings(self.spark, needed):
+        with patch.object(log_host, "LogHost", release), spark_access.settings(self.spark, needed):
             self._run(settings)
 
     def _run(self, settings: Settings) -> None:
