@@ -5,20 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from spark_purgatory.config import (
-    ColumnLike,
-    Columns,
-    Completions,
-    Duration,
-    Names,
-    Operations,
-    PurgatoryOptions,
-    SinkOptions,
-    Size,
-    TimeOut,
-    choices_of,
-    options_of,
-)
+from spark_purgatory.config import Completions, Operations, PurgatoryOptions, SinkOptions
+from spark_purgatory.config.declared import ColumnLike, Columns, Names, TimeOut, choices_of, options_of
+from spark_purgatory.config.units import Duration, Size
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 
 HEAD = """# Configuration

@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spark_purgatory.config import Completions, Operations, PurgatoryOptions, SinkOptions, options_of
+from spark_purgatory.config import Completions, Operations, PurgatoryOptions, SinkOptions
+from spark_purgatory.config.declared import options_of
 from spark_purgatory.core.spec.criteria import COUNTED, VALUED
 from spark_purgatory.job.job_config import JobConfig
 

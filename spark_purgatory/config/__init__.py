@@ -1,64 +1,6 @@
 """What users write, validated when it is given: frozen, with errors that name field, value and remedy."""
 
-from spark_purgatory.config.declared import (
-    JOIN_THEM,
-    MOST_COUNT,
-    ColumnLike,
-    Columns,
-    Declared,
-    Names,
-    Options,
-    TimeOut,
-    choices_of,
-    is_column,
-    near,
-    not_a_column,
-    options_of,
-    refuses_wrong_calls,
-    require_column,
-)
-from spark_purgatory.config.options import Completions, Operations, SinkOptions, require_name, watermark_ms
-from spark_purgatory.config.purgatory_options import MAX_SHARDS, PurgatoryOptions
-from spark_purgatory.config.units import (
-    Duration,
-    Size,
-    is_duration,
-    not_a_duration,
-    not_a_size,
-    parse_duration,
-    parse_size,
-    us_per,
-)
+from spark_purgatory.config.options import Completions, Operations, SinkOptions
+from spark_purgatory.config.purgatory_options import PurgatoryOptions
 
-__all__ = [
-    "JOIN_THEM",
-    "MAX_SHARDS",
-    "MOST_COUNT",
-    "ColumnLike",
-    "Columns",
-    "Completions",
-    "Declared",
-    "Duration",
-    "Names",
-    "Operations",
-    "Options",
-    "PurgatoryOptions",
-    "SinkOptions",
-    "Size",
-    "TimeOut",
-    "choices_of",
-    "is_column",
-    "is_duration",
-    "near",
-    "not_a_column",
-    "not_a_duration",
-    "not_a_size",
-    "options_of",
-    "parse_duration",
-    "parse_size",
-    "refuses_wrong_calls",
-    "require_column",
-    "require_name",
-    "us_per",
-    "watermark_ms",
-]
+__all__ = ["Completions", "Operations", "PurgatoryOptions", "SinkOptions"]

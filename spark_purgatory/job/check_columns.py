@@ -10,18 +10,9 @@ import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 
-from spark_purgatory.config import (
-    ColumnLike,
-    Columns,
-    Completions,
-    Names,
-    Operations,
-    PurgatoryOptions,
-    TimeOut,
-    is_duration,
-    near,
-    options_of,
-)
+from spark_purgatory.config import Completions, Operations, PurgatoryOptions
+from spark_purgatory.config.declared import ColumnLike, Columns, Names, TimeOut, near, options_of
+from spark_purgatory.config.units import is_duration
 from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.job.config_file import JobConfigError, Problem
 from spark_purgatory.job.job_config import InputSection, JobConfig

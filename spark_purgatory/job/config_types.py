@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from spark_purgatory.config import JOIN_THEM, not_a_duration, not_a_size, parse_duration
+from spark_purgatory.config.declared import JOIN_THEM
+from spark_purgatory.config.units import not_a_duration, not_a_size, parse_duration
 
 FREE_FORM = ("options", "spark")
 """Mappings whose keys hold dots and whose values may be secret."""

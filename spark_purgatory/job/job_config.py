@@ -17,22 +17,12 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, create_model, model_validator
 
-from spark_purgatory.config import (
-    MOST_COUNT,
-    ColumnLike,
-    Columns,
-    Completions,
-    Names,
-    Operations,
-    PurgatoryOptions,
-    SinkOptions,
-    TimeOut,
-    options_of,
-    watermark_ms,
-)
-from spark_purgatory.config import Duration as DurationOption
-from spark_purgatory.config import Size as SizeOption
+from spark_purgatory.config import Completions, Operations, PurgatoryOptions, SinkOptions
+from spark_purgatory.config.declared import MOST_COUNT, ColumnLike, Columns, Names, TimeOut, options_of
+from spark_purgatory.config.options import watermark_ms
 from spark_purgatory.config.purgatory_options import LOG_HOST
+from spark_purgatory.config.units import Duration as DurationOption
+from spark_purgatory.config.units import Size as SizeOption
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.codes import RULES
 from spark_purgatory.job.config_types import (

@@ -28,7 +28,7 @@ from pyspark import java_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
-from spark_purgatory.config import parse_duration
+from spark_purgatory.config.units import parse_duration
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.job_config import JobConfig, Trigger
 from spark_purgatory.job.source_config import KafkaSource

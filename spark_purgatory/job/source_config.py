@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from spark_purgatory.config import near
+from spark_purgatory.config.declared import near
 from spark_purgatory.job.config_types import Model, Scalar, Text, Texts, exactly_one
 
 KAFKA_COLUMNS = (

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pyspark.sql import types as T
 
-from spark_purgatory.config import ColumnLike, PurgatoryOptions, not_a_column
+from spark_purgatory.config import PurgatoryOptions
+from spark_purgatory.config.declared import ColumnLike, not_a_column
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.field_types import TypeOf, check_timeout, needs_of
 

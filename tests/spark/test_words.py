@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory import Completions, Operations, Purgatory, criteria
-from spark_purgatory.config import parse_duration, parse_size
+from spark_purgatory.config.units import parse_duration, parse_size
 from spark_purgatory.core.spec.criteria import Criterion
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.storage.spark_access import settings

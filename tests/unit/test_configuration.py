@@ -26,7 +26,9 @@ from spark_purgatory import (
     move_checkpoint,
     pending,
 )
-from spark_purgatory.config import Duration, Names, PurgatoryOptions, SinkOptions, Size, options_of, parse_size
+from spark_purgatory.config import PurgatoryOptions, SinkOptions
+from spark_purgatory.config.declared import Names, options_of
+from spark_purgatory.config.units import Duration, Size, parse_size
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Evidence
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.config_file import JobConfigError, load_config

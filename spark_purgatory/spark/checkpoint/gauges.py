@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory.config import refuses_wrong_calls
+from spark_purgatory.config.declared import refuses_wrong_calls
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.spark.checkpoint.shard_states import collected, shard_states, states_in

@@ -8,7 +8,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from spark_purgatory.config import refuses_wrong_calls
+from spark_purgatory.config.declared import refuses_wrong_calls
 from spark_purgatory.core.engine.waiting import WAITING_FIELDS, Waiting
 from spark_purgatory.core.state.engine_snapshot import inspect, waiting_schema
 from spark_purgatory.core.state.payload_evolution import merged

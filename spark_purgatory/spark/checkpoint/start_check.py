@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, is_remote
 
 from spark_purgatory import errors
-from spark_purgatory.config import refuses_wrong_calls
+from spark_purgatory.config.declared import refuses_wrong_calls
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.spec.engine_spec import MOVES, EngineSpec
 from spark_purgatory.core.state.engine_snapshot import differences, listed

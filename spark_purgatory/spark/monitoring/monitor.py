@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_purgatory.config import Duration, parse_duration
+from spark_purgatory.config.units import Duration, parse_duration
 from spark_purgatory.errors import ConfigError, PurgatoryError, sentence_of
 from spark_purgatory.metrics import Reporter, Sample
 from spark_purgatory.metrics.catalog import BY_NAME

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-from spark_purgatory.config import refuses_wrong_calls
+from spark_purgatory.config.declared import refuses_wrong_calls
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.move.files import Files, reaching
 from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint, lie_in_each_other

@@ -9,7 +9,8 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark_purgatory.config import ColumnLike, PurgatoryOptions
+from spark_purgatory.config import PurgatoryOptions
+from spark_purgatory.config.declared import ColumnLike
 from spark_purgatory.core.spec.engine_spec import EVENT_KEY_AND_TIME, Evidence
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.payload import columns_of

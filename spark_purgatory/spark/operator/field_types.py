@@ -12,7 +12,8 @@ from typing import Any, cast
 
 from pyspark.sql import types as T
 
-from spark_purgatory.config import ColumnLike, Operations, PurgatoryOptions
+from spark_purgatory.config import Operations, PurgatoryOptions
+from spark_purgatory.config.declared import ColumnLike
 from spark_purgatory.core.arrays.numbers import DOUBLE
 from spark_purgatory.core.spec.codes import KINDS, RULES
 from spark_purgatory.core.spec.criteria import ByRow, Criterion

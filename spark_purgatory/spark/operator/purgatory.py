@@ -14,13 +14,9 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from spark_purgatory.config import (
-    ColumnLike,
-    PurgatoryOptions,
-    not_a_column,
-    refuses_wrong_calls,
-    watermark_ms,
-)
+from spark_purgatory.config import PurgatoryOptions
+from spark_purgatory.config.declared import ColumnLike, not_a_column, refuses_wrong_calls
+from spark_purgatory.config.options import watermark_ms
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS, evidence_fields
 from spark_purgatory.core.spec.criteria import ByRow, Criterion

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_purgatory.accumulator.futures import RecordFuture
-from spark_purgatory.config import is_duration, parse_duration
+from spark_purgatory.config.units import is_duration, parse_duration
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError, sentence_of
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Sender

@@ -16,14 +16,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_purgatory.accumulator.futures import Callback
-from spark_purgatory.config import (
-    Duration,
-    SinkOptions,
-    options_of,
-    parse_duration,
-    refuses_wrong_calls,
-    require_name,
-)
+from spark_purgatory.config import SinkOptions
+from spark_purgatory.config.declared import options_of, refuses_wrong_calls
+from spark_purgatory.config.options import require_name
+from spark_purgatory.config.units import Duration, parse_duration
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.checkpoint.start_check import settings_to_start
 from spark_purgatory.spark.heartbeat import heartbeats
