@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import re
 from typing import Any
 
-from spark_purgatory.config import Completions, Operations, PurgatoryOptions, SinkOptions
+from spark_purgatory import Purgatory, RecordAccumulator
+from spark_purgatory.config import Completions, Operations
 from spark_purgatory.config.declared import ColumnLike, Columns, Names, TimeOut, choices_of, options_of
 from spark_purgatory.config.units import Duration, Size
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
@@ -14,7 +17,7 @@ HEAD = """# Configuration
 
 The same option has the same name in Python and in the job's YAML file. A column is given by its name or, in Python
 only, also as a `Column` expression. A duration is text such as "30 minutes", or in Python a `timedelta`. A size is text
-such as "128 MiB", or a whole number of bytes.
+such as "128 MiB", or a whole number of bytes. Python's None is `null` in YAML.
 
 In YAML the criterion is `any_key`, `{quorum: 2}`, `{sum_at_least: "100.00"}` (in quotes: an exact decimal), or
 `{by_row: {rule: rule, need: need, levels: levels}}` with names of columns.
@@ -22,8 +25,8 @@ In YAML the criterion is `any_key`, `{quorum: 2}`, `{sum_at_least: "100.00"}` (i
 PARTS = (
     ("Operations", "operations", Operations),
     ("Completions", "completions", Completions),
-    ("Purgatory", "purgatory", PurgatoryOptions),
-    ("RecordAccumulator", "output", SinkOptions),
+    ("Purgatory", "purgatory", Purgatory),
+    ("RecordAccumulator", "output", RecordAccumulator),
 )
 
 REST = """
@@ -49,6 +52,7 @@ and `options` of its producer.
 `python -m tools.configuration_page` generates this page from the options that the code declares. A test checks that the
 page and the code agree.
 """
+PAGE, LINK = re.compile(r"\bdocs/([\w/-]+\.md)"), r"[\1](\1)"
 TAKES: dict[Any, str] = {
     ColumnLike: "column",
     Columns: "column or columns",
@@ -70,11 +74,21 @@ def reference() -> str:
     """The whole page."""
     parts = [HEAD]
     for name, section, declared in PARTS:
+        texts = texts_of(declared)
         parts.append(f"\n## {name} (YAML: `{section}`)\n\n| Option | Default | Meaning |\n| --- | --- | --- |\n")
         for option_name, option in options_of(declared).items():
             default = _default(option.default, option.kind)
-            parts.append(f"| `{option_name}`<br>{_takes(option.kind)} | {default} | {option.text} |\n")
+            parts.append(
+                f"| `{option_name}`<br>{_takes(option.kind)} | {default} | {PAGE.sub(LINK, texts[option_name])} |\n"
+            )
     return "".join([*parts, REST])
+
+
+def texts_of(declared: type) -> dict[str, str]:
+    """What the docstring of a class says about each of its arguments."""
+    section = (inspect.getdoc(declared) or "").partition("Args:\n")[2].partition("\n\n")[0]
+    parts = re.split(r"^ {4}(\w+): ", section.replace("``", "`"), flags=re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def _takes(kind: Any) -> str:

@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spark_purgatory.config import Completions, Operations, PurgatoryOptions, SinkOptions
 from spark_purgatory.config.declared import options_of
 from spark_purgatory.core.spec.criteria import COUNTED, VALUED
 from spark_purgatory.job.job_config import JobConfig
+from tools.configuration_page import PARTS, texts_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = ROOT / "docs" / "schema.json"
@@ -22,18 +22,17 @@ VARIABLE = {"type": "string", "pattern": r"\$\{[A-Za-z_]\w*\}"}
 """A value from the environment, which any field takes."""
 BOUNDS = {"ge": "minimum", "le": "maximum"}
 """pydantic's words for a bound behind a validator of ours, and those of JSON schema."""
-DECLARED = {"operations": Operations, "completions": Completions, "purgatory": PurgatoryOptions, "output": SinkOptions}
 
 
 def schema() -> dict[str, Any]:
     """The schema of the whole file."""
     made = JobConfig.model_json_schema()
     parts = made["$defs"]
-    for section, declared in DECLARED.items():
-        for option_name, option in options_of(declared).items():
-            for place in _models(made["properties"][section]):
-                if option_name in parts[place].get("properties", {}):
-                    parts[place]["properties"][option_name]["description"] = option.text
+    for _, section, declared in PARTS:
+        texts = texts_of(declared)
+        for place in _models(made["properties"][section]):
+            for option_name in parts[place].get("properties", {}).keys() & texts.keys() & options_of(declared).keys():
+                parts[place]["properties"][option_name]["description"] = texts[option_name]
     parts["CriterionSection"] = _criterion(parts.pop("CriterionSection"))
     for model in (made, *parts.values()):
         for name, field in model.get("properties", {}).items():

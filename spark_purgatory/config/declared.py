@@ -1,8 +1,9 @@
 """How options are declared: frozen dataclasses whose annotations say what each option is.
 
-An option is ``Annotated[type, "one sentence"]``. The type alone decides how a value is checked, what the job's YAML
-file takes, and what docs/configuration.md calls it. Values stay as they were given; what is computed from them has a
-method (`Options.us_of`, `ms_of`, `bytes_of`, `names_of`). So ``dataclasses.replace`` changes an option as expected.
+The type of an option decides how a value is checked, what the job's YAML file takes, and what docs/configuration.md
+calls it. What it means is in the docstring of the class that users call. Values stay as they were given; what is
+computed from them has a method (`Options.us_of`, `bytes_of`, `names_of`). So ``dataclasses.replace`` changes an
+option as expected.
 """
 
 from __future__ import annotations
@@ -11,13 +12,11 @@ import difflib
 import functools
 import inspect
 import operator
-import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import Field, dataclass, fields
 from types import NoneType, UnionType
 from typing import (
-    Annotated,
     Any,
     ClassVar,
     Literal,
@@ -60,7 +59,6 @@ TimeOut = ColumnLike | Duration
 """A duration for all rows, or a column that holds each row's."""
 
 
-ANNOTATED = re.compile(r"Annotated\[ ?((?:[^,[]|\[[^\]]*\])*),.*")
 ONE_LINE = 70
 """Characters of an object that is shown on one line."""
 JOIN_THEM = "where it takes several columns, make one of them in both inputs, such as concat(shop, '/', number)"
@@ -136,24 +134,20 @@ class Declared(NamedTuple):
     """The type, without ``None``."""
     is_optional: bool
     """Whether it may be ``None``."""
-    text: str
-    """One sentence for the reference."""
     default: Any
     """``dataclasses.MISSING`` where it must be given."""
 
 
 @functools.cache
-def options_of(declared: type) -> dict[str, Declared]:
-    """Every option of a class by name."""
-    hints = get_type_hints(declared, include_extras=True)
-    found = {}
+def options_of(declared: type[Any]) -> dict[str, Declared]:
+    """Every option of a class by name, but for those that a file cannot give."""
+    hints, found = get_type_hints(declared), {}
     for field in fields(declared):
-        if get_origin(hints[field.name]) is Annotated:
-            kind, text = get_args(hints[field.name])
-            is_union = get_origin(kind) in (Union, UnionType)
-            members = [member for member in get_args(kind) if member is not NoneType] if is_union else [kind]
-            optional = is_union and NoneType in get_args(kind)
-            found[field.name] = Declared(functools.reduce(operator.or_, members), optional, text, field.default)
+        if field.init and field.name not in declared.python_only:
+            kind = hints[field.name]
+            members = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+            given = functools.reduce(operator.or_, (member for member in members if member is not NoneType))
+            found[field.name] = Declared(given, NoneType in members, field.default)
     return found
 
 
@@ -215,20 +209,11 @@ class _Bare(str):
 
 
 class _Signature:
-    """What ``help()`` and editors show of a class of options: its types, without the sentences of the reference."""
+    """What ``help()`` and editors show of a class of options: its fields, where ``__new__`` takes anything."""
 
     def __get__(self, made: object, declared: type[Any]) -> inspect.Signature:
-        shown = [
-            inspect.Parameter(
-                each.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if each.default is MISSING else each.default,
-                annotation=_Bare(ANNOTATED.sub(r"\1", " ".join(str(each.type).split()))),
-            )
-            for each in fields(declared)
-            if each.init
-        ]
-        return inspect.Signature(shown)
+        _, *given = inspect.signature(declared.__init__).parameters.values()
+        return inspect.Signature([each.replace(annotation=_Bare(each.annotation)) for each in given])
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -238,6 +223,8 @@ class Options:
     __signature__ = _Signature()
     section: ClassVar[str] = ""
     """What errors put before the name of an option: ``operations.``."""
+    python_only: ClassVar[tuple[str, ...]] = ()
+    """Options that a job's file does not have."""
 
     def __new__(cls, *given: object, **named: object) -> Self:
         """Refuse names that the class does not have."""

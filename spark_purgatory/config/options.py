@@ -8,14 +8,11 @@ as "30 minutes", or a ``timedelta``. Sizes are text such as "128 MiB", or an int
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Protocol, cast
+from typing import ClassVar, Literal, Protocol, cast
 
 from spark_purgatory.config.declared import ColumnLike, Columns, Names, Options, TimeOut, is_column
 from spark_purgatory.config.units import Duration, Size, is_duration, not_a_duration, reads_like_a_duration
 from spark_purgatory.errors import ConfigError
-
-WATERMARK = "How far rows may arrive out of order. A stream must have one; a batch DataFrame needs none."
-IDLE_AFTER = "After a silence this long the watermark advances without this input."
 
 
 class NamedPurgatory(Protocol):
@@ -28,9 +25,6 @@ class NamedPurgatory(Protocol):
     @property
     def host(self) -> str:
         """Spark's operator that holds its state."""
-
-
-Unit = Literal["milliseconds", "seconds", "minutes", "hours", "days"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -69,22 +63,20 @@ class Operations(Options):
         >>> rides = Operations(id="id", keys="id", created="at", timeout="free", timeout_unit="minutes")
     """
 
-    id: Annotated[ColumnLike, "The operation's id."]
-    keys: Annotated[Columns, "Watch keys: a column, several, or an array column."]
-    created: Annotated[ColumnLike, "The time from which the operation waits: a timestamp."]
-    timeout: Annotated[
-        TimeOut | None,
-        "How long it waits: a duration, or a column of day-time intervals or of whole numbers of `timeout_unit`.",
-    ] = None
-    timeout_unit: Annotated[Unit | None, "The unit of a `timeout` column of whole numbers."] = None
-    deadline: Annotated[ColumnLike | None, "Until when it waits: a timestamp, in place of a time-out."] = None
-    watermark: Annotated[Duration | None, WATERMARK] = None
-    idle_after: Annotated[Duration | None, IDLE_AFTER] = None
+    id: ColumnLike
+    keys: Columns
+    created: ColumnLike
+    timeout: TimeOut | None = None
+    timeout_unit: Literal["milliseconds", "seconds", "minutes", "hours", "days"] | None = None
+    deadline: ColumnLike | None = None
+    watermark: Duration | None = None
+    idle_after: Duration | None = None
     outcomes_of: NamedPurgatory | None = None
-    removed_columns: Annotated[Names, "Columns of the checkpoint to give up, which a new column looks like."] = ()
-    exclude: Annotated[Names, "Columns that are read here and that the outcome leaves out, such as `timeout`."] = ()
+    removed_columns: Names = ()
+    exclude: Names = ()
 
     section: ClassVar[str] = "operations."
+    python_only: ClassVar[tuple[str, ...]] = ("outcomes_of",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,7 +117,7 @@ class Completions(Options):
     """The stream of completion events: on which key, when, and with what value.
 
     Args:
-        key: The column of the key on which the event completes operations.
+        key: The column of the key on which the event completes operations; null only beside an ``operation_id``.
         time: The timestamp column of the event's time.
         value: The column of the number that sums and levels read, exact in its own type: double, whole number or
             decimal. Of an ``extend`` event it is seconds.
@@ -152,25 +144,19 @@ class Completions(Options):
         >>> scans = Completions(key="depot", time="scanned_at", kind="what", event_id="scan_id")
     """
 
-    key: Annotated[ColumnLike, "The key on which the event completes operations; null only beside an `operation_id`."]
-    time: Annotated[ColumnLike, "The event time: a timestamp."]
-    value: Annotated[
-        ColumnLike | None,
-        "The number that `sum_at_least`, `level` and `evidence_order` read; the seconds of an extend event.",
-    ] = None
-    kind: Annotated[ColumnLike | None, "complete (or null), fail, cancel, force or extend."] = None
-    operation_id: Annotated[
-        ColumnLike | None,
-        "The one operation that the event applies to; null: all on its key. With it a control event needs no key if "
-        "operations have several keys or with `scope`.",
-    ] = None
-    event_id: Annotated[ColumnLike | None, "An id: an event that is delivered again counts once."] = None
-    columns: Annotated[Names, "Columns of the events that outcomes carry, in the struct `event`."] = ()
-    watermark: Annotated[Duration | None, WATERMARK] = None
-    idle_after: Annotated[Duration | None, IDLE_AFTER] = None
+    key: ColumnLike
+    time: ColumnLike
+    value: ColumnLike | None = None
+    kind: ColumnLike | None = None
+    operation_id: ColumnLike | None = None
+    event_id: ColumnLike | None = None
+    columns: Names = ()
+    watermark: Duration | None = None
+    idle_after: Duration | None = None
     outcomes_of: NamedPurgatory | None = None
 
     section: ClassVar[str] = "completions."
+    python_only: ClassVar[tuple[str, ...]] = ("outcomes_of",)
 
 
 MAX_NAME_BYTES = 1024
@@ -198,31 +184,17 @@ class SinkOptions(Options):
         ConfigError: A field has a wrong value; the message names it and the remedy.
     """
 
-    path: Annotated[str | None, "Folder of the Delta table; give this or table."] = None
-    table: Annotated[str | None, "Name of the Delta table; give this or path."] = None
-    partition_by: Annotated[Names, "Columns that partition the table, if the first drain creates it."] = ()
-    batch_size: Annotated[Size, "Size of file wanted for each table partition (Kafka: batch.size)."] = "128 MiB"
-    linger: Annotated[Duration, "How long a row may wait for its file (linger.ms)."] = "5 minutes"
-    buffer_memory: Annotated[Size, "The most bytes of staged rows, on disk (buffer.memory)."] = "16 GiB"
-    max_block: Annotated[
-        Duration,
-        "How long a micro-batch waits for room in `buffer_memory`, or how long a flush waits for a table that cannot "
-        "be written.",
-    ] = "1 minute"
-    retry_backoff: Annotated[
-        Duration,
-        "The first wait after a failed drain. Each further failure doubles the wait, up to ten times the first wait.",
-    ] = "1 second"
-    delivery_timeout: Annotated[Duration, "How long rows wait for a failing table before the query stops."] = (
-        "30 minutes"
-    )
-    max_request_size: Annotated[
-        Size, "The most bytes in one transaction of the table; a single file may be larger (max.request.size)."
-    ] = "4 GiB"
-    shares_table: Annotated[
-        bool,
-        "Several queries are meant to fill the table, each from other sources: a new one is not warned of the others.",
-    ] = False
+    path: str | None = None
+    table: str | None = None
+    partition_by: Names = ()
+    batch_size: Size = "128 MiB"
+    linger: Duration = "5 minutes"
+    buffer_memory: Size = "16 GiB"
+    max_block: Duration = "1 minute"
+    retry_backoff: Duration = "1 second"
+    delivery_timeout: Duration = "30 minutes"
+    max_request_size: Size = "4 GiB"
+    shares_table: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

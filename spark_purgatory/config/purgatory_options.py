@@ -6,7 +6,7 @@ import textwrap
 from dataclasses import dataclass
 from html import escape
 from types import UnionType
-from typing import Annotated, Literal
+from typing import Literal
 
 from spark_purgatory.config.declared import ColumnLike, Options
 from spark_purgatory.config.options import Completions, Operations
@@ -33,54 +33,26 @@ COMPLETES = {
 class PurgatoryOptions(Options):
     """What `Purgatory` takes; its docstring says what each option does."""
 
-    operations: Annotated[Operations, "What waits."]
-    completions: Annotated[Completions, "What completes it."]
-    criterion: Annotated[Criterion | ByRow, "When an operation is complete."]
-    emit: Annotated[
-        Literal["early", "final"],
-        "early: as soon as seen; final: once no earlier event can come.",
-    ] = "early"
-    shards: Annotated[int | None, "Groups that operations are spread over by key; null: one for each key."] = 8
-    lookback: Annotated[Duration, "How long before its operation's created time an event still counts."] = "0 seconds"
-    max_future: Annotated[Duration, "A time further ahead of processing time is rejected."] = "1 day"
-    tick: Annotated[Duration, "Resolution of deadlines, which are rounded up to it."] = "1 millisecond"
-    prefix: Annotated[str, "Put before the names of the outcome's columns."] = ""
-    scope: Annotated[
-        ColumnLike | None,
-        "A column of both inputs: keys and ids belong to its value, and rows go to shards by it.",
-    ] = None
-    orphans: Annotated[
-        Orphans,
-        "Which events that count for no operation become ORPHAN rows. control: control events; all: every event, with "
-        "the reason.",
-    ] = "none"
-    evidence: Annotated[
-        Literal["none", "all"],
-        "all: outcomes carry all events that counted, in the array `events`, and the deciding one, in `event`; none: "
-        "only the deciding one, if `completions.columns` names columns.",
-    ] = "none"
-    max_evidence: Annotated[int, "The most events that one outcome lists: the first in `evidence_order`."] = 100
-    evidence_order: Annotated[
-        Literal["time", "value"],
-        "time: events in the order of their times, and `event` is the one that decided; value: by "
-        "`completions.value`, the largest first, and `event` is the largest.",
-    ] = "time"
-    max_pending_per_shard: Annotated[int, "Operations that may wait in one shard; more stop the query."] = 10_000_000
-    max_state_bytes_per_shard: Annotated[Size, "Bytes of one shard's state; more stop the query."] = "1 GiB"
-    max_broadcast_bytes: Annotated[
-        Size,
-        "The most bytes of packed events in one micro-batch, if events are broadcast to all shards; more stop the "
-        "query.",
-    ] = "128 MiB"
-    host: Annotated[
-        Literal["applyInPandasWithState", "transformWithState"],
-        "Spark's operator that holds the state.",
-    ] = "applyInPandasWithState"
-    max_warm_bytes: Annotated[
-        Size,
-        "Under transformWithState: memory for shards in the Python workers of one executor.",
-    ] = "4 GiB"
-    name: Annotated[str, "Name of the counters in the query's observedMetrics."] = "spark_purgatory"
+    operations: Operations
+    completions: Completions
+    criterion: Criterion | ByRow
+    emit: Literal["early", "final"] = "early"
+    shards: int | None = 8
+    lookback: Duration = "0 seconds"
+    max_future: Duration = "1 day"
+    tick: Duration = "1 millisecond"
+    prefix: str = ""
+    scope: ColumnLike | None = None
+    orphans: Orphans = "none"
+    evidence: Literal["none", "all"] = "none"
+    max_evidence: int = 100
+    evidence_order: Literal["time", "value"] = "time"
+    max_pending_per_shard: int = 10_000_000
+    max_state_bytes_per_shard: Size = "1 GiB"
+    max_broadcast_bytes: Size = "128 MiB"
+    host: Literal["applyInPandasWithState", "transformWithState"] = "applyInPandasWithState"
+    max_warm_bytes: Size = "4 GiB"
+    name: str = "spark_purgatory"
 
     @property
     def evidence_columns(self) -> tuple[str, ...]:

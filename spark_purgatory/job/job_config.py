@@ -85,7 +85,7 @@ def with_options_of(declared: type, but: Container[str] = ()) -> Callable[[type[
             kind = TYPES.get(option.kind, option.kind)
             default = ... if option.default is dataclasses.MISSING else option.default
             if name not in but:
-                added[name] = (kind | None if option.is_optional else kind, Field(default, description=option.text))
+                added[name] = (kind | None if option.is_optional else kind, Field(default))
         return create_model(model.__name__, __base__=model, __doc__=model.__doc__, __module__=__name__, **added)
 
     return add

@@ -167,7 +167,7 @@ class Purgatory(PurgatoryOptions):
         evidence: "all" gives outcomes an array ``events`` of all events that counted, up to ``resolved_at``, in the
             order of their times; of EXPIRED operations too. An event is a struct like ``event``, which outcomes have
             then, too: the event that decided (see `Completions`).
-        max_evidence: How many events an outcome lists at most: the first. ``matched`` says how many there were.
+        max_evidence: The most events that an outcome lists, in ``evidence_order``; ``matched`` is their number.
         evidence_order: The order of events. "time" is by their times, and ``event`` is the one that decided. "value" is
             by `Completions.value`, the largest first, of equal ones the earliest, and ``event`` is
             the first of these: with `criteria.until_deadline` the winning bid of an auction. It needs neither

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession, is_remote
@@ -79,6 +79,7 @@ class RecordAccumulator(SinkOptions):
     """
 
     on_delivery: Callback[Delivery] | None = None
+    python_only: ClassVar[tuple[str, ...]] = ("on_delivery",)
     _started: list[AccumulatorQuery] = field(default_factory=list, init=False, repr=False, compare=False)
     """The query that this accumulator started last, if it started one."""
 
