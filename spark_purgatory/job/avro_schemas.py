@@ -13,7 +13,7 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from spark_purgatory.job.config_file import JobConfigError, Problem
+from spark_purgatory.job.config_file import wrong
 from spark_purgatory.job.source_config import AvroValues, KafkaSource, Registry
 
 TIMEOUT_S = 30
@@ -49,13 +49,13 @@ def _of_file(avro: AvroValues, field: str) -> str:
         text = Path(avro.schema_file).read_text(encoding="utf-8")
         schema = json.loads(text)
     except (OSError, ValueError) as error:
-        raise JobConfigError("the job file", [Problem(field, repr(avro.schema_file), f"no Avro: {error}")]) from error
+        raise wrong(field, repr(avro.schema_file), f"no Avro: {error}") from error
     return _record(schema, field, repr(avro.schema_file))
 
 
 def _record(schema: Any, field: str, given: str) -> str:
     if not isinstance(schema, dict) or schema.get("type") != "record":
-        raise JobConfigError("the job file", [Problem(field, given, "must be the schema of a record")])
+        raise wrong(field, given, "must be the schema of a record")
     return json.dumps(schema)
 
 
@@ -63,11 +63,12 @@ def _versions(registry: Registry, subject: str, field: str) -> list[dict[str, An
     at = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions"
     found = []
     for number in _asked(registry, at, field):
-        version = _asked(registry, f"{at}/{number}", field)
+        version, given = _asked(registry, f"{at}/{number}", field), f"subject {subject!r}, version {number}"
         if version.get("schemaType", "AVRO") != "AVRO" or version.get("references"):
-            allowed = "must be Avro without references to other subjects; give schema_file and no registry"
-            raise JobConfigError("the job file", [Problem(field, f"subject {subject!r}, version {number}", allowed)])
-        _record(json.loads(version["schema"]), field, f"subject {subject!r}, version {number}")
+            raise wrong(
+                field, given, "must be Avro without references to other subjects; give schema_file and no registry"
+            )
+        _record(json.loads(version["schema"]), field, given)
         found.append(version)
     return found
 
@@ -95,9 +96,7 @@ def _asked(registry: Registry, path: str, field: str) -> Any:
         said = {401: "the registry refuses user_info", 404: "the registry has no such subject"}
         said |= dict.fromkeys((301, 302, 303, 307, 308), elsewhere)
         allowed = said.get(error.code, f"the registry answers with HTTP {error.code}")
-        raise JobConfigError("the job file", [Problem(field, path, allowed)]) from error
+        raise wrong(field, path, allowed) from error
     except (OSError, ValueError, HTTPException) as error:
         said_of = str(error) if isinstance(error, OSError) else type(error).__name__
-        raise JobConfigError(
-            "the job file", [Problem(field, path, f"the registry cannot be asked: {said_of}")]
-        ) from error
+        raise wrong(field, path, f"the registry cannot be asked: {said_of}") from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -20,9 +20,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.job.config_types import FREE_FORM, SECRET
+from spark_purgatory.job import job_config, source_config
+from spark_purgatory.job.config_types import FREE_FORM, SECRET, Model
 from spark_purgatory.job.job_config import JobConfig
-from spark_purgatory.job.source_config import DeltaSource, FolderSource, KafkaSource
 
 MAX_VALUE_CHARS = 60
 """A wrong value is quoted up to this length: enough to recognise it on one line of a terminal."""
@@ -42,8 +42,17 @@ WORDS = {
     "dict_type": "must be names with a value each",
 }
 """What is allowed, by pydantic's type of error; in braces what it says beside."""
+FORMATS = "'parquet', 'json', 'csv', 'delta' or 'kafka'"
+FORMS = {
+    "trigger": "write processingTime: 10 seconds, or availableNow: true, below it",
+    "operations.source": f"write format: and what it needs below it: {FORMATS}",
+    "completions.source": f"write format: and what it needs below it: {FORMATS}",
+}
+"""How a section is written that was given as a single value."""
 MERGE = "tag:yaml.org,2002:merge"
 """The tag of ``<<``."""
+FREE_NAME = re.compile(rf"((?:[^.]+\.)*?(?:{'|'.join(FREE_FORM)}))\.(.+)")
+"""A field of a mapping with names of its own, dots and all."""
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -72,6 +81,11 @@ class JobConfigError(ConfigError):
         super().__init__(f"{origin} has {len(self.problems)} problem(s):\n{lines}")
 
 
+def wrong(field: str, given: str, allowed: str, origin: str = "the job file") -> JobConfigError:
+    """The error of a single problem."""
+    return JobConfigError(origin, [Problem(field, given, allowed)])
+
+
 def _field_path(location: tuple[int | str, ...]) -> str:
     """``operations.source.parquet.schema`` -> ``operations.source.schema``: a union's tag is no field."""
     parts = [str(part) for part in location]
@@ -80,57 +94,10 @@ def _field_path(location: tuple[int | str, ...]) -> str:
     return ".".join(part for part in parts if part not in BRANCHES)
 
 
-def _model_at(location: tuple[int | str, ...]) -> type[BaseModel] | None:
-    """The model whose field ``location`` ends in, to say which fields it has."""
-    by_tag: dict[int | str, type[BaseModel]] = {"delta": DeltaSource, "kafka": KafkaSource}
-    model: type[BaseModel] | None = JobConfig
-    for part in location[:-1]:
-        if part in ("parquet", "json", "csv"):
-            model = FolderSource
-        elif part in by_tag:
-            model = by_tag[part]
-        elif model is not None and part in model.model_fields:
-            annotation = model.model_fields[str(part)].annotation
-            kinds = get_args(annotation) or (annotation,)
-            model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), model)
-    return model
-
-
-def _unknown_field(location: tuple[int | str, ...]) -> str:
-    model = _model_at(location)
-    if model is None:
-        return "unknown field"
-    near = _near(location)
-    return f"unknown field{f', did you mean {near!r}' if near else ''}; allowed: {', '.join(_names(model))}"
-
-
-def _names(model: type[BaseModel]) -> list[str]:
-    return [field.alias or name for name, field in model.model_fields.items()]
-
-
-def _near(location: tuple[int | str, ...]) -> str | None:
-    model = _model_at(location)
-    near = difflib.get_close_matches(str(location[-1]), _names(model), n=1) if model is not None else []
-    return near[0] if near else None
-
-
-def _form(location: tuple[int | str, ...]) -> str:
-    """How a section is written that was given as a single value."""
-    if location == ("trigger",):
-        return "write processingTime: 10 seconds, or availableNow: true, below it"
-    if location[-1] == "source":
-        return "write format: and what it needs below it: 'parquet', 'json', 'csv', 'delta' or 'kafka'"
-    model = _model_at((*location, ""))
-    return f"holds fields: {', '.join(model.model_fields)}" if model is not None else "holds fields"
-
-
 def _given(error: ErrorDetails) -> str:
     """The value as the file has it, or nothing where it is absent, large or may be a secret."""
-    shown = not isinstance(error["input"], (dict, list, BaseModel)) and error["type"] not in (
-        "missing",
-        "extra_forbidden",
-    )
-    if not shown or set(SECRET) & set(map(str, error["loc"])):
+    is_hidden = isinstance(error["input"], (dict, list, BaseModel)) or error["type"] == "missing"
+    if is_hidden or set(SECRET) & set(map(str, error["loc"])):
         return ""
     text = repr(error["input"])
     return text if len(text) <= MAX_VALUE_CHARS else text[:MAX_VALUE_CHARS] + "..."
@@ -144,38 +111,40 @@ def _problem(error: ErrorDetails) -> Problem:
         case kind if kind in WORDS:
             allowed = WORDS[kind].format(**context)
         case "model_type" | "model_attributes_type":
-            allowed = _form(error["loc"])
+            models = vars(job_config) | vars(source_config)
+            allowed = FORMS.get(field) or f"holds fields: {', '.join(models[context['class_name']].model_fields)}"
         case "missing":
             allowed = "required"
-        case "extra_forbidden":
-            allowed = _unknown_field(error["loc"])
         case "literal_error":
             allowed = f"allowed: {context['expected']}"
         case "union_tag_invalid":
             return Problem(f"{field}.format", repr(context["tag"]), f"allowed: {context['expected_tags']}")
         case "union_tag_not_found":
-            return Problem(f"{field}.format", "", "required: 'parquet', 'json', 'csv', 'delta' or 'kafka'")
+            return Problem(f"{field}.format", "", f"required: {FORMATS}")
     return Problem(field, _given(error), allowed.removeprefix(f"{field}: "))
 
 
-def _all_errors(document: dict[str, Any], errors: list[ErrorDetails]) -> list[ErrorDetails]:
-    """These errors, and those of values that pydantic looks at only where no field is unknown."""
-    unknown = [error["loc"] for error in errors if error["type"] == "extra_forbidden"]
-    if not unknown:
-        return errors
-    meant = _unshared(document)
-    for location in unknown:
-        place = meant
-        for part in location[:-1]:
-            place = place.get(str(part), place)  # A union's tag is no field.
-        value, near = place.pop(str(location[-1]), None), _near(location)
-        if near is not None:
-            place.setdefault(near, value)
-    try:
-        JobConfig.model_validate(meant)
-    except ValidationError as error:
-        return errors + error.errors()
-    return errors
+def _meant(given: dict[str, Any], model: type[Model], path: str, unknown: list[Problem]) -> dict[str, Any]:
+    """The fields of a section that its model has, and a misspelt one under the name that may be meant.
+
+    pydantic leaves a section's other errors out where a field is unknown.
+    """
+    given = model.long_form(given)
+    kinds = {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+    fields = {name: value for name, value in given.items() if name in kinds}
+    for name in given:
+        if name not in kinds:
+            near = difflib.get_close_matches(str(name), kinds, n=1)
+            meant = f", did you mean {near[0]!r}" if near else ""
+            unknown.append(Problem(f"{path}{name}", "", f"unknown field{meant}; allowed: {', '.join(kinds)}"))
+            fields.update({other: given[name] for other in near if other not in fields})
+    for name, value in fields.items():
+        for kind in get_args(kinds[name]) or (kinds[name],):
+            if isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Model):
+                tag = kind.model_fields.get("format")
+                if tag is None or value.get("format") in get_args(tag.annotation):
+                    fields[name] = _meant(value, kind, f"{path}{name}.", unknown)
+    return fields
 
 
 def _problems(errors: Iterable[ErrorDetails]) -> list[Problem]:
@@ -234,25 +203,12 @@ def _unshared(value: Any) -> Any:
 def _parse(text: str, origin: str) -> Any:
     try:
         return _unshared(yaml.load(text, Loader=_UniqueKeys))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
-        raise JobConfigError(origin, [Problem(where, "", f"not YAML: {error.problem}")]) from error
     except yaml.YAMLError as error:
-        raise JobConfigError(origin, [Problem("the file", "", f"not YAML: {error}")]) from error
+        mark = getattr(error, "problem_mark", None)
+        where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
+        raise wrong(where, "", f"not YAML: {getattr(error, 'problem', error)}", origin) from error
     except RecursionError:
-        raise JobConfigError(
-            origin, [Problem("the file", "", "a value holds itself, or is nested too deeply")]
-        ) from None
-
-
-def _split_field(field: str) -> list[str]:
-    """``a.b.c`` -> a, b, c; what follows ``options`` or ``spark`` is one name, dots and all."""
-    parts = field.split(".")
-    for position, part in enumerate(parts):
-        if part in FREE_FORM and position + 1 < len(parts):
-            return [*parts[: position + 1], ".".join(parts[position + 1 :])]
-    return parts
+        raise wrong("the file", "", "a value holds itself, or is nested too deeply", origin) from None
 
 
 def _override(document: dict[str, Any], assignment: str) -> None:
@@ -260,13 +216,14 @@ def _override(document: dict[str, Any], assignment: str) -> None:
     field, equals, value = assignment.partition("=")
     origin = f"--set {field}"
     if not equals or not all(field.split(".")):
-        raise JobConfigError("--set", [Problem(repr(field), "", "write it as field.name=value")])
-    *parents, last = _split_field(field)
+        raise wrong(repr(field), "", "write it as field.name=value", "--set")
+    free = FREE_NAME.fullmatch(field)
+    *parents, last = [*free[1].split("."), free[2]] if free else field.split(".")
     place = document
     for name in parents:
         inner = place.setdefault(name, {})
         if not isinstance(inner, dict):
-            raise JobConfigError(origin, [Problem(name, "", "holds a value, not fields")])
+            raise wrong(name, "", "holds a value, not fields", origin)
         place = inner
     place[last] = _parse(value, origin)
 
@@ -290,20 +247,21 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise JobConfigError(origin, [Problem("the file", "", f"cannot be read: {error}")]) from error
+        raise wrong("the file", "", f"cannot be read: {error}", origin) from error
     document = _parse(text, origin)
-    if not isinstance(document, Mapping):
-        raise JobConfigError(
-            origin, [Problem("the file", "", "must hold fields; begin with: spark-purgatory example > job.yaml")]
-        )
-    fields = dict(document)
+    if not isinstance(document, dict):
+        raise wrong("the file", "", "must hold fields; begin with: spark-purgatory example > job.yaml", origin)
     for assignment in overrides:
-        _override(fields, assignment)
+        _override(document, assignment)
     problems: list[Problem] = []
-    expanded = _expand(fields, "", problems)
+    expanded = _expand(document, "", problems)
     if problems:
         raise JobConfigError(origin, problems)
+    meant = _meant(expanded, JobConfig, "", problems)
     try:
-        return JobConfig.model_validate(expanded)
+        config = JobConfig.model_validate(meant)
     except ValidationError as error:
-        raise JobConfigError(origin, _problems(_all_errors(expanded, error.errors()))) from None
+        raise JobConfigError(origin, [*problems, *_problems(error.errors())]) from None
+    if problems:
+        raise JobConfigError(origin, problems)
+    return config

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from spark_purgatory.config.declared import JOIN_THEM
 from spark_purgatory.config.units import not_a_duration, not_a_size, parse_duration
@@ -89,6 +89,16 @@ class Model(BaseModel):
     """Frozen, no unknown fields, and no option's value in a repr."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, populate_by_name=True)
+
+    @classmethod
+    def long_form(cls, given: Any) -> Any:
+        """The section with its fields' names, where people may write it shorter."""
+        return given
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_full(cls, given: Any) -> Any:
+        return cls.long_form(given)
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():

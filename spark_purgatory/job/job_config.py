@@ -137,10 +137,9 @@ class CriterionSection(Model):
     need: Number | None = None
     by_row: ByRowSection | None = None
 
-    @model_validator(mode="before")
     @classmethod
-    def _short_form(cls, given: object) -> object:
-        """``any_key`` and ``{quorum: 2}``, the forms that people write."""
+    def long_form(cls, given: Any) -> Any:
+        """A criterion that is written ``any_key`` or ``{quorum: 2}``, with the names of its fields."""
         if given == "by_row":
             return {"rule": "by_row", "by_row": {}}
         if isinstance(given, str):

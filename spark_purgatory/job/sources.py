@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import Purgatory
 from spark_purgatory.errors import sentence_of
-from spark_purgatory.job.config_file import JobConfigError, Problem
+from spark_purgatory.job.config_file import wrong
 from spark_purgatory.job.job_config import InputSection, JobConfig
 from spark_purgatory.job.kafka_values import fields_of, records_of, rows_of
 from spark_purgatory.job.source_config import FolderSource, KafkaSource
@@ -58,4 +58,4 @@ def blamed_on(field: str) -> Iterator[None]:
     try:
         yield
     except (AnalysisException, ParseException) as error:
-        raise JobConfigError("the job file", [Problem(field, "", sentence_of(error))]) from error
+        raise wrong(field, "", sentence_of(error)) from error
