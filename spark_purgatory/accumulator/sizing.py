@@ -109,8 +109,7 @@ class SizeCalibration(Generic[P]):
 
     def __init__(self) -> None:
         self._table = _Seen(
-            DecayedQuotient(PRIOR_RATIO * PRIOR_STAGED_BYTES, PRIOR_STAGED_BYTES),
-            DecayedQuotient(PRIOR_ROW_BYTES, 1.0),
+            DecayedQuotient(PRIOR_RATIO * PRIOR_STAGED_BYTES, PRIOR_STAGED_BYTES), DecayedQuotient(PRIOR_ROW_BYTES, 1.0)
         )
         self._partitions: OrderedDict[P, _Seen] = OrderedDict()
 
@@ -149,10 +148,7 @@ class SizeCalibration(Generic[P]):
     def _of(self, partition: P) -> _Seen:
         seen = self._partitions.get(partition)
         if seen is None:
-            seen = _Seen(
-                self._table.ratio.restarted(PRIOR_STAGED_BYTES),
-                self._table.staged_row_bytes.restarted(1.0),
-            )
+            seen = _Seen(self._table.ratio.restarted(PRIOR_STAGED_BYTES), self._table.staged_row_bytes.restarted(1.0))
             self._partitions[partition] = seen
             if len(self._partitions) > MAX_PARTITIONS:
                 self._partitions.popitem(last=False)

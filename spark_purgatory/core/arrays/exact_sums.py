@@ -10,15 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spark_purgatory.core.arrays.numbers import (
-    UNREACHED,
-    Floats,
-    Numbers,
-    addends,
-    is_double,
-    is_wide,
-    or_zero,
-)
+from spark_purgatory.core.arrays.numbers import UNREACHED, Floats, Numbers, addends, is_double, is_wide, or_zero
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 
 LIMB_BITS = 32

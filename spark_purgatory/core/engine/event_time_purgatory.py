@@ -36,11 +36,7 @@ import pyarrow.compute as pc
 
 from spark_purgatory.core.arrays.held_bytes import held_bytes
 from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s
-from spark_purgatory.core.arrays.times import (
-    MAX_TIME_US,
-    saturating_add,
-    tick_up_ms,
-)
+from spark_purgatory.core.arrays.times import MAX_TIME_US, saturating_add, tick_up_ms
 from spark_purgatory.core.arrays.value_column import as_bools
 from spark_purgatory.core.engine.completion import Completion
 from spark_purgatory.core.engine.operation_table import OperationTable
@@ -181,9 +177,7 @@ class EventTimePurgatory:
         purgatory, table = self.purgatory, self.rows
         needed_from = partial(earliest_read, purgatory, table)
         self.events.forget(
-            self._floor_us,
-            needed_from,
-            lambda: int(table.from_us_of(purgatory.waiting()).min(initial=MAX_TIME_US)),
+            self._floor_us, needed_from, lambda: int(table.from_us_of(purgatory.waiting()).min(initial=MAX_TIME_US))
         )
 
     def _count_events(self, events: EventArrivals) -> EventArrivals:

@@ -86,11 +86,7 @@ def rows_of_rejected(events: EventArrivals, watermark_us: int, spec: EngineSpec)
 
 
 def _carried(
-    event: pa.StructArray,
-    times_us: pa.Array,
-    ids: pa.Array | None,
-    columns: pa.StructArray | None,
-    spec: EngineSpec,
+    event: pa.StructArray, times_us: pa.Array, ids: pa.Array | None, columns: pa.StructArray | None, spec: EngineSpec
 ) -> dict[str, pa.Array]:
     """What ORPHANs carry of their events, by the column's name; ``event``: `EVENT_FIELDS`."""
     if spec.evidence is None:

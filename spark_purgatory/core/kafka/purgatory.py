@@ -60,13 +60,7 @@ class DelayedOperations(Protocol):
 class DelayedOperationPurgatory:
     """Operations waiting on keys and deadlines (Kafka: ``DelayedOperationPurgatory``, ``DelayedOperation``)."""
 
-    def __init__(
-        self,
-        timer: SystemTimer,
-        *,
-        purge_interval: int = 1000,
-        compact_share: int = 2,
-    ) -> None:
+    def __init__(self, timer: SystemTimer, *, purge_interval: int = 1000, compact_share: int = 2) -> None:
         self.timer = timer
         self.watchers = Watchers()
         self.state = GrowableArray(np.empty(0, np.uint8))
@@ -104,12 +98,7 @@ class DelayedOperationPurgatory:
         return np.flatnonzero(self.state.values == WAITING)
 
     def try_complete_else_watch(
-        self,
-        operations: DelayedOperations,
-        keys: pa.Array,
-        offsets: Int64s,
-        deadlines_ms: Int64s,
-        key_hashes: Int64s,
+        self, operations: DelayedOperations, keys: pa.Array, offsets: Int64s, deadlines_ms: Int64s, key_hashes: Int64s
     ) -> tuple[Int64s, Bools]:
         """Register operations; those whose criterion is met already complete and are watched nowhere.
 

@@ -38,29 +38,11 @@ from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US
 from spark_purgatory.core.arrays.value_column import as_bools
 from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind, EventRejection, OperationRejection, among
-from spark_purgatory.core.spec.criteria import (
-    ADDING,
-    COUNTED,
-    LARGEST_SUM,
-    LEVELLED,
-    SMALLEST_SUM,
-    ByRow,
-    Criterion,
-)
+from spark_purgatory.core.spec.criteria import ADDING, COUNTED, LARGEST_SUM, LEVELLED, SMALLEST_SUM, ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import ROLES, EngineSpec
 
 OPERATION_COLUMNS = ("id", "id_hash", "keys", "key_hashes", "created_us", "deadline_us", "ahead")
-EVENT_COLUMNS = (
-    "key",
-    "key_hash",
-    "time_us",
-    "ahead",
-    "value",
-    "kind",
-    "operation_id",
-    "operation_hash",
-    "event_id",
-)
+EVENT_COLUMNS = ("key", "key_hash", "time_us", "ahead", "value", "kind", "operation_id", "operation_hash", "event_id")
 RULE_COLUMNS = ("rule", "need", "levels", "need_up", "levels_up")
 
 

@@ -107,10 +107,7 @@ class EventRejection(Rejection):
     """With ``by_row`` it is counted, and the event is not rejected: rules that add nothing up may count it."""
     TIME_AHEAD = 4, "the time is too far ahead of processing time (max_future)"
     UNKNOWN_KIND = 5, f"the kind is none of {', '.join(KINDS)}"
-    AT_NO_TIME = (
-        6,
-        "the time is the first or last microsecond that a timestamp can hold, which stand for no time",
-    )
+    AT_NO_TIME = (6, "the time is the first or last microsecond that a timestamp can hold, which stand for no time")
     BAD_EXTENSION = 7, "the seconds of the extend are null, negative, infinite or not a number"
     OPERATION_ALONE = (
         8,
