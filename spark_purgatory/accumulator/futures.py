@@ -18,8 +18,7 @@ Callback = Callable[[V | None, BaseException | None], None]
 class RecordFuture(Generic[V]):
     """What will become of one record (Kafka: ``FutureRecordMetadata`` and its ``Callback``).
 
-    It never blocks: there are no threads, so asking too early is an error. When a batch is split, the future goes
-    with its record.
+    There are no threads: it never blocks, and asking too early is an error.
     """
 
     def __init__(self) -> None:
@@ -65,11 +64,7 @@ class CallbackQueue:
         self._waiting.extend(callbacks)
 
     def call_all(self) -> None:
-        """Call every queued callback; those that raised are raised together at the end, as an ExceptionGroup.
-
-        Kafka logs what a callback raises and goes on. Here nothing is swallowed, and nothing is left undone either: the
-        step that ended the batch, and all other callbacks, have taken place when the group is raised.
-        """
+        """Call every queued callback. At the end, raise what they raised as one group; Kafka logs it."""
         errors: list[Exception] = []
         while self._waiting:
             try:

@@ -30,15 +30,15 @@ Worked example: batches of 100 bytes, linger 10 ms, backoff 5 ms (a test asserts
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
-from spark_purgatory.accumulator.batch import BatchEvent, ProducerBatch
+from spark_purgatory.accumulator.batch import BatchEvent, PartitionQueue, PartitionQueues, ProducerBatch
 from spark_purgatory.accumulator.futures import CallbackQueue, RecordFuture
-from spark_purgatory.accumulator.partitions import PartitionQueue, PartitionQueues
 from spark_purgatory.accumulator.sizing import Sizing
 from spark_purgatory.errors import BatchStateError, ConfigError, DeliveryTimeoutError
 
@@ -48,11 +48,32 @@ V = TypeVar("V")
 
 FULL_PART, LINGERED_PART = 0.9, 0.5
 """A batch goes along with others that must go if it has so much of its size; with one that lingered, of its time."""
+MULTIPLIER = 2
+"""Kafka's RETRY_BACKOFF_EXP_BASE."""
+
+
+class ExponentialBackoff:
+    """``initial_ms * 2 ** retry``, at most ``max_ms`` (Kafka: ``ExponentialBackoff`` with base 2).
+
+    Kafka multiplies by a random number between 0.8 and 1.2, so that producers that failed together do not come back
+    together; a table has one sink. Example, 100 ms up to 1 s: 100, 200, 400, 800, 1000, 1000, ...
+    """
+
+    def __init__(self, initial_ms: int, max_ms: int) -> None:
+        for name, value in (("initial_ms", initial_ms), ("max_ms", max_ms)):
+            if value < 0:
+                raise ConfigError(f"{name} of a backoff must not be negative, got {value}")
+        self.initial_ms, self.max_ms = min(initial_ms, max_ms), max_ms
+        self._max_exponent = math.log(max(max_ms, 1) / max(self.initial_ms, 1)) / math.log(MULTIPLIER)
+
+    def __call__(self, retry: int) -> int:
+        """Milliseconds to wait before retry number ``retry``, from 0 (Kafka: ``backoff``)."""
+        return min(int(self.initial_ms * math.pow(MULTIPLIER, min(retry, self._max_exponent))), self.max_ms)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccumulatorSettings:
-    """What the policy goes by; sizes in bytes, times in milliseconds. ConfigError names a field out of bounds."""
+    """The numbers of the policy: sizes in bytes, times in milliseconds. ConfigError names a field out of bounds."""
 
     batch_bytes: int
     """Capacity of a normal batch, and so its size when it is full (Kafka: ``batch.size``)."""
@@ -62,7 +83,6 @@ class AccumulatorSettings:
     """How long a batch may take from its creation to its end (Kafka: ``delivery.timeout.ms``)."""
 
     def __post_init__(self) -> None:
-        """Check every field."""
         for name, low in {"batch_bytes": 1, "linger_ms": 0, "delivery_timeout_ms": 0}.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name} must be at least {low}, got {getattr(self, name)}")
@@ -87,12 +107,14 @@ class AccumulatorPolicy(Generic[P, R, V]):
     by the caller; they must not decrease.
     """
 
+    make_batch: ClassVar[type[ProducerBatch[Any, Any, Any]]] = ProducerBatch
+
     def __init__(self, settings: AccumulatorSettings, sizing: Sizing[R], backoff_ms: Callable[[int], int]) -> None:
         self.settings = settings
         self.sizing = sizing
         self.backoff_ms = backoff_ms
         """Milliseconds to wait before retry number n, from 0; ``ExponentialBackoff`` is Kafka's."""
-        self.queues: PartitionQueues[P, R, V] = PartitionQueues(self._new_queue)
+        self.queues: PartitionQueues[P, R, V] = PartitionQueues(PartitionQueue)
         self._in_flight: dict[ProducerBatch[P, R, V], None] = {}
         self._callbacks = CallbackQueue()
         self._next_number = 0
@@ -128,18 +150,12 @@ class AccumulatorPolicy(Generic[P, R, V]):
 
     def _open(self, queue: PartitionQueue[P, R, V], record: R, capacity_bytes: int, now_ms: int) -> Appended[P, R, V]:
         """Open a batch for a record (A10; Kafka: ``appendNewBatch``)."""
-        batch = self._new_batch(queue.partition, capacity_bytes, now_ms)
+        batch = self.make_batch(self._next_number, queue.partition, capacity_bytes, now_ms, self.sizing)
         future: RecordFuture[V] = RecordFuture()
         batch.try_append(record, future, now_ms)
         self._next_number += 1
         queue.batches.append(batch)
         return Appended(future, batch, is_new_batch=True)
-
-    def _new_batch(self, partition: P, capacity_bytes: int, now_ms: int) -> ProducerBatch[P, R, V]:
-        return ProducerBatch(self._next_number, partition, capacity_bytes, now_ms, self.sizing)
-
-    def _new_queue(self, partition: P) -> PartitionQueue[P, R, V]:
-        return PartitionQueue(partition)
 
     # --- drains --------------------------------------------------------------------------------------------------
 

@@ -92,7 +92,7 @@ class DecayedQuotient:
         return self.top / self.bottom
 
     def restarted(self, bottom: float) -> DecayedQuotient:
-        """The quotient of `ratio` with the weight ``bottom``."""
+        """The same quotient with the weight ``bottom``."""
         return DecayedQuotient(self.value * bottom, bottom)
 
 

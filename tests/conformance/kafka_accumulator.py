@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from itertools import takewhile
 from typing import Any, Generic, TypeVar, cast
 
-from spark_purgatory.accumulator.batch import BatchEvent, BatchState, ProducerBatch
-from spark_purgatory.accumulator.partitions import PartitionQueue
+from spark_purgatory.accumulator.batch import BatchEvent, BatchState, PartitionQueue, PartitionQueues, ProducerBatch
 from spark_purgatory.accumulator.policy import AccumulatorPolicy, AccumulatorSettings, Appended
 from spark_purgatory.accumulator.sizing import Sizing
 from spark_purgatory.errors import BatchStateError, BugError, PurgatoryError
@@ -78,12 +78,14 @@ class Expiry(Generic[P, R, V]):
 class KafkaAccumulator(AccumulatorPolicy[P, R, V]):
     """Kafka's ``RecordAccumulator``, and of ``Sender`` what follows a response."""
 
+    make_batch = KafkaBatch
+
     def __init__(
         self, settings: AccumulatorSettings, buffer_bytes: int, sizing: Sizing[R], backoff_ms: Callable[[int], int],
         default_leader: Hashable | None = None,
     ) -> None:  # fmt: skip
         super().__init__(settings, sizing, backoff_ms)
-        self.default_leader = default_leader
+        self.queues = PartitionQueues(partial(KafkaQueue, leader=default_leader))
         self.pool = BufferPool(buffer_bytes, settings.batch_bytes)
         self.incomplete: IncompleteBatches[P, R, V] = IncompleteBatches(self._callbacks)
         self.is_closed = False
@@ -91,12 +93,6 @@ class KafkaAccumulator(AccumulatorPolicy[P, R, V]):
         """Appends that wait for memory, in the order in which they came."""
         self._positions: dict[Hashable, int] = {}
         self._now_ms = 0
-
-    def _new_queue(self, partition: P) -> KafkaQueue[P, R, V]:
-        return KafkaQueue(partition, leader=self.default_leader)
-
-    def _new_batch(self, partition: P, capacity_bytes: int, now_ms: int) -> KafkaBatch[P, R, V]:
-        return KafkaBatch(self._next_number, partition, capacity_bytes, now_ms, self.sizing)
 
     def queue(self, partition: P) -> KafkaQueue[P, R, V]:
         """The queue of a partition."""

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar, TypeVar
 
-from spark_purgatory.accumulator.batch import TRANSITIONS, BatchEvent, BatchState, ProducerBatch
+from spark_purgatory.accumulator.batch import TRANSITIONS, BatchEvent, BatchState, PartitionQueue, ProducerBatch
 from spark_purgatory.accumulator.futures import RecordFuture
-from spark_purgatory.accumulator.partitions import PartitionQueue
 from spark_purgatory.accumulator.sizing import Sizing
 
 P = TypeVar("P", bound=Hashable)

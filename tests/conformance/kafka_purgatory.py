@@ -10,7 +10,7 @@ import pyarrow as pa
 from spark_purgatory.core.arrays.sorted_runs import EMPTY, ROW_MASK, Bools, Int64s, each_once
 from spark_purgatory.core.arrays.value_column import hash_keys
 from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory
-from spark_purgatory.core.kafka.timing_wheel import UNARMED, SystemTimer, TimerAdd
+from spark_purgatory.core.kafka.timing_wheel import UNARMED, SystemTimer
 from spark_purgatory.errors import BugError
 
 Rows = Callable[[Int64s], None]
@@ -26,15 +26,18 @@ def clocks_ms(timer: SystemTimer) -> list[int]:
     return [(wheel.clock - wheel.clock % span) * timer.tick_ms for span in wheel.spans]
 
 
-def level_of(added: TimerAdd) -> Int64s:
-    """Level that each task was put into, 1 the lowest; 0 where it was not armed."""
-    return np.where(added.armed, added.reaches.searchsorted(added.ticks, side="right") + 1, 0)
+def level_of(timer: SystemTimer, deadlines_ms: Int64s) -> Int64s:
+    """Level that each task is put into now, 1 the lowest; 0 where it is not armed."""
+    ticks = deadlines_ms // timer.tick_ms
+    reaches = timer.wheel.reaches(int(ticks.max()))
+    return np.where(ticks > timer.wheel.clock, reaches.searchsorted(ticks, side="right") + 1, 0)
 
 
-def bucket_ms(added: TimerAdd, timer: SystemTimer) -> Int64s:
-    """Start of each task's bucket in ms; -1 where it was not armed."""
-    span = timer.wheel.wheel_size ** np.maximum(level_of(added) - 1, 0)
-    return np.where(added.armed, (added.ticks - added.ticks % span) * timer.tick_ms, -1)
+def bucket_ms(timer: SystemTimer, deadlines_ms: Int64s) -> Int64s:
+    """Start of each task's bucket in ms; -1 where it is not armed."""
+    ticks, level = deadlines_ms // timer.tick_ms, level_of(timer, deadlines_ms)
+    span = timer.wheel.wheel_size ** np.maximum(level - 1, 0)
+    return np.where(level > 0, (ticks - ticks % span) * timer.tick_ms, -1)
 
 
 class KafkaPurgatory(DelayedOperationPurgatory):
@@ -103,6 +106,7 @@ def validate(purgatory: DelayedOperationPurgatory) -> None:
     """Recompute every derived count from the primary columns; raises BugError where one differs."""
     watchers, state = purgatory.watchers, purgatory.state.values
     entries = np.arange(len(watchers.listed))
+    owners = np.repeat(np.arange(watchers.rows), np.diff(watchers.first_entry))
     listed = watchers.listed.values[entries]
     runs = watchers.index.runs
     indexed = np.concatenate(runs) & ROW_MASK if runs else EMPTY
@@ -110,7 +114,7 @@ def validate(purgatory: DelayedOperationPurgatory) -> None:
     facts = {
         "watched": (watchers.watched, int(listed.sum())),
         "ended": (purgatory.ended, int(np.count_nonzero(state != WAITING))),
-        "of other rows": (0, int(np.count_nonzero(watchers.rows_of(entries) != watchers.row_of))),
+        "of other rows": (0, int(np.count_nonzero(watchers.rows_of(entries) != owners))),
         "indexed": (0, len(np.setdiff1d(entries[listed], indexed))),
         "armed": (purgatory.timer.size, len(armed)),
         "armed after the end": (0, int(np.count_nonzero(state[armed] != WAITING))),

@@ -102,8 +102,8 @@ class PurgatoryReplayer:
         else:
             answers = [{} for _ in batch]
         answers[-1] |= {
-            "watched": self.purgatory.watched,
-            "delayed": self.purgatory.num_delayed,
+            "watched": self.purgatory.watchers.watched,
+            "delayed": self.purgatory.timer.size,
             "estimated": self.purgatory.estimated_total,
         }
         return answers

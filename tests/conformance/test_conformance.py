@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from spark_purgatory.accumulator.backoff import ExponentialBackoff
+from spark_purgatory.accumulator.policy import ExponentialBackoff
 from tests.conformance.__main__ import main
 from tests.conformance.replay import DIAGNOSTICS, LABELS, REPLAYERS, replay
 from tests.conformance.traces import Trace, find_files, pack, read_file

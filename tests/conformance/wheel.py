@@ -61,14 +61,14 @@ class WheelReplayer:
 
     def add(self, batch: Sequence[Step]) -> list[Step]:
         """Arm tasks, new ones and known ones alike."""
-        added = self.timer.add(self.rows(batch), np.array([step["exp"] for step in batch], np.int64))
+        deadlines_ms = np.array([step["exp"] for step in batch], np.int64)
+        levels, buckets = level_of(self.timer, deadlines_ms), bucket_ms(self.timer, deadlines_ms)
+        all_armed = self.timer.add(self.rows(batch), deadlines_ms)
         return [
             {"res": "armed", "level": level, "bucket": bucket}
             if armed
             else {"res": "fired", "level": None, "bucket": None}
-            for armed, level, bucket in zip(
-                added.armed.tolist(), level_of(added).tolist(), bucket_ms(added, self.timer).tolist(), strict=True
-            )
+            for armed, level, bucket in zip(all_armed.tolist(), levels.tolist(), buckets.tolist(), strict=True)
         ]
 
     def advance(self, step: Step) -> Step:

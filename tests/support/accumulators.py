@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spark_purgatory.accumulator.backoff import ExponentialBackoff
-from spark_purgatory.accumulator.policy import AccumulatorSettings
+from spark_purgatory.accumulator.policy import AccumulatorSettings, ExponentialBackoff
 from tests.conformance.kafka_accumulator import KafkaAccumulator, KafkaAppended
 from tests.conformance.kafka_batches import KafkaBatch
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from spark_purgatory.accumulator.backoff import ExponentialBackoff
 from spark_purgatory.accumulator.batch import BatchState, ProducerBatch
-from spark_purgatory.accumulator.policy import AccumulatorPolicy, AccumulatorSettings
+from spark_purgatory.accumulator.policy import AccumulatorPolicy, AccumulatorSettings, ExponentialBackoff
 from spark_purgatory.errors import BufferExhaustedError
 from tests.conformance.accumulator import KafkaRecord, KafkaSizing, varint_bytes
 from tests.conformance.kafka_accumulator import KafkaAccumulator

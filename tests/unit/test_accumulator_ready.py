@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from spark_purgatory.accumulator.backoff import ExponentialBackoff
-from spark_purgatory.accumulator.partitions import MAX_PARTITIONS
+from spark_purgatory.accumulator.batch import MAX_PARTITIONS
+from spark_purgatory.accumulator.policy import ExponentialBackoff
 from spark_purgatory.errors import ConfigError, LimitError
 from tests.conformance.kafka_accumulator import KafkaAccumulator
 from tests.support.accumulators import NODE, Part, policy, put, take
@@ -273,7 +273,7 @@ def test_partitions_are_visited_in_the_order_in_which_they_became_known() -> Non
 
 
 def test_idle_partitions_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_purgatory.accumulator.partitions.MAX_PARTITIONS", 4)
+    monkeypatch.setattr("spark_purgatory.accumulator.batch.MAX_PARTITIONS", 4)
     accumulator = policy()
     queues = accumulator.queues
     for partition in ("idle", "muted", "led", "busy"):

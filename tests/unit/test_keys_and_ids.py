@@ -330,7 +330,7 @@ def test_watch_lists_of_keys_that_collide_stay_apart(forge: Callable[[Array], Ar
         needle, entries = watchers.find(asked, forge(hash_keys(asked)))
         assert entries.tolist() == sorted(entries.tolist())
         needle, entries = by_first(needle, entries)
-        found = [(int(n), int(r)) for n, r in zip(needle, watchers.row_of[entries], strict=True)]
+        found = [(int(n), int(r)) for n, r in zip(needle, watchers.rows_of(entries), strict=True)]
         assert found == [(n, r) for n, key in enumerate(asked.to_pylist()) for r in model.get(key, [])]
         dropped = entries[needle == 0]
         watchers.drop(dropped)

@@ -57,7 +57,7 @@ class World:
     @property
     def counts(self) -> tuple[int, int, int]:
         """Watched, delayed, estimated."""
-        return self.purgatory.watched, self.purgatory.num_delayed, self.purgatory.estimated_total
+        return self.purgatory.watchers.watched, self.purgatory.timer.size, self.purgatory.estimated_total
 
     @property
     def waiting(self) -> str:

@@ -168,7 +168,7 @@ def _put_operations(engine: EventTimePurgatory, columns: Mapping[str, pa.Array])
     rows = purgatory.readmit(arrivals.keys, arrivals.key_hash, arrivals.offsets)
     deduplication.make_undecided(rows[undecided], arrivals.id_hash[undecided])
     due_us = engine.completion.due_us(engine.resolver.resolve(rows))
-    purgatory.arm_again(rows, engine.completion.ticks_ms(rows, due_us))
+    purgatory.rearm(rows, engine.completion.ticks_ms(rows, due_us))
 
 
 def _arrivals(spec: EngineSpec, columns: Mapping[str, pa.Array]) -> OperationArrivals:

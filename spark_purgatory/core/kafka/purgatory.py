@@ -11,8 +11,7 @@ because criteria may not change within a call. Left out for that reason: the sec
 Kafka closes a race with other threads.
 
 Costs: registering n operations with k keys O(k log k); a check O(keys given + operations found), and sorts both;
-completing, cancelling O(n); `advance_clock` O(due); a purge O(completed since the last). `compact` renumbers rows,
-O(all rows), when the caller likes.
+completing O(n); `advance_clock` O(due); a purge O(completed since the last); `compact` O(all rows).
 
 The boundary: the timer runs a task at ``deadline < clock + tick``, up to a tick early, as Kafka's does.
 """
@@ -36,7 +35,7 @@ from spark_purgatory.core.arrays.sorted_runs import (
     new_numbers,
     ordered,
 )
-from spark_purgatory.core.kafka.timing_wheel import SystemTimer
+from spark_purgatory.core.kafka.timing_wheel import UNARMED, SystemTimer
 from spark_purgatory.core.kafka.watchers import Watchers
 from spark_purgatory.errors import EmptyWatchKeysError
 
@@ -79,16 +78,6 @@ class DelayedOperationPurgatory:
         return len(self.state)
 
     @property
-    def watched(self) -> int:
-        """Lengths of all watch lists added up; an operation counts once for each key, ended ones until purged."""
-        return self.watchers.watched
-
-    @property
-    def num_delayed(self) -> int:
-        """Operations in the timer."""
-        return self.timer.size
-
-    @property
     def is_worth_compacting(self) -> bool:
         """Whether enough rows have ended that forgetting them pays for a pass over all."""
         return self.ended > (self.next_row - self.ended) // self.compact_share + COMPACT_FLOOR
@@ -112,33 +101,32 @@ class DelayedOperationPurgatory:
             raise EmptyWatchKeysError(
                 f"operation {empty.argmax()} of {len(offsets) - 1} has no watch keys: give at least one"
             )
-        rows = self.watchers.append(keys, key_hashes, offsets)
-        self.state.append(np.full(len(rows), WAITING, np.uint8))
+        rows = self._append(keys, key_hashes, offsets)
         completed, moved_ms = operations.try_complete(rows)
         self._end(rows[completed], "complete")
         left = rows[~completed]
-        self.watchers.watch(left)
-        self.estimated_total += len(left)
+        self._watch(left)
         if len(left):
             self._arm(operations, left, (deadlines_ms if moved_ms is None else moved_ms)[~completed])
         return rows, completed
 
     def readmit(self, keys: pa.Array, key_hashes: Int64s, offsets: Int64s) -> Int64s:
-        """Watch operations that were tried elsewhere, without trying them; `arm_again` arms them. Returns rows (n,)."""
-        rows = self.watchers.append(keys, key_hashes, offsets)
-        self.state.append(np.full(len(rows), WAITING, np.uint8))
-        self.watchers.watch(rows)
-        self.estimated_total += len(rows)
+        """Watch operations that were tried elsewhere, without trying them; `rearm` arms them. Returns rows (n,)."""
+        rows = self._append(keys, key_hashes, offsets)
+        self._watch(rows)
         return rows
 
-    def arm_again(self, rows: Int64s, deadlines_ms: Int64s) -> None:
-        """Arm rows, (n,), that `readmit` gave; a deadline already due runs on the next `advance_clock`."""
-        self.timer.add(rows, np.maximum(deadlines_ms, (self.timer.wheel.clock + 1) * self.timer.tick_ms))
+    def _append(self, keys: pa.Array, key_hashes: Int64s, offsets: Int64s) -> Int64s:
+        rows = self.watchers.append(keys, key_hashes, offsets)
+        self.state.append(np.full(len(rows), WAITING, np.uint8))
+        return rows
+
+    def _watch(self, rows: Int64s) -> None:
+        self.watchers.watch(rows)
+        self.estimated_total += len(rows)
 
     def _arm(self, operations: DelayedOperations, rows: Int64s, deadlines_ms: Int64s) -> None:
-        added = self.timer.add(rows, deadlines_ms)
-        if not added.all_armed:
-            self._expire(operations, rows[~added.armed])
+        self._expire(operations, rows[~self.timer.add(rows, deadlines_ms)])
 
     def check_and_complete(self, operations: DelayedOperations, keys: pa.Array, key_hashes: Int64s) -> Int64s:
         """Try the operations watching each key, keys in order; returns how many each completed, (k,) int64."""
@@ -146,7 +134,12 @@ class DelayedOperationPurgatory:
         rows = self.watchers.rows_of(entries)
         waiting = self.state.values[rows] == WAITING
         candidates = each_once(rows.compress(waiting))
-        completed = self._try(operations, candidates) if len(candidates) else candidates
+        completed = candidates
+        if len(candidates):
+            completes, moved_ms = operations.try_complete(candidates)
+            completed = candidates[completes]
+            if moved_ms is not None:
+                self.rearm(candidates[~completes], moved_ms[~completes])
         # The state marks which of the entries found, often several of a row, are theirs; `_end` does the other steps.
         self.state.writable[completed] = ENDED
         gone = (self.state.values[rows] != WAITING).nonzero()[0]
@@ -159,13 +152,6 @@ class DelayedOperationPurgatory:
         self._end(self.watchers.rows_of(met & ROW_MASK), "complete")
         return np.bincount(met >> ROW_BITS, minlength=len(keys))
 
-    def _try(self, operations: DelayedOperations, rows: Int64s) -> Int64s:
-        """The rows, of those given, that complete now; the timers of the others move."""
-        completes, moved_ms = operations.try_complete(rows)
-        if moved_ms is not None:
-            self.rearm(rows[~completes], moved_ms[~completes])
-        return rows[completes]
-
     def force_complete(self, rows: Int64s) -> Bools:
         """Complete rows, (n,) distinct, whatever their criterion says; True where this call did it."""
         can = self.state.values[rows] == WAITING
@@ -176,13 +162,13 @@ class DelayedOperationPurgatory:
         """Expire what is due, then purge if enough ended; returns the rows expired, (m,) int64, by deadline tick."""
         due = self.timer.advance_clock(now_ms)
         self._expire(operations, due)
-        if self.estimated_total - self.num_delayed > self.purge_interval:
+        if self.estimated_total - self.timer.size > self.purge_interval:
             self.purge()
         return due
 
     def purge(self) -> None:
         """Drop all ended operations from all lists."""
-        self.estimated_total = self.num_delayed
+        self.estimated_total = self.timer.size
         if self._ended_since_purge:
             self.watchers.forget(np.concatenate(self._ended_since_purge))
         self._ended_since_purge = []
@@ -193,15 +179,15 @@ class DelayedOperationPurgatory:
         Kafka's operations keep the deadline they were made with; event time needs this where a completion lies ahead
         of the watermark or an event extends the wait. A deadline already due runs on the next `advance_clock`.
         """
-        moved = deadlines_ms != self.timer.armed_tick.values[rows] * self.timer.tick_ms
-        if moved.any():
-            due_ms = np.maximum(deadlines_ms[moved], (self.timer.wheel.clock + 1) * self.timer.tick_ms)
-            self.timer.add(rows[moved], due_ms)
+        tick_ms, armed_tick = self.timer.tick_ms, self.timer.armed_tick
+        armed_tick.fill(self.next_row, UNARMED)
+        moved = deadlines_ms // tick_ms != armed_tick.values[rows]
+        self.timer.add(rows[moved], np.maximum(deadlines_ms[moved], (self.timer.wheel.clock + 1) * tick_ms))
 
     def compact(self) -> Rows:
         """Forget ended rows and number the waiting ones anew; returns ``new_row[old_row]``, -1 where forgotten."""
         # Renumbering drops ended rows from all lists: a purge that costs nothing.
-        self.estimated_total, self._ended_since_purge = self.num_delayed, []
+        self.estimated_total, self._ended_since_purge = self.timer.size, []
         waiting = self.state.values == WAITING
         new_row = new_numbers(waiting)
         self.watchers.renumber(new_row)

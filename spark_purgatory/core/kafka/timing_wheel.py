@@ -29,8 +29,6 @@ Worked example, tick 1 ms, wheel size 4, clock 0 (a test asserts it)::
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from spark_purgatory.core.arrays.sorted_runs import Bools, GrowableArray, Int64s, Rows
@@ -69,17 +67,13 @@ class TimingWheel:
         self.rings = [bits_of(ring) for ring in flags]
 
     def reaches(self, furthest: int) -> Int64s:
-        """First tick beyond the reach of each level, (levels,) int64; levels are made until one reaches
-        ``furthest``.
-        """
-        furthest = min(furthest, FOREVER - 1)
-        while self._reach(len(self.spans) - 1) <= furthest:
+        """First tick beyond the reach of each level, (levels,); levels are made until one reaches ``furthest``."""
+        while self._reach(self.spans[-1]) <= min(furthest, FOREVER - 1):
             self.spans.append(self.spans[-1] * self.wheel_size)
             self.rings.append(0)
-        return np.array([self._reach(level) for level in range(len(self.spans))], np.int64)
+        return np.array([self._reach(span) for span in self.spans], np.int64)
 
-    def _reach(self, level: int) -> int:
-        span = self.spans[level]
+    def _reach(self, span: int) -> int:
         reach = self.clock - self.clock % span + span * self.wheel_size
         return reach if reach < REACH_LIMIT else FOREVER
 
@@ -137,23 +131,6 @@ def bits_of(flags: Bools) -> int:
     return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
 
 
-@dataclass(frozen=True)
-class TimerAdd:
-    """What `SystemTimer.add` did with each task, in the order given; arrays (n,)."""
-
-    all_armed: bool
-    """False: some are not, see ``armed``."""
-    ticks: Int64s
-    clock: int
-    reaches: Int64s
-    """The first tick beyond the reach of each level, (levels,)."""
-
-    @property
-    def armed(self) -> Bools:
-        """False: the task was due within the current tick and is not stored; the caller runs it now."""
-        return self.ticks > self.clock
-
-
 class SystemTimer:
     """Armed tasks over a `TimingWheel` (Kafka: ``SystemTimer``, ``TimerTaskList``, ``TimerTaskEntry``).
 
@@ -171,15 +148,15 @@ class SystemTimer:
         self.armed_tick = GrowableArray(np.empty(0, np.int64))
         """(rows,) int64: the tick that each row is armed for, UNARMED where it is not."""
 
-    def add(self, rows: Int64s, deadlines_ms: Int64s) -> TimerAdd:
-        """Arm tasks; an armed row is moved. ``rows`` (n,) int64, distinct; ``deadlines_ms`` (n,) int64, absolute."""
+    def add(self, rows: Int64s, deadlines_ms: Int64s) -> Bools:
+        """Arm tasks; an armed row is moved. ``rows`` (n,) int64, distinct; ``deadlines_ms`` (n,) int64, absolute.
+
+        Returns (n,) bool. False: the task is due within the current tick and is not stored; the caller runs it now.
+        """
         ticks = deadlines_ms // self.tick_ms if self.tick_ms > 1 else deadlines_ms
-        clock = self.wheel.clock
-        earliest, latest = (int(ticks.min()), int(ticks.max())) if len(ticks) else (clock + 1, clock)
-        reaches = self.wheel.reaches(latest)
-        result = TimerAdd(earliest > clock, ticks, clock, reaches)
+        armed = ticks > self.wheel.clock
         if not len(rows):
-            return result
+            return armed
         known = int(rows.min()) < len(self.armed_tick)
         self.armed_tick.fill(int(rows.max()) + 1, UNARMED)
         armed_tick = self.armed_tick.writable
@@ -187,18 +164,19 @@ class SystemTimer:
             # A row met before may have an old entry equal to its new one.
             self.entries.has_repeats |= len(self.entries) > 0
             self.size -= int(np.count_nonzero(armed_tick[rows] != UNARMED))
-        if earliest <= clock:
+        if not armed.all():
             armed_tick[rows] = UNARMED
-            rows, ticks = rows[result.armed], ticks[result.armed]
+            rows, ticks = rows[armed], ticks[armed]
         armed_tick[rows] = ticks
         self.size += len(rows)
         if len(rows):
             ascending = self.entries.add(ticks, rows)
+            reaches = self.wheel.reaches(int(ascending[-1]))
             cuts = [0, *ascending.searchsorted(reaches).tolist(), len(ascending)]
             for level in range(len(reaches)):
                 if cuts[level] < cuts[level + 1]:
                     self.wheel.queue_ticks(level, ascending[cuts[level] : cuts[level + 1]])
-        return result
+        return armed
 
     def cancel(self, rows: Int64s) -> Bools:
         """Disarm tasks; (n,) distinct rows -> (n,) bool, True where one was armed. Its entry is dropped later."""
@@ -230,9 +208,7 @@ class SystemTimer:
 
     def next_due_ms(self) -> int | None:
         """The earliest armed task's tick in ms; None when nothing is armed."""
-        if not self.size:
-            return None
-        return self.entries.earliest(self._live) * self.tick_ms
+        return self.entries.earliest(self._live) * self.tick_ms if self.size else None
 
     def renumber(self, new_row: Rows) -> None:
         """Rows were renumbered (order kept): ``new_row[old]``, -1 where a row is gone."""

@@ -56,19 +56,9 @@ class Watchers:
         return len(self.listed) if self._first_entry is None else len(self._first_entry) - 1
 
     @property
-    def one_key_each(self) -> bool:
-        """Whether every operation has one key, so that its entry has its number; none has less than one."""
-        return self._first_entry is None
-
-    @property
     def first_entry(self) -> Int64s:
         """(rows + 1,) int64: entries of row r are first_entry[r] .. first_entry[r + 1] - 1; to read only."""
         return np.arange(self.rows + 1) if self._first_entry is None else self._first_entry.values
-
-    @property
-    def row_of(self) -> Rows:
-        """(entries,) int32: each entry's operation; to read only."""
-        return np.arange(len(self.listed), dtype=np.int32) if self._row_of is None else self._row_of.values
 
     def set_first_entry(self, first_entry: Int64s) -> None:
         """Say which entries each row has, (rows + 1,)."""
@@ -93,7 +83,8 @@ class Watchers:
         self.keys.append(keys)
         self.hashes.append(hashes & PREFIX_MASK)
         if self._first_entry is None and len(keys) != count:
-            self._first_entry, self._row_of = GrowableArray(self.first_entry), GrowableArray(self.row_of)
+            self._first_entry = GrowableArray(self.first_entry)
+            self._row_of = GrowableArray(np.arange(entries, dtype=np.int32))
         if self._first_entry is not None and self._row_of is not None:
             self._row_of.append(rows.astype(np.int32).repeat(offsets[1:] - offsets[:-1]))
             self._first_entry.append(offsets[1:] + (entries - int(offsets[0])))
@@ -104,13 +95,7 @@ class Watchers:
         """Put rows, (n,) int64 ascending, on the lists of all their keys (Kafka: ``watchForOperation``)."""
         if not len(rows):
             return
-        if self._first_entry is None:
-            entries = rows
-        elif int(rows[-1]) - int(rows[0]) + 1 == len(rows):
-            first = self._first_entry.values
-            entries = np.arange(first[rows[0]], first[rows[-1] + 1])
-        else:
-            entries, _ = self.entries_of(rows)
+        entries, _ = self.entries_of(rows)
         self.index.add(ordered(self.hashes.values[entries] | entries))
         self.listed.writable[entries] = True
         self.watched += len(entries)
@@ -119,7 +104,8 @@ class Watchers:
         """Entries of rows, and the position in ``rows`` that each belongs to; both (m,) int64, to read only."""
         if self._first_entry is None:
             return rows, np.arange(len(rows))
-        return expand(self._first_entry.values[rows], self._counts(rows))
+        first = self._first_entry.values
+        return expand(first[rows], first[rows + 1] - first[rows])
 
     def first_entries(self, rows: Int64s) -> Int64s:
         """The first entry of each row, (n,) int64, to read only."""
@@ -133,12 +119,6 @@ class Watchers:
         """The row of each entry, (m,) int64, to read only."""
         # numpy turns 32-bit numbers into 64-bit ones whenever they index: here once.
         return entries if self._row_of is None else self._row_of.values[entries].astype(np.int64)
-
-    def _counts(self, rows: Int64s) -> Int64s:
-        if self._first_entry is None:
-            return np.ones(len(rows), np.int64)
-        first = self._first_entry.values
-        return first[rows + 1] - first[rows]
 
     def find(self, keys: pa.Array, hashes: Int64s) -> tuple[Int64s, Int64s]:
         """Listed entries of each key: (which key, entry), both (m,), by entry and then by key."""
@@ -174,6 +154,6 @@ class Watchers:
         self.hashes.keep(kept)
         self.listed.keep(kept)
         if self._first_entry is not None:
-            counts = self._counts(np.flatnonzero(kept_rows))
-            self.set_first_entry(np.concatenate(([0], np.cumsum(counts))).astype(np.int64))
+            counts = np.diff(self._first_entry.values)[kept_rows]
+            self.set_first_entry(np.append(0, np.cumsum(counts)))
         self.watched = int(np.count_nonzero(self.listed.values))

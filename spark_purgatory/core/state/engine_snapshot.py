@@ -316,7 +316,11 @@ def _facts(engine: EventTimePurgatory) -> dict[str, Any]:
 
 def gauges_of(engine: EventTimePurgatory) -> dict[str, int | None]:
     """What waits, so that nobody needs to decode the state for it."""
-    return {"oldest_us": engine.oldest_us(), "next_due_ms": engine.next_due_ms(), "watched": engine.purgatory.watched}
+    return {
+        "oldest_us": engine.oldest_us(),
+        "next_due_ms": engine.next_due_ms(),
+        "watched": engine.purgatory.watchers.watched,
+    }
 
 
 def tally_of(engine: EventTimePurgatory) -> dict[str, Any]:

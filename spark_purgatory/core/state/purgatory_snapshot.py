@@ -74,7 +74,7 @@ def restore_keys(name: str, tables: Tables) -> ValueColumn:
 def save_watchers(watchers: Watchers, waiting: Bools, arrays: Arrays) -> None:
     """The watch lists but for their keys; ``waiting``, (rows,) bool."""
     listed = watchers.listed.values
-    if not np.array_equal(listed, waiting if watchers.one_key_each else waiting[watchers.row_of]):
+    if not np.array_equal(listed, watchers.entries_among(waiting)):
         arrays["watch.listed"] = listed
     if watchers.rows != len(listed):
         arrays["watch.first_entry"] = watchers.first_entry
@@ -85,9 +85,7 @@ def restore_watchers(watchers: Watchers, waiting: Bools, arrays: Arrays) -> None
     """What `save_watchers` saw."""
     # Without it operations have one key each: entry and row are the same number.
     watchers.set_first_entry(arrays.get("watch.first_entry", np.arange(len(waiting) + 1)))
-    listed = arrays.get("watch.listed")
-    if listed is None:
-        listed = waiting if watchers.one_key_each else waiting[watchers.row_of]
+    listed = arrays.get("watch.listed", watchers.entries_among(waiting))
     watchers.listed = GrowableArray(listed)
     watchers.watched = int(np.count_nonzero(listed))
     watchers.index = restore_runs("watch.run", arrays)

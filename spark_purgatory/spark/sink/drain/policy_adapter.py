@@ -10,10 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from spark_purgatory.accumulator.backoff import ExponentialBackoff
 from spark_purgatory.accumulator.batch import ProducerBatch
 from spark_purgatory.accumulator.futures import Callback, RecordFuture
-from spark_purgatory.accumulator.policy import AccumulatorPolicy, AccumulatorSettings
+from spark_purgatory.accumulator.policy import AccumulatorPolicy, AccumulatorSettings, ExponentialBackoff
 from spark_purgatory.accumulator.sizing import SizeCalibration
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import BugError, StorageError
