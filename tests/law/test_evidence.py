@@ -23,7 +23,7 @@ from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.spec.codes import RULES, Rule
 from spark_purgatory.core.spec.engine_spec import Orphans
 from spark_purgatory.core.state import engine_snapshot
-from spark_purgatory.core.state.segment_snapshot import save_segment
+from spark_purgatory.core.state.event_snapshot import save_segment
 from spark_purgatory.errors import BugError
 from tests.support.engine_driver import Shards
 from tests.support.evidence_worlds import carrying, noted, told

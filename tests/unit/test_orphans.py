@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from spark_purgatory.config import Completions, Operations, PurgatoryOptions
-from spark_purgatory.core.engine.ended_ranges import EndedRanges, united
+from spark_purgatory.core.engine.ended_ranges import PLAIN, EndedRanges, united
 from spark_purgatory.core.engine.orphan_rows import shown
 from spark_purgatory.core.engine.outcomes import MissingKeys
 from spark_purgatory.core.events.control_log import pair_of, split_pairs
@@ -321,7 +321,7 @@ def test_the_ranges_contain_what_lies_in_one_of_them() -> None:
     for part in np.array_split(np.arange(n), 7):
         names = pa.array([f"k{key}" for key in keys[part]])
         segment = EventSegment.build(names, keys[part] << 40, begins[part], (begins + lengths)[part])
-        ranges._append(False, segment)
+        ranges._append(PLAIN, segment)
     at_key, times = rng.integers(0, 6, 500), rng.integers(0, 1100, 500)
     events = EventSegment.build(pa.array([f"k{key}" for key in at_key]), at_key << 40, times)
     inside = [

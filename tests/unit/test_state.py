@@ -189,7 +189,7 @@ def test_what_is_no_state_is_refused_without_a_word_of_it() -> None:
 def test_a_body_of_another_length_is_refused_with_both_lengths(by: int) -> None:
     blob = a_blob("any key")
     length = len(blob) - HEADER_BYTES
-    with pytest.raises(StateCorruptError, match=f"state body has {length + by} bytes and its header says {length}:"):
+    with pytest.raises(StateCorruptError, match=f"a body of {length + by} bytes and its header says {length}:"):
         restore(SPECS["any key"], (blob + b"x")[: len(blob) + by], 1)
 
 

@@ -20,16 +20,18 @@ import pyarrow as pa
 from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s
 from spark_purgatory.core.arrays.times import MIN_TIME_US
 from spark_purgatory.core.arrays.value_column import ValueColumn
-from spark_purgatory.core.events.control_log import Targets, pair_of
+from spark_purgatory.core.events.control_log import LogKey, Targets, pair_of
 from spark_purgatory.core.events.event_log import FORGET_FLOOR, EventLog, EventSegment
+from spark_purgatory.core.spec.codes import EventKind
+
+PLAIN, NAMED = LogKey(EventKind.COMPLETE, False), LogKey(EventKind.COMPLETE, True)
 
 
 class EndedRanges:
     """Ranges by key and, where events may name an operation, by operation and key."""
 
     def __init__(self) -> None:
-        self.logs: dict[bool, EventLog] = {}
-        """The logs, by whether their keys are those of `pair_of`."""
+        self.logs: dict[LogKey, EventLog] = {}
 
     def add(self, targets: Targets, from_us: Int64s, until_us: Int64s, watermark_us: int) -> None:
         """Operations end: the ranges of their watch entries, (m,) each, but for those that the watermark has passed."""
@@ -38,22 +40,22 @@ class EndedRanges:
             return
         keys = targets.keys.take(targets.entries[ahead])
         times = from_us[ahead], until_us[ahead]
-        self._append(False, EventSegment.build(keys, targets.hashes[ahead], *times))
+        self._append(PLAIN, EventSegment.build(keys, targets.hashes[ahead], *times))
         if targets.ids is not None:
             owner = targets.owner[ahead]
             ids = targets.ids.take(owner)
-            self._append(True, EventSegment.build(pair_of(ids, keys), targets.id_hash[owner], *times))
+            self._append(NAMED, EventSegment.build(pair_of(ids, keys), targets.id_hash[owner], *times))
             if targets.whole:
                 alone = pair_of(ids, pa.nulls(len(ids), pa.string()))
-                self._append(True, EventSegment.build(alone, targets.id_hash[owner], *times))
+                self._append(NAMED, EventSegment.build(alone, targets.id_hash[owner], *times))
 
-    def _append(self, is_named: bool, segment: EventSegment) -> None:
-        self.logs.setdefault(is_named, EventLog()).append(segment)
+    def _append(self, key: LogKey, segment: EventSegment) -> None:
+        self.logs.setdefault(key, EventLog()).append(segment)
 
     def contain(self, segment: EventSegment, is_named: bool) -> Bools:
         """Which events lie in a range, (E,) bool; ``is_named``: their keys are those of `pair_of`."""
         inside = np.zeros(len(segment), bool)
-        log = self.logs.get(is_named)
+        log = self.logs.get(NAMED if is_named else PLAIN)
         if log is not None:
             always = np.full(len(segment), MIN_TIME_US)
             keys = ValueColumn([segment.group_keys])
@@ -73,7 +75,7 @@ class EndedRanges:
                 [segment] = log.merged()
                 few = united(segment.where(_ends(segment) > watermark_us))
                 log.segments, log.kept = [few] if len(few) else [], len(few)
-        self.logs = {is_named: log for is_named, log in self.logs.items() if len(log)}
+        self.logs = {key: log for key, log in self.logs.items() if len(log)}
 
 
 def united(ranges: EventSegment) -> EventSegment:

@@ -28,6 +28,16 @@ class ShardEvents:
         self.controls = ControlLog()
         self.orphans = OrphanEvents(spec)
 
+    def other_logs(self) -> dict[str, dict[LogKey, EventLog]]:
+        """The logs besides that of completions, by whose they are."""
+        orphans = self.orphans
+        return {
+            "control": self.controls.logs,
+            "unmatched": orphans.unmatched.logs,
+            "ended": orphans.ended.logs,
+            "past": orphans.past.logs,
+        }
+
     def take(self, events: EventArrivals, watermark_us: int) -> EventSegment:
         """Keep a batch's events; returns a segment with a group for every key of theirs."""
         if events.value is not None and is_double(events.value) != (self.spec.scale is None):

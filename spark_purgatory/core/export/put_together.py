@@ -21,7 +21,7 @@ from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.events.control_log import LogKey, pair_of
 from spark_purgatory.core.events.event_log import EventLog, EventSegment
-from spark_purgatory.core.export.taken_apart import CONTROL, ENDED, LOG, PAST, UNMATCHED, has_number_value
+from spark_purgatory.core.export.taken_apart import ENDED, LOG, PAST, UNMATCHED, has_number_value
 from spark_purgatory.core.spec.arrivals import OperationArrivals
 from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind, Status
 from spark_purgatory.core.spec.engine_spec import EngineSpec
@@ -109,22 +109,13 @@ def most_of_any_shard(events: pa.Table, shard: Int64s) -> pa.Table:
 def _put_events(engine: EventTimePurgatory, events: pa.Table) -> None:
     logs = events.group_by(["kept_as", "kind", "is_named"]).aggregate([])
     for kept_as, kind, is_named in zip(*(logs[name].to_pylist() for name in logs.column_names), strict=True):
-        chosen = (
-            as_bools(pc.equal(events["kept_as"], kept_as))
-            & as_bools(pc.equal(events["kind"], kind))
-            & as_bools(pc.equal(events["is_named"], is_named))
-        )
+        chosen = (pc.field("kept_as") == kept_as) & (pc.field("kind") == kind) & (pc.field("is_named") == is_named)
         key = LogKey(EventKind(KINDS.index(kind)), is_named)
-        log = EventLog([_segment(engine.spec, kept_as, key, events.filter(pa.array(chosen)))])
+        log = EventLog([_segment(engine.spec, kept_as, key, events.filter(chosen))])
         if kept_as == LOG:
             engine.events.log = log
-        elif kept_as in (ENDED, PAST):
-            orphans = engine.events.orphans
-            (orphans.ended if kept_as == ENDED else orphans.past).logs[is_named] = log
         else:
-            assert kept_as in (CONTROL, UNMATCHED), f"bug: events are kept as {kept_as!r}"
-            owner = engine.events.controls if kept_as == CONTROL else engine.events.orphans.unmatched
-            owner.logs[key] = log
+            engine.events.other_logs()[kept_as][key] = log
 
 
 def _segment(spec: EngineSpec, kept_as: str, key: LogKey, rows: pa.Table) -> EventSegment:

@@ -19,7 +19,7 @@ from spark_purgatory.core.arrays import numbers
 from spark_purgatory.core.arrays.sorted_runs import EMPTY, Int64s
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.events.control_log import LogKey, split_pairs
-from spark_purgatory.core.events.event_log import EventLog, EventSegment
+from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
@@ -79,14 +79,10 @@ def events_tables(engine: EventTimePurgatory) -> Iterator[pa.Table]:
     """The events that are kept, a table for each log."""
     spec, events = engine.spec, engine.events
     names = None if spec.event_columns is None else spec.event_columns.names
-    complete = LogKey(EventKind.COMPLETE, False)
-    yield from _of_log(LOG, complete, events.log, spec, names)
-    for kept_as, controls in ((CONTROL, events.controls), (UNMATCHED, events.orphans.unmatched)):
-        for key, log in controls.logs.items():
-            yield from _of_log(kept_as, key, log, spec, names)
-    for kept_as, ranges in ((ENDED, events.orphans.ended), (PAST, events.orphans.past)):
-        for is_named, log in ranges.logs.items():
-            yield from _of_log(kept_as, LogKey(EventKind.COMPLETE, is_named), log, spec, None)
+    for kept_as, logs in ((LOG, {LogKey(EventKind.COMPLETE, False): events.log}), *events.other_logs().items()):
+        for key, log in logs.items():
+            for segment in log.segments:
+                yield _of_segment(kept_as, key, segment, spec, None if kept_as in (ENDED, PAST) else names)
 
 
 def has_number_value(kept_as: str, kind: int, spec: EngineSpec) -> bool:
@@ -109,11 +105,6 @@ def needs_as_text(needs: numbers.Numbers, spec: EngineSpec) -> pa.Array:
     return texts
 
 
-def _of_log(kept_as: str, key: LogKey, log: EventLog, spec: EngineSpec, names: list[str] | None) -> Iterator[pa.Table]:
-    for segment in log.segments:
-        yield _of_segment(kept_as, key, segment, spec, names)
-
-
 def _of_segment(
     kept_as: str, key: LogKey, segment: EventSegment, spec: EngineSpec, names: list[str] | None
 ) -> pa.Table:
@@ -122,15 +113,11 @@ def _of_segment(
     if key.is_named:
         ids, keys = split_pairs(keys)
     is_value = has_number_value(kept_as, key.kind, spec)
-    value: pa.Array = pa.nulls(n)
-    number: pa.Array = pa.nulls(n, pa.int64())
-    if segment.value is not None:
-        if not is_value:
-            number = pa.array(segment.value)
-        elif spec.scale is None:
-            value = pa.array(segment.value)
-        else:
-            value = numbers.as_decimals(segment.value, spec.scale)
+    value, number = pa.nulls(n), pa.nulls(n, pa.int64())
+    if segment.value is not None and not is_value:
+        number = pa.array(segment.value)
+    elif segment.value is not None:
+        value = pa.array(segment.value) if spec.scale is None else numbers.as_decimals(segment.value, spec.scale)
     columns = {
         "kept_as": pa.repeat(kept_as, n),
         "kind": pa.repeat(KINDS[key.kind], n),
@@ -144,8 +131,7 @@ def _of_segment(
     }
     if names is not None:
         kind = pa.struct([pa.field(name, pa.null()) for name in names])
-        held = pa.nulls(n, kind) if segment.columns is None else _named(segment.columns, names)
-        columns["columns"] = held
+        columns["columns"] = pa.nulls(n, kind) if segment.columns is None else _named(segment.columns, names)
     return pa.table(columns)
 
 

@@ -31,13 +31,14 @@ import pyarrow as pa
 from spark_purgatory.core.spec.engine_spec import MOVES
 from spark_purgatory.core.state.ascii7 import coded_size, decode, encode
 from spark_purgatory.core.state.encodings import Encoding, Values, join_bytes, pack, split_bytes, streams_of, unpack
+from spark_purgatory.core.state.frame import CHECKSUM, checked_body, read_header
 from spark_purgatory.core.state.table_encoding import Arrays, join_table, split_table
-from spark_purgatory.errors import START_OVER, StateCorruptError, StateMismatchError, StateVersionError
+from spark_purgatory.errors import StateMismatchError
 
 MAGIC = b"SPKPURG\0"
 VERSION = 1
 HEADER = struct.Struct("<8sIIQI")
-HEADER_BYTES = HEADER.size + 4
+HEADER_BYTES = HEADER.size + CHECKSUM.size
 ALIGNMENT = 8
 """Arrays begin at multiples of so many bytes, so that they can be read in place."""
 LENGTH = struct.Struct("<Q")
@@ -73,12 +74,13 @@ def write_blob(metadata: Mapping[str, object], arrays: Arrays, tables: Tables, s
     del columns
     streams = [_stream(batches) for batches in ([first], *remainders.values())]
     del first
-    body = np.concatenate([np.frombuffer(part, np.uint8) for stream in streams for part in _measured(stream)])
+    parts = (part for stream in streams for part in (LENGTH.pack(stream.size), stream))
+    body = np.concatenate([np.frombuffer(part, np.uint8) for part in parts])
     del streams
     coded = encode(body)
     head = HEADER.pack(MAGIC, VERSION, shards, len(body), zlib.crc32(coded.data))
     del body
-    return b"".join((head, struct.pack("<I", zlib.crc32(head)), coded.data))
+    return b"".join((head, CHECKSUM.pack(zlib.crc32(head)), coded.data))
 
 
 def read_blob(blob: bytes, shards: int | None) -> tuple[dict[str, Any], Arrays, Tables]:
@@ -138,30 +140,11 @@ def read_metadata(blob: bytes) -> dict[str, Any]:
 
 def _checked(blob: bytes, shards: int | None) -> tuple[Values, int]:
     """(the coded body, its size before it was coded); ``shards`` None: the query's number of shards is not known."""
-    if len(blob) < HEADER_BYTES:
-        raise StateCorruptError(f"state of {len(blob)} bytes is shorter than its header ({HEADER_BYTES}): truncated")
-    magic, version, written_by, length, checksum = HEADER.unpack_from(blob)
-    if magic != MAGIC:
-        # What it starts with is not told: it may be what another query keeps of its rows.
-        raise StateCorruptError(f"state does not start with {MAGIC!r}: not written by spark_purgatory, or damaged")
-    if struct.unpack_from("<I", blob, HEADER.size)[0] != zlib.crc32(blob[: HEADER.size]):
-        raise StateCorruptError("state header does not match its checksum: damaged in the checkpoint")
-    if version != VERSION:
-        raise StateVersionError(
-            f"state has format version {version}, this version of spark_purgatory reads {VERSION}: "
-            f"run the release that wrote the checkpoint, or {START_OVER}"
-        )
+    written_by, length, checksum = read_header(HEADER, MAGIC, VERSION, blob, "a shard's state")
     if shards is not None and written_by != shards:
         raise StateMismatchError(other_shards(written_by, shards))
-    if len(blob) - HEADER_BYTES != coded_size(length):
-        raise StateCorruptError(
-            f"state body has {len(blob) - HEADER_BYTES} bytes and its header says {coded_size(length)}: "
-            "truncated or damaged"
-        )
-    coded = np.frombuffer(blob, np.uint8, offset=HEADER_BYTES)
-    if zlib.crc32(coded.data) != checksum:
-        raise StateCorruptError(f"state body of {length} bytes does not match its checksum: damaged in the checkpoint")
-    return coded, length
+    coded = checked_body(blob, HEADER_BYTES, coded_size(length), checksum, "a shard's state")
+    return np.frombuffer(coded, np.uint8), length
 
 
 def _joined(packed: Iterable[tuple[Encoding, Values]], stream_counts: Iterable[int]) -> Values:
@@ -187,10 +170,6 @@ def _stream(batches: list[pa.RecordBatch]) -> pa.Buffer:
         for batch in batches:
             writer.write_batch(batch)
     return sink.getvalue()
-
-
-def _measured(stream: pa.Buffer) -> tuple[bytes, pa.Buffer]:
-    return LENGTH.pack(stream.size), stream
 
 
 def _read_stream(stream: pa.Buffer) -> list[pa.RecordBatch]:

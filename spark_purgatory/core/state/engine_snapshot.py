@@ -29,7 +29,13 @@ from spark_purgatory.core.spec.arrivals import payload_role
 from spark_purgatory.core.spec.codes import KINDS, EventKind
 from spark_purgatory.core.spec.engine_spec import MOVES, ROLES, EngineSpec, Evidence, difference, spec_of
 from spark_purgatory.core.state.blob import Tables, other_shards, read_blob, shard_count, write_blob
-from spark_purgatory.core.state.event_columns import differences_of_events, event_columns_of, evolve_events
+from spark_purgatory.core.state.event_snapshot import (
+    differences_of_events,
+    event_columns_of,
+    evolve_events,
+    restore_segment,
+    save_segment,
+)
 from spark_purgatory.core.state.payload_evolution import Comparison, StoredPayload
 from spark_purgatory.core.state.payload_schema import matched
 from spark_purgatory.core.state.purgatory_snapshot import (
@@ -44,7 +50,6 @@ from spark_purgatory.core.state.purgatory_snapshot import (
     save_timer,
     save_watchers,
 )
-from spark_purgatory.core.state.segment_snapshot import restore_segment, save_segment
 from spark_purgatory.core.state.table_encoding import Arrays
 from spark_purgatory.errors import LimitError, StateMismatchError
 
@@ -60,20 +65,19 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
     arrays: Arrays = {}
     tables: Tables = {}
     _save_rows(engine, arrays, tables)
-    watchers = engine.purgatory.watchers
+    watchers, ids = engine.purgatory.watchers, engine.deduplication.ids
     save_watchers(watchers, engine.purgatory.state.values == WAITING, arrays)
     if engine.spec.role("keys") is None:
         save_keys("watch.keys", watchers.keys, tables)
     save_timer(engine.purgatory.timer, _ticks_of_deadlines(engine), arrays)
-    save_runs("ids.run", engine.deduplication.ids.index, arrays)
-    arrays["ids.deadline_us"] = engine.deduplication.ids.deadline_us.values
-    for i, column in enumerate(engine.deduplication.ids.columns):
+    save_runs("ids.run", ids.index, arrays)
+    arrays["ids.deadline_us"] = ids.deadline_us.values
+    for i, column in enumerate(ids.columns):
         save_keys(f"ids.{i}", column, tables)
-    for i, segment in enumerate(engine.events.log.segments):
-        save_segment(f"log.{i}", segment, arrays, tables)
-    for n, (_, log) in enumerate(_other_logs(engine)):
+    logs = [("log", engine.events.log), *((f"logs.{n}", log) for n, (_, log) in enumerate(_other_logs(engine)))]
+    for name, log in logs:
         for i, segment in enumerate(log.segments):
-            save_segment(f"logs.{n}.{i}", segment, arrays, tables)
+            save_segment(f"{name}.{i}", segment, arrays, tables)
     blob = write_blob(_facts(engine), arrays, tables, shards)
     if len(blob) > engine.spec.max_state_bytes:
         raise LimitError(
@@ -90,7 +94,7 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     if found := differences_of(spec, facts, tables):
         raise StateMismatchError(listed(found))
     if spec.columns is not None and PAYLOAD in tables:
-        tables[PAYLOAD] = _payload(spec, facts, tables).evolved()
+        tables[PAYLOAD] = payload_of(spec, tables[PAYLOAD], facts["columns"]).evolved()
     evolve_events(spec, facts, arrays, tables)
     return _restored(spec, facts, arrays, tables)
 
@@ -119,8 +123,7 @@ def inspect(blob: bytes) -> tuple[EventTimePurgatory, list[str]]:
     on with. Raises StateError where the blob is damaged.
     """
     facts, arrays, tables = read_blob(blob, None)
-    engine = _restored(_spec_as_written(facts, arrays, tables), facts, arrays, tables)
-    return engine, facts["columns"]
+    return _restored(_spec_as_written(facts, arrays, tables), facts, arrays, tables), facts["columns"]
 
 
 def restore_as_written(blob: bytes, deadline_is_sum: bool) -> EventTimePurgatory:
@@ -174,16 +177,17 @@ def _restored(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, tables: T
     """The engine of a state that was found to belong to the query."""
     counts = facts["numbers"]
     engine = EventTimePurgatory(spec)
+    purgatory, ids = engine.purgatory, engine.deduplication.ids
     engine.completion.watermark_ms = counts["watermark_ms"]
-    tally = facts["tally"]
-    engine.outcomes.tally = Tally(**tally)
+    engine.outcomes.tally = Tally(**facts["tally"])
     _restore_rows(engine, arrays, tables)
-    restore_counts(engine.purgatory, counts, arrays)
-    _restore_watchers(engine, arrays, tables)
-    restore_timer(engine.purgatory.timer, counts, _ticks_of_deadlines(engine), arrays)
-    engine.deduplication.ids.index = restore_runs("ids.run", arrays)
-    engine.deduplication.ids.deadline_us = GrowableArray(arrays["ids.deadline_us"])
-    engine.deduplication.ids.columns = [restore_keys(f"ids.{i}", tables) for i in range(spec.identity_width)]
+    restore_counts(purgatory, counts, arrays)
+    restore_watchers(purgatory.watchers, purgatory.state.values == WAITING, arrays)
+    if spec.role("keys") is None:
+        purgatory.watchers.keys = restore_keys("watch.keys", tables)
+    restore_timer(purgatory.timer, counts, _ticks_of_deadlines(engine), arrays)
+    ids.index, ids.deadline_us = restore_runs("ids.run", arrays), GrowableArray(arrays["ids.deadline_us"])
+    ids.columns = [restore_keys(f"ids.{i}", tables) for i in range(spec.identity_width)]
     segments = [restore_segment(f"log.{i}", arrays, tables) for i in range(counts["segments"])]
     engine.events.log = EventLog(segments, counts["log_kept"])
     _restore_other_logs(engine, facts, arrays, tables)
@@ -202,13 +206,8 @@ def differences_of(spec: EngineSpec, facts: dict[str, Any], tables: Tables, but_
     found = [difference(name, then[name], now[name]) for name in changed]
     found += _differences_of_roles(spec, facts, PAYLOAD in tables)
     if spec.columns is not None and PAYLOAD in tables:
-        found += _payload(spec, facts, tables).differences()
+        found += payload_of(spec, tables[PAYLOAD], facts["columns"]).differences()
     return list(dict.fromkeys([*found, *differences_of_events(spec, facts, tables)]))
-
-
-def _payload(spec: EngineSpec, facts: dict[str, Any], tables: Tables) -> StoredPayload:
-    """A checkpoint's payload. A shard in which nothing waits holds none: it goes on with what the query brings."""
-    return payload_of(spec, tables[PAYLOAD], facts["columns"])
 
 
 def payload_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str]) -> StoredPayload:
@@ -230,16 +229,16 @@ def _differences_of_roles(spec: EngineSpec, facts: dict[str, Any], waits: bool) 
         if same and role in then and waits:
             same = order[now[role]] == then[role]
         if not same:
-            was, becomes = _source(_column(names, then.get(role))), _source(_column(wanted, now.get(role)))
+            was, becomes = _column(names, then.get(role)), _column(wanted, now.get(role))
             found.append(_taken_from(f"operations.{role.removesuffix('_us')}", was, becomes))
     for argument, columns in facts["sources"].items() if waits else ():
         wanted_from = dict(spec.sources).get(argument)
         if wanted_from is None:
             # An expression may say the same, unless the column is gone.
             gone = [name for name in columns if matched([name], wanted, spec.case_sensitive)[1]]
-            found += [_taken_from(argument, _source(name), _source(None)) for name in gone if "." not in name]
+            found += [_taken_from(argument, name, None) for name in gone if "." not in name]
         elif -1 in matched(columns, wanted_from, spec.case_sensitive)[0] or len(columns) != len(wanted_from):
-            found.append(_taken_from(argument, _source(", ".join(columns)), _source(", ".join(wanted_from))))
+            found.append(_taken_from(argument, ", ".join(columns), ", ".join(wanted_from)))
     texts = facts["texts"]
     return found + [
         f"{argument}: the checkpoint keeps it as the text of {texts[argument]}, the query has {text}: cast it back"
@@ -252,43 +251,24 @@ def _column(names: list[str], at: int | None) -> str | None:
     return None if at is None else names[at] if at < len(names) else f"p{at}"
 
 
-def _taken_from(argument: str, then: str, now: str) -> str:
+def _taken_from(argument: str, *names: str | None) -> str:
+    expression = "an expression or a column of another type"
+    then, now = (expression if name is None else f"column {name!r}" for name in names)
     return f"{argument}: the checkpoint takes it from {then}, the query from {now}: set it back"
 
 
-def _source(name: str | None) -> str:
-    return "an expression or a column of another type" if name is None else f"column {name!r}"
-
-
 def _other_logs(engine: EventTimePurgatory) -> list[tuple[dict[str, Any], EventLog]]:
-    """The logs beside that of completions, each with whose it is and its key."""
-    by_kind = [(owner, *key, log) for owner, logs in _by_kind(engine).items() for key, log in logs.items()]
-    ranges = [(owner, EventKind.COMPLETE, *item) for owner, logs in _ranges(engine).items() for item in logs.items()]
-    return [
-        ({"owner": owner, "kind": KINDS[kind], "is_named": is_named}, log)
-        for owner, kind, is_named, log in [*by_kind, *ranges]
-    ]
-
-
-def _by_kind(engine: EventTimePurgatory) -> dict[str, dict[LogKey, EventLog]]:
-    return {"control": engine.events.controls.logs, "unmatched": engine.events.orphans.unmatched.logs}
-
-
-def _ranges(engine: EventTimePurgatory) -> dict[str, dict[bool, EventLog]]:
-    return {"ended": engine.events.orphans.ended.logs, "past": engine.events.orphans.past.logs}
+    """The logs besides that of completions, each with whose it is and its key."""
+    logs = [(owner, *key, log) for owner, of in engine.events.other_logs().items() for key, log in of.items()]
+    return [({"owner": owner, "kind": KINDS[kind], "is_named": named}, log) for owner, kind, named, log in logs]
 
 
 def _restore_other_logs(engine: EventTimePurgatory, facts: dict[str, Any], arrays: Arrays, tables: Tables) -> None:
-    by_kind, ranges = _by_kind(engine), _ranges(engine)
+    logs = engine.events.other_logs()
     for n, each in enumerate(facts["logs"]):
-        owner, is_named = each["owner"], each["is_named"]
-        log = EventLog(
-            [restore_segment(f"logs.{n}.{i}", arrays, tables) for i in range(each["segments"])], each["kept"]
-        )
-        if owner in ranges:
-            ranges[owner][is_named] = log
-        else:
-            by_kind[owner][LogKey(EventKind(KINDS.index(each["kind"])), is_named)] = log
+        segments = [restore_segment(f"logs.{n}.{i}", arrays, tables) for i in range(each["segments"])]
+        key = LogKey(EventKind(KINDS.index(each["kind"])), each["is_named"])
+        logs[each["owner"]][key] = EventLog(segments, each["kept"])
 
 
 def _facts(engine: EventTimePurgatory) -> dict[str, Any]:
@@ -316,11 +296,8 @@ def _facts(engine: EventTimePurgatory) -> dict[str, Any]:
 
 def gauges_of(engine: EventTimePurgatory) -> dict[str, int | None]:
     """What waits, so that nobody needs to decode the state for it."""
-    return {
-        "oldest_us": engine.oldest_us(),
-        "next_due_ms": engine.next_due_ms(),
-        "watched": engine.purgatory.watchers.watched,
-    }
+    watched = engine.purgatory.watchers.watched
+    return {"oldest_us": engine.oldest_us(), "next_due_ms": engine.next_due_ms(), "watched": watched}
 
 
 def tally_of(engine: EventTimePurgatory) -> dict[str, Any]:
@@ -344,10 +321,8 @@ def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> No
         arrays[f"rows.{name}"] = numbers.stored(number.values)
     arrays["rows.late"], arrays["rows.state"] = rows.late, engine.purgatory.state.values
     if len(engine.deduplication.undecided):
-        arrays["rows.undecided"], arrays["rows.undecided_hash"] = (
-            engine.deduplication.undecided,
-            engine.deduplication.undecided_hash,
-        )
+        arrays["rows.undecided"] = engine.deduplication.undecided
+        arrays["rows.undecided_hash"] = engine.deduplication.undecided_hash
     save_keys("rows.ids", rows.own_ids, tables)
     rows.payload.merge()
     if rows.payload.chunks:
@@ -370,27 +345,17 @@ def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) ->
         rows.payload.append(chunk)
     del chunks
     for name in extra_columns(engine.spec):
-        # A query that had no control events kept no slots: `restore` finds them.
-        rows.columns[name] = GrowableArray(
-            arrays.get(f"rows.{name}", EMPTY) if name == "id_slot" else arrays[f"rows.{name}"]
-        )
+        if f"rows.{name}" in arrays or name != "id_slot":  # Slots that the query did not keep are found later.
+            rows.columns[name] = GrowableArray(arrays[f"rows.{name}"])
     for name in rows.numbers:
         rows.numbers[name] = GrowableArray(numbers.restored(arrays[f"rows.{name}"]))
     rows.late_column = GrowableArray(arrays["rows.late"])
-    from_us = arrays.get("rows.from_us")
     engine.deduplication.undecided = arrays.get("rows.undecided", EMPTY)
     engine.deduplication.undecided_hash = arrays.get("rows.undecided_hash", EMPTY)
     if engine.spec.keeps_ids:
         rows.own_ids = restore_keys("rows.ids", tables)
-    if from_us is not None:
-        rows.from_us = from_us
-
-
-def _restore_watchers(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> None:
-    watchers = engine.purgatory.watchers
-    restore_watchers(watchers, engine.purgatory.state.values == WAITING, arrays)
-    if engine.spec.role("keys") is None:
-        watchers.keys = restore_keys("watch.keys", tables)
+    if "rows.from_us" in arrays:
+        rows.from_us = arrays["rows.from_us"]
 
 
 def _ticks_of_deadlines(engine: EventTimePurgatory) -> Int64s:

@@ -1,4 +1,4 @@
-r"""Bytes with a magic, a format version, a length and a checksum: what heads and entries of a shard's log are in.
+r"""Bytes with a magic, a format version, a length and a checksum. Heads and log entries of shards have this frame.
 
 Layout, little endian::
 
@@ -32,19 +32,32 @@ def write_frame(magic: bytes, version: int, body: bytes) -> bytes:
 
 def read_frame(magic: bytes, version: int, data: bytes, what: str) -> memoryview:
     """The body; ``what`` names the value in errors. Raises StateCorruptError or StateVersionError."""
-    if len(data) < HEADER_BYTES:
-        raise StateCorruptError(f"{what} of {len(data)} bytes is shorter than its header ({HEADER_BYTES}): truncated")
-    found, written, checksum, length = HEADER.unpack_from(data)
+    checksum, length = read_header(HEADER, magic, version, data, what)
+    return checked_body(data, HEADER_BYTES, length, checksum, what)
+
+
+def read_header(header: struct.Struct, magic: bytes, version: int, data: bytes, what: str) -> list[int]:
+    """The numbers of a header behind magic and version; a checksum of these follows. Raises as `read_frame` does."""
+    size = header.size + CHECKSUM.size
+    if len(data) < size:
+        raise StateCorruptError(f"{what} of {len(data)} bytes is shorter than its header ({size}): truncated")
+    found, written, *numbers = header.unpack_from(data)
     if found != magic:
+        # What it starts with is not told: it may be what another query keeps of its rows.
         raise StateCorruptError(f"{what} does not start with {magic!r}: not written by spark_purgatory, or damaged")
-    if CHECKSUM.unpack_from(data, HEADER.size)[0] != zlib.crc32(data[: HEADER.size]):
+    if CHECKSUM.unpack_from(data, header.size)[0] != zlib.crc32(data[: header.size]):
         raise StateCorruptError(f"the header of {what} does not match its checksum: damaged in the checkpoint")
     if written != version:
         raise StateVersionError(
             f"{what} has format version {written}, this version of spark_purgatory reads {version}: "
             f"run the release that wrote the checkpoint, or {START_OVER}"
         )
-    body = memoryview(data)[HEADER_BYTES:]
+    return numbers
+
+
+def checked_body(data: bytes, start: int, length: int, checksum: int, what: str) -> memoryview:
+    """What is behind a header of ``start`` bytes. Raises StateCorruptError unless it is as long and as written."""
+    body = memoryview(data)[start:]
     if len(body) != length:
         raise StateCorruptError(
             f"{what} has a body of {len(body)} bytes and its header says {length}: truncated or damaged"

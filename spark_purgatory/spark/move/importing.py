@@ -13,7 +13,7 @@ from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.export.put_together import Dealt, put_together
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import payload_of
-from spark_purgatory.core.state.event_columns import carried_of
+from spark_purgatory.core.state.event_snapshot import carried_of
 from spark_purgatory.core.state.payload_evolution import StoredPayload
 from spark_purgatory.core.state.step_log import table_of
 from spark_purgatory.spark.host.calls import counts_of, result_of

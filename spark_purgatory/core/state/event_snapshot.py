@@ -1,0 +1,95 @@
+"""Events in a snapshot: segments of logs as arrays and tables, and what outcomes carry of events.
+
+Each segment of a log of events has a table of the columns that outcomes carry. In a query that keeps others they are
+matched by name, as the operations' own are (`payload_evolution`). A column that the query no longer names is dropped,
+because nothing else reads it. A new one is null in the events that are there already.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from spark_purgatory.core.arrays import numbers
+from spark_purgatory.core.arrays.sorted_runs import ROW_BITS
+from spark_purgatory.core.events.event_log import EventSegment
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.state.blob import Tables
+from spark_purgatory.core.state.payload_evolution import Comparison, StoredPayload
+from spark_purgatory.core.state.payload_schema import sent
+from spark_purgatory.core.state.table_encoding import Arrays
+
+EVENT_LOGS = ("control", "unmatched")
+"""Owners of logs of events, besides that of completions."""
+
+
+def save_segment(name: str, segment: EventSegment, arrays: Arrays, tables: Tables) -> None:
+    """Put a segment into arrays and tables whose names begin with ``name``."""
+    arrays[f"{name}.group_prefix"], arrays[f"{name}.start"] = segment.group_hash >> ROW_BITS, segment.start
+    arrays[f"{name}.time_us"] = segment.time_us
+    if segment.value is not None:
+        arrays[f"{name}.value"] = numbers.stored(segment.value)
+    tables[f"{name}.keys"] = [pa.RecordBatch.from_arrays([segment.group_keys], names=["key"])]
+    if segment.event_ids is not None:
+        tables[f"{name}.event_ids"] = [pa.RecordBatch.from_arrays([segment.event_ids], names=["key"])]
+    if segment.columns is not None:
+        tables[f"{name}.columns"] = [pa.RecordBatch.from_struct_array(segment.columns)]
+
+
+def restore_segment(name: str, arrays: Arrays, tables: Tables) -> EventSegment:
+    """What `save_segment` was given."""
+    columns = tables.get(f"{name}.columns")
+    return EventSegment(
+        group_hash=arrays[f"{name}.group_prefix"] << ROW_BITS,
+        group_keys=tables[f"{name}.keys"][0].column(0),
+        start=arrays[f"{name}.start"],
+        time_us=arrays[f"{name}.time_us"],
+        value=numbers.restored(arrays[f"{name}.value"]) if f"{name}.value" in arrays else None,
+        event_ids=tables[f"{name}.event_ids"][0].column(0) if f"{name}.event_ids" in tables else None,
+        columns=None if columns is None else columns[0].to_struct_array(),
+    )
+
+
+def differences_of_events(spec: EngineSpec, facts: dict[str, Any], tables: Tables) -> list[str]:
+    """What cannot be changed of the columns that outcomes carry, a sentence each with the remedy."""
+    held = [tables[name] for name in _event_tables(facts) if name in tables] if spec.event_columns else []
+    matched = (carried_of(spec, each, facts["event_columns"]) for each in held)
+    return [f"completions.columns: {text}" for each in matched for text in each.differences()]
+
+
+def event_columns_of(facts: dict[str, Any], tables: Tables) -> pa.Schema | None:
+    """The columns of events that outcomes carry; void where the state has no event. None: they carry none."""
+    names = facts["event_columns"]
+    if names is None:
+        return None
+    held = (tables[name][0].schema.types for name in _event_tables(facts) if name in tables)
+    return pa.schema(zip(names, next(held, [pa.null()] * len(names)), strict=True))
+
+
+def _event_tables(facts: dict[str, Any]) -> list[str]:
+    """The tables of these columns, one for each segment of a log of events."""
+    names = [f"log.{i}" for i in range(facts["numbers"]["segments"])]
+    for n, each in enumerate(facts["logs"]):
+        names += [f"logs.{n}.{i}" for i in range(each["segments"])] if each["owner"] in EVENT_LOGS else []
+    return [f"{name}.columns" for name in names]
+
+
+def evolve_events(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, tables: Tables) -> None:
+    """Give the events the columns that the query keeps, null where they were not kept."""
+    for table in _event_tables(facts):
+        held = tables.pop(table, None)
+        if not spec.event_columns:
+            continue
+        if held is None:
+            kind = pa.struct(sent(spec.event_columns))
+            rows = pa.nulls(len(arrays[table.removesuffix("columns") + "time_us"]), kind)
+            tables[table] = [pa.RecordBatch.from_arrays(rows.flatten(), schema=pa.schema(kind))]
+        else:
+            tables[table] = carried_of(spec, held, facts["event_columns"]).evolved()
+
+
+def carried_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str]) -> StoredPayload:
+    """What is kept of events, matched with what a query keeps."""
+    assert spec.event_columns is not None
+    return StoredPayload(held, names, spec.event_columns, Comparison(spec.case_sensitive, drops_any=True))
