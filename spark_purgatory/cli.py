@@ -172,7 +172,7 @@ def check(
 
     Nothing is started: neither Spark nor Java is needed.
 
-    Exit code: 0 the file is right, 2 it is wrong. Columns and places are checked when the job starts.
+    Exit code: 0 the file is right, 2 it is wrong, and where. Expressions and places are checked when the job starts.
     """
     from spark_purgatory.job.check_file import check_file
 

@@ -18,6 +18,7 @@ from spark_purgatory.errors import ConfigError
 LOG_HOST = "transformWithState"
 MAX_SHARDS = 1 << 15
 """Shards are scanned for due time-outs in every micro-batch; and 16 bits name one in the exchange."""
+TWICE = "An event that is delivered twice counts twice: there is no event_id."
 COMPLETES = {
     "any_key": "at the first event on any of its keys",
     "all_keys": "when each of its keys has had an event",
@@ -61,6 +62,12 @@ class PurgatoryOptions(Options):
             return "event", "events"
         return ("event",) if self.completions.names_of("columns") or self.evidence_order == "value" else ()
 
+    @property
+    def may_count_twice(self) -> bool:
+        """Whether a redelivered event changes what is counted or added up."""
+        adds_up = isinstance(self.criterion, ByRow) or self.criterion.rule in ("count", "sum_at_least")
+        return adds_up and self.completions.event_id is None
+
     def explain(self) -> str:
         """The rules in words: what waits, what completes it, which events count, when it expires; with an example."""
         texts = (f"{name:<10} {text}" for name, text in _rules(self).items())
@@ -91,6 +98,10 @@ class PurgatoryOptions(Options):
             raise ConfigError(f"shards={self.shards!r} must be None or between 1 and {MAX_SHARDS}")
         if self.us_of("tick") < 1000:
             raise ConfigError(f"tick={self.tick!r} must be at least 1 millisecond, the watermark's own resolution")
+        if self.completions.value is None and isinstance(self.criterion, Criterion) and self.criterion.reads_values:
+            raise ConfigError(
+                "completions.value is missing: the criterion adds up or compares values; name their column"
+            )
         if self.evidence_order == "value" and self.completions.value is None:
             raise ConfigError(
                 "evidence_order='value' compares event values, and Completions(value=...) is not set: set it, or "
@@ -110,10 +121,9 @@ def _rules(options: PurgatoryOptions) -> dict[str, str]:
     by_row = isinstance(criterion, ByRow)
     met = "as its own columns say" if by_row else COMPLETES[criterion.rule].format(need=criterion.need)
     back = "" if options.us_of("lookback") == 0 else f"{options.lookback} before "
-    once = f" An event of one `{completions.event_id}` counts once."
-    if completions.event_id is None:
-        adds_up = by_row or criterion.rule in ("count", "sum_at_least")
-        once = " An event that is delivered twice counts twice: there is no event_id." * adds_up
+    once = f" {TWICE}" if options.may_count_twice else ""
+    if completions.event_id is not None:
+        once = f" An event of one `{completions.event_id}` counts once."
     kinds = "" if completions.kind is None else f" By `{completions.kind}` it may also fail, cancel, force or extend."
     delays = f"{operations.watermark} (operations), {completions.watermark} (completions)"
     silent = [each.section[:-1] for each in (operations, completions) if each.idle_after is None]

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from spark_purgatory.config import Completions, Operations, PurgatoryOptions
 from spark_purgatory.config.declared import ColumnLike, Columns, Names, TimeOut, near, options_of
 from spark_purgatory.config.units import is_duration
-from spark_purgatory.core.spec.criteria import ByRow
+from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.job.config_file import JobConfigError, Problem
 from spark_purgatory.job.job_config import InputSection, JobConfig
 from spark_purgatory.job.source_config import KAFKA_COLUMNS, DeltaSource, KafkaSource
@@ -28,6 +28,8 @@ TYPES = frozenset(
 TIMES = frozenset({"date", "timestamp", "timestamp_ltz", "timestamp_ntz"})
 """Types of columns that hold a time."""
 TEXTS = frozenset({"string", "varchar", "char", "character"})
+NO_KEYS = frozenset("array double float geography geometry interval map real struct time variant void".split())
+"""Types whose values have no text of their own."""
 COLUMN = re.compile(r"\s*(?:`((?:[^`]|``)+)`|([^\s:`]+))\s*:?\s*([A-Za-z_]+)?")
 PLAIN = re.compile(r"\s*(?:[A-Za-z_]\w*\.)*(?:`([^`]+)`|([A-Za-z_]\w*))\s*$")
 ALIAS = re.compile(r"\bas\s+(?:`([^`]+)`|([A-Za-z_]\w*))\s*$", re.IGNORECASE)
@@ -40,7 +42,7 @@ def check_job(config: JobConfig, origin: str) -> None:
     options = config.options()
     problems = [*_column_problems(config, options), *_table_problems(config, options), *_metrics_problems(config)]
     if problems:
-        raise JobConfigError(origin, problems)
+        raise JobConfigError(origin, problems, config.lines)
 
 
 def _metrics_problems(config: JobConfig) -> Iterator[Problem]:
@@ -94,6 +96,28 @@ def _time_problems(side: Operations | Completions, given: InputSection, columns:
             yield Problem(side.section + field, repr(column), allowed)
 
 
+def _key_problems(
+    side: Operations | Completions, given: InputSection, columns: dict[str, str], options: PurgatoryOptions
+) -> Iterator[Problem]:
+    """Keys and ids of types that have no text for each value; and a quorum of more keys than an operation can have."""
+    kinds = {name: kind.lower() for name, kind in columns.items()} if given.select == ["*"] else {}
+    fields = ("id", "keys") if isinstance(side, Operations) else ("key", "operation_id", "event_id")
+    named = {field: getattr(side, field) for field in fields}
+    named = {field: value if isinstance(value, (list, tuple)) else [value] for field, value in named.items()}
+    for field, column in [(field, column) for field, columns in named.items() for column in columns]:
+        kind = kinds.get(column)
+        if kind in NO_KEYS and (field, kind) != ("keys", "array"):
+            allowed = f"is {kind}, which cannot be a key: cast it to string, decimal or a whole number, in select"
+            yield Problem(side.section + field, repr(column), allowed)
+    criterion = options.criterion
+    if isinstance(side, Operations) and isinstance(criterion, Criterion) and criterion.rule == "quorum":
+        keys = named["keys"]
+        is_known = len(keys) > 1 or kinds.get(str(keys[0])) in TYPES - {"array"}
+        if is_known and criterion.need > len(keys):
+            allowed = f"can never be met: an operation has {len(keys)} key{'s' * (len(keys) > 1)}, by operations.keys"
+            yield Problem("purgatory.criterion", f"quorum({criterion.need})", allowed)
+
+
 def _column_problems(config: JobConfig, options: PurgatoryOptions) -> Iterator[Problem]:
     for name, given, side in (
         ("operations", config.operations, options.operations),
@@ -113,6 +137,7 @@ def _column_problems(config: JobConfig, options: PurgatoryOptions) -> Iterator[P
             if not {column, column.split(".")[0]} & {*known}:
                 yield _no_column(field, column, known)
         yield from _time_problems(side, given, columns)
+        yield from _key_problems(side, given, columns, options)
 
 
 def named(side: Operations | Completions, options: PurgatoryOptions) -> Iterator[tuple[str, str]]:

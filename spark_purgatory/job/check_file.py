@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from spark_purgatory.config import Completions, Operations, PurgatoryOptions
+from spark_purgatory.config.purgatory_options import TWICE
 from spark_purgatory.core.spec.criteria import NUMBERED, ByRow
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.check_columns import check_job
@@ -54,6 +55,8 @@ def described(config: JobConfig) -> Iterator[tuple[str, str]]:
     yield "", ", ".join([f"key {completions.key}", f"time {completions.time}", *others])
     yield "", delays(completions)
     yield "criterion", criterion_text(options)
+    if options.may_count_twice:
+        yield "", TWICE
     rules = {"emit": options.emit, "shards": options.shards} | config.purgatory.options()
     yield "outcomes", ", ".join(f"{name} {value}" for name, value in rules.items())
     given = config.output.model_fields_set - {"options"}

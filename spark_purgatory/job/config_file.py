@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -49,6 +49,9 @@ FORMS = {
     "completions.source": f"write format: and what it needs below it: {FORMATS}",
 }
 """How a section is written that was given as a single value."""
+INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+MOST_VALUES = 10_000
+"""In one file, with what its aliases repeat."""
 MERGE = "tag:yaml.org,2002:merge"
 """The tag of ``<<``."""
 FREE_NAME = re.compile(rf"((?:[^.]+\.)*?(?:{'|'.join(FREE_FORM)}))\.(.+)")
@@ -74,11 +77,19 @@ class Problem:
 class JobConfigError(ConfigError):
     """Everything that is wrong with a job file."""
 
-    def __init__(self, origin: str, problems: Iterable[Problem]) -> None:
+    def __init__(self, origin: str, problems: Iterable[Problem], lines: Mapping[str, int] | None = None) -> None:
         self.origin = origin
         self.problems = tuple(problems)
-        lines = "\n".join(f"  {problem}" for problem in self.problems)
-        super().__init__(f"{origin} has {len(self.problems)} problem(s):\n{lines}")
+        told = "\n".join(f"  {_line_of(problem, lines or {})}{problem}" for problem in self.problems)
+        super().__init__(f"{origin} has {len(self.problems)} problem(s):\n{told}")
+
+
+def _line_of(problem: Problem, lines: Mapping[str, int]) -> str:
+    """Where the file says it: the line of the field, or of what it is in; a text of several fields begins with one."""
+    field = problem.field or problem.allowed.split(" ", 1)[0].rstrip(":,")
+    while field and field not in lines:
+        field = field.rpartition(".")[0]
+    return f"line {lines[field]}: " if lines.get(field) else ""
 
 
 def wrong(field: str, given: str, allowed: str, origin: str = "the job file") -> JobConfigError:
@@ -163,7 +174,24 @@ def _problems(errors: Iterable[ErrorDetails]) -> list[Problem]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """YAML in which a name given twice is an error, where PyYAML keeps the last; and whose errors have their line."""
+    """YAML in which a name given twice is an error, where PyYAML keeps the last; and whose errors have their line.
+
+    Numbers are those of YAML 1.2: 010 is ten, and 1:30 is text.
+    """
+
+    yaml_implicit_resolvers = {  # noqa: RUF012
+        first: [rule for rule in rules if rule[0] not in (INT, FLOAT)]
+        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    lines: dict[str, int]
+
+    def get_single_node(self) -> yaml.Node | None:
+        """The file's node. What aliases repeat is counted before it is made, for each may be of ten others."""
+        node = super().get_single_node()
+        if _size(node, {}) > MOST_VALUES:
+            raise yaml.YAMLError(f"its aliases repeat more than {MOST_VALUES:,} values")
+        self.lines = dict(_lines(node, ""))
+        return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Check the names of a mapping, then add what ``<<`` takes from others: that may be said otherwise here."""
@@ -193,6 +221,41 @@ class _UniqueKeys(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
 
 
+def _base(text: str) -> int:
+    return {"0o": 8, "0x": 16}.get(text[:2], 10)
+
+
+_UniqueKeys.add_implicit_resolver(INT, re.compile(r"([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789"))
+_UniqueKeys.add_implicit_resolver(
+    FLOAT,
+    re.compile(r"([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"),
+    list("-+.0123456789"),
+)
+_UniqueKeys.add_constructor(INT, lambda _, node: int(node.value, _base(node.value)))
+
+
+def _inner(node: yaml.Node | None) -> list[tuple[str, yaml.Node, yaml.Node]]:
+    """The name of each field or item of a node, the node of the name, and its own."""
+    if isinstance(node, yaml.MappingNode):
+        return [(str(name.value), name, inner) for name, inner in node.value]
+    return [(str(i), inner, inner) for i, inner in enumerate(node.value)] if isinstance(node, yaml.SequenceNode) else []
+
+
+def _size(node: yaml.Node | None, known: dict[int, int]) -> int:
+    """How many values a node has once each alias is a copy."""
+    if id(node) not in known:
+        known[id(node)] = 0  # of a value that holds itself
+        known[id(node)] = 1 + sum(_size(inner, known) for _, _, inner in _inner(node))
+    return known[id(node)]
+
+
+def _lines(node: yaml.Node | None, field: str) -> Iterator[tuple[str, int]]:
+    for name, at, inner in _inner(node):
+        place = f"{field}.{name}" if field else name
+        yield place, at.start_mark.line + 1
+        yield from _lines(inner, place)
+
+
 def _unshared(value: Any) -> Any:
     """A deep copy without shared mappings or lists, so that a YAML alias can be changed in one place only."""
     if isinstance(value, dict):
@@ -200,9 +263,11 @@ def _unshared(value: Any) -> Any:
     return [_unshared(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _parse(text: str, origin: str) -> Any:
+def _parse(text: str, origin: str) -> tuple[Any, dict[str, int]]:
+    """What a text holds, and the line of each field."""
+    loader = _UniqueKeys(text)
     try:
-        return _unshared(yaml.load(text, Loader=_UniqueKeys))
+        return _unshared(loader.get_single_data()), loader.lines
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
@@ -225,7 +290,7 @@ def _override(document: dict[str, Any], assignment: str) -> None:
         if not isinstance(inner, dict):
             raise wrong(name, "", "holds a value, not fields", origin)
         place = inner
-    place[last] = _parse(value, origin)
+    place[last], _ = _parse(value, origin)
 
 
 def _expand(value: Any, field: str, problems: list[Problem]) -> Any:
@@ -248,20 +313,24 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise wrong("the file", "", f"cannot be read: {error}", origin) from error
-    document = _parse(text, origin)
+    document, lines = _parse(text, origin)
     if not isinstance(document, dict):
         raise wrong("the file", "", "must hold fields; begin with: spark-purgatory example > job.yaml", origin)
     for assignment in overrides:
         _override(document, assignment)
+        changed = assignment.partition("=")[0]
+        lines = {field: line for field, line in lines.items() if not f"{field}.".startswith(f"{changed}.")}
+        lines[changed] = 0  # The file has no line of it.
     problems: list[Problem] = []
     expanded = _expand(document, "", problems)
     if problems:
-        raise JobConfigError(origin, problems)
+        raise JobConfigError(origin, problems, lines)
     meant = _meant(expanded, JobConfig, "", problems)
     try:
         config = JobConfig.model_validate(meant)
     except ValidationError as error:
-        raise JobConfigError(origin, [*problems, *_problems(error.errors())]) from None
+        raise JobConfigError(origin, [*problems, *_problems(error.errors())], lines) from None
     if problems:
-        raise JobConfigError(origin, problems)
+        raise JobConfigError(origin, problems, lines)
+    config.lines.update(lines)
     return config

@@ -13,13 +13,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Container
 from decimal import Decimal, InvalidOperation
+from itertools import chain, combinations, product
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, PrivateAttr, create_model, model_validator
 
 from spark_purgatory.config import Completions, Operations, PurgatoryOptions, SinkOptions
 from spark_purgatory.config.declared import MOST_COUNT, ColumnLike, Columns, Names, TimeOut, options_of
 from spark_purgatory.config.options import watermark_ms
+from spark_purgatory.config.places import Place
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.config.units import Duration as DurationOption
 from spark_purgatory.config.units import Size as SizeOption
@@ -39,7 +41,7 @@ from spark_purgatory.job.config_types import (
     Whole,
     exactly_one,
 )
-from spark_purgatory.job.source_config import BROKERS, KafkaSource, Source, check_brokers
+from spark_purgatory.job.source_config import BROKERS, DeltaSource, KafkaSource, Source, check_brokers
 
 
 class InputSection(Model):
@@ -198,6 +200,10 @@ class RulesSection(Model):
         return _given(self, but=("criterion",))
 
 
+def _same_table(one: str, other: str) -> bool:
+    return one.replace("`", "").lower() == other.replace("`", "").lower()
+
+
 TOPIC_FIELDS = ("topic", "options")
 
 
@@ -285,6 +291,12 @@ class JobConfig(Model):
     heartbeats: bool = True
     """With ``idle_after``; false while a backlog is read, see `Purgatory.resolve`."""
     metrics: MetricsOutput | None = None
+    _lines: dict[str, int] = PrivateAttr(default_factory=dict)
+
+    @property
+    def lines(self) -> dict[str, int]:
+        """The line of each field in the file."""
+        return self._lines
 
     def options(self) -> PurgatoryOptions:
         """The options of `Purgatory` that the file gives."""
@@ -323,18 +335,25 @@ class JobConfig(Model):
 
     @model_validator(mode="after")
     def _places_differ(self) -> JobConfig:
-        table = None if self.output.topic else self.output.made().path
-        places = {"checkpoint": self.checkpoint, "output.path": table}
+        table = None if self.output.topic else self.output.made()
+        given = {"checkpoint": self.checkpoint, "output.path": None if table is None else table.path}
         if self.dead_letters is not None:
-            places["dead_letters.path"] = self.dead_letters.path
-            places["dead_letters.checkpoint"] = self.dead_letters_checkpoint
-        by_folder: dict[str, str] = {}
-        for name, folder in places.items():
-            if folder is None:
-                continue
-            if folder in by_folder:
-                raise ValueError(f"{by_folder[folder]} and {name} are both {folder!r}: each needs a folder of its own")
-            by_folder[folder] = name
+            given["dead_letters.path"] = self.dead_letters.path
+            given["dead_letters.checkpoint"] = self.dead_letters_checkpoint
+        written = {name: folder for name, folder in given.items() if folder is not None}
+        sides = {"operations.source": self.operations.source, "completions.source": self.completions.source}
+        sources = {name: source for name, source in sides.items() if not isinstance(source, KafkaSource)}
+        read = {f"{name}.path": source.path for name, source in sources.items() if source.path}
+        for one, other in chain(combinations(written, 2), product(read, written)):
+            first, second = (read | written)[one], written[other]
+            if Place.local(first).same_as(Place.local(second)):
+                alike = f"{one} and {other} are both {first!r}"
+                other_words = f"{one} {first!r} and {other} {second!r} are one folder"
+                raise ValueError(f"{alike if first == second else other_words}: each needs a folder of its own")
+        for name, source in sources.items():
+            read_table = source.table if isinstance(source, DeltaSource) else None
+            if table and table.table and read_table and _same_table(read_table, table.table):
+                raise ValueError(f"{name}.table and output.table are both {read_table!r}: the job reads what it writes")
         return self
 
     @model_validator(mode="after")

@@ -31,7 +31,6 @@ from spark_purgatory.spark.host.exchange import outcome_columns
 from spark_purgatory.spark.operator.evidence import carried_schema
 from spark_purgatory.spark.operator.field_types import (
     InputTypes,
-    check_value_is_named,
     completion_types,
     number_of,
     operation_types,
@@ -127,7 +126,6 @@ class PurgatoryTester:
         operations_schema: Schema | None = None,
         completions_schema: Schema | None = None,
     ) -> None:
-        check_value_is_named(purgatory.completions.value, purgatory.criterion)
         self.purgatory = purgatory
         levels = purgatory.criterion.levels if isinstance(purgatory.criterion, ByRow) else None
         self._operations = RowReader("operations", operations_schema, [] if levels is None else [levels])

@@ -177,7 +177,7 @@ def test_bytes_that_are_no_text_are_kept_as_bytes(spark: SparkSession, tmp_path:
     [
         (
             {"dead_letters": {"path": "outcomes"}, "output": {"path": "outcomes"}},
-            "output.path and dead_letters.path are",
+            "output.path and dead_letters.path are both",
         ),
         ({"dead_letters": {"path": "d", "checkpoint": "d"}}, "dead_letters.path and dead_letters.checkpoint are both"),
         (

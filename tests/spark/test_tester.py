@@ -198,7 +198,6 @@ def test_what_the_product_refuses_the_tester_refuses_in_the_same_words(spark: Sp
         {"completions": Completions(key="key", time="time", kind="number", watermark="0 seconds")},
         {"completions": Completions(key="key", time="time", operation_id="number", watermark="0 seconds")},
         {"criterion": criteria.quorum(2)},
-        {"criterion": criteria.sum_at_least(2)},
         {"criterion": criteria.by_row("many", "many")},
         {"criterion": criteria.by_row("id", "many", "at")},
         {

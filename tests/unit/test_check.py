@@ -194,6 +194,88 @@ def test_what_is_wrong_with_columns_and_sections_is_said_before_spark_starts(cha
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            ["purgatory.criterion={quorum: 2}"],
+            "purgatory.criterion: quorum(2): can never be met: an operation has 1 key",
+        ),
+        (
+            ["purgatory.criterion={quorum: 3}", "operations.keys=[order_id, method]"],
+            "quorum(3): can never be met: an operation has 2 keys",
+        ),
+        (["purgatory.criterion={sum_at_least: 5}"], "line 30: completions.value is missing"),
+        (["purgatory.criterion={level: 5}"], "line 30: completions.value is missing"),
+        (
+            ["operations.source.schema=order_id double, ordered_at timestamp, pay_by timestamp"],
+            "line 24: operations.keys: 'order_id': is double, which cannot be a key: cast it to string",
+        ),
+        (
+            ["completions.source.schema=order_id map<string,int>, paid_at timestamp"],
+            "completions.key: 'order_id': is map, which cannot be a key",
+        ),
+        (
+            ["completions.event_id=score", "completions.source.schema=order_id string, score float, paid_at timestamp"],
+            "completions.event_id: 'score': is float, which cannot be a key",
+        ),
+        (["checkpoint=./.demo//outcomes/"], "are one folder: each needs a folder of its own"),
+        ([f"checkpoint=file:{ROOT}/.demo/outcomes"], "and output.path '.demo/outcomes' are one folder"),
+        (["output.path=.//.demo/checkpoint"], "line 54: checkpoint '.demo/checkpoint' and output.path"),
+        (
+            ["operations.source={format: delta, path: .demo/outcomes}"],
+            "operations.source.path and output.path are both '.demo/outcomes'",
+        ),
+        (["completions.source.path=.demo/checkpoint"], "completions.source.path and checkpoint are both"),
+        (
+            ["completions.source={format: delta, table: Sales.Outcomes}", "output={table: sales.`outcomes`}"],
+            "completions.source.table and output.table are both 'Sales.Outcomes': the job reads what it writes",
+        ),
+        (["purgatory.shards=1:30"], "purgatory.shards: '1:30': must be a whole number"),
+    ],
+)
+def test_what_could_never_work_is_refused_before_spark_starts(changes: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_job(load_config(ORDERS, changes), "orders.yaml")
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(("written", "shards"), [("010", 10), ("0x10", 16), ("0o17", 15), ("1e1", 10), ("+7", 7)])
+def test_numbers_are_those_of_yaml_1_2(written: str, shards: int) -> None:
+    config = load_config(ORDERS, [f"purgatory.shards={written}"])
+    check_job(config, "orders.yaml")
+    assert config.options().shards == shards
+
+
+@pytest.mark.parametrize("step", ["[{0}, {0}, {0}, {0}, {0}]", "{{<<: [{0}, {0}, {0}, {0}, {0}]}}"])
+def test_aliases_that_repeat_one_another_are_refused_at_once(tmp_path: Path, step: str) -> None:
+    lines = ["a0: &a0 {x: 1}"] + [f"a{i}: &a{i} " + step.format(f"*a{i - 1}") for i in range(1, 12)]
+    (tmp_path / "job.yaml").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=r"its aliases repeat more than 10,000 values"):
+        load_config(tmp_path / "job.yaml")
+
+
+def test_each_problem_has_the_line_of_its_field_in_the_file(tmp_path: Path) -> None:
+    text = ORDERS.read_text(encoding="utf-8").replace("  id: order_id  ", "  id: orders_id  ")
+    (tmp_path / "job.yaml").write_text(text.replace("  linger: 5 minutes", "  ligner: 5 minutes"))
+    numbers = {line.split(":")[0].strip(): i for i, line in enumerate(text.splitlines(), 1)}
+    with pytest.raises(ConfigError, match=rf"\n  line {numbers['linger']}: output\.ligner: unknown field"):
+        load_config(tmp_path / "job.yaml")
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=rf"\n  line {numbers['id']}: operations\.id: 'orders_id': is no column"):
+        check_job(load_config(tmp_path / "job.yaml"), "orders.yaml")
+    with pytest.raises(ConfigError, match=r"\n  operations\.id: 'ids': is no column"):
+        check_job(load_config(tmp_path / "job.yaml", ["operations.id=ids"]), "orders.yaml")
+
+
+def test_a_sum_without_event_ids_says_what_a_redelivered_event_does() -> None:
+    changes = ("purgatory.criterion={sum_at_least: 5}", "completions.value=amount")
+    given = [word for change in changes for word in ("--set", change)]
+    assert "An event that is delivered twice counts twice" in check("conf/orders.yaml", *given).stdout
+    given += ["--set", "completions.event_id=payment_id"]
+    assert "counts twice" not in check("conf/orders.yaml", *given).stdout
+
+
 def test_columns_are_not_guessed_where_the_file_does_not_say_them() -> None:
     delta = "operations.source={format: delta, path: /lake/orders}"
     check_job(load_config(ORDERS, [delta, "operations.created=anything"]), "orders.yaml")

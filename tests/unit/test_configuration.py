@@ -323,7 +323,9 @@ def test_a_criterion_in_the_file(tmp_path: Path, given: object, expected: object
 
 
 def test_a_need_in_quotes_is_an_exact_decimal(tmp_path: Path) -> None:
-    made = purgatory_of(config(tmp_path, purgatory={"criterion": {"sum_at_least": "0.80"}})).criterion
+    made = purgatory_of(
+        config(tmp_path, purgatory={"criterion": {"sum_at_least": "0.80"}}, completions={"value": "amount"})
+    ).criterion
     assert isinstance(made, criteria.Criterion)
     assert str(made.need) == "0.80"
 

@@ -21,7 +21,7 @@ NAMES = {each.__name__: each for each in (Completions, Operations, Purgatory, Re
 def purgatory(**changes: Any) -> Purgatory:
     made = Purgatory(
         operations=Operations(**ORDERS, timeout="30 minutes"),
-        completions=Completions(key="order_id", time="paid_at", columns=["method"], watermark="1 hour"),
+        completions=Completions(key="order_id", time="paid_at", value="amount", columns=["method"], watermark="1 hour"),
         criterion=criteria.any_key(),
     )
     return replace(made, **changes)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_purgatory.spark.storage.paths import Place
+from spark_purgatory.config.places import Place
 
 FOLDER = [
     "/lake/t",

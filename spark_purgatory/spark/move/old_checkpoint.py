@@ -8,6 +8,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from spark_purgatory.config.places import Place
 from spark_purgatory.errors import START_OVER, ConfigError
 from spark_purgatory.spark.checkpoint.shard_states import ENCODED
 from spark_purgatory.spark.move.files import Files
@@ -15,7 +16,6 @@ from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.sink.table.table_claim import claimed_by
 from spark_purgatory.spark.sink.table.table_place import check_outside
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
-from spark_purgatory.spark.storage.paths import Place
 
 FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 

@@ -69,14 +69,13 @@ def operation_types(type_of: TypeOf, schema: T.StructType, options: PurgatoryOpt
 
 def completion_types(type_of: TypeOf, options: PurgatoryOptions, number: str) -> InputTypes:
     """Return what the engine must know of the events; ``number``: of `number_of`."""
-    config, criterion = options.completions, options.criterion
+    config = options.completions
     named = {"key": config.key, "operation_id": config.operation_id, "event_id": config.event_id}
     labels = {f"completions.{name}": value for name, value in named.items() if value is not None}
     types = {label: type_of(value, label) for label, value in labels.items()}
     for label, kind in types.items():
         check_key_type(kind, label)
     types |= _scope_type(type_of, options, "completions")
-    check_value_is_named(config.value, criterion)
     if reads_value(options):
         check_value(type_of(config.value, "completions.value"))
     if config.kind is not None:
@@ -176,9 +175,3 @@ def check_value(kind: T.DataType) -> None:
     """Raise ConfigError unless a column can be completions.value."""
     if not isinstance(kind, T.NumericType):
         raise ConfigError(f"completions.value is {kind.simpleString()}, not a number: cast it")
-
-
-def check_value_is_named(value: object, criterion: Criterion | ByRow) -> None:
-    """Raise ConfigError where the criterion reads values and no column of them is named."""
-    if value is None and isinstance(criterion, Criterion) and criterion.reads_values:
-        raise ConfigError("completions.value is missing: the criterion adds up or compares values; name their column")

@@ -9,63 +9,9 @@ All that `beside` and `in_checkpoint` take and give are patterns: `literal` make
 
 from __future__ import annotations
 
-import os
-import posixpath
 import re
-from dataclasses import dataclass
 
 GLOB_CHARACTERS = re.compile(r"([\\*?\[\]{}])")
-ALIASES = {"s3": "s3a", "s3n": "s3a", "abfs": "abfss", "wasb": "wasbs"}
-"""Schemes under which one storage has several names."""
-_URI = re.compile(r"(?:([a-zA-Z][\w+.-]*):)?(?://([^/]*))?(.*)", re.DOTALL)
-"""Scheme, authority and path. What is escaped stays so: Hadoop takes a path as it is written."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """A path as storage takes it, however it is written: ``file:/a/b``, ``file:///a//b/`` and ``/a/./b`` are alike.
-
-    A path without a scheme is one of the session's default storage, which is not known here: it is taken to be that of
-    the path that it is compared with.
-    """
-
-    scheme: str | None
-    authority: str
-    path: str
-    """The path; a local folder's without symbolic links, as far as this machine has it."""
-
-    @classmethod
-    def of(cls, uri: str) -> Place:
-        """The place of a path."""
-        scheme, authority, path = split_uri(uri)
-        path = posixpath.normpath(re.sub("/+", "/", path)) if path else "/"
-        scheme = scheme and ALIASES.get(scheme.lower(), scheme.lower())
-        return cls(scheme, authority, os.path.realpath(path) if scheme in (None, "file") and path[0] == "/" else path)
-
-    def same_as(self, other: Place) -> bool:
-        """Return True if both are one place."""
-        return self._is_beside(other) and self.path == other.path
-
-    def below(self, folder: Place) -> str | None:
-        """The path below a folder, "" for the folder itself; None if it is elsewhere."""
-        if not self._is_beside(folder):
-            return None
-        if self.path == folder.path:
-            return ""
-        root = folder.path.rstrip("/") + "/"
-        return self.path.removeprefix(root) if self.path.startswith(root) else None
-
-    def _is_beside(self, other: Place) -> bool:
-        if self.scheme is None or other.scheme is None:
-            return True
-        return (self.scheme, self.authority) == (other.scheme, other.authority)
-
-
-def split_uri(uri: str) -> tuple[str | None, str, str]:
-    """Scheme, authority and path."""
-    match = _URI.match(uri)
-    assert match is not None
-    return match[1], match[2] or "", match[3]
 
 
 def literal(path: str) -> str:

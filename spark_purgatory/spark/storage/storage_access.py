@@ -9,7 +9,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
-from spark_purgatory.spark.storage.paths import literal, split_uri
+from spark_purgatory.config.places import split_uri
+from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 

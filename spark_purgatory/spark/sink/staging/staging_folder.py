@@ -36,9 +36,10 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
+from spark_purgatory.config.places import split_uri
 from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.sink.staging.layout import log_path
-from spark_purgatory.spark.storage.paths import in_checkpoint, literal, split_uri
+from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QUERY, STRICT_FILES, settings
 from spark_purgatory.spark.storage.storage_errors import writing
 

@@ -19,9 +19,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.config import SinkOptions
+from spark_purgatory.config.places import Place
 from spark_purgatory.errors import MAX_SAID, START_OVER, ConfigError, StagingError, StorageError, sentence_of
 from spark_purgatory.spark.storage.checkpoint_files import Damage
-from spark_purgatory.spark.storage.paths import Place, beside, literal
+from spark_purgatory.spark.storage.paths import beside, literal
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 

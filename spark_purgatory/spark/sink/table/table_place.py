@@ -9,8 +9,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from spark_purgatory.config import SinkOptions
+from spark_purgatory.config.places import Place
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.storage.paths import Place
 from spark_purgatory.spark.storage.storage_access import absolute
 
 SESSION_CATALOG = "spark_catalog"
