@@ -22,7 +22,6 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from spark_purgatory import Completions, Operations, criteria
@@ -33,19 +32,20 @@ from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.schema import COUNTERS
-from spark_purgatory.spark.host.blob_host import STATE_DDL, stream_function
-from spark_purgatory.spark.host.calls import RESULT_DDL
+from spark_purgatory.spark.host import exchange
+from spark_purgatory.spark.host.blob_host import blob_hosted, stream_function
 from spark_purgatory.spark.host.exchange import (
     EVENTS,
-    EXCHANGE_DDL,
     OPERATIONS,
+    WATERMARK_METADATA,
+    exchanged,
     from_blob,
     packer,
     to_blob,
     unpacker,
 )
 from spark_purgatory.spark.host.worker import prepare_worker
-from spark_purgatory.spark.operator.inputs import WATERMARK_METADATA, Fields, events_input, operations_input
+from spark_purgatory.spark.operator.inputs import Fields, events_input, operations_input
 from spark_purgatory.spark.operator.payload import arrow_schema
 from spark_purgatory.spark.operator.purgatory import OUTCOME
 
@@ -55,7 +55,6 @@ COUNTED = "spark_purgatory"
 NOTICE_DDL = "op string, key string, time_us bigint"
 NOTICES = pa.schema([("op", pa.string()), ("key", pa.string()), ("time_us", pa.int64())])
 WATCHED_DDL = "op array<string>, created_us array<bigint>, deadline_us array<bigint>, time_us array<bigint>"
-DDL = EXCHANGE_DDL.format(shard_type="int")
 
 
 def options_for(keys: str) -> PurgatoryOptions:
@@ -79,7 +78,8 @@ def by_key(operations: DataFrame, events: DataFrame) -> DataFrame:
         F.unix_micros("time").alias("time_us"),
         F.lit(None).cast("bigint").alias("deadline_us"),
     )
-    both = watched.unionByName(heard).select("*", _marker())
+    marker = F.lit(None).cast("timestamp").alias("marker", metadata={WATERMARK_METADATA: 0})
+    both = watched.unionByName(heard).select("*", marker)
     notices = both.groupBy("key").transformWithStateInPandas(WatchersOfKey(), NOTICE_DDL, "Append", "EventTime")
     return _resolved(operations, notices)
 
@@ -90,21 +90,16 @@ def by_shard(operations: DataFrame, events: DataFrame) -> DataFrame:
     options = options_for("key")
     left = operations_input(Fields(single), options, DOUBLE)
     right = events_input(Fields(events.select("key", "time")), options, DOUBLE, {})
-    packed = left.frame.mapInArrow(packer(OPERATIONS, SHARDS, broadcast=False), DDL).unionByName(
-        right.frame.mapInArrow(packer(EVENTS, SHARDS, broadcast=False), DDL)
-    )
+    packed = _packed(left.frame, OPERATIONS).unionByName(_packed(right.frame, EVENTS))
     spec = EngineSpec(criteria.any_key(), identity_width=2, control_events=False, roles=left.roles)
-    blobs = (
-        packed.select("*", _marker())
-        .groupBy("shard")
-        .transformWithStateInPandas(WatchersOfShard(spec), "blob binary", "Append", "EventTime")
-    )
+    groups = exchange.by_shard(packed)
+    blobs = groups.transformWithStateInPandas(WatchersOfShard(spec), "blob binary", "Append", "EventTime")
     notices = blobs.mapInArrow(unpacker(NOTICES), NOTICE_DDL)
     return _resolved(operations, notices)
 
 
-def _marker() -> Any:
-    return F.lit(None).cast("timestamp").alias("marker", metadata={WATERMARK_METADATA: 0})
+def _packed(rows: DataFrame, side: int) -> DataFrame:
+    return exchanged(rows, packer(side, SHARDS, broadcast=False), SHARDS)
 
 
 def _resolved(operations: DataFrame, notices: DataFrame) -> DataFrame:
@@ -117,21 +112,10 @@ def _resolved(operations: DataFrame, notices: DataFrame) -> DataFrame:
         F.xxhash64("op").alias("route"),
         F.timestamp_micros("time_us").alias("guarded"),
     )
-    packed = left.frame.mapInArrow(packer(OPERATIONS, SHARDS, broadcast=False), DDL).unionByName(
-        right.mapInArrow(packer(EVENTS, SHARDS, broadcast=False), DDL)
-    )
-    results = (
-        packed.select("shard", "side", "blob", _marker())
-        .groupBy("shard")
-        .applyInPandasWithState(
-            stream_function(EngineSpec(criteria.all_keys(), control_events=False, roles=left.roles), SHARDS),
-            RESULT_DDL,
-            STATE_DDL,
-            "append",
-            GroupStateTimeout.EventTimeTimeout,
-        )
-        .observe(COUNTED, *(F.sum(name).alias(name) for name in COUNTERS))
-    )
+    packed = _packed(left.frame, OPERATIONS).unionByName(_packed(right, EVENTS))
+    spec = EngineSpec(criteria.all_keys(), control_events=False, roles=left.roles)
+    decided = blob_hosted(exchange.by_shard(packed), stream_function(spec, SHARDS))
+    results = decided.observe(COUNTED, *(F.sum(name).alias(name) for name in COUNTERS))
     added = OUTCOME.fields
     schema = T.StructType([*operations.schema.fields, *added])
     return results.mapInArrow(unpacker(arrow_schema(schema)), schema)

@@ -38,11 +38,10 @@ from benchmarks.inputs import EVENTS_DDL, NOTE_DDL, ROWS, as_rows, read_sides
 from benchmarks.per_operation import per_operation, with_timers
 from spark_purgatory import Completions, Operations, criteria
 from spark_purgatory.core.state.payload_schema import conform_batch
-from spark_purgatory.spark.host.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer
+from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, WATERMARK_METADATA, by_shard, exchanged, packer
 from spark_purgatory.spark.host.requirements import PROVIDER, TRANSFORM_WITH_STATE_SETTINGS
 from spark_purgatory.spark.host.requirements import ROCKSDB as ROCKSDB_PROVIDER
 from spark_purgatory.spark.host.worker import prepare_worker
-from spark_purgatory.spark.operator.inputs import WATERMARK_METADATA
 from spark_purgatory.spark.operator.payload import arrow_schema
 from spark_purgatory.spark.operator.purgatory import Purgatory
 
@@ -128,14 +127,12 @@ def joined(
 
 def identity(spark: SparkSession, folder: Path, shards: int, host: str = "applyInPandasWithState") -> DataFrame:
     """What the packed exchange costs by itself: pack, shuffle, hand over, unpack."""
-    ddl = EXCHANGE_DDL.format(shard_type="int")
     engine = [F.xxhash64("key").alias("route"), F.col("time").alias("guarded")]
     packed = [
-        rows.drop("side").select("*", *engine).mapInArrow(packer(side, shards, broadcast=False), ddl)
+        exchanged(rows.drop("side").select("*", *engine), packer(side, shards, broadcast=False), shards)
         for side, rows in zip((OPERATIONS, EVENTS), as_rows(spark, folder), strict=True)
     ]
-    marker = F.lit(None).cast("timestamp").alias("marker", metadata={WATERMARK_METADATA: 0})
-    groups = packed[0].unionByName(packed[1]).select("shard", "side", "blob", marker).groupBy("shard")
+    groups = by_shard(packed[0].unionByName(packed[1]))
     if host == "transformWithState":
         handed = groups.transformWithState(_HandOver(), "blob binary", "append", "EventTime")
     else:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
@@ -24,9 +23,8 @@ from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.checkpoint.shard_states import (
     ShardStates,
     StatePathError,
-    collected,
     shard_states,
-    states_in,
+    told_by_states,
 )
 from spark_purgatory.spark.host.requirements import PROVIDER
 from spark_purgatory.spark.placement import too_many
@@ -96,12 +94,11 @@ def offset_findings(spark: SparkSession, checkpoint: str, states: ShardStates) -
 def state_findings(states: ShardStates) -> Iterator[Finding]:
     """Format, number, settings and size of all shards; each state is read and its checksums compared."""
     try:
-        rows = collected(states.whole.mapInArrow(_about_states, "said string"))
+        shards = told_by_states(states.whole, _about_state)
     except STATE_FAULTS as error:
         cause = error.__cause__ or error
         yield Finding("state", sentence_of(cause), without_reach(cause) or RESTORE_STATE)
         return
-    shards = [json.loads(row["said"]) for row in rows]
     damaged = [shard["error"] for shard in shards if "error" in shard]
     sound = [shard for shard in shards if "error" not in shard]
     if damaged:
@@ -155,19 +152,14 @@ def claim_of(spark: SparkSession, checkpoint: str) -> dict[str, str] | Finding:
         return Finding("table of the checkpoint", sentence_of(error), without_reach(error) or remedy)
 
 
-def _about_states(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For ``mapInArrow``: what each shard's state says of itself, as JSON."""
-    for batch in batches:
-        told = [json.dumps(_about_state(state)) for state in states_in(batch)]
-        yield pa.RecordBatch.from_arrays([pa.array(told, pa.string())], names=["said"])
-
-
-def _about_state(state: ShardState) -> dict[str, Any]:
+def _about_state(state: ShardState) -> Iterator[dict[str, Any]]:
+    """For `told_by_states`: what a shard's state says of itself."""
     try:
         blob = state.blob()
         facts = state.metadata()
     except StateError as error:
-        return {"error": str(error)}
+        yield {"error": str(error)}
+        return
     _, version, shards, _, _ = HEADER.unpack_from(blob)
     waiting = Tally(**facts["tally"]).pending
-    return {"version": version, "shards": shards, "bytes": state.size, "pending": waiting, "spec": facts["spec"]}
+    yield {"version": version, "shards": shards, "bytes": state.size, "pending": waiting, "spec": facts["spec"]}

@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 
 from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, check_checkpoint, criteria, pending
 from spark_purgatory.core.spec.engine_spec import MOVES, EngineSpec
+from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.errors import StateCorruptError, StateMismatchError, StateUnreadableError
 from spark_purgatory.spark.checkpoint import start_check
 from spark_purgatory.spark.storage.spark_access import settings
@@ -304,15 +305,13 @@ def test_a_checkpoint_that_is_new_or_another_querys(spark: SparkSession, landing
         check_checkpoint(spark, outcomes, checkpoint=str(plain))
 
 
-def compared(spec: EngineSpec, *blobs: bytes) -> list[dict[str, Any]]:
-    rows = [{"snapshot": blob, "head": None, "log": None} for blob in blobs]
-    batch = pa.RecordBatch.from_pylist(rows, pa.schema([(name, pa.binary()) for name in ("snapshot", "head", "log")]))
-    return [row for found in start_check._comparer(spec, 1)([batch]) for row in found.to_pylist()]
+def compared(spec: EngineSpec, *blobs: bytes) -> list[tuple[str | None, str]]:
+    return [found for blob in blobs for found in start_check._differences(spec, 1, ShardState(blob))]
 
 
 def test_a_damaged_state_is_named_as_that() -> None:
     columns = pa.schema([("id", pa.string()), ("key", pa.string())])
     blob = saved(spec_of(columns), [{"id": "o", "key": "k"}])
     assert compared(spec_of(columns), blob) == []
-    [row] = compared(spec_of(columns), blob, blob[:-1])
-    assert row["fault"] == StateCorruptError.__name__ and "truncated or damaged" in row["differences"][0]
+    [(fault, text)] = compared(spec_of(columns), blob, blob[:-1])
+    assert fault == StateCorruptError.__name__ and "truncated or damaged" in text

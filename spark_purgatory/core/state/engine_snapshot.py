@@ -6,7 +6,7 @@ entry belongs to which row, which are listed, the timer's ticks where no outcome
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -91,8 +91,7 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
 def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     """The engine that `save` saw. Raises StateError where the blob is damaged or belongs to another query."""
     facts, arrays, tables = read_blob(blob, shards)
-    if found := differences_of(spec, facts, tables):
-        raise StateMismatchError(listed(found))
+    refuse(differences_of(spec, facts, tables))
     if spec.columns is not None and PAYLOAD in tables:
         tables[PAYLOAD] = payload_of(spec, tables[PAYLOAD], facts["columns"]).evolved()
     evolve_events(spec, facts, arrays, tables)
@@ -109,11 +108,13 @@ def differences(spec: EngineSpec, blob: bytes, shards: int) -> list[str]:
     return found + differences_of(spec, facts, tables)
 
 
-def listed(found: list[str]) -> str:
-    """The message of an error about them."""
+def refuse(differences: Iterable[str]) -> None:
+    """Raise StateMismatchError if there are differences; the message lists them, each once."""
+    found = list(dict.fromkeys(differences))
     left = [f"{more} more"] if (more := len(found) - MOST_DIFFERENCES) > 0 else []
     left += [] if all(text.endswith(MOVES) for text in found) else ["or start over: a new checkpoint and a new table"]
-    return "; ".join([*found[:MOST_DIFFERENCES], *left])
+    if found:
+        raise StateMismatchError("; ".join([*found[:MOST_DIFFERENCES], *left]))
 
 
 def inspect(blob: bytes) -> tuple[EventTimePurgatory, list[str]]:

@@ -16,7 +16,6 @@ from pyspark.sql import functions as F
 
 from spark_purgatory.config.declared import refuses_wrong_calls
 from spark_purgatory.core.engine.outcomes import Tally
-from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.spark.checkpoint.shard_states import collected, shard_states, states_in
 
 
@@ -96,20 +95,8 @@ def gauges(spark: SparkSession, *, checkpoint: str) -> Gauges:
 
 def _of_shards(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """For ``mapInArrow``: a row for every shard's state, of which only the metadata is decoded."""
-    names = [part.split()[0] for part in OF_SHARDS.split(", ")]
+    schema = pa.schema([(part.split()[0], pa.int64()) for part in OF_SHARDS.split(", ")])
     for batch in batches:
-        rows = [_of_shard(state) for state in states_in(batch)]
-        columns = [pa.array([row[name] for row in rows], pa.int64()) for name in names]
-        yield pa.RecordBatch.from_arrays(columns, names=names)
-
-
-def _of_shard(state: ShardState) -> dict[str, int | None]:
-    metadata = state.metadata()
-    kept = metadata["gauges"]
-    return {
-        "pending": Tally(**metadata["tally"]).pending,
-        "watched": kept["watched"],
-        "state_bytes": state.size,
-        "oldest_us": kept["oldest_us"],
-        "next_due_ms": kept["next_due_ms"],
-    }
+        told = [(state.size, state.metadata()) for state in states_in(batch)]
+        rows = [{"pending": Tally(**said["tally"]).pending, "state_bytes": n, **said["gauges"]} for n, said in told]
+        yield pa.RecordBatch.from_pylist(rows, schema)

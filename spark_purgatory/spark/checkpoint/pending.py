@@ -11,11 +11,11 @@ from pyspark.sql import types as T
 from spark_purgatory.config.declared import refuses_wrong_calls
 from spark_purgatory.core.engine.waiting import WAITING_FIELDS, Waiting
 from spark_purgatory.core.state.engine_snapshot import inspect, waiting_schema
-from spark_purgatory.core.state.payload_evolution import merged
 from spark_purgatory.core.state.payload_schema import conform, matched
+from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.checkpoint.shard_states import ShardStates, collected, shard_states, states_in
-from spark_purgatory.spark.operator.payload import arrow_schema, spark_types
+from spark_purgatory.spark.checkpoint.shard_states import ShardStates, shard_states, states_in, told_by_states
+from spark_purgatory.spark.operator.payload import arrow_schema, merged_texts, schema_text, spark_types
 
 ROWS_A_BATCH = 1 << 16
 
@@ -103,30 +103,16 @@ def _held(states: ShardStates) -> tuple[T.StructType, list[pa.Field]]:
     """(the operations' columns: of all shards in which something waits; without one their types are not known,
     the column of their events, where outcomes carry any).
     """
-    found = collected(states.whole.mapInArrow(_schemas, "schema binary, known boolean, event binary"))
-    known = [row for row in found if row["known"]] or found
-    own = _merged(bytes(row["schema"]) for row in known)
-    event = _merged(bytes(row["event"]) for row in found if row["event"] is not None)
+    found = told_by_states(states.whole, _schemas)
+    own = merged_texts([own for own, waits, _ in found if waits] or [own for own, _, _ in found])
+    event = merged_texts(event for _, _, event in found)
     return spark_types(own), [pa.field("events", pa.list_(pa.struct(event)))] if event else []
 
 
-def _merged(schemas: Iterable[bytes]) -> list[pa.Field]:
-    return merged([list(pa.ipc.read_schema(pa.py_buffer(each))) for each in dict.fromkeys(schemas)])
-
-
-def _schemas(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For ``mapInArrow``: Arrow schemas of each shard, of the payload, with void columns where nothing waits, and of
-    events.
-    """
-    for batch in batches:
-        schemas, known, events = [], [], []
-        for state in states_in(batch):
-            schema, waits, event = waiting_schema(state.blob())
-            schemas.append(schema.serialize().to_pybytes())
-            known.append(waits)
-            events.append(None if event is None else pa.schema(event).serialize().to_pybytes())
-        columns = [pa.array(schemas, pa.binary()), pa.array(known), pa.array(events, pa.binary())]
-        yield pa.RecordBatch.from_arrays(columns, names=["schema", "known", "event"])
+def _schemas(state: ShardState) -> Iterator[tuple[str | None, bool, str | None]]:
+    """(the payload's schema, void columns where nothing waits, whether something waits, that of events) of a shard."""
+    schema, waits, event = waiting_schema(state.blob())
+    yield schema_text(schema), waits, None if event is None else schema_text(pa.schema(event))
 
 
 def _decoder(

@@ -7,9 +7,11 @@ Connect.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
@@ -95,6 +97,17 @@ def collected(frame: DataFrame) -> list[Row]:
         if (fault := state_fault(error)) is not None:
             raise fault from error
         raise
+
+
+def told_by_states(states: DataFrame, tell: Callable[[ShardState], Iterable[Any]]) -> list[Any]:
+    """Return what a function tells of each state, as plain JSON; the workers call it. Raises what `collected` does."""
+
+    def all_told(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            told = [json.dumps(each) for state in states_in(batch) for each in tell(state)]
+            yield pa.RecordBatch.from_arrays([pa.array(told, pa.string())], names=["told"])
+
+    return [json.loads(row["told"]) for row in collected(states.mapInArrow(all_told, "told string"))]
 
 
 def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = None) -> ShardStates | None:

@@ -8,25 +8,25 @@ whole state, as the query itself does when it starts.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
-import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, is_remote
 
 from spark_purgatory import errors
 from spark_purgatory.config.declared import refuses_wrong_calls
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.spec.engine_spec import MOVES, EngineSpec
-from spark_purgatory.core.state.engine_snapshot import differences, listed
+from spark_purgatory.core.state.engine_snapshot import differences, refuse
+from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.errors import ConfigError, StateError, StateMismatchError, sentence_of
 from spark_purgatory.spark.checkpoint.query_settings import settings_of
 from spark_purgatory.spark.checkpoint.shard_states import (
     HERE,
     StatePathError,
-    collected,
     is_checkpoint,
     shard_states,
-    states_in,
+    told_by_states,
 )
 from spark_purgatory.spark.host.requirements import check_policy
 from spark_purgatory.spark.operator.stream_plan import Query, queries_of
@@ -36,7 +36,6 @@ from spark_purgatory.spark.storage.spark_access import cores_of
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault
 
 LOG = logging.getLogger(__name__)
-FOUND_DDL = "fault string, differences array<string>"
 
 
 @refuses_wrong_calls
@@ -118,34 +117,20 @@ def _check(spark: SparkSession, checkpoint: str, queries: Sequence[Query], warns
             f"host={LOG_HOST!r} was {states.operator} in the Spark that wrote the checkpoint, and is {HERE} in this "
             f"one: Spark 4.0 and later releases do not share it. Start the query with the Spark of before, {MOVES}"
         )
-    found = collected(states.whole.mapInArrow(_comparer(query.spec, query.shards or 0), FOUND_DDL))
-    for row in found:
-        if row["fault"] is not None:
-            raise getattr(errors, row["fault"])(row["differences"][0])
-    if every := list(dict.fromkeys(text for row in found for text in row["differences"])):
-        raise StateMismatchError(listed(every))
+    found = told_by_states(states.whole, partial(_differences, query.spec, query.shards or 0))
+    for fault, text in found:
+        if fault is not None:
+            raise getattr(errors, fault)(text)
+    refuse(text for _, text in found)
     shards = most_shards(query.shards for query in queries)
     if warns and (why := too_many(states.partitions, shards, cores_of(spark))):
         LOG.warning("checkpoint %s: %s", checkpoint, why)
     return states.settings
 
 
-def _comparer(spec: EngineSpec, shards: int) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For ``mapInArrow``: a row for each shard's state that the query cannot go on from."""
-
-    def compare(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            faults: list[str | None] = []
-            found: list[list[str]] = []
-            for state in states_in(batch):
-                try:
-                    fault, texts = None, differences(spec, state.blob(), shards)
-                except StateError as error:
-                    fault, texts = type(error).__name__, [str(error)]
-                if texts:
-                    faults.append(fault)
-                    found.append(texts)
-            columns = [pa.array(faults, pa.string()), pa.array(found, pa.list_(pa.string()))]
-            yield pa.RecordBatch.from_arrays(columns, names=["fault", "differences"])
-
-    return compare
+def _differences(spec: EngineSpec, shards: int, state: ShardState) -> Iterator[tuple[str | None, str]]:
+    """Why the query cannot go on from a state: each difference, or the name of an error and its text."""
+    try:
+        yield from ((None, text) for text in differences(spec, state.blob(), shards))
+    except StateError as error:
+        yield type(error).__name__, str(error)

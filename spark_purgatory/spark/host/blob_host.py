@@ -13,6 +13,8 @@ from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+from pyspark.sql import DataFrame, GroupedData
+from pyspark.sql.streaming.state import GroupStateTimeout
 
 from spark_purgatory.core.arrays.times import END_OF_TIME_MS
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
@@ -20,32 +22,38 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.step_log import Step, take_step
 from spark_purgatory.spark.host.calls import (
+    RESULT_DDL,
     Broadcast,
     added,
     clock_behind,
     counts_of,
+    frame_of,
     packed,
     result_of,
+    rows_in,
     step_of,
     timer_of,
 )
 from spark_purgatory.spark.host.worker import end_task, prepare_worker
 
-STATE_DDL = "blob binary"
+StreamFunction = Callable[[Any, Iterator[pd.DataFrame], Any], Iterator[pd.DataFrame]]
+
+
+def blob_hosted(groups: GroupedData, function: StreamFunction) -> DataFrame:
+    """The calls' rows."""
+    timeout = GroupStateTimeout.EventTimeTimeout
+    return groups.applyInPandasWithState(function, RESULT_DDL, "blob binary", "append", timeout)
 
 
 def stream_function(
     spec: EngineSpec, shards: int | None, broadcast: Broadcast | None = None, clock_delay_ms: int = 0
-) -> Callable[[Any, Iterator[pd.DataFrame], Any], Iterator[pd.DataFrame]]:
-    """The function for ``applyInPandasWithState``."""
+) -> StreamFunction:
+    """The function for `blob_hosted`."""
 
     def on_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         prepare_worker()
-        step = step_of(_rows(frames), clock_behind(state.getCurrentWatermarkMs(), clock_delay_ms), broadcast)
-        if state.exists:
-            engine = restore(spec, state.get[0], shards or 0)
-        else:
-            engine = EventTimePurgatory(spec)
+        step = step_of(rows_in(frames), clock_behind(state.getCurrentWatermarkMs(), clock_delay_ms), broadcast)
+        engine = restore(spec, state.get[0], shards or 0) if state.exists else EventTimePurgatory(spec)
         before = counts_of(engine.outcomes.tally)
         outcomes = take_step(engine, step)
         blob = save(engine, shards or 0)
@@ -73,20 +81,14 @@ def batch_function(
         prepare_worker()
         engine = EventTimePurgatory(spec)
         before = counts_of(engine.outcomes.tally)
-        outcomes = take_step(engine, step_of(_rows(iter([frame])), 0, broadcast))
+        outcomes = take_step(engine, step_of(rows_in([frame]), 0, broadcast))
         outcomes += take_step(engine, Step(END_OF_TIME_MS if as_of_ms is None else as_of_ms))
         return _result(outcomes, engine, before, 0)
 
     return on_group
 
 
-def _rows(frames: Iterator[pd.DataFrame]) -> Iterator[tuple[int, bytes]]:
-    for frame in frames:
-        yield from zip(frame["side"], frame["blob"], strict=True)
-
-
 def _result(
     outcomes: list[pa.RecordBatch], engine: EventTimePurgatory, before: dict[str, int], state_bytes: int
 ) -> pd.DataFrame:
-    row = result_of(packed(outcomes), added(engine.outcomes.tally, before), state_bytes)
-    return pd.DataFrame({name: [value] for name, value in row.items()})
+    return frame_of(result_of(packed(outcomes), added(engine.outcomes.tally, before), state_bytes))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 
 from spark_purgatory.core.engine.outcomes import Tally
@@ -96,3 +97,19 @@ def result_of(blob: bytes | None, counted: Mapping[str, int], state_bytes: int) 
     rejections = [counted[name] for name in REJECTION_COUNTERS]
     row = {"blob": blob, **numbers, "state_bytes_written": state_bytes}
     return {**row, "rejections": rejections if any(rejections) else None}
+
+
+def nothing(state_bytes: int) -> dict[str, Any]:
+    """The row of a call that has no outcome and counted nothing."""
+    return result_of(None, counts_of(Tally()), state_bytes)
+
+
+def frame_of(row: Mapping[str, Any]) -> pd.DataFrame:
+    """A call's row, for an operator that takes pandas frames."""
+    return pd.DataFrame({name: [value] for name, value in row.items()})
+
+
+def rows_in(frames: Iterable[pd.DataFrame]) -> Iterator[tuple[int, bytes]]:
+    """The rows of the exchange, (side, blob), from an operator that gives pandas frames."""
+    for frame in frames:
+        yield from zip(frame["side"], frame["blob"], strict=True)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 import pyspark
+from pyspark.sql import DataFrame, GroupedData
+from pyspark.sql import functions as F
 
 from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS
 from spark_purgatory.core.state.payload_schema import conform, conform_batch, plain, sent
@@ -36,7 +38,7 @@ SOCKET_FOLDER_LIMIT = 64
 """Characters of a folder in which Spark's sockets can be: a path of one has 107 at most, and their names take 42."""
 
 Batches = Iterator[pa.RecordBatch]
-EXCHANGE_DDL = "shard {shard_type}, side tinyint, blob binary"
+WATERMARK_METADATA = "spark.watermarkDelayMs"
 
 
 def unix_sockets(folder: str) -> dict[str, str]:
@@ -52,6 +54,21 @@ def unix_sockets(folder: str) -> dict[str, str]:
         return {}
     name = "spark.python.unix.domain.socket"
     return {f"{name}.enabled": "true", f"{name}.dir": folder}
+
+
+def exchanged(rows: DataFrame, pack: Callable[[Batches], Batches], shards: int | None) -> DataFrame:
+    """Rows packed by a function of `packer`."""
+    return rows.mapInArrow(pack, f"shard {'bigint' if shards is None else 'int'}, side tinyint, blob binary")
+
+
+def by_shard(packed: DataFrame) -> GroupedData:
+    """The groups that a host is called with.
+
+    The real watermark was set below the exchange and drives the clock. The null column satisfies Spark's analyzer, and
+    no row of it is ever behind: late rows arrive and are counted, not dropped silently.
+    """
+    marker = F.lit(None).cast("timestamp").alias("marker", metadata={WATERMARK_METADATA: 0})
+    return packed.select("shard", "side", "blob", marker).groupBy("shard")
 
 
 def packer(

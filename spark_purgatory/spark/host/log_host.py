@@ -46,11 +46,10 @@ the timer is the deadline. Spark's late filter never drops a row: its marked col
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pandas as pd
 from pyspark.sql import DataFrame, GroupedData, Row
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
@@ -61,7 +60,16 @@ from spark_purgatory.core.state.blob import other_shards
 from spark_purgatory.core.state.shard_head import ShardHead, read_head, write_head
 from spark_purgatory.core.state.step_log import STEP_VERSION, Step, digest, load, write_entry
 from spark_purgatory.errors import StateMismatchError
-from spark_purgatory.spark.host.calls import RESULT_DDL, Broadcast, clock_behind, result_of, step_of, timer_of
+from spark_purgatory.spark.host.calls import (
+    RESULT_DDL,
+    Broadcast,
+    clock_behind,
+    frame_of,
+    result_of,
+    rows_in,
+    step_of,
+    timer_of,
+)
 from spark_purgatory.spark.host.warm_engines import WarmEngines, step_engine, warm_engines
 from spark_purgatory.spark.host.warm_messages import Answer, Request
 from spark_purgatory.spark.host.worker import prepare_worker
@@ -176,8 +184,7 @@ class LogHost(StatefulProcessor):
         written = self._write(head, entry, request, answer, timer_ms)
         self._set_timer(head.timer_ms, written.timer_ms, fired_ms)
         size = len(entry) if answer.snapshot is None else len(answer.snapshot)
-        result = result_of(answer.outcomes, answer.counted, size)
-        return Row(**result)
+        return Row(**result_of(answer.outcomes, answer.counted, size))
 
     def _step_cold(self, head: ShardHead, request: Request, is_new: bool) -> Answer:
         engine = EventTimePurgatory(self._spec) if is_new else self._load(head)
@@ -272,28 +279,19 @@ class PandasLogHost(LogHost):
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         """A shard's operations and events."""
-        sent = (
-            {"side": side, "blob": blob}
-            for frame in rows
-            for side, blob in zip(frame["side"], frame["blob"], strict=True)
-        )
-        yield from _frames(super().handleInputRows(key, sent, timerValues))
+        sent = ({"side": side, "blob": blob} for side, blob in rows_in(rows))
+        yield from (frame_of(row.asDict()) for row in super().handleInputRows(key, sent, timerValues))
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         """A shard whose next deadline has passed."""
-        yield from _frames(super().handleExpiredTimer(key, timerValues, expiredTimerInfo))
+        yield from (frame_of(row.asDict()) for row in super().handleExpiredTimer(key, timerValues, expiredTimerInfo))
 
 
-def log_hosted(groups: GroupedData, spec: EngineSpec, options: LogHostOptions) -> DataFrame:
+def log_hosted(groups: GroupedData, host: LogHost, pandas_host: PandasLogHost) -> DataFrame:
     """The calls' rows, by the operator that this Spark has: 4.0 only the second."""
     if hasattr(groups, "transformWithState"):
-        return groups.transformWithState(LogHost(spec, options), RESULT_DDL, "append", "EventTime")
-    return groups.transformWithStateInPandas(PandasLogHost(spec, options), RESULT_DDL, "append", "EventTime")
-
-
-def _frames(rows: Iterable[Row]) -> Iterator[pd.DataFrame]:
-    for row in rows:
-        yield pd.DataFrame({name: [value] for name, value in row.asDict().items()})
+        return groups.transformWithState(host, RESULT_DDL, "append", "EventTime")
+    return groups.transformWithStateInPandas(pandas_host, RESULT_DDL, "append", "EventTime")
 
 
 def _bytes(value: Any) -> bytes:

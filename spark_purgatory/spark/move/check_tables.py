@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_purgatory.core.export.checked import TABLES, Fault, TableRules, conserved, told
-from spark_purgatory.core.state.engine_snapshot import listed
-from spark_purgatory.errors import ConfigError, StateMismatchError
+from spark_purgatory.core.state.engine_snapshot import refuse
+from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint
 from spark_purgatory.spark.move.survey import Survey, read_facts
 from spark_purgatory.spark.move.tables import ROW, read_manifest, read_table, schemas_of
@@ -46,9 +46,7 @@ def check_tables(
             f"tables={folder!r} are of micro-batch {manifest.batch_id} of query {manifest.query_id}, and "
             f"source={old.path!r} is at micro-batch {old.batch_id} of query {old.query_id}: export its state again"
         )
-    every = [text for said in manifest.queries for text in read_facts(said, query.spec)]
-    if every:
-        raise StateMismatchError(listed(list(dict.fromkeys(every))))
+    refuse(text for said in manifest.queries for text in read_facts(said, query.spec))
     rules = TableRules(query.spec, query.route == "key", found.roles)
     texts, waits = [], 0
     for name, schema in schemas_of(found).items():

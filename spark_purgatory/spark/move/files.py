@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -46,36 +46,23 @@ class Files:
         system, place = self._at(path)
         return bool(system.exists(place))
 
-    def names(self, folder: str) -> list[str]:
-        """Names of what is in a folder; none where there is no folder."""
+    def names(self, folder: str, folders_only: bool = False) -> list[str]:
+        """Names of what is in a folder, perhaps of the folders alone; none where there is no folder."""
         system, place = self._at(folder)
-        if not system.exists(place):
-            return []
-        return sorted(status.getPath().getName() for status in system.listStatus(place))
-
-    def folders(self, folder: str) -> list[str]:
-        """Names of the folders in a folder."""
-        system, place = self._at(folder)
-        return sorted(s.getPath().getName() for s in system.listStatus(place) if s.isDirectory())
+        found = system.listStatus(place) if system.exists(place) else ()
+        return sorted(status.getPath().getName() for status in found if status.isDirectory() or not folders_only)
 
     def read(self, path: str) -> str:
         """A small file's text."""
         system, place = self._at(path)
-        stream = system.open(place)
-        try:
-            data = self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)
-        finally:
-            stream.close()
-        return bytes(data).decode()
+        with closing(system.open(place)) as stream:
+            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode()
 
     def write(self, path: str, text: str) -> None:
         """Write a small file, in place of one that is there."""
         system, place = self._at(path)
-        stream = system.create(place, True)
-        try:
+        with closing(system.create(place, True)) as stream:
             stream.write(bytearray(text.encode()))
-        finally:
-            stream.close()
 
     def copy(self, source: str, target: str) -> None:
         """Copy a file, or a folder with all that is in it."""

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import reduce
 from typing import Any
 
 import pandas as pd
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
-from pyspark.sql.streaming.state import GroupStateTimeout
 
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.state.engine_snapshot import save
 from spark_purgatory.spark.checkpoint.gauges import gauges
 from spark_purgatory.spark.checkpoint.query_settings import store_settings
-from spark_purgatory.spark.host.blob_host import STATE_DDL, set_timeout
-from spark_purgatory.spark.host.calls import RESULT_DDL
-from spark_purgatory.spark.host.exchange import EXCHANGE_DDL, packer
+from spark_purgatory.spark.host.blob_host import StreamFunction, blob_hosted, set_timeout
+from spark_purgatory.spark.host.calls import frame_of, nothing, rows_in
+from spark_purgatory.spark.host.exchange import by_shard, exchanged, packer
 from spark_purgatory.spark.host.requirements import check_log_host
 from spark_purgatory.spark.host.worker import prepare_worker
-from spark_purgatory.spark.move.importing import SIDES, Importing, nothing
+from spark_purgatory.spark.move.importing import SIDES, Importing
 from spark_purgatory.spark.move.tables import COUNTS, ROW, read_manifest, with_hashes
-from spark_purgatory.spark.operator.inputs import WATERMARK_METADATA
 from spark_purgatory.spark.operator.stream_plan import Query
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.paths import literal
@@ -45,23 +43,15 @@ def import_tables(spark: SparkSession, folder: str, checkpoint: str, *, query: Q
     """
     manifest = read_manifest(spark, folder)
     importing = Importing(query.spec, query.shards, manifest.watermark_ms, manifest.history)
-    wanted = {**ONE_BATCH, PARTITIONS: str(partitions)}
-    with settings(spark, wanted):
-        packed = [_packed(spark, folder, name, query) for name in SIDES]
-        rows = packed[0]
-        for each in packed[1:]:
-            rows = rows.unionByName(each)
-        marker = F.lit(None).cast(T.TimestampType()).alias("marker", metadata={WATERMARK_METADATA: 0})
-        groups = rows.select("shard", "side", "blob", marker).groupBy("shard")
+    with settings(spark, {**ONE_BATCH, PARTITIONS: str(partitions)}):
+        groups = by_shard(reduce(DataFrame.unionByName, [_packed(spark, folder, name, query) for name in SIDES]))
         if query.host == LOG_HOST:
             check_log_host(spark)
             from spark_purgatory.spark.move.import_log_host import log_host_imports
 
             results = log_host_imports(groups, importing)
         else:
-            results = groups.applyInPandasWithState(
-                _blob_function(importing), RESULT_DDL, STATE_DDL, "append", GroupStateTimeout.EventTimeTimeout
-            )
+            results = blob_hosted(groups, _blob_function(importing))
         writer = results.writeStream.format("noop").option("checkpointLocation", checkpoint)
         with settings_at_start(spark, store_settings(spark, query.host == LOG_HOST)):
             started = writer.trigger(availableNow=True).start()
@@ -78,18 +68,17 @@ def _packed(spark: SparkSession, folder: str, name: str, query: Query) -> DataFr
         hashed = rows.select(F.lit(0).cast("bigint").alias("route"), F.lit(0).cast("timestamp").alias("guarded"))
     else:
         hashed = with_hashes(name, rows, query.route, query.spec.key_prefix, query.spec.id_prefix)
-    ddl = EXCHANGE_DDL.format(shard_type="bigint" if query.shards is None else "int")
     to_all = name == "events" and query.route == "id"
-    return hashed.mapInArrow(packer(SIDES[name], query.shards, to_all), ddl)
+    return exchanged(hashed, packer(SIDES[name], query.shards, to_all), query.shards)
 
 
-def _blob_function(importing: Importing) -> Callable[[Any, Iterator[pd.DataFrame], Any], Iterator[pd.DataFrame]]:
+def _blob_function(importing: Importing) -> StreamFunction:
     def on_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         prepare_worker()
-        engine = importing.engine(key, (row for f in frames for row in zip(f["side"], f["blob"], strict=True)))
+        engine = importing.engine(key, rows_in(frames))
         blob = save(engine, importing.shards or 0)
         state.update((blob,))
         set_timeout(state, engine.next_due_ms())
-        yield pd.DataFrame({name: [value] for name, value in nothing(len(blob)).items()})
+        yield frame_of(nothing(len(blob)))
 
     return on_group

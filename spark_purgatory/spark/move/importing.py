@@ -9,14 +9,12 @@ from typing import Any
 import pyarrow as pa
 
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
-from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.export.put_together import Dealt, put_together
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import payload_of
 from spark_purgatory.core.state.event_snapshot import carried_of
 from spark_purgatory.core.state.payload_evolution import StoredPayload
 from spark_purgatory.core.state.step_log import table_of
-from spark_purgatory.spark.host.calls import counts_of, result_of
 from spark_purgatory.spark.placement import shard_label
 
 SIDES = {"operations": 0, "events": 1, "ids": 2, "counts": 3}
@@ -60,8 +58,3 @@ class Importing:
         [columns] = match(self.spec, [pa.RecordBatch.from_struct_array(held)], names).evolved()
         table = table.drop_columns([name]) if name in table.column_names else table
         return table.append_column(name, columns.to_struct_array())
-
-
-def nothing(state_bytes: int) -> dict[str, Any]:
-    """A call's row that has no outcome and counted nothing."""
-    return result_of(None, counts_of(Tally()), state_bytes)

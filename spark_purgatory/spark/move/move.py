@@ -26,13 +26,14 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_purgatory.config.declared import refuses_wrong_calls
+from spark_purgatory.config import refuses_wrong_calls
+from spark_purgatory.core.state.engine_snapshot import refuse
 from spark_purgatory.errors import BugError, ConfigError
 from spark_purgatory.spark.move.check_tables import check_removed, check_tables
 from spark_purgatory.spark.move.files import Files, reaching
 from spark_purgatory.spark.move.import_state import import_tables
 from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint, check_target, conf_of
-from spark_purgatory.spark.move.survey import Survey, check_takes_over, survey
+from spark_purgatory.spark.move.survey import Survey, survey
 from spark_purgatory.spark.move.tables import write_tables
 from spark_purgatory.spark.operator.stream_plan import Query, query_of
 from spark_purgatory.spark.placement import PARTITIONS
@@ -163,7 +164,7 @@ def move_checkpoint(
     old.check_can_move(spark)
     found = survey(spark, source, query.spec)
     progress(f"looked at {len(found.found)} shards, in which {found.operations:,} operations wait")
-    check_takes_over(found.found)
+    refuse(text for each in found.found for text in each.differences)
     old.check_rests(files)
     partitions = partitions or old.partitions
 
@@ -249,13 +250,13 @@ def graft(files: Files, old: OldCheckpoint, made: str, target: str) -> None:
 def _place_state(files: Files, made: str, target: str, version: int) -> None:
     """Give the files of a state at version 1 the version that the next micro-batch looks for."""
     names = {"1.delta": f"{version}.snapshot", "1.zip": f"{version}.zip"}
-    for operator in files.folders(made):
-        for partition in files.folders(f"{made}/{operator}"):
+    for operator in files.names(made, folders_only=True):
+        for partition in files.names(f"{made}/{operator}", folders_only=True):
             _place(files, f"{made}/{operator}/{partition}", f"{target}/{operator}/{partition}", names)
 
 
 def _place(files: Files, made: str, target: str, names: dict[str, str]) -> None:
-    folders = files.folders(made)
+    folders = files.names(made, folders_only=True)
     for name in files.names(made):
         if name in folders:
             _place(files, f"{made}/{name}", f"{target}/{name}", names)

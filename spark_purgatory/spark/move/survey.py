@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -14,11 +14,12 @@ from spark_purgatory.core.arrays.numbers import scale_of
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.spec.engine_spec import MOVABLE, EngineSpec, spec_of
 from spark_purgatory.core.state.blob import read_blob, shard_count
-from spark_purgatory.core.state.engine_snapshot import PAYLOAD, differences_of, listed
-from spark_purgatory.core.state.event_snapshot import event_columns_of
-from spark_purgatory.core.state.payload_evolution import merged
-from spark_purgatory.errors import ConfigError, StateMismatchError
-from spark_purgatory.spark.checkpoint.shard_states import ShardStates, collected, shard_states, states_in
+from spark_purgatory.core.state.engine_snapshot import PAYLOAD, differences_of
+from spark_purgatory.core.state.event_columns import event_columns_of
+from spark_purgatory.core.state.shard_state import ShardState
+from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.checkpoint.shard_states import ShardStates, shard_states, told_by_states
+from spark_purgatory.spark.operator.payload import merged_texts, schema_of, schema_text
 
 FACTS = ("spec", "columns", "roles", "sources", "texts", "event_columns", "event_value")
 """What a state says of its query."""
@@ -33,10 +34,10 @@ class ShardFacts:
     tally: dict[str, Any]
     watermark_ms: int
     shards: int | None
-    payload: pa.Schema | None
-    """The operations' own columns, by name; None where nothing waits."""
-    carried: pa.Schema | None
-    """What is kept of events for outcomes, by name."""
+    payload: str | None
+    """The schema of the operations' own columns (`schema_text`); None where nothing waits."""
+    carried: str | None
+    """That of what is kept of events for outcomes."""
     event_id: str
     """Arrow type of event ids."""
     events: int
@@ -45,9 +46,9 @@ class ShardFacts:
     differences: list[str]
     """Why the query to move to cannot take it over."""
 
-    def to_json(self) -> dict[str, Any]:
-        """What an export keeps of it: of what query it is."""
-        return {"facts": self.facts, "payload": _text(self.payload), "carried": _text(self.carried)}
+    def of_query(self) -> dict[str, Any]:
+        """What an export keeps: the facts that say of what query the state is."""
+        return {"facts": self.facts, "payload": self.payload, "carried": self.carried}
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,13 @@ class Survey:
 
     def payload(self) -> list[pa.Field]:
         """The operations' own columns, of all shards."""
-        return _merged([each.payload for each in self.found])
+        return merged_texts(each.payload for each in self.found)
 
     def carried(self) -> list[pa.Field] | None:
         """What is kept of events for outcomes; None: nothing was asked for."""
         if all(each.carried is None for each in self.found):
             return None
-        return _merged([each.carried for each in self.found])
+        return merged_texts(each.carried for each in self.found)
 
     def key_types(self) -> tuple[str, str, str]:
         """The types of ids, keys and event ids."""
@@ -119,46 +120,27 @@ def survey(spark: SparkSession, checkpoint: str, spec: EngineSpec | None = None)
     states = shard_states(spark, checkpoint)
     if states is None:
         raise ConfigError(f"checkpoint={checkpoint!r}: no micro-batch is committed yet: there is nothing to move")
-    rows = collected(states.whole.mapInArrow(_looker(spec), "said binary, payload binary, carried binary"))
-    if not rows:
+    found = [ShardFacts(**told) for told in told_by_states(states.whole, partial(_facts, spec))]
+    if not found:
         raise ConfigError(
             f"checkpoint={checkpoint!r}: no shard has state yet, so there is nothing to move: start the "
             "query with any settings"
         )
-    found = [
-        ShardFacts(**json.loads(row["said"]), payload=_schema(row["payload"]), carried=_schema(row["carried"]))
-        for row in rows
-    ]
     return Survey(states, found)
 
 
-def check_takes_over(found: Iterable[ShardFacts]) -> None:
-    """Raise StateMismatchError where the query cannot take over every shard."""
-    if every := list(dict.fromkeys(text for each in found for text in each.differences)):
-        raise StateMismatchError(listed(every))
-
-
 def read_facts(said: dict[str, Any], spec: EngineSpec) -> list[str]:
-    """Why a query cannot take over what an export says (`ShardFacts.to_json`)."""
+    """Why a query cannot take over what an export says (`ShardFacts.of_query`)."""
     facts = {**said["facts"], "numbers": {"segments": 1}, "logs": []}
     held = {PAYLOAD: said["payload"], "log.0.columns": said["carried"]}
-    schemas = {name: _schema(bytes.fromhex(text)) for name, text in held.items() if text is not None}
-    return differences_of(spec, facts, {name: [_empty(schema)] for name, schema in schemas.items() if schema}, MOVABLE)
+    schemas = {name: schema_of(text) for name, text in held.items() if text is not None}
+    tables = {name: [pa.RecordBatch.from_pylist([], schema)] for name, schema in schemas.items() if schema}
+    return differences_of(spec, facts, tables, MOVABLE)
 
 
-def _looker(spec: EngineSpec | None) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for state in states_in(batch):
-                said, payload, carried = _said(state.blob(), spec)
-                schemas = [None if each is None else each.serialize().to_pybytes() for each in (payload, carried)]
-                columns = [pa.array([each], pa.binary()) for each in (json.dumps(said).encode(), *schemas)]
-                yield pa.RecordBatch.from_arrays(columns, names=["said", "payload", "carried"])
-
-    return look
-
-
-def _said(blob: bytes, spec: EngineSpec | None) -> tuple[dict[str, Any], pa.Schema | None, pa.Schema | None]:
+def _facts(spec: EngineSpec | None, state: ShardState) -> Iterator[dict[str, Any]]:
+    """For `told_by_states`: the fields of `ShardFacts`."""
+    blob = state.blob()
     facts, arrays, tables = read_blob(blob, None)
     payload = None
     if PAYLOAD in tables:
@@ -167,7 +149,7 @@ def _said(blob: bytes, spec: EngineSpec | None) -> tuple[dict[str, Any], pa.Sche
         payload = pa.schema([each.with_name(name) for each, name in zip(held, names, strict=True)])
     times = [array for name, array in arrays.items() if name.startswith("log") and name.endswith(".time_us")]
     event_ids = [batches[0].schema.types[0] for name, batches in tables.items() if name.endswith(".event_ids")]
-    said = {
+    yield {
         "facts": {name: facts[name] for name in FACTS},
         "tally": facts["tally"],
         "watermark_ms": facts["numbers"]["watermark_ms"],
@@ -177,22 +159,6 @@ def _said(blob: bytes, spec: EngineSpec | None) -> tuple[dict[str, Any], pa.Sche
         "ids": len(arrays["ids.deadline_us"]),
         "state_bytes": len(blob),
         "differences": [] if spec is None else differences_of(spec, facts, tables, MOVABLE),
+        "payload": schema_text(payload),
+        "carried": schema_text(event_columns_of(facts, tables)),
     }
-    return said, payload, event_columns_of(facts, tables)
-
-
-def _merged(schemas: Iterable[pa.Schema | None]) -> list[pa.Field]:
-    known = {schema.serialize().to_pybytes(): schema for schema in schemas if schema is not None}
-    return merged([list(schema) for schema in known.values()]) if known else []
-
-
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
-
-
-def _text(schema: pa.Schema | None) -> str | None:
-    return None if schema is None else schema.serialize().to_pybytes().hex()
-
-
-def _schema(data: bytes | None) -> pa.Schema | None:
-    return None if data is None else pa.ipc.read_schema(pa.py_buffer(bytes(data)))

@@ -53,7 +53,7 @@ class Manifest:
     history: dict[str, Any]
     """What the shards counted since the query began, by field of `Tally`."""
     queries: list[dict[str, Any]]
-    """What the states say of their query, as `ShardFacts.to_json`."""
+    """What the states say of their query, as `ShardFacts.of_query`."""
     rows: dict[str, int]
     """How many rows each table had."""
 
@@ -139,7 +139,7 @@ def read_table(spark: SparkSession, folder: str, name: str) -> DataFrame:
 
 
 def _distinct(found: Iterable[ShardFacts]) -> list[dict[str, Any]]:
-    texts = dict.fromkeys(json.dumps(each.to_json(), sort_keys=True) for each in found)
+    texts = dict.fromkeys(json.dumps(each.of_query(), sort_keys=True) for each in found)
     return [json.loads(text) for text in texts]
 
 

@@ -38,7 +38,6 @@ from spark_purgatory.spark.operator.key_types import (
 )
 from spark_purgatory.spark.operator.value_types import need_columns, value_column
 
-WATERMARK_METADATA = "spark.watermarkDelayMs"
 UNREADABLE = {"AMBIGUOUS_REFERENCE": ("is the name of several columns", "rename or drop all but one of them")}
 UNTAKEN = "__spark_purgatory_"
 """Before names that no column of an input has."""

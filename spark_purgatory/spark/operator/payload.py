@@ -7,7 +7,7 @@ before the query starts, and names the column, its type and a cast that helps.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from inspect import signature
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
+from spark_purgatory.core.state.payload_evolution import merged
 from spark_purgatory.core.state.payload_schema import SPARK_TYPE, UTC
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.nested import within
@@ -55,6 +56,21 @@ def spark_types(fields: Sequence[pa.Field]) -> T.StructType:
 def _typed(field: T.StructField, arrow: pa.Field) -> T.StructField:
     noted = (arrow.metadata or {}).get(SPARK_TYPE)
     return field if noted is None else T.StructField(field.name, T.DataType.fromDDL(noted.decode()), field.nullable)
+
+
+def schema_text(schema: pa.Schema | None) -> str | None:
+    """A schema as a text, which `schema_of` reads."""
+    return None if schema is None else schema.serialize().to_pybytes().hex()
+
+
+def schema_of(text: str) -> pa.Schema:
+    """The schema that `schema_text` wrote."""
+    return pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(text)))
+
+
+def merged_texts(texts: Iterable[str | None]) -> list[pa.Field]:
+    """The columns that hold what each of several schemas holds (`merged`)."""
+    return merged([list(schema_of(text)) for text in dict.fromkeys(texts) if text is not None])
 
 
 def columns_of(schema: T.StructType, case_sensitive: bool, side: str = "operations") -> pa.Schema:

@@ -12,7 +12,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.state import GroupStateTimeout
 
 from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.config.declared import ColumnLike, not_a_column, refuses_wrong_calls
@@ -23,15 +22,14 @@ from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS
-from spark_purgatory.spark.host.blob_host import STATE_DDL, batch_function, stream_function
+from spark_purgatory.spark.host.blob_host import batch_function, blob_hosted, stream_function
 from spark_purgatory.spark.host.calls import RESULT_DDL, Broadcast
-from spark_purgatory.spark.host.exchange import EVENTS, EXCHANGE_DDL, OPERATIONS, packer, unpacker
+from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, by_shard, exchanged, packer, unpacker
 from spark_purgatory.spark.host.requirements import check_blob_host, check_local_workers, check_log_host
 from spark_purgatory.spark.operator.event_times import instant_ms
 from spark_purgatory.spark.operator.evidence import carried_columns, carried_schema, event_fields, evidence_of
 from spark_purgatory.spark.operator.field_types import InputTypes, number_of
 from spark_purgatory.spark.operator.inputs import (
-    WATERMARK_METADATA,
     Fields,
     Input,
     events_input,
@@ -295,8 +293,7 @@ class Purgatory(PurgatoryOptions):
         return packed.groupBy("shard").applyInPandas(decided, RESULT_DDL).mapInArrow(unpack, schema).drop(*exclude)
 
     def _pack(self, side: Input, number: int, columns: pa.Schema | None = None, broadcast: bool = False) -> DataFrame:
-        ddl = EXCHANGE_DDL.format(shard_type="bigint" if self.shards is None else "int")
-        return side.frame.mapInArrow(packer(number, self.shards, broadcast, columns), ddl)
+        return exchanged(side.frame, packer(number, self.shards, broadcast, columns), self.shards)
 
     def _clock_delay_ms(self) -> int:
         """How far the clock is behind Spark's watermark: the outcomes of another purgatory have no watermark of their
@@ -307,26 +304,17 @@ class Purgatory(PurgatoryOptions):
 
     def _stream(self, packed: DataFrame, spec: EngineSpec, sent: Broadcast | None) -> DataFrame:
         clock_delay_ms = self._clock_delay_ms()
-        # The real watermark was set below the exchange and drives the clock. This null column satisfies Spark's
-        # analyzer, and no row of it is ever behind: late rows arrive and are counted, not dropped silently.
-        marker = F.lit(None).cast(T.TimestampType()).alias("marker", metadata={WATERMARK_METADATA: 0})
-        groups = packed.select("shard", "side", "blob", marker).groupBy("shard")
+        groups = by_shard(packed)
         if self.host == LOG_HOST:
             # Checked first, for the import needs protobuf.
             check_log_host(packed.sparkSession)
-            from spark_purgatory.spark.host.log_host import LogHostOptions, log_hosted
+            from spark_purgatory.spark.host.log_host import LogHost, LogHostOptions, PandasLogHost, log_hosted
 
             options = LogHostOptions(self.shards or 0, self.bytes_of("max_warm_bytes"), sent, clock_delay_ms)
-            results = log_hosted(groups, spec, options)
+            results = log_hosted(groups, LogHost(spec, options), PandasLogHost(spec, options))
         else:
             check_blob_host(packed.sparkSession)
-            results = groups.applyInPandasWithState(
-                stream_function(spec, self.shards, sent, clock_delay_ms),
-                RESULT_DDL,
-                STATE_DDL,
-                "append",
-                GroupStateTimeout.EventTimeTimeout,
-            )
+            results = blob_hosted(groups, stream_function(spec, self.shards, sent, clock_delay_ms))
         # A micro-batch that touches no shard adds nothing: its sum is null.
         added = (F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in COUNTERS)
         try:

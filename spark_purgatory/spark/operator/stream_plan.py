@@ -20,7 +20,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -28,6 +27,7 @@ from spark_purgatory.config import Completions, Operations
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.spec.engine_spec import EngineSpec, Evidence, spec_of
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.operator.payload import schema_of, schema_text
 from spark_purgatory.spark.storage.spark_access import settings
 
 EXPLAIN = "EXPLAIN EXTENDED SELECT * FROM {} UNION ALL SELECT 1 AS {}"
@@ -59,7 +59,8 @@ STATEFUL = {
 """Spark's stateful operators that may wait for a watermark, as the plan calls them and as users do. dropDuplicates
 keeps state and waits for none: behind it a purgatory has its outcomes in time."""
 AS_IT_IS = ("case_sensitive", "roles", "sources", "texts", "removed_columns", "deadline_is_sum", "control_events")
-"""Fields of a spec that JSON holds; ``ROUTING``: those of a query."""
+"""Fields of a spec that JSON holds; ``SCHEMAS``: those that are schemas, and ``ROUTING``: those of a query."""
+SCHEMAS = ("columns", "event_columns")
 ROUTING = ("shards", "host", "route")
 INSTEAD = dict.fromkeys(
     ("DeduplicateWithinWatermark", "Distinct"),
@@ -231,8 +232,7 @@ def with_query(results: DataFrame, query: Query) -> DataFrame:
     spec = query.spec
     said = {
         "fingerprint": spec.fingerprint(),
-        "columns": _as_text(spec.columns),
-        "event_columns": _as_text(spec.event_columns),
+        **{name: schema_text(getattr(spec, name)) for name in SCHEMAS},
         "evidence": None if spec.evidence is None else asdict(spec.evidence),
         **{name: getattr(spec, name) for name in AS_IT_IS},
         **{name: getattr(query, name) for name in ROUTING},
@@ -255,14 +255,6 @@ def queries_of(outcomes: DataFrame) -> list[Query]:
     return found
 
 
-def _as_text(columns: pa.Schema | None) -> str | None:
-    return None if columns is None else base64.b64encode(columns.serialize()).decode()
-
-
-def _from_text(columns: str | None) -> pa.Schema | None:
-    return None if columns is None else pa.ipc.read_schema(pa.py_buffer(base64.b64decode(columns)))
-
-
 def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
@@ -270,8 +262,7 @@ def _tuples(value: Any) -> Any:
 def _query(said: dict[str, Any]) -> Query:
     spec = replace(
         spec_of(said["fingerprint"]),
-        columns=_from_text(said["columns"]),
-        event_columns=_from_text(said["event_columns"]),
+        **{name: said[name] and schema_of(said[name]) for name in SCHEMAS},
         evidence=None if said["evidence"] is None else Evidence(**said["evidence"]),
         **{name: _tuples(said[name]) for name in AS_IT_IS},
     )
