@@ -13,7 +13,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_purgatory.job.job_config import JobConfig
 from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
 from spark_purgatory.spark.checkpoint.start_check import settings_to_start
-from spark_purgatory.spark.operator.inputs import Field
+from spark_purgatory.spark.operator.inputs import field_of
+from spark_purgatory.spark.operator.key_types import key_text
 from spark_purgatory.spark.sink.record_accumulator import trigger_of
 from spark_purgatory.spark.storage.checkpoint_files import check_files
 from spark_purgatory.spark.storage.spark_access import settings_at_start
@@ -37,6 +38,6 @@ def start(spark: SparkSession, outcomes: DataFrame, config: JobConfig) -> Stream
 
 def records_of(outcomes: DataFrame, id_column: str) -> DataFrame:
     """The records of outcomes, streaming or not."""
-    key = Field.of(outcomes, id_column, "operations.id").text()
+    key = key_text(*field_of(outcomes, id_column, "operations.id"))
     value = F.to_json(F.struct("*"), AS_JSON)
     return outcomes.select(key.alias("key"), value.alias("value"))

@@ -6,13 +6,12 @@ clock, and looks at what came out. A step takes milliseconds, and nothing in it 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
-from pyspark.sql import types as T
 
 from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.core.arrays.times import END_OF_TIME_MS
@@ -21,26 +20,17 @@ from spark_purgatory.core.engine.outcomes import evidence_fields
 from spark_purgatory.core.engine.waiting import WAITING_FIELDS, Waiting, waiting_fields
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.criteria import ByRow
-from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.payload_schema import conform
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS
 from spark_purgatory.spark.host.calls import counts_of
 from spark_purgatory.spark.host.exchange import outcome_columns
-from spark_purgatory.spark.operator.evidence import carried_schema
-from spark_purgatory.spark.operator.field_types import (
-    InputTypes,
-    completion_types,
-    number_of,
-    operation_types,
-)
-from spark_purgatory.spark.operator.key_types import check_compared, kept_texts
-from spark_purgatory.spark.operator.payload import arrow_schema, columns_of
-from spark_purgatory.spark.operator.purgatory import check_quorum, engine_spec, is_broadcast, outcome_schema
-from spark_purgatory.testing.tester_inputs import events_table, operations_table
+from spark_purgatory.spark.operator.field_types import check_value_is_named
+from spark_purgatory.spark.operator.payload import arrow_schema
+from spark_purgatory.spark.operator.purgatory import Plan, plan_of
+from spark_purgatory.testing.tester_inputs import events_table, kind_of, operations_table
 from spark_purgatory.testing.tester_rows import RowReader, Rows, Schema
-from spark_purgatory.testing.tester_types import check_operations, check_time, kind_of
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHARDS = 1
@@ -58,18 +48,11 @@ class Given(NamedTuple):
     watermark_ms: int
 
 
-class Known(NamedTuple):
-    """What the columns of both inputs say; of completions that have not come, nothing."""
-
-    operations: InputTypes
-    spec: EngineSpec
-
-
 class TesterState(NamedTuple):
     """How far a tester has come. A step makes a new one, so that a step that raises changes nothing."""
 
     watermark_ms: int = 0
-    known: Known | None = None
+    plan: Plan | None = None
     state: bytes | None = None
     outcomes: tuple[pa.Table, ...] = ()
     given: tuple[Given, ...] = ()
@@ -132,7 +115,7 @@ class PurgatoryTester:
         self._completions = RowReader("completions", completions_schema)
         self._now = TesterState()
         if operations_schema is not None:
-            self._now = TesterState(known=self._learn())
+            self._now = TesterState(plan=self._learn())
 
     def step(
         self, operations: Rows = (), completions: Rows = (), watermark: datetime | None = None
@@ -199,7 +182,8 @@ class PurgatoryTester:
     @property
     def outcomes_table(self) -> pa.Table:
         """All outcomes so far, with the types that Spark gives them."""
-        return pa.concat_tables([self._outcome_schema().empty_table(), *self._now.outcomes])
+        nothing = pa.table({}) if self._now.plan is None else self._outcome_table(self._now.plan, [])
+        return pa.concat_tables([nothing, *self._now.outcomes])
 
     @property
     def pending(self) -> list[dict[str, Any]]:
@@ -216,14 +200,14 @@ class PurgatoryTester:
             ConfigError: The operations have a column of the name of an added one.
         """
         columns = pa.schema([]) if self._operations.schema is None else arrow_schema(self._operations.schema)
-        fields = WAITING_FIELDS if self._now.known is None else waiting_fields(self._now.known.spec)
+        fields = WAITING_FIELDS if self._now.plan is None else waiting_fields(self._now.plan.spec)
         added = [field.with_name(prefix + field.name) for field in fields]
         if clash := [field.name for field in added if field.name in columns.names]:
             raise ConfigError(f"the operations have a column {', '.join(clash)}: use pending_table(prefix='waits_')")
         schema = pa.schema([*columns, *added])
-        if self._now.state is None or self._now.known is None:
+        if self._now.state is None or self._now.plan is None:
             return schema.empty_table()
-        engine = restore(self._now.known.spec, self._now.state, SHARDS)
+        engine = restore(self._now.plan.spec, self._now.state, SHARDS)
         if not engine.pending:
             return schema.empty_table()
         waiting = Waiting(engine, self._now.watermark_ms * 1000 if self._now.watermark_ms > 0 else None)
@@ -237,10 +221,9 @@ class PurgatoryTester:
 
         0 before the first operation.
         """
-        if self._now.state is None or self._now.known is None:
+        if self._now.state is None or self._now.plan is None:
             return dict.fromkeys(COUNTED, 0)
-        tally = restore(self._now.known.spec, self._now.state, SHARDS).outcomes.tally
-        counts = counts_of(tally)
+        counts = counts_of(restore(self._now.plan.spec, self._now.state, SHARDS).outcomes.tally)
         return {name: counts[name] for name in COUNTED}
 
     # --- the steps --------------------------------------------------------------------------------
@@ -274,15 +257,15 @@ class PurgatoryTester:
                 option = f"orphans={self.purgatory.orphans!r}"
                 raise ConfigError(f"{option}: ORPHAN rows have the operations' columns, give operations_schema=")
             return now._replace(watermark_ms=given.watermark_ms, given=(*now.given, given))
-        known = self._learn()
-        if now.known is None or now.known.spec != known.spec:
-            now = self._made_anew(known)
+        plan = self._learn()
+        if now.plan is None or now.plan.spec != plan.spec:
+            now = self._made_anew(plan)
         now = self._run(now, given)
         return now._replace(given=(*now.given, given) if self._completions.schema is None else ())
 
-    def _made_anew(self, known: Known) -> TesterState:
+    def _made_anew(self, plan: Plan) -> TesterState:
         """The steps so far once more, now that more is known of the columns."""
-        now = TesterState(known=known, given=self._now.given)
+        now = TesterState(plan=plan, given=self._now.given)
         for given in now.given:
             now = self._run(now, given)
         if now.outcomes != self._now.outcomes:
@@ -293,71 +276,40 @@ class PurgatoryTester:
         return now
 
     def _run(self, now: TesterState, given: Given) -> TesterState:
-        assert now.known is not None and self._operations.schema is not None, "bug: the operations' columns are unknown"
-        spec, operations, events = now.known.spec, None, None
+        assert now.plan is not None, "bug: the operations' columns are unknown"
+        spec, operations, events = now.plan.spec, None, None
+        assert spec.columns is not None, "bug: a plan has columns"
         engine = EventTimePurgatory(spec) if now.state is None else restore(spec, now.state, SHARDS)
         if given.operations is not None and len(given.operations):
-            schema = self._operations.schema
-            table = operations_table(given.operations, schema, self.purgatory, now.known.operations)
+            table = operations_table(given.operations, self.purgatory, now.plan.operations, spec.columns)
             operations = read_operations(table, spec)
         if given.completions is not None and len(given.completions):
             table = events_table(given.completions, self.purgatory, spec.number, spec.event_columns)
             events = read_events(table, spec.criterion, spec.whole_operations)
-        outcomes = self._outcome_table(spec, engine.step(operations, events, given.watermark_ms))
+        outcomes = self._outcome_table(now.plan, engine.step(operations, events, given.watermark_ms))
         found = (*now.outcomes, outcomes) if len(outcomes) else now.outcomes
         return now._replace(watermark_ms=given.watermark_ms, state=save(engine, SHARDS), outcomes=found)
 
-    def _learn(self) -> Known:
+    def _learn(self) -> Plan:
         """What follows from the columns that are known. Raises ConfigError as `Purgatory.resolve` does."""
         schema, events, options = self._operations.schema, self._completions.schema, self.purgatory
         assert schema is not None, "bug: the operations' columns are unknown"
-        type_of = partial(kind_of, schema)
-        type_of_event = None if events is None else partial(kind_of, events)
-        number = number_of(type_of, type_of_event, options)
-        operations = operation_types(type_of, schema, options, number)
-        check_operations(type_of, options)
-        completions = InputTypes(operations.key_type)
-        if type_of_event is not None:
-            check_time(type_of_event(options.completions.time, "completions.time"), "completions.time")
-            completions = completion_types(type_of_event, options, number)
-        check_compared(operations.types, completions.types)
-        check_quorum(options.criterion, options.operations.keys, operations.several_keys)
-        is_broadcast(options, operations.several_keys)
-        self._outcome_schema()
-        carried = self._carried()
-        spec = replace(
-            engine_spec(options, operations, completions), event_columns=None if carried is None else carried[1]
-        )
-        # Types of event ids are not known before completions come.
-        texts = kept_texts(operations.types)
-        return Known(operations, replace(spec, columns=columns_of(schema, case_sensitive=False), texts=texts))
-
-    def _outcome_schema(self) -> pa.Schema:
-        if self._operations.schema is None:
-            return pa.schema([])
-        carried = self._carried()
-        types = None if carried is None else carried[0]
-        return arrow_schema(outcome_schema(self.purgatory, self._operations.schema, types))
-
-    def _carried(self) -> tuple[T.StructType, pa.Schema] | None:
-        """What outcomes carry of events, None where they carry none."""
-        if not self.purgatory.evidence_columns:
-            return None
-        schema = self._completions.schema
-        if schema is None:
+        if events is None and options.evidence_columns:
             raise ConfigError(
                 "completions.columns and evidence= give outcomes columns of the completions, and no completion has "
-                "come that says their types: give completions_schema=, a pyarrow schema or the schema of a DataFrame"
+                "come that says their types: give completions_schema=, a pyarrow schema or a DataFrame's schema"
             )
-        return carried_schema(self.purgatory, schema.names, partial(kind_of, schema), case_sensitive=False)
+        type_of_event = None if events is None else partial(kind_of, events)
+        return plan_of(options, partial(kind_of, schema), schema, type_of_event, [] if events is None else events.names)
 
-    def _outcome_table(self, spec: EngineSpec, batches: list[pa.RecordBatch]) -> pa.Table:
-        schema, evidence, orphans = self._outcome_schema(), evidence_fields(spec), self.purgatory.orphans != "none"
-        given = [outcome_columns(batch, schema, evidence, orphans) for batch in batches]
+    def _outcome_table(self, plan: Plan, batches: Sequence[pa.RecordBatch]) -> pa.Table:
+        """Outcomes as a query gives them, without the columns that it leaves out."""
+        schema, evidence = arrow_schema(plan.schema), evidence_fields(plan.spec)
+        given = [outcome_columns(batch, schema, evidence, self.purgatory.orphans != "none") for batch in batches]
         tables = [pa.Table.from_arrays(columns, schema=schema) for columns in given]
-        exclude = {name.lower() for name in self.purgatory.operations.names_of("exclude")}
-        kept = [name for name in schema.names if name.lower() not in exclude]
-        return pa.concat_tables([schema.empty_table(), *tables]).select(kept)
+        return pa.concat_tables([schema.empty_table(), *tables]).drop_columns(
+            self.purgatory.operations.names_of("exclude")
+        )
 
 
 def _dicts(table: pa.Table) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ the same, and refuse the same types in the same words.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 from pyspark.sql import types as T
@@ -33,15 +33,15 @@ TypeOf = Callable[[Any, str], T.DataType]
 
 @dataclass(frozen=True)
 class InputTypes:
-    """What the engine must know of an input's columns before the first row."""
+    """What the engine must know of the operations' columns before the first row."""
 
     key_type: T.DataType
-    several_keys: bool = False
-    keyed_by_id: bool = False
-    roles: tuple[tuple[str, int], ...] = ()
-    types: FieldTypes = field(default_factory=dict)
+    several_keys: bool
+    keyed_by_id: bool
+    roles: tuple[tuple[str, int], ...]
+    types: FieldTypes
     """Types of what is compared with the other input, by the name of the field."""
-    number: str = DOUBLE
+    number: str
 
 
 def operation_types(type_of: TypeOf, schema: T.StructType, options: PurgatoryOptions, number: str) -> InputTypes:
@@ -56,6 +56,14 @@ def operation_types(type_of: TypeOf, schema: T.StructType, options: PurgatoryOpt
         if criterion.levels is not None:
             types[LEVEL_KEYS] = level_key_type(type_of(criterion.levels, "criterion.levels"), criterion.levels)
             check_compared(types, {})
+        for label, need in needs_of(criterion).items():
+            type_of(need, label)
+    times = {"operations.created": config.created, "operations.deadline": config.deadline}
+    for label, name in times.items():
+        if name is not None:
+            check_time(type_of(name, label), label)
+    if config.timeout_column is not None:
+        check_timeout(_timeout_type(type_of, config.timeout_column), config.timeout_unit)
     same = isinstance(config.id, str) and isinstance(config.keys, str) and config.id == config.keys
     return InputTypes(
         key_type=types["operations.keys"],
@@ -67,20 +75,22 @@ def operation_types(type_of: TypeOf, schema: T.StructType, options: PurgatoryOpt
     )
 
 
-def completion_types(type_of: TypeOf, options: PurgatoryOptions, number: str) -> InputTypes:
-    """Return what the engine must know of the events; ``number``: of `number_of`."""
-    config = options.completions
+def completion_types(type_of: TypeOf, options: PurgatoryOptions) -> FieldTypes:
+    """Return the types of what the events are compared by, by the name of the field."""
+    config, criterion = options.completions, options.criterion
     named = {"key": config.key, "operation_id": config.operation_id, "event_id": config.event_id}
     labels = {f"completions.{name}": value for name, value in named.items() if value is not None}
     types = {label: type_of(value, label) for label, value in labels.items()}
     for label, kind in types.items():
         check_key_type(kind, label)
     types |= _scope_type(type_of, options, "completions")
+    check_time(type_of(config.time, "completions.time"), "completions.time")
+    check_value_is_named(config.value, criterion)
     if reads_value(options):
         check_value(type_of(config.value, "completions.value"))
     if config.kind is not None:
         check_words(type_of(config.kind, "completions.kind"), "completions.kind", ", ".join(KINDS))
-    return InputTypes(types["completions.key"], types=types, number=number)
+    return types
 
 
 def number_of(operations: TypeOf, completions: TypeOf | None, options: PurgatoryOptions) -> str:
@@ -155,6 +165,23 @@ def level_key_type(kind: T.DataType, levels: str) -> T.DataType:
         )
     check_key_type(kind.keyType, LEVEL_KEYS)
     return kind.keyType
+
+
+def check_time(kind: T.DataType, field: str) -> None:
+    """Raise ConfigError unless a column has timestamps; the session's zone places timestamp_ntz and dates."""
+    if not isinstance(kind, (T.TimestampType, T.TimestampNTZType, T.DateType)):
+        raise ConfigError(
+            f"{field} is {kind.simpleString()}, not a timestamp: make it one, with to_timestamp(...) of a text, "
+            "timestamp_millis(...) or timestamp_seconds(...) of a number"
+        )
+
+
+def _timeout_type(type_of: TypeOf, timeout: ColumnLike) -> T.DataType:
+    """The type of the column that ``timeout`` names; where there is none, the error says why it is no duration."""
+    try:
+        return type_of(timeout, "operations.timeout")
+    except ConfigError as error:
+        raise ConfigError(f'{error}; nor is it a duration, such as "30 minutes"') from None
 
 
 def check_timeout(kind: T.DataType, unit: str | None) -> None:

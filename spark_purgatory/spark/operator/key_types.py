@@ -103,9 +103,8 @@ def is_binary_collation(kind: T.StringType) -> bool:
     return kind.collation == T.StringType().collation
 
 
-def key_text(column: Column, kind: T.DataType, field: str) -> Column:
-    """A key or id as text (binary stays binary). Raises ConfigError where values have more than one text."""
-    check_key_type(kind, field)
+def key_text(column: Column, kind: T.DataType) -> Column:
+    """A key or id as text (binary stays binary), of a type that `check_key_type` takes."""
     if isinstance(kind, (T.StringType, T.BinaryType)):
         return column
     if isinstance(kind, T.TimestampType):
@@ -123,14 +122,6 @@ def text_of(kind: T.DataType) -> str:
     if isinstance(kind, T.IntegralType):
         return "bigint"
     return f"decimal(38,{kind.scale})" if isinstance(kind, T.DecimalType) else kind.simpleString()
-
-
-def array_text(column: Column, kind: T.DataType, field: str) -> Column:
-    """An array of keys as an array of their texts; ``kind`` is the elements' type."""
-    check_key_type(kind, field)
-    if isinstance(kind, (T.StringType, T.BinaryType)):
-        return column
-    return F.transform(column, lambda key: key_text(key, kind, field))
 
 
 def _date_text(column: Column) -> Column:

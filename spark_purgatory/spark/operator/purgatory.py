@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import date, datetime
 
 import pyarrow as pa
@@ -27,16 +27,9 @@ from spark_purgatory.spark.host.calls import RESULT_DDL, Broadcast
 from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, by_shard, exchanged, packer, unpacker
 from spark_purgatory.spark.host.requirements import check_blob_host, check_local_workers, check_log_host
 from spark_purgatory.spark.operator.event_times import instant_ms
-from spark_purgatory.spark.operator.evidence import carried_columns, carried_schema, event_fields, evidence_of
-from spark_purgatory.spark.operator.field_types import InputTypes, number_of
-from spark_purgatory.spark.operator.inputs import (
-    Fields,
-    Input,
-    events_input,
-    key_prefix,
-    operations_input,
-    payload_sources,
-)
+from spark_purgatory.spark.operator.evidence import carried_schema, event_fields, evidence_of
+from spark_purgatory.spark.operator.field_types import InputTypes, TypeOf, completion_types, number_of, operation_types
+from spark_purgatory.spark.operator.inputs import Fields, events_input, key_prefix, operations_input, payload_sources
 from spark_purgatory.spark.operator.key_types import check_compared, kept_texts
 from spark_purgatory.spark.operator.payload import arrow_schema, columns_of, with_nullable_voids
 from spark_purgatory.spark.operator.query_watch import warn_inside_foreach_batch, watch
@@ -77,34 +70,6 @@ def is_broadcast(options: PurgatoryOptions, several_keys: bool) -> bool:
     return broadcast
 
 
-def engine_spec(options: PurgatoryOptions, operations: InputTypes, completions: InputTypes) -> EngineSpec:
-    """Return what the engine of each shard does, but for the names of the payload's columns."""
-    return EngineSpec(
-        criterion=options.criterion,
-        final=options.emit == "final",
-        lookback_us=options.us_of("lookback"),
-        tick_ms=options.ms_of("tick"),
-        operation_ids=options.completions.operation_id is not None,
-        whole_operations=options.completions.operation_id is not None
-        and (operations.several_keys or options.scope is not None),
-        event_ids=options.completions.event_id is not None,
-        orphans=options.orphans,
-        control_events=options.completions.kind is not None,
-        number=operations.number,
-        key_prefix=0 if options.scope is None else key_prefix(operations.key_type),
-        id_prefix=0 if options.scope is None else key_prefix(operations.types["operations.id"]),
-        identity_width=1 if operations.keyed_by_id else 2,
-        roles=operations.roles,
-        sources=payload_sources(options.operations, options.scope),
-        texts=kept_texts(operations.types, completions.types),
-        removed_columns=options.operations.names_of("removed_columns"),
-        deadline_is_sum=options.operations.deadline is None,
-        evidence=evidence_of(options),
-        max_pending=options.max_pending_per_shard,
-        max_state_bytes=options.bytes_of("max_state_bytes_per_shard"),
-    )
-
-
 def outcome_schema(options: PurgatoryOptions, operations: T.StructType, carried: T.StructType | None) -> T.StructType:
     """The operations' columns and the outcome's; ``carried``: what it carries of events.
 
@@ -125,6 +90,71 @@ def outcome_schema(options: PurgatoryOptions, operations: T.StructType, carried:
     if options.orphans != "none":
         fields = [T.StructField(field.name, field.dataType, True, field.metadata) for field in fields]
     return with_nullable_voids(T.StructType([*fields, *renamed]))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What follows from the types of both inputs' columns."""
+
+    operations: InputTypes
+    spec: EngineSpec
+    """What the engine of each shard does."""
+    schema: T.StructType
+    """The columns of the outcomes."""
+    is_broadcast: bool
+
+
+def plan_of(
+    options: PurgatoryOptions,
+    type_of: TypeOf,
+    schema: T.StructType,
+    type_of_event: TypeOf | None,
+    event_names: Sequence[str],
+    case_sensitive: bool = False,
+) -> Plan:
+    """Return what follows from the columns: ``schema`` of the operations, ``event_names`` of the completions.
+
+    Without ``type_of_event`` nothing is known of the completions. Raises ConfigError for columns that do not fit.
+    """
+    columns, event_columns, carried = columns_of(schema, case_sensitive), None, None
+    if type_of_event is not None:
+        carried, event_columns = carried_schema(options, event_names, type_of_event, case_sensitive) or (None, None)
+    outcomes = outcome_schema(options, schema, carried)
+    for name in set(options.operations.names_of("exclude")) - set(schema.names):
+        raise not_a_column("operations.exclude", name, schema.names)
+    number = number_of(type_of, type_of_event, options)
+    operations = operation_types(type_of, schema, options, number)
+    completions = None if type_of_event is None else completion_types(type_of_event, options)
+    check_compared(operations.types, completions or {})
+    several, has_scope, names_ids = operations.several_keys, options.scope is not None, options.completions.operation_id
+    check_quorum(options.criterion, options.operations.keys, several)
+    spec = EngineSpec(
+        criterion=options.criterion,
+        final=options.emit == "final",
+        lookback_us=options.us_of("lookback"),
+        tick_ms=options.ms_of("tick"),
+        operation_ids=names_ids is not None,
+        whole_operations=names_ids is not None and (several or has_scope),
+        event_ids=options.completions.event_id is not None,
+        orphans=options.orphans,
+        control_events=options.completions.kind is not None,
+        number=number,
+        key_prefix=key_prefix(operations.key_type) if has_scope else 0,
+        id_prefix=key_prefix(operations.types["operations.id"]) if has_scope else 0,
+        identity_width=1 if operations.keyed_by_id else 2,
+        roles=operations.roles,
+        columns=columns,
+        case_sensitive=case_sensitive,
+        event_columns=event_columns,
+        sources=payload_sources(options.operations, options.scope),
+        texts=kept_texts(operations.types, completions or {}),
+        removed_columns=options.operations.names_of("removed_columns"),
+        deadline_is_sum=options.operations.deadline is None,
+        evidence=evidence_of(options),
+        max_pending=options.max_pending_per_shard,
+        max_state_bytes=options.bytes_of("max_state_bytes_per_shard"),
+    )
+    return Plan(operations, spec, outcomes, is_broadcast(options, several))
 
 
 def added_rejections() -> Column:
@@ -261,39 +291,29 @@ class Purgatory(PurgatoryOptions):
         else:
             warn_inside_foreach_batch()
         case_sensitive = operations.sparkSession.conf.get("spark.sql.caseSensitive") in ("true", "TRUE")
-        columns = columns_of(operations.schema, case_sensitive)
-        given, events = Fields(operations), Fields(completions)
-        carried = carried_schema(self, completions.columns, events.type_of, case_sensitive)
-        carried_types, event_columns = carried or (None, None)
-        schema = outcome_schema(self, operations.schema, carried_types)
-        exclude = self.operations.names_of("exclude")
-        for name in set(exclude) - set(operations.columns):
-            raise not_a_column("operations.exclude", name, operations.columns)
-        number = number_of(given.type_of, events.type_of, self)
+        given, events = Fields(operations, self), Fields(completions, self)
+        plan = plan_of(self, given.type_of, operations.schema, events.type_of, completions.columns, case_sensitive)
+        spec, schema, several_keys = plan.spec, plan.schema, plan.operations.several_keys
         if operations.isStreaming:
             watch(self, operations)
-        left = operations_input(given, self, number, heartbeats)
-        right = events_input(events, self, number, carried_columns(self, completions.columns), heartbeats)
-        check_compared(left.types, right.types)
-        check_quorum(self.criterion, self.operations.keys, left.several_keys)
+        left = operations_input(given, plan.operations, heartbeats)
+        right = events_input(events, spec.number, heartbeats)
         check_local_workers(operations.sparkSession)
-        broadcast = is_broadcast(self, left.several_keys)
-        sent = Broadcast(self.shards or 1, self.bytes_of("max_broadcast_bytes")) if broadcast else None
-        packed = self._pack(left, OPERATIONS, columns).unionByName(self._pack(right, EVENTS, event_columns, broadcast))
-        spec = replace(
-            engine_spec(self, left, right), columns=columns, case_sensitive=case_sensitive, event_columns=event_columns
-        )
+        sent = Broadcast(self.shards or 1, self.bytes_of("max_broadcast_bytes")) if plan.is_broadcast else None
+        packed = self._pack(left, OPERATIONS, spec.columns, False)
+        packed = packed.unionByName(self._pack(right, EVENTS, spec.event_columns, plan.is_broadcast))
+        exclude = self.operations.names_of("exclude")
         unpack = unpacker(arrow_schema(schema), evidence_fields(spec), self.orphans != "none")
         if operations.isStreaming:
-            route = "scope" if self.scope is not None else "id" if left.several_keys else "key"
+            route = "scope" if self.scope is not None else "id" if several_keys else "key"
             results = with_query(self._stream(packed, spec, sent), Query(spec, self.shards, self.host, route))
             return results.mapInArrow(unpack, schema).drop(*exclude)
         as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
         decided = batch_function(spec, as_of_ms, sent)
         return packed.groupBy("shard").applyInPandas(decided, RESULT_DDL).mapInArrow(unpack, schema).drop(*exclude)
 
-    def _pack(self, side: Input, number: int, columns: pa.Schema | None = None, broadcast: bool = False) -> DataFrame:
-        return exchanged(side.frame, packer(number, self.shards, broadcast, columns), self.shards)
+    def _pack(self, rows: DataFrame, side: int, columns: pa.Schema | None, broadcast: bool) -> DataFrame:
+        return exchanged(rows, packer(side, self.shards, broadcast, columns), self.shards)
 
     def _clock_delay_ms(self) -> int:
         """How far the clock is behind Spark's watermark: the outcomes of another purgatory have no watermark of their
