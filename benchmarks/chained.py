@@ -45,7 +45,7 @@ from spark_purgatory.spark.host.exchange import (
     unpacker,
 )
 from spark_purgatory.spark.host.worker import prepare_worker
-from spark_purgatory.spark.operator.field_types import operation_types
+from spark_purgatory.spark.operator.field_types import payload_roles
 from spark_purgatory.spark.operator.inputs import Fields, events_input, operations_input
 from spark_purgatory.spark.operator.payload import arrow_schema
 from spark_purgatory.spark.operator.purgatory import OUTCOME
@@ -89,21 +89,16 @@ def by_shard(operations: DataFrame, events: DataFrame) -> DataFrame:
     """Outcomes, with a group for every shard of keys."""
     single = operations.select("op", F.explode("keys").alias("key"), "created", "deadline")
     options = options_for("key")
-    left, roles = _operations(single, options)
+    spec = EngineSpec(
+        criteria.any_key(), identity_width=2, control_events=False, roles=payload_roles(single.schema, options)
+    )
+    left = operations_input(Fields(single, options), spec, several=False)
     right = events_input(Fields(events.select("key", "time"), options), DOUBLE)
     packed = _packed(left, OPERATIONS).unionByName(_packed(right, EVENTS))
-    spec = EngineSpec(criteria.any_key(), identity_width=2, control_events=False, roles=roles)
     groups = exchange.by_shard(packed)
     blobs = groups.transformWithStateInPandas(WatchersOfShard(spec), "blob binary", "Append", "EventTime")
     notices = blobs.mapInArrow(unpacker(NOTICES), NOTICE_DDL)
     return _resolved(operations, notices)
-
-
-def _operations(rows: DataFrame, options: PurgatoryOptions) -> tuple[DataFrame, tuple[tuple[str, int], ...]]:
-    """(the engine's columns, which of them are columns of the operations)."""
-    fields = Fields(rows, options)
-    types = operation_types(fields.type_of, rows.schema, options, DOUBLE)
-    return operations_input(fields, types), types.roles
 
 
 def _packed(rows: DataFrame, side: int) -> DataFrame:
@@ -112,7 +107,10 @@ def _packed(rows: DataFrame, side: int) -> DataFrame:
 
 def _resolved(operations: DataFrame, notices: DataFrame) -> DataFrame:
     """Operations by the shard of their id, and the notices that are for them."""
-    left, roles = _operations(operations, options_for("keys"))
+    options = options_for("keys")
+    roles = payload_roles(operations.schema, options)
+    spec = EngineSpec(criteria.all_keys(), control_events=False, roles=roles)
+    left = operations_input(Fields(operations, options), spec, several=True)
     right = notices.select(
         "key",
         F.xxhash64("key").alias("key_hash"),
@@ -121,7 +119,6 @@ def _resolved(operations: DataFrame, notices: DataFrame) -> DataFrame:
         F.timestamp_micros("time_us").alias("guarded"),
     )
     packed = _packed(left, OPERATIONS).unionByName(_packed(right, EVENTS))
-    spec = EngineSpec(criteria.all_keys(), control_events=False, roles=roles)
     decided = blob_hosted(exchange.by_shard(packed), stream_function(spec, SHARDS))
     results = decided.observe(COUNTED, *(F.sum(name).alias(name) for name in COUNTERS))
     added = OUTCOME.fields

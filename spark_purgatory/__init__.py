@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from spark_purgatory.spark.checkpoint.start_check import check_checkpoint
     from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS
     from spark_purgatory.spark.monitoring.monitor import monitor
-    from spark_purgatory.spark.move.export_state import export_state
     from spark_purgatory.spark.move.move import move_checkpoint
+    from spark_purgatory.spark.move.tables import export_state
     from spark_purgatory.spark.operator.purgatory import Purgatory
     from spark_purgatory.spark.sink.accumulator_query import AccumulatorQuery
     from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
@@ -52,7 +52,7 @@ _MODULES = {
     "Purgatory": "spark.operator.purgatory",
     "RecordAccumulator": "spark.sink.record_accumulator",
     "check_checkpoint": "spark.checkpoint.start_check",
-    "export_state": "spark.move.export_state",
+    "export_state": "spark.move.tables",
     "gauges": "spark.checkpoint.gauges",
     "monitor": "spark.monitoring.monitor",
     "move_checkpoint": "spark.move.move",

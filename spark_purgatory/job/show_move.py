@@ -15,8 +15,8 @@ from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.reading import guarded_reading
 from spark_purgatory.job.session import build_session, reading_session
 from spark_purgatory.job.sources import outcomes_of
-from spark_purgatory.spark.move.export_state import export_state
 from spark_purgatory.spark.move.move import move_checkpoint
+from spark_purgatory.spark.move.tables import export_state
 from spark_purgatory.terminal import at_work, say
 
 

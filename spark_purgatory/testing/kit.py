@@ -24,7 +24,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_purgatory.config.options import watermark_ms
+from spark_purgatory.config import Completions, Operations, watermark_ms
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import ORPHAN_COLUMNS, OUTCOME_COLUMNS
 from spark_purgatory.spark.checkpoint.start_check import settings_to_start
@@ -75,9 +75,7 @@ def assert_stream_equals_batch(
     """
     if purgatory.emit == "early":
         _check_early(purgatory, operations)
-    streamed, watermark_us = stream_outcomes(
-        purgatory, operations, completions, folder, seed=seed, batches=batches, restarts=restarts
-    )
+    streamed, watermark_us = stream_outcomes(purgatory, operations, completions, folder, seed, batches, restarts)
     # A stream of no rows has its watermark at 0, where `as_of` cannot be.
     as_of = operations.sparkSession.range(1).select(F.timestamp_micros(F.lit(max(watermark_us, 1000))).alias("t"))
     decided = purgatory.resolve(operations, completions, as_of=as_of.collect()[0]["t"])
@@ -111,25 +109,15 @@ def stream_outcomes(
     """
     rng, folder = random.Random(seed), Path(folder)
     sides = {"created": operations, "time": completions}
+    configs: dict[str, Operations | Completions] = {"created": purgatory.operations, "time": purgatory.completions}
     tables = {field: frame.toArrow() for field, frame in sides.items()}
-    times = {
-        "created": _times_us(operations, field_column(operations, purgatory.operations.created, "operations.created")),
-        "time": _times_us(completions, field_column(completions, purgatory.completions.time, "completions.time")),
-    }
-    delays_us = {
-        "created": watermark_ms(purgatory.operations) * 1000,
-        "time": watermark_ms(purgatory.completions) * 1000,
-    }
-    rows = {field: [{field: us, "row": i} for i, us in enumerate(column)] for field, column in times.items()}
-    plan = splits(
-        rng,
-        rows["created"],
-        rows["time"],
-        batches,
-        operations_delay_us=delays_us["created"],
-        events_delay_us=delays_us["time"],
-        lookback_us=purgatory.us_of("lookback"),
-    )[:-3]
+    delays_us = {field: watermark_ms(config) * 1000 for field, config in configs.items()}
+    created, times = (
+        [{field: us, "row": i} for i, us in enumerate(_times_us(frame, configs[field], field))]
+        for field, frame in sides.items()
+    )
+    delays = {"operations_delay_us": delays_us["created"], "events_delay_us": delays_us["time"]}
+    plan = splits(rng, created, times, batches, **delays, lookback_us=purgatory.us_of("lookback"))[:-3]
     # After a restart Spark's watermark does not move until both inputs have rows again.
     rests = [(number, plan[number:]) for number in range(1, len(plan))]
     heard = [n for n, rest in rests if any(batch.operations for batch in rest) and any(batch.events for batch in rest)]
@@ -232,22 +220,20 @@ def _check_early(purgatory: Purgatory, operations: DataFrame) -> None:
             f"emit='early' and completions.kind={purgatory.completions.kind!r}: with control events the statuses "
             "depend on the order of arrival; test with emit='final', or without completions.kind"
         )
-    fields: dict[str, Any] = {"operations.id": purgatory.operations.id, "operations.keys": purgatory.operations.keys}
-    if isinstance(fields["operations.keys"], (list, tuple)):
-        del fields["operations.keys"]
-    if purgatory.scope is not None:
-        fields["scope"] = purgatory.scope
-    identity = [field_column(operations, value, field).alias(field) for field, value in fields.items()]
-    again = operations.select(*identity).groupBy(*(f"`{field}`" for field in fields)).count().where("count > 1")
-    repeated = again.count()
-    if repeated:
+    fields: dict[str, Any] = {"operations.id": purgatory.operations.id, "scope": purgatory.scope}
+    if not isinstance(purgatory.operations.keys, (list, tuple)):
+        fields["operations.keys"] = purgatory.operations.keys
+    named = {field: value for field, value in fields.items() if value is not None}
+    identity = [field_column(operations, value, field).alias(field) for field, value in named.items()]
+    if repeated := operations.groupBy(*identity).count().where("count > 1").count():
         raise ConfigError(
             f"emit='early' and {repeated} of operations.id are on several rows: which of them is DUPLICATE depends on "
             "the order of arrival; test with emit='final', or with each id on one row"
         )
 
 
-def _times_us(frame: DataFrame, time: Column) -> list[int | None]:
+def _times_us(frame: DataFrame, config: Operations | Completions, field: str) -> list[int | None]:
+    time = field_column(frame, getattr(config, field), f"{type(config).__name__.lower()}.{field}")
     return frame.select(F.unix_micros(time.cast(T.TimestampType())).alias("us")).toArrow()["us"].to_pylist()
 
 

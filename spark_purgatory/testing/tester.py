@@ -28,7 +28,7 @@ from spark_purgatory.spark.host.calls import counts_of
 from spark_purgatory.spark.host.exchange import outcome_columns
 from spark_purgatory.spark.operator.field_types import check_value_is_named
 from spark_purgatory.spark.operator.payload import arrow_schema
-from spark_purgatory.spark.operator.purgatory import Plan, plan_of
+from spark_purgatory.spark.operator.purgatory import Plan, plan_for
 from spark_purgatory.testing.tester_inputs import events_table, kind_of, operations_table
 from spark_purgatory.testing.tester_rows import RowReader, Rows, Schema
 
@@ -278,13 +278,12 @@ class PurgatoryTester:
     def _run(self, now: TesterState, given: Given) -> TesterState:
         assert now.plan is not None, "bug: the operations' columns are unknown"
         spec, operations, events = now.plan.spec, None, None
-        assert spec.columns is not None, "bug: a plan has columns"
         engine = EventTimePurgatory(spec) if now.state is None else restore(spec, now.state, SHARDS)
         if given.operations is not None and len(given.operations):
-            table = operations_table(given.operations, self.purgatory, now.plan.operations, spec.columns)
+            table = operations_table(given.operations, self.purgatory, spec, now.plan.several_keys)
             operations = read_operations(table, spec)
         if given.completions is not None and len(given.completions):
-            table = events_table(given.completions, self.purgatory, spec.number, spec.event_columns)
+            table = events_table(given.completions, self.purgatory, spec)
             events = read_events(table, spec.criterion, spec.whole_operations)
         outcomes = self._outcome_table(now.plan, engine.step(operations, events, given.watermark_ms))
         found = (*now.outcomes, outcomes) if len(outcomes) else now.outcomes
@@ -300,7 +299,7 @@ class PurgatoryTester:
                 "come that says their types: give completions_schema=, a pyarrow schema or a DataFrame's schema"
             )
         type_of_event = None if events is None else partial(kind_of, events)
-        return plan_of(options, partial(kind_of, schema), schema, type_of_event, [] if events is None else events.names)
+        return plan_for(options, partial(kind_of, schema), schema, type_of_event, [] if events is None else events.names)
 
     def _outcome_table(self, plan: Plan, batches: Sequence[pa.RecordBatch]) -> pa.Table:
         """Outcomes as a query gives them, without the columns that it leaves out."""

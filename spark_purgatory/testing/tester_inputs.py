@@ -18,11 +18,12 @@ from spark_purgatory.core.arrays.numbers import DOUBLE, scale_of
 from spark_purgatory.core.arrays.sorted_runs import Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US
 from spark_purgatory.core.arrays.value_column import as_bytes, hash_keys
+from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.payload_schema import conform, sent
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.engine_columns import EngineColumns
 from spark_purgatory.spark.operator.evidence import carried_columns
-from spark_purgatory.spark.operator.field_types import InputTypes, keys_of, needs_of
+from spark_purgatory.spark.operator.field_types import keys_of, needs_of
 
 MOST_DIGITS = 38
 TIMES, NEEDS = ("operations.created", "operations.deadline", "completions.time"), ("criterion.need", "criterion.levels")
@@ -53,18 +54,18 @@ def kind_of(schema: T.StructType, value: ColumnLike | None, field: str) -> T.Dat
     return kind
 
 
-def operations_table(table: pa.Table, options: PurgatoryOptions, types: InputTypes, columns: pa.Schema) -> pa.Table:
-    """Operations as the exchange delivers them; ``columns``: as they are kept."""
-    made = TableColumns(table, options).of_operations(types)
-    own = zip(table.columns, sent(columns), strict=True)
+def operations_table(table: pa.Table, options: PurgatoryOptions, spec: EngineSpec, several: bool) -> pa.Table:
+    """Operations as the exchange delivers them; ``several``: whether one may have several keys."""
+    made = TableColumns(table, options).of_operations(spec, several)
+    own = zip(table.columns, sent(spec.columns or ()), strict=True)
     return _delivered(table, made | {field.name: conform(each.combine_chunks(), field.type) for each, field in own})
 
 
-def events_table(table: pa.Table, options: PurgatoryOptions, number: str, carried: pa.Schema | None) -> pa.Table:
-    """Events as the exchange delivers them; ``carried``: what is kept of them for outcomes."""
+def events_table(table: pa.Table, options: PurgatoryOptions, spec: EngineSpec) -> pa.Table:
+    """Events as the exchange delivers them."""
     given = TableColumns(table, options)
-    made = given.of_events(number)
-    named = zip(carried_columns(options, table.column_names).values(), sent(carried or ()), strict=True)
+    made = given.of_events(spec.number)
+    named = zip(carried_columns(options, table.column_names).values(), sent(spec.event_columns or ()), strict=True)
     return _delivered(table, made | {field.name: conform(given.of(name), field.type) for name, field in named})
 
 
@@ -95,14 +96,14 @@ class TableColumns(EngineColumns[pa.Array]):
     def _time_us(self, value: Any, label: str) -> pa.Array:
         return self.of(value).view(pa.int64())
 
-    def _keys(self, types: InputTypes, scope: pa.Array | None) -> pa.Array:
-        raw = self._raw_keys(types)
+    def _keys(self, several: bool, scope: pa.Array | None) -> pa.Array:
+        raw = self._raw_keys(several)
         return _nested_like(raw, _scoped(_texts(_flat(raw)), scope if scope is None else scope.take(_owners(raw))))
 
-    def _raw_keys(self, types: InputTypes) -> pa.Array:
+    def _raw_keys(self, several: bool) -> pa.Array:
         """Keys as they are: a value or a list for each operation."""
         columns = [self.of(name) for name, _ in keys_of(self.options.operations)]
-        if not types.several_keys or len(columns) == 1:
+        if not several or len(columns) == 1:
             return columns[0]
         n, count = len(self._table), len(columns)
         order = np.arange(n * count).reshape(count, -1).T.ravel()
@@ -127,14 +128,14 @@ class TableColumns(EngineColumns[pa.Array]):
         within = [end if end is None or MIN_TIME_US <= end <= MAX_TIME_US else MAX_TIME_US for end in ends]
         return pa.array(within, pa.int64())
 
-    def _needs(self, types: InputTypes) -> dict[str, pa.Array]:
-        raw, nothing, named = self._raw_keys(types), [None] * len(self._table), needs_of(self.options.criterion)
+    def _needs(self, spec: EngineSpec, several: bool) -> dict[str, pa.Array]:
+        raw, nothing, named = self._raw_keys(several), [None] * len(self._table), needs_of(self.options.criterion)
         given = {label: self.of(name).to_pylist() for label, name in named.items()}
         needs, maps = given.get("criterion.need", nothing), given.get("criterion.levels", nothing)
         flat = zip(_owners(raw).to_pylist(), _flat(raw).to_pylist(), strict=True)
         levels = [needs[row] if maps[row] is None else dict(reversed(maps[row])).get(key) for row, key in flat]
         columns = {"need": _doubles(needs), "levels": _nested_like(raw, _doubles(levels))}
-        if (scale := scale_of(types.number)) is not None:
+        if (scale := scale_of(spec.number)) is not None:
             columns["need_up"] = _rounded_up(needs, scale)
             columns["levels_up"] = _nested_like(raw, _rounded_up(levels, scale))
         return columns

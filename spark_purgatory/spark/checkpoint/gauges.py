@@ -34,18 +34,8 @@ class Gauges(TypedDict):
     batch_id: int | None
 
 
-NOTHING = Gauges(
-    pending=0,
-    watched=0,
-    state_bytes=0,
-    shards=0,
-    largest_shard_pending=0,
-    largest_shard_state_bytes=0,
-    oldest_created_ms=None,
-    next_due_ms=None,
-    watermark_ms=0,
-    batch_id=None,
-)
+UNKNOWN = ("oldest_created_ms", "next_due_ms", "batch_id")
+"""Gauges that are None before the first micro-batch; the others are 0."""
 OF_SHARDS = "pending bigint, watched bigint, state_bytes bigint, oldest_us bigint, next_due_ms bigint"
 
 
@@ -80,7 +70,7 @@ def gauges(spark: SparkSession, *, checkpoint: str) -> Gauges:
     """
     states = shard_states(spark, checkpoint)
     if states is None:
-        return NOTHING.copy()
+        return cast("Gauges", {**dict.fromkeys(Gauges.__annotations__, 0), **dict.fromkeys(UNKNOWN)})
     row = states.heads.mapInArrow(_of_shards, OF_SHARDS).agg(
         *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in ("pending", "watched", "state_bytes")),
         F.count("*").alias("shards"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -14,10 +15,8 @@ from spark_purgatory.core.state.engine_snapshot import inspect, waiting_schema
 from spark_purgatory.core.state.payload_schema import conform, matched
 from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.checkpoint.shard_states import ShardStates, shard_states, states_in, told_by_states
+from spark_purgatory.spark.checkpoint.shard_states import ShardStates, rows_of_states, shard_states, told_by_states
 from spark_purgatory.spark.operator.payload import arrow_schema, merged_texts, schema_text, spark_types
-
-ROWS_A_BATCH = 1 << 16
 
 
 @refuses_wrong_calls
@@ -77,7 +76,8 @@ def pending(
     if states is None:
         return spark.createDataFrame([], chosen)
     added = {prefix + field.name: field.name for field in fields}
-    return states.whole.mapInArrow(_decoder(states.watermark_ms, arrow_schema(chosen), added), chosen)
+    watermark_us = states.watermark_ms * 1000 if states.watermark_ms > 0 else None
+    return rows_of_states(states.whole, partial(_rows, watermark_us, arrow_schema(chosen), added), chosen)
 
 
 def _prefixed(own: T.StructType, prefix: str, fields: list[pa.Field]) -> list[T.StructField]:
@@ -115,23 +115,14 @@ def _schemas(state: ShardState) -> Iterator[tuple[str | None, bool, str | None]]
     yield schema_text(schema), waits, None if event is None else schema_text(pa.schema(event))
 
 
-def _decoder(
-    watermark_ms: int, schema: pa.Schema, added: dict[str, str]
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For ``mapInArrow``: the rows of each shard's state. ``added``: our columns by the name that they have here."""
-    watermark_us = watermark_ms * 1000 if watermark_ms > 0 else None
-
-    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for state in states_in(batch):
-                engine, names = inspect(state.blob())
-                if engine.pending:
-                    yield from _in_parts(_rows(Waiting(engine, watermark_us), names, schema, added))
-
-    return decode
-
-
-def _rows(waiting: Waiting, names: list[str], schema: pa.Schema, added: dict[str, str]) -> pa.RecordBatch:
+def _rows(
+    watermark_us: int | None, schema: pa.Schema, added: dict[str, str], state: ShardState
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a shard's state. ``added``: our columns by the name that they have here."""
+    engine, names = inspect(state.blob())
+    if not engine.pending:
+        return
+    waiting = Waiting(engine, watermark_us)
     payload = waiting.payload()
     order, _ = matched(names, schema.names)
     columns = [
@@ -142,15 +133,10 @@ def _rows(waiting: Waiting, names: list[str], schema: pa.Schema, added: dict[str
         else pa.nulls(len(payload), field.type)
         for at, field in zip(order, schema, strict=True)
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _as_asked(waiting: Waiting, name: str, kind: pa.DataType) -> pa.Array:
     if name == "events" and not waiting.has_events:
         return pa.nulls(len(waiting), kind)
     return conform(waiting.column(name), kind)
-
-
-def _in_parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    for start in range(0, batch.num_rows, ROWS_A_BATCH):
-        yield batch.slice(start, ROWS_A_BATCH)

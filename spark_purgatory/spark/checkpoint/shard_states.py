@@ -17,6 +17,7 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, DataFrameReader, GroupedData, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.state.shard_state import ShardState
@@ -38,10 +39,8 @@ OPERATORS = {
 """What Spark calls the operators that hold our state, and their names as `Purgatory.host`."""
 HERE = list(OPERATORS)[1 if hasattr(GroupedData, "transformWithState") else 2]
 """The log host's operator in this Spark. 4.0 has only the last, and Spark refuses a checkpoint of another operator."""
-
-
+ROWS_A_BATCH = 1 << 16
 STATE_BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(256 << 20)}
-
 NOTHING_THERE = ("STDS_COMMITTED_BATCH_UNAVAILABLE", "STDS_FAILED_TO_READ_STATE_SCHEMA")
 """What the reader says of a path that it has encoded twice; the second is Spark 4.0's."""
 ENCODED = re.compile(r"""[\s"#%<>?[\\\]^`{|}]""")
@@ -97,6 +96,19 @@ def collected(frame: DataFrame) -> list[Row]:
         if (fault := state_fault(error)) is not None:
             raise fault from error
         raise
+
+
+def rows_of_states(
+    states: DataFrame, rows: Callable[[ShardState], Iterable[pa.RecordBatch]], schema: T.StructType
+) -> DataFrame:
+    """Return the rows that a function makes of each state; the workers call it."""
+
+    def all_rows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for made in (each for state in states_in(batch) for each in rows(state)):
+                yield from (made.slice(start, ROWS_A_BATCH) for start in range(0, len(made), ROWS_A_BATCH))
+
+    return states.mapInArrow(all_rows, schema)
 
 
 def told_by_states(states: DataFrame, tell: Callable[[ShardState], Iterable[Any]]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Whether a query can go on from a checkpoint, asked before it starts.
+"""Whether a query can go on from a checkpoint, asked before it starts; and the settings that it starts with.
 
 A shard refuses a state that is not of its query when it is next touched, which may be hours after the start, and when
 others have gone on. So every shard's state is compared beforehand, by the same code. It is a Spark job that reads the
@@ -20,7 +20,6 @@ from spark_purgatory.core.spec.engine_spec import MOVES, EngineSpec
 from spark_purgatory.core.state.engine_snapshot import differences, refuse
 from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.errors import ConfigError, StateError, StateMismatchError, sentence_of
-from spark_purgatory.spark.checkpoint.query_settings import settings_of
 from spark_purgatory.spark.checkpoint.shard_states import (
     HERE,
     StatePathError,
@@ -28,9 +27,9 @@ from spark_purgatory.spark.checkpoint.shard_states import (
     shard_states,
     told_by_states,
 )
-from spark_purgatory.spark.host.requirements import check_policy
+from spark_purgatory.spark.host.requirements import COUNT_ROWS, PROVIDER, TRANSFORM_WITH_STATE_SETTINGS, check_policy
 from spark_purgatory.spark.operator.stream_plan import Query, queries_of
-from spark_purgatory.spark.placement import most_shards, too_many
+from spark_purgatory.spark.placement import PARTITIONS, most_shards, state_partitions, too_many
 from spark_purgatory.spark.storage.checkpoint_files import check_files
 from spark_purgatory.spark.storage.spark_access import cores_of
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault
@@ -80,7 +79,8 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
 def settings_to_start(df: DataFrame, checkpoint: str) -> dict[str, str]:
     """Check the checkpoint of a stream that may come from a purgatory, and return what `settings_at_start` takes.
 
-    Raises what `check_checkpoint` raises.
+    Spark runs a query in a clone of the session, which it makes at the start: settings that the session has at that
+    moment alone are the query's. Raises what `check_checkpoint` raises.
     """
     queries = queries_of(df)
     kept: Mapping[str, str] = {}
@@ -96,7 +96,7 @@ def settings_to_start(df: DataFrame, checkpoint: str) -> dict[str, str]:
         LOG.warning(
             "the state in %s could not be compared with the query before it starts: %s", checkpoint, sentence_of(error)
         )
-    return settings_of(df.sparkSession, queries, kept)
+    return _settings_of(df.sparkSession, queries, kept)
 
 
 def _check(spark: SparkSession, checkpoint: str, queries: Sequence[Query], warns: bool) -> Mapping[str, str]:
@@ -134,3 +134,27 @@ def _differences(spec: EngineSpec, shards: int, state: ShardState) -> Iterator[t
         yield from ((None, text) for text in differences(spec, state.blob(), shards))
     except StateError as error:
         yield type(error).__name__, str(error)
+
+
+def _settings_of(spark: SparkSession, queries: Sequence[Query], kept: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings to start a query with that holds these purgatories.
+
+    ``kept`` are those that its checkpoint fixes: Spark takes them in any case, and with others it logs a warning.
+    """
+    if not queries:
+        return {}
+    # Spark has no adaptive execution where there is state, and says so twice at each start unless it is off.
+    wanted = {"spark.sql.adaptive.enabled": "false"}
+    if PARTITIONS in kept:
+        wanted[PARTITIONS] = kept[PARTITIONS]
+    elif (partitions := state_partitions(most_shards(query.shards for query in queries), cores_of(spark))) is not None:
+        wanted[PARTITIONS] = str(partitions)
+    return wanted | store_settings(spark, any(query.host == LOG_HOST for query in queries))
+
+
+def store_settings(spark: SparkSession, is_log_host: bool) -> dict[str, str]:
+    """Return the settings of the state store; those of RocksDB do nothing to another one."""
+    if not is_log_host:
+        return {COUNT_ROWS: TRANSFORM_WITH_STATE_SETTINGS[COUNT_ROWS]}
+    has_one = "RocksDB" in (spark.conf.get(PROVIDER) or "")  # a vendor's own, by default
+    return {name: value for name, value in TRANSFORM_WITH_STATE_SETTINGS.items() if name != PROVIDER or not has_one}

@@ -39,9 +39,7 @@ COUNTED: dict[str, tuple[str, Labels]] = {
     "received": ("operations_received_total", ()),
     **{status: ("outcomes_total", (status,)) for status in BY_NAME["outcomes_total"].labels[0][1]},
     **{f"rejected_{reason}": ("rejected_total", (reason,)) for reason in REJECTIONS},
-    "events_received": ("events_received_total", ()),
-    "events_late": ("events_late_total", ()),
-    "operations_late": ("operations_late_total", ()),
+    **{name: (f"{name}_total", ()) for name in ("events_received", "events_late", "operations_late")},
     **{f"events_rejected_{reason}": ("events_rejected_total", (reason,)) for reason in EVENT_REJECTIONS},
 }
 """Counters of a micro-batch and the metric that adds them up; "batches" is 1 of each."""
@@ -82,10 +80,8 @@ def monitor(
         raise ConfigError("monitor(query) has no reporter: give metrics.prometheus(port=9108), or a function")
     if checkpoint is None and isinstance(query, AccumulatorQuery):
         checkpoint = query.checkpoint
-    every_us = parse_duration(gauges_every, "gauges_every")
-    made = QueryMonitor(_session_of(query), query, reporters, checkpoint, every_us, name=name)
-    made.begin()
-    return made
+    every_ms = parse_duration(gauges_every, "gauges_every") // 1000
+    return QueryMonitor(query, reporters, checkpoint, every_ms, name)
 
 
 class QueryMonitor:
@@ -93,46 +89,38 @@ class QueryMonitor:
 
     def __init__(
         self,
-        spark: SparkSession,
         query: StreamingQuery | AccumulatorQuery,
         reporters: tuple[Reporter, ...],
         checkpoint: str | None,
-        gauges_every_us: int,
-        name: str,
+        gauges_every_ms: int,
+        counters: str,
     ) -> None:
         self.last: Sample | None = None
         """The last sample; None before the first micro-batch."""
         self.listener = _Listener(self)
         self.run_id = str(query.runId)
-        self._label = query.name or str(query.id)
-        self._spark, self._query, self._reporters, self._checkpoint = spark, query, reporters, checkpoint
-        self._gauges_every_ms = gauges_every_us // 1000
-        self._counters = name
+        self._label, self._counters = query.name or str(query.id), counters
+        self._spark, self._query, self._reporters = _session_of(query), query, reporters
+        self._checkpoint, self._gauges_every_ms = checkpoint, gauges_every_ms
         self._totals: dict[str, dict[Labels, float]] = {}
         self._gauges: Gauges | None = None
-        self._gauges_ms = 0
-        self._reading = threading.Lock()
-        self._taking = threading.Lock()
-        self._last_batch = -1
-        self._stopped = False
-
-    def __repr__(self) -> str:
-        state = "stopped" if self._stopped else "listens"
-        return f"<QueryMonitor of {self._label}: {state}, last micro-batch {self._last_batch}>"
-
-    def begin(self) -> None:
-        """Listen to the query, and count the micro-batches that it ended before; called by `monitor`."""
+        self._gauges_ms, self._last_batch, self._stopped = 0, -1, False
+        self._reading, self._taking = threading.Lock(), threading.Lock()
         with self._taking:
             self._spark.streams.addListener(self.listener)
             # Asked before the reports: those of a query that has ended by now are complete.
-            has_ended = not self._query.isActive
-            earlier = [progress for progress in self._query.recentProgress if _ran(progress)]
+            has_ended = not query.isActive
+            earlier = [progress for progress in query.recentProgress if _ran(progress)]
             for progress in earlier[:-1]:
                 self._add(progress)
             for progress in earlier[-1:]:
                 self._sample(progress)
         if has_ended:
             self.stop()
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._stopped else "listens"
+        return f"<QueryMonitor of {self._label}: {state}, last micro-batch {self._last_batch}>"
 
     def stop(self) -> None:
         """Take no more samples; called when the query ends."""
@@ -153,25 +141,22 @@ class QueryMonitor:
     def _sample(self, progress: Any) -> None:
         now_ms = time.time_ns() // 1_000_000
         self._add(progress)
-        watermark_ms = watermark_ms_of(progress.eventTime.get("watermark"))
+        theirs = (source for source in progress.sources if is_theirs(source.description))
         last: dict[str, float] = {
             "batch_duration_ms": progress.durationMs["triggerExecution"],
-            "batch_input_rows": sum(
-                max(0, source.numInputRows) for source in progress.sources if is_theirs(source.description)
-            ),
+            "batch_input_rows": sum(max(0, source.numInputRows) for source in theirs),
         }
-        lag = lag_records(progress.sources)
-        if lag is not None:
+        if (lag := lag_records(progress.sources)) is not None:
             last["source_lag_records"] = lag
-        if watermark_ms is not None:
+        if (watermark_ms := watermark_ms_of(progress.eventTime.get("watermark"))) is not None:
             last["watermark_lag_ms"] = now_ms - watermark_ms
         if isinstance(self._query, AccumulatorQuery):
             last |= self._query.measure()
         self._read_gauges(now_ms)
         if self._gauges is not None:
-            last |= of_gauges(self._gauges)
+            last |= _of_gauges(self._gauges)
         totals = {metric: dict(by_labels) for metric, by_labels in self._totals.items()}
-        self._report(Sample(self._label, now_ms, {**totals, **_unlabelled(last)}, progress.batchId))
+        self._report(now_ms, {**totals, **_unlabelled(last)})
 
     def _add(self, progress: Any) -> None:
         self._last_batch = progress.batchId
@@ -187,10 +172,10 @@ class QueryMonitor:
         if counters:
             self._totals["state_bytes_written"] = {(): counters.get("state_bytes_written") or 0}
 
-    def _report(self, sample: Sample) -> None:
+    def _report(self, now_ms: int, values: Mapping[str, Mapping[Labels, float]]) -> None:
         if self._stopped:
             return
-        self.last = sample
+        self.last = sample = Sample(self._label, now_ms, values, self._last_batch)
         for reporter in self._reporters:
             try:
                 reporter(sample)
@@ -210,8 +195,8 @@ class QueryMonitor:
             self._gauges = gauges(self._spark, checkpoint=checkpoint)
             with self._taking:
                 if self.last is not None:
-                    values = dict(self.last.values) | _unlabelled(of_gauges(self._gauges))
-                    self._report(Sample(self._label, time.time_ns() // 1_000_000, values, self._last_batch))
+                    values = dict(self.last.values) | _unlabelled(_of_gauges(self._gauges))
+                    self._report(time.time_ns() // 1_000_000, values)
         except FAULTS as error:
             cause = sentence_of(error)
             LOG.warning("the state of query %s could not be read for its metrics: %s", self._label, cause)
@@ -233,14 +218,10 @@ def _unlabelled(values: Mapping[str, float]) -> dict[str, Mapping[Labels, float]
     return {name: {(): value} for name, value in values.items()}
 
 
-def of_gauges(found: Gauges) -> dict[str, float]:
+def _of_gauges(found: Gauges) -> dict[str, float]:
     """Metrics of the state; ages and times are seen from the watermark."""
     values: dict[str, float] = {
-        "pending": found["pending"],
-        "watched": found["watched"],
-        "state_bytes": found["state_bytes"],
-        "shards": found["shards"],
-        "largest_shard_state_bytes": found["largest_shard_state_bytes"],
+        name: found[name] for name in ("pending", "watched", "state_bytes", "shards", "largest_shard_state_bytes")
     }
     if found["pending"]:
         values["shard_skew"] = found["largest_shard_pending"] * found["shards"] / found["pending"]

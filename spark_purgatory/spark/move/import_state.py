@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.state.engine_snapshot import save
 from spark_purgatory.spark.checkpoint.gauges import gauges
-from spark_purgatory.spark.checkpoint.query_settings import store_settings
+from spark_purgatory.spark.checkpoint.start_check import store_settings
 from spark_purgatory.spark.host.blob_host import StreamFunction, blob_hosted, set_timeout
 from spark_purgatory.spark.host.calls import frame_of, nothing, rows_in
 from spark_purgatory.spark.host.exchange import by_shard, exchanged, packer

@@ -234,7 +234,8 @@ def _changes(found: Survey, query: Query) -> list[str]:
 def graft(files: Files, old: OldCheckpoint, made: str, target: str) -> None:
     """Make the new checkpoint of the old one and of a state; the last step makes it whole."""
     conf = conf_of(files.read(f"{made}/offsets/0"))
-    _place_state(files, f"{made}/state", f"{target}/state", old.batch_id + 1)
+    version = old.batch_id + 1
+    _place(files, f"{made}/state", f"{target}/state", {"1.delta": f"{version}.snapshot", "1.zip": f"{version}.zip"})
     reached("state placed")
     for name in ("sources", "staging", "commits"):
         if files.exists(f"{old.path}/{name}"):
@@ -247,15 +248,8 @@ def graft(files: Files, old: OldCheckpoint, made: str, target: str) -> None:
     files.write(f"{target}/metadata", files.read(f"{old.path}/metadata"))
 
 
-def _place_state(files: Files, made: str, target: str, version: int) -> None:
-    """Give the files of a state at version 1 the version that the next micro-batch looks for."""
-    names = {"1.delta": f"{version}.snapshot", "1.zip": f"{version}.zip"}
-    for operator in files.names(made, folders_only=True):
-        for partition in files.names(f"{made}/{operator}", folders_only=True):
-            _place(files, f"{made}/{operator}/{partition}", f"{target}/{operator}/{partition}", names)
-
-
 def _place(files: Files, made: str, target: str, names: dict[str, str]) -> None:
+    """Give the files of a state at version 1 the names of the version that the next micro-batch looks for."""
     folders = files.names(made, folders_only=True)
     for name in files.names(made):
         if name in folders:

@@ -1,10 +1,14 @@
-"""The tables of an export: written from the states of a checkpoint, read back as what the shards of a query get."""
+"""What waits in a checkpoint, as tables that people can read, count, filter and edit (docs/export_format.md).
+
+They are written from the states of the checkpoint, and read back as what the shards of a query get.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any, cast
 
@@ -15,16 +19,21 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from spark_purgatory.config import refuses_wrong_calls
 from spark_purgatory.core.export.checked import TABLES
 from spark_purgatory.core.export.put_together import history_of, most_of_any_shard, plain
 from spark_purgatory.core.export.taken_apart import events_tables, ids_table, operations_table
 from spark_purgatory.core.state.engine_snapshot import inspect
 from spark_purgatory.core.state.payload_schema import conform
+from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.checkpoint.shard_states import states_in
-from spark_purgatory.spark.move.survey import ShardFacts, Survey
+from spark_purgatory.spark.checkpoint.shard_states import rows_of_states
+from spark_purgatory.spark.move.files import Files, reaching
+from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint, lie_in_each_other
+from spark_purgatory.spark.move.survey import ShardFacts, Survey, survey
 from spark_purgatory.spark.operator.payload import arrow_schema, spark_types
 from spark_purgatory.spark.storage.paths import literal
+from spark_purgatory.spark.storage.storage_access import absolute
 from spark_purgatory.version import __version__
 
 FORMAT = 1
@@ -33,11 +42,8 @@ COUNTS = "counts"
 COUNTS_DDL = "format int, spark_purgatory string, manifest string"
 ROW = "row"
 """Column of the number that each row of a table has."""
-ROWS_A_BATCH = 1 << 16
 DEDUPLICATED_IN = 64
 """Groups of events whose copies are looked for, by key."""
-
-Batches = Iterator[pa.RecordBatch]
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,44 @@ class Manifest:
     """What the states say of their query, as `ShardFacts.of_query`."""
     rows: dict[str, int]
     """How many rows each table had."""
+
+
+@refuses_wrong_calls
+def export_state(spark: SparkSession, *, checkpoint: str, folder: str) -> Mapping[str, int]:
+    """Write what waits in a checkpoint as Parquet tables: ``operations``, ``events``, ``ids`` and ``counts``.
+
+    The checkpoint is only read, as its last micro-batch left it. `move_checkpoint` makes a checkpoint of the tables
+    again (``tables=``), so you can take operations out of what waits.
+
+    Args:
+        spark: A session with a JVM, not one of Spark Connect.
+        checkpoint: The query's ``checkpointLocation``.
+        folder: Where the tables are written; nothing is there yet.
+
+    Returns:
+        How many rows each of ``operations``, ``events`` and ``ids`` has, and the ``batch_id`` of the micro-batch.
+
+    Raises:
+        ConfigError: There is no such checkpoint, nothing is committed there, or the folder is not empty.
+        StateCorruptError: A state is damaged.
+
+    Example::
+
+        export_state(spark, checkpoint="/lake/_checkpoints/orders", folder="/lake/export")
+        spark.read.parquet("/lake/export/operations").groupBy("operation.customer").count().show()
+    """
+    files = Files(spark)
+    checkpoint, folder = (absolute(spark, path.rstrip("/")) for path in (checkpoint, folder))
+    if lie_in_each_other(folder, checkpoint):
+        raise ConfigError(f"folder={folder!r} and checkpoint={checkpoint!r} lie in each other: give another folder")
+    with reaching("folder", folder):
+        if files.names(folder):
+            raise ConfigError(f"folder={folder!r} is not empty: give one that is not there yet")
+    with reaching("checkpoint", checkpoint):
+        old = OldCheckpoint.read(files, checkpoint, "checkpoint")
+    found = survey(spark, checkpoint)
+    manifest = write_tables(found, old.query_id, folder)
+    return {**manifest.rows, "batch_id": manifest.batch_id}
 
 
 def schemas_of(found: Survey) -> dict[str, T.StructType]:
@@ -146,9 +190,9 @@ def _distinct(found: Iterable[ShardFacts]) -> list[dict[str, Any]]:
 def _table(found: Survey, name: str, schema: T.StructType) -> DataFrame:
     whole = found.states.whole
     if name != "events" or not found.is_copied:
-        return whole.mapInArrow(_writer(name, arrow_schema(schema), False), schema)
+        return rows_of_states(whole, partial(_rows, name, arrow_schema(schema)), schema)
     with_shard = T.StructType([*schema.fields, T.StructField("shard", T.LongType())])
-    copies = whole.mapInArrow(_writer(name, arrow_schema(with_shard), True), with_shard)
+    copies = rows_of_states(whole, partial(_rows, name, arrow_schema(with_shard)), with_shard)
     group = F.pmod(F.xxhash64("key", "operation_id"), F.lit(DEDUPLICATED_IN))
     return copies.groupBy(group).applyInArrow(_without_copies, schema)
 
@@ -158,26 +202,13 @@ def _without_copies(table: pa.Table) -> pa.Table:
     return most_of_any_shard(table.drop_columns(["shard"]), shard)
 
 
-def _writer(name: str, schema: pa.Schema, with_shard: bool) -> Callable[[Iterable[pa.RecordBatch]], Batches]:
-    """For ``mapInArrow`` over whole states: the rows of one table."""
-
-    def write(batches: Iterable[pa.RecordBatch]) -> Batches:
-        for batch in batches:
-            for state in states_in(batch):
-                blob = state.blob()
-                engine, names = inspect(blob)
-                shard = int.from_bytes(blake2b(blob, digest_size=7).digest(), "little")
-                for table in _tables_of(name, engine, names):
-                    columns = plain(table)
-                    if with_shard:
-                        columns["shard"] = pa.array(np.full(len(table), shard))
-                    rows = pa.RecordBatch.from_arrays(
-                        [_as(columns[field.name], field.type) for field in schema], schema=schema
-                    )
-                    for start in range(0, len(rows), ROWS_A_BATCH):
-                        yield rows.slice(start, ROWS_A_BATCH)
-
-    return write
+def _rows(name: str, schema: pa.Schema, state: ShardState) -> Iterator[pa.RecordBatch]:
+    """The rows of one table that a shard has, perhaps with its number."""
+    blob = state.blob()
+    shard = int.from_bytes(blake2b(blob, digest_size=7).digest(), "little")
+    for table in _tables_of(name, *inspect(blob)):
+        columns = {**plain(table), "shard": pa.repeat(shard, len(table))}
+        yield pa.RecordBatch.from_arrays([_as(columns[field.name], field.type) for field in schema], schema=schema)
 
 
 def _tables_of(name: str, engine: Any, names: list[str]) -> Iterator[pa.Table]:
@@ -193,15 +224,10 @@ def _tables_of(name: str, engine: Any, names: list[str]) -> Iterator[pa.Table]:
 
 def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
     """A column in the export's type: logs of named events hold ids and keys as bytes."""
-    if pa.types.is_null(column.type):
-        return pa.nulls(len(column), kind)
-    if pa.types.is_list(kind) and pa.types.is_string(kind.value_type) and pa.types.is_binary(column.type.value_type):
+    held = column.type
+    if pa.types.is_list(held) and pa.types.is_binary(held.value_type) and pa.types.is_string(kind.value_type):
         return column.cast(kind)
-    if pa.types.is_string(kind) and pa.types.is_binary(column.type):
-        return column.view(kind)
-    if pa.types.is_binary(kind) and pa.types.is_string(column.type):
-        return column.view(kind)
-    return conform(column, kind)
+    return column.view(kind) if {held, kind} == {pa.string(), pa.binary()} else conform(column, kind)
 
 
 def _ddl(text: str) -> list[T.StructField]:

@@ -7,7 +7,8 @@ from typing import Any, Generic, TypeVar
 
 from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.core.spec.criteria import ByRow
-from spark_purgatory.spark.operator.field_types import InputTypes, reads_value
+from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.spark.operator.field_types import reads_value
 
 C = TypeVar("C")
 """A column: Spark's, or an Arrow array."""
@@ -31,7 +32,7 @@ class EngineColumns(ABC, Generic[C]):
         """A time in microseconds since 1970."""
 
     @abstractmethod
-    def _keys(self, types: InputTypes, scope: C | None) -> C:
+    def _keys(self, several: bool, scope: C | None) -> C:
         """The operations' keys as texts: one each, or an array where they may have several."""
 
     @abstractmethod
@@ -43,7 +44,7 @@ class EngineColumns(ABC, Generic[C]):
         """The operations' deadlines; the largest int64 where one lies beyond it."""
 
     @abstractmethod
-    def _needs(self, types: InputTypes) -> dict[str, C]:
+    def _needs(self, spec: EngineSpec, several: bool) -> dict[str, C]:
         """Each operation's need, and its level at each of its keys."""
 
     @abstractmethod
@@ -54,22 +55,25 @@ class EngineColumns(ABC, Generic[C]):
     def scope(self) -> C | None:
         """The scope of keys and ids, 32 hexadecimal digits made of their partition; None without partitions."""
 
-    def of_operations(self, types: InputTypes) -> dict[str, C]:
-        """Id, keys, times and rules of the operations, without those that are payload columns."""
+    def of_operations(self, spec: EngineSpec, several: bool) -> dict[str, C]:
+        """Id, keys, times and rules of the operations, without those that are payload columns.
+
+        ``several``: whether an operation may have several keys.
+        """
         config, criterion, scope = self.options.operations, self.options.criterion, self.scope()
-        own_id, keys = self._text(config.id, "operations.id", scope), self._keys(types, scope)
+        own_id, keys = self._text(config.id, "operations.id", scope), self._keys(several, scope)
         created_us = self._time_us(config.created, "operations.created")
         columns = {
             "id": own_id,
             "id_hash": self._hashes(own_id),
             "keys": keys,
-            "key_hashes": self._hashes(keys, types.several_keys),
+            "key_hashes": self._hashes(keys, several),
             "created_us": created_us,
             "deadline_us": self._deadline_us(created_us),
         }
         if isinstance(criterion, ByRow):
-            columns |= {"rule": self._words(criterion.rule, "criterion.rule"), **self._needs(types)}
-        return {name: column for name, column in columns.items() if name not in dict(types.roles)}
+            columns |= {"rule": self._words(criterion.rule, "criterion.rule"), **self._needs(spec, several)}
+        return {name: column for name, column in columns.items() if name not in dict(spec.roles)}
 
     def of_events(self, number: str) -> dict[str, C]:
         """Key and time of the events, and what the criterion or control events read besides."""

@@ -7,7 +7,6 @@ the same, and refuse the same types in the same words.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from pyspark.sql import types as T
@@ -31,21 +30,8 @@ TypeOf = Callable[[Any, str], T.DataType]
 """The type of the column that an argument names, and the argument's name. Raises ConfigError if there is none."""
 
 
-@dataclass(frozen=True)
-class InputTypes:
-    """What the engine must know of the operations' columns before the first row."""
-
-    key_type: T.DataType
-    several_keys: bool
-    keyed_by_id: bool
-    roles: tuple[tuple[str, int], ...]
-    types: FieldTypes
-    """Types of what is compared with the other input, by the name of the field."""
-    number: str
-
-
-def operation_types(type_of: TypeOf, schema: T.StructType, options: PurgatoryOptions, number: str) -> InputTypes:
-    """Return what the engine must know of the operations, whose columns are ``schema``; ``number``: of `number_of`."""
+def operation_types(type_of: TypeOf, options: PurgatoryOptions) -> tuple[FieldTypes, bool]:
+    """Return the types of what operations are compared by, by field, and whether an operation may have several keys."""
     config, criterion = options.operations, options.criterion
     types = {"operations.id": type_of(config.id, "operations.id")}
     check_key_type(types["operations.id"], "operations.id")
@@ -64,19 +50,11 @@ def operation_types(type_of: TypeOf, schema: T.StructType, options: PurgatoryOpt
             check_time(type_of(name, label), label)
     if config.timeout_column is not None:
         check_timeout(_timeout_type(type_of, config.timeout_column), config.timeout_unit)
-    same = isinstance(config.id, str) and isinstance(config.keys, str) and config.id == config.keys
-    return InputTypes(
-        key_type=types["operations.keys"],
-        several_keys=several,
-        keyed_by_id=several or same,
-        roles=tuple(payload_roles(schema, options).items()),
-        types=types,
-        number=number,
-    )
+    return types, several
 
 
 def completion_types(type_of: TypeOf, options: PurgatoryOptions) -> FieldTypes:
-    """Return the types of what the events are compared by, by the name of the field."""
+    """Return the types of what events are compared by, by field."""
     config, criterion = options.completions, options.criterion
     named = {"key": config.key, "operation_id": config.operation_id, "event_id": config.event_id}
     labels = {f"completions.{name}": value for name, value in named.items() if value is not None}
@@ -120,19 +98,18 @@ def reads_value(options: PurgatoryOptions) -> bool:
     return config.value is not None and (options.criterion.reads_values or config.kind is not None)
 
 
-def payload_roles(schema: T.StructType, options: PurgatoryOptions) -> dict[str, int]:
-    """Engine columns that are payload columns unchanged, role -> position; they are sent and stored once."""
+def payload_roles(schema: T.StructType, options: PurgatoryOptions) -> tuple[tuple[str, int], ...]:
+    """Engine columns that are payload columns unchanged, (role, position); they are sent and stored once."""
     config = options.operations
-    named = {"id": config.id, "keys": config.keys, "created_us": config.created, "deadline_us": config.deadline}
-    kinds = {"id": T.StringType(), "keys": T.StringType(), "created_us": T.TimestampType()}
-    roles = {}
-    for role, name in named.items():
-        is_scoped = options.scope is not None and role in ("id", "keys")
-        if isinstance(name, str) and name in schema.names and not is_scoped:
-            position = schema.names.index(name)
-            if schema[position].dataType == kinds.get(role, T.TimestampType()):
-                roles[role] = position
-    return roles
+    named: dict[str, Any] = {"created_us": config.created, "deadline_us": config.deadline}
+    if options.scope is None:
+        named = {"id": config.id, "keys": config.keys, **named}
+    columns = {role: name for role, name in named.items() if isinstance(name, str) and name in schema.names}
+    return tuple(
+        (role, schema.names.index(name))
+        for role, name in columns.items()
+        if schema[name].dataType == (T.TimestampType() if role.endswith("_us") else T.StringType())
+    )
 
 
 def _scope_type(type_of: TypeOf, options: PurgatoryOptions, given: str) -> dict[str, T.DataType]:

@@ -22,12 +22,13 @@ from spark_purgatory.config import (
     us_per,
     watermark_ms,
 )
+from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.heartbeat import heartbeats
 from spark_purgatory.spark.operator.engine_columns import EngineColumns
 from spark_purgatory.spark.operator.event_times import deadline_after, interval_us, placed
 from spark_purgatory.spark.operator.evidence import carried_columns
-from spark_purgatory.spark.operator.field_types import InputTypes, keys_of, needs_of
+from spark_purgatory.spark.operator.field_types import keys_of, needs_of
 from spark_purgatory.spark.operator.key_types import key_text
 from spark_purgatory.spark.operator.value_types import need_columns, value_column
 
@@ -105,19 +106,19 @@ class Fields(EngineColumns[Column]):
     def _time_us(self, value: Any, label: str) -> Column:
         return F.unix_micros(self.time(value, label))
 
-    def _keys(self, types: InputTypes, scope: Column | None) -> Column:
-        kind, columns = types.key_type, self._raw_keys()
+    def _keys(self, several: bool, scope: Column | None) -> Column:
+        fields = [self.of(name, label) for name, label in keys_of(self.options.operations)]
+        column, kind = fields[0]
+        in_array = isinstance(kind, T.ArrayType)
+        kind = kind.elementType if isinstance(kind, T.ArrayType) else kind
 
         def text(key: Column) -> Column:
             return scoped(key_text(key, kind), kind, scope)
 
-        if types.several_keys and len(columns) == 1:
+        if in_array:
             is_text = scope is None and isinstance(kind, (T.StringType, T.BinaryType))
-            return columns[0] if is_text else F.transform(columns[0], text)
-        return F.array(*map(text, columns)) if types.several_keys else text(columns[0])
-
-    def _raw_keys(self) -> list[Column]:
-        return [self.of(name, label).column for name, label in keys_of(self.options.operations)]
+            return column if is_text else F.transform(column, text)
+        return F.array(*(text(field.column) for field in fields)) if several else text(column)
 
     def _hashes(self, keys: Column, several: bool = False) -> Column:
         return F.transform(keys, lambda key: F.xxhash64(key)) if several else F.xxhash64(keys)
@@ -133,10 +134,10 @@ class Fields(EngineColumns[Column]):
             return deadline_after(created_us, interval_us(timeout))
         return deadline_after(created_us, timeout.cast("bigint"), us_per_unit=us_per(config.timeout_unit))
 
-    def _needs(self, types: InputTypes) -> dict[str, Column]:
+    def _needs(self, spec: EngineSpec, several: bool) -> dict[str, Column]:
         needs = {label: self.of(name, label) for label, name in needs_of(self.options.criterion).items()}
-        keys = self._raw_keys()
-        return need_columns(needs, keys if len(keys) > 1 else keys[0], types.several_keys, types.number)
+        keys = [self.of(name, label).column for name, label in keys_of(self.options.operations)]
+        return need_columns(needs, keys if len(keys) > 1 else keys[0], several, spec.number)
 
     def _number(self, value: Any, label: str, number: str) -> Column:
         return value_column(*self.of(value, label), number, self.options.criterion.reads_values)
@@ -161,11 +162,11 @@ def key_prefix(kind: T.DataType) -> int:
     return 16 if isinstance(kind, T.BinaryType) else 32
 
 
-def operations_input(fields: Fields, types: InputTypes, heartbeats: bool = True) -> DataFrame:
+def operations_input(fields: Fields, spec: EngineSpec, several: bool, heartbeats: bool = True) -> DataFrame:
     """Operations: id, keys, times, payload; routed by partition, by key, or by id where there are several keys."""
     frame, config, scope = fields.frame, fields.options.operations, fields.scope()
-    columns = fields.of_operations(types)
-    if scope is not None or types.several_keys:
+    columns = fields.of_operations(spec, several)
+    if scope is not None or several:
         columns["route"] = columns["id_hash"] if scope is None else F.xxhash64(scope)
     columns |= {f"p{i}": field_column(frame, name, "operations") for i, name in enumerate(frame.columns)}
     return _watermarked(fields, columns, fields.time(config.created, "operations.created"), config, heartbeats)

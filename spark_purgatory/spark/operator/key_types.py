@@ -32,16 +32,6 @@ from pyspark.sql import types as T
 
 from spark_purgatory.errors import ConfigError
 
-KEY_TYPES = (
-    T.StringType,
-    T.BinaryType,
-    T.IntegralType,
-    T.BooleanType,
-    T.DateType,
-    T.DecimalType,
-    T.TimestampType,
-    T.TimestampNTZType,
-)
 ALLOWED = "strings, whole numbers, decimals, booleans, dates, timestamps and binary have one text for each value"
 EPOCH = "timestamp_ntz'1970-01-01 00:00:00'"
 LAST_DAY = 106_751_990
@@ -56,16 +46,8 @@ COMPARED = (
 """Pairs of fields whose values are compared."""
 KEPT = ("operations.id", "operations.keys", "completions.event_id", "scope (operations)")
 """Fields whose texts a checkpoint holds; what is compared with them has their type."""
-CASTS = (
-    T.BooleanType,
-    T.IntegralType,
-    T.DecimalType,
-    T.BinaryType,
-    T.StringType,
-    T.DateType,
-    T.TimestampNTZType,
-    T.TimestampType,
-)
+TIMES = (T.DateType, T.TimestampNTZType, T.TimestampType)
+KEY_TYPES = (T.BooleanType, T.IntegralType, T.DecimalType, T.BinaryType, T.StringType, *TIMES)
 """Types of keys, each before those that its values can be cast to."""
 
 FieldTypes = Mapping[str, T.DataType]
@@ -153,18 +135,17 @@ def check_compared(operations: FieldTypes, completions: FieldTypes) -> None:
 
 
 def _remedy(left: str, left_type: T.DataType, right: str, right_type: T.DataType) -> str:
-    """Which of two fields to cast to what: the one whose type comes first in `CASTS`, where that cast keeps values."""
+    """Which of two fields to cast to what: that whose type comes first in `KEY_TYPES`, where the cast keeps values."""
     fields = sorted([(left_type, left), (right_type, right)], key=lambda field: _rank(field[0]))
     (lower_type, lower), (upper_type, upper) = fields
-    times = (T.DateType, T.TimestampNTZType, T.TimestampType)
-    if isinstance(upper_type, times) and not isinstance(lower_type, (*times, T.StringType)):
+    if isinstance(upper_type, TIMES) and not isinstance(lower_type, (*TIMES, T.StringType)):
         return f"give {lower} and {upper} columns of one type"
     return f"cast {lower} to {upper_type.simpleString()}"
 
 
 def _rank(kind: T.DataType) -> tuple[int, int]:
     scale = kind.scale if isinstance(kind, T.DecimalType) else 0
-    return next(i for i, each in enumerate(CASTS) if isinstance(kind, each)), scale
+    return next(i for i, each in enumerate(KEY_TYPES) if isinstance(kind, each)), scale
 
 
 def kept_texts(*inputs: FieldTypes) -> tuple[tuple[str, str], ...]:

@@ -28,7 +28,13 @@ from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, by_shard, ex
 from spark_purgatory.spark.host.requirements import check_blob_host, check_local_workers, check_log_host
 from spark_purgatory.spark.operator.event_times import instant_ms
 from spark_purgatory.spark.operator.evidence import carried_schema, event_fields, evidence_of
-from spark_purgatory.spark.operator.field_types import InputTypes, TypeOf, completion_types, number_of, operation_types
+from spark_purgatory.spark.operator.field_types import (
+    TypeOf,
+    completion_types,
+    number_of,
+    operation_types,
+    payload_roles,
+)
 from spark_purgatory.spark.operator.inputs import Fields, events_input, key_prefix, operations_input, payload_sources
 from spark_purgatory.spark.operator.key_types import check_compared, kept_texts
 from spark_purgatory.spark.operator.payload import arrow_schema, columns_of, with_nullable_voids
@@ -96,15 +102,16 @@ def outcome_schema(options: PurgatoryOptions, operations: T.StructType, carried:
 class Plan:
     """What follows from the types of both inputs' columns."""
 
-    operations: InputTypes
     spec: EngineSpec
     """What the engine of each shard does."""
+    several_keys: bool
+    """An operation may have several keys."""
     schema: T.StructType
     """The columns of the outcomes."""
     is_broadcast: bool
 
 
-def plan_of(
+def plan_for(
     options: PurgatoryOptions,
     type_of: TypeOf,
     schema: T.StructType,
@@ -123,38 +130,40 @@ def plan_of(
     for name in set(options.operations.names_of("exclude")) - set(schema.names):
         raise not_a_column("operations.exclude", name, schema.names)
     number = number_of(type_of, type_of_event, options)
-    operations = operation_types(type_of, schema, options, number)
+    types, several = operation_types(type_of, options)
     completions = None if type_of_event is None else completion_types(type_of_event, options)
-    check_compared(operations.types, completions or {})
-    several, has_scope, names_ids = operations.several_keys, options.scope is not None, options.completions.operation_id
-    check_quorum(options.criterion, options.operations.keys, several)
+    check_compared(types, completions or {})
+    has_scope, names_ids = options.scope is not None, options.completions.operation_id is not None
+    own_id, own_keys = options.operations.id, options.operations.keys
+    is_id = isinstance(own_id, str) and isinstance(own_keys, str) and own_id == own_keys
+    check_quorum(options.criterion, own_keys, several)
     spec = EngineSpec(
         criterion=options.criterion,
         final=options.emit == "final",
         lookback_us=options.us_of("lookback"),
         tick_ms=options.ms_of("tick"),
-        operation_ids=names_ids is not None,
-        whole_operations=names_ids is not None and (several or has_scope),
+        operation_ids=names_ids,
+        whole_operations=names_ids and (several or has_scope),
         event_ids=options.completions.event_id is not None,
         orphans=options.orphans,
         control_events=options.completions.kind is not None,
         number=number,
-        key_prefix=key_prefix(operations.key_type) if has_scope else 0,
-        id_prefix=key_prefix(operations.types["operations.id"]) if has_scope else 0,
-        identity_width=1 if operations.keyed_by_id else 2,
-        roles=operations.roles,
+        key_prefix=key_prefix(types["operations.keys"]) if has_scope else 0,
+        id_prefix=key_prefix(types["operations.id"]) if has_scope else 0,
+        identity_width=1 if several or is_id else 2,
+        roles=payload_roles(schema, options),
         columns=columns,
         case_sensitive=case_sensitive,
         event_columns=event_columns,
         sources=payload_sources(options.operations, options.scope),
-        texts=kept_texts(operations.types, completions or {}),
+        texts=kept_texts(types, completions or {}),
         removed_columns=options.operations.names_of("removed_columns"),
         deadline_is_sum=options.operations.deadline is None,
         evidence=evidence_of(options),
         max_pending=options.max_pending_per_shard,
         max_state_bytes=options.bytes_of("max_state_bytes_per_shard"),
     )
-    return Plan(operations, spec, outcomes, is_broadcast(options, several))
+    return Plan(spec, several, outcomes, is_broadcast(options, several))
 
 
 def added_rejections() -> Column:
@@ -292,11 +301,11 @@ class Purgatory(PurgatoryOptions):
             warn_inside_foreach_batch()
         case_sensitive = operations.sparkSession.conf.get("spark.sql.caseSensitive") in ("true", "TRUE")
         given, events = Fields(operations, self), Fields(completions, self)
-        plan = plan_of(self, given.type_of, operations.schema, events.type_of, completions.columns, case_sensitive)
-        spec, schema, several_keys = plan.spec, plan.schema, plan.operations.several_keys
+        plan = plan_for(self, given.type_of, operations.schema, events.type_of, completions.columns, case_sensitive)
+        spec, schema = plan.spec, plan.schema
         if operations.isStreaming:
             watch(self, operations)
-        left = operations_input(given, plan.operations, heartbeats)
+        left = operations_input(given, spec, plan.several_keys, heartbeats)
         right = events_input(events, spec.number, heartbeats)
         check_local_workers(operations.sparkSession)
         sent = Broadcast(self.shards or 1, self.bytes_of("max_broadcast_bytes")) if plan.is_broadcast else None
@@ -305,7 +314,7 @@ class Purgatory(PurgatoryOptions):
         exclude = self.operations.names_of("exclude")
         unpack = unpacker(arrow_schema(schema), evidence_fields(spec), self.orphans != "none")
         if operations.isStreaming:
-            route = "scope" if self.scope is not None else "id" if several_keys else "key"
+            route = "scope" if self.scope is not None else "id" if plan.several_keys else "key"
             results = with_query(self._stream(packed, spec, sent), Query(spec, self.shards, self.host, route))
             return results.mapInArrow(unpack, schema).drop(*exclude)
         as_of_ms = None if as_of is None else instant_ms(operations.sparkSession, as_of, "as_of")
