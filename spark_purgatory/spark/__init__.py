@@ -20,17 +20,11 @@ def check_release(pyspark_version: str) -> None:
         )
 
 
-def _check_pyspark() -> None:
-    try:
-        from pyspark import __version__
-    except ModuleNotFoundError as error:
-        if error.name != "pyspark":
-            raise
-        raise ModuleNotFoundError(
-            "spark_purgatory runs on Spark, and there is no module 'pyspark': pip install 'spark-purgatory[spark]'",
-            name="pyspark",
-        ) from error
-    check_release(__version__)
-
-
-_check_pyspark()
+try:
+    from pyspark import __version__ as _release
+except ModuleNotFoundError as error:
+    if error.name != "pyspark":
+        raise
+    missing = "spark_purgatory runs on Spark, and there is no module 'pyspark': pip install 'spark-purgatory[spark]'"
+    raise ModuleNotFoundError(missing, name="pyspark") from error
+check_release(_release)

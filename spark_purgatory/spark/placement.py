@@ -16,8 +16,6 @@ SEED = 42
 C1, C2, ADD = 0xCC9E2D51, 0x1B873593, 0xE6546B64
 FINAL_1, FINAL_2 = 0x85EBCA6B, 0xC2B2AE35
 WORD = 1 << 32
-
-
 GROUPS_A_CORE = 2
 """Partitions for each core where every key is a group: their hashes are spread by chance, and a core that ends early
 takes another partition."""

@@ -299,7 +299,9 @@ class PurgatoryTester:
                 "come that says their types: give completions_schema=, a pyarrow schema or a DataFrame's schema"
             )
         type_of_event = None if events is None else partial(kind_of, events)
-        return plan_for(options, partial(kind_of, schema), schema, type_of_event, [] if events is None else events.names)
+        return plan_for(
+            options, partial(kind_of, schema), schema, type_of_event, [] if events is None else events.names
+        )
 
     def _outcome_table(self, plan: Plan, batches: Sequence[pa.RecordBatch]) -> pa.Table:
         """Outcomes as a query gives them, without the columns that it leaves out."""

@@ -24,6 +24,7 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.operator.engine_columns import EngineColumns
 from spark_purgatory.spark.operator.evidence import carried_columns
 from spark_purgatory.spark.operator.field_types import keys_of, needs_of
+from spark_purgatory.spark.operator.value_types import level_type
 
 MOST_DIGITS = 38
 TIMES, NEEDS = ("operations.created", "operations.deadline", "completions.time"), ("criterion.need", "criterion.levels")
@@ -48,9 +49,8 @@ def kind_of(schema: T.StructType, value: ColumnLike | None, field: str) -> T.Dat
         )
     if field in TIMES and not isinstance(kind, T.TimestampType):
         raise ConfigError(f"{field} is {kind.simpleString()}, not a timestamp: give datetime(..., tzinfo=UTC)")
-    each = kind.valueType if isinstance(kind, T.MapType) else kind
-    if field in NEEDS and not isinstance(each, (T.NumericType, T.NullType)):
-        raise ConfigError(f"{field} is {each.simpleString()}, not a number: cast it to one")
+    if field in NEEDS and not isinstance(level_type(kind), (T.NumericType, T.NullType)):
+        raise ConfigError(f"{field} is {level_type(kind).simpleString()}, not a number: cast it to one")
     return kind
 
 

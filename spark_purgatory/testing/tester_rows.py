@@ -26,12 +26,9 @@ Schema: TypeAlias = pa.Schema | T.StructType
 
 
 class RowReader:
-    """The rows of one input, in tables of one schema.
+    """The rows of one input, ``given`` "operations" or "completions", in tables of one schema: that of the first rows.
 
-    Args:
-        given: The input's name in errors: "operations" or "completions".
-        schema: Columns and their types; None: those of the first rows.
-        maps: Columns in which a dict is a map, and not a struct.
+    ``maps``: columns in which a dict is a map, and not a struct.
     """
 
     def __init__(self, given: str, schema: Schema | None, maps: Sequence[str] = ()) -> None:

@@ -91,10 +91,9 @@ class KeptSizes:
         self._file = -1
 
     def note(self, size: int) -> None:
-        """Let the other workers know how much this one holds. In place, so that nobody reads a file without a number.
+        """Let the other workers know how much this one holds. Raises OSError if the folder is gone or the disk full.
 
-        Raises:
-            OSError: The folder is gone, or the disk is full.
+        It is written in place, so that nobody reads a file without a number.
         """
         if self._file < 0:
             self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

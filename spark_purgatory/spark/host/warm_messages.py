@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -48,18 +48,16 @@ class Answer:
 def send_request(connection: Connection, request: Request) -> None:
     """Ask."""
     step = request.step
-    fields = {**{name: value for name, value in vars(request).items() if name != "step"}}
-    fields |= {"watermark_ms": step.watermark_ms, "operations": len(step.operations), "events": len(step.events)}
-    _send(connection, fields, [*step.operations, *step.events])
+    counts = (step.watermark_ms, len(step.operations), len(step.events))
+    _send(connection, {**vars(request), "step": counts}, [*step.operations, *step.events])
 
 
 def receive_request(connection: Connection) -> Request:
     """What is asked."""
     fields = json.loads(connection.recv_bytes())
-    operations, events = (
-        [connection.recv_bytes() for _ in range(fields.pop(name))] for name in ("operations", "events")
-    )
-    return Request(step=Step(fields.pop("watermark_ms"), operations, events), **fields)
+    watermark_ms, *counts = fields["step"]
+    operations, events = ([connection.recv_bytes() for _ in range(count)] for count in counts)
+    return Request(**{**fields, "step": Step(watermark_ms, operations, events)})
 
 
 def send_answer(connection: Connection, answer: Answer | PurgatoryError | None) -> None:
@@ -71,7 +69,7 @@ def send_answer(connection: Connection, answer: Answer | PurgatoryError | None) 
     else:
         blobs = {name: getattr(answer, name) for name in ("outcomes", "snapshot")}
         given = [name for name, blob in blobs.items() if blob is not None]
-        fields = {name: value for name, value in asdict(answer).items() if name not in blobs}
+        fields = {name: value for name, value in vars(answer).items() if name not in blobs}
         _send(connection, {"answer": fields, "blobs": given}, [blobs[name] for name in given])
 
 

@@ -19,11 +19,7 @@ TIME = struct.Struct("ll")
 
 
 def connect(address: str, seconds: float) -> Connection:
-    """A connection to a worker; whatever takes longer on it than ``seconds`` is an OSError.
-
-    Raises:
-        OSError: Nobody listens there.
-    """
+    """A connection to a worker. Raises OSError if nobody listens, and for what takes longer than ``seconds``."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as made:
         limit = TIME.pack(int(seconds), int(seconds % 1 * 1e6))
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
@@ -36,15 +32,7 @@ class Server:
     """Listens at an address, and gives each connection a thread, until it is closed."""
 
     def __init__(self, address: str, serve: Callable[[Connection], None]) -> None:
-        """Listen from now on.
-
-        Args:
-            address: Path of the socket.
-            serve: Called with each connection in a thread of its own.
-
-        Raises:
-            OSError: The path is there, or cannot be made.
-        """
+        """Listen at a path, and call ``serve`` with each connection. Raises OSError if the path cannot be made."""
         self.address = address
         self._serve = serve
         self._closed = False

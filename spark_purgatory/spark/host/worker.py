@@ -74,23 +74,18 @@ def give_memory_back(held_bytes: int) -> None:
     """Return freed memory to the system, where there is much of it beside what the worker holds.
 
     A step of an engine leaves holes where its columns lay, and glibc keeps them: without this a worker that holds 300
-    MB of engines has 700. It is called after every step and looks at its resident memory, which takes 10 us.
-
-    Args:
-        held_bytes: bytes of the engines that this worker holds.
+    MB of engines has 700. It is called after every step with the bytes of the worker's engines, and looks at its
+    resident memory, which takes 10 us.
     """
     if os.environ.get(SWITCH) != "0":
         _trimmer().trim(held_bytes)
 
 
 def end_task(task_bytes: int) -> None:
-    """Return what an earlier and much larger task has left. Call it as a task ends.
+    """Return what an earlier and much larger task has left. Call it as a task of so many bytes of rows and state ends.
 
     A query's first micro-batch often brings a hundred times what the later ones do. Without this, each worker that took
     part in it keeps up to `KEPT_BYTES` of freed memory for as long as it lives.
-
-    Args:
-        task_bytes: bytes of the rows and of the state that the task was given.
     """
     if os.environ.get(SWITCH) != "0":
         _trimmer().end_task(task_bytes)

@@ -30,8 +30,6 @@ CASTS = {
     T.VarcharType: "cast it to string",
 }
 """What to do with a column of a type that Spark does not hand over to Python."""
-
-
 NOTED_TYPES: tuple[type[T.DataType], ...] = (
     # TIME is of Spark 4.1.
     *(kind for kind in [getattr(T, "TimeType", None)] if kind is not None),
@@ -137,9 +135,7 @@ def _noted(field: pa.Field, kind: T.DataType) -> pa.Field:
     """The field without Spark's comments, but with what the Arrow type does not say of Spark's, at every depth."""
     if isinstance(kind, T.UserDefinedType):
         kind = kind.sqlType()
-    note = None
-    if isinstance(kind, NOTED_TYPES):
-        note = {SPARK_TYPE: kind.simpleString().encode()}
+    note = {SPARK_TYPE: kind.simpleString().encode()} if isinstance(kind, NOTED_TYPES) else None
     within = field.type
     if isinstance(kind, T.StructType):
         parts = zip(kind.fields, within, strict=True)

@@ -22,8 +22,6 @@ from spark_purgatory.errors import ConfigError
 SMALL_TYPES = (T.ByteType, T.ShortType, T.IntegerType)
 """Types whose values, and sums of them, are exact as doubles."""
 DOUBLE_TYPES = (T.FloatType, T.DoubleType)
-
-
 Typed = tuple[Column, T.DataType]
 
 
@@ -34,7 +32,7 @@ def number_type(criterion: Criterion | ByRow, value: T.DataType, needs: Mapping[
     """
     if not criterion.reads_values or not isinstance(value, T.NumericType) or isinstance(value, DOUBLE_TYPES):
         return DOUBLE
-    kinds = {field: _level_type(kind) for field, kind in needs.items()}
+    kinds = {field: level_type(kind) for field, kind in needs.items()}
     if isinstance(value, SMALL_TYPES) and _double_will_do(criterion, kinds):
         return DOUBLE
     number = value.simpleString() if isinstance(value, T.DecimalType) else "bigint"
@@ -52,7 +50,8 @@ def number_type(criterion: Criterion | ByRow, value: T.DataType, needs: Mapping[
     return number
 
 
-def _level_type(kind: T.DataType) -> T.DataType:
+def level_type(kind: T.DataType) -> T.DataType:
+    """The type of a need, or of the levels in a map."""
     return kind.valueType if isinstance(kind, T.MapType) else kind
 
 
@@ -99,7 +98,7 @@ def _converted(
         if "criterion.levels" not in needs:
             return need
         levels, kind = needs["criterion.levels"]
-        return F.when(levels.isNull(), need).otherwise(convert(F.try_element_at(levels, key), _level_type(kind)))
+        return F.when(levels.isNull(), need).otherwise(convert(F.try_element_at(levels, key), level_type(kind)))
 
     if isinstance(keys, list):
         return need, F.array(*map(level_at, keys))
