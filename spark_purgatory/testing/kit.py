@@ -24,7 +24,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_purgatory.config import Completions, Operations, watermark_ms
+from spark_purgatory.config import Completions, Operations
+from spark_purgatory.config.options import watermark_ms
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import ORPHAN_COLUMNS, OUTCOME_COLUMNS
 from spark_purgatory.spark.checkpoint.start_check import settings_to_start

@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from spark_purgatory.config import ColumnLike, PurgatoryOptions, not_a_column, us_per
+from spark_purgatory.config import PurgatoryOptions
+from spark_purgatory.config.declared import ColumnLike, not_a_column
+from spark_purgatory.config.units import us_per
 from spark_purgatory.core.arrays.numbers import DOUBLE, scale_of
 from spark_purgatory.core.arrays.sorted_runs import Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US

@@ -26,7 +26,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_purgatory.config import refuses_wrong_calls
+from spark_purgatory.config.declared import refuses_wrong_calls
 from spark_purgatory.core.state.engine_snapshot import refuse
 from spark_purgatory.errors import BugError, ConfigError
 from spark_purgatory.spark.move.check_tables import check_removed, check_tables

@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_purgatory.config import refuses_wrong_calls
+from spark_purgatory.config.declared import refuses_wrong_calls
 from spark_purgatory.core.export.checked import TABLES
 from spark_purgatory.core.export.put_together import history_of, most_of_any_shard, plain
 from spark_purgatory.core.export.taken_apart import events_tables, ids_table, operations_table

@@ -13,15 +13,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from spark_purgatory.config import (
-    ColumnLike,
-    Completions,
-    Operations,
-    PurgatoryOptions,
-    not_a_column,
-    us_per,
-    watermark_ms,
-)
+from spark_purgatory.config import Completions, Operations, PurgatoryOptions
+from spark_purgatory.config.declared import ColumnLike, not_a_column
+from spark_purgatory.config.options import watermark_ms
+from spark_purgatory.config.units import us_per
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.heartbeat import heartbeats
