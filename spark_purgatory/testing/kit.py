@@ -76,7 +76,8 @@ def assert_stream_equals_batch(
     """
     if purgatory.emit == "early":
         _check_early(purgatory, operations)
-    streamed, watermark_us = stream_outcomes(purgatory, operations, completions, folder, seed, batches, restarts)
+    shape = {"seed": seed, "batches": batches, "restarts": restarts}
+    streamed, watermark_us = stream_outcomes(purgatory, operations, completions, folder, **shape)
     # A stream of no rows has its watermark at 0, where `as_of` cannot be.
     as_of = operations.sparkSession.range(1).select(F.timestamp_micros(F.lit(max(watermark_us, 1000))).alias("t"))
     decided = purgatory.resolve(operations, completions, as_of=as_of.collect()[0]["t"])

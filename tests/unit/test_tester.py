@@ -238,6 +238,16 @@ def test_needs_that_would_be_read_otherwise_ask_for_a_schema() -> None:
         tester.step(completions=[payment(7, 1, amount=Decimal("0.10"))])
 
 
+def test_columns_that_outcomes_leave_out_are_in_no_list_of_outcomes() -> None:
+    operations = Operations(id="order_id", keys="order_id", created="ordered_at", timeout="30 minutes", exclude="note")
+    tester = PurgatoryTester(orders_and_payments(operations=operations))
+    tester.step([order(7, note="gift")])
+    [row] = tester.finish()
+    assert tester.outcomes == [row] and row["order_id"] == 7 and "note" not in row
+    with pytest.raises(ConfigError, match="operations.exclude='note' is not a column"):
+        PurgatoryTester(orders_and_payments(operations=operations)).step([order(7)])
+
+
 def test_a_field_of_a_struct_and_keys_in_several_columns() -> None:
     purgatory = Purgatory(
         operations=Operations(id="parcel.id", keys=["depot", "customs"], created="sent_at", timeout="wait"),

@@ -74,7 +74,7 @@ def by_shard(packed: DataFrame) -> GroupedData:
 def packer(
     side: int, shards: int | None, broadcast: bool, columns: pa.Schema | None = None
 ) -> Callable[[Batches], Batches]:
-    """The function for ``mapInArrow``: rows of a `Input`, of ``guarded`` only whether it is null, as ``ahead``.
+    """The function for ``mapInArrow``: an input's rows, of ``guarded`` only whether it is null, as ``ahead``.
 
     ``shards`` None: every hash is a group. ``broadcast``: every shard gets everything. ``columns``: the payload's, of
     operations. What leaves has the types of `plain`, whatever the session's settings are.

@@ -301,7 +301,8 @@ class Purgatory(PurgatoryOptions):
             warn_inside_foreach_batch()
         case_sensitive = operations.sparkSession.conf.get("spark.sql.caseSensitive") in ("true", "TRUE")
         given, events = Fields(operations, self), Fields(completions, self)
-        plan = plan_for(self, given.type_of, operations.schema, events.type_of, completions.columns, case_sensitive)
+        names = completions.columns
+        plan = plan_for(self, given.type_of, operations.schema, events.type_of, names, case_sensitive=case_sensitive)
         spec, schema = plan.spec, plan.schema
         if operations.isStreaming:
             watch(self, operations)
