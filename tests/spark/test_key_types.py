@@ -195,7 +195,7 @@ def test_a_value_has_one_text_whatever_the_session_is_set_to(spark: SparkSession
     for each in SETTINGS:
         with settings(spark, each):
             frame = spark.sql(f"select key from values {values} as t(key)")
-            text = key_text(F.col("key"), frame.schema["key"].dataType, "key")
+            text = key_text(F.col("key"), frame.schema["key"].dataType)
             assert [row.text for row in frame.select(text.alias("text")).collect()] == list(TEXTS[kind].values()), each
 
 
