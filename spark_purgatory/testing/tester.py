@@ -26,7 +26,6 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS
 from spark_purgatory.spark.host.calls import counts_of
 from spark_purgatory.spark.host.exchange import outcome_columns
-from spark_purgatory.spark.operator.field_types import check_value_is_named
 from spark_purgatory.spark.operator.payload import arrow_schema
 from spark_purgatory.spark.operator.purgatory import Plan, plan_for
 from spark_purgatory.testing.tester_inputs import events_table, kind_of, operations_table

@@ -244,7 +244,7 @@ def test_columns_that_outcomes_leave_out_are_in_no_list_of_outcomes() -> None:
     tester.step([order(7, note="gift")])
     [row] = tester.finish()
     assert tester.outcomes == [row] and row["order_id"] == 7 and "note" not in row
-    with pytest.raises(ConfigError, match="operations.exclude='note' is not a column"):
+    with pytest.raises(ConfigError, match=r"operations\.exclude='note' is not a column"):
         PurgatoryTester(orders_and_payments(operations=operations)).step([order(7)])
 
 

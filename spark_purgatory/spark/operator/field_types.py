@@ -55,7 +55,7 @@ def operation_types(type_of: TypeOf, options: PurgatoryOptions) -> tuple[FieldTy
 
 def completion_types(type_of: TypeOf, options: PurgatoryOptions) -> FieldTypes:
     """Return the types of what events are compared by, by field."""
-    config, criterion = options.completions, options.criterion
+    config = options.completions
     named = {"key": config.key, "operation_id": config.operation_id, "event_id": config.event_id}
     labels = {f"completions.{name}": value for name, value in named.items() if value is not None}
     types = {label: type_of(value, label) for label, value in labels.items()}
@@ -63,7 +63,6 @@ def completion_types(type_of: TypeOf, options: PurgatoryOptions) -> FieldTypes:
         check_key_type(kind, label)
     types |= _scope_type(type_of, options, "completions")
     check_time(type_of(config.time, "completions.time"), "completions.time")
-    check_value_is_named(config.value, criterion)
     if reads_value(options):
         check_value(type_of(config.value, "completions.value"))
     if config.kind is not None:
