@@ -94,7 +94,7 @@ PURE_AREAS = frozenset({"core", "accumulator"})
 PURE_MODULES = frozenset(
     f"{PACKAGE}/spark/sink/{name}.py"
     for name in (
-        "drain/protocol", "drain/actions", "staging/ledger", "staging/pieces", "staging/layout", "staging/backlog",
+        "drain/protocol", "drain/actions", "staging/ledger", "staging/pieces", "staging/backlog",
         "table/history",
     )
 )  # fmt: skip

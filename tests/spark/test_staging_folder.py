@@ -15,10 +15,16 @@ from spark_purgatory.errors import StagingError
 from spark_purgatory.spark.sink.drain.actions import CleanUp, Intended, Work
 from spark_purgatory.spark.sink.drain.protocol import apply
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
-from spark_purgatory.spark.sink.staging.layout import EPOCHS_A_GENERATION, GENERATIONS, log_path
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger
 from spark_purgatory.spark.sink.staging.ledger_format import intent_entry, read_ledger
-from spark_purgatory.spark.sink.staging.pieces import Intent, Piece
+from spark_purgatory.spark.sink.staging.pieces import (
+    EPOCHS_A_GENERATION,
+    GENERATIONS,
+    Contents,
+    Intent,
+    Piece,
+    epoch_path,
+)
 from spark_purgatory.spark.sink.staging.staging_folder import FORMAT, StagingFolder, local_folder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from tests.support.sink_queries import HOUR
@@ -73,9 +79,9 @@ def test_an_entry_is_read_as_it_was_written_and_a_note_replaces_the_one_of_its_n
     ]
     assert len(entry_files(checkpoint)) == 3
     assert (checkpoint / "staging" / "log" / "generation=1" / "epoch=17").is_dir()
-    folder.remove(spark, log_path(17))
+    folder.remove(spark, epoch_path(17, "log"))
     assert [name for name, _, _ in folder.read_entries(spark)] == ["intent=0"]
-    folder.remove(spark, log_path(17))
+    folder.remove(spark, epoch_path(17, "log"))
 
 
 @pytest.mark.parametrize("damage", ["emptied", "cut", "flipped", "newer"])
@@ -146,9 +152,9 @@ def drains(spark: SparkSession, actions: SparkActions, ledger: Ledger, numbers: 
         (rows / path).mkdir(parents=True)
         (rows / path / "part-0.parquet").write_bytes(b"rows")
         piece = Piece("", f"{path}/part-0.parquet", 1, 4, number, number, 0)
-        ledger.add(number, number, [piece])
+        ledger.add(number, number, Contents(rows=1))
         epochs = tuple(sorted(ledger.epochs))
-        intent = Intent(number, str(number), None, "", number, False, (piece,), (), epochs, 0)
+        intent = Intent(number, str(number), None, "", number, Contents(rows=1), (piece,), (), epochs, 0)
         actions.folder.write_entry(spark, number, *intent_entry(intent))
         apply(ledger, Intended(intent), Work(spark, 0))
         ledger.drain = DrainState.FOUND

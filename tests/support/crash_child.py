@@ -21,6 +21,7 @@ from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import failpoints, protocol, sender, spark_actions
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
+from spark_purgatory.spark.sink.staging import staged_files
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger
 from spark_purgatory.spark.sink.staging.pieces import Run
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
@@ -136,7 +137,7 @@ def _folders_grow(patch: Callable[[Any, str, Any], None]) -> None:
     patch(Run, "batch_name", lambda self, batch_id: f"batch={batch_id:020d}-0-0")
     # Its record would tell: rows are added to those that it counts.
     patch(Ledger, "_complete", lambda self, folders, empty: next(iter(folders.values())))
-    patch(spark_actions, "check_one_writer", lambda pieces, folder: None)
+    patch(staged_files, "check_one_writer", lambda pieces, folder: None)
 
 
 def _folders_forgotten(patch: Callable[[Any, str, Any], None]) -> None:

@@ -21,10 +21,9 @@ from spark_purgatory.spark.sink.drain.actions import Work
 from spark_purgatory.spark.sink.drain.beside import Beside
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.drain.spark_actions import SparkActions
-from spark_purgatory.spark.sink.staging.layout import log_path
 from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger, Names
 from spark_purgatory.spark.sink.staging.ledger_format import empty_entry, read_ledger, record_entry, schema_entry
-from spark_purgatory.spark.sink.staging.pieces import Contents, Intent, Piece, Run, StagedBatch
+from spark_purgatory.spark.sink.staging.pieces import Contents, Intent, Piece, Run, StagedBatch, epoch_path
 from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, StagingFolder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import DrainCommit, History, TableFacts, TableState, TableVersion
@@ -170,7 +169,7 @@ class WorldFolder(StagingFolder):
         self.uri, self.world = "/staging", world
 
     def write_entry(self, spark: Any, epoch: int, name: str, body: Mapping[str, object], is_note: bool = False) -> None:
-        self.world.log[f"{log_path(epoch)}/{name}"] = dict(body)
+        self.world.log[f"{epoch_path(epoch, 'log')}/{name}"] = dict(body)
 
     def read_entries(self, spark: Any, others_write: bool = False) -> list[LogEntry]:
         return [LogEntry(path.rpartition("/")[2], {**body, "format": 1}) for path, body in self.world.log.items()]
@@ -208,8 +207,8 @@ class WorldActions(SparkActions):
     def _stage(self, ledger: Ledger, action: do.Stage, work: Work) -> StagedBatch:
         world = self.world
         epoch, path = ledger.next_drain, ledger.run.batch_path(ledger.next_drain, work.before)
-        if work.brings_schema_other_than(ledger.schema):
-            self.folder.write_entry(work.spark, epoch, *schema_entry(work.before, work.schema_after(ledger.schema)))
+        if (schema := work.schema_after(ledger.schema)) != ledger.schema:
+            self.folder.write_entry(work.spark, epoch, *schema_entry(work.before, schema))
         rows = world.draw(work.before)
         world.evaluated.append(work.before)
         found = contents(rows)
@@ -265,12 +264,13 @@ class WorldSender(Sender):
         """What Spark, or `drain`, asks for."""
         if self.is_open and batch_id is not None:
             failpoints.reach("after return")
-        schema = "" if batch_id is None else self.world.batches[batch_id][0]
+        schema = None if batch_id is None else self.world.batches[batch_id][0]
 
-        def continued(known: str | None) -> str:
-            return known if known is not None and known.partition("@")[0] == schema else schema
+        def schema_after(known: str | None) -> str | None:
+            is_same = schema is None or (known is not None and known.partition("@")[0] == schema)
+            return known if is_same else schema
 
-        self._run(Work(None, self.world.committed, batch_id, continued=continued, flush=flush))
+        self._run(Work(None, self.world.committed, batch_id, schema_after, flush=flush))
         if batch_id is not None:
             failpoints.reach("before return")
             self.world.spark_commits(batch_id)

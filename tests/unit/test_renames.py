@@ -167,9 +167,9 @@ def test_names_are_read_as_the_history_has_them() -> None:
     def renames(old: str, new: str) -> list[Change]:
         return changes_of(*renamed(old, new))
 
-    assert renames("s.`b.c`", "s.x y") == [Change(("s", "b.c"), ("s", "x y"), "x y", "b.c")]
-    assert renames("`p.q`.a", "`p.q`.z.z") == [Change(("p.q", "a"), ("p.q", "z.z"), "z.z", "a")]
-    assert renames("s.o p", "s.`q.r`") == [Change(("s", "o p"), ("s", "q.r"), "q.r", "o p")]
-    assert renames("id", "the id") == [Change(("id",), ("the id",), "the id", "id")]
+    assert renames("s.`b.c`", "s.x y") == [Change(("s", "b.c"), ("s", "x y"))]
+    assert renames("`p.q`.a", "`p.q`.z.z") == [Change(("p.q", "a"), ("p.q", "z.z"))]
+    assert renames("s.o p", "s.`q.r`") == [Change(("s", "o p"), ("s", "q.r"))]
+    assert renames("id", "the id") == [Change(("id",), ("the id",))]
     assert changes_of(*dropped("s.`b.c`")) == [Change(old=("s", "b.c"))]
-    assert changes_of(*added("s.`b.c`")) == [Change(new=("s", "b.c"), name="b.c")]
+    assert changes_of(*added("s.`b.c`")) == [Change(new=("s", "b.c"))]

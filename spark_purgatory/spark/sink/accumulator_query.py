@@ -100,7 +100,7 @@ class AccumulatorQuery:
         """The sink's metrics, by the names of `spark_purgatory.metrics`; none under Spark Connect, where the sink runs
         in the server.
         """
-        return {} if is_remote() else self._sender.measure()
+        return {} if is_remote() else self._sender.policy.measure(self._sender.ledger)
 
     @property
     def isActive(self) -> bool:

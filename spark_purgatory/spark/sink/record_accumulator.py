@@ -30,7 +30,6 @@ from spark_purgatory.spark.sink.staged_view import staged_view
 from spark_purgatory.spark.sink.start_checks import checked
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.storage.spark_access import settings_at_start
-from spark_purgatory.spark.storage.storage_access import look_anew
 from spark_purgatory.version import __version__
 
 LOG = logging.getLogger(__name__)
@@ -98,12 +97,7 @@ class RecordAccumulator(SinkOptions):
 
     @refuses_wrong_calls
     def write_stream(
-        self,
-        df: DataFrame,
-        *,
-        checkpoint: str,
-        trigger: Mapping[str, Any] | None = None,
-        query_name: str | None = None,
+        self, df: DataFrame, *, checkpoint: str, trigger: Mapping[str, Any] | None = None, query_name: str | None = None
     ) -> AccumulatorQuery:
         """Start the query.
 
@@ -133,28 +127,27 @@ class RecordAccumulator(SinkOptions):
         """
         chosen = self._checked_trigger(trigger)
         self._refuse(df, checkpoint)
+        spark = df.sparkSession
         if is_remote():
-            look_anew(df.sparkSession)
-        options, since = checked(df.sparkSession, df.schema, self.options, checkpoint)
+            # The server keeps the files that it listed for a read, by the read's number and words, and each process of
+            # a session counts its reads from 0: the worker of a restarted query would get the files of the last run.
+            spark.conf.set("spark.connect.session.planCache.enabled", "false")
+        options, since = checked(spark, df.schema, self.options, checkpoint)
         wanted = settings_to_start(df, checkpoint)
         sender = Sender(options, checkpoint, self.on_delivery, since)
-        writer = with_heartbeat(df).writeStream.foreachBatch(sender).outputMode("append")
-        writer = writer.option("checkpointLocation", checkpoint)
-        writer = writer.trigger(**chosen)
+        # A stream that stops receiving lets its last rows out all the same: foreachBatch is called at each trigger,
+        # because a second stream without rows always has something new.
+        with_heartbeat = df.unionAll(heartbeats(spark, df.schema).where(F.lit(False)))
+        writer = with_heartbeat.writeStream.foreachBatch(sender).outputMode("append")
+        writer = writer.option("checkpointLocation", checkpoint).trigger(**chosen)
         if query_name:
             writer = writer.queryName(query_name)
-        query = AccumulatorQuery(_start(writer, df.sparkSession, wanted), sender, df.sparkSession, chosen)
+        query = AccumulatorQuery(_start(writer, spark, wanted), sender, spark, chosen)
         self._started[:] = [query]
         LOG.info(
-            "query %s started: table %s, checkpoint %s, trigger %s, %s; spark_purgatory %s, Spark %s, application %s",
-            query_name or query.id,
-            self.target,
-            checkpoint,
-            chosen,
-            self.options.in_numbers(),
-            __version__,
-            df.sparkSession.version,
-            df.sparkSession.conf.get("spark.app.id", "unknown"),
+            f"query {query_name or query.id} started: table {self.target}, checkpoint {checkpoint}, trigger {chosen}, "
+            f"{self.options.in_numbers()}; spark_purgatory {__version__}, Spark {spark.version}, application "
+            f"{spark.conf.get('spark.app.id', 'unknown')}"
         )
         return query
 
@@ -270,11 +263,3 @@ def _start(writer: DataStreamWriter, spark: SparkSession, wanted: Mapping[str, s
         name = f" ({error.getCondition()})" if error.getCondition() else ""
         told = f"Spark runs this stream in another output mode only{name}, but {APPENDS}"
         raise ConfigError(told) from None  # Its error shows the whole plan.
-
-
-def with_heartbeat(df: DataFrame) -> DataFrame:
-    """The stream, and a second one without rows that always has something new: foreachBatch is called at each trigger.
-
-    Without it a stream that stops receiving would never let its last rows out, whatever linger says.
-    """
-    return df.unionAll(heartbeats(df.sparkSession, df.schema).where(F.lit(False)))

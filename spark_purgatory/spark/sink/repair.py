@@ -7,7 +7,7 @@ leaves is everything that was staged up to its last micro-batch, so that no row 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
@@ -19,8 +19,7 @@ from spark_purgatory.spark.sink.table.history import History
 from spark_purgatory.spark.sink.table.table_claim import app_id_of, claimed_by
 
 
-@dataclass(frozen=True)
-class Conflict:
+class Conflict(NamedTuple):
     """Entries of one name that differ."""
 
     true: LogEntry

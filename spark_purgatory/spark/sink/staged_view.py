@@ -9,6 +9,7 @@ from spark_purgatory.errors import ConfigError, StagingError
 from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
 from spark_purgatory.spark.sink.staging.ledger import Ledger, missing
 from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
+from spark_purgatory.spark.sink.staging.pieces import Piece
 from spark_purgatory.spark.sink.staging.staged_files import pieces_below, read_pieces
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.column_rules import fitted_columns
@@ -35,6 +36,31 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
             "of the query whose staged rows are wanted"
         )
     place = StagingFolder.of(spark, checkpoint)
+    ledger, pieces, version = _looked_at(spark, target, checkpoint, place)
+    if not pieces and version > NO_VERSION:
+        return target.read(spark, version)
+    if ledger.schema is None:
+        raise ConfigError(
+            f"table {target} is not there yet, and no row is staged for it: its query has not had a micro-batch with "
+            "rows. Ask exists() before, or read again later"
+        )
+    columns = StagedColumns.of(ledger.schema)
+    if not pieces:
+        return spark.createDataFrame([], columns.rows)
+    staged = read_pieces(spark, place.uri, columns.rows, pieces)
+    if version == NO_VERSION:
+        return staged
+    table, facts = target.read(spark, version), target.facts(spark)
+    if facts is not None:
+        names = target.columns_now(spark, columns, facts, table.schema).there or columns.rows
+        staged = with_names(staged, fitted_columns(names, table.schema))
+    return table.unionByName(staged, allowMissingColumns=True)
+
+
+def _looked_at(
+    spark: SparkSession, target: DeltaTarget, checkpoint: str, place: StagingFolder
+) -> tuple[Ledger, list[Piece], int]:
+    """The ledger, the pieces that a version of the table lacks, and that version, all of one time."""
     # The query may name the table in another way than the reader, and other tables may have its name.
     claimed, here = claimed_by(spark, checkpoint), resolved(spark, SinkOptions(path=target.path, table=target.table))
     is_named = not claimed or is_one_table(claimed, {"path": here.path} if here.path else {"table": str(here.table)})
@@ -43,8 +69,7 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
         before = _version_of(spark, target)
         committed = next_batch(spark, checkpoint)
         ledger = read_ledger(spark, place, others_write=True)
-        found: StagingError | None = None
-        known = committed
+        found, known = None, committed
         try:
             pieces = pieces_below(spark, place.uri, ledger.schema)
             repartitions = repartitions_in(spark, checkpoint, ledger.unknown(pieces, committed))
@@ -63,10 +88,7 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
                 raise found
             if known < committed:
                 raise missing(checkpoint, place.uri, known, committed)
-            is_there = before > NO_VERSION and _has_intent(spark, target, ledger, app_id, before)
-            return _view(
-                spark=spark, target=target, folder=place.uri, ledger=ledger, version=before, has_intent=is_there
-            )
+            return ledger, _waiting(spark, target, ledger, app_id, before), before
     raise StagingError(f"table {target} was drained to {TRIES} times while its staged rows were looked for: try again")
 
 
@@ -83,46 +105,18 @@ def _is_of(spark: SparkSession, target: DeltaTarget, ledger: Ledger, app_id: str
     return ledger.intent is not None and bool(target.history(spark, ledger.intent.base_version).drains(app_id))
 
 
-def _has_intent(spark: SparkSession, target: DeltaTarget, ledger: Ledger, app_id: str, version: int) -> bool:
-    """Whether that version of the table holds what the last intent takes. StagingError if nobody can tell."""
-    intent = ledger.intent
-    if intent is None or ledger.is_done:
-        return True
-    history = target.history(spark, intent.base_version)
-    if (commit := history.drains(app_id).get(intent.number)) is not None:
-        return commit.version <= version
-    if not history.is_whole_since(intent.base_version):
-        raise StagingError(
-            f"the history of table {target} was cut since drain {intent.number} was begun, so whether its rows are in "
-            "the table or staged cannot be told. Start the query: it finishes the drain. Then read again"
-        )
-    return False
-
-
-def _view(
-    spark: SparkSession, target: DeltaTarget, folder: str, ledger: Ledger, version: int, has_intent: bool
-) -> DataFrame:
-    intent = ledger.intent
-    taken = intent.taken if intent is not None and not has_intent else ()
-    left = set(intent.left) if intent is not None else set()
-    whole = [piece for piece in ledger.pieces.values() if piece not in left]
-    is_there = version > NO_VERSION
-    if not (taken or left or whole) and is_there:
-        return target.read(spark, version)
-    if ledger.schema is None:
-        raise ConfigError(
-            f"table {target} is not there yet, and no row is staged for it: its query has not had a micro-batch with "
-            "rows. Ask exists() before, or read again later"
-        )
-    columns = StagedColumns.of(ledger.schema)
-    schema = columns.rows
-    if not (taken or left or whole):
-        return spark.createDataFrame([], schema)
-    staged = read_pieces(spark, folder, schema, [*taken, *left], whole)
-    if not is_there:
+def _waiting(spark: SparkSession, target: DeltaTarget, ledger: Ledger, app_id: str, version: int) -> list[Piece]:
+    """The staged pieces that a version of the table lacks. StagingError if nobody can tell."""
+    intent, staged = ledger.intent, [*ledger.pieces.values()]
+    if intent is None or (ledger.is_done and version > NO_VERSION):
         return staged
-    table, facts = target.read(spark, version), target.facts(spark)
-    if facts is not None:
-        names = target.columns_now(spark, columns, facts, table.schema).there or schema
-        staged = with_names(staged, fitted_columns(names, table.schema))
-    return table.unionByName(staged, allowMissingColumns=True)
+    if version > NO_VERSION:
+        history = target.history(spark, intent.base_version)
+        if (commit := history.drains(app_id).get(intent.number)) is not None and commit.version <= version:
+            return staged
+        if commit is None and not history.is_whole_since(intent.base_version):
+            raise StagingError(
+                f"the history of table {target} was cut since drain {intent.number} was begun, so whether its rows are "
+                "in the table or staged cannot be told. Start the query: it finishes the drain. Then read again"
+            )
+    return [*intent.taken, *staged]

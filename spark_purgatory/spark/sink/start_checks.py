@@ -37,7 +37,7 @@ from spark_purgatory.spark.sink.table.table_place import check_outside, place_of
 from spark_purgatory.spark.storage.checkpoint_files import check_files
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
-from spark_purgatory.spark.storage.storage_access import described, sql_text, touch
+from spark_purgatory.spark.storage.storage_access import described, sql_text, write_nothing
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 LOG = logging.getLogger(__name__)
@@ -58,57 +58,50 @@ def checked(
     Partition columns that Delta computes, and the stream lacks, are left out.
     """
     with settings(spark, SMALL_QUERY):
-        return _checked(spark, schema, options, checkpoint)
-
-
-def _checked(
-    spark: SparkSession, schema: T.StructType, options: SinkOptions, checkpoint: str
-) -> tuple[SinkOptions, int]:
-    given = replace(options, partition_by=())
-    if given.table:
-        _facts(spark, DeltaTarget(given))  # A temporary view has no other name.
-    now = resolved(spark, given)
-    target, facts, folder = _looked_at(spark, now, checkpoint)
-    table_id = facts.id if facts else None
-    bound = claim(
-        spark=spark,
-        checkpoint=checkpoint,
-        given=given,
-        resolved=now,
-        table_id=table_id,
-        has_filled=lambda: _has_filled(spark, DeltaTarget(now), checkpoint),
-    )
-    if bound.options != now:
-        target, facts, folder = _looked_at(spark, bound.options, checkpoint)
-    since = NO_VERSION
-    if bound.has_begun:
-        check_files(spark, checkpoint)
-    ledger = read_ledger(spark, StagingFolder.of(spark, checkpoint)) if bound.has_begun else Ledger()
-    if facts is None:
-        partition_by = tuple(_in_stream(spark, name, schema) for name in options.names_of("partition_by"))
-        _check_new_columns(spark, target, schema, partition_by, _default(spark, "columnMapping.mode") != "none")
-        if (retention := _default(spark, FORGETS.removeprefix("delta."))) != "none":
-            raise TableForgetsError(
-                f"{DEFAULTS}{FORGETS.removeprefix('delta.')} = {retention!r} is set, so table {target} would be made "
-                "with that property, and after that time take rows a second time. Nothing was started. Unset it"
-            )
-        _check_place(spark, target, folder, was_begun=ledger.intent is not None and ledger.intent.number == 0)
-    else:
-        check_features(spark, str(target), target.merge_place, facts.features)
-        version = target.history(spark).version  # Before the columns are read: a rename after that is one.
-        there = target.read(spark).schema
-        known = StagedColumns(schema, version) if ledger.schema is None else StagedColumns.of(ledger.schema)
-        since = known.version if [*paths(known.rows)] == [*paths(schema)] else version
-        if facts.is_mapped and not _is_named(spark, target, schema, there, known if ledger.schema else None):
-            since = version
-        special = SpecialColumns()
-        if SPECIAL_FEATURES & set(facts.features):
-            special = special_columns(spark, target.merge_place, there.names, schema.names)
-        partition_by = _of_table(spark, options, schema, facts, special)
-        _check_table(spark=spark, target=target, schema=schema, there=there, facts=facts, special=special)
-        if not (bound.has_begun or options.shares_table):
-            _warn_of_others(spark, target, checkpoint)
-    return replace(bound.options, partition_by=partition_by), since
+        given = replace(options, partition_by=())
+        if given.table:
+            _facts(spark, DeltaTarget(given))  # A temporary view has no other name.
+        now, since, ledger = resolved(spark, given), NO_VERSION, Ledger()
+        target, facts, folder = _looked_at(spark, now, checkpoint)
+        names, table_id = [str(each.path or each.table) for each in (now, given)], facts.id if facts else ""
+        ours = {"path" if given.path else "table": names[0], "given": names[1], "id": table_id}
+        claimed, has_begun = claim(spark, checkpoint, ours, lambda: _has_filled(spark, DeltaTarget(now), checkpoint))
+        bound = replace(now, path=claimed.get("path"), table=claimed.get("table"))
+        if bound != now:
+            target, facts, folder = _looked_at(spark, bound, checkpoint)
+        if has_begun:
+            check_files(spark, checkpoint)
+            ledger = read_ledger(spark, StagingFolder.of(spark, checkpoint))
+        if facts is None:
+            partition_by = tuple(_in_stream(spark, name, schema) for name in options.names_of("partition_by"))
+            _check_new_columns(spark, target, schema, partition_by, _default(spark, "columnMapping.mode") != "none")
+            if (retention := _default(spark, forgets := FORGETS.removeprefix("delta."))) != "none":
+                raise TableForgetsError(
+                    f"{DEFAULTS}{forgets} = {retention!r} is set, so table {target} would be made with that property, "
+                    "and after that time take rows a second time. Nothing was started. Unset it"
+                )
+            _check_place(spark, target, folder, was_begun=ledger.intent is not None and ledger.intent.number == 0)
+        else:
+            check_features(spark, str(target), target.merge_place, facts.features)
+            version = target.history(spark).version  # Before the columns are read: a rename after that is one.
+            there = target.read(spark).schema
+            known = StagedColumns(schema, version) if ledger.schema is None else StagedColumns.of(ledger.schema)
+            since = known.version if [*paths(known.rows)] == [*paths(schema)] else version
+            if facts.is_mapped and not _is_named(spark, target, schema, there, known if ledger.schema else None):
+                since = version
+            special = SpecialColumns()
+            if SPECIAL_FEATURES & set(facts.features):
+                special = special_columns(spark, target.merge_place, there.names, schema.names)
+            partition_by = _of_table(spark, options, schema, facts, special)
+            target.check_columns(spark, there, schema)
+            types = {field.name.lower(): field.dataType for field in there.fields}
+            has_new = any(field.dataType != types.get(field.name.lower()) for field in schema.fields)
+            if has_new or len({*map(str.lower, schema.names)}) < len(schema.names):
+                _check_new_columns(spark, target, schema, (), facts.is_mapped)
+            _check_special(target, schema, there, special)
+            if not (has_begun or options.shares_table):
+                _warn_of_others(spark, target, checkpoint)
+        return replace(bound, partition_by=partition_by), since
 
 
 def _has_filled(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> bool:
@@ -125,12 +118,10 @@ def _warn_of_others(spark: SparkSession, target: DeltaTarget, checkpoint: str) -
     ]
     if others:
         LOG.warning(
-            "table %s was filled by %s; checkpoint %s is new, so its query reads the sources from their beginning, and "
-            "rows that are in the table come again. To go on, start with the other query's checkpoint. If several "
-            "queries are to fill the table, each from other sources, give shares_table=True",
-            target,
-            " and by ".join(others[:MAX_OTHERS]),
-            checkpoint,
+            f"table {target} was filled by {' and by '.join(others[:MAX_OTHERS])}; checkpoint {checkpoint} is new, so "
+            "its query reads the sources from their beginning, and rows that are in the table come again. To go on, "
+            "start with the other query's checkpoint. If several queries are to fill the table, each from other "
+            "sources, give shares_table=True"
         )
 
 
@@ -149,7 +140,11 @@ def _looked_at(
 def _facts(spark: SparkSession, target: DeltaTarget) -> TableFacts | None:
     try:
         if target.table:
-            _ask_delta(spark)
+            try:  # Without Delta a name may be unknown, and Delta alone understands this.
+                described(spark, sql_text("/"))
+            except SPARK_FAULTS as error:
+                if is_without_delta(error):
+                    raise
         return target.facts(spark)
     except SPARK_FAULTS as error:
         if is_without_delta(error):
@@ -158,15 +153,6 @@ def _facts(spark: SparkSession, target: DeltaTarget) -> TableFacts | None:
             f"table {target} cannot be read: {sentence_of(error)}. Nothing was started. Give the session what its "
             "storage or catalog needs (jars, credentials), or another place"
         ) from error
-
-
-def _ask_delta(spark: SparkSession) -> None:
-    """Say something that Delta alone understands: a name may be unknown without it."""
-    try:
-        described(spark, sql_text("/"))
-    except SPARK_FAULTS as error:
-        if is_without_delta(error):
-            raise
 
 
 def _default(spark: SparkSession, name: str) -> str:
@@ -199,8 +185,7 @@ def _of_table(
         raise DeltaTarget(options).partitioned_otherwise(ours, facts)
     lower = {name.lower() for name in schema.names}
     lacking = [name for name in facts.partition_by if name.lower() not in lower]
-    strange = [name for name in lacking if name.lower() not in special.filled]
-    if strange:
+    if strange := [name for name in lacking if name.lower() not in special.filled]:
         raise SchemaMismatchError(
             f"table {options.table or options.path} is partitioned by {', '.join(strange)}, which the stream lacks; it "
             f"has {', '.join(schema.names)}. Nothing was started. Add the column to the stream"
@@ -254,20 +239,8 @@ def _is_named(
     return True
 
 
-def _check_table(
-    spark: SparkSession,
-    target: DeltaTarget,
-    schema: T.StructType,
-    there: T.StructType,
-    facts: TableFacts,
-    special: SpecialColumns,
-) -> None:
-    """The columns of a table that is there, beside the stream's."""
-    target.check_columns(spark, there, schema)
-    known = {field.name.lower(): field.dataType for field in there.fields}
-    added = [field for field in schema.fields if field.dataType != known.get(field.name.lower())]
-    if added or len(set(map(str.lower, schema.names))) < len(schema.names):
-        _check_new_columns(spark, target, schema, (), facts.is_mapped)
+def _check_special(target: DeltaTarget, schema: T.StructType, there: T.StructType, special: SpecialColumns) -> None:
+    """Columns of a table that is there, which takes no values for them, or no rows without."""
     given = {name.lower() for name in schema.names}
     if closed := sorted(special.closed & given):
         raise SchemaMismatchError(
@@ -307,7 +280,7 @@ def _check_place(spark: SparkSession, target: DeltaTarget, place: str | None, wa
                 "Nothing was started. Give a folder that is empty or not there. If another query was killed in its "
                 "first drain there, the files are what that left: start with its checkpoint, or remove them"
             )
-        touch(spark, place)
+        write_nothing(spark, place, "append")
     except SPARK_FAULTS as error:
         raise StorageError(
             f"table {target} cannot be made in {place}: {sentence_of(error)}. Nothing was started. Give the session "

@@ -14,19 +14,13 @@ from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
-PLAN_CACHE = "spark.connect.session.planCache.enabled"
 DETAILS = ("format", "id", "location", "partitionColumns", "properties", "tableFeatures")
 _NOT_THERE = re.compile(r"\[DELTA_FILE_NOT_FOUND\] File path (?!\S*/_delta_log/)|\[DELTA_MISSING_DELTA_TABLE\]")
 
 
-def look_anew(spark: SparkSession) -> None:
-    """Have Spark Connect look at files each time that they are read.
-
-    Its server keeps the files that it listed for a read, by the read's number and words, and every process of a session
-    counts its reads from 0: the worker of a restarted query counts as the last run's did, and would get the
-    checkpoint and the table's log as they were then.
-    """
-    spark.conf.set(PLAN_CACHE, "false")
+def back_ticked(name: str) -> str:
+    """A name in back-ticks."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def sql_text(value: str) -> str:
@@ -63,7 +57,14 @@ def absolute(spark: SparkSession, path: str) -> str:
     return path
 
 
-def touch(spark: SparkSession, path: str) -> None:
+def write_line(spark: SparkSession, path: str, line: str, mode: str) -> None:
+    """Write a line into a folder, as its one file."""
+    row = spark.range(0, 1, 1, 1).select(F.lit(line).alias("value"))
+    row.write.mode(mode).option(NO_SUCCESS_FILE, "false").text(path)
+
+
+def write_nothing(spark: SparkSession, path: str, mode: str) -> None:
     """Write no rows into a folder: an error if it cannot be written, else an empty folder, or nothing in a store."""
     nothing = spark.range(0, 0, 1, 1).select(F.lit("").alias("value"), F.lit(0).alias("gone"))
-    nothing.write.partitionBy("gone").mode("append").option(NO_SUCCESS_FILE, "false").text(path)
+    writer = nothing.write.partitionBy("gone").mode(mode).option("partitionOverwriteMode", "static")
+    writer.option(NO_SUCCESS_FILE, "false").text(path)

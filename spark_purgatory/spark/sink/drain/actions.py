@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from spark_purgatory.spark.sink.staging.ledger import Failed
 from spark_purgatory.spark.sink.staging.pieces import Contents, Intent, Piece, StagedBatch
@@ -28,16 +28,14 @@ class Skip:
     """Evaluate the micro-batch and drop its rows: a drain has brought them before Spark forgot that it committed it."""
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """Write the rows of the micro-batch into the staging folder, and the record of them."""
 
     now_ms: int
     max_file_rows: int
 
 
-@dataclass(frozen=True)
-class Count:
+class Count(NamedTuple):
     """Look into the files of staged micro-batches."""
 
     batches: tuple[StagedBatch, ...]
@@ -47,15 +45,13 @@ class Admit:
     """Let the incoming micro-batch count: it fits into buffer_memory."""
 
 
-@dataclass(frozen=True)
-class Intend:
+class Intend(NamedTuple):
     """Make an intent durable: these pieces go to the table."""
 
     taken: tuple[Piece, ...]
 
 
-@dataclass(frozen=True)
-class Commit:
+class Commit(NamedTuple):
     """Bring what an intent takes to the table."""
 
     intent: Intent
@@ -63,8 +59,7 @@ class Commit:
     """Where a file of the table is cut; 0: nowhere."""
 
 
-@dataclass(frozen=True)
-class ReadBack:
+class ReadBack(NamedTuple):
     """Ask the table whether it has the commit of an intent."""
 
     intent: Intent
@@ -74,15 +69,13 @@ class CleanUp:
     """Note that the drain is done, and remove what it has made idle."""
 
 
-@dataclass(frozen=True)
-class Wait:
+class Wait(NamedTuple):
     """Do nothing for a time: the table has to be tried again."""
 
     ms: int
 
 
-@dataclass(frozen=True)
-class Stop:
+class Stop(NamedTuple):
     """End the query with an error."""
 
     error: Exception
@@ -98,16 +91,14 @@ HAS_FAILPOINTS = {Stage: "stage", Intend: "intend", Commit: "commit", ReadBack: 
 # --- what came of it ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Looked:
+class Looked(NamedTuple):
     """The table fits to the log, and has the commit of the last intent, or not."""
 
     table_id: str | None
     commit: DrainCommit | None
 
 
-@dataclass(frozen=True)
-class Adopted:
+class Adopted(NamedTuple):
     """What lies in the staging folder."""
 
     pieces: Sequence[Piece]
@@ -115,29 +106,25 @@ class Adopted:
     """Micro-batches that no sink saw."""
 
 
-@dataclass(frozen=True)
-class Skipped:
+class Skipped(NamedTuple):
     """The micro-batch was evaluated, and has these rows."""
 
     contents: Contents
 
 
-@dataclass(frozen=True)
-class Staged:
+class Staged(NamedTuple):
     """The micro-batch lies in its folder; without rows there is a note of it."""
 
     batch: StagedBatch
 
 
-@dataclass(frozen=True)
-class Counted:
+class Counted(NamedTuple):
     """The pieces of staged micro-batches."""
 
     pieces: Mapping[int, tuple[Piece, ...]]
 
 
-@dataclass(frozen=True)
-class Intended:
+class Intended(NamedTuple):
     """The intent is durable."""
 
     intent: Intent
@@ -147,15 +134,13 @@ class Begun:
     """The commit goes on beside the micro-batches, and its own result comes later."""
 
 
-@dataclass(frozen=True)
-class Committed:
+class Committed(NamedTuple):
     """The commit returned; the table was at ``before_version`` before it."""
 
     before_version: int
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """The table has the commit."""
 
     table_id: str | None
@@ -166,22 +151,9 @@ class NotThere:
     """The table does not have the commit, or does not tell: a write that it has is skipped."""
 
 
-class CleanedUp:
-    """The drain is done, and that was noted."""
-
-
-class Admitted:
-    """The incoming micro-batch counts."""
-
-
-class Waited:
-    """Time has passed."""
-
-
-Result = (
-    Looked | Adopted | Skipped | Staged | Counted | Admitted | Intended | Begun | Committed | Failed | Found | NotThere
-    | CleanedUp | Waited
-)  # fmt: skip
+Done = Admit | CleanUp | Wait
+"""Actions of which nothing is to be said but that they were done: each is its own result."""
+Result = Looked | Adopted | Skipped | Staged | Counted | Intended | Begun | Committed | Failed | Found | NotThere | Done
 
 
 @dataclass
@@ -196,9 +168,7 @@ class Work:
     """The micro-batch that Spark runs now, or next."""
     batch_id: int | None = None
     """The micro-batch at hand; None if there is none."""
-    schema: str = ""
-    """The schema of its rows."""
-    continued: Callable[[str | None], str] | None = None
+    schema_after: Callable[[str | None], str | None] = lambda known: known
     """The schema to stage its rows with after rows of a known one: that one, if these are the same columns."""
     flush: bool = False
     """Whether to bring everything staged to the table."""
@@ -207,11 +177,3 @@ class Work:
     begun_ms: int = 0
     is_evaluated: bool = False
     """Its rows were staged or skipped."""
-
-    def schema_after(self, known: str | None) -> str:
-        """What its rows are staged with. A drain moves the known one forward to a version of the table."""
-        return self.schema if self.continued is None else self.continued(known)
-
-    def brings_schema_other_than(self, known: str | None) -> bool:
-        """Whether the micro-batch at hand has other columns, so that what was staged has to go first."""
-        return self.batch_id is not None and self.schema_after(known) != known

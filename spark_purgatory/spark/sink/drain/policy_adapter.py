@@ -51,21 +51,18 @@ class Delivery:
     """Milliseconds from their staging to the end of their drain."""
 
 
-class FileSizing:
-    """What a piece is expected to add to a file."""
+@dataclass
+class _FileSizing:
+    """What a piece is expected to add to a file, whichever; a batch keeps the estimate that was made at the append."""
 
+    sizes: SizeCalibration[str]
     header_bytes = 0
 
-    def __init__(self, sizes: SizeCalibration[str]) -> None:
-        self._sizes = sizes
-
     def record_bytes(self, record: Piece, batch: Sequence[Piece]) -> int:
-        """The same in every batch."""
         return self.upper_bound_bytes(record)
 
     def upper_bound_bytes(self, record: Piece) -> int:
-        """The estimate as it is now; a batch keeps what it was at the append."""
-        return self._sizes.file_bytes(record.partition, record.staged_bytes)
+        return self.sizes.file_bytes(record.partition, record.staged_bytes)
 
 
 class PolicyAdapter:
@@ -84,12 +81,11 @@ class PolicyAdapter:
             batch_bytes=self.batch_bytes, linger_ms=self.linger_ms, delivery_timeout_ms=self.delivery_timeout_ms
         )
         backoff = ExponentialBackoff(self.backoff_ms, self.backoff_ms * MAX_BACKOFF_FACTOR)
-        self.policy = AccumulatorPolicy[str, Piece, Delivery](settings, FileSizing(self.sizes), backoff)
+        self.policy = AccumulatorPolicy[str, Piece, Delivery](settings, _FileSizing(self.sizes), backoff)
         self.futures: dict[int, tuple[RecordFuture[Delivery], ...]] = {}
         """Futures by micro-batch; of those delivered the last `KEPT_FUTURES`."""
         self.totals = Counter[str]()
-        """What a run of the query has drained: the metrics that only grow."""
-        self._last_ms: int | None = None
+        """What a run of the query has drained: the metrics that only grow, and the time of the last drain."""
         self.is_out_of_time = False
         """A file has waited for delivery_timeout, and the table does not take it."""
         self.progress_ms = 0
@@ -118,8 +114,6 @@ class PolicyAdapter:
     def must_count(self, uncounted: Mapping[int, StagedBatch], now_ms: int) -> bool:
         """Whether micro-batches that are not counted yet could change what is ready."""
         batches, now_ms = uncounted.values(), now_ms + self._ahead_ms
-        if not batches:
-            return False
         if now_ms - min(staged.staged_ms for staged in batches) >= self.linger_ms or self.policy.ripe(now_ms):
             return True
         open_bytes = {queue.partition: queue.batches[-1].bytes for queue in self.policy.queues if queue.batches}
@@ -128,8 +122,7 @@ class PolicyAdapter:
     def next_pieces(self, now_ms: int, everything: bool) -> tuple[Piece, ...]:
         """The pieces of the files that should go now; none if none should."""
         ripe = self.policy.ripe(now_ms + self._ahead_ms, everything)[:MAX_FILES_PER_DRAIN]
-        batches = self.policy.peek(set(ripe), self.request_bytes, now_ms, everything)
-        return tuple(piece for batch in batches for piece in batch.records)
+        return _pieces_in(self.policy.peek(set(ripe), self.request_bytes, now_ms, everything))
 
     @property
     def _ahead_ms(self) -> int:
@@ -146,10 +139,6 @@ class PolicyAdapter:
     def is_backing_off(self, now_ms: int) -> bool:
         """Whether the drain under way failed, and it is too early to try it again."""
         return any(batch.is_backing_off(now_ms) for batch in self.in_drain)
-
-    def rows_a_file(self) -> int:
-        """How many rows a file of batch_size has, whatever its partition."""
-        return self.sizes.rows_for("", self.batch_bytes)
 
     def cut_rows(self, pieces: Iterable[Piece]) -> int:
         """Where files of these pieces are cut, because one is larger than it should be; 0: nowhere."""
@@ -179,7 +168,9 @@ class PolicyAdapter:
                     batch.created_ms = now_ms  # Or rows that have waited for delivery_timeout could never leave.
             case do.Counted(pieces) if isinstance(action, do.Count) and not ledger.is_incoming(pieces):
                 self._counted(action.batches, pieces)
-                self._warn(ledger.staged_bytes)
+                if (staged := ledger.staged_bytes) >= self.buffer_bytes * WARN_AT:
+                    part = f"{100 * staged // self.buffer_bytes} % of buffer_memory ({self.buffer_bytes} bytes)"
+                    LOG.warning(f"{staged} bytes are staged for table {self.table}, {part}")
             case do.Intended(intent):
                 self._began_ms = self.now()
                 self._take(intent.taken)
@@ -194,11 +185,10 @@ class PolicyAdapter:
     def append(self, pieces: Sequence[Piece], since_ms: int) -> list[RecordFuture[Delivery]]:
         """Take pieces in; they linger from when they were staged, if that is between ``since_ms`` and now."""
         now_ms = self.now()
-        futures = []
-        for piece in pieces:
-            staged_ms = min(max(piece.staged_ms, since_ms), now_ms)
-            futures.append(self.policy.append(piece.partition, piece, staged_ms).future)
-        return futures
+        return [
+            self.policy.append(piece.partition, piece, min(max(piece.staged_ms, since_ms), now_ms)).future
+            for piece in pieces
+        ]
 
     def _counted(self, batches: Sequence[StagedBatch], pieces: Mapping[int, Sequence[Piece]]) -> None:
         """Learn from micro-batches that were counted, and take their pieces in."""
@@ -206,19 +196,19 @@ class PolicyAdapter:
         for batch_id, found in pieces.items():
             for piece in found:
                 self.sizes.observe_staged(piece.partition, piece.staged_bytes, piece.rows)
-            self.remember(batch_id, self.append(found, 0))
+            self.futures[batch_id] = tuple(self.append(found, 0))
+        done = [number for number, batch in self.futures.items() if all(future.is_done for future in batch)]
+        for number in done[:-KEPT_FUTURES]:
+            del self.futures[number]
 
     def _take(self, pieces: Sequence[Piece]) -> None:
         """The files of these pieces are in flight: for the first time, or again after a failure has queued them."""
         if self._began_ms is None:
             self._began_ms = self.now()
-        while partitions := {piece.partition for piece in pieces if piece.key not in self._in_flight()}:
+        while partitions := {piece.partition for piece in {*pieces} - {*_pieces_in(self.policy.in_flight)}}:
             if not self.policy.drain(partitions, sys.maxsize, self.now()):
                 raise BugError(f"{len(partitions)} files of a drain are not queued")
         self.in_drain = self.policy.in_flight
-
-    def _in_flight(self) -> set[tuple[str, str]]:
-        return {piece.key for batch in self.policy.in_flight for piece in batch.records}
 
     def _retry(self, said: str) -> None:
         """The table did not take the drain under way."""
@@ -227,13 +217,11 @@ class PolicyAdapter:
         outcomes = [self.policy.retry(batch, self.now(), error) for batch in reversed(self.in_drain)]
         self.is_out_of_time = not all(outcomes)
         if not self.is_out_of_time:
+            attempts = max(batch.attempts for batch in self.in_drain)
+            wait_ms = max(batch.backoff_ms for batch in self.in_drain)
             LOG.warning(
-                "drain of %d files to table %s failed (attempt %d), next attempt in %d ms: %s",
-                len(self.in_drain),
-                self.table,
-                max(batch.attempts for batch in self.in_drain),
-                max(batch.backoff_ms for batch in self.in_drain),
-                said,
+                f"drain of {len(self.in_drain)} files to table {self.table} failed (attempt {attempts}), next attempt "
+                f"in {wait_ms} ms: {said}"
             )
 
     def _settle(self, ledger: Ledger, commit: DrainCommit) -> None:
@@ -241,20 +229,16 @@ class PolicyAdapter:
         intent = ledger.intent
         assert intent is not None
         now_ms = self.progress_ms = self.now()
-        took_ms = 0 if self._began_ms is None else now_ms - self._began_ms
+        rows, files, file_bytes, took_ms = commit.rows or 0, commit.files or 0, commit.bytes or 0, 0
         if self._began_ms is not None:
-            self._count(commit, took_ms)
+            took_ms = self.drain_ms = self.totals["drain_duration_ms"] = now_ms - self._began_ms
+            self.totals.update(drains_total=1, drained_rows_total=rows)
+            self.totals.update(drained_files_total=files, drained_bytes_total=file_bytes)
         self._deliver_files(commit, now_ms)
         self._began_ms = None
         LOG.info(
-            "drain %d to table %s: %d rows in %d files, %d bytes, %d ms, version %d",
-            intent.number,
-            self.table,
-            commit.rows or intent.taken_rows,
-            commit.files or 0,
-            commit.bytes or 0,
-            took_ms,
-            commit.version,
+            f"drain {intent.number} to table {self.table}: {rows or intent.taken_rows} rows in {files} files, "
+            f"{file_bytes} bytes, {took_ms} ms, version {commit.version}"
         )
 
     def _deliver_files(self, commit: DrainCommit, now_ms: int) -> None:
@@ -265,30 +249,11 @@ class PolicyAdapter:
             file_bytes = None if commit.bytes is None else commit.bytes * staged_bytes // max(1, sum(staged))
             if file_bytes is not None:
                 self.sizes.observe_committed(batch.partition, staged_bytes, file_bytes)
-            rows = sum(piece.rows for piece in batch.records)
             queued_ms = max(0, now_ms - min(piece.staged_ms for piece in batch.records))
+            rows = sum(piece.rows for piece in batch.records)
             delivery = Delivery(self.table, commit.version, rows, file_bytes or 0, queued_ms)
             self.policy.complete(batch, delivery)
             self.notify(delivery, None)
-
-    def _warn(self, staged_bytes: int) -> None:
-        if staged_bytes >= self.buffer_bytes * WARN_AT:
-            said_part = "%d bytes are staged for table %s, %d %% of buffer_memory (%d bytes)"
-            LOG.warning(said_part, staged_bytes, self.table, 100 * staged_bytes // self.buffer_bytes, self.buffer_bytes)
-
-    def _count(self, commit: DrainCommit, took_ms: int) -> None:
-        self.totals["drains_total"] += 1
-        self.totals["drained_rows_total"] += commit.rows or 0
-        self.totals["drained_files_total"] += commit.files or 0
-        self.totals["drained_bytes_total"] += commit.bytes or 0
-        self.drain_ms = self._last_ms = took_ms
-
-    def remember(self, batch_id: int, futures: Sequence[RecordFuture[Delivery]]) -> None:
-        """Keep futures, so that `AccumulatorQuery.futures` finds them."""
-        self.futures[batch_id] = tuple(futures)
-        done = [number for number, batch in self.futures.items() if all(future.is_done for future in batch)]
-        for number in done[:-KEPT_FUTURES]:
-            del self.futures[number]
 
     def measure(self, ledger: Ledger) -> dict[str, float]:
         """The sink's metrics, by the names of `spark_purgatory.metrics`."""
@@ -300,11 +265,14 @@ class PolicyAdapter:
             "buffer_available_bytes": max(0, self.buffer_bytes - staged_bytes),
             "staged_age_ms": max(0, self.now() - min(times_ms)) if times_ms else 0,
             "linger_ms": self.linger_ms,
-            "draining_rows": sum(piece.rows for batch in self.in_drain for piece in batch.records),
-            **{name: self.totals[name] for name in TOTALS},
+            "draining_rows": sum(piece.rows for piece in _pieces_in(self.in_drain)),
+            **dict.fromkeys(TOTALS, 0),
+            **self.totals,
         }
-        if self._last_ms is not None:
-            values["drain_duration_ms"] = self._last_ms
         if files := self.totals["drained_files_total"]:
             values["file_bytes_avg"] = self.totals["drained_bytes_total"] / files
         return values
+
+
+def _pieces_in(batches: Iterable[ProducerBatch[str, Piece, Delivery]]) -> tuple[Piece, ...]:
+    return tuple(piece for batch in batches for piece in batch.records)

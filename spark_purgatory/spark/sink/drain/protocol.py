@@ -86,9 +86,9 @@ from spark_purgatory.errors import (
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.staging.backlog import most_bytes
-from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, DrainState, Failed, Ledger, missing
+from spark_purgatory.spark.sink.staging.ledger import DrainState, Failed, Ledger, missing
 from spark_purgatory.spark.sink.staging.pieces import Contents, StagedBatch
-from spark_purgatory.spark.sink.table.history import NO_VERSION, DrainCommit
+from spark_purgatory.spark.sink.table.history import NO_VERSION
 
 if TYPE_CHECKING:
     from spark_purgatory.spark.sink.drain.policy_adapter import PolicyAdapter as Policy
@@ -107,7 +107,7 @@ MOVES: Mapping[tuple[DrainState, type[Result]], DrainState] = {
     (DrainState.UNSURE, do.Found): DrainState.FOUND,
     (DrainState.UNSURE, do.NotThere): DrainState.INTENDED,
     (DrainState.WRITTEN, do.Found): DrainState.FOUND,
-    (DrainState.FOUND, do.CleanedUp): DrainState.DONE,
+    (DrainState.FOUND, do.CleanUp): DrainState.DONE,
 }
 """How far a drain is after a result; a pair that is not here is a bug, and changes nothing."""
 OF_DRAINS = tuple({result for _, result in MOVES})
@@ -124,8 +124,7 @@ def next_action(ledger: Ledger, policy: Policy, work: Work, now_ms: int) -> Acti
         return do.Look()
     if not ledger.is_adopted:
         return do.Adopt()
-    intent = ledger.intent
-    if intent is not None and ledger.drain in (DrainState.WRITTEN, DrainState.UNSURE):
+    if (intent := ledger.intent) is not None and ledger.drain in (DrainState.WRITTEN, DrainState.UNSURE):
         return do.ReadBack(intent)
     if ledger.drain is DrainState.FOUND:
         return do.CleanUp()
@@ -137,7 +136,7 @@ def next_action(ledger: Ledger, policy: Policy, work: Work, now_ms: int) -> Acti
         return _admit(ledger, ledger.incoming, policy, work, now_ms)
     if work.is_evaluated:
         return do.Return()  # Spark has not committed the micro-batch: no drain may take it.
-    if (work.flush or work.brings_schema_other_than(ledger.schema)) and ledger.has_staged:
+    if (work.flush or work.schema_after(ledger.schema) != ledger.schema) and ledger.has_staged:
         return _send_all(ledger, policy, work, now_ms)
     if work.batch_id is None:
         return do.Wait(LONGEST_WAIT_MS) if ledger.drain is DrainState.UNDERWAY else do.Return()
@@ -146,7 +145,7 @@ def next_action(ledger: Ledger, policy: Policy, work: Work, now_ms: int) -> Acti
         return do.Stop(missing(ledger.names.checkpoint, ledger.names.folder, expected, work.batch_id))
     if work.batch_id < expected:
         return do.Skip()
-    rows = max(1, policy.rows_a_file() // PIECES_PER_FILE)
+    rows = policy.sizes.rows_for("", policy.batch_bytes // PIECES_PER_FILE)
     return _send(ledger, policy, now_ms, everything=False) or do.Stage(now_ms, rows)
 
 
@@ -163,18 +162,18 @@ def _admit(ledger: Ledger, staged: StagedBatch, policy: Policy, work: Work, now_
 
 def _send_all(ledger: Ledger, policy: Policy, work: Work, now_ms: int) -> Action:
     """The next step where everything staged has to go before anything else."""
-    action = _send(ledger, policy, now_ms, everything=True)
-    if action is not None:
+    if (action := _send(ledger, policy, now_ms, everything=True)) is not None:
         return action
     if ledger.drain is DrainState.UNDERWAY:
         return do.Wait(LONGEST_WAIT_MS)
     left_ms = max(work.begun_ms, policy.progress_ms) + policy.max_block_ms - now_ms
     if left_ms > 0:
         return do.Wait(min(left_ms, policy.backoff_ms, LONGEST_WAIT_MS))
+    said = ledger.failure.said if ledger.failure is not None else "no drain was tried"
     return do.Stop(
         BufferExhaustedError(
             f"table {ledger.names.table} took nothing for max_block, {policy.max_block_ms:,} ms, with "
-            f"{ledger.staged_bytes:,} of {policy.buffer_bytes:,} bytes of buffer_memory staged: {_said(ledger)}. "
+            f"{ledger.staged_bytes:,} of {policy.buffer_bytes:,} bytes of buffer_memory staged: {said}. "
             "Staged rows wait; mend the table, raise buffer_memory, or wait longer (max_block)"
         )
     )
@@ -192,23 +191,20 @@ def _send(ledger: Ledger, policy: Policy, now_ms: int, everything: bool) -> Acti
 
 def _why_stop(ledger: Ledger, policy: Policy) -> PurgatoryError | None:
     """Why the last failure ends the query; None if the drain is tried again, or none failed."""
-    failure, table = ledger.failure, ledger.names.table
-    if failure is None:
+    if (failure := ledger.failure) is None:
         return None
-    if failure.is_refused:
+    if failure.is_refused or failure.is_lasting:
+        what, place = "refused a drain", "table"
+        if failure.is_lasting and not failure.is_refused:
+            what, place = "cannot be written in this session, however often it is tried", "session"
         return StorageError(
-            f"table {table} refused a drain; its rows stay staged. Mend the table and start again. Spark says: "
+            f"table {ledger.names.table} {what}; its rows stay staged. Mend the {place} and start again. Spark says: "
             f"{failure.said}"
-        )
-    if failure.is_lasting:
-        return StorageError(
-            f"table {table} cannot be written in this session, however often it is tried; its rows stay staged. Mend "
-            f"the session and start again. Spark says: {failure.said}"
         )
     if policy.is_out_of_time:
         return DeliveryTimeoutError(
-            f"table {table} did not take its files for delivery_timeout, {policy.delivery_timeout_ms:,} ms: "
-            f"{failure.said}. Their rows stay staged and go out after a restart"
+            f"table {ledger.names.table} did not take its files for delivery_timeout, {policy.delivery_timeout_ms:,} "
+            f"ms: {failure.said}. Their rows stay staged and go out after a restart"
         )
     return None
 
@@ -246,7 +242,7 @@ def apply(ledger: Ledger, result: Result, work: Work) -> None:
             ledger.stage(batch)
         case do.Counted(pieces_of):
             ledger.count(pieces_of)
-        case do.Admitted():
+        case do.Admit():
             ledger.admit()
         case do.Intended(intent):
             ledger.take(intent)
@@ -256,40 +252,30 @@ def apply(ledger: Ledger, result: Result, work: Work) -> None:
         case Failed():
             ledger.failure = result
         case do.Found(table_id, commit):
-            _found(ledger, table_id, commit)
-        case do.CleanedUp():
+            ledger.failure, ledger.table_id = None, table_id
+            ledger.table_version = None if commit.version == NO_VERSION else commit.version
+            taken_rows = commit.rows if ledger.intent is None else ledger.intent.taken_rows
+            if commit.rows not in (None, taken_rows):
+                ledger.fault = StagingError(
+                    f"drain {commit.number} to table {ledger.names.table} committed {commit.rows:,} rows in version "
+                    f"{commit.version}, and its staged files held {taken_rows:,}: they were damaged while they were "
+                    "read. Nothing was removed, the staged files wait. Compare them with the table before you start "
+                    "again"
+                )
+        case do.CleanUp():
             ledger.epochs -= ledger.idle_epochs()
-        case do.Begun() | do.NotThere() | do.Waited():
+        case do.Begun() | do.NotThere() | do.Wait():
             pass
         case _:
             raise BugError(f"{result!r} is not the result of an action")
 
 
-def _found(ledger: Ledger, table_id: str | None, commit: DrainCommit) -> None:
-    """The table has the commit of the last intent."""
-    intent, names = ledger.intent, ledger.names
-    if intent is not None and commit.rows not in (None, intent.taken_rows):
-        ledger.fault = StagingError(
-            f"drain {intent.number} to table {names.table} committed {commit.rows:,} rows in version {commit.version}, "
-            f"and its staged files held {intent.taken_rows:,}: they were damaged while they were read. Nothing was "
-            "removed, the staged files wait. Compare them with the table before you start again"
-        )
-    ledger.failure, ledger.table_id = None, table_id
-    ledger.table_version = None if commit.version == NO_VERSION else commit.version
-
-
 def _differs(ledger: Ledger, work: Work, contents: Contents) -> StagingError:
     """Spark runs a micro-batch again that a drain has taken, and it is another one now."""
-    intent, last = ledger.intent, ledger.last_contents
-    number = intent.number if intent is not None else NO_BATCH
     return StagingError(
-        f"checkpoint {ledger.names.checkpoint} runs micro-batch {work.batch_id} again, but drain {number} has brought "
-        f"micro-batches up to {ledger.last_batch} to table {ledger.names.table}, and the last of them had other rows: "
-        f"{last} then, {contents} now. Entries of the checkpoint's folder 'commits' were lost, and the sources, the "
-        "settings or the code have changed since. Nothing was written. Bring the lost entries back, or start once with "
-        "the sources, settings and code of then"
+        f"checkpoint {ledger.names.checkpoint} runs micro-batch {work.batch_id} again, but drain "
+        f"{ledger.next_drain - 1} has brought micro-batches up to {ledger.last_batch} to table {ledger.names.table}, "
+        f"and the last of them had other rows: {ledger.last_contents} then, {contents} now. Entries of the "
+        "checkpoint's folder 'commits' were lost, and the sources, the settings or the code have changed since. "
+        "Nothing was written. Bring the lost entries back, or start once with the sources, settings and code of then"
     )
-
-
-def _said(ledger: Ledger) -> str:
-    return ledger.failure.said if ledger.failure is not None else "no drain was tried"

@@ -38,20 +38,16 @@ class Sender:
         on_delivery: Callback[Delivery] | None = None,
         since: int = NO_VERSION,
     ) -> None:
-        self.options = options
-        self.checkpoint = checkpoint
-        self.on_delivery = on_delivery
+        self.options, self.checkpoint, self.on_delivery = options, checkpoint, on_delivery
         self.since = since
-        """The table's version whose names of columns the stream has."""
+        """The table's version whose names of columns the stream has; `NO_VERSION` without a table."""
         self.target = DeltaTarget(options, since)
         self.policy = PolicyAdapter(options, str(self.target), on_delivery)
         self.actions = SparkActions(options, checkpoint, self.target)
         self.ledger = Ledger()
         self.beside = Beside()
-        self.is_open = False
-        """The log was read."""
-        self.flush_requested = False
-        self.is_running = False
+        self.is_open = self.flush_requested = self.is_running = False
+        """``is_open``: the log was read."""
         self.has_failed = False
         """The last micro-batch, or drain, raised: what is in memory may not be what is in the log."""
 
@@ -66,7 +62,7 @@ class Sender:
                 spark.conf.set(name, value)
         try:
             columns = StagedColumns(batch.schema, self.since)
-            work = Work(spark, batch_id, batch_id, continued=columns.continued, flush=self.flush_requested, rows=batch)
+            work = Work(spark, batch_id, batch_id, columns.continued, flush=self.flush_requested, rows=batch)
             self._run(work)
         except Exception as error:
             raise out_of_batch(error) from None
@@ -129,10 +125,10 @@ class Sender:
     def _do(self, action: Action, work: Work) -> Result:
         match action:
             case do.Admit():
-                return do.Admitted()
+                return action
             case do.Wait(ms):
                 self.beside.wait(ms)
-                return do.Waited()
+                return action
             case do.Stop(DeliveryTimeoutError() as error):
                 self.policy.notify(None, error)
             case do.Commit():
@@ -150,7 +146,3 @@ class Sender:
             reach_beside("after", action)
         apply(self.ledger, result, work)
         self.policy.take_in(self.ledger, action, result)
-
-    def measure(self) -> dict[str, float]:
-        """The sink's metrics, by the names of `spark_purgatory.metrics`."""
-        return self.policy.measure(self.ledger)

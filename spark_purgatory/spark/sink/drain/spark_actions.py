@@ -5,17 +5,16 @@ The result says what came of it. Nothing here changes the ledger or decides what
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from uuid import uuid4
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
+from pyspark.sql import SparkSession
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import (
+    START_OVER,
     BugError,
     ForeignWriterError,
     StagingError,
@@ -26,36 +25,21 @@ from spark_purgatory.errors import (
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth, since
-from spark_purgatory.spark.sink.staging import ledger_format
-from spark_purgatory.spark.sink.staging.ledger import SOURCES_AGAIN, Failed, Ledger, Names
+from spark_purgatory.spark.sink.staging import ledger_format, staged_files
+from spark_purgatory.spark.sink.staging.ledger import Failed, Ledger, Names
 from spark_purgatory.spark.sink.staging.pieces import Contents, EmptyRun, Intent, Piece, StagedBatch, by_partition
-from spark_purgatory.spark.sink.staging.staged_files import (
-    WRITE_SETTINGS,
-    Rules,
-    check_one_writer,
-    evaluate,
-    measured,
-    pieces_below,
-    read_files,
-    reading,
-    rules_of,
-    stage,
-)
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import History, TableState
+from spark_purgatory.spark.sink.table.renames import StagedColumns
 from spark_purgatory.spark.sink.table.table_claim import app_id_of
-from spark_purgatory.spark.storage import storage_errors
 from spark_purgatory.spark.storage.commits import repartitions_in
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import settings
-from spark_purgatory.spark.storage.storage_errors import (
-    SPARK_FAULTS,
-    writing,
-)
+from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, is_lasting, writing
 
 DRAIN_QUERY = {
-    **WRITE_SETTINGS,
+    **staged_files.WRITE_SETTINGS,
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     # A file is a task of the shuffle: it may be neither split nor merged with another one.
     "spark.sql.adaptive.enabled": "false",
@@ -71,7 +55,7 @@ class SparkActions:
         self.options, self.checkpoint, self.target = options, checkpoint, target
         self.folder = StagingFolder(checkpoint)
         self.truth = TableTruth()
-        self._rules: dict[str, Rules] = {}
+        self._rules: dict[str, staged_files.Rules] = {}
         """How rows are staged, by their columns."""
         self._checked: TableState | None = None
         """The table as an intent saw it, for the commit that follows at once."""
@@ -86,6 +70,21 @@ class SparkActions:
 
     def carry_out(self, action: Action, ledger: Ledger, work: Work) -> Result:
         """Do one action; what came of it. `Stop` raises its error."""
+        try:
+            return self._carry_out(action, ledger, work)
+        except SPARK_FAULTS as error:
+            if is_interruption(error) or not isinstance(action, do.Intend | do.Commit | do.ReadBack):
+                raise
+            said = sentence_of(error)
+            if not isinstance(action, do.ReadBack):
+                return Failed(said, isinstance(error, AnalysisException), is_lasting(error))
+            ended = f"failed ({ledger.failure.said})" if ledger.failure else "ended"
+            raise StorageError(
+                f"drain {action.intent.number} to table {self.target} {ended}, and whether it arrived cannot be read: "
+                f"{said}. Nothing was lost. Mend the table and start again"
+            ) from None
+
+    def _carry_out(self, action: Action, ledger: Ledger, work: Work) -> Result:
         spark = work.spark
         match action:
             case do.Look():
@@ -94,7 +93,7 @@ class SparkActions:
                 pieces = self.find(spark, ledger, work.before)
                 return do.Adopted(pieces, self._repartitions(spark, ledger, pieces, work.before))
             case do.Skip():
-                return do.Skipped(evaluate(work.rows, self._rules_of(work)))
+                return do.Skipped(staged_files.evaluate(work.rows, self._rules_of(work)))
             case do.Stage():
                 return do.Staged(self._stage(ledger, action, work))
             case do.Count(batches):
@@ -104,10 +103,10 @@ class SparkActions:
             case do.Commit():
                 return self.commit(ledger, action, work)
             case do.ReadBack(intent):
-                return self._read_back(ledger, intent, work)
+                return self.truth.read_back(ledger, intent, self.target.state(spark, intent.base_version))
             case do.CleanUp():
                 self.clean_up(spark, ledger)
-                return do.CleanedUp()
+                return action
             case do.Stop(error):
                 if ledger.incoming is not None:
                     self.folder.remove(spark, ledger.incoming.path)
@@ -122,8 +121,9 @@ class SparkActions:
 
     def find(self, spark: SparkSession, ledger: Ledger, before: int) -> list[Piece]:
         """Every piece that lies there. ForeignWriterError if two runs staged at once what is to count."""
-        pieces = pieces_below(spark, self.folder.uri, ledger.schema)
-        check_one_writer((piece for piece in pieces if ledger.last_batch < piece.batch_id < before), self.folder.uri)
+        pieces = staged_files.pieces_below(spark, self.folder.uri, ledger.schema)
+        to_count = (piece for piece in pieces if ledger.last_batch < piece.batch_id < before)
+        staged_files.check_one_writer(to_count, self.folder.uri)
         return pieces
 
     def _repartitions(self, spark: SparkSession, ledger: Ledger, pieces: Sequence[Piece], before: int) -> list[int]:
@@ -137,22 +137,21 @@ class SparkActions:
     def _stage(self, ledger: Ledger, action: do.Stage, work: Work) -> StagedBatch:
         """Step 3 of the protocol; the micro-batch with its contents and bytes."""
         epoch, number = ledger.next_drain, work.before
-        if work.brings_schema_other_than(ledger.schema):
-            entry = ledger_format.schema_entry(number, work.schema_after(ledger.schema))
-            self.folder.write_entry(work.spark, epoch, *entry)
+        if (schema := work.schema_after(ledger.schema)) != ledger.schema:
+            self.folder.write_entry(work.spark, epoch, *ledger_format.schema_entry(number, schema))
         path = ledger.run.batch_path(epoch, number)
-        place, rules = f"{self.folder}/{path}", self._rules_of(work)
-        contents, plain_bytes = stage(work.rows, place, rules, action.max_file_rows)
-        staged = StagedBatch(number, epoch, action.now_ms, path, contents, plain_bytes=plain_bytes)
-        has_rows = contents.rows > 0
-        entry = ledger_format.record_entry(staged) if has_rows else ledger_format.empty_entry(ledger.empty_run(number))
+        found = staged_files.stage(work.rows, f"{self.folder}/{path}", self._rules_of(work), action.max_file_rows)
+        staged = StagedBatch(number, epoch, action.now_ms, path, *found)
+        entry = ledger_format.record_entry(staged)
+        if not staged.contents.rows:
+            entry = ledger_format.empty_entry(ledger.empty_run(number))
         self.folder.write_entry(work.spark, epoch, *entry)
         return staged
 
-    def _rules_of(self, work: Work) -> Rules:
+    def _rules_of(self, work: Work) -> staged_files.Rules:
         kinds = work.rows.schema.simpleString()
         if kinds not in self._rules:
-            self._rules[kinds] = rules_of(work.rows.schema, self.options, self.target.partition_by)
+            self._rules[kinds] = staged_files.rules_of(work.rows.schema, self.options, self.target.partition_by)
         return self._rules[kinds]
 
     def count(
@@ -160,16 +159,11 @@ class SparkActions:
     ) -> Mapping[int, tuple[Piece, ...]]:
         """The pieces of micro-batches that this run has staged, by micro-batch."""
         found = self._measured(spark, ledger, [staged.path for staged in batches], "micro-batch staged")
-        check_one_writer(found, self.folder.uri)
+        staged_files.check_one_writer(found, self.folder.uri)
         by_batch: dict[int, tuple[Piece, ...]] = {}
         for staged in batches:
             pieces = [piece for piece in found if piece.batch_id == staged.batch_id]
-            if (found_rows := Contents.of(pieces)) != staged.contents:
-                raise StagingError(
-                    f"{self.folder}/{staged.path} holds {found_rows}, but {staged.contents} was written to it: someone "
-                    "else wrote to the folder, replaced a file in it or removed one. Nothing was committed. Stop them "
-                    f"and bring the folder back, {SOURCES_AGAIN}"
-                )
+            self._check_rows(staged.path, Contents.of(pieces), staged.contents)
             by_batch[staged.batch_id] = tuple(replace(piece, staged_ms=staged.staged_ms) for piece in pieces)
         return by_batch
 
@@ -178,38 +172,46 @@ class SparkActions:
         measured_again = self._measured(spark, ledger, sorted({piece.path for piece in pieces}), "staged file")
         found = {piece.key: Contents.of([piece]) for piece in measured_again}
         for piece in pieces:
-            now, then = found.get(piece.key, Contents()), Contents.of([piece])
-            if now != then:
-                raise StagingError(
-                    f"{self.folder}/{piece.path} holds {now} of a table partition, but held {then} when it was "
-                    f"counted: it was damaged or replaced. Nothing was committed. Bring the file back, {SOURCES_AGAIN}"
-                )
+            self._check_rows(
+                piece.path, found.get(piece.key, Contents()), Contents.of([piece]), " of a table partition"
+            )
+
+    def _check_rows(self, path: str, now: Contents, then: Contents, which: str = "") -> None:
+        if now != then:
+            raise StagingError(
+                f"{self.folder}/{path} holds {now}{which}, but held {then} when it was staged: it was damaged or "
+                "replaced, or someone else wrote to it or removed a file. Nothing was committed. Stop them and bring "
+                f"it back, or {START_OVER}"
+            )
 
     def _measured(self, spark: SparkSession, ledger: Ledger, paths: Sequence[str], what: str) -> list[Piece]:
         try:
-            return measured(spark, [literal(f"{self.folder}/{path}") for path in paths], ledger.schema)
+            return staged_files.measured(spark, [literal(f"{self.folder}/{path}") for path in paths], ledger.schema)
         except AnalysisException as error:
             raise StagingError(
                 f"of {len(paths)} paths below {self.folder} a {what} is missing: {sentence_of(error)}. Nothing "
-                f"was committed. Bring it back, {SOURCES_AGAIN}"
+                f"was committed. Bring it back, or {START_OVER}"
             ) from error
 
     # --- a drain -------------------------------------------------------------------------------------------------
 
     def _intend(self, ledger: Ledger, action: do.Intend, work: Work) -> Result:
         """Step 4. ForeignWriterError if someone else made an intent of this number."""
-        try:
-            state = self._checked = self.check_table(work.spark, ledger, ledger.table_id, ledger.schema or "")
-        except SPARK_FAULTS as error:
-            if is_interruption(error):
-                raise
-            return _failed(error)
-        intent = ledger.intent_of(
-            action.taken,
-            self.target.noted(ledger.schema or "", state.history.version),
-            table_id=state.facts.id if state.facts else None,
-            base_version=state.history.version,
+        state = self._checked = self.check_table(work.spark, ledger, ledger.table_id, ledger.schema or "")
+        keys = {piece.key for piece in action.taken}
+        intent = Intent(
+            number=ledger.next_drain,
             uuid=str(uuid4()),
+            table_id=state.facts.id if state.facts else None,
+            schema=self.target.noted(ledger.schema or "", state.history.version),
+            last_batch=ledger.last_batch,
+            last_contents=ledger.last_contents,
+            taken=action.taken,
+            left=tuple(piece for piece in ledger.pieces.values() if piece.key not in keys),
+            epochs=tuple(sorted(ledger.epochs | {ledger.next_drain})),
+            run=ledger.run.number,
+            table_version=ledger.table_version,
+            base_version=state.history.version,
         )
         # A second try would look like a second writer.
         self.folder.write_entry(work.spark, intent.number, *ledger_format.intent_entry(intent))
@@ -220,48 +222,23 @@ class SparkActions:
     def check_table(self, spark: SparkSession, ledger: Ledger, table_id: str | None, schema: str) -> TableState:
         """The table before a drain: TableLostError, SchemaMismatchError."""
         facts = self.target.check(spark, table_id, schema)
-        if facts is None:
-            return TableState(None, History(()))
-        history = self.target.history(spark, ledger.table_version)
+        history = History(()) if facts is None else self.target.history(spark, ledger.table_version)
         self.truth.check_restore(ledger.names, ledger.table_version, history)
         return TableState(facts, history)
 
     def commit(self, ledger: Ledger, action: do.Commit, work: Work) -> Result:
         """Step 5."""
         spark, intent = work.spark, action.intent
-        try:
-            state, self._checked = self._checked, None
-            state = state or self.check_table(spark, ledger, ledger.table_id or intent.table_id, intent.schema)
-            self.check_pieces(spark, ledger, intent.taken)
-            with settings(spark, DRAIN_QUERY):
-                rows = self._staged_rows(spark, intent)
-                mark = ledger.names.app_id, intent.number, intent.uuid
-                with reading(f"the staged files of drain {intent.number}", self.folder.uri):
-                    self.target.append(rows, *mark, max_file_rows=action.max_file_rows)
-        except SPARK_FAULTS as error:
-            if is_interruption(error):
-                raise
-            return _failed(error)
+        state, self._checked = self._checked, None
+        state = state or self.check_table(spark, ledger, ledger.table_id or intent.table_id, intent.schema)
+        self.check_pieces(spark, ledger, intent.taken)
+        schema, files = StagedColumns.of(intent.schema).rows, [*by_partition(intent.taken).values()]
+        with settings(spark, DRAIN_QUERY):
+            rows = staged_files.read_files(spark, self.folder.uri, schema, files, self.target.folders_of(schema))
+            mark = ledger.names.app_id, intent.number, intent.uuid
+            with staged_files.reading(f"the staged files of drain {intent.number}", self.folder.uri):
+                self.target.append(rows, *mark, max_file_rows=action.max_file_rows)
         return do.Committed(state.history.version)
-
-    def _staged_rows(self, spark: SparkSession, intent: Intent) -> DataFrame:
-        """What an intent takes, a task for each file to be."""
-        schema = T.StructType.fromJson(json.loads(intent.schema))
-        sorted_by = self.target.names_in_rows(self.target.partition_by, schema)
-        return read_files(spark, self.folder.uri, schema, [*by_partition(intent.taken).values()], sorted_by)
-
-    def _read_back(self, ledger: Ledger, intent: Intent, work: Work) -> Result:
-        """Step 6. SkippedWriteError, ForeignWriterError, TableLostError."""
-        try:
-            return self.truth.read_back(ledger, intent, self.target.state(work.spark, intent.base_version))
-        except SPARK_FAULTS as error:
-            if is_interruption(error):
-                raise
-            raise StorageError(
-                f"drain {intent.number} to table {self.target} "
-                f"{f'failed ({ledger.failure.said})' if ledger.failure else 'ended'}, and whether it arrived cannot be "
-                f"read: {sentence_of(error)}. Nothing was lost. Mend the table and start again"
-            ) from None
 
     def clean_up(self, spark: SparkSession, ledger: Ledger) -> None:
         """Step 7, of the last intent."""
@@ -279,9 +256,3 @@ def check_alone(spark: SparkSession, folder: StagingFolder, intent: Intent) -> N
             f"{folder} was to hold intent {intent.number} and holds {found}: two runs of the query write at once. "
             "Nothing was committed by this one. Stop one of them and start again"
         )
-
-
-def _failed(error: Exception) -> Failed:
-    return Failed(
-        sentence_of(error), is_refused=isinstance(error, AnalysisException), is_lasting=storage_errors.is_lasting(error)
-    )

@@ -32,11 +32,20 @@ class TableTruth:
     def look(self, ledger: Ledger, state: TableState) -> Looked:
         """Compare the table with the log, at a start. TableLostError, ForeignWriterError."""
         self.compare(ledger, state)
-        intent = None if ledger.is_done else ledger.intent
-        commit = None if intent is None else _found(ledger.names, state.history, intent)
+        intent, names, history = None if ledger.is_done else ledger.intent, ledger.names, state.history
+        commit = None if intent is None else _found(names, history, intent)
         if commit is not None:
-            self.check_restore(ledger.names, commit.version, state.history)
-        _log_case(ledger, intent, commit, state.history)
+            self.check_restore(names, commit.version, history)
+        if intent is None:
+            drains = f"drain {ledger.next_drain - 1} is complete" if ledger.intent else "no drain so far"
+            LOG.info("start: table %s, checkpoint %s: %s", names.table, names.checkpoint, drains)
+        else:
+            what = "was not committed: it follows now"
+            if commit is not None:
+                what = "was committed: its clean-up follows"
+            elif not history.is_whole_since(intent.base_version):
+                what = "was decided before the table's history was cut: it follows again, and Delta skips it if need be"
+            LOG.warning(f"recovery: table {names.table}, drain {intent.number} {what}")
         return Looked(state.facts.id if state.facts else None, commit)
 
     def compare(self, ledger: Ledger, state: TableState) -> None:
@@ -52,17 +61,12 @@ class TableTruth:
         drains = history.drains(names.app_id)
         if drains and max(drains) > number:
             raise _foreign(names, max(drains), number)
-        version = ledger.table_version
-        if version is None:
+        if (version := ledger.table_version) is None:
             return
         is_there = last_done in drains or not history.is_whole_since(version - 1)
         if history.version < version or not is_there:
-            raise _lost(
-                names,
-                number,
-                f"its version {version} is to be drain {last_done}, and it is at version {history.version}: it was "
-                "replaced, is an old copy, or is another table",
-            )
+            why = f"its version {version} is to be drain {last_done}, and it is at version {history.version}: it was "
+            raise _lost(names, number, f"{why}replaced, is an old copy, or is another table")
         self.check_restore(names, version, history)
 
     def read_back(self, ledger: Ledger, intent: Intent, state: TableState) -> Found | NotThere:
@@ -85,10 +89,8 @@ class TableTruth:
         if not history.is_whole_since(version) and not self._said_cut:
             self._said_cut = True
             LOG.warning(
-                "the history of table %s was cut since the last drain (version %d): a RESTORE in that time would not "
-                "show. Raise delta.logRetentionDuration",
-                names.table,
-                version,
+                f"the history of table {names.table} was cut since the last drain (version {version}): a RESTORE in "
+                "that time would not show. Raise delta.logRetentionDuration"
             )
 
 
@@ -115,31 +117,6 @@ def since(ledger: Ledger) -> int | None:
     return None if ledger.intent is None or ledger.is_done else ledger.intent.base_version
 
 
-def _log_case(ledger: Ledger, intent: Intent | None, commit: DrainCommit | None, history: History) -> None:
-    """Which case of `protocol` this start is."""
-    if intent is None:
-        drains = f"drain {ledger.next_drain - 1} is complete" if ledger.intent else "no drain so far"
-        LOG.info(
-            "start: table %s, checkpoint %s: %s",
-            ledger.names.table,
-            ledger.names.checkpoint,
-            drains,
-        )
-    elif commit is not None:
-        said = "recovery: drain %d was committed to table %s; its clean-up follows"
-        LOG.warning(said, intent.number, ledger.names.table)
-    elif history.is_whole_since(intent.base_version):
-        LOG.warning("recovery: drain %d was not committed to table %s; again", intent.number, ledger.names.table)
-    else:
-        LOG.warning(
-            "recovery: the history of table %s was cut since version %d, so whether drain %d was committed is "
-            "unknown; again, and Delta skips it if it was",
-            ledger.names.table,
-            intent.base_version,
-            intent.number,
-        )
-
-
 def _read_written(names: Names, intent: Intent, before: int, state: TableState) -> Found:
     """The commit of an intent whose write returned; the table was at version ``before`` before it."""
     facts, history = state.facts, state.history
@@ -162,11 +139,8 @@ def _read_written(names: Names, intent: Intent, before: int, state: TableState) 
                 f"while drain {intent.number} was written, which is the version after {before} or none. Staged "
                 "rows wait. Raise delta.logRetentionDuration, and start again"
             )
-        LOG.warning(
-            "drain %d had been committed to table %s before its history was cut: Delta skipped it",
-            intent.number,
-            names.table,
-        )
+        said = "had been committed before the table's history was cut: Delta skipped it"
+        LOG.warning(f"table {names.table}, drain {intent.number} {said}")
         commit = DrainCommit(NO_VERSION, names.app_id, intent.number, intent.uuid)
     return Found(facts.id, commit)
 

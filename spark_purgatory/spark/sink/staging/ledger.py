@@ -12,12 +12,11 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import NamedTuple
 
 from spark_purgatory.errors import START_OVER, BugError, ForeignWriterError, PurgatoryError, StagingError
-from spark_purgatory.spark.sink.staging import layout
-from spark_purgatory.spark.sink.staging.pieces import Contents, EmptyRun, Intent, Piece, Run, StagedBatch
+from spark_purgatory.spark.sink.staging.pieces import Contents, EmptyRun, Intent, Piece, Run, StagedBatch, idle_paths
 
-SOURCES_AGAIN = f"or {START_OVER}"
 NO_BATCH = -1
 """The micro-batch before micro-batch 0, and the drain before drain 0."""
 
@@ -39,8 +38,7 @@ class DrainState(Enum):
     """The table has it."""
 
 
-@dataclass(frozen=True)
-class Names:
+class Names(NamedTuple):
     """Names of what a ledger belongs to, for errors."""
 
     checkpoint: str = ""
@@ -49,8 +47,7 @@ class Names:
     app_id: str = ""
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(NamedTuple):
     """The table did not take a drain, or could not be looked at before it."""
 
     said: str
@@ -236,29 +233,9 @@ class Ledger:
             raise StagingError(
                 f"{last[0]} in the staging folder holds {found} in {len(staged)} pieces, but its record says {record}: "
                 "a file was removed, emptied, replaced or damaged. Nothing was written. Bring the folder back, "
-                f"{SOURCES_AGAIN}"
+                f"or {START_OVER}"
             )
         return staged
-
-    def intent_of(
-        self, taken: tuple[Piece, ...], schema: str, *, table_id: str | None, base_version: int, uuid: str
-    ) -> Intent:
-        """The next drain's intent, which is not made yet: it brings ``taken``, and leaves the other pieces."""
-        keys = {piece.key for piece in taken}
-        return Intent(
-            number=self.next_drain,
-            uuid=uuid,
-            table_id=table_id,
-            schema=schema,
-            last_batch=self.last_batch,
-            last_contents=self.last_contents,
-            taken=taken,
-            left=tuple(piece for piece in self.pieces.values() if piece.key not in keys),
-            epochs=tuple(sorted(self.epochs | {self.next_drain})),
-            run=self.run.number,
-            table_version=self.table_version,
-            base_version=base_version,
-        )
 
     def take(self, intent: Intent) -> None:
         """A drain was decided."""
@@ -271,25 +248,11 @@ class Ledger:
 
     def idle_folders(self) -> list[str]:
         """Folders below the staging folder that nothing that counts needs, once the last intent is done."""
-        number = self.next_drain - 1
-        paths = [layout.log_path(number - 1)] if number > 0 else []
-        paths += [layout.epoch_path(epoch) for epoch in sorted(self.idle_epochs())]
-        generation = self.idle_generation()
-        if generation is not None:
-            paths += [f"{kind}/generation={generation}" for kind in ("rows", "log")]
-        return paths
+        return idle_paths(self.next_drain, self.idle_epochs(), self._needed_epochs())
 
     def idle_epochs(self) -> set[int]:
         """Epochs whose files nothing that counts needs, once the last intent is done."""
-        return {epoch for epoch in self.epochs if epoch < self.next_drain and epoch not in self._needed_epochs()}
-
-    def idle_generation(self) -> int | None:
-        """The generation to be emptied now, because it is used next; None if there is none, or it is needed."""
-        if self.next_drain % layout.EPOCHS_A_GENERATION:
-            return None
-        following = layout.generation(self.next_drain + layout.EPOCHS_A_GENERATION)
-        in_use = {layout.generation(epoch) for epoch in self._needed_epochs()}
-        return None if following in in_use else following
+        return {epoch for epoch in self.epochs if epoch < self.next_drain} - self._needed_epochs()
 
     def _needed_epochs(self) -> set[int]:
         needed = {piece.epoch for piece in self.pieces.values()} | {self.next_drain}
@@ -303,5 +266,5 @@ def missing(checkpoint: str, folder: str, first: int, batch_id: int) -> StagingE
     return StagingError(
         f"checkpoint {checkpoint} is at micro-batch {batch_id}, but {folder} has them only up to {first - 1} (-1: "
         "none): the folder was removed, the checkpoint was made by another sink, or Spark's repartition has left out a "
-        f"micro-batch that had failed. Nothing was written. Bring the folder back, {SOURCES_AGAIN}"
+        f"micro-batch that had failed. Nothing was written. Bring the folder back, or {START_OVER}"
     )

@@ -12,25 +12,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_purgatory.errors import ForeignWriterError, StagingError
-from spark_purgatory.spark.sink.staging.ledger import SOURCES_AGAIN, DrainState, Ledger
+from spark_purgatory.errors import START_OVER, ForeignWriterError, StagingError
+from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger
 from spark_purgatory.spark.sink.staging.pieces import Contents, EmptyRun, Intent, Piece, StagedBatch
-from spark_purgatory.spark.sink.staging.staging_folder import LogEntry, StagingFolder
+from spark_purgatory.spark.sink.staging.staging_folder import Body, LogEntry, StagingFolder
 
 PIECE_FIELDS = tuple(field.name for field in fields(Piece))
 _EPOCH = re.compile(r"/epoch=(\d+)/")
-Body = dict[str, Any]
 NewEntry = tuple[str, Body, bool]
 """Name, body, and whether it is a note: what `StagingFolder.write_entry` takes."""
 
 
-def schema_entry(batch_id: int, schema: str) -> NewEntry:
+def schema_entry(batch_id: int, schema: str | None) -> NewEntry:
     """All rows from this micro-batch on have another schema."""
     return f"schema={batch_id}", {"batch_id": batch_id, "schema": schema}, True
 
@@ -48,11 +47,8 @@ def empty_entry(run: EmptyRun) -> NewEntry:
 
 def intent_entry(intent: Intent) -> NewEntry:
     """A drain was decided."""
-    packed = {
-        "taken": _columns(intent.taken),
-        "left": _columns(intent.left),
-        "last_contents": asdict(intent.last_contents),
-    }
+    packed = {"taken": _columns(intent.taken), "left": _columns(intent.left)}
+    packed["last_contents"] = asdict(intent.last_contents)
     body = {field.name: getattr(intent, field.name) for field in fields(Intent)} | packed
     return f"intent={intent.number}", body, False
 
@@ -99,10 +95,13 @@ def _replayed(bodies: dict[str, Body]) -> Ledger:
         kind: {name: body for name, body in bodies.items() if name.startswith(f"{kind}=")}
         for kind in ("intent", "done", "schema", "empty", "batch")
     }
-    intents = [_intent(body) for body in of["intent"].values()]
-    if intents:
-        ledger.take(max(intents, key=lambda intent: intent.number))
-        _note_done(ledger, of["done"].get(f"done={ledger.next_drain - 1}"))
+    if intents := [_intent(body) for body in of["intent"].values()]:
+        last = max(intents, key=lambda intent: intent.number)
+        ledger.take(last)
+        done = of["done"].get(f"done={last.number}")
+        ledger.drain = DrainState.UNSURE if done is None else DrainState.DONE
+        ledger.table_version = last.table_version if done is None else done["table_version"]
+        ledger.table_id = last.table_id if done is None else done["table_id"]
     for body in sorted(of["schema"].values(), key=lambda body: body["batch_id"]):
         if body["batch_id"] > ledger.last_batch:
             ledger.schema = body["schema"]
@@ -120,33 +119,19 @@ def _check_last_intent(ledger: Ledger, bodies: Iterable[Body], folder: str) -> N
     if (following := max([*done, *staged], default=0)) > ledger.next_drain:
         raise StagingError(
             f"the entry intent={following - 1} of {folder}/log is missing, and entries that were written after it are "
-            f"there: it was removed. Nothing was written. Bring the file back from a copy, {SOURCES_AGAIN}"
+            f"there: it was removed. Nothing was written. Bring the file back from a copy, or {START_OVER}"
         )
 
 
-def _note_done(ledger: Ledger, done: Body | None) -> None:
-    assert ledger.intent is not None
-    ledger.drain = DrainState.UNSURE if done is None else DrainState.DONE
-    ledger.table_version = ledger.intent.table_version if done is None else done["table_version"]
-    ledger.table_id = ledger.intent.table_id if done is None else done["table_id"]
-
-
 def _intent(body: Body) -> Intent:
-    packed = {
-        "taken": _pieces(body["taken"]),
-        "left": _pieces(body["left"]),
-        "epochs": tuple(body["epochs"]),
-        "last_contents": Contents(**body["last_contents"]),
-    }
+    packed = {"taken": _pieces(body["taken"]), "left": _pieces(body["left"]), "epochs": tuple(body["epochs"])}
     given = {name: value for name, value in body.items() if name != "format"}
-    return Intent(**{**given, **packed})
+    return Intent(**{**given, **packed, "last_contents": Contents(**body["last_contents"])})
 
 
-def _columns(pieces: Iterable[Piece]) -> dict[str, list[Any]]:
-    listed = list(pieces)
-    return {name: [getattr(piece, name) for piece in listed] for name in PIECE_FIELDS}
+def _columns(pieces: Sequence[Piece]) -> dict[str, list[Any]]:
+    return {name: [getattr(piece, name) for piece in pieces] for name in PIECE_FIELDS}
 
 
 def _pieces(packed: dict[str, list[Any]]) -> tuple[Piece, ...]:
-    rows = zip(*(packed[name] for name in PIECE_FIELDS), strict=True)
-    return tuple(Piece(**dict(zip(PIECE_FIELDS, values, strict=True))) for values in rows)
+    return tuple(Piece(*values) for values in zip(*(packed[name] for name in PIECE_FIELDS), strict=True))

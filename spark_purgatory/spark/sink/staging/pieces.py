@@ -1,4 +1,4 @@
-"""What the ledger counts, as values: pieces, micro-batches, runs of a query, and intents of drains."""
+"""What the ledger counts, as values: pieces, micro-batches, runs of a query, and intents of drains; where they lie."""
 
 from __future__ import annotations
 
@@ -6,7 +6,28 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
-from spark_purgatory.spark.sink.staging import layout
+EPOCHS_A_GENERATION = 16
+GENERATIONS = 4
+"""`staging_folder` says why."""
+
+
+def generation(epoch: int) -> int:
+    """The generation of an epoch."""
+    return epoch // EPOCHS_A_GENERATION % GENERATIONS
+
+
+def epoch_path(epoch: int, kind: str = "rows") -> str:
+    """Folder of an epoch's ``rows``, or of its ``log``, below the staging folder."""
+    return f"{kind}/generation={generation(epoch)}/epoch={epoch}"
+
+
+def idle_paths(drain: int, idle: set[int], needed: set[int]) -> list[str]:
+    """What can be emptied before drain ``drain``: idle epochs, the log before the last intent, the next generation."""
+    following = generation(drain + EPOCHS_A_GENERATION)
+    is_free = drain % EPOCHS_A_GENERATION == 0 and following not in map(generation, needed)
+    paths = [epoch_path(drain - 2, "log")] if drain > 1 else []
+    paths += [epoch_path(epoch) for epoch in sorted(idle)]
+    return paths + [f"{kind}/generation={following}" for kind in ("rows", "log") if is_free]
 
 
 @dataclass(frozen=True)
@@ -101,7 +122,7 @@ class Run:
 
     def batch_path(self, epoch: int, batch_id: int) -> str:
         """The one folder of a micro-batch in an epoch, below the staging folder: no other run writes there."""
-        return f"{layout.epoch_path(epoch)}/{self.batch_name(batch_id)}"
+        return f"{epoch_path(epoch)}/{self.batch_name(batch_id)}"
 
     def batch_name(self, batch_id: int) -> str:
         """Name of a micro-batch's folder, and of its record."""

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.spark.nested import within
+from spark_purgatory.spark.storage.storage_access import back_ticked
 
 
 def quoted(name: str) -> Column:
     """A column by its name, whatever characters that has."""
-    return F.col("`" + name.replace("`", "``") + "`")
+    return F.col(back_ticked(name))
 
 
-@dataclass(frozen=True)
-class HashNames:
+class HashNames(NamedTuple):
     """Names of the two columns that are staged with the rows."""
 
     partition: str

@@ -27,6 +27,7 @@ from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import (
+    START_OVER,
     ForeignWriterError,
     StagingError,
     is_interruption,
@@ -35,17 +36,11 @@ from spark_purgatory.errors import (
     storage_fault,
 )
 from spark_purgatory.spark.placement import shard_label
-from spark_purgatory.spark.sink.staging.ledger import SOURCES_AGAIN
 from spark_purgatory.spark.sink.staging.pieces import Contents, Piece
 from spark_purgatory.spark.sink.staging.row_hash import hash_names, quoted, row_hash
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QUERY, STRICT_FILES, settings
-from spark_purgatory.spark.storage.storage_errors import (
-    DAMAGED_ROW,
-    SPARK_FAULTS,
-    read_fault,
-    state_fault,
-)
+from spark_purgatory.spark.storage.storage_errors import DAMAGED_ROW, SPARK_FAULTS, read_fault, state_fault
 
 MAX_NAME_BYTES = 255
 """The longest name of a folder, on nearly every file system."""
@@ -178,16 +173,11 @@ def measured(spark: SparkSession, paths: Sequence[str], schema: str | None) -> l
     rows_of: dict[str, int] = {}
     for path, _, _, _, rows, _ in counts:
         rows_of[path] = rows_of.get(path, 0) + rows
-    pieces = [
-        replace(
-            file_at(path, ms),
-            partition=partition or "",
-            rows=rows,
-            staged_bytes=math.ceil(size * rows / rows_of[path]),
-            checksum=checksum,
-        )
-        for path, size, ms, partition, rows, checksum in counts
-    ]
+    pieces = []
+    for path, size, ms, partition, rows, checksum in counts:
+        staged_bytes = math.ceil(size * rows / rows_of[path])
+        found = replace(file_at(path, ms), rows=rows, staged_bytes=staged_bytes, checksum=checksum)
+        pieces.append(replace(found, partition=partition or ""))
     return sorted(pieces, key=lambda piece: (piece.batch_id, _file_name(piece)))
 
 
@@ -201,7 +191,7 @@ def reading(what: str, folder: str = "") -> Iterator[None]:
         if fault is None or not (DAMAGED_ROW in str(error) or folder.rpartition(":")[2] in str(error)):
             raise
         raise StagingError(
-            f"of {what}, one cannot be read: {fault}. Nothing was committed. Bring the file back, {SOURCES_AGAIN}"
+            f"of {what}, one cannot be read: {fault}. Nothing was committed. Bring the file back, or {START_OVER}"
         ) from None
 
 
@@ -210,24 +200,15 @@ def file_at(path: str, staged_ms: int = 0) -> Piece:
     match = _FILE.search(path)
     if match is None:
         raise StagingError(f"{path} is no file of the staging folder: remove what others have put there")
-    return Piece(
-        partition="",
-        path=match[0],
-        rows=0,
-        staged_bytes=0,
-        batch_id=int(match[2]),
-        epoch=int(match[1]),
-        staged_ms=staged_ms,
-        run=int(match[3]),
-    )
+    epoch, batch_id, run = map(int, match.groups())
+    return Piece("", match[0], 0, 0, batch_id, epoch=epoch, staged_ms=staged_ms, run=run)
 
 
 def check_one_writer(pieces: Iterable[Piece], folder: str) -> None:
     """Raise ForeignWriterError if a micro-batch was staged by two runs at once."""
     writers: dict[str, set[str]] = {}
     for piece in pieces:
-        match = _WRITER.search(piece.path)
-        if match is not None:
+        if match := _WRITER.search(piece.path):
             writers.setdefault(piece.folder, set()).add(match[1])
     for path, ids in writers.items():
         if len(ids) > 1:
@@ -238,14 +219,9 @@ def check_one_writer(pieces: Iterable[Piece], folder: str) -> None:
             )
 
 
-def read_pieces(
-    spark: SparkSession, folder: str, schema: T.StructType, pieces: Sequence[Piece], whole: Sequence[Piece] = ()
-) -> DataFrame:
-    """The rows of pieces, and of whole files, each compared with its hash."""
-    names = hash_names(schema.names)
-    rows = _read(spark, folder, schema, [*pieces, *whole])
-    is_wanted = _is_of(pieces, names.partition) | F.col("_metadata.file_name").isin({*map(_file_name, whole)})
-    return rows.where(is_wanted).select(*map(quoted, schema.names))
+def read_pieces(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collection[Piece]) -> DataFrame:
+    """The rows of pieces, each compared with its hash."""
+    return _read(spark, folder, schema, pieces).select(*map(quoted, schema.names))
 
 
 def read_files(
@@ -274,17 +250,10 @@ def read_files(
         F.substring_index("_metadata.file_path", "/", -2).alias(path),
         F.col("_metadata.row_index").alias(index),
     ]
-    rows = _read(spark, folder, schema, pieces).where(_is_of(pieces, names.partition)).select("*", *place)
+    rows = _read(spark, folder, schema, pieces).select("*", *place)
     placed = rows.repartition(len(files), label) if len(files) > 1 else rows.repartition(1)
     ordered = placed.sortWithinPartitions(*map(quoted, partition_by), path, index)
     return ordered.select(*map(quoted, schema.names))
-
-
-def _is_of(pieces: Sequence[Piece], partition: str) -> Column:
-    """Whether a row is of one of the pieces."""
-    # Names of files are unique: Spark puts a uuid in them.
-    wanted = {f"{_file_name(piece)}/{piece.partition}" for piece in pieces}
-    return F.concat("_metadata.file_name", F.lit("/"), F.coalesce(partition, F.lit(""))).isin(wanted)
 
 
 def _file_name(piece: Piece) -> str:
@@ -292,7 +261,7 @@ def _file_name(piece: Piece) -> str:
 
 
 def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collection[Piece]) -> DataFrame:
-    """The rows of files with their partition hash, and ``_metadata``; a row that differs from its hash is an error."""
+    """The rows of pieces with their partition hash, and ``_metadata``; a row that differs from its hash is an error."""
     names = hash_names(schema.names)
     fields = [
         *(T.StructField(field.name, field.dataType) for field in schema.fields),
@@ -312,13 +281,16 @@ def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collec
             raise
         raise StagingError(
             f"one of {len(paths)} staged files below {folder} is missing: {sentence_of(error)}. Nothing was "
-            f"written. Bring the folder back, {SOURCES_AGAIN}"
+            f"written. Bring the folder back, or {START_OVER}"
         ) from error
     is_whole = row_hash(schema).eqNullSafe(F.col(names.row))
     checked = F.when(is_whole, True).otherwise(F.raise_error(F.lit(DAMAGED_ROW)).cast("boolean"))
     # Spark would join a reader's condition, n = 3, with this one, and put 3 into the hash of every row. It joins no
     # condition with one that is not deterministic.
-    return rows.where(checked & (F.monotonically_increasing_id() >= 0))
+    rows = rows.where(checked & (F.monotonically_increasing_id() >= 0))
+    # Names of files are unique: Spark puts a uuid in them.
+    wanted = {f"{_file_name(piece)}/{piece.partition}" for piece in pieces}
+    return rows.where(F.concat("_metadata.file_name", F.lit("/"), F.coalesce(names.partition, F.lit(""))).isin(wanted))
 
 
 def _row_bytes(schema: T.StructType) -> Column:

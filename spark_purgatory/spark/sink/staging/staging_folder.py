@@ -28,19 +28,20 @@ import re
 import shutil
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
 from spark_purgatory.config.places import split_uri
 from spark_purgatory.errors import StagingError
-from spark_purgatory.spark.sink.staging.layout import log_path
+from spark_purgatory.spark.sink.staging.pieces import epoch_path
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
-from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE, SMALL_QUERY, STRICT_FILES, settings
+from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, STRICT_FILES, settings
+from spark_purgatory.spark.storage.storage_access import write_line, write_nothing
 from spark_purgatory.spark.storage.storage_errors import writing
 
 FORMAT = 1
@@ -86,14 +87,13 @@ class StagingFolder:
             name = f"{name}{'' if self.local is None else 'f'}"
         text = json.dumps(body, separators=(",", ":"))
         line = json.dumps({"format": FORMAT, "crc32": zlib.crc32(text.encode()), "entry": name, "body": text})
-        place = f"{log_path(epoch)}/{name}-{0 if is_note else uuid4()}"
+        place = f"{epoch_path(epoch, 'log')}/{name}-{0 if is_note else uuid4()}"
         with writing(f"entry {name}", self.uri):
             if self.local is not None:
                 _write_file(self.local / place, line)
                 return
-            writer = spark.range(0, 1, 1, 1).select(F.lit(line).alias("value")).write.option(NO_SUCCESS_FILE, "false")
             with settings(spark, SMALL_QUERY):
-                writer.mode("overwrite" if is_note else "error").text(f"{self.uri}/{place}")
+                write_line(spark, f"{self.uri}/{place}", line, "overwrite" if is_note else "error")
 
     def read_entries(self, spark: SparkSession, others_write: bool = False) -> list[LogEntry]:
         """Every entry of the log. StagingError if one is damaged.
@@ -105,8 +105,7 @@ class StagingFolder:
 
     def _spark_lines(self, spark: SparkSession, others_write: bool) -> list[tuple[str, str]]:
         reader = spark.read.options(**{**STRICT_FILES, "ignoreMissingFiles": str(others_write).lower()})
-        reader = reader.option("recursiveFileLookup", "true").option("wholetext", "true")
-        reader = reader.option("pathGlobFilter", "part-*")
+        reader = reader.options(recursiveFileLookup="true", wholetext="true", pathGlobFilter="part-*")
         checkpoint, _, name = self.uri.rpartition("/")
         with settings(spark, SMALL_QUERY):
             for where in (in_checkpoint(literal(checkpoint), f"{name}/log"), [literal(f"{self.uri}/log")]):
@@ -126,17 +125,11 @@ class StagingFolder:
         return lines + [(path, "") for path in sorted(paths) if _tail(path) not in found]
 
     def _local_lines(self) -> Iterator[tuple[str, str]]:
-        assert self.local is not None
-        log = self.local / "log"
-        for folder, folders, names in os.walk(log):
+        for folder, folders, names in os.walk(f"{self.local}/log"):
             folders[:] = sorted(name for name in folders if not name.startswith(("_", ".")))
-            for name in sorted(names):
-                if not name.startswith(("_", ".")):
-                    path = Path(folder, name)
-                    try:
-                        yield str(path), path.read_text(encoding="utf-8", errors="replace")
-                    except FileNotFoundError:
-                        continue
+            for path in (Path(folder, name) for name in sorted(names) if not name.startswith(("_", "."))):
+                with suppress(FileNotFoundError):
+                    yield str(path), path.read_text(encoding="utf-8", errors="replace")
 
     # --- removal -------------------------------------------------------------------------------------------------
 
@@ -152,9 +145,7 @@ class StagingFolder:
                 _remove_tree(self.local / path)
                 return
             with settings(spark, SMALL_QUERY):
-                nothing = spark.range(0, 0, 1, 1).select(F.lit("").alias("value"), F.lit(0).alias("gone"))
-                writer = nothing.write.partitionBy("gone").mode("overwrite").option("partitionOverwriteMode", "static")
-                writer.option(NO_SUCCESS_FILE, "false").text(f"{self.uri}/{path}")
+                write_nothing(spark, f"{self.uri}/{path}", "overwrite")
 
 
 def local_folder(spark: SparkSession, checkpoint: str) -> Path | None:
@@ -162,21 +153,16 @@ def local_folder(spark: SparkSession, checkpoint: str) -> Path | None:
 
     Proof: its file ``metadata``, in which Spark keeps the query's random id, has here what it has for Spark.
     """
-    path = _local_path(checkpoint)
-    if path is None:
+    scheme, authority, name = split_uri(checkpoint)
+    if scheme not in (None, "file") or authority:
         return None
+    path = Path(name).absolute()
     try:
         here = (path / "metadata").read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return None
     there = [row["value"] for row in spark.read.text(f"{literal(checkpoint)}/metadata").collect()]
     return path if here and "\n".join(there).strip() == here else None
-
-
-def _local_path(uri: str) -> Path | None:
-    """Where a path of Spark's would lie in this machine's file system; None if it names another one."""
-    scheme, authority, path = split_uri(uri)
-    return Path(path).absolute() if scheme in (None, "file") and not authority else None
 
 
 def _write_file(path: Path, line: str) -> None:
@@ -189,7 +175,11 @@ def _write_file(path: Path, line: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
-        _sync_folder(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
@@ -204,14 +194,6 @@ def _remove_tree(path: Path) -> None:
             if path.exists():
                 continue
         return
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _tail(path: str) -> str:

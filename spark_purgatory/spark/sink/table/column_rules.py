@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pyspark.sql import types as T
 
@@ -90,8 +90,7 @@ def _types(kind: T.DataType, path: str, collations: bool, is_element: bool = Fal
         yield from _types(part, f"{path}.{name}", collations, is_element or not isinstance(kind, T.StructType))
 
 
-@dataclass(frozen=True)
-class Taking:
+class Taking(NamedTuple):
     """How a table takes rows."""
 
     adds: bool = False

@@ -26,7 +26,7 @@ from spark_purgatory.spark.sink.table.history import (
 )
 from spark_purgatory.spark.sink.table.renames import StagedColumns, UnknownColumnsError, followed, with_names
 from spark_purgatory.spark.storage.spark_access import settings
-from spark_purgatory.spark.storage.storage_access import described, sql_text
+from spark_purgatory.spark.storage.storage_access import back_ticked, described, sql_text
 
 LEAN_SETTINGS: Mapping[str, str] = {
     # Reading the table's log is one task for each partition of the snapshot, at every commit. 50 are for
@@ -56,9 +56,8 @@ class DeltaTarget:
         self.partition_by = options.names_of("partition_by")
         self.since = since
         """The table's version whose names of columns ``partition_by`` has."""
-        self._folders: tuple[str, ...] | None = None
-        """Partition columns of the table when it was last looked at; None if it was not there."""
-        self._widens = False
+        self._facts: TableFacts | None = None
+        """The table when it was last looked at; None if it was not there."""
         self._columns: StagedColumns | None = None
         """The columns of the rows to be written next, with the table's names when it was looked at last."""
         self._written: T.StructType | None = None
@@ -77,7 +76,7 @@ class DeltaTarget:
     @property
     def merge_place(self) -> str:
         """The table as Spark's statements have it."""
-        return self.table or f"delta.`{str(self.path).replace('`', '``')}`"
+        return self.table or f"delta.{back_ticked(str(self.path))}"
 
     def history(self, spark: SparkSession, since: int | None = None, first: int = FIRST_LOOK) -> History:
         """What the table says of its last versions, and of all after version ``since``."""
@@ -110,9 +109,8 @@ class DeltaTarget:
 
     def facts(self, spark: SparkSession) -> TableFacts | None:
         """What is written there now, None if nothing is. Raises TableForgetsError, ConfigError (partitions)."""
-        self._folders = None
-        detail = self._detail(spark)
-        if detail is None:
+        self._facts = None
+        if (detail := self._detail(spark)) is None:
             return None
         properties = detail["properties"] or {}
         if (retention := properties.get(FORGETS)) is not None:
@@ -120,21 +118,15 @@ class DeltaTarget:
                 f"table {self} has {FORGETS} = {retention!r}: after that time it would take rows a second time. "
                 f"Nothing was written, staged rows wait. ALTER TABLE ... UNSET TBLPROPERTIES ('{FORGETS}')"
             )
-        facts = TableFacts(
-            id=detail["id"],
-            location=detail["location"],
-            partition_by=tuple(detail["partitionColumns"]),
-            features=tuple(detail["tableFeatures"] or ()),
-            is_mapped=properties.get(COLUMN_MAPPING, "none") != "none",
-            properties=properties,
-        )
+        folders, features = tuple(detail["partitionColumns"]), tuple(detail["tableFeatures"] or ())
+        is_mapped = properties.get(COLUMN_MAPPING, "none") != "none"
+        facts = TableFacts(detail["id"], detail["location"], folders, features, is_mapped, properties=properties)
         if not _is_partitioned_by(self.partition_by, facts):
             ours = T.StructType([T.StructField(name, T.NullType()) for name in self.partition_by])
             now = self.columns_now(spark, StagedColumns(ours, self.since), facts, self.read(spark).schema)
             if not _is_partitioned_by((now.there or ours).names, facts):
                 raise self.partitioned_otherwise(self.partition_by, facts)
-        self._folders = facts.partition_by
-        self._widens = TYPE_WIDENING in facts.features
+        self._facts = facts
         return facts
 
     def partitioned_otherwise(self, partition_by: Sequence[str], facts: TableFacts) -> ConfigError:
@@ -202,36 +194,27 @@ class DeltaTarget:
 
     def noted(self, schema: str, version: int) -> str:
         """The columns of staged rows, as an intent notes them that is made at a version of the table."""
-        columns = self._columns
-        if columns is None:
+        if (columns := self._columns) is None:
             return schema
         return (columns if columns.there else replace(columns, version=version)).text
 
-    def names_in_rows(self, names: Sequence[str], rows: T.StructType) -> list[str]:
-        """Columns of the table as the rows to be written next name them."""
+    def folders_of(self, rows: T.StructType) -> list[str]:
+        """The table's partition columns as the rows to be written next name them."""
         renamed = None if self._columns is None else self._columns.there
         given = {} if renamed is None else dict(zip(renamed.names, rows.names, strict=True))
-        return [given.get(name, name) for name in self._folders or names if given.get(name, name) in rows.names]
+        folders = (self._facts and self._facts.partition_by) or self.partition_by
+        return [given.get(name, name) for name in folders if given.get(name, name) in rows.names]
 
     def append(self, rows: DataFrame, app_id: str, number: int, intent_uuid: str, *, max_file_rows: int) -> None:
         """Write rows in one transaction of the table, with the mark of a drain; ``max_file_rows``: 0 is no limit."""
-        partition_by = self.partition_by
         metadata = mark(app_id, number, intent_uuid)
         if self._written is not None:
             rows = with_names(rows, self._written)
-        writer = (
-            rows.write.format("delta")
-            .mode("append")
-            .option("txnAppId", app_id)
-            .option("txnVersion", number)
-            .option("userMetadata", metadata)
-            .option("maxRecordsPerFile", max_file_rows)
-        )
-        if self._folders is not None and self._folders != partition_by:
-            # Named in another case, or Delta computes some of them: it takes the table's own, if asked for none.
-            partition_by = ()
-        if partition_by:
-            writer = writer.partitionBy(*partition_by)
+        writer = rows.write.format("delta").mode("append").option("maxRecordsPerFile", max_file_rows)
+        writer = writer.options(txnAppId=app_id, txnVersion=number, userMetadata=metadata)
+        if self.partition_by and (self._facts is None or self._facts.partition_by == self.partition_by):
+            # Else they are named in another case, or Delta computes some: it takes the table's own, if asked for none.
+            writer = writer.partitionBy(*self.partition_by)
         # Given twice: the write that creates a table by name reads it from the session only.
         with settings(rows.sparkSession, {USER_METADATA: metadata}):
             if self.table:
@@ -267,7 +250,7 @@ class DeltaTarget:
     def check_columns(self, spark: SparkSession, there: T.StructType, staged: T.StructType) -> None:
         """Raise SchemaMismatchError if the table does not take rows of such columns."""
         adds = spark.conf.get(AUTO_MERGE, "false") == "true"
-        taking = Taking(adds=adds, widens=adds and self._widens)
+        taking = Taking(adds, widens=adds and self._facts is not None and TYPE_WIDENING in self._facts.features)
         known = {field.name.lower(): field.dataType for field in there.fields}
         new = [field for field in staged.fields if field.name.lower() not in known]
         strange = [] if adds else [field.name for field in new]
@@ -278,7 +261,14 @@ class DeltaTarget:
             for change in changed(field.dataType, known[field.name.lower()], field.name, taking)
         ]
         if strange and (len(strange) == len(staged.fields) or len(strange) > MAX_ADDED):
-            raise self._another(there, staged, strange)
+            known_names = len(staged.fields) - len(strange)
+            has = f"only {known_names} of the {len(staged.fields)} columns" if known_names else "no column"
+            raise SchemaMismatchError(
+                f"table {self} has {has} of the stream: it looks like another table. It has {_listed(there.names)}; it "
+                f"lacks {_listed(strange)}. Nothing was written; rows that are staged already wait. Give the name of "
+                "the stream's own table, or of none yet, which the first drain makes. If it is the one, add the "
+                f"columns to it, or set {AUTO_MERGE}=true, and start again"
+            )
         if strange or other:
             lacks = f"lacks {', '.join(strange)}" if strange else ""
             differs = f"has other types for {', '.join(other)}" if other else ""
@@ -296,17 +286,6 @@ class DeltaTarget:
                 f"table {self} {' and '.join(filter(None, (lacks, differs)))}, which the rows have. Nothing was "
                 f"written; rows that are staged already wait. {remedy}"
             )
-
-    def _another(self, there: T.StructType, staged: T.StructType, strange: Sequence[str]) -> SchemaMismatchError:
-        """The error that says that this is hardly the table that the stream is for."""
-        known = len(staged.fields) - len(strange)
-        has = f"only {known} of the {len(staged.fields)} columns" if known else "no column"
-        return SchemaMismatchError(
-            f"table {self} has {has} of the stream: it looks like another table. It has {_listed(there.names)}; it "
-            f"lacks {_listed(strange)}. Nothing was written; rows that are staged already wait. Give the name of the "
-            "stream's own table, or of none yet, which the first drain makes. If it is the one, add the columns to it, "
-            f"or set {AUTO_MERGE}=true, and start again"
-        )
 
 
 def _is_partitioned_by(names: Sequence[str], facts: TableFacts) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 NO_VERSION = -1
 """The version before a table's version 0."""
@@ -60,8 +60,10 @@ class TableVersion:
     """When it was made, in the session's time zone."""
 
     @property
-    def restored_to(self) -> int | None:
-        """The version that a RESTORE led to; None where it names a time."""
+    def made_of(self) -> int | None:
+        """The version that it goes on from: the one before, or that which a RESTORE led to; None if it names a time."""
+        if self.operation != "RESTORE":
+            return self.version - 1
         to_version = (self.parameters.get("version") or "").strip('"')
         return int(to_version) if to_version.isdigit() else None
 
@@ -98,27 +100,35 @@ class History:
                 break
         return found
 
+    def lineage(self, version: int) -> dict[int, TableVersion | None]:
+        """The versions that a version is made of, the newest first: what a RESTORE undid is left out.
+
+        The last of them is one that the history has lost (None), or a RESTORE to a time, which may have led anywhere.
+        """
+        of = {entry.version: entry for entry in self.entries}
+        found: dict[int, TableVersion | None] = {}
+        at: int | None = version
+        lost = min(of, default=NO_VERSION) - 1
+        while at is not None and at >= lost and at not in found:
+            entry = found[at] = of.get(at)
+            at = None if entry is None else entry.made_of
+        return found
+
     def undone(self, version: int) -> str | None:
         """What the table was made into, if version ``version`` is no longer part of it; None if it is.
 
         A RESTORE keeps the table's id and Delta's record of transactions, so that neither shows it. A later RESTORE may
-        have brought the version back: the versions that the table is made of are followed from the newest on. Where
-        a RESTORE names a time, the version that it led to is unknown: then the version counts as gone.
+        have brought the version back. Where one names a time, the version counts as gone.
         """
-        at = self.version
-        for entry in self.entries:
-            if entry.version <= version:
+        for at, entry in self.lineage(self.version).items():
+            if entry is None or at <= version:
                 return None
-            if entry.version > at:
-                continue
             if "REPLACE TABLE" in entry.operation:
-                return f"replaced in version {entry.version}"
-            if entry.operation == "RESTORE":
-                if entry.restored_to is None:
-                    return f"restored to time {(entry.parameters.get('timestamp') or '').strip(chr(34))}"
-                at = entry.restored_to
-                if at < version:
-                    return f"restored to version {at}"
+                return f"replaced in version {at}"
+            if entry.made_of is None:
+                return f"restored to time {(entry.parameters.get('timestamp') or '').strip(chr(34))}"
+            if entry.made_of < version:
+                return f"restored to version {entry.made_of}"
         return None
 
 
@@ -137,8 +147,7 @@ class TableFacts:
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class TableState:
+class TableState(NamedTuple):
     """What there is of the table."""
 
     facts: TableFacts | None
@@ -167,12 +176,13 @@ def whole_history(
 
 
 def _history(rows: Iterable[Mapping[str, Any]]) -> History:
-    return History(tuple(map(_entry, sorted(rows, key=lambda row: row["version"], reverse=True))))
-
-
-def _entry(row: Mapping[str, Any]) -> TableVersion:
-    operation, parameters = row["operation"] or "", row["operationParameters"] or {}
-    return TableVersion(row["version"], operation, parameters, _commit(row), row.get("at", ""))
+    entries = (
+        TableVersion(
+            row["version"], row["operation"] or "", row["operationParameters"] or {}, _commit(row), row.get("at", "")
+        )
+        for row in sorted(rows, key=lambda row: row["version"], reverse=True)
+    )
+    return History(tuple(entries))
 
 
 def _commit(row: Mapping[str, Any]) -> DrainCommit | None:
@@ -182,14 +192,6 @@ def _commit(row: Mapping[str, Any]) -> DrainCommit | None:
     except (ValueError, KeyError, TypeError):
         return None
     metrics = row["operationMetrics"] or {}
-    counts = [metrics.get(name) for name in ("numOutputRows", "numFiles", "numOutputBytes")]
-    rows, files, size = (None if count is None else int(count) for count in counts)
-    return DrainCommit(
-        version=row["version"],
-        app_id=str(app_id),
-        number=int(number),
-        intent_uuid=str(uuid),
-        rows=rows,
-        files=files,
-        bytes=size,
-    )
+    found = [metrics.get(name) for name in ("numOutputRows", "numFiles", "numOutputBytes")]
+    counts = (None if count is None else int(count) for count in found)
+    return DrainCommit(row["version"], str(app_id), int(number), str(uuid), *counts)

@@ -18,48 +18,35 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.spark.nested import within
-from spark_purgatory.spark.sink.table.history import NO_VERSION, History
+from spark_purgatory.spark.sink.table.history import NO_VERSION, History, TableVersion
 from spark_purgatory.spark.sink.table.table_place import name_parts, sql_name
 
 Path = tuple[str, ...]
-"""A column's place in lower case: its struct's name, and its own."""
+"""A column's place: its struct's name, and its own."""
 
 
 class UnknownColumnsError(Exception):
     """The history does not say what became of the columns."""
 
 
-@dataclass(frozen=True)
-class Change:
-    """A change of a table's columns."""
+class Change(NamedTuple):
+    """A change of a table's columns: with both paths a column has another name, with one it is new, or gone."""
 
     old: Path | None = None
-    """What is gone; None if nothing is."""
     new: Path | None = None
-    """What is there; with both it is the same column."""
-    name: str = ""
-    """The new one as the table has it."""
-    old_name: str = ""
 
-    @property
-    def inverse(self) -> Change:
-        """The change that undoes it."""
-        return Change(self.new, self.old, self.old_name, self.name)
-
-    def applied(self, path: Path, name: str) -> tuple[Path, str] | None:
-        """The path and name of a column after the change; None if it is gone, or another one has its place."""
-        if self.old is not None and path[: len(self.old)] == self.old:
-            if self.new is None:
-                return None
-            return self.new + path[len(self.old) :], self.name if path == self.old else name
-        return None if self.new is not None and path[: len(self.new)] == self.new else (path, name)
+    def applied(self, path: Path) -> Path | None:
+        """A column's path after the change; None if it is gone, or another one has its place."""
+        if self.old is not None and _lower(path[: len(self.old)]) == _lower(self.old):
+            return None if self.new is None else self.new + path[len(self.old) :]
+        return None if self.new is not None and _lower(path[: len(self.new)]) == _lower(self.new) else path
 
 
 ALL_NEW = Change(old=())
@@ -110,29 +97,27 @@ def followed(columns: StagedColumns, history: History, there: T.StructType) -> t
     casts no rows that it has read from files to a type that forbids them.
     """
     changes = changes_since(columns.version, history)
+    undoing = [Change(change.new, change.old) for change in reversed(changes)]
     known, lost = {*map(_lower, paths(there))}, list[str]()
 
-    def after(path: Path, name: str, parent: Path) -> tuple[Path, str]:
-        new_path, new_name = _applied(changes, path, name) or ((*parent, name.lower()), name)
-        if new_path in known:
-            was = _applied([change.inverse for change in reversed(changes)], new_path, new_name)
-            if was is not None and was[0] != path:
+    def after(path: Path, parent: Path) -> Path:
+        now = _applied(changes, path) or (*parent, path[-1])
+        if _lower(now) in known:
+            was = _applied(undoing, now)
+            if was is not None and _lower(was) != _lower(path):
                 lost.append(".".join(path))
-        return new_path, new_name
+        return now
 
     def renamed(kind: T.DataType, path: Path, now: Path) -> T.DataType:
-        if isinstance(kind, T.ArrayType):
-            return T.ArrayType(renamed(kind.elementType, (*path, "element"), (*now, "element")))
-        if isinstance(kind, T.MapType):
-            key = renamed(kind.keyType, (*path, "key"), (*now, "key"))
-            return T.MapType(key, renamed(kind.valueType, (*path, "value"), (*now, "value")))
         if not isinstance(kind, T.StructType):
-            return kind
+            parts = [renamed(part, (*path, name), (*now, name)) for name, part in within(kind)]
+            make: Any = type(kind)
+            return make(*parts) if parts else kind
         fields = []
         for field in kind.fields:
-            at = (*path, field.name.lower())
-            new_path, name = after(at, field.name, now)
-            fields.append(T.StructField(name, renamed(field.dataType, at, new_path), True, field.metadata))
+            at = after((*path, field.name), now)
+            inner = renamed(field.dataType, (*path, field.name), at)
+            fields.append(T.StructField(at[-1], inner, True, field.metadata))
         return T.StructType(fields)
 
     done = renamed(columns.there or columns.rows, (), ())
@@ -145,27 +130,15 @@ def changes_since(version: int, history: History) -> list[Change]:
 
     They are undone first, and made then, where a RESTORE led to a version before ``version``.
     """
-    of = {entry.version: entry for entry in history.entries}
-    oldest = min(of, default=NO_VERSION)
-
-    def made_of(at: int | None) -> list[int]:
-        """The versions that a version is made of, the newest first; what a RESTORE undid is left out."""
-        found = []
-        while at is not None and oldest - 1 <= at:
-            found.append(at)
-            entry = of.get(at)
-            at = None if entry is None else entry.restored_to if entry.operation == "RESTORE" else at - 1
-        return found
-
-    shared = {*made_of(version)} & {*made_of(history.version)}
-    if not shared:
+    before, now = history.lineage(version), history.lineage(history.version)
+    if not (shared := before.keys() & now.keys()):
         raise UnknownColumnsError
 
-    def newest_first(last: int) -> list[Change]:
-        steps = (of[at] for at in made_of(last) if at > max(shared))
+    def newest_first(lineage: dict[int, TableVersion | None]) -> list[Change]:
+        steps = (entry for at, entry in lineage.items() if at > max(shared) and entry is not None)
         return [change for step in steps for change in reversed(changes_of(step.operation, step.parameters))]
 
-    return [change.inverse for change in newest_first(version)] + newest_first(history.version)[::-1]
+    return [Change(change.new, change.old) for change in newest_first(before)] + newest_first(now)[::-1]
 
 
 def changes_of(operation: str, parameters: Mapping[str, Any]) -> list[Change]:
@@ -183,12 +156,11 @@ def _changes_of(operation: str, parameters: Mapping[str, Any]) -> list[Change]:
         for parents in (sql_name(*old[:-1]), ".".join(old[:-1])):
             name = name.removeprefix(f"{parents}." if parents else "")
         name = name_parts(name)[0] if name.startswith("`") else name
-        return [Change(_lower(old), _lower([*old[:-1], name]), name, old[-1])]
+        return [Change((*old,), (*old[:-1], name))]
     if operation == "DROP COLUMNS":
-        return [Change(old=_lower(name_parts(name))) for name in json.loads(parameters["columns"])]
+        return [Change(old=(*name_parts(name),)) for name in json.loads(parameters["columns"])]
     if operation == "ADD COLUMNS":
-        added = [name_parts(one["column"]["name"]) for one in json.loads(parameters["columns"])]
-        return [Change(new=_lower(parts), name=parts[-1]) for parts in added]
+        return [Change(new=(*name_parts(one["column"]["name"]),)) for one in json.loads(parameters["columns"])]
     is_new = "REPLACE" in operation or parameters.get("canOverwriteSchema") == "true"
     return [ALL_NEW] if is_new else []
 
@@ -207,13 +179,11 @@ def with_names(rows: DataFrame, schema: T.StructType) -> DataFrame:
     return rows.select(*(F.col(sql_name(old)).cast(new.dataType).alias(new.name) for old, new in pairs))
 
 
-def _applied(changes: Iterable[Change], path: Path, name: str) -> tuple[Path, str] | None:
+def _applied(changes: Iterable[Change], path: Path) -> Path | None:
+    at: Path | None = path
     for change in changes:
-        at = change.applied(path, name)
-        if at is None:
-            return None
-        path, name = at
-    return path, name
+        at = None if at is None else change.applied(at)
+    return at
 
 
 def paths(kind: T.DataType, path: Path = ()) -> Iterable[Path]:

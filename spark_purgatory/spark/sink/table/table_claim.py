@@ -12,18 +12,15 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 
-from spark_purgatory.config import SinkOptions
 from spark_purgatory.config.places import Place
 from spark_purgatory.errors import MAX_SAID, START_OVER, ConfigError, StagingError, StorageError, sentence_of
 from spark_purgatory.spark.storage.checkpoint_files import Damage
 from spark_purgatory.spark.storage.paths import beside, literal
-from spark_purgatory.spark.storage.spark_access import NO_SUCCESS_FILE
+from spark_purgatory.spark.storage.storage_access import write_line
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 LOG = logging.getLogger(__name__)
@@ -40,40 +37,16 @@ def claim_path(checkpoint: str) -> str:
     return f"{checkpoint.rstrip('/')}/{CLAIM}"
 
 
-@dataclass(frozen=True)
-class Bound:
-    """What a checkpoint is claimed for."""
+def claim(spark: SparkSession, checkpoint: str, ours: Claimed, has_filled: Callable[[], bool]) -> tuple[Claimed, bool]:
+    """Claim a checkpoint for a table; returns what it is claimed for, and whether the query has run before.
 
-    options: SinkOptions
-    """With the table that it is claimed for."""
-    has_begun: bool
-    """The query has run before."""
-
-
-def claim(
-    spark: SparkSession,
-    checkpoint: str,
-    given: SinkOptions,
-    resolved: SinkOptions,
-    table_id: str | None,
-    has_filled: Callable[[], bool],
-) -> Bound:
-    """Claim a checkpoint for a table.
-
-    ``given`` names the table as the user does, ``resolved`` as the session takes that now. ``table_id`` is Delta's id
-    of that table, ``has_filled`` says whether the checkpoint's query has brought rows to it: by these it is known under
-    a new name.
-
-    Raises ConfigError if it is another table's, StagingError if it is another sink's.
+    ``has_filled`` says whether the query has brought rows to the table: by that, or by the table's id, it is known
+    under a new name. Raises ConfigError if the checkpoint is another table's, StagingError if it is another sink's.
     """
-    kind = "path" if given.path else "table"
-    ours = {kind: str(resolved.path or resolved.table), "given": str(given.path or given.table), "id": table_id or ""}
     try:
         _write(spark, checkpoint, ours, "ignore")
-        reader = spark.read.option("recursiveFileLookup", "true")
-        files = reader.text(
-            beside(literal(checkpoint.rstrip("/")), CLAIM, "metadata", "commits", "staging/log")
-        ).inputFiles()
+        wanted = beside(literal(checkpoint.rstrip("/")), CLAIM, "metadata", "commits", "staging/log")
+        files = spark.read.option("recursiveFileLookup", "true").text(wanted).inputFiles()
         has_begun, has_log = (any(map(pattern.search, files)) for pattern in (_BEGUN, _LOG))
         claimed = _claimed(spark, checkpoint, has_begun)
         if claimed != ours and not has_begun:
@@ -84,17 +57,17 @@ def claim(
             "that the session may write to, and the jars that its file system needs"
         ) from error
     if not has_begun:
-        return Bound(resolved, False)
-    is_same = not claimed or is_one_table(claimed, ours)
-    if not is_same and (claimed["id"] == ours["id"] != "" or has_filled()):
+        return ours, False
+    if claimed and not is_one_table(claimed, ours):
+        if not (claimed["id"] == ours["id"] != "" or has_filled()):
+            raise ConfigError(
+                f"checkpoint={checkpoint!r} is that of table {_said(claimed)}, and rows may be staged in it that go "
+                f"there; this query writes to {_said(ours)}. Nothing was started. Give each table a checkpoint of its "
+                "own"
+            )
         LOG.warning("table %s is %s now: the query goes on with it", _said(claimed), _said(ours))
-        claimed, is_same = ours, True
+        claimed = ours
         _write(spark, checkpoint, ours, "overwrite")
-    if not is_same:
-        raise ConfigError(
-            f"checkpoint={checkpoint!r} is that of table {_said(claimed)}, and rows may be staged in it that go there; "
-            f"this query writes to {_said(ours)}. Nothing was started. Give each table a checkpoint of its own"
-        )
     if not claimed and has_log and not has_filled():
         raise StagingError(
             f"{claim_path(checkpoint)} is to name the table of the checkpoint and is empty, as a power loss leaves it. "
@@ -110,16 +83,12 @@ def claim(
         )
     if not claimed:
         _write(spark, checkpoint, ours, "overwrite")
-        return Bound(resolved, True)
+        return ours, True
+    kind = "path" if "path" in ours else "table"
     if claimed["given"] == ours["given"] and claimed[kind] != ours[kind]:
-        LOG.warning(
-            "%s=%r goes on to be %s, as it was when the query was made; the session would take it for %s now",
-            kind,
-            ours["given"],
-            claimed[kind],
-            ours[kind],
-        )
-    return Bound(replace(resolved, path=claimed.get("path"), table=claimed.get("table")), True)
+        said = "%s=%r goes on to be %s, as it was when the query was made; the session would take it for %s now"
+        LOG.warning(said, kind, ours["given"], claimed[kind], ours[kind])
+    return claimed, True
 
 
 def claimed_by(spark: SparkSession, checkpoint: str) -> Claimed:
@@ -166,8 +135,7 @@ def is_one_table(claimed: Claimed, ours: Claimed) -> bool:
 
 
 def _write(spark: SparkSession, checkpoint: str, claimed: Claimed, mode: str) -> None:
-    line = spark.range(0, 1, 1, 1).select(F.lit(json.dumps(claimed)).alias("value"))
-    line.write.mode(mode).option(NO_SUCCESS_FILE, "false").text(claim_path(checkpoint))
+    write_line(spark, claim_path(checkpoint), json.dumps(claimed), mode)
 
 
 def _said(claimed: Claimed) -> str:

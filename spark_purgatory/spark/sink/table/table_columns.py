@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 
 from spark_purgatory.spark.storage.spark_access import settings
+from spark_purgatory.spark.storage.storage_access import back_ticked
 
 SPECIAL_FEATURES = frozenset({"allowColumnDefaults", "generatedColumns", "identityColumns"})
 """Features of a table that may have such columns; other tables need not be asked."""
@@ -20,8 +21,7 @@ WHOLE_PLAN = {"spark.sql.debug.maxToStringFields": "1000000", "spark.sql.maxPlan
 _CLOSED = re.compile(r"\[DELTA_IDENTITY_COLUMNS_EXPLICIT_INSERT_NOT_SUPPORTED\].*? column (.+?) is not supported")
 
 
-@dataclass(frozen=True)
-class SpecialColumns:
+class SpecialColumns(NamedTuple):
     """Names in lower case."""
 
     filled: frozenset[str] = frozenset()
@@ -45,13 +45,13 @@ def special_columns(spark: SparkSession, place: str, there: Sequence[str], given
         if refused is None or refused[1].lower() not in ours - closed:
             break
         closed.add(refused[1].lower())
-    lacking = {name.lower(): re.escape(_quoted(name)) for name in there if name.lower() not in ours}
+    lacking = {name.lower(): re.escape(back_ticked(name)) for name in there if name.lower() not in ours}
     filled = {name for name, quoted in lacking.items() if not re.search(quoted + r" = null[,\]]", plan)}
     return SpecialColumns(frozenset(filled), frozenset(closed))
 
 
 def _plan(spark: SparkSession, place: str, columns: Sequence[str]) -> str:
-    names = [_quoted(name) for name in columns]
+    names = [back_ticked(name) for name in columns]
     values = ", ".join(f"new.{name}" for name in names)
     with settings(spark, WHOLE_PLAN):
         explained = spark.sql(
@@ -59,7 +59,3 @@ def _plan(spark: SparkSession, place: str, columns: Sequence[str]) -> str:
             f"WHEN NOT MATCHED THEN INSERT ({', '.join(names)}) VALUES ({values})"
         ).first()
     return "" if explained is None else str(explained[0])
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

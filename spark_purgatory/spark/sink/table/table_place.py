@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.config.places import Place
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.storage.storage_access import absolute
+from spark_purgatory.spark.storage.storage_access import absolute, back_ticked
 
 SESSION_CATALOG = "spark_catalog"
 OF_DELTA = ("_delta_log", "_change_data", "_delta_index")
@@ -42,7 +42,7 @@ def name_parts(name: str) -> list[str]:
 
 def sql_name(*parts: str) -> str:
     """A name as SQL has it, whatever characters its parts have."""
-    return ".".join(part if _PLAIN.fullmatch(part) else "`" + part.replace("`", "``") + "`" for part in parts)
+    return ".".join(part if _PLAIN.fullmatch(part) else back_ticked(part) for part in parts)
 
 
 def _is_catalog(spark: SparkSession, name: str) -> bool:
