@@ -20,12 +20,13 @@ from spark_purgatory.spark.sink.staging.backlog import MAX_FILES_AHEAD, Backlog
 from spark_purgatory.spark.sink.staging.ledger import NO_BATCH, Ledger
 from spark_purgatory.spark.sink.staging.ledger_format import empty_entry, intent_entry, record_entry, replay
 from spark_purgatory.spark.sink.staging.pieces import Contents, EmptyRun, Intent, Piece, Run, StagedBatch
-from spark_purgatory.spark.sink.staging.row_hash import hash_names, row_hash
 from spark_purgatory.spark.sink.staging.staged_files import (
     check_one_writer,
     file_at,
+    hash_names,
     measured,
     read_files,
+    row_hash,
     rules_of,
     stage,
 )

@@ -200,7 +200,7 @@ class AccumulatorQuery:
     def _await_sender(self) -> None:
         """A query that was stopped leaves its last micro-batch half done, and a drain: what counts is in the log."""
         for _ in range(STOP_POLLS):
-            if not self._sender.is_busy:
+            if not (self._sender.is_running or self._sender.beside.is_busy):
                 break
             time.sleep(POLL_SECONDS)
 

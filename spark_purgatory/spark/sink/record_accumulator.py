@@ -210,7 +210,11 @@ class RecordAccumulator(SinkOptions):
             accumulator.read(spark, staged=True).groupBy("status").count().show()
         """
         if not staged:
-            self.target.require(spark)
+            if not self.table_exists(spark):
+                raise ConfigError(
+                    f"table {self} is not there yet: the first drain makes it, once a file is full or a row has waited "
+                    "for linger. Ask table_exists() before, or read(staged=True) for the rows that wait"
+                )
             return self.target.read(spark)
         if checkpoint is None:
             checkpoint = self._query_to("read staged rows, or give checkpoint=").checkpoint

@@ -15,8 +15,10 @@ A reader of the table sees nothing of it: a table that is missing is not made. I
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
@@ -32,12 +34,11 @@ from spark_purgatory.spark.sink.table.delta_target import FORGETS, DeltaTarget
 from spark_purgatory.spark.sink.table.history import LOOKED_AT, NO_VERSION, TableFacts
 from spark_purgatory.spark.sink.table.renames import StagedColumns, UnknownColumnsError, followed, moved, paths
 from spark_purgatory.spark.sink.table.table_claim import app_id_of, claim
-from spark_purgatory.spark.sink.table.table_columns import SPECIAL_FEATURES, SpecialColumns, special_columns
 from spark_purgatory.spark.sink.table.table_place import check_outside, place_of_name, resolved
 from spark_purgatory.spark.storage.checkpoint_files import check_files
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import SMALL_QUERY, settings
-from spark_purgatory.spark.storage.storage_access import described, sql_text, write_nothing
+from spark_purgatory.spark.storage.storage_access import back_ticked, described, sql_text, write_nothing
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 
 LOG = logging.getLogger(__name__)
@@ -46,6 +47,19 @@ MAX_OTHERS = 3
 DEFAULTS = "spark.databricks.delta.properties.defaults."
 """Before the name of a table's property without ``delta.``: the session's default for new tables."""
 CHECKS_TYPES = "spark.databricks.delta.schema.typeCheck.enabled"
+SPECIAL_FEATURES = frozenset({"allowColumnDefaults", "generatedColumns", "identityColumns"})
+"""Features of a table that may have such columns; other tables need not be asked."""
+WHOLE_PLAN = {"spark.sql.debug.maxToStringFields": "1000000", "spark.sql.maxPlanStringLength": "1000000000"}
+_CLOSED = re.compile(r"\[DELTA_IDENTITY_COLUMNS_EXPLICIT_INSERT_NOT_SUPPORTED\].*? column (.+?) is not supported")
+
+
+class SpecialColumns(NamedTuple):
+    """Names in lower case."""
+
+    filled: frozenset[str] = frozenset()
+    """Columns that the stream lacks, and Delta fills."""
+    closed: frozenset[str] = frozenset()
+    """Columns that the stream has, and that take no values from rows: ``GENERATED ALWAYS AS IDENTITY``."""
 
 
 def checked(
@@ -85,13 +99,13 @@ def checked(
             check_features(spark, str(target), target.merge_place, facts.features)
             version = target.history(spark).version  # Before the columns are read: a rename after that is one.
             there = target.read(spark).schema
-            known = StagedColumns(schema, version) if ledger.schema is None else StagedColumns.of(ledger.schema)
-            since = known.version if [*paths(known.rows)] == [*paths(schema)] else version
-            if facts.is_mapped and not _is_named(spark, target, schema, there, known if ledger.schema else None):
-                since = version
+            known = None if ledger.schema is None else StagedColumns.of(ledger.schema)
+            is_named = not facts.is_mapped or _is_named(spark, target, schema, there, known)
+            is_same = known is not None and [*paths(known.rows)] == [*paths(schema)]
+            since = known.version if known is not None and is_same and is_named else version
             special = SpecialColumns()
             if SPECIAL_FEATURES & set(facts.features):
-                special = special_columns(spark, target.merge_place, there.names, schema.names)
+                special = _special_columns(spark, target.merge_place, there.names, schema.names)
             partition_by = _of_table(spark, options, schema, facts, special)
             target.check_columns(spark, there, schema)
             types = {field.name.lower(): field.dataType for field in there.fields}
@@ -253,6 +267,38 @@ def _check_special(target: DeltaTarget, schema: T.StructType, there: T.StructTyp
             f"columns {', '.join(lacking)} of table {target} are NOT NULL, and the stream lacks them. Nothing was "
             "started. Add them to the stream, or ALTER TABLE ... ALTER COLUMN ... DROP NOT NULL"
         )
+
+
+def _special_columns(spark: SparkSession, place: str, there: Sequence[str], given: Iterable[str]) -> SpecialColumns:
+    """The columns of a table that Delta fills itself: generated, identity, default. No column's description says so.
+
+    Delta plans a MERGE that would insert nothing but the stream's columns, and runs nothing: its plan has a value for
+    each column of the table, and ``null`` for those that nobody fills. It works by name and by path (``place``),
+    whoever keeps the log. What Delta does not say is left to the first drain: it counts as filled.
+    """
+    ours = {name.lower() for name in given}
+    closed: set[str] = set()
+    while True:
+        taken = [name for name in there if name.lower() in ours - closed]
+        plan = _plan(spark, place, taken) if taken else ""
+        refused = _CLOSED.search(plan)
+        if refused is None or refused[1].lower() not in ours - closed:
+            break
+        closed.add(refused[1].lower())
+    lacking = {name.lower(): re.escape(back_ticked(name)) for name in there if name.lower() not in ours}
+    filled = {name for name, quoted in lacking.items() if not re.search(quoted + r" = null[,\]]", plan)}
+    return SpecialColumns(frozenset(filled), frozenset(closed))
+
+
+def _plan(spark: SparkSession, place: str, columns: Sequence[str]) -> str:
+    names = [back_ticked(name) for name in columns]
+    values = ", ".join(f"new.{name}" for name in names)
+    with settings(spark, WHOLE_PLAN):
+        explained = spark.sql(
+            f"EXPLAIN EXTENDED MERGE INTO {place} AS old USING (SELECT * FROM {place} WHERE false) AS new ON false "
+            f"WHEN NOT MATCHED THEN INSERT ({', '.join(names)}) VALUES ({values})"
+        ).first()
+    return "" if explained is None else str(explained[0])
 
 
 # --- the place of a table that is to be made -------------------------------------------------------------------------

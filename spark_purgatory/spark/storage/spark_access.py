@@ -35,11 +35,6 @@ def another_session(spark: SparkSession) -> SparkSession:
     return new
 
 
-def make_active(spark: SparkSession) -> None:
-    """Make it the session of this thread: without one, Delta looks for a table's catalog in no session at all."""
-    spark.createDataFrame([], "nothing int")  # The one way to do so without the JVM.
-
-
 @contextmanager
 def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     """Settings of a session for the duration of a block. Blocks of several threads may overlap.

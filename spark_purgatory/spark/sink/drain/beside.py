@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pyspark.sql import SparkSession, is_remote
 
 from spark_purgatory.spark.sink.drain.actions import Result
-from spark_purgatory.spark.storage.spark_access import another_session, make_active
+from spark_purgatory.spark.storage.spark_access import another_session
 
 
 class Beside:
@@ -39,7 +39,8 @@ class Beside:
         session = self._session = self._session or another_session(spark)
 
         def in_thread() -> Result:
-            make_active(session)
+            # Makes it the session of this thread, in which Delta looks for a table's catalog; the one way without JVM.
+            session.createDataFrame([], "nothing int")
             return commit(session)
 
         self._under_way = self._thread.submit(in_thread)

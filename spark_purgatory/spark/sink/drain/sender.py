@@ -100,11 +100,6 @@ class Sender:
         finally:
             self.is_running = False
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether it is in a micro-batch, or brings rows to the table beside them."""
-        return self.is_running or self.beside.is_busy
-
     def is_true(self, spark: SparkSession) -> bool:
         """Whether what is in memory counts: Spark has committed all of it, and no other run has written to the log."""
         if not self.is_open or self.has_failed or self.ledger.last_batch >= next_batch(spark, self.checkpoint):

@@ -14,6 +14,7 @@ that the next count is after 64 micro-batches.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from spark_purgatory.accumulator.sizing import DecayedQuotient
@@ -33,19 +34,18 @@ class Backlog:
     def __init__(self) -> None:
         self._staged_a_plain: DecayedQuotient | None = None
         """Bytes of files over bytes of rows."""
-        self._shares: dict[str, float] = {}
+        self._shares: defaultdict[str, float] = defaultdict(float)
         """Each partition's share of the bytes counted last."""
 
     def learn(self, batches: Iterable[StagedBatch], pieces: Sequence[Piece]) -> None:
         """Micro-batches were counted."""
         plain_bytes = sum(staged.plain_bytes for staged in batches)
         staged_bytes = sum(piece.staged_bytes for piece in pieces)
-        if self._staged_a_plain is None:
-            self._staged_a_plain = DecayedQuotient(0.0, 0.0)
+        self._staged_a_plain = self._staged_a_plain or DecayedQuotient(0.0, 0.0)
         self._staged_a_plain.observe(staged_bytes, plain_bytes, KEEP)
-        self._shares = {}
+        self._shares.clear()
         for piece in pieces:
-            self._shares[piece.partition] = self._shares.get(piece.partition, 0.0) + piece.staged_bytes / staged_bytes
+            self._shares[piece.partition] += piece.staged_bytes / staged_bytes
 
     def staged_bytes(self, batches: Iterable[StagedBatch]) -> float:
         """What the files of micro-batches are expected to weigh; their rows' bytes before any was counted."""
@@ -60,14 +60,12 @@ class Backlog:
         """
         if self._staged_a_plain is None:
             return True
-        plain_bytes = sum(staged.plain_bytes for staged in batches)
-        file_bytes = plain_bytes * self._staged_a_plain.value * ratio
+        file_bytes = self.staged_bytes(batches) * ratio
         if file_bytes >= batch_bytes * MAX_FILES_AHEAD:
             return True
-        partitions = self._shares.keys() | open_bytes.keys()
         return any(
             open_bytes.get(partition, 0) + file_bytes * self._shares.get(partition, 0.0) >= batch_bytes
-            for partition in partitions
+            for partition in self._shares.keys() | open_bytes.keys()
         )
 
 

@@ -92,14 +92,6 @@ class DeltaTarget:
         """Whether the table is there."""
         return self._detail(spark) is not None
 
-    def require(self, spark: SparkSession) -> None:
-        """Raise ConfigError if the table is not there."""
-        if not self.exists(spark):
-            raise ConfigError(
-                f"table {self} is not there yet: the first drain makes it, once a file is full or a row has waited for "
-                "linger. Ask table_exists() before, or read(staged=True) for the rows that wait"
-            )
-
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
         """The table, as it is now or was when it was read."""
         reader = spark.read.format("delta")
