@@ -35,7 +35,7 @@ the policy could need it (`backlog`). Then:
 4. `Intend`: an entry of the log names N, the pieces taken, all that is left, and the last micro-batch: everything
    before it is superseded; and the table's version, after which N's is to come.
 5. `Commit`: the rows of the pieces taken are counted and summed up once more; then they go to the table, each row
-   compared with its hash, marked with N and, in userMetadata, with the intent's uuid. A thread does it (`beside`): b
+   compared with its hash, marked with N and, in userMetadata, with the intent's uuid. A thread does it (`Beside`): b
    and later ones are staged meanwhile; 6 and 7 follow between two actions of one of them. A flush and the end wait.
 6. `ReadBack`: find N in the table's history, and the uuid with it; compare the rows committed with the pieces'.
 7. `CleanUp`: an entry "done N"; then the entries before intent N, then pieces that nothing names, are removed.
