@@ -104,7 +104,7 @@ class AccumulatorQuery:
 
     @property
     def isActive(self) -> bool:
-        """Whether Spark still runs it. Rows may be staged when it no longer does."""
+        """True if Spark still runs it. Rows may be staged when it no longer does."""
         return bool(self._query.isActive)
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:
@@ -193,7 +193,7 @@ class AccumulatorQuery:
             self._sender.end_drain(self._spark)
 
     def _is_due(self) -> bool:
-        """Whether the next micro-batch may begin before we have stopped the query: at multiples of the trigger."""
+        """Return True if the next micro-batch may begin before the query has stopped: at multiples of the trigger."""
         every_ms = self._trigger_ms
         return every_ms > 0 and every_ms - time.time_ns() // 1_000_000 % every_ms < min(STOP_MS, every_ms // 2)
 
@@ -226,12 +226,12 @@ class AccumulatorQuery:
 
 
 def is_theirs(description: object) -> bool:
-    """Whether a source is the user's: ours make a row a micro-batch so that time passes."""
+    """Return True if a source is the user's: ours make a row a micro-batch so that time passes."""
     return not str(description).startswith("RatePerMicroBatch")
 
 
 def _brought(progress: Any) -> bool:
-    """Whether a micro-batch took in anything from the user's sources."""
+    """Return True if a micro-batch took in anything from the user's sources."""
     theirs = [source for source in progress["sources"] if is_theirs(source["description"])]
     return any(source["startOffset"] != source["endOffset"] or source["numInputRows"] > 0 for source in theirs)
 

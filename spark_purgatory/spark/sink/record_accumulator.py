@@ -181,7 +181,7 @@ class RecordAccumulator(SinkOptions):
         self._query_to("close").stop(drain=True)
 
     def table_exists(self, spark: SparkSession) -> bool:
-        """Whether the table is there.
+        """Return True if the table is there.
 
         Args:
             spark: The session.

@@ -98,7 +98,7 @@ def _version_of(spark: SparkSession, target: DeltaTarget) -> int:
 
 
 def _is_of(spark: SparkSession, target: DeltaTarget, ledger: Ledger, app_id: str) -> bool:
-    """Whether the table is the one that the query writes to, under whatever name."""
+    """Return True if the table is the one that the query writes to, under whatever name."""
     facts = target.facts(spark)
     if facts is None or ledger.table_id is not None:
         return facts is not None and facts.id == ledger.table_id

@@ -119,7 +119,7 @@ def checked(
 
 
 def _has_filled(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> bool:
-    """Whether the checkpoint's query has brought rows to a table."""
+    """Return True if the checkpoint's query has brought rows to a table."""
     return target.exists(spark) and app_id_of(spark, checkpoint) in target.history(spark, first=LOOKED_AT).queries()
 
 
@@ -224,7 +224,7 @@ def _check_new_columns(
 def _is_named(
     spark: SparkSession, target: DeltaTarget, schema: T.StructType, there: T.StructType, known: StagedColumns | None
 ) -> bool:
-    """Whether the history says that the stream names its columns as the table does; ``known`` were staged last.
+    """Return True if the history says that the stream names its columns as the table does; ``known`` were staged last.
 
     Raises SchemaMismatchError if the stream has columns under names that the table's had before.
     """

@@ -28,7 +28,7 @@ Logs = Mapping[str, Mapping[int, str]]
 
 
 class Damage(NamedTuple):
-    """What is wrong with a file of a checkpoint, by its path below it."""
+    """A fault of a file of a checkpoint, by its path below it."""
 
     path: str
     fault: str
@@ -66,7 +66,7 @@ def texts_of(spark: SparkSession, checkpoint: str, paths: Sequence[str]) -> dict
 
 
 def unreadable(spark: SparkSession, checkpoint: str, paths: Sequence[str]) -> Iterator[Damage]:
-    """Those of some files that Spark cannot read: a file system of the machine keeps checksums beside them."""
+    """Yield the files that Spark cannot read: a file system of the machine keeps checksums beside them."""
     for path in paths:
         try:
             texts_of(spark, checkpoint, [path])

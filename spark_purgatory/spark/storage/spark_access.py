@@ -117,4 +117,4 @@ def told(spark: SparkSession, name: str) -> str:
 
 _changing, _starting = RLock(), RLock()
 _held: WeakKeyDictionary[SparkSession, dict[str, tuple[str | None, list[tuple[str]]]]] = WeakKeyDictionary()
-"""Of each session the settings that blocks hold now: what was there before, and the blocks' values."""
+"""The settings that blocks hold now, by session: the value before them, and the blocks' values."""

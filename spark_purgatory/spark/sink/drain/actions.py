@@ -99,7 +99,7 @@ class Looked(NamedTuple):
 
 
 class Adopted(NamedTuple):
-    """What lies in the staging folder."""
+    """The contents of the staging folder."""
 
     pieces: Sequence[Piece]
     repartitions: Sequence[int] = ()
@@ -171,7 +171,7 @@ class Work:
     schema_after: Callable[[str | None], str | None] = lambda known: known
     """The schema to stage its rows with after rows of a known one: that one, if these are the same columns."""
     flush: bool = False
-    """Whether to bring everything staged to the table."""
+    """Everything staged must go to the table."""
     rows: Any = None
     """The rows of the micro-batch at hand, as a DataFrame."""
     begun_ms: int = 0

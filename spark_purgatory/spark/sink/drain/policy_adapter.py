@@ -39,7 +39,7 @@ TOTALS = ("drains_total", "drained_rows_total", "drained_files_total", "drained_
 
 @dataclass(frozen=True)
 class Delivery:
-    """What became of rows: the value of their future (Kafka: ``RecordMetadata``)."""
+    """The end of rows: the value of their future (Kafka: ``RecordMetadata``)."""
 
     table: str
     version: int
@@ -85,13 +85,13 @@ class PolicyAdapter:
         self.futures: dict[int, tuple[RecordFuture[Delivery], ...]] = {}
         """Futures by micro-batch; of those delivered the last `KEPT_FUTURES`."""
         self.totals = Counter[str]()
-        """What a run of the query has drained: the metrics that only grow, and the time of the last drain."""
+        """The totals of a run of the query: the metrics that only grow, and the time of the last drain."""
         self.is_out_of_time = False
         """A file has waited for delivery_timeout, and the table does not take it."""
         self.progress_ms = 0
         """When the table took something last."""
         self.drain_ms = min(FIRST_DRAIN_MS, self.linger_ms // 2)
-        """What the last drain took; a file is drained so much before it has lingered."""
+        """The time of the last drain; a file is drained so much before it has lingered."""
         self.every_ms = 0
         """From one micro-batch to the next; what would have lingered by the next one is drained now."""
         self._micro_batch_ms: int | None = None
@@ -112,7 +112,7 @@ class PolicyAdapter:
     # --- what the protocol asks ----------------------------------------------------------------------------------
 
     def must_count(self, uncounted: Mapping[int, StagedBatch], now_ms: int) -> bool:
-        """Whether micro-batches that are not counted yet could change what is ready."""
+        """Return True if micro-batches that are not counted yet could change what is ready."""
         batches, now_ms = uncounted.values(), now_ms + self._ahead_ms
         if now_ms - min(staged.staged_ms for staged in batches) >= self.linger_ms or self.policy.ripe(now_ms):
             return True
@@ -137,7 +137,7 @@ class PolicyAdapter:
             self._micro_batch_ms = work.begun_ms
 
     def is_backing_off(self, now_ms: int) -> bool:
-        """Whether the drain under way failed, and it is too early to try it again."""
+        """Return True if the drain under way failed, and it is too early to try it again."""
         return any(batch.is_backing_off(now_ms) for batch in self.in_drain)
 
     def cut_rows(self, pieces: Iterable[Piece]) -> int:

@@ -47,7 +47,7 @@ class Beside:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a commit is under way."""
+        """True if a commit is under way."""
         return self._under_way is not None and not self._under_way.done()
 
     def begin(self, spark: SparkSession, commit: Callable[[SparkSession], Result]) -> bool:
@@ -150,7 +150,7 @@ class Sender:
             self.is_running = False
 
     def is_true(self, spark: SparkSession) -> bool:
-        """Whether what is in memory counts: Spark has committed all of it, and no other run has written to the log."""
+        """Return True if what is in memory counts: Spark has committed it, and no other run wrote to the log."""
         if not self.is_open or self.has_failed or self.ledger.last_batch >= next_batch(spark, self.checkpoint):
             return False
         now, run = self.actions.open(spark), self.ledger.run

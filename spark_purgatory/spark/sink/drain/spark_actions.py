@@ -49,7 +49,7 @@ DRAIN_QUERY = {
 
 
 class SparkActions:
-    """What a run of the query does, in the session of its micro-batches and in that of a drain beside them."""
+    """The actions of a run of the query, in the session of its micro-batches and in that of a drain beside them."""
 
     def __init__(self, options: SinkOptions, checkpoint: str, target: DeltaTarget) -> None:
         self.options, self.checkpoint, self.target = options, checkpoint, target
@@ -61,7 +61,7 @@ class SparkActions:
         """The table as an intent saw it, for the commit that follows at once."""
 
     def open(self, spark: SparkSession) -> Ledger:
-        """What the log says, for a run that begins."""
+        """Return the ledger that the log describes, for a run that begins."""
         self.folder = StagingFolder.of(spark, self.checkpoint)
         ledger = ledger_format.read_ledger(spark, self.folder)
         ledger.run = replace(ledger.run, id=uuid4().hex[:8])

@@ -55,9 +55,7 @@ class Backlog:
     def could_fill(
         self, batches: Iterable[StagedBatch], open_bytes: Mapping[str, int], ratio: float, batch_bytes: int
     ) -> bool:
-        """Whether some file may be full; ``open_bytes`` are those expected in each partition's last file, ``ratio``
-        what a staged byte is expected to be in a file.
-        """
+        """Return True if a file may be full; ``open_bytes``: of each partition's last, ``ratio``: file to staged."""
         if self._staged_a_plain is None:
             return True
         file_bytes = self.staged_bytes(batches) * ratio

@@ -62,7 +62,7 @@ class Ledger:
     """All that counts. ``pieces`` are in the order in which they were staged."""
 
     pieces: dict[tuple[str, str], Piece] = field(default_factory=dict)
-    """What is staged and counted, by key; what the intent takes is not among it."""
+    """The pieces that are staged and counted, by key, without those that the intent takes."""
     uncounted: dict[int, StagedBatch] = field(default_factory=dict)
     """Micro-batches after all pieces, whose own pieces are not known yet, by number."""
     schema: str | None = None
@@ -90,11 +90,11 @@ class Ledger:
     table_id: str | None = None
     """Delta's id of the table; None as long as there is none."""
     names: Names = field(default_factory=Names)
-    """What errors name."""
+    """The names for errors."""
     failure: Failed | None = None
     """Why the table did not take the last drain that was tried; None once it took one."""
     fault: PurgatoryError | None = None
-    """What the query cannot go on with."""
+    """The error that ends the query."""
     before_version: int | None = None
     """The table's version before the commit that returned last."""
     is_compared: bool = False
@@ -142,7 +142,7 @@ class Ledger:
             self.uncounted = {}
 
     def is_incoming(self, batch_ids: Container[int]) -> bool:
-        """Whether a micro-batch that does not count yet is among those."""
+        """Return True if a micro-batch that does not count yet is among those."""
         return self.incoming is not None and self.incoming.batch_id in batch_ids
 
     def admit(self) -> None:
@@ -262,7 +262,7 @@ class Ledger:
 
 
 def missing(checkpoint: str, folder: str, first: int, batch_id: int) -> StagingError:
-    """What a query staged is lost, from micro-batch ``first`` on."""
+    """The error that a query's staged rows are lost from micro-batch ``first``."""
     return StagingError(
         f"checkpoint {checkpoint} is at micro-batch {batch_id}, but {folder} has them only up to {first - 1} (-1: "
         "none): the folder was removed, the checkpoint was made by another sink, or Spark's repartition has left out a "

@@ -22,7 +22,7 @@ def epoch_path(epoch: int, kind: str = "rows") -> str:
 
 
 def idle_paths(drain: int, idle: set[int], needed: set[int]) -> list[str]:
-    """What can be emptied before drain ``drain``: idle epochs, the log before the last intent, the next generation."""
+    """Return idle folders before drain ``drain``: of epochs, the log before the last intent, the next generation."""
     following = generation(drain + EPOCHS_A_GENERATION)
     is_free = drain % EPOCHS_A_GENERATION == 0 and following not in map(generation, needed)
     paths = [epoch_path(drain - 2, "log")] if drain > 1 else []
@@ -99,7 +99,7 @@ class StagedBatch:
     plain_bytes: int = 0
     """Before any encoding."""
     staged_bytes: int | None = None
-    """Of its files, once these were counted."""
+    """The bytes of its files, once these were counted."""
 
 
 class EmptyRun(NamedTuple):
@@ -131,7 +131,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Intent:
-    """What a drain will commit."""
+    """The rows that a drain will commit."""
 
     number: int
     """The drain's number, and its txnVersion."""

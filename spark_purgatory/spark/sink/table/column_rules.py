@@ -149,7 +149,7 @@ def _changed_fields(staged: T.StructType, there: T.StructType, path: str, taking
 
 
 def _may_cast(staged: T.DataType, there: T.DataType) -> bool:
-    """Whether each value of the one type is one of the other, so that a cast cannot change it."""
+    """Return True if each value of the one type is one of the other, so that a cast cannot change it."""
     atomic = (T.StringType, T.BinaryType, T.BooleanType, T.DateType, T.TimestampType, T.TimestampNTZType)
     if isinstance(staged, T.DateType) and isinstance(there, T.TimestampNTZType):
         return True

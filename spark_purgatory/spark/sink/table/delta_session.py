@@ -32,7 +32,7 @@ KNOWN_FEATURES = frozenset(
 
 
 def is_without_delta(error: BaseException) -> bool:
-    """Whether a statement of Delta's failed because the session does not have it."""
+    """Return True if a statement of Delta's failed because the session does not have it."""
     return isinstance(error, AnalysisException) and error.getCondition() in WITHOUT_DELTA
 
 

@@ -79,7 +79,7 @@ class DeltaTarget:
         return self.table or f"delta.{back_ticked(str(self.path))}"
 
     def history(self, spark: SparkSession, since: int | None = None, first: int = FIRST_LOOK) -> History:
-        """What the table says of its last versions, and of all after version ``since``."""
+        """Return the last versions of the table, and of all after version ``since``."""
         at = F.date_format("timestamp", "yyyy-MM-dd HH:mm:ss").alias("at")
 
         def rows_of(limit: int) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ class DeltaTarget:
         return whole_history(rows_of, since, first)
 
     def exists(self, spark: SparkSession) -> bool:
-        """Whether the table is there."""
+        """Return True if the table is there."""
         return self._detail(spark) is not None
 
     def read(self, spark: SparkSession, version: int | None = None) -> DataFrame:
@@ -100,7 +100,7 @@ class DeltaTarget:
         return reader.table(self.table) if self.table else reader.load(str(self.path))
 
     def facts(self, spark: SparkSession) -> TableFacts | None:
-        """What is written there now, None if nothing is. Raises TableForgetsError, ConfigError (partitions)."""
+        """Return what Delta says of the table, None without one. Raises TableForgetsError, ConfigError (partitions)."""
         self._facts = None
         if (detail := self._detail(spark)) is None:
             return None
@@ -129,7 +129,7 @@ class DeltaTarget:
         )
 
     def state(self, spark: SparkSession, since: int | None) -> TableState:
-        """What there is, with all versions after ``since``. Raises as `facts`."""
+        """Return the table as it is, with all versions after ``since``. Raises as `facts`."""
         facts = self.facts(spark)
         return TableState(facts, History(()) if facts is None else self.history(spark, since))
 
@@ -230,7 +230,7 @@ class DeltaTarget:
         return None
 
     def _is_known(self, spark: SparkSession) -> bool:
-        """Whether there is a table of the name; what is no name could be SQL of another meaning."""
+        """Return True if there is a table of the name; what is no name could be SQL of another meaning."""
         try:
             return spark.catalog.tableExists(str(self.table))
         except AnalysisException as error:
@@ -281,7 +281,7 @@ class DeltaTarget:
 
 
 def _is_partitioned_by(names: Sequence[str], facts: TableFacts) -> bool:
-    """Whether a table has these partition columns; it may have more, which Delta computes."""
+    """Return True if a table has these partition columns; it may have more, which Delta computes."""
     ours = [name.lower() for name in names]
     return ours == [name.lower() for name in facts.partition_by if name.lower() in ours]
 

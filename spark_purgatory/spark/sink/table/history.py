@@ -81,7 +81,7 @@ class History:
         return self.entries[0].version if self.entries else NO_VERSION
 
     def is_whole_since(self, version: int) -> bool:
-        """Whether every version after this one is here."""
+        """Return True if every version after this one is here."""
         return not self.entries or self.entries[-1].version <= version + 1
 
     def drains(self, app_id: str) -> dict[int, DrainCommit]:

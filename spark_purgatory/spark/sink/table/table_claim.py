@@ -124,7 +124,7 @@ def _claimed(spark: SparkSession, checkpoint: str, binds: bool = True) -> Claime
 
 
 def is_one_table(claimed: Claimed, ours: Claimed) -> bool:
-    """Whether both claims are for one table, or call it alike: a name that the session now takes for another one."""
+    """Return True if both claims are for one table, or call it alike: the session may take a name for another now."""
     if ("path" in claimed) != ("path" in ours):
         return False
     if claimed.get("given", "") == ours.get("given"):
