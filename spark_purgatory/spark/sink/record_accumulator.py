@@ -34,13 +34,8 @@ from spark_purgatory.version import __version__
 
 LOG = logging.getLogger(__name__)
 DEFAULT_TRIGGER_MS = 10_000
-APPENDS = (
-    "the table is appended to, each row once. For an aggregation give the stream a watermark and group by a window of "
-    "its column, and a result comes once, when it is final; to update rows in place use foreachBatch with MERGE instead"
-)
 OTHER_MODES = re.compile(r"STREAMING_OUTPUT_MODE|with Append output mode")
 """What Spark's errors about a plan and its output mode have; errors about a function's own mode have no name."""
-TRIGGERS = "{'processingTime': '10 seconds'} or {'availableNow': True}"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -235,7 +230,7 @@ class RecordAccumulator(SinkOptions):
             or not {*trigger} <= {"processingTime", "availableNow"}
             or trigger.get("availableNow", True) is not True
         ):
-            raise ConfigError(f"trigger={trigger!r} must be {TRIGGERS}")
+            raise ConfigError(f"{trigger=} must be {{'processingTime': '10 seconds'}} or {{'availableNow': True}}")
         return trigger_of(**trigger)
 
     def _refuse(self, df: DataFrame, checkpoint: str) -> None:
@@ -265,5 +260,8 @@ def _start(writer: DataStreamWriter, spark: SparkSession, wanted: Mapping[str, s
         if not OTHER_MODES.search(str(error)):
             raise
         name = f" ({error.getCondition()})" if error.getCondition() else ""
-        told = f"Spark runs this stream in another output mode only{name}, but {APPENDS}"
-        raise ConfigError(told) from None  # Its error shows the whole plan.
+        raise ConfigError(  # Spark's error shows the whole plan.
+            f"Spark runs this stream in another output mode only{name}, but the table is appended to, each row once. "
+            "For an aggregation give the stream a watermark and group by a window of its column, and a result comes "
+            "once, when it is final; to update rows in place use foreachBatch with MERGE instead"
+        ) from None

@@ -261,22 +261,23 @@ class DeltaTarget:
                 "the stream's own table, or of none yet, which the first drain makes. If it is the one, add the "
                 f"columns to it, or set {AUTO_MERGE}=true, and start again"
             )
-        if strange or other:
-            lacks = f"lacks {', '.join(strange)}" if strange else ""
-            differs = f"has other types for {', '.join(other)}" if other else ""
+        faults = []
+        if strange:
             added = ", ".join(f"`{field.name}` {field.dataType.simpleString()}" for field in new)
-            adding = (
-                f"Run ALTER TABLE {self.merge_place} ADD COLUMNS ({added}), or set {AUTO_MERGE}=true, and start again"
-            )
+            adding = f"Run ALTER TABLE {self.merge_place} ADD COLUMNS ({added}), or set {AUTO_MERGE}=true"
+            faults.append((f"lacks {', '.join(strange)}", f"{adding}, and start again"))
+        if other:
             casting = (
                 f"Widen the columns of the table: set its property delta.enableTypeWidening = true, then ALTER TABLE "
                 f"{self.merge_place} ALTER COLUMN ... TYPE. If no such rows are staged, you may cast the columns of "
                 "the stream instead. Then start again"
             )
-            remedy = ". ".join([*([adding] if strange else []), *([casting] if other else [])])
+            faults.append((f"has other types for {', '.join(other)}", casting))
+        if faults:
+            lacks, remedies = zip(*faults, strict=True)
             raise SchemaMismatchError(
-                f"table {self} {' and '.join(filter(None, (lacks, differs)))}, which the rows have. Nothing was "
-                f"written; rows that are staged already wait. {remedy}"
+                f"table {self} {' and '.join(lacks)}, which the rows have. Nothing was written; rows that are staged "
+                f"already wait. {'. '.join(remedies)}"
             )
 
 
