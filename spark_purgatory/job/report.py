@@ -14,7 +14,7 @@ from spark_purgatory.job.tally import JobTally, state_tally
 from spark_purgatory.spark.checkpoint.gauges import Gauges, gauges
 from spark_purgatory.spark.checkpoint.pending import pending
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
-from spark_purgatory.spark.storage.commits import committed_batches
+from spark_purgatory.spark.storage.checkpoint_files import committed_batches
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS
 

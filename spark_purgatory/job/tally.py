@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.core.state.engine_snapshot import inspect
 from spark_purgatory.spark.checkpoint.shard_states import StatePathError, shard_states, states_in
-from spark_purgatory.spark.storage.commits import NoCheckpointError
+from spark_purgatory.spark.storage.checkpoint_files import NoCheckpointError
 
 TALLY_DDL = "received bigint, decided bigint, pending bigint"
 

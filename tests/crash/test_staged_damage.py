@@ -24,7 +24,7 @@ from spark_purgatory.spark.sink.drain.actions import Adopted, Work
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.staging.pieces import Piece
 from spark_purgatory.spark.sink.staging.staged_files import read_files, reading
-from spark_purgatory.spark.storage.commits import next_batch
+from spark_purgatory.spark.storage.checkpoint_files import next_batch
 from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import HOUR, accumulator, staged_files, start, wait_until
 from tests.support.sink_streams import Stream, every

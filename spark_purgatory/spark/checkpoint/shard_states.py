@@ -23,8 +23,7 @@ from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.state.shard_state import ShardState
 from spark_purgatory.errors import ConfigError, StateUnreadableError
 from spark_purgatory.spark.placement import PARTITIONS
-from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
-from spark_purgatory.spark.storage.commits import committed_batches, offsets_of
+from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, committed_batches, offsets_of
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import absolute

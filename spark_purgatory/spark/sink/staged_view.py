@@ -18,7 +18,7 @@ from spark_purgatory.spark.sink.table.history import NO_VERSION
 from spark_purgatory.spark.sink.table.renames import StagedColumns, with_names
 from spark_purgatory.spark.sink.table.table_claim import app_id_of, claimed_by, is_one_table
 from spark_purgatory.spark.sink.table.table_place import resolved
-from spark_purgatory.spark.storage.commits import next_batch, repartitions_in
+from spark_purgatory.spark.storage.checkpoint_files import next_batch, repartitions_in
 
 TRIES = 5
 

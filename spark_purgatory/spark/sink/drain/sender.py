@@ -25,7 +25,7 @@ from spark_purgatory.spark.sink.staging.staged_files import WRITE_SETTINGS
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import NO_VERSION
 from spark_purgatory.spark.sink.table.renames import StagedColumns
-from spark_purgatory.spark.storage.commits import next_batch
+from spark_purgatory.spark.storage.checkpoint_files import next_batch
 from spark_purgatory.spark.storage.spark_access import another_session
 from spark_purgatory.spark.storage.storage_errors import out_of_batch
 

@@ -33,7 +33,7 @@ from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
 from spark_purgatory.spark.sink.table.history import History, TableState
 from spark_purgatory.spark.sink.table.renames import StagedColumns
 from spark_purgatory.spark.sink.table.table_claim import app_id_of
-from spark_purgatory.spark.storage.commits import repartitions_in
+from spark_purgatory.spark.storage.checkpoint_files import repartitions_in
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, is_lasting, writing
