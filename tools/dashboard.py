@@ -238,7 +238,7 @@ def alerts_table() -> str:
         f"{each.name}{f', for {each.minutes} min' if each.minutes else ''}:\n  {BREAKS.sub(LINE, each.expression)}"
         for each in ALERTS
     ]
-    return "\n".join([*lines, "", "Each is raised if its expression holds for so long:", "", "```text", *raised, "```"])
+    return "\n".join([*lines, "", "An alert fires if its expression holds this long:", "", "```text", *raised, "```"])
 
 
 def alerts() -> str:

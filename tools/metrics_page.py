@@ -13,7 +13,7 @@ def reference() -> str:
         labels = "".join(f", by `{name}`" for name, _ in metric.labels)
         text = metric.text.removesuffix(".") + labels if metric.labels and "by" not in metric.text else metric.text
         lines.append(f"| `{metric.name}`<br>{metric.kind}, {metric.unit} | {text} | {sources[metric.source]} |")
-    lines += ["", "These measure what a metric of Kafka measures:", "", "| Metric | In Kafka |", "| --- | --- |"]
+    lines += ["", "These metrics measure the same as a metric of Kafka:", "", "| Metric | In Kafka |", "| --- | --- |"]
     lines += [f"| `{metric.name}` | `{metric.kafka}` |" for metric in METRICS if metric.kafka]
     return "\n".join(lines)
 
