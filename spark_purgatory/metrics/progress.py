@@ -69,9 +69,9 @@ class ProgressReporter:
     def __call__(self, sample: Sample) -> None:
         """Show the micro-batch, and the drains that ended and began with it."""
         before, self._last = self._last, sample
-        if before is not None and before.batch == sample.batch:
-            return
         line, drains = _line_of(before, sample), _drains({} if before is None else before.flat(), sample.flat())
+        if before is not None and before.batch == sample.batch and not drains:
+            return
         self._lines.extend([line] if line else [])
         self._drain = drains[-1] if drains else self._drain
         if self._shown is not None:
@@ -95,7 +95,9 @@ class ProgressReporter:
 
 
 def _line_of(before: Sample | None, sample: Sample) -> BatchLine | None:
-    """The line of a sample's micro-batch; None for one that only passed the time."""
+    """The line of a sample's micro-batch; None for one that only passed the time, or that has its line."""
+    if before is not None and before.batch == sample.batch:
+        return None
     flat, by_status = sample.flat(), _by_status(sample)
     rows_in, done = int(flat["batch_input_rows"]), int(sum(by_status.values()))
     decided: int | str = done - int(sum(_by_status(before).values())) if before or flat["batches_total"] == 1 else "?"

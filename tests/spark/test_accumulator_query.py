@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from typer.testing import CliRunner
 
+from spark_purgatory import metrics, monitor
 from spark_purgatory.cli import app
 from spark_purgatory.errors import ForeignWriterError, StagingError, StorageError
 from spark_purgatory.spark.sink.drain import failpoints
@@ -27,12 +29,21 @@ from tests.support.sink_streams import Stream, every
 pytestmark = pytest.mark.spark
 
 
-def test_is_active_drains_nothing_and_a_drain_that_failed_at_the_end_is_asked_for_again(stream: Stream) -> None:
+def test_is_active_drains_nothing_and_a_drain_that_failed_at_the_end_is_asked_for_again(
+    stream: Stream, capsys: pytest.CaptureFixture[str]
+) -> None:
     stream.add(2)
     sink = accumulator(stream, **HOUR, max_block="1 second", retry_backoff="100 milliseconds")
     query = sink.write_stream(stream.rows(), checkpoint=str(stream.checkpoint), trigger={"availableNow": True})
+    monitor(query, metrics.progress())
     wait_until(lambda: not query.isActive, query)
     assert not query.isActive
+    place = re.escape(str(stream.folder / "table"))
+    assert re.fullmatch(
+        rf"{query.id} into {place} has ended; micro-batch \d of \S+Z took \S+ m?s; \S+ K?i?B staged",
+        query.status_line(),
+    )
+    assert repr(query) == f"<AccumulatorQuery: {query.status_line()}>"
     assert not sink.table_exists(stream.spark), "reading isActive writes nothing"
     foreign = stream.spark.range(0).selectExpr("id AS part", "id AS other").write.format("delta")
     foreign.partitionBy("part").save(str(stream.folder / "table"))
@@ -46,6 +57,8 @@ def test_is_active_drains_nothing_and_a_drain_that_failed_at_the_end_is_asked_fo
     assert stream.numbers() == every(2)
     query.awaitTermination()
     assert stream.numbers() == every(2), "what is there is not brought again"
+    drains = [line.partition(" ")[2] for line in capsys.readouterr().out.splitlines() if " drain " in line]
+    assert re.fullmatch(r"drain 1 began: 20 rows\ndrain 1 ended after .*: 20 rows in \d files?", "\n".join(drains))
 
 
 def await_return(call: Callable[[], object], seconds: float = 600) -> None:

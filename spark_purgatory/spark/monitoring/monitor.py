@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, is_remote
 from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -106,6 +106,8 @@ class QueryMonitor:
         self._gauges: Gauges | None = None
         self._gauges_ms, self._last_batch, self._stopped = 0, -1, False
         self._reading, self._taking = threading.Lock(), threading.Lock()
+        if isinstance(query, AccumulatorQuery) and not is_remote():
+            query.told.append(self._measured)
         with self._taking:
             self._spark.streams.addListener(self.listener)
             # Asked before the reports: those of a query that has ended by now are complete.
@@ -172,8 +174,15 @@ class QueryMonitor:
         if counters:
             self._totals["state_bytes_written"] = {(): counters.get("state_bytes_written") or 0}
 
-    def _report(self, now_ms: int, values: Mapping[str, Mapping[Labels, float]]) -> None:
-        if self._stopped:
+    def _measured(self, values: Mapping[str, float]) -> None:
+        """Report what the sink has done since the last micro-batch, which may be after the query's end."""
+        with self._taking:
+            if self.last is not None:
+                now_ms = time.time_ns() // 1_000_000
+                self._report(now_ms, dict(self.last.values) | _unlabelled(values), at_end=True)
+
+    def _report(self, now_ms: int, values: Mapping[str, Mapping[Labels, float]], at_end: bool = False) -> None:
+        if self._stopped and not at_end:
             return
         self.last = sample = Sample(self._label, now_ms, values, self._last_batch)
         for reporter in self._reporters:

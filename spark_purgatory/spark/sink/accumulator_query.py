@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyspark.errors import StreamingQueryException
@@ -14,6 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_purgatory.accumulator.futures import RecordFuture
 from spark_purgatory.config.units import is_duration, parse_duration
 from spark_purgatory.errors import ConfigError, ForeignWriterError, StorageError, sentence_of
+from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.sink.drain.policy_adapter import Delivery
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
@@ -41,7 +42,22 @@ class AccumulatorQuery:
         self._spark = spark
         self._drains_at_end = "availableNow" in trigger
         every = str(trigger.get("processingTime", ""))
+        self.told: list[Callable[[Mapping[str, float]], None]] = []
+        """Called with `measure` as `drain` begins and ends."""
         self._trigger_ms = parse_duration(every, "trigger") // 1000 if is_duration(every) else 0
+
+    def __repr__(self) -> str:
+        return f"<AccumulatorQuery: {self.status_line()}>"
+
+    def status_line(self) -> str:
+        """One line to read: the query, its table, whether it runs, its last micro-batch and what is staged."""
+        error, progress, staged = self.exception(), self.lastProgress, self.measure().get("staged_bytes")
+        state = "runs" if self.isActive else "has ended" if error is None else f"failed: {sentence_of(error)}"
+        texts = [f"{self.name or self.id} into {self.target} {state}"]
+        if progress is not None:
+            took = readable_ms(progress["durationMs"].get("triggerExecution", 0))
+            texts.append(f"micro-batch {progress['batchId']} of {progress['timestamp']} took {took}")
+        return "; ".join([*texts, f"{readable_bytes(staged)} staged"] if staged else texts)
 
     @property
     def query(self) -> StreamingQuery:
@@ -222,7 +238,16 @@ class AccumulatorQuery:
         if not self._sender.is_true(self._spark):
             last = self._sender
             self._sender = Sender(last.options, last.checkpoint, last.on_delivery, last.since)
+        if self.told and not is_remote():
+            ledger = self._sender.open(self._spark)
+            counted = sum(piece.rows for piece in ledger.pieces.values())
+            self._tell(draining_rows=counted + sum(staged.contents.rows for staged in ledger.uncounted.values()))
         self._sender.drain(self._spark)
+        self._tell(draining_rows=0)
+
+    def _tell(self, draining_rows: int) -> None:
+        for tell in self.told:
+            tell({**self.measure(), "draining_rows": draining_rows})
 
 
 def is_theirs(description: object) -> bool:
