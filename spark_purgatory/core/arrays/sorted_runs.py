@@ -261,12 +261,14 @@ def each_once(ascending: npt.NDArray[Kind]) -> npt.NDArray[Kind]:
 
 def first_of_each(ascending: npt.NDArray[Kind]) -> Int64s:
     """Position of the first of each distinct value of an ascending array, (d,)."""
-    if not len(ascending):
-        return EMPTY
-    is_first = np.empty(len(ascending), bool)
-    is_first[0] = True
-    np.not_equal(ascending[1:], ascending[:-1], out=is_first[1:])
-    return is_first.nonzero()[0]
+    return is_first(ascending).nonzero()[0]
+
+
+def is_first(ascending: npt.NDArray[Kind]) -> Bools:
+    """Where an array in which equal values are adjacent has another value than before, (n,) bool."""
+    firsts = np.ones(len(ascending), bool)
+    np.not_equal(ascending[1:], ascending[:-1], out=firsts[1:])
+    return firsts
 
 
 def by_first(first: Int64s, second: Int64s) -> tuple[Int64s, Int64s]:
@@ -327,29 +329,22 @@ class GrowableArray(Generic[Kind]):
             self._buffer = self._buffer.copy()
         return self._buffer[: self._length]
 
-    @property
-    def is_own(self) -> bool:
-        """Whether its memory is its own; else it is a view, and keeps all of which it is one."""
-        return bool(self._buffer.flags.owndata)
-
     def own(self) -> None:
-        """Copy the column if it is a view."""
-        if not self.is_own:
+        """Copy the column if it is a view, which keeps all that it is one of."""
+        if not self._buffer.flags.owndata:
             self._buffer = self._buffer.copy()
 
     def append(self, values: npt.NDArray[Kind]) -> None:
         """Append (n,) values of the column's type."""
         end = self._length + len(values)
-        if end > len(self._buffer) or not self._buffer.flags.writeable:
-            self._reserve(end)
+        self._reserve(end)
         self._buffer[self._length : end] = values
         self._length = end
 
     def fill(self, length: int, value: Kind) -> None:
         """Append ``value`` until the column has at least ``length`` rows."""
         if length > self._length:
-            if length > len(self._buffer) or not self._buffer.flags.writeable:
-                self._reserve(length)
+            self._reserve(length)
             self._buffer[self._length : length] = value
             self._length = length
 
@@ -374,6 +369,8 @@ class GrowableArray(Generic[Kind]):
             self._buffer = self.values.copy()
 
     def _reserve(self, length: int) -> None:
+        if length <= len(self._buffer) and self._buffer.flags.writeable:
+            return
         # Small columns double. Of large ones what is reserved and not used would be worth megabytes.
         spare = length if length < GROWTH_FLOOR else length // GROWTH
         grown = np.empty(max(length + spare, 64), self._buffer.dtype)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
 
 from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s
 from spark_purgatory.core.arrays.times import MIN_TIME_US
@@ -46,8 +45,7 @@ class EndedRanges:
             ids = targets.ids.take(owner)
             self._append(NAMED, EventSegment.build(pair_of(ids, keys), targets.id_hash[owner], *times))
             if targets.whole:
-                alone = pair_of(ids, pa.nulls(len(ids), pa.string()))
-                self._append(NAMED, EventSegment.build(alone, targets.id_hash[owner], *times))
+                self._append(NAMED, EventSegment.build(pair_of(ids, None), targets.id_hash[owner], *times))
 
     def _append(self, key: LogKey, segment: EventSegment) -> None:
         self.logs.setdefault(key, EventLog()).append(segment)

@@ -14,9 +14,7 @@ order; the order decides every tie between an arrival and the watermark (semanti
 7. **Clean up**: ids whose deadline has passed and events that counted for no operation leave; resolved rows are
    removed.
 
-The engine is built on Kafka's parts (`spark_purgatory.core.kafka`). Kafka's timer may fire up to a tick early (W3, W4).
-Here deadlines are rounded *up* to the tick before they reach the timer, and the watermark *down*, so that nothing fires
-early. The other differences are in `completion`.
+The engine is built on Kafka's parts (`spark_purgatory.core.kafka`); `completion` says where it differs from Kafka.
 
 No stage looks at the order of its rows: a step is a function of their set (semantics 3.5), so that a step which is
 taken again with the rows in another order comes out alike.
@@ -28,8 +26,6 @@ behind the watermark it is no earlier than what the log still holds for certain.
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,26 +35,16 @@ from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, saturating_add, tick_up_ms
 from spark_purgatory.core.arrays.value_column import as_bools
 from spark_purgatory.core.engine.completion import Completion
-from spark_purgatory.core.engine.operation_table import OperationTable
-from spark_purgatory.core.engine.outcomes import Outcomes
+from spark_purgatory.core.engine.outcomes import Outcomes, add_counts
 from spark_purgatory.core.engine.resolver import Resolver
 from spark_purgatory.core.engine.shard_events import ShardEvents
 from spark_purgatory.core.events.control_log import pair_of
 from spark_purgatory.core.events.event_log import EventSegment
-from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgatory
+from spark_purgatory.core.kafka.purgatory import WAITING
 from spark_purgatory.core.spec.arrivals import EventArrivals, OperationArrivals
 from spark_purgatory.core.spec.codes import EventRejection
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.errors import LimitError
-
-
-def without_rejected(operations: OperationArrivals, outcomes: Outcomes) -> OperationArrivals:
-    """The operations that can wait; those that cannot become REJECTED outcomes."""
-    bad = np.flatnonzero(operations.rejection)
-    if not len(bad):
-        return operations
-    outcomes.reject(operations.take(bad))
-    return operations.take(np.flatnonzero(operations.rejection == 0))
 
 
 def counts_from(created_us: Int64s, watermark_us: int, lookback_us: int) -> tuple[Int64s, Bools]:
@@ -69,51 +55,6 @@ def counts_from(created_us: Int64s, watermark_us: int, lookback_us: int) -> tupl
     promised = saturating_add(np.array([watermark_us]), 1 - lookback_us)
     from_us = saturating_add(created_us, -lookback_us)
     return np.where(late, np.maximum(from_us, promised), from_us), late
-
-
-def earliest_read(purgatory: DelayedOperationPurgatory, table: OperationTable, segment: EventSegment) -> Int64s:
-    """Earliest time that a waiting row reads, for every group of the segment, (G,) int64."""
-    earliest = np.full(len(segment.group_hash), MAX_TIME_US)
-    group, entries = purgatory.watchers.find(segment.group_keys, segment.group_hash)
-    rows = purgatory.watchers.rows_of(entries)
-    reads = purgatory.state.values[rows] == WAITING
-    np.minimum.at(earliest, group[reads], table.from_us_of(rows[reads]))
-    return earliest
-
-
-def named_rows(purgatory: DelayedOperationPurgatory, table: OperationTable, events: EventArrivals) -> Int64s:
-    """Waiting rows that the events name; by the hash of the id, so there may be others."""
-    assert events.operation_hash is not None, "bug: an event that names no operation"
-    return np.flatnonzero((purgatory.state.values == WAITING) & np.isin(table.id_hash, events.operation_hash))
-
-
-def foreign_keys(purgatory: DelayedOperationPurgatory, table: OperationTable, events: EventArrivals) -> int:
-    """How many of the events name a waiting operation and bring a key that it does not have."""
-    if events.operation_ids is None:
-        return 0
-    events = events.take(np.flatnonzero(as_bools(events.operation_ids.is_valid()) & as_bools(events.keys.is_valid())))
-    rows = named_rows(purgatory, table, events) if len(events) else EMPTY
-    if not len(rows) or events.operation_ids is None:
-        return 0
-    entries, owner = purgatory.watchers.entries_of(rows)
-    ids = table.ids.take(rows)
-    held = pair_of(ids.take(pa.array(owner)), purgatory.watchers.keys.take(entries))
-    waits = pc.is_in(_alone(events.operation_ids), value_set=_alone(ids))
-    has_key = pc.is_in(pair_of(events.operation_ids, events.keys), value_set=held)
-    return int(np.count_nonzero(as_bools(waits) & ~as_bools(has_key)))
-
-
-def _alone(ids: pa.Array) -> pa.Array:
-    return pair_of(ids, pa.nulls(len(ids), pa.string()))
-
-
-def first_keys(purgatory: DelayedOperationPurgatory, table: OperationTable, events: EventArrivals) -> EventSegment:
-    """The first key of each waiting operation that the events name by id, as if it had come: to have them tried."""
-    rows, watchers = named_rows(purgatory, table, events), purgatory.watchers
-    entries = watchers.first_entries(rows)
-    return EventSegment.build(
-        watchers.keys.take(entries), watchers.hashes.values[entries], np.zeros(len(rows), np.int64)
-    )
 
 
 class EventTimePurgatory:
@@ -174,11 +115,19 @@ class EventTimePurgatory:
             self.completion.move_timers(accepted, self.completion.due_us(self.resolver.resolve(accepted)))
 
     def _forget_events(self) -> None:
-        purgatory, table = self.purgatory, self.rows
-        needed_from = partial(earliest_read, purgatory, table)
-        self.events.forget(
-            self._floor_us, needed_from, lambda: int(table.from_us_of(purgatory.waiting()).min(initial=MAX_TIME_US))
-        )
+        def earliest_us() -> int:
+            return int(self.rows.from_us_of(self.purgatory.waiting()).min(initial=MAX_TIME_US))
+
+        self.events.forget(self._floor_us, self._earliest_read, earliest_us)
+
+    def _earliest_read(self, segment: EventSegment) -> Int64s:
+        """Earliest time that a waiting row reads, for every group of the segment, (G,) int64."""
+        earliest = np.full(len(segment.group_hash), MAX_TIME_US)
+        group, entries = self.purgatory.watchers.find(segment.group_keys, segment.group_hash)
+        rows = self.purgatory.watchers.rows_of(entries)
+        reads = self.purgatory.state.values[rows] == WAITING
+        np.minimum.at(earliest, group[reads], self.rows.from_us_of(rows[reads]))
+        return earliest
 
     def _count_events(self, events: EventArrivals) -> EventArrivals:
         """Count events, and return those that are not rejected."""
@@ -187,7 +136,7 @@ class EventTimePurgatory:
         tally.events_received += len(events)
         if len(accepted) < len(events):
             tally.events_rejected += len(events) - len(accepted)
-            tally.count_rejections(events=events.rejection[events.rejection != 0])
+            add_counts(tally.event_rejections, events.rejection[events.rejection != 0])
         if accepted.no_addend is not None:
             tally.event_rejections[EventRejection.BAD_VALUE] += int(np.count_nonzero(accepted.no_addend))
         tally.events_late += int(np.count_nonzero(accepted.time_us <= self.watermark_us))
@@ -200,16 +149,47 @@ class EventTimePurgatory:
             arrived = self.events.take(events, self.watermark_us)
             if self.pending:
                 if self.spec.whole_operations and self.spec.identity_width == 1:
-                    foreign = foreign_keys(self.purgatory, self.rows, events)
-                    self.outcomes.tally.event_rejections[EventRejection.FOREIGN_KEY] += foreign
+                    self.outcomes.tally.event_rejections[EventRejection.FOREIGN_KEY] += self._foreign_keys(events)
                 self.completion.check(arrived)
                 if events.keys.null_count:
                     alone = events.take(np.flatnonzero(as_bools(events.keys.is_null())))
-                    self.completion.check(first_keys(self.purgatory, self.rows, alone))
+                    self.completion.check(self._first_keys(alone))
+
+    def _named_rows(self, events: EventArrivals) -> Int64s:
+        """Waiting rows that the events name; by the hash of the id, so there may be others."""
+        assert events.operation_hash is not None, "bug: an event that names no operation"
+        named = np.isin(self.rows.id_hash, events.operation_hash)
+        return np.flatnonzero((self.purgatory.state.values == WAITING) & named)
+
+    def _foreign_keys(self, events: EventArrivals) -> int:
+        """How many of the events name a waiting operation and bring a key that it does not have."""
+        ids, keys = events.operation_ids, events.keys
+        if ids is None:
+            return 0
+        events = events.take(np.flatnonzero(as_bools(ids.is_valid()) & as_bools(keys.is_valid())))
+        rows = self._named_rows(events) if len(events) else EMPTY
+        if not len(rows):
+            return 0
+        entries, owner = self.purgatory.watchers.entries_of(rows)
+        known, ids = self.rows.ids.take(rows), events.operation_ids
+        held = pair_of(known.take(pa.array(owner)), self.purgatory.watchers.keys.take(entries))
+        waits = pc.is_in(pair_of(ids, None), value_set=pair_of(known, None))
+        has_key = pc.is_in(pair_of(ids, events.keys), value_set=held)
+        return int(np.count_nonzero(as_bools(waits) & ~as_bools(has_key)))
+
+    def _first_keys(self, events: EventArrivals) -> EventSegment:
+        """The first key of each waiting operation that the events name by id, as if it had come: to have them tried."""
+        rows, watchers = self._named_rows(events), self.purgatory.watchers
+        entries = watchers.first_entries(rows)
+        keys, hashes = watchers.keys.take(entries), watchers.hashes.values[entries]
+        return EventSegment.build(keys, hashes, np.zeros(len(rows), np.int64))
 
     def _admit(self, operations: OperationArrivals) -> None:
         self.outcomes.tally.received += len(operations)
-        left = without_rejected(operations, self.outcomes)
+        left, bad = operations, np.flatnonzero(operations.rejection)
+        if len(bad):
+            self.outcomes.reject(operations.take(bad))
+            left = operations.take(np.flatnonzero(operations.rejection == 0))
         self.outcomes.tally.operations_late += int(np.count_nonzero(left.created_us <= self.watermark_us))
         while len(left):
             accepted, left = self._without_duplicates(left)

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.arrays.numbers import comparable
-from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s, parts_of
+from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s, is_first, parts_of
 from spark_purgatory.core.arrays.times import MAX_TIME_US
 from spark_purgatory.core.engine.deliveries import Deliveries
 from spark_purgatory.core.engine.evaluation import when_met, when_satisfied
@@ -49,7 +49,6 @@ def evidence_of(resolver: Resolver, status: Status, resolutions: Resolutions, ch
     if status == Status.EXPIRED and not (spec.evidence.largest or spec.evidence.lists_all):
         return {}
     asked = _Asked.of(resolver, status, resolutions, chosen)
-    found: dict[str, pa.Array] = {}
     if spec.evidence.largest:
         decided = Deliveries.joined(asked.listed(1))
     else:
@@ -58,9 +57,9 @@ def evidence_of(resolver: Resolver, status: Status, resolutions: Resolutions, ch
     structs = event_structs(decided, resolver.watchers.keys.take(asked.entries[decided.entry]), spec)
     place = np.full(len(asked.rows), -1)
     place[decided.operation] = np.arange(len(decided))
-    found["event"] = structs
     if not np.array_equal(place, np.arange(len(structs))):
-        found["event"] = structs.take(pa.array(place, mask=place < 0))
+        structs = structs.take(pa.array(place, mask=place < 0))
+    found = {"event": structs}
     if spec.evidence.lists_all:
         found["events"] = asked.all_events(spec.evidence.most)
     return found
@@ -230,8 +229,7 @@ class _Asked:
         by_now = satisfied_us[laid.entry] == self.resolved_us[laid.operation]
         laid = laid.take(np.flatnonzero(by_now & self._reaches_level(laid)))
         laid = laid.take(laid.order())
-        fresh = np.concatenate(([True], laid.entry[1:] != laid.entry[:-1])) if len(laid) else np.zeros(0, bool)
-        laid = laid.take(np.flatnonzero(fresh))
+        laid = laid.take(np.flatnonzero(is_first(laid.entry)))
         # As if one key after the other was satisfied, each in a moment of its own.
         moment = np.where(satisfied_us < self.resolved_us[inputs.owner], -1, MAX_TIME_US)
         moment[laid.entry] = np.arange(len(laid))

@@ -9,13 +9,14 @@ The texts, of a completion on key a and of a cancel that names operation o::
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MIN_TIME_US
-from spark_purgatory.core.engine.outcomes import EVENT_FIELDS, MissingKeys, OutcomeBatch, structs_of, without_prefix
+from spark_purgatory.core.engine.outcomes import EVENT_FIELDS, OutcomeBatch, structs_of, unwatched, without_prefix
 from spark_purgatory.core.events.control_log import LogKey, split_pairs
 from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.spec.arrivals import EventArrivals
@@ -42,25 +43,20 @@ def rows_of(key: LogKey, segment: EventSegment, spec: EngineSpec) -> OutcomeBatc
     # Keys and ids are written once for each key.
     of_key = _event(pa.repeat(KINDS[key.kind], len(keys)), keys, ids, spec)
     event, texts = of_key.take(of_event), _texts(of_key).take(of_event)
-    carried = _carried(event, pa.array(segment.time_us), segment.event_ids, segment.columns, spec)
+    carried = _carried(event, pa.array(segment.time_us), segment, spec)
     if spec.orphans != "all":
         reasons = pc.binary_join_element_wise(texts, "found no operation pending", " ")
-        return _batch(event, reasons, pa.repeat(NOT_PENDING, len(event)), segment.time_us, carried=carried)
+        return unwatched(
+            Status.ORPHAN, segment.time_us, reasons=reasons, codes=pa.repeat(NOT_PENDING, len(event)), **carried
+        )
     assert segment.value is not None, "bug: an event without marks"
     marks = segment.value
     why = np.select([marks & mark > 0 for mark, _ in REASONS], list(range(len(REASONS))), len(REASONS))
     reasons = pa.array([*(reason for _, reason in REASONS), NO_OPERATION])
     codes = pc.replace_substring(reasons, " ", "_").take(pa.array(why))
+    reasons = _with_reason(texts, reasons.take(pa.array(why)))
     late = (marks & EventMark.LATE) > 0
-    return _batch(
-        event=event,
-        reasons=_with_reason(texts, reasons.take(pa.array(why))),
-        codes=codes,
-        time_us=segment.time_us,
-        late=late,
-        dated=None,
-        carried=carried,
-    )
+    return unwatched(Status.ORPHAN, segment.time_us, late, reasons=reasons, codes=codes, **carried)
 
 
 def rows_of_rejected(events: EventArrivals, watermark_us: int, spec: EngineSpec) -> OutcomeBatch:
@@ -72,26 +68,19 @@ def rows_of_rejected(events: EventArrivals, watermark_us: int, spec: EngineSpec)
     names = pa.array([rejection.name.lower() for rejection in EventRejection]).take(faults)
     dated = events.time_us != MIN_TIME_US
     late = (events.time_us <= watermark_us) & dated
-    times = pa.array(events.time_us, mask=~dated)
-    carried = _carried(event, times, events.event_ids, events.columns, spec)
-    return _batch(
-        event=event,
-        reasons=_with_reason(_texts(event), reasons),
-        codes=names,
-        time_us=events.time_us,
-        late=late,
-        dated=dated,
-        carried=carried,
-    )
+    carried = _carried(event, pa.array(events.time_us, mask=~dated), events, spec)
+    reasons = _with_reason(_texts(event), reasons)
+    return unwatched(Status.ORPHAN, events.time_us, late, reasons=reasons, codes=names, dated=dated, **carried)
 
 
 def _carried(
-    event: pa.StructArray, times_us: pa.Array, ids: pa.Array | None, columns: pa.StructArray | None, spec: EngineSpec
-) -> dict[str, pa.Array]:
-    """What ORPHANs carry of their events, by the column's name; ``event``: `EVENT_FIELDS`."""
+    event: pa.StructArray, times_us: pa.Array, events: EventSegment | EventArrivals, spec: EngineSpec
+) -> dict[str, Any]:
+    """What ORPHANs have of their events; ``event``: `EVENT_FIELDS`."""
     if spec.evidence is None:
-        return {}
-    return {"event": structs_of(event.field("event_key"), times_us, ids, columns, spec)}
+        return {"event": event}
+    structs = structs_of(event.field("event_key"), times_us, events.event_ids, events.columns, spec)
+    return {"event": event, "evidence": {"event": structs}}
 
 
 def _with_reason(texts: pa.Array, reasons: pa.Array) -> pa.Array:
@@ -121,30 +110,3 @@ def shown(values: pa.Array, prefix: int) -> pa.Array:
     except pa.ArrowInvalid:
         texts = [None if value is None else value.decode("utf-8", "backslashreplace") for value in values.to_pylist()]
         return pa.array(texts, pa.string())
-
-
-def _batch(
-    event: pa.StructArray,
-    reasons: pa.Array,
-    codes: pa.Array,
-    time_us: Int64s,
-    late: Bools | None = None,
-    dated: Bools | None = None,
-    *,
-    carried: dict[str, pa.Array] | None,
-) -> OutcomeBatch:
-    n = len(reasons)
-    return OutcomeBatch(
-        payload=None,
-        status=Status.ORPHAN,
-        created_us=None,
-        resolved_us=time_us,
-        matched=np.zeros(n, np.int64),
-        missing=MissingKeys.none(n),
-        late=np.zeros(n, bool) if late is None else late,
-        reasons=reasons,
-        codes=codes,
-        dated=dated,
-        event=event,
-        evidence=carried or {},
-    )

@@ -6,7 +6,8 @@ Columns: the payload's, then `OUTCOME_FIELDS`, then `ORPHAN_FIELDS` where ORPHAN
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -103,14 +104,14 @@ def as_text(keys: pa.Array) -> pa.Array:
 class OutcomeBatch:
     """n outcomes of one kind; arrays (n,)."""
 
-    payload: pa.StructArray | None
-    """None for ORPHANs: no operation is there; the payload's columns are left out."""
     status: Status
-    created_us: Int64s | None
     resolved_us: Int64s
     matched: Int64s
     missing: MissingKeys
     late: Bools
+    payload: pa.StructArray | None = None
+    """None for ORPHANs: no operation is there; the payload's columns are left out."""
+    created_us: Int64s | None = None
     reasons: pa.Array | None = None
     codes: pa.Array | None = None
     dated: Bools | None = None
@@ -124,10 +125,7 @@ class OutcomeBatch:
         return len(self.matched)
 
     def to_arrow(self, orphans: bool, evidence: Sequence[pa.Field] = ()) -> pa.RecordBatch:
-        """The outcomes as rows of the outcome table; with ``orphans`` they have `ORPHAN_FIELDS`.
-
-        ``evidence``: the columns of `evidence_fields`.
-        """
+        """The outcomes as rows of the outcome table, with `ORPHAN_FIELDS` or not; ``evidence``: `evidence_fields`."""
         n = len(self)
         undated = None if self.dated is None else ~self.dated
         wait_ms = pa.nulls(n, pa.int64())
@@ -173,12 +171,6 @@ class Tally:
     event_rejections: list[int] = field(default_factory=lambda: [0] * len(EventRejection))
     """Events by `EventRejection`."""
 
-    def count_rejections(self, operations: Int64s | None = None, events: Int64s | None = None) -> None:
-        """Count codes of `OperationRejection` and of `EventRejection`, (n,) each."""
-        for counts, codes in ((self.rejections, operations), (self.event_rejections, events)):
-            if codes is not None:
-                counts[:] = (np.array(counts) + np.bincount(codes, minlength=len(counts))).tolist()
-
     def decided(self) -> int:
         """Operations that have their outcome."""
         return sum(self.by_status[: Status.ORPHAN])
@@ -205,6 +197,11 @@ class Tally:
             )
 
 
+def add_counts(counts: list[int], codes: Int64s) -> None:
+    """Count codes of `OperationRejection` or `EventRejection`, (n,)."""
+    counts[:] = (np.array(counts) + np.bincount(codes, minlength=len(counts))).tolist()
+
+
 class Outcomes:
     """What a step has decided, in the order of decision."""
 
@@ -220,20 +217,20 @@ class Outcomes:
 
     def reject(self, operations: OperationArrivals) -> None:
         """Operations that cannot wait become REJECTED. They are not late, and have no time of resolution."""
-        none = np.zeros(len(operations), bool)
-        self.tally.count_rejections(operations=operations.rejection)
+        add_counts(self.tally.rejections, operations.rejection)
         reasons, codes = (
             pa.array(texts).take(pa.array(operations.rejection))
             for texts in zip(*((each.reason, each.name.lower()) for each in OperationRejection), strict=True)
         )
-        payload, created_us = operations.payload, operations.created_us
-        batch = _unwatched(Status.REJECTED, payload, created_us, none, reasons=reasons, codes=codes)
-        self.add(replace(batch, dated=none))
+        created_us, undated = operations.created_us, np.zeros(len(operations), bool)
+        columns = {"payload": operations.payload, "reasons": reasons, "codes": codes, "dated": undated}
+        self.add(unwatched(Status.REJECTED, created_us, created_us=created_us, **columns))
 
     def refuse_duplicates(self, payload: pa.StructArray, created_us: Int64s, late: Bools) -> None:
         """Operations whose id is another one's become DUPLICATEs, resolved at their created time."""
         reasons, codes = (pa.repeat(text, len(created_us)) for text in (DUPLICATE_REASON, DUPLICATE_CODE))
-        self.add(_unwatched(Status.DUPLICATE, payload, created_us, late, reasons=reasons, codes=codes))
+        columns = {"payload": payload, "created_us": created_us, "reasons": reasons, "codes": codes}
+        self.add(unwatched(Status.DUPLICATE, created_us, late, **columns))
 
     def take(self) -> list[pa.RecordBatch]:
         """The outcomes as Arrow, removed."""
@@ -241,18 +238,8 @@ class Outcomes:
         return [batch.to_arrow(self._orphans, self._evidence) for batch in batches if len(batch)]
 
 
-def _unwatched(
-    status: Status, payload: pa.StructArray, created_us: Int64s, late: Bools, *, reasons: pa.Array, codes: pa.Array
-) -> OutcomeBatch:  # fmt: skip
-    """Operations that no event could complete."""
-    return OutcomeBatch(
-        payload=payload,
-        status=status,
-        created_us=created_us,
-        resolved_us=created_us,
-        matched=np.zeros(len(created_us), np.int64),
-        missing=MissingKeys.none(len(created_us)),
-        late=late,
-        reasons=reasons,
-        codes=codes,
-    )
+def unwatched(status: Status, resolved_us: Int64s, late: Bools | None = None, **columns: Any) -> OutcomeBatch:
+    """Outcomes of operations that no event could complete, and ORPHANs; with other columns of `OutcomeBatch`."""
+    n = len(resolved_us)
+    late = np.zeros(n, bool) if late is None else late
+    return OutcomeBatch(status, resolved_us, np.zeros(n, np.int64), MissingKeys.none(n), late, **columns)

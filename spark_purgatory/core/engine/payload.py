@@ -32,7 +32,8 @@ class Payload:
         """The watchers, whose keys are the watch keys of every row where a payload column has them."""
         self._time_at = {roles[role]: role for role in TIMES if role in roles}
         self._id_at, self._key_at = roles.get("id"), roles.get("keys")
-        self._kind: pa.StructType | None = None
+        self.kind: pa.StructType | None = None
+        """The structs' type; None while there is no row."""
         self._own: dict[int, ValueColumn] = {}
         """The columns that the engine does not have, by place."""
         self._rows = 0
@@ -41,46 +42,40 @@ class Payload:
         return self._rows
 
     @property
-    def kind(self) -> pa.StructType | None:
-        """The structs' type; None while there is no row."""
-        return self._kind
-
-    @property
     def chunks(self) -> list[pa.Array]:
         """All rows; to read before the payload changes."""
-        if self._kind is None:
+        if self.kind is None:
             return []
-        columns = [self._column(at) for at in range(self._kind.num_fields)]
+        columns = [self._column(at) for at in range(self.kind.num_fields)]
         bounds = np.unique(np.concatenate([[0, self._rows], *(each.starts for each in columns if each)])).tolist()
         return [self._slice(columns, start, end) for start, end in pairwise(bounds)]
 
     @property
     def ids(self) -> ValueColumn:
         """The ids, where a payload column has them."""
-        column = None if self._id_at is None or self._kind is None else self._column(self._id_at)
+        column = None if self._id_at is None or self.kind is None else self._column(self._id_at)
         return ValueColumn() if column is None else column
 
     def append(self, payload: pa.StructArray) -> None:
         """Add rows, (n,). The engine has at least those before them."""
         columns = payload.flatten()
-        if self._kind is None:
-            self._kind = payload.type
+        if self.kind is None:
+            self.kind = payload.type
             in_engine = {*self._time_at, self._key_at, None if self._key_at is None else self._id_at}
             self._own = {at: ValueColumn() for at in range(len(columns)) if at not in in_engine}
         if self._id_at is not None and self._id_differs(columns):
-            self._own[self._id_at] = ValueColumn.restored(
-                [self._watchers.keys.take(np.arange(self._rows))] if self._rows else []
-            )
+            keys = [self._watchers.keys.take(np.arange(self._rows))] if self._rows else []
+            self._own[self._id_at] = ValueColumn.restored(keys)
         for at, column in self._own.items():
             column.append(columns[at])
         self._rows += len(payload)
 
     def take(self, rows: Int64s) -> pa.StructArray:
         """The payload of rows, (n,)."""
-        assert self._kind is not None, "bug: rows of an empty payload"
+        assert self.kind is not None, "bug: rows of an empty payload"
         made: dict[int, pa.Array] = {}
         columns = []
-        for at, field in enumerate(self._kind):
+        for at, field in enumerate(self.kind):
             column = self._column(at)
             if column is None:
                 columns.append(_times(self._columns[self._time_at[at]].values[rows], field.type))
@@ -88,13 +83,13 @@ class Payload:
             if id(column) not in made:
                 made[id(column)] = column.take(rows)
             columns.append(made[id(column)])
-        return _structs(columns, self._kind, len(rows))
+        return _structs(columns, self.kind, len(rows))
 
     def keep(self, rows: Bools) -> None:
         """Keep only rows whose flag is set. The engine does likewise after it."""
         self._rows = count_of(rows)
         if not self._rows:
-            self._kind, self._own = None, {}
+            self.kind, self._own = None, {}
         for column in self._own.values():
             column.keep(rows)
 
@@ -117,15 +112,15 @@ class Payload:
         return self._watchers.keys if own is None else own
 
     def _slice(self, columns: list[ValueColumn | None], start: int, end: int) -> pa.StructArray:
-        assert self._kind is not None
+        assert self.kind is not None
         parts = []
         for at, column in enumerate(columns):
             if column is None:
-                parts.append(_times(self._columns[self._time_at[at]].values[start:end], self._kind[at].type))
+                parts.append(_times(self._columns[self._time_at[at]].values[start:end], self.kind[at].type))
                 continue
             chunk = int(column.starts.searchsorted(start, side="right")) - 1
             parts.append(column.chunks[chunk].slice(start - int(column.starts[chunk]), end - start))
-        return _structs(parts, self._kind, end - start)
+        return _structs(parts, self.kind, end - start)
 
 
 def _times(times_us: Int64s, kind: pa.DataType) -> pa.Array:

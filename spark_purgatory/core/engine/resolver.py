@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -65,13 +66,13 @@ class Resolutions:
     @staticmethod
     def joined(parts: list[Resolutions]) -> Resolutions:
         """The resolutions of all rows from those of some rows each, in order."""
-        rows, entries = (np.cumsum([0, *(len(each) for each in of)]) for of in _of(parts, ("rows", "entries")))
-        names = [name for name in vars(parts[0]) if name not in ("result", "spans")]
-        columns = dict(zip(names, _of(parts, names), strict=True))
-        results = {name: [getattr(part.result, name) for part in parts] for name in vars(parts[0].result)}
-        columns["owner"] = [part.owner + at for part, at in zip(parts, rows, strict=False)]
+        rows, entries = (
+            np.cumsum([0, *map(len, of)]) for of in zip(*((p.rows, p.entries) for p in parts), strict=True)
+        )
+        result = EvaluationResult(**_concatenated([vars(part.result) for part in parts]))
         spans = [replace(s, owner=s.owner + at) for part, at in zip(parts, entries, strict=False) for s in part.spans]
-        return Resolutions(result=EvaluationResult(**_concatenated(results)), spans=spans, **_concatenated(columns))
+        moved = [replace(part, owner=part.owner + at) for part, at in zip(parts, rows, strict=False)]
+        return Resolutions(**{**_concatenated([vars(part) for part in moved]), "result": result, "spans": spans})
 
     def spans_of(self, chosen: Bools) -> list[Spans]:
         """The completions of the entries of chosen rows, (n,) bool, by their position among these entries."""
@@ -112,17 +113,8 @@ class Resolver:
         deadline_us, fail_us = inputs.deadline_us, None
         if inputs.effects is not None:
             deadline_us, fail_us = inputs.effects.left_us(result.resolved_us), inputs.effects.fail_us
-        return Resolutions(
-            rows=rows,
-            entries=entries,
-            owner=inputs.owner,
-            rule=inputs.rule,
-            created_us=inputs.created_us,
-            deadline_us=deadline_us,
-            result=result,
-            spans=spans,
-            fail_us=fail_us,
-        )
+        owner, rule, created_us = inputs.owner, inputs.rule, inputs.created_us
+        return Resolutions(rows, entries, owner, rule, created_us, deadline_us, result, spans, fail_us)
 
     def progress(self, resolutions: Resolutions) -> tuple[Floats, Floats]:
         """(how far each row has come, how far it has to come), (n,) float64 each: keys, events, or a sum of values."""
@@ -137,10 +129,8 @@ class Resolver:
             satisfied=np.bincount(owner[result.satisfied], minlength=n).astype(float),
             matched=result.matched.astype(float),
         )
-        reached, needed = zip(
-            *((each.reached(progress), each.needed(progress)) for each in TRAITS.values()), strict=True
-        )
-        return np.choose(inputs.rule, reached), np.choose(inputs.rule, needed)
+        reached = [traits.reached(progress) for traits in TRAITS.values()]
+        return np.choose(inputs.rule, reached), np.choose(inputs.rule, [t.needed(progress) for t in TRAITS.values()])
 
     def inputs(self, rows: Int64s) -> tuple[EvaluationInput, Int64s]:
         """What to evaluate of ``rows``, (n,), and their watch entries, (m,)."""
@@ -171,9 +161,7 @@ class Resolver:
         ids = self.rows.ids.take(rows) if self.spec.operation_ids else None
         id_hash = self.rows.id_hash[rows] if self.spec.operation_ids else rows
         hashes, whole = self.watchers.hashes.values[entries], self.spec.whole_operations
-        return Targets(
-            keys=self.watchers.keys, entries=entries, hashes=hashes, owner=owner, ids=ids, id_hash=id_hash, whole=whole
-        )
+        return Targets(self.watchers.keys, entries, hashes, owner, ids, id_hash, whole)
 
     def outcomes_of(self, status: Status, resolutions: Resolutions, chosen: Bools) -> OutcomeBatch:
         """The outcome of every chosen row, (n,) bool; EXPIRED ones are resolved at their deadline."""
@@ -213,65 +201,45 @@ class Resolver:
     def relevant(self, inputs: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
         """The completions that count for each entry."""
         from_us, until_us = inputs.from_us[inputs.owner], _until(inputs, inputs.deadline_us)
-        hashes = self.watchers.hashes.values[entries]
+        completions = partial(self._completions, inputs, rows, entries, from_us, until_us)
         sums = inputs.has(ADDING)[inputs.owner]
         if not (self.spec.by_row and sums.any()):
-            spans = self.log.spans(self.watchers.keys, entries, hashes, from_us, until_us)
-            return spans + self._named(inputs, rows, entries, from_us, until_us)
+            return completions(self.log, self.controls)
         # Values that no sum can take count for the other rules.
-        spans = []
-        for chosen, log, controls in (
-            (~sums, self.log, self.controls),
-            (sums, self.log.summable(), self.controls.summable()),
-        ):
-            spans += self._spans(
-                log=log, chosen=chosen, entries=entries, hashes=hashes, from_us=from_us, until_us=until_us
-            )
-            named = self._named(inputs, rows, entries, from_us, until_us, controls=controls)
-            spans += [span.where(chosen[span.owner]) for span in named]
-        return spans
-
-    def _named(
-        self, inputs: EvaluationInput, rows: Int64s, entries: Int64s, from_us: Int64s, until_us: Int64s,
-        controls: ControlLog | None = None,
-    ) -> list[Spans]:  # fmt: skip
-        """Completions that name the operation, by entry."""
-        if inputs.effects is None:
-            return []
-        targets = self.targets(rows, entries, inputs.owner)
-        return (controls or self.controls).spans(EventKind.COMPLETE, targets, from_us, until_us)
+        others = completions(self.log, self.controls, ~sums)
+        return others + completions(self.log.summable(), self.controls.summable(), sums)
 
     def history(self, inputs: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
         """The completions of watch entries under level, those from any time."""
         if not self.spec.may_have(LEVELLED):
             return []
-        always = np.full(len(entries), MIN_TIME_US)
+        always, levels = np.full(len(entries), MIN_TIME_US), inputs.has(LEVELLED)[inputs.owner]
         # An operation that came after its deadline reads the base that the log had by then.
         until_us = _until(inputs, np.maximum(inputs.deadline_us, saturating_add(inputs.from_us, -1)))
-        hashes = self.watchers.hashes.values[entries]
-        levels = inputs.has(LEVELLED)[inputs.owner]
-        spans = self._spans(
-            log=self.log, chosen=levels, entries=entries, hashes=hashes, from_us=always, until_us=until_us
-        )
-        return spans + [span.where(levels[span.owner]) for span in self._named(inputs, rows, entries, always, until_us)]
+        return self._completions(inputs, rows, entries, always, until_us, self.log, self.controls, levels)
 
-    def _spans(
-        self, log: EventLog, chosen: Bools, entries: Int64s, hashes: Int64s, from_us: Int64s, until_us: Int64s
-    ) -> list[Spans]:
-        """Spans of the chosen entries alone, (m,) bool."""
-        at = np.flatnonzero(chosen)
-        found = log.spans(self.watchers.keys, entries[at], hashes[at], from_us[at], until_us[at])
-        return [replace(span, owner=at[span.owner]) for span in found]
+    def _completions(
+        self, inputs: EvaluationInput, rows: Int64s, entries: Int64s, from_us: Int64s, until_us: Int64s,
+        log: EventLog, controls: ControlLog, chosen: Bools | None = None,
+    ) -> list[Spans]:  # fmt: skip
+        """The completions between two times, also those that name the operation, of all or of chosen entries."""
+        at: Any = slice(None) if chosen is None else np.flatnonzero(chosen)
+        hashes = self.watchers.hashes.values[entries[at]]
+        spans = log.spans(self.watchers.keys, entries[at], hashes, from_us[at], until_us[at])
+        named = []
+        if inputs.effects is not None:
+            targets = self.targets(rows, entries, inputs.owner)
+            named = controls.spans(EventKind.COMPLETE, targets, from_us, until_us)
+        if chosen is not None:
+            spans = [replace(span, owner=at[span.owner]) for span in spans]
+            named = [span.where(chosen[span.owner]) for span in named]
+        return spans + named
 
 
-def _of(parts: Sequence[Resolutions], names: Sequence[str]) -> list[list[Any]]:
-    """The columns of those names of every part."""
-    return [[getattr(part, name) for part in parts] for name in names]
-
-
-def _concatenated(columns: dict[str, list[Any]]) -> dict[str, Any]:
-    """Columns from their parts; one that is None in one part is None in all, since the same logs are read."""
-    return {name: None if parts[0] is None else np.concatenate(parts) for name, parts in columns.items()}
+def _concatenated(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The arrays of some parts; one that is None in one part is None in all, since the same logs are read."""
+    arrays = [name for name, column in parts[0].items() if isinstance(column, np.ndarray)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in arrays}
 
 
 def _until(inputs: EvaluationInput, until_us: Int64s) -> Int64s:

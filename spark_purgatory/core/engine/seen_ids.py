@@ -28,6 +28,7 @@ from spark_purgatory.core.arrays.sorted_runs import (
     Rows,
     SortedRuns,
     hash_order,
+    is_first,
     new_numbers,
     ordered,
 )
@@ -63,7 +64,7 @@ class IdRows:
             ranks = np.zeros(len(codes), np.int64)
             ranks[tied] = self.contents(tied)
             left = left[np.lexsort([column[left] for column in (ranks, *columns)])]
-        return left, _firsts(codes[left])
+        return left, is_first(codes[left])
 
 
 class SeenIds:
@@ -96,7 +97,7 @@ class SeenIds:
                 within = ~first & (rows.created_us[left] <= until_us[standing]) & (until_us[standing] > watermark_us)
                 repeated[left[within]] = True
                 left = left[~first & ~within]
-                first = _firsts(codes[left])
+                first = is_first(codes[left])
         return repeated
 
     def duplicates_and_later(self, rows: IdRows, watermark_us: int) -> tuple[Bools, Bools]:
@@ -191,13 +192,6 @@ class SeenIds:
             slot_of[codes[: len(self)]] = every
             found = slot_of[codes[len(self) :]]
         return found
-
-
-def _firsts(ascending: Int64s) -> Bools:
-    """Where an array that ascends has another value than before, (n,) bool."""
-    firsts = np.ones(len(ascending), bool)
-    np.not_equal(ascending[1:], ascending[:-1], out=firsts[1:])
-    return firsts
 
 
 def has_repeats(hashes: Int64s) -> bool:

@@ -42,15 +42,11 @@ class Targets:
     whole: bool = False
     """Events may name an operation without a key."""
 
-    def named(self) -> ValueColumn:
-        """(operation, key) of each entry, as the logs of named events have it."""
+    def named(self, with_keys: bool) -> ValueColumn:
+        """(operation, key) of each entry, as the logs of named events have it; or (operation, no key)."""
         assert self.ids is not None, "bug: an event names an operation in a query without operation ids"
-        return ValueColumn([pair_of(self.ids.take(pa.array(self.owner)), self.keys.take(self.entries))])
-
-    def named_alone(self) -> ValueColumn:
-        """(operation, no key) of each entry, likewise."""
-        assert self.ids is not None, "bug: an event names an operation in a query without operation ids"
-        return ValueColumn([pair_of(self.ids.take(pa.array(self.owner)), pa.nulls(len(self.owner), pa.string()))])
+        keys = self.keys.take(self.entries) if with_keys else None
+        return ValueColumn([pair_of(self.ids.take(pa.array(self.owner)), keys)])
 
 
 @dataclass(frozen=True)
@@ -69,8 +65,7 @@ class ControlEffects:
         its resolution time it still is.
         """
         deadline_us = self.deadline_us
-        early = np.flatnonzero((resolved_us < deadline_us) & (deadline_us > self.given_us))
-        if not len(early):
+        if not ((resolved_us < deadline_us) & (deadline_us > self.given_us)).any():
             return deadline_us
         # Every extension up to the resolution counts: the operation was pending, its deadline not yet past.
         return extended_at(self.extensions, self.given_us, np.minimum(resolved_us, deadline_us))
@@ -117,7 +112,7 @@ class ControlLog:
             found += log.spans(targets.keys, targets.entries, targets.hashes, from_us, to_us)
         if (log := self.logs.get(LogKey(kind, True))) is not None:
             hashes, entries = targets.id_hash[targets.owner], np.arange(len(targets.owner))
-            found += log.spans(targets.named(), entries, hashes, from_us, to_us)
+            found += log.spans(targets.named(True), entries, hashes, from_us, to_us)
         return found + self.keyless(kind, targets, from_us, to_us)
 
     def keyless(self, kind: EventKind, targets: Targets, from_us: Int64s, to_us: Int64s) -> list[Spans]:
@@ -126,7 +121,7 @@ class ControlLog:
         if log is None or not targets.whole or kind == EventKind.COMPLETE:
             return []
         hashes, entries = targets.id_hash[targets.owner], np.arange(len(targets.owner))
-        return log.spans(targets.named_alone(), entries, hashes, from_us, to_us)
+        return log.spans(targets.named(False), entries, hashes, from_us, to_us)
 
     def summable(self) -> ControlLog:
         """A log of the events that a sum can take."""
@@ -146,14 +141,7 @@ class ControlLog:
             _first_us(_owned(self.spans(kind, targets, from_entry, until), owner), len(deadline_us))
             for kind in (EventKind.FORCE, EventKind.CANCEL)
         )
-        return ControlEffects(
-            deadline_us=deadline_us,
-            fail_us=fail_us,
-            force_us=force_us,
-            cancel_us=cancel_us,
-            given_us=given_us,
-            extensions=extensions,
-        )
+        return ControlEffects(deadline_us, fail_us, force_us, cancel_us, given_us, extensions)
 
     def forget(self, floor_us: int, needed_from: Callable[[EventSegment], Int64s], earliest_us: int) -> None:
         """Forget events up to the floor that no waiting operation can need; named ones before ``earliest_us``."""
@@ -179,9 +167,9 @@ class ControlLog:
         return [log for key, log in self.logs.items() if key.kind == kind]
 
 
-def pair_of(ids: pa.Array, keys: pa.Array) -> pa.Array:
+def pair_of(ids: pa.Array, keys: pa.Array | None) -> pa.Array:
     """(operation, key) as one binary value, (n,): the id's length separates them, with a 0 before it without a key."""
-    ids, keys = _as_binary(ids), _as_binary(keys)
+    ids, keys = _as_binary(ids), pa.nulls(len(ids), pa.binary()) if keys is None else _as_binary(keys)
     lengths = pc.binary_length(ids).cast(pa.string()).cast(pa.binary())
     if keys.null_count:
         lengths = pc.if_else(keys.is_null(), pc.binary_join_element_wise(b"0", lengths, b""), lengths)
@@ -216,15 +204,12 @@ def _as_binary(values: pa.Array) -> pa.Array:
 
 def _segment(events: EventArrivals, key: LogKey) -> EventSegment:
     """Events of one kind; their value is a number that may be added up or, of extensions, how long they grant."""
-    value = events.value if key.kind == EventKind.COMPLETE else None
-    if key.kind == EventKind.EXTEND:
-        value = events.granted_us
-    carried = events.event_ids, events.columns
-    if not key.is_named:
-        return EventSegment.build(events.keys, events.key_hash, events.time_us, value, *carried)
-    assert events.operation_ids is not None and events.operation_hash is not None, "bug: named without a name"
-    pairs = pair_of(events.operation_ids, events.keys)
-    return EventSegment.build(pairs, events.operation_hash, events.time_us, value, *carried)
+    value = {EventKind.COMPLETE: events.value, EventKind.EXTEND: events.granted_us}.get(key.kind)
+    keys, hashes = events.keys, events.key_hash
+    if key.is_named:
+        assert events.operation_ids is not None and events.operation_hash is not None, "bug: named without a name"
+        keys, hashes = pair_of(events.operation_ids, keys), events.operation_hash
+    return EventSegment.build(keys, hashes, events.time_us, value, events.event_ids, events.columns)
 
 
 def _owned(spans: list[Spans], owner: Int64s) -> list[Spans]:

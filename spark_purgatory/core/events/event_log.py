@@ -243,10 +243,9 @@ class EventLog:
         """Forget events with ``time <= floor_us``, but for those at or after ``needed_from(segment)``, (G,) a group.
 
         With ``levels`` the first event of every key to reach its maximum up to the floor stays, the base of its level,
-        and likewise up to what is needed.
-        A segment is rewritten only when half of it is behind the floor or, where events behind it may be needed, when
-        the log has doubled since the last pass. So forgotten events may still be here, and readers bring their
-        ``from_us``.
+        and likewise up to what is needed. A segment is rewritten only when half of it is behind the floor or, where
+        events behind it may be needed, when the log has doubled since the last pass. So forgotten events may still be
+        here, and readers bring their ``from_us``.
         """
         if needed_from is None and not levels:
             self.segments = [kept for s in self.segments if len(kept := s.after(floor_us))]

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from spark_purgatory.core.arrays.exact_sums import limbs_of
 from spark_purgatory.core.arrays.numbers import Numbers, addends
-from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
+from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s, is_first
 
 
 class Redeliveries:
@@ -96,9 +96,7 @@ def first_in_ranges(previous: Int64s, starts: Int64s, ends: Int64s, before: Int6
 def shared_ids(group: Int64s, event_ids: pa.Array) -> tuple[Int64s, Int64s]:
     """The events whose id is in more than one group: positions, ascending, and a number for each id."""
     named, codes, group = _by_id(group, event_ids)
-    new_id = np.concatenate(([True], codes[1:] != codes[:-1]))[: len(named)]
-    new_pair = new_id | np.concatenate(([True], group[1:] != group[:-1]))[: len(named)]
-    groups = np.bincount(codes[new_pair])
+    groups = np.bincount(codes[is_first(codes) | is_first(group)])
     shared = groups[codes] > 1
     at, codes = named[shared], codes[shared]
     order = np.argsort(at)

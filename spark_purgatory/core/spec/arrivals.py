@@ -17,6 +17,7 @@ events       ``key``, ``key_hash``, ``time_us``, ``ahead``; where there is somet
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -113,7 +114,7 @@ class EventArrivals:
 
 def read_operations(table: pa.Table, spec: EngineSpec) -> OperationArrivals:
     """Read and check a table of operations."""
-    payload = _payload(table)
+    payload = _others(table, (*OPERATION_COLUMNS, *RULE_COLUMNS))
     ids, keys, created, deadline = (
         _whole(table, name) if spec.role(name) is None else payload_role(payload, spec, name) for name in ROLES
     )
@@ -138,10 +139,9 @@ def read_operations(table: pa.Table, spec: EngineSpec) -> OperationArrivals:
         offsets, key_hash, kept = np.arange(len(table) + 1), _int64(hashes), slice(None)
         _mark_nulls(rejection, keys, OperationRejection.NULL_KEY)
     _mark_nulls(rejection, ids, OperationRejection.NULL_ID)
-    id_hash = _int64(_whole(table, "id_hash"))
     arrivals = OperationArrivals(
         ids=ids,
-        id_hash=id_hash,
+        id_hash=_int64(_whole(table, "id_hash")),
         keys=keys,
         key_hash=key_hash,
         offsets=offsets,
@@ -175,14 +175,14 @@ def _with_rules(arrivals: OperationArrivals, table: pa.Table, kept: Int64s | sli
     return replace(arrivals, rule=rule, need=need, level_need=level_units, sum_need=units)
 
 
-def _flat(column: pa.Array) -> pa.Array:
-    return column.flatten() if pa.types.is_list(column.type) else column
-
-
 def _codes(names: pa.Array, known: tuple[str, ...]) -> Int64s:
     """Each name's position in ``known``, -1 where it is none of them; (n,) int64."""
     found = pc.index_in(names.cast(pa.string()), value_set=pa.array(known))
     return found.fill_null(-1).cast(pa.int64()).to_numpy(zero_copy_only=False)
+
+
+def _flat(column: pa.Array) -> pa.Array:
+    return column.flatten() if pa.types.is_list(column.type) else column
 
 
 def _floats(column: pa.Array) -> Floats:
@@ -203,10 +203,10 @@ def payload_role(payload: pa.StructArray, spec: EngineSpec, name: str) -> pa.Arr
     return column.view(pa.int64()) if pa.types.is_timestamp(column.type) else column
 
 
-def _payload(table: pa.Table) -> pa.StructArray:
-    engine = [name for name in (*OPERATION_COLUMNS, *RULE_COLUMNS) if name in table.column_names]
-    columns = table.drop_columns(engine)
-    return _as_array(columns.to_struct_array())
+def _others(table: pa.Table, known: Sequence[str]) -> pa.StructArray:
+    """The columns that are not known."""
+    names = [name for name in table.column_names if name not in known]
+    return _as_array(table.select(names).to_struct_array())
 
 
 def read_events(table: pa.Table, criterion: Criterion | ByRow, whole_operations: bool = False) -> EventArrivals:
@@ -215,9 +215,7 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow, whole_operations:
     time_us = _int64(times.fill_null(MIN_TIME_US) if times.null_count else times)
     at_no_time = (time_us == MIN_TIME_US) | (time_us == MAX_TIME_US)
     rejection = np.where(at_no_time, EventRejection.AT_NO_TIME, EventRejection.NONE)
-    value: Numbers | None = None
-    granted_us: Int64s | None = None
-    no_addend: Bools | None = None
+    value = granted_us = no_addend = None
     if bool(pc.any(table["ahead"]).as_py()):
         rejection[as_bools(_whole(table, "ahead"))] = EventRejection.TIME_AHEAD
     kind = _codes(_whole(table, "kind").fill_null("complete"), KINDS) if "kind" in table.column_names else None
@@ -244,6 +242,7 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow, whole_operations:
     if kind is not None:
         rejection[kind < 0] = EventRejection.UNKNOWN_KIND
     _mark_nulls(rejection, times, EventRejection.NULL_TIME)
+    carried = _others(table, EVENT_COLUMNS)
     addressed, named = (name in table.column_names for name in ("operation_id", "event_id"))
     if keys.null_count:
         keyless = _nulls(keys)
@@ -265,14 +264,8 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow, whole_operations:
         event_ids=_whole(table, "event_id") if named else None,
         granted_us=granted_us,
         no_addend=no_addend,
-        columns=_carried(table),
+        columns=carried if carried.type.num_fields else None,
     )
-
-
-def _carried(table: pa.Table) -> pa.StructArray | None:
-    """What outcomes carry of the events; None: nothing."""
-    names = [name for name in table.column_names if name not in EVENT_COLUMNS]
-    return _as_array(table.select(names).to_struct_array()) if names else None
 
 
 def _values(column: pa.Array) -> tuple[Numbers, Bools]:
