@@ -15,7 +15,7 @@ from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.spec.criteria import NUMBERED
 from spark_purgatory.core.state.blob import HEADER, VERSION
-from spark_purgatory.core.state.shard_state import ShardState
+from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.session import clock_finding
 from spark_purgatory.errors import START_OVER, ConfigError, StagingError, StateError, StateUnreadableError, sentence_of

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_purgatory.core.state.blob import HEADER_BYTES
-from spark_purgatory.core.state.shard_state import ShardState
+from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.doctor.checkpoint import _about_state, checkpoint_findings, size_finding
 from spark_purgatory.doctor.finding import Finding
 from spark_purgatory.doctor.report import DoctorRequest, findings_of, spark_findings

@@ -21,7 +21,7 @@ def held_by_part(owner: object) -> dict[str, int]:
     parts: dict[str, int] = {}
     seen: set[int] = set()
     for path, value in _reached(owner):
-        for address, size in _buffers(value):
+        for address, size in _memory_of(value):
             if address not in seen:
                 seen.add(address)
                 parts[path] = parts.get(path, 0) + size
@@ -56,17 +56,12 @@ def _inside(path: str, value: object) -> Iterator[tuple[str, object]]:
         yield from ((f"{path}.{name}".lstrip("."), each) for name, each in getattr(value, "__dict__", {}).items())
 
 
-def _buffers(value: Any) -> Iterator[tuple[int, int]]:
-    """(address, bytes) of the memory behind an array."""
-    if isinstance(value, GrowableArray):
-        # With what it has reserved: columns that shrank and grow again have written to all of it.
-        yield from _memory_of(value.values)
-    elif isinstance(value, (np.ndarray, pa.Array)):
-        yield from _memory_of(value)
-
-
-def _memory_of(array: Any) -> Iterator[tuple[int, int]]:
-    """What an array is a view of, at last."""
+def _memory_of(value: object) -> Iterator[tuple[int, int]]:
+    """(address, bytes) of the memory behind an array: what it is a view of, at last."""
+    # A growable one counts with what it has reserved: a column that shrank and grows again has written to all of it.
+    array: Any = value.values if isinstance(value, GrowableArray) else value
+    if not isinstance(array, (np.ndarray, pa.Array)):
+        return
     while isinstance(array, np.ndarray) and array.base is not None:
         array = array.base
     if isinstance(array, memoryview) and array.obj is not None:

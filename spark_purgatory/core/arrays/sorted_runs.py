@@ -97,7 +97,10 @@ class Directory:
             at, needle = expand(start, end - start)
             return needle, self.run[at] & ROW_MASK
         if self._starts is None:
-            self._starts = self._build()
+            buckets = 1 << (64 - self._shift)
+            self._starts = np.zeros(buckets + 1, np.int32)
+            sizes = np.bincount((self.run >> self._shift) + buckets // 2, minlength=buckets)
+            np.cumsum(sizes, out=self._starts[1:])
         bucket = (low >> self._shift) + (len(self._starts) // 2)
         start, end = self._starts[bucket], self._starts[bucket + 1]
         counts = end - start
@@ -116,12 +119,6 @@ class Directory:
         hit = (self.run.take(start, mode="clip") <= high).nonzero()[0]
         end[hit] = self.run.searchsorted(high[hit], side="right")
         return start, end
-
-    def _build(self) -> npt.NDArray[np.int32]:
-        buckets = 1 << (64 - self._shift)
-        starts = np.zeros(buckets + 1, np.int32)
-        np.cumsum(np.bincount((self.run >> self._shift) + buckets // 2, minlength=buckets), out=starts[1:])
-        return starts
 
 
 class SortedRuns:
@@ -170,26 +167,19 @@ class SortedRuns:
     def pop_until(self, prefix: int) -> Int64s:
         """Remove and return every entry whose prefix is at most ``prefix``, (m,) int64, in runs' order."""
         bound = (prefix << ROW_BITS) | ROW_MASK
-        popped: list[Int64s] = []
-        kept: list[Int64s] = []
+        popped, kept = [EMPTY], list[Int64s]()
         for run in self.runs:
             cut = int(run.searchsorted(bound, side="right"))
-            if cut:
-                popped.append(run[:cut])
+            popped.append(run[:cut])
             if cut < len(run):
                 kept.append(trimmed(run, slice(cut, None)) if cut else run)
         self.runs, self.directories = kept, []
-        return np.concatenate(popped) if popped else EMPTY
+        return np.concatenate(popped)
 
     def between(self, first_prefix: int, end_prefix: int) -> Int64s:
         """Entries with ``first_prefix <= prefix < end_prefix``, (m,) int64, in runs' order."""
         bounds = (first_prefix << ROW_BITS, end_prefix << ROW_BITS)
-        parts = []
-        for run in self.runs:
-            start, end = run.searchsorted(bounds)
-            if start < end:
-                parts.append(run[start:end])
-        return np.concatenate(parts) if parts else EMPTY
+        return np.concatenate([EMPTY, *(run[slice(*run.searchsorted(bounds))] for run in self.runs)])
 
     def renumber(self, new_row: Rows) -> None:
         """Give every row its new number, ``new_row[row]``, and drop entries whose new number is -1.
@@ -248,9 +238,7 @@ def leading_bits(values: Int64s) -> npt.NDArray[np.uint16]:
 
 
 def hash_order(hashes: Int64s) -> Int64s:
-    """Positions, (n,), n at most 2**28, in the order of the upper 36 bits of the hashes; of equal ones the earlier
-    first.
-    """
+    """Positions, (n,), n at most 2**28, in the order of the upper 36 bits of the hashes, then in that of the array."""
     return ordered((hashes & PREFIX_MASK) | np.arange(len(hashes))) & ROW_MASK
 
 

@@ -73,17 +73,14 @@ class Completion:
 
     def check(self, arrived: EventSegment) -> None:
         """Try the operations that wait on the keys of events that arrived."""
-        if self._only_deadlines:
-            return
-        self.purgatory.check_and_complete(self, arrived.group_keys, arrived.group_hash)
+        if not self._only_deadlines:
+            self.purgatory.check_and_complete(self, arrived.group_keys, arrived.group_hash)
 
     def register(self, operations: OperationArrivals) -> None:
         """Try operations that are in the table already, and watch those that stay."""
-        rows = self.purgatory.next_row + np.arange(len(operations))
+        rows, keys = self.purgatory.next_row + np.arange(len(operations)), operations.keys
         deadlines_ms = self.ticks_ms(rows, operations.deadline_us)
-        self.purgatory.try_complete_else_watch(
-            self, operations.keys, operations.offsets, deadlines_ms, operations.key_hash
-        )
+        self.purgatory.try_complete_else_watch(self, keys, operations.offsets, deadlines_ms, operations.key_hash)
 
     def move_timers(self, rows: Int64s, due_us: Int64s) -> None:
         """Set the timers of rows, (n,), to other times, (n,)."""

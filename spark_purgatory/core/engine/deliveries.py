@@ -14,6 +14,8 @@ from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s, expand
 from spark_purgatory.core.arrays.value_ranks import number_ranks, value_ranks
 from spark_purgatory.core.events.event_log import EventSegment, Spans
 
+COLUMNS = ("segment", "at", "entry", "operation", "keyless")
+
 
 @dataclass(frozen=True)
 class Deliveries:
@@ -44,14 +46,7 @@ class Deliveries:
             at, which = expand(span.low, span.high - span.low)
             parts.append((np.full(len(at), places[id(span.segment)]), at, span.owner[which]))
         segment, at, entry = (np.concatenate([EMPTY, *(part[i] for part in parts)]) for i in range(3))
-        return Deliveries(
-            segments=segments,
-            segment=segment,
-            at=at,
-            entry=entry,
-            operation=owner[entry],
-            keyless=np.full(len(at), keyless),
-        )
+        return Deliveries(segments, segment, at, entry, owner[entry], np.full(len(at), keyless))
 
     @staticmethod
     def joined(parts: Sequence[Deliveries]) -> Deliveries:
@@ -61,15 +56,12 @@ class Deliveries:
         segments = list({id(s): s for part in parts for s in part.segments}.values())
         places = {id(segment): i for i, segment in enumerate(segments)}
         moved = [np.array([places[id(s)] for s in part.segments], np.int64)[part.segment] for part in parts]
-        columns = [
-            np.concatenate([getattr(part, name) for part in parts]) for name in ("at", "entry", "operation", "keyless")
-        ]
-        return Deliveries(segments, np.concatenate(moved), *columns)
+        parts = [replace(part, segment=segment) for part, segment in zip(parts, moved, strict=True)]
+        return Deliveries(segments, *(np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS))
 
     def take(self, chosen: Int64s) -> Deliveries:
         """Some of them, (k,) positions."""
-        names = ("segment", "at", "entry", "operation", "keyless")
-        return replace(self, **{name: getattr(self, name)[chosen] for name in names})
+        return replace(self, **{name: getattr(self, name)[chosen] for name in COLUMNS})
 
     @property
     def time_us(self) -> Int64s:

@@ -199,9 +199,7 @@ def totals(inputs: EvaluationInput, spans: list[Spans], resolved_us: Int64s) -> 
         chosen = np.flatnonzero(is_sum[part]) + part.start
         if not len(chosen):
             continue
-        place = np.full(n, -1)
-        place[chosen] = np.arange(len(chosen))
-        mine, position = _spans_of(inputs, spans, place)
+        mine, position = _spans_of(inputs, spans, chosen)
         sums = _Sums(RelevantEvents.of(inputs, mine)).up_to(mine, position, chosen, end_us[chosen])
         total[chosen] = sums.rounded(is_double(inputs.sum_need))
     return total
@@ -213,20 +211,15 @@ def _bisect_time(of: _Chosen, enough: Callable[[list[Spans], list[Int64s], Int64
     ``enough`` gets operations and a time for each, their spans, and the position of each span's operation.
     """
     inputs, chosen, spans = of.inputs, of.chosen, of.relevant.spans
-    place = np.full(len(inputs.rule), -1)
-    place[chosen] = np.arange(len(chosen))
-    first = np.full(len(chosen), MAX_TIME_US)
-    last = np.full(len(chosen), -MAX_TIME_US)
-    mine, position = _spans_of(inputs, spans, place)
+    first, last = np.full(len(chosen), MAX_TIME_US), np.full(len(chosen), -MAX_TIME_US)
+    mine, position = _spans_of(inputs, spans, chosen)
     for span, at in zip(mine, position, strict=True):
         np.minimum.at(first, at, span.segment.time_us[span.low])
         np.maximum.at(last, at, span.segment.time_us[span.high - 1])
     holds = (first <= last) & enough(mine, position, chosen, last)
     resolved = np.full(len(chosen), MAX_TIME_US)
     live = np.flatnonzero(holds)
-    place = np.full(len(inputs.rule), -1)
-    place[chosen[live]] = np.arange(len(live))
-    mine, position = _spans_of(inputs, spans, place)
+    mine, position = _spans_of(inputs, spans, chosen[live])
     low, high, asked = first[live], last[live], chosen[live]
     while bool((low < high).any()):
         middle = (low >> 1) + (high >> 1) + (low & high & 1)  # low and high may lie 2**64 apart
@@ -237,9 +230,11 @@ def _bisect_time(of: _Chosen, enough: Callable[[list[Spans], list[Int64s], Int64
     return resolved
 
 
-def _spans_of(inputs: EvaluationInput, spans: list[Spans], place: Int64s) -> tuple[list[Spans], list[Int64s]]:
-    """The spans of operations with a place, and that place."""
+def _spans_of(inputs: EvaluationInput, spans: list[Spans], chosen: Int64s) -> tuple[list[Spans], list[Int64s]]:
+    """The spans of chosen operations, (c,), and which of these each belongs to."""
     mine, position = [], []
+    place = np.full(len(inputs.rule), -1)
+    place[chosen] = np.arange(len(chosen))
     for span in spans:
         at = place[inputs.owner[span.owner]]
         kept = at >= 0
@@ -285,12 +280,9 @@ class _Failures:
         return np.maximum.reduceat(self.lost_us, self.inputs.first_entry)
 
     def last(self) -> Int64s:
-        """The failure of the last key, satisfied or not."""
-        return np.maximum.reduceat(self.fail_us, self.inputs.first_entry)
-
-    def last_unless_met(self) -> Int64s:
-        """The failure of the last key; a need of nothing is met, and never fails."""
-        return np.where(self.inputs.need > 0, self.last(), MAX_TIME_US)
+        """The failure of the last key, satisfied or not; a need of nothing is met, and never fails."""
+        last_us = np.maximum.reduceat(self.fail_us, self.inputs.first_entry)
+        return np.where(self.inputs.need > 0, last_us, MAX_TIME_US)
 
     def too_many_lost(self) -> Int64s:
         """A quorum survives as long as enough keys are left; one of more keys than there are fails with the first."""
@@ -333,7 +325,7 @@ TRAITS = {  # In the order of the codes.
     Rule.COUNT: RuleTraits(_nth_event, _Failures.last, lambda of: of.matched, lambda of: of.inputs.need),
     Rule.SUM_AT_LEAST: RuleTraits(
         _enough_value,
-        _Failures.last_unless_met,
+        _Failures.last,
         lambda of: totals(of.inputs, of.spans, of.resolved_us) / of.units,
         lambda of: as_doubles(of.inputs.sum_need) / of.units,
     ),

@@ -43,7 +43,7 @@ class OperationTable:
         }
         self.late_column = GrowableArray(np.empty(0, bool))
         self.payload = Payload(spec, self.columns, watchers)
-        self._late_rows, self._late_from_us = EMPTY, EMPTY
+        self.late_rows, self._late_from_us = EMPTY, EMPTY
         """Rows, ascending, that count events from another time than `usual_from_us`, and that time."""
         self.own_ids = ValueColumn()
         """Ids by row, where the spec needs them and no payload column has them."""
@@ -51,9 +51,7 @@ class OperationTable:
     @property
     def ids(self) -> ValueColumn:
         """Ids by row; only where the spec looks rows up by their id."""
-        if self.spec.role("id") is None:
-            return self.own_ids
-        return self.payload.ids
+        return self.own_ids if self.spec.role("id") is None else self.payload.ids
 
     @property
     def created_us(self) -> Int64s:
@@ -64,25 +62,20 @@ class OperationTable:
     def from_us(self) -> Int64s:
         """(rows,) int64: the earliest event time that counts for the operation; made when it is asked for."""
         from_us = self.usual_from_us(slice(None))
-        from_us[self._late_rows] = self._late_from_us
+        from_us[self.late_rows] = self._late_from_us
         return from_us
 
     @from_us.setter
     def from_us(self, from_us: Int64s) -> None:
-        self._late_rows, self._late_from_us = EMPTY, EMPTY
+        self.late_rows, self._late_from_us = EMPTY, EMPTY
         self._set_from_us(0, from_us)
-
-    @property
-    def has_unusual_from_us(self) -> bool:
-        """Whether an operation counts events from another time than usual."""
-        return len(self._late_rows) > 0
 
     def from_us_of(self, rows: Int64s) -> Int64s:
         """(n,) int64: the earliest event time that counts for each of the rows, (n,)."""
         from_us = self.usual_from_us(rows)
-        if len(self._late_rows):
-            at = np.minimum(self._late_rows.searchsorted(rows), len(self._late_rows) - 1)
-            found = self._late_rows[at] == rows
+        if len(self.late_rows):
+            at = np.minimum(self.late_rows.searchsorted(rows), len(self.late_rows) - 1)
+            found = self.late_rows[at] == rows
             from_us[found] = self._late_from_us[at[found]]
         return from_us
 
@@ -94,7 +87,7 @@ class OperationTable:
         """Set the earliest times that count of the rows from ``first`` on, (n,)."""
         rows = np.flatnonzero(from_us != self.usual_from_us(slice(first, None)))
         if len(rows):
-            self._late_rows = np.concatenate((self._late_rows, rows + first))
+            self.late_rows = np.concatenate((self.late_rows, rows + first))
             self._late_from_us = np.concatenate((self._late_from_us, from_us[rows]))
 
     @property
@@ -163,9 +156,9 @@ class OperationTable:
             number.keep(entries if name == "level_need" else rows)
         for column in self.columns.values():
             column.keep(rows)
-        if len(self._late_rows):
-            kept = rows[self._late_rows]
-            self._late_rows = np.cumsum(rows, dtype=np.int32)[self._late_rows[kept]].astype(np.int64) - 1
+        if len(self.late_rows):
+            kept = rows[self.late_rows]
+            self.late_rows = np.cumsum(rows, dtype=np.int32)[self.late_rows[kept]].astype(np.int64) - 1
             self._late_from_us = self._late_from_us[kept]
         self.late_column.keep(rows)
         self.payload.keep(rows)

@@ -210,15 +210,8 @@ class OrphanEvents:
         from_us, floor = resolver.rows.from_us_of(rows), np.full(len(rows), floor_us)
         fail_us = resolver.controls.read(targets, from_us, floor).fail_us if resolver.controls else None
         until = floor[owner]
-        times = EntryTimes(
-            from_us=from_us[owner],
-            end_us=until,
-            until_us=until,
-            past_us=until,
-            fail_us=fail_us,
-            sums=self._sums(resolver, rows, owner),
-        )
-        self._compare(targets, times)
+        sums = self._sums(resolver, rows, owner)
+        self._compare(targets, EntryTimes(from_us[owner], until, until, until, fail_us, sums))
 
     def _may_match(self, resolver: Resolver, floor_us: int) -> Bools:
         """Rows that have the key or the id of an event up to the floor, (rows,) bool."""

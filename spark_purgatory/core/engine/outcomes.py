@@ -126,7 +126,7 @@ class OutcomeBatch:
 
     def to_arrow(self, orphans: bool, evidence: Sequence[pa.Field] = ()) -> pa.RecordBatch:
         """The outcomes as rows of the outcome table, with `ORPHAN_FIELDS` or not; ``evidence``: `evidence_fields`."""
-        n = len(self)
+        n, nothing = len(self), pa.nulls(len(self), pa.string())
         undated = None if self.dated is None else ~self.dated
         wait_ms = pa.nulls(n, pa.int64())
         if self.created_us is not None:
@@ -139,14 +139,11 @@ class OutcomeBatch:
             pa.array(self.matched),
             self.missing.to_arrow(),
             pa.array(self.late),
-            self.reasons if self.reasons is not None else pa.nulls(n, pa.string()),
+            nothing if self.reasons is None else self.reasons,
         ]
         fields = [*([] if self.payload is None else self.payload.type), *OUTCOME_FIELDS, *evidence]
-        for each in evidence:
-            held = self.evidence.get(each.name)
-            columns.append(pa.nulls(n, each.type) if held is None else held)
+        columns += [self.evidence.get(each.name, pa.nulls(n, each.type)) for each in evidence]
         if orphans:
-            nothing = pa.nulls(n, pa.string())
             columns.append(nothing if self.codes is None else self.codes)
             columns += [nothing] * len(EVENT_FIELDS) if self.event is None else self.event.flatten()
             fields += ORPHAN_FIELDS

@@ -163,9 +163,7 @@ class SeenIds:
             self.deadline_us.writable[slots] = deadline_us
 
     def forget(self, watermark_us: int) -> Rows | None:
-        """Drop ids whose deadline has passed, when they are many; returns ``new_slot[slot]``, -1 of those
-        dropped; None where all are kept.
-        """
+        """Drop ids whose deadline has passed, if many; returns ``new_slot[slot]``, -1 if dropped; None: all stay."""
         is_live = self.deadline_us.values > watermark_us
         left = int(np.count_nonzero(is_live))
         if len(self) - left <= left // FORGET_SHARE + FORGET_FLOOR:
@@ -182,16 +180,15 @@ class SeenIds:
 
         Costs a pass over all ids: for the state of a query that had no control events, and so kept no slots.
         """
-        found = np.full(len(deadline_us), -1)
-        if len(self) and len(found):
-            every = np.arange(len(self))
-            pairs = zip((column.take(every) for column in self.columns), identity, strict=True)
-            times = pa.array(np.concatenate((self.deadline_us.values, deadline_us)))
-            codes = identity_codes([*(pa.concat_arrays(pair) for pair in pairs), times])
-            slot_of = np.full(int(codes.max()) + 1, -1)
-            slot_of[codes[: len(self)]] = every
-            found = slot_of[codes[len(self) :]]
-        return found
+        if not len(self) or not len(deadline_us):
+            return np.full(len(deadline_us), -1)
+        every = np.arange(len(self))
+        pairs = zip((column.take(every) for column in self.columns), identity, strict=True)
+        times = pa.array(np.concatenate((self.deadline_us.values, deadline_us)))
+        codes = identity_codes([*(pa.concat_arrays(pair) for pair in pairs), times])
+        slot_of = np.full(int(codes.max()) + 1, -1)
+        slot_of[codes[: len(self)]] = every
+        return slot_of[codes[len(self) :]]
 
 
 def has_repeats(hashes: Int64s) -> bool:

@@ -22,18 +22,13 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 TIMESTAMP = pa.timestamp("us", "UTC")
 WAITING_FIELDS = (
-    pa.field("watch_keys", pa.list_(pa.string())),
-    pa.field("missing_keys", pa.list_(pa.string())),
+    *(pa.field(name, pa.list_(pa.string())) for name in ("watch_keys", "missing_keys")),
     pa.field("matched", pa.int64()),
     pa.field("criterion", pa.string()),
-    pa.field("reached", pa.float64()),
-    pa.field("needed", pa.float64()),
+    *(pa.field(name, pa.float64()) for name in ("reached", "needed")),
     pa.field("progress", pa.string()),
-    pa.field("created_at", TIMESTAMP),
-    pa.field("deadline_at", TIMESTAMP),
-    pa.field("held_until", TIMESTAMP),
-    pa.field("age_ms", pa.int64()),
-    pa.field("remaining_ms", pa.int64()),
+    *(pa.field(name, TIMESTAMP) for name in ("created_at", "deadline_at", "held_until")),
+    *(pa.field(name, pa.int64()) for name in ("age_ms", "remaining_ms")),
 )
 """Columns of a waiting operation, behind its own."""
 

@@ -77,13 +77,12 @@ class _Together:
     def of(extensions: list[Spans], moved: Bools) -> _Together:
         """The extensions of operations that moved, (n,) bool."""
         first_group = np.cumsum([0, *(len(span.segment.group_hash) for span in extensions)])
-        groups, owners, times_us = [], [], []
-        for span, group in zip(extensions, first_group, strict=False):
-            at = np.flatnonzero(moved[span.owner])
-            groups.append(span.segment.start.searchsorted(span.group_start[at]) + group)
-            owners.append(span.owner[at])
-            times_us.append(span.segment.time_us[span.low[at]])
-        group, owner, from_us = map(np.concatenate, (groups, owners, times_us))
+        chosen = []
+        for whole, group in zip(extensions, first_group, strict=False):
+            span = whole.where(moved[whole.owner])
+            place = span.segment.start.searchsorted(span.group_start) + group
+            chosen.append((place, span.owner, span.segment.time_us[span.low]))
+        group, owner, from_us = map(np.concatenate, zip(*chosen, strict=True))
         order = np.lexsort((group, owner))
         first = first_of_each(owner[order])
         size = np.concatenate([np.diff(span.segment.start) for span in extensions])

@@ -1,8 +1,8 @@
 """Tables that were edited, checked before engines are made of them (`put_together`).
 
-Refused is what no engine holds: rows that semantics 2.3 rejects, operations of which 2.4 makes one a DUPLICATE, columns
-that contradict each other. And nothing appears or vanishes: each row has a number, and there are as many rows as were
-exported, less those that whoever edited the tables says were removed.
+What no engine holds is refused: rows that semantics 2.3 rejects, operations of which 2.4 makes one a DUPLICATE, columns
+that contradict each other. Each row has a number, and as many rows must be left as were exported and not said to be
+removed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from spark_purgatory.core.arrays.value_column import as_bools
 from spark_purgatory.core.arrays.value_ranks import value_ranks
 from spark_purgatory.core.export.put_together import plain
 from spark_purgatory.core.export.taken_apart import KEPT_AS
+from spark_purgatory.core.spec.arrivals import codes_of
 from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind, EventMark, among
 from spark_purgatory.core.spec.criteria import ADDING, COUNTED, LEVELLED, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
@@ -71,9 +72,8 @@ class TableRules:
         own = ["operation"] if "operation" in columns else []
         yield from _nulls(columns, [*own, "created_us", "deadline_us", "from_us", "late", "undecided"])
         yield from self._keys(columns["keys"])
-        created, deadline, from_us, until = (
-            _int64(columns[name]) for name in ("created_us", "deadline_us", "from_us", "id_until_us")
-        )
+        times = ("created_us", "deadline_us", "from_us", "id_until_us")
+        created, deadline, from_us, until = (_int64(columns[name]) for name in times)
         timed = _valid(columns["created_us"]) & _valid(columns["deadline_us"])
         yield "created_us", NO_TIME, timed & ((created == MIN_TIME_US) | (created == MAX_TIME_US))
         yield "deadline_us", "have a deadline before created_us", timed & (deadline < created)
@@ -98,7 +98,7 @@ class TableRules:
         flat, owner = pc.list_flatten(keys), pc.list_parent_indices(keys)
         yield "keys", "have a key that is null", _of_lists(keys, ~_valid(flat))
         seen = pa.table({"row": owner, "key": flat}).group_by(["row", "key"]).aggregate([([], "count_all")])
-        again = seen.filter(pc.greater(seen["count_all"], 1))["row"]
+        again = seen.filter(pc.field("count_all") > 1)["row"]
         yield "keys", "have a key twice", np.isin(np.arange(len(keys)), again.to_numpy())
 
     def _same_as_own(self, columns: Columns) -> Found:
@@ -111,7 +111,7 @@ class TableRules:
             yield name, f"have another value than the operation's own column {field!r}", differs
 
     def _needs(self, columns: Columns) -> Found:
-        rule = _codes(columns["rule"], RULES)
+        rule = codes_of(columns["rule"], RULES)
         yield "rule", f"have none of {', '.join(RULES)}", rule < 0
         need = columns["need"].cast(pa.float64()).fill_null(np.nan).to_numpy(zero_copy_only=False)
         whole = (need >= 1) & np.isfinite(need) & (need == np.floor(need))
@@ -154,7 +154,7 @@ class TableRules:
         return np.isin(np.arange(len(codes)), order[1:][same & (created[order[1:]] <= deadline[order[:-1]])])
 
     def _events(self, columns: Columns) -> Found:
-        spec, kept, kind = self.spec, _codes(columns["kept_as"], KEPT_AS), _codes(columns["kind"], KINDS)
+        spec, kept, kind = self.spec, codes_of(columns["kept_as"], KEPT_AS), codes_of(columns["kind"], KINDS)
         yield "kept_as", f"have none of {', '.join(KEPT_AS)}", kept < 0
         yield "kind", f"have none of {', '.join(KINDS)}", kind < 0
         yield from _nulls(columns, ["is_named", "time_us"])
@@ -220,10 +220,6 @@ def _of_lists(lists: pa.Array, which: Bools) -> Bools:
     """Lists that have one of the elements, (flat,) bool."""
     owners = pc.list_parent_indices(lists).to_numpy()[which]
     return np.isin(np.arange(len(lists)), owners)
-
-
-def _codes(names: pa.Array, known: tuple[str, ...]) -> Int64s:
-    return _int64(pc.index_in(names.cast(pa.string()), value_set=pa.array(known)), -1)
 
 
 def _int64(column: pa.Array, null: int = 0) -> Int64s:

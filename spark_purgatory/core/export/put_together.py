@@ -7,14 +7,14 @@ from the logs. So an operation whose criterion was changed has the outcome that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_purgatory.core.arrays import numbers
-from spark_purgatory.core.arrays.sorted_runs import Int64s
+from spark_purgatory.core.arrays.sorted_runs import Int64s, first_of_each
 from spark_purgatory.core.arrays.value_column import as_bools
 from spark_purgatory.core.arrays.value_ranks import value_ranks
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
@@ -22,7 +22,7 @@ from spark_purgatory.core.engine.outcomes import Tally
 from spark_purgatory.core.events.control_log import LogKey, pair_of
 from spark_purgatory.core.events.event_log import EventLog, EventSegment
 from spark_purgatory.core.export.taken_apart import ENDED, LOG, PAST, UNMATCHED, has_number_value
-from spark_purgatory.core.spec.arrivals import OperationArrivals
+from spark_purgatory.core.spec.arrivals import OperationArrivals, codes_of, whole
 from spark_purgatory.core.spec.codes import KINDS, RULES, EventKind, Status
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
@@ -45,13 +45,9 @@ class Dealt:
 def put_together(
     spec: EngineSpec, dealt: Dealt, watermark_ms: int, history: Mapping[str, object] | None = None
 ) -> EventTimePurgatory:
-    """The engine of what a shard gets.
+    """The engine of what a shard gets, at the latest watermark of the engines that were taken apart.
 
-    Args:
-        spec: What the engine does.
-        dealt: What it gets.
-        watermark_ms: The latest watermark that the engines had which were taken apart.
-        history: What these counted of all operations and events that are over (`history_of`), for one shard of all.
+    ``history``: what these counted of all operations and events that are over (`history_of`), for one shard of all.
     """
     engine = EventTimePurgatory(spec)
     engine.completion.watermark_ms = watermark_ms
@@ -74,14 +70,8 @@ def put_together(
 
 def history_of(tallies: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """What engines have counted together, by field of `Tally`."""
-    total: dict[str, object] = {}
-    for name, start in vars(Tally()).items():
-        counted = [tally.get(name, start) for tally in tallies]
-        if isinstance(start, list):
-            total[name] = [sum(each) for each in zip(*([start, *counted]), strict=True)]
-        else:
-            total[name] = sum(counted)  # type: ignore[arg-type]
-    return total
+    counted = {name: [start, *(tally.get(name, start) for tally in tallies)] for name, start in vars(Tally()).items()}
+    return {name: np.sum(counts, axis=0).tolist() for name, counts in counted.items()}
 
 
 def most_of_any_shard(events: pa.Table, shard: Int64s) -> pa.Table:
@@ -91,15 +81,12 @@ def most_of_any_shard(events: pa.Table, shard: Int64s) -> pa.Table:
     """
     columns = [plain(events)[name] for name in events.column_names]
     content = value_ranks(pa.StructArray.from_arrays(columns, names=events.column_names))
-    order = np.lexsort((shard, content))
-    content, shard = content[order], shard[order]
-    n = len(order)
-    fresh = np.ones(n, bool)
-    fresh[1:] = (content[1:] != content[:-1]) | (shard[1:] != shard[:-1])
-    starts = np.flatnonzero(fresh)
-    which = np.arange(n) - np.repeat(starts, np.diff(np.append(starts, n)))
+    held = content * (int(shard.max(initial=0)) + 1) + shard
+    order = np.argsort(held, kind="stable")
+    starts = first_of_each(held[order])
+    which = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
     # The first copy of any shard, the second of any shard, and so on.
-    first = np.unique(np.stack((content, which)), axis=1, return_index=True)[1]
+    first = np.unique(np.stack((content[order], which)), axis=1, return_index=True)[1]
     return events.take(pa.array(order[first]))
 
 
@@ -121,22 +108,20 @@ def _put_events(engine: EventTimePurgatory, events: pa.Table) -> None:
 def _segment(spec: EngineSpec, kept_as: str, key: LogKey, rows: pa.Table) -> EventSegment:
     columns = plain(rows)
     keys = pair_of(columns["operation_id"], columns["key"]) if key.is_named else columns["key"]
+    is_event, has_marks = kept_as not in (ENDED, PAST), kept_as == UNMATCHED and spec.orphans == "all"
     value: numbers.Numbers | None = None
     if has_number_value(kept_as, key.kind, spec):
         value = numbers.read_numbers(columns["value"]) if spec.criterion.reads_values else None
-    elif kept_as in (ENDED, PAST) or key.kind == EventKind.EXTEND or (kept_as == UNMATCHED and spec.orphans == "all"):
+    elif not is_event or has_marks or key.kind == EventKind.EXTEND:
         value = columns["number"].to_numpy()
-    has_ids = spec.event_ids and kept_as not in (ENDED, PAST)
-    if kept_as == UNMATCHED and spec.orphans == "all":
-        has_ids &= spec.event_columns is not None
-    carried = columns.get("columns") if kept_as not in (ENDED, PAST) else None
+    has_ids = is_event and spec.event_ids and not (has_marks and spec.event_columns is None)
     return EventSegment.build(
         keys=keys,
         hashes=columns["hash"].to_numpy(),
         time_us=columns["time_us"].to_numpy(),
         value=value,
         event_ids=columns["event_id"] if has_ids else None,
-        columns=None if spec.event_columns is None else carried,
+        columns=columns.get("columns") if is_event and spec.event_columns is not None else None,
     )
 
 
@@ -164,7 +149,6 @@ def _put_operations(engine: EventTimePurgatory, columns: Mapping[str, pa.Array])
 
 def _arrivals(spec: EngineSpec, columns: Mapping[str, pa.Array]) -> OperationArrivals:
     keys = columns["keys"]
-    n = len(keys)
     arrivals = OperationArrivals(
         ids=columns["id"],
         id_hash=columns["id_hash"].to_numpy(zero_copy_only=False),
@@ -173,20 +157,17 @@ def _arrivals(spec: EngineSpec, columns: Mapping[str, pa.Array]) -> OperationArr
         offsets=keys.offsets.to_numpy().astype(np.int64) - keys.offsets[0].as_py(),
         created_us=columns["created_us"].to_numpy(),
         deadline_us=columns["deadline_us"].to_numpy(),
-        rejection=np.zeros(n, np.int64),
+        rejection=np.zeros(len(keys), np.int64),
         payload=columns["operation"],
     )
     if not spec.by_row:
         return arrivals
-    names = pc.index_in(columns["rule"], value_set=pa.array(RULES)).cast(pa.int64())
-    return OperationArrivals(
-        **{
-            **vars(arrivals),
-            "rule": names.to_numpy(),
-            "need": columns["need"].to_numpy(),
-            "sum_need": _needs(columns["sum_need"], spec),
-            "level_need": _needs(columns["level_needs"].flatten(), spec),
-        }
+    return replace(
+        arrivals,
+        rule=codes_of(columns["rule"], RULES),
+        need=columns["need"].to_numpy(),
+        sum_need=_needs(columns["sum_need"], spec),
+        level_need=_needs(columns["level_needs"].flatten(), spec),
     )
 
 
@@ -203,10 +184,4 @@ def _needs(texts: pa.Array, spec: EngineSpec) -> numbers.Numbers:
 
 def plain(table: pa.Table) -> dict[str, pa.Array]:
     """The columns of a table, each as one array."""
-    columns = zip(table.column_names, table.columns, strict=True)
-    return {
-        name: column.chunk(0)
-        if column.num_chunks == 1
-        else pa.concat_arrays([pa.array([], column.type), *column.chunks])
-        for name, column in columns
-    }
+    return {name: whole(table, name) for name in table.column_names}

@@ -57,18 +57,15 @@ class TimerEntries:
             self.base = int(ticks.min())
         far = EMPTY
         if int(ticks.max()) - self.base >= NEAR_TICKS or int(ticks.min()) - self.base < -NEAR_TICKS:
-            ticks, rows, far = self._set_apart(ticks, rows)
+            near = (ticks < self.base + NEAR_TICKS) & (ticks >= self.base - NEAR_TICKS)
+            far = ticks[~near]
+            self.outlier_ticks = np.concatenate((self.outlier_ticks, far))
+            self.outlier_rows = np.concatenate((self.outlier_rows, rows[~near]))
+            ticks, rows = ticks[near], rows[near]
         entries = ordered(((ticks - self.base) << ROW_BITS) | rows)
         self.near.add(entries)
         ascending = (entries >> ROW_BITS) + self.base
         return np.sort(np.concatenate((ascending, far)), kind="stable") if len(far) else ascending
-
-    def _set_apart(self, ticks: Int64s, rows: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Store outliers; returns the ticks and rows left, and the outliers' ticks."""
-        near = (ticks < self.base + NEAR_TICKS) & (ticks >= self.base - NEAR_TICKS)
-        self.outlier_ticks = np.concatenate((self.outlier_ticks, ticks[~near]))
-        self.outlier_rows = np.concatenate((self.outlier_rows, rows[~near]))
-        return ticks[near], rows[near], ticks[~near]
 
     def pop_until(self, to: int, live: Live | None) -> tuple[Int64s, Int64s]:
         """Remove all pairs with tick <= ``to``; returns the live ones, by tick and row, each once."""

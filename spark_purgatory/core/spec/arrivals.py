@@ -116,15 +116,15 @@ def read_operations(table: pa.Table, spec: EngineSpec) -> OperationArrivals:
     """Read and check a table of operations."""
     payload = _others(table, (*OPERATION_COLUMNS, *RULE_COLUMNS))
     ids, keys, created, deadline = (
-        _whole(table, name) if spec.role(name) is None else payload_role(payload, spec, name) for name in ROLES
+        whole(table, name) if spec.role(name) is None else payload_role(payload, spec, name) for name in ROLES
     )
-    hashes = _whole(table, "key_hashes")
+    hashes = whole(table, "key_hashes")
     created_us, deadline_us = _int64(created), _int64(deadline)
     # MIN_TIME_US is the watermark of a stream that has none yet, MAX_TIME_US the resolution of what is not resolved.
     at_no_time = (created_us == MIN_TIME_US) | (created_us == MAX_TIME_US)
     rejection = np.where(at_no_time, OperationRejection.CREATED_AT_NO_TIME, OperationRejection.NONE)
     if bool(pc.any(table["ahead"]).as_py()):
-        rejection[as_bools(_whole(table, "ahead"))] = OperationRejection.CREATED_AHEAD
+        rejection[as_bools(whole(table, "ahead"))] = OperationRejection.CREATED_AHEAD
     rejection[deadline_us < created_us] = OperationRejection.DEADLINE_BEFORE_CREATED
     if spec.deadline_is_sum:
         rejection[deadline_us == MAX_TIME_US] = OperationRejection.DEADLINE_OVERFLOWS
@@ -141,7 +141,7 @@ def read_operations(table: pa.Table, spec: EngineSpec) -> OperationArrivals:
     _mark_nulls(rejection, ids, OperationRejection.NULL_ID)
     arrivals = OperationArrivals(
         ids=ids,
-        id_hash=_int64(_whole(table, "id_hash")),
+        id_hash=_int64(whole(table, "id_hash")),
         keys=keys,
         key_hash=key_hash,
         offsets=offsets,
@@ -155,8 +155,8 @@ def read_operations(table: pa.Table, spec: EngineSpec) -> OperationArrivals:
 
 def _with_rules(arrivals: OperationArrivals, table: pa.Table, kept: Int64s | slice, doubles: bool) -> OperationArrivals:
     """The operations with their own rules; ``kept``: which of the keys given are left."""
-    rule = _codes(_whole(table, "rule"), RULES)
-    need, level_need = _floats(_whole(table, "need")), _floats(_flat(_whole(table, "levels")))[kept]
+    rule = codes_of(whole(table, "rule"), RULES)
+    need, level_need = _floats(whole(table, "need")), _floats(_flat(whole(table, "levels")))[kept]
     bad = among(rule, COUNTED) & ~((need >= 1) & np.isfinite(need) & (need == np.floor(need)))
     within = (need >= SMALLEST_SUM) & (need <= LARGEST_SUM) if doubles else (need > 0) & np.isfinite(need)
     bad |= among(rule, ADDING) & (need != 0) & ~within
@@ -167,15 +167,15 @@ def _with_rules(arrivals: OperationArrivals, table: pa.Table, kept: Int64s | sli
     arrivals.rejection[sound & (rule < 0)] = OperationRejection.UNKNOWN_RULE
     if doubles:
         return replace(arrivals, rule=rule, need=need, level_need=level_need)
-    units = read_needs(_whole(table, "need_up"), need)
-    levels_up = _flat(_whole(table, "levels_up"))
+    units = read_needs(whole(table, "need_up"), need)
+    levels_up = _flat(whole(table, "levels_up"))
     if not isinstance(kept, slice):
         levels_up = levels_up.take(pa.array(kept))
     level_units = read_needs(levels_up, level_need)
     return replace(arrivals, rule=rule, need=need, level_need=level_units, sum_need=units)
 
 
-def _codes(names: pa.Array, known: tuple[str, ...]) -> Int64s:
+def codes_of(names: pa.Array, known: tuple[str, ...]) -> Int64s:
     """Each name's position in ``known``, -1 where it is none of them; (n,) int64."""
     found = pc.index_in(names.cast(pa.string()), value_set=pa.array(known))
     return found.fill_null(-1).cast(pa.int64()).to_numpy(zero_copy_only=False)
@@ -211,24 +211,24 @@ def _others(table: pa.Table, known: Sequence[str]) -> pa.StructArray:
 
 def read_events(table: pa.Table, criterion: Criterion | ByRow, whole_operations: bool = False) -> EventArrivals:
     """Read and check a table of events; ``whole_operations`` as of `EngineSpec`."""
-    keys, times = _whole(table, "key"), _whole(table, "time_us")
+    keys, times = whole(table, "key"), whole(table, "time_us")
     time_us = _int64(times.fill_null(MIN_TIME_US) if times.null_count else times)
     at_no_time = (time_us == MIN_TIME_US) | (time_us == MAX_TIME_US)
     rejection = np.where(at_no_time, EventRejection.AT_NO_TIME, EventRejection.NONE)
     value = granted_us = no_addend = None
     if bool(pc.any(table["ahead"]).as_py()):
-        rejection[as_bools(_whole(table, "ahead"))] = EventRejection.TIME_AHEAD
-    kind = _codes(_whole(table, "kind").fill_null("complete"), KINDS) if "kind" in table.column_names else None
+        rejection[as_bools(whole(table, "ahead"))] = EventRejection.TIME_AHEAD
+    kind = codes_of(whole(table, "kind").fill_null("complete"), KINDS) if "kind" in table.column_names else None
     if kind is not None:
         extensions = np.flatnonzero(kind == EventKind.EXTEND)
-        seconds = _whole(table, "value").take(pa.array(extensions)) if "value" in table.column_names else None
+        seconds = whole(table, "value").take(pa.array(extensions)) if "value" in table.column_names else None
         if seconds is not None:
             granted_us = np.zeros(len(table), np.int64)
             granted_us[extensions] = seconds_us(seconds)
         bad_seconds = slice(None) if seconds is None else no_seconds(seconds)
         rejection[extensions[bad_seconds]] = EventRejection.BAD_EXTENSION
     if "value" in table.column_names:
-        column = _whole(table, "value")
+        column = whole(table, "value")
         if criterion.reads_values:
             value, bad = _values(column)
             bad &= True if kind is None else kind == EventKind.COMPLETE
@@ -248,20 +248,20 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow, whole_operations:
         keyless = _nulls(keys)
         alone = np.zeros(len(table), bool)
         if addressed and kind is not None:
-            alone = keyless & (kind > EventKind.COMPLETE) & ~_nulls(_whole(table, "operation_id"))
+            alone = keyless & (kind > EventKind.COMPLETE) & ~_nulls(whole(table, "operation_id"))
         rejection[keyless & ~alone] = EventRejection.NULL_KEY
         if not whole_operations:
             rejection[alone] = EventRejection.OPERATION_ALONE
     return EventArrivals(
         keys=keys,
-        key_hash=_int64(_whole(table, "key_hash")),
+        key_hash=_int64(whole(table, "key_hash")),
         time_us=time_us,
         value=value,
         rejection=rejection,
         kind=kind,
-        operation_ids=_whole(table, "operation_id") if addressed else None,
-        operation_hash=_int64(_whole(table, "operation_hash")) if addressed else None,
-        event_ids=_whole(table, "event_id") if named else None,
+        operation_ids=whole(table, "operation_id") if addressed else None,
+        operation_hash=_int64(whole(table, "operation_hash")) if addressed else None,
+        event_ids=whole(table, "event_id") if named else None,
         granted_us=granted_us,
         no_addend=no_addend,
         columns=carried if carried.type.num_fields else None,
@@ -274,7 +274,8 @@ def _values(column: pa.Array) -> tuple[Numbers, Bools]:
     return value, ~(value >= 0) & ~_nulls(column) if is_double(value) else is_negative(value)
 
 
-def _whole(table: pa.Table, name: str) -> pa.Array:
+def whole(table: pa.Table, name: str) -> pa.Array:
+    """A column as one array."""
     return _as_array(table[name].combine_chunks())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import ClassVar
 
 from spark_purgatory.core.spec.codes import RULES, Rule
 from spark_purgatory.errors import ConfigError
@@ -126,10 +127,8 @@ class ByRow:
         given = (f"{name}={value!r}" for name, value in vars(self).items() if value is not None)
         return f"criteria.by_row({', '.join(given)})"
 
-    @property
-    def reads_values(self) -> bool:
-        """Whether events must bring a value: some of its rules read one."""
-        return True
+    reads_values: ClassVar[bool] = True
+    """Events must bring a value: some of its rules read one."""
 
 
 def by_row(rule: str = "rule", need: str | None = None, levels: str | None = None) -> ByRow:

@@ -104,15 +104,12 @@ class EngineSpec:
     """Bytes of one shard's state: a JVM array ends at 2 GiB, and two versions are on the heap."""
 
     def __post_init__(self) -> None:
-        scale = self.scale
-        if isinstance(self.criterion, Criterion) and self.criterion.reads_values:
-            if scale is None:
-                self.criterion.check_double()
-            else:
-                self._check_units(self.criterion.need, scale)
-
-    def _check_units(self, need: float | Decimal, scale: int) -> None:
-        if abs(units_up(need, scale)) >= MOST_UNITS:
+        if not isinstance(self.criterion, Criterion) or not self.criterion.reads_values:
+            return
+        scale, need = self.scale, self.criterion.need
+        if scale is None:
+            self.criterion.check_double()
+        elif abs(units_up(need, scale)) >= MOST_UNITS:
             raise ConfigError(
                 f"criterion needs {need}, and completions.value ({self.number}) has {scale} digits behind the point: "
                 "together these are more than 38 digits, cast completions.value to a decimal with fewer of them"

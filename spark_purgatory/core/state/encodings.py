@@ -103,12 +103,10 @@ def unpack(encoding: Encoding, stored: bytes | memoryview) -> Values:
     """The array that `pack` got, from the bytes of its stored values."""
     kind, narrow, base, how = encoding
     values = np.frombuffer(stored, narrow)
-    if how == FRAME_OF_REFERENCE:
-        moved = values.astype(kind)
-        moved += base
-        return moved
     if how == PLAIN:
         return values
+    if how == FRAME_OF_REFERENCE:
+        return values.astype(kind) + base
     summed = np.empty(len(values) + 1, kind)
     summed[0] = base
     np.cumsum(values, out=summed[1:])

@@ -28,28 +28,10 @@ from spark_purgatory.core.kafka.timing_wheel import UNARMED
 from spark_purgatory.core.spec.arrivals import payload_role
 from spark_purgatory.core.spec.codes import KINDS, EventKind
 from spark_purgatory.core.spec.engine_spec import MOVES, ROLES, EngineSpec, Evidence, difference, spec_of
+from spark_purgatory.core.state import event_snapshot, purgatory_snapshot
 from spark_purgatory.core.state.blob import Tables, other_shards, read_blob, shard_count, write_blob
-from spark_purgatory.core.state.event_snapshot import (
-    differences_of_events,
-    event_columns_of,
-    evolve_events,
-    restore_segment,
-    save_segment,
-)
 from spark_purgatory.core.state.payload_evolution import Comparison, StoredPayload
 from spark_purgatory.core.state.payload_schema import matched
-from spark_purgatory.core.state.purgatory_snapshot import (
-    purgatory_numbers,
-    restore_counts,
-    restore_keys,
-    restore_runs,
-    restore_timer,
-    restore_watchers,
-    save_keys,
-    save_runs,
-    save_timer,
-    save_watchers,
-)
 from spark_purgatory.core.state.table_encoding import Arrays
 from spark_purgatory.errors import LimitError, StateMismatchError
 
@@ -66,18 +48,18 @@ def save(engine: EventTimePurgatory, shards: int) -> bytes:
     tables: Tables = {}
     _save_rows(engine, arrays, tables)
     watchers, ids = engine.purgatory.watchers, engine.deduplication.ids
-    save_watchers(watchers, engine.purgatory.state.values == WAITING, arrays)
+    purgatory_snapshot.save_watchers(watchers, engine.purgatory.state.values == WAITING, arrays)
     if engine.spec.role("keys") is None:
-        save_keys("watch.keys", watchers.keys, tables)
-    save_timer(engine.purgatory.timer, _ticks_of_deadlines(engine), arrays)
-    save_runs("ids.run", ids.index, arrays)
+        purgatory_snapshot.save_keys("watch.keys", watchers.keys, tables)
+    purgatory_snapshot.save_timer(engine.purgatory.timer, _ticks_of_deadlines(engine), arrays)
+    purgatory_snapshot.save_runs("ids.run", ids.index, arrays)
     arrays["ids.deadline_us"] = ids.deadline_us.values
     for i, column in enumerate(ids.columns):
-        save_keys(f"ids.{i}", column, tables)
+        purgatory_snapshot.save_keys(f"ids.{i}", column, tables)
     logs = [("log", engine.events.log), *((f"logs.{n}", log) for n, (_, log) in enumerate(_other_logs(engine)))]
     for name, log in logs:
         for i, segment in enumerate(log.segments):
-            save_segment(f"{name}.{i}", segment, arrays, tables)
+            event_snapshot.save_segment(f"{name}.{i}", segment, arrays, tables)
     blob = write_blob(_facts(engine), arrays, tables, shards)
     if len(blob) > engine.spec.max_state_bytes:
         raise LimitError(
@@ -94,7 +76,7 @@ def restore(spec: EngineSpec, blob: bytes, shards: int) -> EventTimePurgatory:
     refuse(differences_of(spec, facts, tables))
     if spec.columns is not None and PAYLOAD in tables:
         tables[PAYLOAD] = payload_of(spec, tables[PAYLOAD], facts["columns"]).evolved()
-    evolve_events(spec, facts, arrays, tables)
+    event_snapshot.evolve_events(spec, facts, arrays, tables)
     return _restored(spec, facts, arrays, tables)
 
 
@@ -150,7 +132,7 @@ def restore_as_written(blob: bytes, deadline_is_sum: bool) -> EventTimePurgatory
 
 def _spec_as_written(facts: dict[str, Any], arrays: Arrays, tables: Tables) -> EngineSpec:
     """The spec of the query that wrote a blob, as far as the blob says it."""
-    carried = event_columns_of(facts, tables)
+    carried = event_snapshot.event_columns_of(facts, tables)
     return replace(
         spec_of(facts["spec"]),
         roles=tuple(facts["roles"].items()),
@@ -182,14 +164,15 @@ def _restored(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, tables: T
     engine.completion.watermark_ms = counts["watermark_ms"]
     engine.outcomes.tally = Tally(**facts["tally"])
     _restore_rows(engine, arrays, tables)
-    restore_counts(purgatory, counts, arrays)
-    restore_watchers(purgatory.watchers, purgatory.state.values == WAITING, arrays)
+    purgatory_snapshot.restore_counts(purgatory, counts, arrays)
+    purgatory_snapshot.restore_watchers(purgatory.watchers, purgatory.state.values == WAITING, arrays)
     if spec.role("keys") is None:
-        purgatory.watchers.keys = restore_keys("watch.keys", tables)
-    restore_timer(purgatory.timer, counts, _ticks_of_deadlines(engine), arrays)
-    ids.index, ids.deadline_us = restore_runs("ids.run", arrays), GrowableArray(arrays["ids.deadline_us"])
-    ids.columns = [restore_keys(f"ids.{i}", tables) for i in range(spec.identity_width)]
-    segments = [restore_segment(f"log.{i}", arrays, tables) for i in range(counts["segments"])]
+        purgatory.watchers.keys = purgatory_snapshot.restore_keys("watch.keys", tables)
+    purgatory_snapshot.restore_timer(purgatory.timer, counts, _ticks_of_deadlines(engine), arrays)
+    ids.index = purgatory_snapshot.restore_runs("ids.run", arrays)
+    ids.deadline_us = GrowableArray(arrays["ids.deadline_us"])
+    ids.columns = [purgatory_snapshot.restore_keys(f"ids.{i}", tables) for i in range(spec.identity_width)]
+    segments = [event_snapshot.restore_segment(f"log.{i}", arrays, tables) for i in range(counts["segments"])]
     engine.events.log = EventLog(segments, counts["log_kept"])
     _restore_other_logs(engine, facts, arrays, tables)
     if spec.control_events and "rows.id_slot" not in arrays:
@@ -208,7 +191,7 @@ def differences_of(spec: EngineSpec, facts: dict[str, Any], tables: Tables, but_
     found += _differences_of_roles(spec, facts, PAYLOAD in tables)
     if spec.columns is not None and PAYLOAD in tables:
         found += payload_of(spec, tables[PAYLOAD], facts["columns"]).differences()
-    return list(dict.fromkeys([*found, *differences_of_events(spec, facts, tables)]))
+    return list(dict.fromkeys([*found, *event_snapshot.differences_of_events(spec, facts, tables)]))
 
 
 def payload_of(spec: EngineSpec, held: list[pa.RecordBatch], names: list[str]) -> StoredPayload:
@@ -267,7 +250,7 @@ def _other_logs(engine: EventTimePurgatory) -> list[tuple[dict[str, Any], EventL
 def _restore_other_logs(engine: EventTimePurgatory, facts: dict[str, Any], arrays: Arrays, tables: Tables) -> None:
     logs = engine.events.other_logs()
     for n, each in enumerate(facts["logs"]):
-        segments = [restore_segment(f"logs.{n}.{i}", arrays, tables) for i in range(each["segments"])]
+        segments = [event_snapshot.restore_segment(f"logs.{n}.{i}", arrays, tables) for i in range(each["segments"])]
         key = LogKey(EventKind(KINDS.index(each["kind"])), each["is_named"])
         logs[each["owner"]][key] = EventLog(segments, each["kept"])
 
@@ -275,7 +258,7 @@ def _restore_other_logs(engine: EventTimePurgatory, facts: dict[str, Any], array
 def _facts(engine: EventTimePurgatory) -> dict[str, Any]:
     counts = {
         "watermark_ms": engine.watermark_ms,
-        **purgatory_numbers(engine.purgatory),
+        **purgatory_snapshot.purgatory_numbers(engine.purgatory),
         "segments": len(engine.events.log.segments),
         "log_kept": engine.events.log.kept,
     }
@@ -312,7 +295,7 @@ def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> No
     for name, values in times.items():
         if engine.spec.role(name) is None:
             arrays[f"rows.{name}"] = values
-    if rows.has_unusual_from_us:
+    if len(rows.late_rows):
         arrays["rows.from_us"] = rows.from_us
     for name in extra_columns(engine.spec):
         arrays[f"rows.{name}"] = rows.columns[name].values
@@ -324,7 +307,7 @@ def _save_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) -> No
     if len(engine.deduplication.undecided):
         arrays["rows.undecided"] = engine.deduplication.undecided
         arrays["rows.undecided_hash"] = engine.deduplication.undecided_hash
-    save_keys("rows.ids", rows.own_ids, tables)
+    purgatory_snapshot.save_keys("rows.ids", rows.own_ids, tables)
     rows.payload.merge()
     if rows.payload.chunks:
         tables[PAYLOAD] = [pa.RecordBatch.from_struct_array(chunk) for chunk in rows.payload.chunks]
@@ -354,7 +337,7 @@ def _restore_rows(engine: EventTimePurgatory, arrays: Arrays, tables: Tables) ->
     engine.deduplication.undecided = arrays.get("rows.undecided", EMPTY)
     engine.deduplication.undecided_hash = arrays.get("rows.undecided_hash", EMPTY)
     if engine.spec.keeps_ids:
-        rows.own_ids = restore_keys("rows.ids", tables)
+        rows.own_ids = purgatory_snapshot.restore_keys("rows.ids", tables)
     if "rows.from_us" in arrays:
         rows.from_us = arrays["rows.from_us"]
 

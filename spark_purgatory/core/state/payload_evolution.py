@@ -36,6 +36,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_purgatory.core.state.payload_schema import (
+    batch_of,
     conform,
     is_list,
     is_record,
@@ -69,7 +70,7 @@ class Comparison:
     ) -> Iterator[str]:
         """What cannot be changed of columns, or of a struct's fields, a sentence each with the remedy."""
         order, gone = matched([each.name for each in held], [each.name for each in wanted], self.case_sensitive)
-        added = [each for at, each in zip(order, wanted, strict=True) if at < 0]
+        added = [now for at, now in zip(order, wanted, strict=True) if at < 0]
         for at, now in zip(order, wanted, strict=True):
             if at >= 0:
                 yield from self.of_column(held[at], now, path + now.name, in_key)
@@ -110,7 +111,8 @@ class Comparison:
     def _of_gone(self, held: pa.Field, added: list[pa.Field], path: str) -> Iterator[str]:
         """Why a column that the query lacks cannot be dropped."""
         at = path + held.name
-        if self._is_dropped(at) or pa.types.is_null(held.type):
+        is_dropped = self.drops_any or self._known(at) in map(self._known, self.removed_columns)
+        if is_dropped or pa.types.is_null(held.type):
             return
         alike = [each for each in added if not any(self.of_column(held, each, path + each.name))]
         if not alike:
@@ -136,19 +138,11 @@ class Comparison:
 
     def _role(self, path: str) -> str | None:
         """The argument of `Operations` that names the column, or a part of which this is."""
-        known = path if self.case_sensitive else path.casefold()
-        for name, role in self.fixed.items():
-            own = name if self.case_sensitive else name.casefold()
-            if known == own or known.startswith(f"{own}."):
-                return role
-        return None
+        inside = f"{self._known(path)}."
+        return next((role for name, role in self.fixed.items() if inside.startswith(f"{self._known(name)}.")), None)
 
-    def _is_dropped(self, path: str) -> bool:
-        if self.drops_any:
-            return True
-        if self.case_sensitive:
-            return path in self.removed_columns
-        return path.casefold() in (name.casefold() for name in self.removed_columns)
+    def _known(self, path: str) -> str:
+        return path if self.case_sensitive else path.casefold()
 
 
 @dataclass(frozen=True)
@@ -174,28 +168,22 @@ class StoredPayload:
 
     def differences(self) -> list[str]:
         """What cannot be changed, a sentence each with the remedy."""
-        found = list[str]()
-        if not self.is_same:
-            held = self.batches[0].schema
-            named = [each.with_name(name) for each, name in zip(held, self.names, strict=True)]
-            found = list(self.comparison.of_columns(named, list(self.columns)))
+        held = zip(self.batches[0].schema, self.names, strict=True)
+        named = [each.with_name(name) for each, name in held]
+        found = [] if self.is_same else list(self.comparison.of_columns(named, list(self.columns)))
         return found or list(dict.fromkeys(text for batch in self.batches for text in self._in_values(batch)))
 
     def evolved(self) -> list[pa.RecordBatch]:
         """The chunks as the query's columns."""
         if self.is_same:
             return self.batches
-        schema, order = pa.schema(sent(self.columns)), self.order
-        return [self._evolved(batch, schema, order) for batch in self.batches]
-
-    def _evolved(self, batch: pa.RecordBatch, schema: pa.Schema, order: list[int]) -> pa.RecordBatch:
-        columns = [
-            conform(batch.column(at), kind, self.comparison.case_sensitive) if at >= 0 else pa.nulls(len(batch), kind)
-            for at, kind in zip(order, schema.types, strict=True)
-        ]
-        if not columns:
-            return pa.RecordBatch.from_struct_array(pa.array([{}] * len(batch), pa.struct([])))
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
+        schema, any_case = pa.schema(sent(self.columns)), self.comparison.case_sensitive
+        places, evolved = list(zip(self.order, schema.types, strict=True)), []
+        for batch in self.batches:
+            nothing = pa.nulls(len(batch))
+            columns = [conform(batch.column(at) if at >= 0 else nothing, kind, any_case) for at, kind in places]
+            evolved.append(batch_of(columns, schema, len(batch)))
+        return evolved
 
     def _in_values(self, batch: pa.RecordBatch) -> Iterator[str]:
         """What cannot be changed because of a value: a null, or a date without a timestamp."""
@@ -221,8 +209,8 @@ class StoredPayload:
     def _in_parts(self, column: pa.Array, kind: pa.DataType, path: str) -> Iterator[str]:
         """The form of a nested column without nulls."""
         if pa.types.is_struct(kind):
-            names = [part.name for part in column.type], [part.name for part in kind]
-            order, _ = matched(*names, self.comparison.case_sensitive)
+            held, wanted = ([part.name for part in each] for each in (column.type, kind))
+            order, _ = matched(held, wanted, self.comparison.case_sensitive)
             for at, part in zip(order, kind, strict=True):
                 if at >= 0:
                     yield from self._in_column(column.field(at), part, f"{path}.{part.name}")

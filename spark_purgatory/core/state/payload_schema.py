@@ -19,7 +19,13 @@ SPARK_TYPE = b"spark_type"
 """Metadata of a field whose Arrow type says less than Spark's: time(0) and time(6) are one type in Arrow."""
 OPAQUE = (b"variant", b"geometry", b"geography")
 """Metadata by which Spark marks a field of a struct that stands for one value."""
-INTEGERS = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "bool": "boolean"}
+NUMBERS = {"int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint", "bool": "boolean"}
+NAMES = (
+    (pa.types.is_date, "date"),
+    (pa.types.is_duration, "interval day to second"),
+    (pa.types.is_time, "time"),
+    (pa.types.is_null, "void"),
+)
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
@@ -56,17 +62,13 @@ def conform(column: pa.Array, kind: pa.DataType, case_sensitive: bool = False) -
         return pa.nulls(len(column), kind)
     if pa.types.is_struct(held):
         order, _ = matched([field.name for field in held], [field.name for field in kind], case_sensitive)
-        children = [
-            conform(column.field(at), field.type, case_sensitive) if at >= 0 else pa.nulls(len(column), field.type)
-            for at, field in zip(order, kind, strict=True)
-        ]
+        fields = [column.field(at) if at >= 0 else pa.nulls(len(column)) for at in order]
+        children = [conform(field, part.type, case_sensitive) for field, part in zip(fields, kind, strict=True)]
         return _nested(column, kind, [], children)
     if pa.types.is_map(held):
         entries = pa.struct([kind.key_field, kind.item_field])
-        parts = [
-            conform(column.keys, kind.key_type, case_sensitive),
-            conform(column.items, kind.item_type, case_sensitive),
-        ]
+        pairs = ((column.keys, kind.key_type), (column.items, kind.item_type))
+        parts = [conform(part, part_kind, case_sensitive) for part, part_kind in pairs]
         whole = pa.Array.from_buffers(entries, len(parts[0]), [None], children=parts)
         return _nested(column, kind, [_offsets(column)], [whole])
     if is_list(held):
@@ -79,8 +81,13 @@ def conform(column: pa.Array, kind: pa.DataType, case_sensitive: bool = False) -
 def conform_batch(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The columns of a batch, by position, under another schema."""
     columns = [conform(column, kind) for column, kind in zip(batch.columns, schema.types, strict=True)]
+    return batch_of(columns, schema, len(batch))
+
+
+def batch_of(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
+    """A batch of so many rows, also where it has no columns."""
     if not columns:
-        return batch
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -186,12 +193,4 @@ def type_text(field: pa.Field) -> str:
         return f"decimal({kind.precision},{kind.scale})"
     if pa.types.is_timestamp(kind):
         return "timestamp_ntz" if kind.tz is None else "timestamp"
-    for check, name in (
-        (pa.types.is_date, "date"),
-        (pa.types.is_duration, "interval day to second"),
-        (pa.types.is_time, "time"),
-        (pa.types.is_null, "void"),
-    ):
-        if check(kind):
-            return name
-    return INTEGERS.get(str(kind), str(plain(kind)))
+    return next((name for check, name in NAMES if check(kind)), NUMBERS.get(str(kind), str(plain(kind))))

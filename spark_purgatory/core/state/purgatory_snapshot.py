@@ -1,7 +1,7 @@
 """A `DelayedOperationPurgatory` as named arrays and tables, and back: sorted runs and primary columns as they lie.
 
-`engine_snapshot` writes them beside what event time adds. What follows from the arrays at the speed of memory is
-derived again: which entry belongs to which row, its hash, how many are listed, the timer's runs.
+What follows from the arrays at the speed of memory is derived again: which entry belongs to which row, its hash, how
+many are listed, the timer's runs.
 """
 
 from __future__ import annotations
@@ -9,15 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from spark_purgatory.core.arrays.sorted_runs import (
-    PREFIX_MASK,
-    ROW_BITS,
-    ROW_MASK,
-    Bools,
-    GrowableArray,
-    Int64s,
-    SortedRuns,
-)
+from spark_purgatory.core.arrays.sorted_runs import ROW_BITS, ROW_MASK, Bools, GrowableArray, Int64s, SortedRuns
 from spark_purgatory.core.arrays.value_column import ValueColumn
 from spark_purgatory.core.kafka.purgatory import DelayedOperationPurgatory
 from spark_purgatory.core.kafka.timing_wheel import UNARMED, SystemTimer
@@ -92,15 +84,12 @@ def restore_watchers(watchers: Watchers, waiting: Bools, arrays: Arrays) -> None
     # An entry that was never listed belongs to an operation that has ended: nobody asks for its hash again.
     hashes = np.zeros(len(listed), np.int64)
     for run in watchers.index.runs:
-        hashes[run & ROW_MASK] = run & PREFIX_MASK
+        hashes[run & ROW_MASK] = run & ~ROW_MASK
     watchers.hashes = GrowableArray(hashes)
 
 
 def save_timer(timer: SystemTimer, usual_tick: Int64s | None, arrays: Arrays) -> None:
-    """The timer; ``usual_tick``, (rows,) int64: what each row is armed for where nothing was moved.
-
-    Its runs are not saved: sorting them again is cheaper than coding, handing over and reading eight bytes an entry.
-    """
+    """The timer without its runs, which are cheap to sort again; ``usual_tick``: ticks of rows that were not moved."""
     if usual_tick is None or not np.array_equal(timer.armed_tick.values, usual_tick):
         armed = timer.armed_tick.values != UNARMED
         arrays["timer.armed"], arrays["timer.tick"] = armed, timer.armed_tick.values[armed]

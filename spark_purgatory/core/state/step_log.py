@@ -16,6 +16,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
 import pyarrow as pa
 
@@ -23,9 +24,10 @@ from spark_purgatory.core.arrays.held_bytes import own_memory
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
+from spark_purgatory.core.state.blob import read_metadata
 from spark_purgatory.core.state.engine_snapshot import restore, restore_as_written, save
 from spark_purgatory.core.state.frame import read_frame, write_frame
-from spark_purgatory.core.state.shard_head import ShardHead
+from spark_purgatory.core.state.shard_head import ShardHead, read_head
 from spark_purgatory.errors import START_OVER, StateCorruptError, StateVersionError
 
 MAGIC = b"SPKPLOG\0"
@@ -160,3 +162,36 @@ def checked(head: ShardHead, entries: Sequence[bytes]) -> Sequence[bytes]:
             f"those of {STEP_VERSION}: run the release that wrote the checkpoint, or {START_OVER}"
         )
     return entries
+
+
+@dataclass(frozen=True)
+class ShardState:
+    """One shard's state: the blob of the one host, or head, snapshot and log of the other."""
+
+    snapshot: bytes | None
+    head: bytes | None = None
+    """None where the whole state is one blob."""
+    log: Sequence[bytes] = ()
+
+    def blob(self) -> bytes:
+        """The state as one blob (`engine_snapshot`). Raises StateError where it is damaged."""
+        if self.snapshot is None:
+            raise StateCorruptError("a shard's state has a head and no snapshot: files are missing from the checkpoint")
+        return self.snapshot if self.head is None else merged(read_head(self.head), self.snapshot, self.log)
+
+    def metadata(self) -> dict[str, Any]:
+        """What the state says of itself, with what was counted and what waits now.
+
+        Of a head alone, ``tally`` and ``gauges`` only. Raises StateError where it is damaged.
+        """
+        said = {} if self.snapshot is None else read_metadata(self.snapshot)
+        head = None if self.head is None else read_head(self.head)
+        return said if head is None else {**said, "tally": dict(head.tally), "gauges": dict(head.gauges)}
+
+    @property
+    def size(self) -> int:
+        """Bytes, as the state store keeps them."""
+        if self.head is None:
+            return len(self.snapshot or b"")
+        head = read_head(self.head)
+        return len(self.head) + head.snapshot_bytes + head.log_bytes

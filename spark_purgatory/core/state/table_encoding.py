@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_purgatory.core.state.encodings import SPLIT_FLOOR, narrowest
+from spark_purgatory.core.state.payload_schema import batch_of
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -57,14 +58,8 @@ def join_table(table: str, rest: list[pa.RecordBatch], arrays: Arrays) -> list[p
                 columns.append(pa.Array.from_buffers(field.type, rows, [None, pa.py_buffer(arrays.pop(part))]))
             else:
                 columns.append(next(left))
-        whole.append(_chunk(columns, schema, rows))
+        whole.append(batch_of(columns, schema, rows))
     return whole
-
-
-def _chunk(columns: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
-    if not columns:
-        return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _take_text(part: str, text: pa.Array, arrays: Arrays) -> None:
@@ -100,9 +95,7 @@ def _text(part: str, kind: pa.DataType, arrays: Arrays) -> pa.Array:
     characters = [arrays.pop(f"{part}/letters")]
     while f"{part}/letters/{len(characters)}" in arrays:
         characters.append(arrays.pop(f"{part}/letters/{len(characters)}"))
-    whole = (
-        characters[0] if len(characters) == 1 else np.concatenate([stretch.view(np.uint8) for stretch in characters])
-    )
+    whole = characters[0] if len(characters) == 1 else np.concatenate([part.view(np.uint8) for part in characters])
     buffers = [None if valid is None else pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(whole)]
     return pa.Array.from_buffers(kind, len(lengths), buffers)
 

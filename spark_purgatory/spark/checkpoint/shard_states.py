@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.config.purgatory_options import LOG_HOST
-from spark_purgatory.core.state.shard_state import ShardState
+from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import ConfigError, StateUnreadableError
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, committed_batches, offsets_of
