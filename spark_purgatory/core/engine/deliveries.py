@@ -46,7 +46,7 @@ class Deliveries:
             at, which = expand(span.low, span.high - span.low)
             parts.append((np.full(len(at), places[id(span.segment)]), at, span.owner[which]))
         segment, at, entry = (np.concatenate([EMPTY, *(part[i] for part in parts)]) for i in range(3))
-        return Deliveries(segments, segment, at, entry, owner[entry], np.full(len(at), keyless))
+        return Deliveries(segments, segment, at, entry, owner[entry], keyless=np.full(len(at), keyless))
 
     @staticmethod
     def joined(parts: Sequence[Deliveries]) -> Deliveries:

@@ -211,7 +211,7 @@ class OrphanEvents:
         fail_us = resolver.controls.read(targets, from_us, floor).fail_us if resolver.controls else None
         until = floor[owner]
         sums = self._sums(resolver, rows, owner)
-        self._compare(targets, EntryTimes(from_us[owner], until, until, until, fail_us, sums))
+        self._compare(targets, EntryTimes(from_us[owner], until, until, until, fail_us=fail_us, sums=sums))
 
     def _may_match(self, resolver: Resolver, floor_us: int) -> Bools:
         """Rows that have the key or the id of an event up to the floor, (rows,) bool."""

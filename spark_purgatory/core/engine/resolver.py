@@ -114,7 +114,9 @@ class Resolver:
         if inputs.effects is not None:
             deadline_us, fail_us = inputs.effects.left_us(result.resolved_us), inputs.effects.fail_us
         owner, rule, created_us = inputs.owner, inputs.rule, inputs.created_us
-        return Resolutions(rows, entries, owner, rule, created_us, deadline_us, result, spans, fail_us)
+        return Resolutions(
+            rows, entries, owner, rule, created_us, deadline_us=deadline_us, result=result, spans=spans, fail_us=fail_us
+        )
 
     def progress(self, resolutions: Resolutions) -> tuple[Floats, Floats]:
         """(how far each row has come, how far it has to come), (n,) float64 each: keys, events, or a sum of values."""
@@ -161,7 +163,7 @@ class Resolver:
         ids = self.rows.ids.take(rows) if self.spec.operation_ids else None
         id_hash = self.rows.id_hash[rows] if self.spec.operation_ids else rows
         hashes, whole = self.watchers.hashes.values[entries], self.spec.whole_operations
-        return Targets(self.watchers.keys, entries, hashes, owner, ids, id_hash, whole)
+        return Targets(self.watchers.keys, entries, hashes, owner, ids, id_hash=id_hash, whole=whole)
 
     def outcomes_of(self, status: Status, resolutions: Resolutions, chosen: Bools) -> OutcomeBatch:
         """The outcome of every chosen row, (n,) bool; EXPIRED ones are resolved at their deadline."""
@@ -201,25 +203,27 @@ class Resolver:
     def relevant(self, inputs: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
         """The completions that count for each entry."""
         from_us, until_us = inputs.from_us[inputs.owner], _until(inputs, inputs.deadline_us)
-        completions = partial(self._completions, inputs, rows, entries, from_us, until_us)
+        completions = partial(self._completions, inputs, rows, entries, from_us=from_us, until_us=until_us)
         sums = inputs.has(ADDING)[inputs.owner]
         if not (self.spec.by_row and sums.any()):
-            return completions(self.log, self.controls)
+            return completions(log=self.log, controls=self.controls)
         # Values that no sum can take count for the other rules.
-        others = completions(self.log, self.controls, ~sums)
-        return others + completions(self.log.summable(), self.controls.summable(), sums)
+        others = completions(log=self.log, controls=self.controls, chosen=~sums)
+        return others + completions(log=self.log.summable(), controls=self.controls.summable(), chosen=sums)
 
     def history(self, inputs: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
         """The completions of watch entries under level, those from any time."""
         if not self.spec.may_have(LEVELLED):
             return []
-        always, levels = np.full(len(entries), MIN_TIME_US), inputs.has(LEVELLED)[inputs.owner]
+        start, levels = np.full(len(entries), MIN_TIME_US), inputs.has(LEVELLED)[inputs.owner]
         # An operation that came after its deadline reads the base that the log had by then.
         until_us = _until(inputs, np.maximum(inputs.deadline_us, saturating_add(inputs.from_us, -1)))
-        return self._completions(inputs, rows, entries, always, until_us, self.log, self.controls, levels)
+        return self._completions(
+            inputs, rows, entries, from_us=start, until_us=until_us, log=self.log, controls=self.controls, chosen=levels
+        )
 
     def _completions(
-        self, inputs: EvaluationInput, rows: Int64s, entries: Int64s, from_us: Int64s, until_us: Int64s,
+        self, inputs: EvaluationInput, rows: Int64s, entries: Int64s, *, from_us: Int64s, until_us: Int64s,
         log: EventLog, controls: ControlLog, chosen: Bools | None = None,
     ) -> list[Spans]:  # fmt: skip
         """The completions between two times, also those that name the operation, of all or of chosen entries."""

@@ -141,7 +141,7 @@ class ControlLog:
             _first_us(_owned(self.spans(kind, targets, from_entry, until), owner), len(deadline_us))
             for kind in (EventKind.FORCE, EventKind.CANCEL)
         )
-        return ControlEffects(deadline_us, fail_us, force_us, cancel_us, given_us, extensions)
+        return ControlEffects(deadline_us, fail_us, force_us, cancel_us, given_us, extensions=extensions)
 
     def forget(self, floor_us: int, needed_from: Callable[[EventSegment], Int64s], earliest_us: int) -> None:
         """Forget events up to the floor that no waiting operation can need; named ones before ``earliest_us``."""
@@ -209,7 +209,7 @@ def _segment(events: EventArrivals, key: LogKey) -> EventSegment:
     if key.is_named:
         assert events.operation_ids is not None and events.operation_hash is not None, "bug: named without a name"
         keys, hashes = pair_of(events.operation_ids, keys), events.operation_hash
-    return EventSegment.build(keys, hashes, events.time_us, value, events.event_ids, events.columns)
+    return EventSegment.build(keys, hashes, events.time_us, value, events.event_ids, columns=events.columns)
 
 
 def _owned(spans: list[Spans], owner: Int64s) -> list[Spans]:
