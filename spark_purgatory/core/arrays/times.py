@@ -28,14 +28,9 @@ def saturating_add(left_us: Int64s, right_us: Int64s | int) -> Int64s:
     return np.where(over, MAX_TIME_US, np.where(under, MIN_TIME_US, total))
 
 
-def ceil_ms(times_us: Int64s) -> Int64s:
-    """The first millisecond at or after each time, (n,) int64."""
-    return -(-np.maximum(times_us, MIN_TIME_US + 1) // US_PER_MS)
-
-
 def tick_up_ms(times_us: Int64s, tick_ms: int) -> Int64s:
     """The first multiple of ``tick_ms`` at or after each time, in milliseconds, (n,) int64: never early."""
-    return -(-ceil_ms(times_us) // tick_ms) * tick_ms
+    return -(-np.maximum(times_us, MIN_TIME_US + 1) // (US_PER_MS * tick_ms)) * tick_ms
 
 
 def clock_ms(watermark_ms: int, tick_ms: int) -> int:

@@ -140,12 +140,11 @@ class ValueColumn:
             self._starts = self._bounds()
 
     def _add(self, values: pa.Array) -> None:
-        if not self._chunks and self._texts is None and _is_number(values.type) and not values.null_count:
+        is_number = pa.types.is_integer(values.type) or values.type in (pa.float32(), pa.float64())
+        if not self._chunks and self._texts is None and is_number and not values.null_count:
             if self._numbers is None:
-                self._numbers, self._number_type = (
-                    GrowableArray(np.empty(0, values.type.to_pandas_dtype())),
-                    values.type,
-                )
+                self._numbers = GrowableArray(np.empty(0, values.type.to_pandas_dtype()))
+                self._number_type = values.type
             self._numbers.append(values.to_numpy())
             return
         if self._grown is not None:
@@ -242,10 +241,6 @@ def equal_values(left: pa.Array, left_at: Int64s, right: pa.Array, right_at: Int
 
 def _is_text(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.binary())
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or kind in (pa.float32(), pa.float64())
 
 
 def as_bools(array: pa.Array) -> Bools:

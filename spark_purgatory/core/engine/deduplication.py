@@ -39,9 +39,6 @@ from spark_purgatory.core.kafka.purgatory import WAITING, DelayedOperationPurgat
 from spark_purgatory.core.spec.arrivals import OperationArrivals
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
-Extend = Callable[[Int64s], Int64s]
-"""A function: rows, (n,), to their deadlines after extensions, (n,) int64."""
-
 
 class Deduplication:
     """Ids of accepted rows, and the undecided rows."""
@@ -102,8 +99,11 @@ class Deduplication:
         slots[plain] = self.ids.add(identity, operations.id_hash[plain], operations.deadline_us[plain])
         return now_undecided, slots
 
-    def decide(self, watermark_us: int, extend: Extend | None) -> tuple[Int64s, Int64s]:
-        """Decide the undecided rows whose created time has passed; returns (duplicates, accepted rows)."""
+    def decide(self, watermark_us: int, extend: Callable[[Int64s], Int64s] | None) -> tuple[Int64s, Int64s]:
+        """Decide the undecided rows whose created time has passed; returns (duplicates, accepted rows).
+
+        ``extend`` gives the deadlines of rows, (n,), with their extensions; None: no event extends any.
+        """
         due = self._rows.created_us[self.undecided] <= watermark_us
         rows, hashes = self.undecided[due], self.undecided_hash[due]
         if not len(rows):

@@ -234,8 +234,7 @@ class EventLog:
             return
         self.segments.append(segment)
         while len(self.segments) > 1 and len(self.segments[-2]) <= MERGE_RATIO * len(self.segments[-1]):
-            newest, older = self.segments.pop(), self.segments.pop()
-            self.segments.append(_merge(older, newest))
+            self.segments[-2:] = [_merge(*self.segments[-2:])]
 
     def forget(
         self, floor_us: int, needed_from: Callable[[EventSegment], Int64s] | None = None, levels: bool = False
@@ -269,8 +268,7 @@ class EventLog:
     def merged(self) -> list[EventSegment]:
         """All events in at most one segment."""
         while len(self.segments) > 1:
-            newest, older = self.segments.pop(), self.segments.pop()
-            self.segments.append(_merge(older, newest))
+            self.segments[-2:] = [_merge(*self.segments[-2:])]
         return self.segments
 
     def spans(self, keys: ValueColumn, entries: Int64s, hashes: Int64s, from_us: Int64s, to_us: Int64s) -> list[Spans]:

@@ -19,16 +19,8 @@ Orphans = Literal["none", "control", "all"]
 ROLES = ("id", "keys", "created_us", "deadline_us")
 """Engine columns that may be payload columns, and then are not stored twice."""
 AS_THEY_ARE = (
-    "lookback_us",
-    "tick_ms",
-    "wheel_size",
-    "identity_width",
-    "operation_ids",
-    "whole_operations",
-    "event_ids",
-    "orphans",
-    "key_prefix",
-)
+    "lookback_us tick_ms wheel_size identity_width operation_ids whole_operations event_ids orphans key_prefix"
+).split()
 """Fields that a fingerprint has under their name."""
 MOVABLE = ("need", "tick_ms", "wheel_size")
 """Fields of a fingerprint of which a moved state may have other values: what they decide is decided anew."""

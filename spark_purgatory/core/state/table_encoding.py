@@ -19,6 +19,7 @@ from spark_purgatory.core.state.payload_schema import batch_of
 
 Arrays = dict[str, npt.NDArray[Any]]
 
+TEXTS, NUMBERS = (pa.string(), pa.binary()), (pa.int64(), pa.float64())
 MOST_STRETCHES = 8
 """Stretches of texts of one length beyond which a column's characters are one array."""
 
@@ -31,10 +32,10 @@ def split_table(table: str, batches: list[pa.RecordBatch], arrays: Arrays) -> li
     rest = []
     for at, field in enumerate(schema):
         columns = [batch.column(at) for batch in batches]
-        if _is_text(field.type):
+        if field.type in TEXTS:
             for chunk, column in enumerate(columns):
                 _take_text(f"{table}/{at}/{chunk}", column, arrays)
-        elif _is_number(field.type) and not any(column.null_count for column in columns):
+        elif (field.type in NUMBERS or pa.types.is_timestamp(field.type)) and not any(c.null_count for c in columns):
             for chunk, column in enumerate(columns):
                 numbers = column if pa.types.is_floating(field.type) else column.view("int64")
                 arrays[f"{table}/{at}/{chunk}"] = numbers.to_numpy()
@@ -98,12 +99,3 @@ def _text(part: str, kind: pa.DataType, arrays: Arrays) -> pa.Array:
     whole = characters[0] if len(characters) == 1 else np.concatenate([part.view(np.uint8) for part in characters])
     buffers = [None if valid is None else pa.py_buffer(valid), pa.py_buffer(offsets), pa.py_buffer(whole)]
     return pa.Array.from_buffers(kind, len(lengths), buffers)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return kind in (pa.string(), pa.binary())
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    """Whether a type is an integer or a time of 64 bits."""
-    return kind in (pa.int64(), pa.float64()) or pa.types.is_timestamp(kind)
