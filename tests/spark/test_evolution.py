@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from spark_purgatory import Completions, Operations, Purgatory, RecordAccumulator, check_checkpoint, criteria, pending
 from spark_purgatory.core.spec.engine_spec import MOVES, EngineSpec
-from spark_purgatory.core.state.shard_state import ShardState
+from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import StateCorruptError, StateMismatchError, StateUnreadableError
 from spark_purgatory.spark.checkpoint import start_check
 from spark_purgatory.spark.storage.spark_access import settings

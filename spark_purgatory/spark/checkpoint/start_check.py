@@ -18,7 +18,7 @@ from spark_purgatory.config.declared import refuses_wrong_calls
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.spec.engine_spec import MOVES, EngineSpec
 from spark_purgatory.core.state.engine_snapshot import differences, refuse
-from spark_purgatory.core.state.shard_state import ShardState
+from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import ConfigError, StateError, StateMismatchError, sentence_of
 from spark_purgatory.spark.checkpoint.shard_states import (
     HERE,

@@ -16,7 +16,7 @@ from spark_purgatory.core.spec.engine_spec import MOVABLE, EngineSpec, spec_of
 from spark_purgatory.core.state.blob import read_blob, shard_count
 from spark_purgatory.core.state.engine_snapshot import PAYLOAD, differences_of
 from spark_purgatory.core.state.event_snapshot import event_columns_of
-from spark_purgatory.core.state.shard_state import ShardState
+from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.checkpoint.shard_states import ShardStates, shard_states, told_by_states
 from spark_purgatory.spark.operator.payload import merged_texts, schema_of, schema_text

@@ -25,7 +25,7 @@ from spark_purgatory.core.export.put_together import history_of, most_of_any_sha
 from spark_purgatory.core.export.taken_apart import events_tables, ids_table, operations_table
 from spark_purgatory.core.state.engine_snapshot import inspect
 from spark_purgatory.core.state.payload_schema import conform
-from spark_purgatory.core.state.shard_state import ShardState
+from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.checkpoint.shard_states import rows_of_states
 from spark_purgatory.spark.move.files import Files, reaching
