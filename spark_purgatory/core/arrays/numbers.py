@@ -183,8 +183,7 @@ def or_zero(values: Numbers) -> Numbers:
     """The column with 0 where there is none."""
     if is_double(values):
         return np.nan_to_num(values, nan=0.0)
-    none, zero = (NO_WIDE, ZERO) if is_wide(values) else (NO_UNITS, 0)
-    return np.where(values == none, zero, values)
+    return np.where(values == lowest(values), ZERO if is_wide(values) else 0, values)
 
 
 def addends(values: Numbers) -> Numbers:

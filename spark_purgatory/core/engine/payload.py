@@ -78,7 +78,7 @@ class Payload:
         for at, field in enumerate(self.kind):
             column = self._column(at)
             if column is None:
-                columns.append(_times(self._columns[self._time_at[at]].values[rows], field.type))
+                columns.append(pa.array(self._columns[self._time_at[at]].values[rows]).view(field.type))
                 continue
             if id(column) not in made:
                 made[id(column)] = column.take(rows)
@@ -116,15 +116,11 @@ class Payload:
         parts = []
         for at, column in enumerate(columns):
             if column is None:
-                parts.append(_times(self._columns[self._time_at[at]].values[start:end], self.kind[at].type))
+                parts.append(pa.array(self._columns[self._time_at[at]].values[start:end]).view(self.kind[at].type))
                 continue
             chunk = int(column.starts.searchsorted(start, side="right")) - 1
             parts.append(column.chunks[chunk].slice(start - int(column.starts[chunk]), end - start))
         return _structs(parts, self.kind, end - start)
-
-
-def _times(times_us: Int64s, kind: pa.DataType) -> pa.Array:
-    return pa.array(times_us).view(kind)
 
 
 def _structs(columns: list[pa.Array], kind: pa.StructType, rows: int) -> pa.StructArray:

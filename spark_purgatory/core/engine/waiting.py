@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -80,10 +80,6 @@ class Waiting:
             "remaining_ms": lambda: self._ms(lambda now_us: elapsed_ms(self._resolved.deadline_us, now_us)),
         }
         return columns[name]()
-
-    def columns(self, names: Sequence[str]) -> list[pa.Array]:
-        """Several of `waiting_fields`."""
-        return [self.column(name) for name in names]
 
     @cached_property
     def _resolved(self) -> Resolutions:

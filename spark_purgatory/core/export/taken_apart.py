@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_purgatory.core.arrays import numbers
-from spark_purgatory.core.arrays.sorted_runs import EMPTY, Int64s
+from spark_purgatory.core.arrays.sorted_runs import Int64s
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.events.control_log import LogKey, split_pairs
 from spark_purgatory.core.events.event_log import EventSegment
@@ -139,7 +139,7 @@ def _slots(engine: EventTimePurgatory, rows: Int64s) -> Int64s:
     """Where the ids of waiting rows, (n,), are; -1 where they are undecided, or where rows have no ids."""
     deduplication, table = engine.deduplication, engine.rows
     if engine.spec.control_events:
-        return table.id_slot[rows] if len(rows) else EMPTY
+        return table.id_slot[rows]
     slots = np.full(len(rows), -1)
     if len(rows) and table.ids.chunks:
         decided = ~np.isin(rows, deduplication.undecided)
@@ -163,6 +163,4 @@ def _lists(offsets: Int64s, values: pa.Array) -> pa.ListArray:
 def _named(structs: pa.StructArray, names: list[str]) -> pa.StructArray:
     """The structs with other names of their fields."""
     fields = [field.with_name(name) for field, name in zip(structs.type, names, strict=True)]
-    if not fields:
-        return structs
-    return pa.StructArray.from_arrays(structs.flatten(), fields=fields)
+    return pa.StructArray.from_arrays(structs.flatten(), fields=fields) if fields else structs

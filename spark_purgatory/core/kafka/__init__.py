@@ -1,4 +1,1 @@
-"""Kafka's parts, for arrays: timing wheel, timer, watchers, purgatory. No events and no event time.
-
-What only traces of the real classes show is in ``tests/conformance``.
-"""
+"""Kafka's parts, for arrays, without events and event time. What only its traces show is in ``tests/conformance``."""

@@ -172,9 +172,16 @@ def _restored(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, tables: T
     ids.index = purgatory_snapshot.restore_runs("ids.run", arrays)
     ids.deadline_us = GrowableArray(arrays["ids.deadline_us"])
     ids.columns = [purgatory_snapshot.restore_keys(f"ids.{i}", tables) for i in range(spec.identity_width)]
-    segments = [event_snapshot.restore_segment(f"log.{i}", arrays, tables) for i in range(counts["segments"])]
-    engine.events.log = EventLog(segments, counts["log_kept"])
-    _restore_other_logs(engine, facts, arrays, tables)
+
+    def restored_log(name: str, segments: int, kept: int) -> EventLog:
+        parts = (f"{name}.{i}" for i in range(segments))
+        return EventLog([event_snapshot.restore_segment(part, arrays, tables) for part in parts], kept)
+
+    engine.events.log = restored_log("log", counts["segments"], counts["log_kept"])
+    for n, each in enumerate(facts["logs"]):
+        key = LogKey(EventKind(KINDS.index(each["kind"])), each["is_named"])
+        logs = engine.events.other_logs()[each["owner"]]
+        logs[key] = restored_log(f"logs.{n}", each["segments"], each["kept"])
     if spec.control_events and "rows.id_slot" not in arrays:
         engine.deduplication.find_slots()
         if engine.events.controls.extends:
@@ -245,14 +252,6 @@ def _other_logs(engine: EventTimePurgatory) -> list[tuple[dict[str, Any], EventL
     """The logs besides that of completions, each with whose it is and its key."""
     logs = [(owner, *key, log) for owner, of in engine.events.other_logs().items() for key, log in of.items()]
     return [({"owner": owner, "kind": KINDS[kind], "is_named": named}, log) for owner, kind, named, log in logs]
-
-
-def _restore_other_logs(engine: EventTimePurgatory, facts: dict[str, Any], arrays: Arrays, tables: Tables) -> None:
-    logs = engine.events.other_logs()
-    for n, each in enumerate(facts["logs"]):
-        segments = [event_snapshot.restore_segment(f"logs.{n}.{i}", arrays, tables) for i in range(each["segments"])]
-        key = LogKey(EventKind(KINDS.index(each["kind"])), each["is_named"])
-        logs[each["owner"]][key] = EventLog(segments, each["kept"])
 
 
 def _facts(engine: EventTimePurgatory) -> dict[str, Any]:
