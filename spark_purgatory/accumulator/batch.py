@@ -115,7 +115,7 @@ class ProducerBatch(Generic[P, R, V]):
         return max(0, now_ms - self.last_attempt_ms)
 
     def is_backing_off(self, now_ms: int) -> bool:
-        """Whether the batch is to be tried again, but not yet (A15; Kafka: ``shouldBackoff``)."""
+        """True if the batch must be tried again, but not yet (A15; Kafka: ``shouldBackoff``)."""
         return self.attempts > 0 and self.waited_ms(now_ms) < self.backoff_ms
 
     def note_retry(self, now_ms: int, backoff_ms: int) -> None:
@@ -125,7 +125,7 @@ class ProducerBatch(Generic[P, R, V]):
         self.last_attempt_ms = self.last_append_ms = max(self.last_append_ms, now_ms)
 
     def has_reached(self, timeout_ms: int, now_ms: int) -> bool:
-        """Whether ``timeout_ms`` have passed since it was created (A24; Kafka: ``hasReachedDeliveryTimeout``)."""
+        """True if ``timeout_ms`` have passed since it was created (A24; Kafka: ``hasReachedDeliveryTimeout``)."""
         return now_ms - self.created_ms >= timeout_ms
 
     def __repr__(self) -> str:

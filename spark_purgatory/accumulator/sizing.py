@@ -139,7 +139,7 @@ class SizeCalibration(Generic[P]):
         return self.ratio(partition) * self._peek(partition).staged_row_bytes.value
 
     def rows_for(self, partition: P, file_bytes: int) -> int:
-        """How many rows fit into a file of ``file_bytes``; at least 1."""
+        """The number of rows that fit into a file of ``file_bytes``; at least 1."""
         return max(1, int(file_bytes / max(self.row_bytes(partition), MIN_ROW_BYTES)))
 
     def _peek(self, partition: P) -> _Seen:

@@ -78,7 +78,7 @@ class ExactSums:
         return np.asarray((self.limbs[::-1] * scales[::-1, None]).sum(axis=0))
 
     def at_least(self, need: Numbers) -> Bools:
-        """Whether each sum reaches ``need``, (n,) bool."""
+        """True where a sum reaches its ``need``, (n,) bool."""
         difference = self.limbs - limbs_of(np.maximum(need, 0) if is_double(need) else addends(need))
         for i in range(LIMBS - 1, 0, -1):
             carry = difference[i] >> LIMB_BITS

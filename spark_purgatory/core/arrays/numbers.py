@@ -83,12 +83,12 @@ def constant(units: int, n: int) -> Numbers:
 
 
 def is_double(values: Numbers) -> bool:
-    """Whether a column is of doubles."""
+    """True if a column is of doubles."""
     return values.dtype == np.float64
 
 
 def is_wide(values: Numbers) -> bool:
-    """Whether a column is of units of 16 bytes."""
+    """True if a column is of units of 16 bytes."""
     return values.dtype == WIDE
 
 

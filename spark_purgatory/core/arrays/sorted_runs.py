@@ -266,7 +266,7 @@ def by_first(first: Int64s, second: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def count_of(kept: Int64s | Bools) -> int:
-    """How many flags, (n,) bool, are set; or how many positions there are, (m,) int64."""
+    """The number of flags, (n,) bool, that are set; or the number of positions, (m,) int64."""
     return int(np.count_nonzero(kept)) if kept.dtype == np.bool_ else len(kept)
 
 

@@ -187,7 +187,7 @@ class ValueColumn:
         return joined.take(pa.array(inverse))
 
     def equal(self, positions: Int64s, others: pa.Array, other_positions: Int64s) -> Bools:
-        """Whether the value at ``positions[i]`` is ``others[other_positions[i]]``, (n,) bool."""
+        """True where the value at ``positions[i]`` is ``others[other_positions[i]]``, (n,) bool."""
         if not len(positions):
             return np.zeros(0, bool)
         if self._numbers is not None and pa.types.is_integer(others.type) and not others.null_count:
@@ -227,7 +227,7 @@ def _merge_due(older: list[pa.Array], newer: list[pa.Array]) -> bool:
 
 
 def equal_values(left: pa.Array, left_at: Int64s, right: pa.Array, right_at: Int64s) -> Bools:
-    """Whether ``left[left_at[i]] == right[right_at[i]]``, (n,) bool; null equals null."""
+    """True where ``left[left_at[i]] == right[right_at[i]]``, (n,) bool; null equals null."""
     if pa.types.is_integer(left.type) and pa.types.is_integer(right.type):
         return left.to_numpy()[left_at] == right.to_numpy()[right_at]
     if pa.types.is_null(left.type):

@@ -96,7 +96,7 @@ class Completion:
 
     @property
     def _only_deadlines(self) -> bool:
-        """Whether nothing but its deadline can end an operation."""
+        """True if nothing but its deadline can end an operation."""
         criterion = self._spec.criterion
         return isinstance(criterion, Criterion) and criterion.code in AT_DEADLINE and not self._events.controls
 

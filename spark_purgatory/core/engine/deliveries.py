@@ -31,7 +31,7 @@ class Deliveries:
     operation: Int64s
     """The entry's operation, by position in the request."""
     keyless: Bools
-    """Whether the event has no key."""
+    """True if the event has no key."""
 
     def __len__(self) -> int:
         return len(self.at)

@@ -162,7 +162,7 @@ class EventTimePurgatory:
         return np.flatnonzero((self.purgatory.state.values == WAITING) & named)
 
     def _foreign_keys(self, events: EventArrivals) -> int:
-        """How many of the events name a waiting operation and bring a key that it does not have."""
+        """The number of events that name a waiting operation and bring a key that it does not have."""
         ids, keys = events.operation_ids, events.keys
         if ids is None:
             return 0

@@ -79,7 +79,7 @@ class OrphanEvents:
         return min((int(segment.time_us.min()) for segment in segments), default=None)
 
     def take_counted(self) -> int:
-        """How many events counted for an operation since the last call."""
+        """The number of events that counted for an operation since the last call."""
         counted, self._counted = self._counted, 0
         return counted
 

@@ -99,7 +99,7 @@ class Payload:
             column.merge()
 
     def _id_differs(self, columns: list[pa.Array]) -> bool:
-        """Whether ids that have equalled keys so far no longer do."""
+        """True if ids that have equalled keys so far no longer do."""
         if self._id_at is None or self._key_at is None or self._id_at in {self._key_at, *self._own}:
             return False
         return not columns[self._id_at].equals(columns[self._key_at])

@@ -192,7 +192,7 @@ class SeenIds:
 
 
 def has_repeats(hashes: Int64s) -> bool:
-    """Whether a hash comes twice among hashes, (n,), that ascend in their upper 36 bits."""
+    """True if a hash comes twice among hashes, (n,), that ascend in their upper 36 bits."""
     prefixes = hashes & PREFIX_MASK
     tied = np.flatnonzero(prefixes[1:] == prefixes[:-1])
     if not len(tied):

@@ -55,7 +55,7 @@ class Waiting:
 
     @property
     def has_events(self) -> bool:
-        """Whether there is a column ``events``."""
+        """True if there is a column ``events``."""
         return self._engine.spec.evidence is not None
 
     def payload(self) -> pa.StructArray:

@@ -76,7 +76,7 @@ class LogKey(NamedTuple):
 
     kind: EventKind
     is_named: bool
-    """Whether its events name an operation: then their keys are those of `pair_of`."""
+    """True if its events name an operation: then their keys are those of `pair_of`."""
 
 
 class ControlLog:
@@ -159,7 +159,7 @@ class ControlLog:
 
     @property
     def extends(self) -> bool:
-        """Whether any event here may move a deadline."""
+        """True if any event here may move a deadline."""
         return bool(self.logs_of(EventKind.EXTEND))
 
     def logs_of(self, kind: EventKind) -> list[EventLog]:

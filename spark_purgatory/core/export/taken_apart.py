@@ -86,7 +86,7 @@ def events_tables(engine: EventTimePurgatory) -> Iterator[pa.Table]:
 
 
 def has_number_value(kept_as: str, kind: int, spec: EngineSpec) -> bool:
-    """Whether what a log calls values are those of events; else they are times, durations or marks."""
+    """True if the values of a log are those of events; else they are times, durations or marks."""
     if kind != EventKind.COMPLETE or kept_as in (ENDED, PAST):
         return False
     return kept_as != UNMATCHED or spec.orphans != "all"

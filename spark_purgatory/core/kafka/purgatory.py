@@ -79,7 +79,7 @@ class DelayedOperationPurgatory:
 
     @property
     def is_worth_compacting(self) -> bool:
-        """Whether enough rows have ended that forgetting them pays for a pass over all."""
+        """True if enough rows have ended that forgetting them pays for a pass over all."""
         return self.ended > (self.next_row - self.ended) // self.compact_share + COMPACT_FLOOR
 
     def waiting(self) -> Int64s:

@@ -93,12 +93,12 @@ class Criterion:
 
     @property
     def reads_values(self) -> bool:
-        """Whether events must bring a value."""
+        """True if events must bring a value."""
         return self.code in VALUED
 
 
 def _is_finite(need: object) -> bool:
-    """Whether a need is a number, and as a double a finite one."""
+    """True if a need is a number, and as a double a finite one."""
     if isinstance(need, bool) or not isinstance(need, (int, float, Decimal)):
         return False
     try:

@@ -32,13 +32,13 @@ class Evidence:
     """How outcomes carry events."""
 
     has_value: bool = False
-    """Whether the first of the events' columns is their value."""
+    """True if the first of the events' columns is their value."""
     lists_all: bool = False
-    """Whether outcomes carry all relevant events too, and not the deciding one alone."""
+    """True if outcomes carry all relevant events too, and not the deciding one alone."""
     most: int = 100
     """Events that one outcome lists at most: the first in its order."""
     largest: bool = False
-    """Whether events are taken by their values, the largest first, and not by their times."""
+    """True if events are taken by their values, the largest first, and not by their times."""
 
 
 EVENT_KEY_AND_TIME = (pa.field("key", pa.string()), pa.field("time", pa.timestamp("us", "UTC")))
@@ -79,7 +79,7 @@ class EngineSpec:
     columns: pa.Schema | None = field(default=None, hash=False)
     """The payload's columns, which a checkpoint's are compared with by name; None: they are those of the checkpoint."""
     case_sensitive: bool = False
-    """Whether names that differ in case alone are two names."""
+    """True if names that differ in case alone are two names."""
     sources: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """Columns that `Operations` names, by its argument (``operations.id``); without those that are expressions."""
     texts: tuple[tuple[str, str], ...] = ()
@@ -134,16 +134,16 @@ class EngineSpec:
 
     @property
     def keeps_ids(self) -> bool:
-        """Whether rows need an id of their own: they are looked up by it, and no payload column has it."""
+        """True if rows need an id of their own: they are looked up by it, and no payload column has it."""
         return (self.final or self.operation_ids) and self.role("id") is None
 
     @property
     def by_row(self) -> bool:
-        """Whether operations bring their own rules."""
+        """True if operations bring their own rules."""
         return isinstance(self.criterion, ByRow)
 
     def may_have(self, rules: tuple[Rule, ...]) -> bool:
-        """Whether an operation may have one of the rules."""
+        """True if an operation may have one of the rules."""
         return not isinstance(self.criterion, Criterion) or self.criterion.code in rules
 
     def event_type(self) -> pa.StructType:

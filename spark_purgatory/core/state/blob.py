@@ -113,7 +113,7 @@ def read_blob(blob: bytes, shards: int | None) -> tuple[dict[str, Any], Arrays, 
 
 
 def shard_count(blob: bytes) -> int:
-    """How many shards the query has that wrote the blob, 0 where each key has one; of a blob that was checked."""
+    """The number of shards of the query that wrote a checked blob, 0 where each key has one."""
     return int(HEADER.unpack_from(blob)[2])
 
 

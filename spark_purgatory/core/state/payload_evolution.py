@@ -63,7 +63,7 @@ class Comparison:
     removed_columns: Sequence[str] = ()
     """Paths of columns that the query gives up, whatever other columns look like them."""
     drops_any: bool = False
-    """Whether it gives up every column that it lacks."""
+    """True if it gives up every column that it lacks."""
 
     def of_columns(
         self, held: list[pa.Field], wanted: list[pa.Field], path: str = "", in_key: bool = False
@@ -162,7 +162,7 @@ class StoredPayload:
 
     @property
     def is_same(self) -> bool:
-        """Whether the columns are those of the query, in its order: so it is in all micro-batches but the first."""
+        """True if the columns are those of the query, in its order: so it is in all micro-batches but the first."""
         same_types = self.batches[0].schema.equals(pa.schema(sent(self.columns)), check_metadata=True)
         return same_types and list(self.names) == self.columns.names
 

@@ -146,7 +146,7 @@ DIGITS = {pa.int8(): 10, pa.int16(): 10, pa.int32(): 10, pa.int64(): 20}
 
 
 def widens(then: pa.DataType, now: pa.DataType) -> bool:
-    """Whether ``now`` is a wider type than ``then``: it holds every value exactly."""
+    """True if ``now`` is a wider type than ``then``: it holds every value exactly."""
     if pa.types.is_decimal(now):
         whole = now.precision - now.scale
         if pa.types.is_decimal(then):
@@ -156,7 +156,7 @@ def widens(then: pa.DataType, now: pa.DataType) -> bool:
 
 
 def says_the_same(held: pa.Field, wanted: pa.Field) -> bool:
-    """Whether two fields of one Arrow type are of one Spark type, where both note it (the tester does not)."""
+    """True if two fields of one Arrow type are of one Spark type, where both note it (the tester does not)."""
     then, now = (field.metadata or {} for field in (held, wanted))
     return _opaque(held.type) == _opaque(wanted.type) and then.get(SPARK_TYPE) in (None, now.get(SPARK_TYPE))
 
@@ -169,12 +169,12 @@ def _opaque(kind: pa.DataType) -> str:
 
 
 def is_record(kind: pa.DataType) -> bool:
-    """Whether a type is a struct of fields, and not one value that Spark keeps as a struct."""
+    """True if a type is a struct of fields, and not one value that Spark keeps as a struct."""
     return pa.types.is_struct(kind) and not _opaque(kind)
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether a type is an array of Spark's."""
+    """True if a type is an array of Spark's."""
     return pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
 

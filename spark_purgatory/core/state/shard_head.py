@@ -53,11 +53,11 @@ class ShardHead:
 
     @property
     def log_entries(self) -> int:
-        """How many entries the log has."""
+        """The number of entries in the log."""
         return self.next_entry - self.first_entry
 
     def wants_snapshot(self, entry_bytes: int) -> bool:
-        """Whether to save the engine instead of adding an entry of so many bytes to the log."""
+        """True if the engine should be saved instead of adding an entry of so many bytes to the log."""
         share = int.from_bytes(blake2b(self.shard_id.encode(), digest_size=4).digest(), "little") / (1 << 32)
 
         def between(bounds: tuple[float, float]) -> float:
