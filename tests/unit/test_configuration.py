@@ -419,12 +419,15 @@ def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from fields_of(within[0], f"{path}.")
 
 
-def test_no_wrong_value_is_answered_in_a_librarys_words() -> None:
+def test_no_wrong_value_is_answered_in_a_librarys_words(tmp_path: Path) -> None:
     said = []
+    # The file of the example without its comments, which are half of what reading it 840 times takes.
+    job = tmp_path / "job.yaml"
+    job.write_text(yaml.safe_dump(yaml.safe_load(ORDERS.read_text(encoding="utf-8"))))
     for field in fields_of(JobConfig):
         for value in BAD:
             try:
-                load_config(ORDERS, [f"{field}={value}"])
+                load_config(job, [f"{field}={value}"])
             except JobConfigError as error:
                 said += [str(problem) for problem in error.problems]
     foreign = [text for text in said if re.search(r"Input should|String should|Value error|valid (list|integer)", text)]

@@ -73,20 +73,25 @@ def test_help_shows_every_command_and_every_default_in_80_columns() -> None:
             assert default in ("none", "no", "must be given") or f"[default: {default.strip('`')}" in shown, option
 
 
-def test_a_command_that_writes_is_refused_where_nobody_can_agree(tmp_path: Path) -> None:
+def test_a_command_that_writes_is_refused_where_nobody_can_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without starting Spark; the answer has the lines to type."""
     given = {
         "repair": [str(tmp_path)],
         "move": [str(ROOT / "conf" / "orders.yaml"), "--from", str(tmp_path / "c")],
     }
     for name, words in given.items():
-        line = [sys.executable, "-m", "spark_purgatory", name, *words]
-        done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT, check=False)
-        assert done.returncode == 2, done
+        monkeypatch.setattr(sys, "argv", ["spark-purgatory", name, *words])
+        done = CliRunner().invoke(app, [name, *words])
+        assert done.exit_code == 2, done
         for way in ("--dry-run", "--yes"):
             assert f"spark-purgatory {name} {' '.join(words)} {way}" in done.stderr
-    both = subprocess.run([*line, "--dry-run", "--yes"], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert (both.returncode, "exclude each other" in both.stderr) == (2, True)
+        both = CliRunner().invoke(app, [name, *words, "--dry-run", "--yes"])
+        assert (both.exit_code, "exclude each other" in both.stderr) == (2, True)
+    line = [sys.executable, "-m", "spark_purgatory", name, *words]
+    ran = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert (ran.returncode, ran.stderr) == (2, done.stderr), "in a process of its own too"
 
 
 @pytest.mark.parametrize(("typed", "agreed"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("\n", False)])
