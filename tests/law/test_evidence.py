@@ -203,12 +203,15 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         mixed_up_by_forgetting,
     )
 }
+SEES = {"redelivered_twice": 3, "keys_forgotten": 15, "after_the_deadline": 7}
+"""The world that shows a bug, tried first; most show in the first. Where worlds are drawn otherwise the others are
+searched again."""
 
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_comparison_sees_a_planted_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BUGS[bug](monkeypatch)
-    for seed in range(60):
+    for seed in (SEES.get(bug, 0), *range(60)):
         try:
             compare_with_oracle("mixed", seed, several=True, shards=1, controlled=seed % 2 == 0, worlds=4)
         except (AssertionError, BugError, IndexError, pa.ArrowInvalid):

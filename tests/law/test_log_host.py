@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -460,14 +460,21 @@ WRONG_LOGS = [
     (log_host, "write_entry", written_without_events_of_another_task),
 ]
 PLANTED_SEEDS = range(2, 26)
+SEES: Mapping[str, int] = {
+    "TokenCounts": 26, "TokenKept": 2, "SnapshotMisses": 4, "LogKept": 2, "EntryNotWritten": 3, "NumbersRepeat": 11,
+    "TimerKept": 3, "TimerAsInTheOtherHost": 6, "TimerOnlyOnce": 2, "TokenNotChecked": 2, "DirtyEngineReused": 4,
+    "TokenGivenBefore": 2, "SnapshotOfBefore": 7, "replayed_twice": 3, "replayed_in_disorder": 11,
+    "replayed_but_the_last": 3, "written_without_watermark": 3, "written_without_events_of_another_task": 6,
+}  # fmt: skip
+"""The world that shows each bug, tried first. Where worlds are drawn otherwise the others are searched again."""
 TROUBLE = Chances(held_step=0.1, restart=0.5, looks=False)
 FAILING_STEPS = Chances(held_step=0.4, thrown_away=0.4, restart=0.1, looks=False)
 """So that a holder whose step failed is asked again: whoever loads the shard meanwhile must fail too."""
 
 
-def caught(chances: Chances = TROUBLE, seeds: Sequence[int] = PLANTED_SEEDS, **given: Any) -> str:
+def caught(bug: str = "", chances: Chances = TROUBLE, seeds: Sequence[int] = PLANTED_SEEDS, **given: Any) -> str:
     """What finds a planted bug first; what is no comparison and no error of ours is passed on."""
-    for seed in seeds:
+    for seed in (*([SEES[bug]] if bug else []), *seeds):
         case = case_of(seed, final=True, late=False)
         try:
             check_against_oracle(case, run(case, chances=chances, **given)[0])
@@ -482,22 +489,23 @@ def test_nothing_is_caught_where_nothing_is_planted() -> None:
 
 @pytest.mark.parametrize("wrong", WRONG_HOSTS, ids=lambda wrong: wrong.__name__)
 def test_a_host_that_breaks_the_protocol_is_caught(wrong: type[Host]) -> None:
-    assert caught(host_class=wrong)
+    assert caught(wrong.__name__, host_class=wrong)
 
 
 def test_a_holder_of_an_old_run_whose_tokens_come_again_is_caught() -> None:
     """Two runs from one checkpoint, and then the first run's checkpoint: its tokens are those of the second."""
     chances = replace(NOTHING, restart=0.8, restarts=(OTHER_CHECKPOINT,), looks=False)
-    assert caught(chances, seeds=range(2, 200), host_class=TokenCounts, n_workers=1), "it takes one world of thirty"
-    assert caught(chances, n_workers=1, seeds=PLANTED_SEEDS[:4]) == ""
+    found = caught("TokenCounts", chances, seeds=range(2, 200), host_class=TokenCounts, n_workers=1)
+    assert found, "it takes one world of thirty"
+    assert caught(chances=chances, n_workers=1, seeds=[SEES["TokenCounts"], *PLANTED_SEEDS[:3]]) == ""
 
 
 @pytest.mark.parametrize("wrong", WRONG_WORKERS, ids=lambda wrong: wrong.__name__)
 def test_a_worker_that_breaks_the_protocol_is_caught(wrong: type[Worker]) -> None:
-    assert caught(worker_class=wrong) or caught(FAILING_STEPS, worker_class=wrong)
+    assert caught(wrong.__name__, worker_class=wrong) or caught(chances=FAILING_STEPS, worker_class=wrong)
 
 
 @pytest.mark.parametrize(("module", "name", "wrong"), WRONG_LOGS, ids=[wrong.__name__ for *_, wrong in WRONG_LOGS])
 def test_a_log_that_is_written_or_read_wrongly_is_caught(module: Any, name: str, wrong: Any) -> None:
     with patch.object(module, name, wrong):
-        assert caught()
+        assert caught(wrong.__name__)

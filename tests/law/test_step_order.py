@@ -282,12 +282,14 @@ def evidence_by_arrival(patch: pytest.MonkeyPatch) -> None:
 BUGS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     bug.__name__: bug for bug in (first_arrival_wins, times_forgotten, first_delivery_counts, evidence_by_arrival)
 }
+SEES = {"first_arrival_wins": 3, "times_forgotten": 3, "first_delivery_counts": 10, "evidence_by_arrival": 13}
+"""The world that shows each bug, tried first. Where worlds are drawn otherwise the others are searched again."""
 
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_comparison_sees_a_planted_bug(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     BUGS[bug](monkeypatch)
-    for seed in range(60):
+    for seed in (SEES[bug], *range(60)):
         try:
             compare(seed)
         except (AssertionError, BugError):
