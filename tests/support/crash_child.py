@@ -21,7 +21,7 @@ from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain import failpoints, protocol, sender, spark_actions
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
-from spark_purgatory.spark.sink.staging import staged_files
+from spark_purgatory.spark.sink.staging import ledger_format, staged_files
 from spark_purgatory.spark.sink.staging.ledger import DrainState, Ledger
 from spark_purgatory.spark.sink.staging.pieces import Run
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
@@ -172,7 +172,7 @@ def _no_intent(patch: Callable[[Any, str, Any], None]) -> None:
             write(self, spark, epoch, name, *rest)
 
     patch(StagingFolder, "write_entry", silent)
-    patch(spark_actions, "check_alone", lambda spark, folder, intent: None)
+    patch(ledger_format, "check_alone", lambda spark, folder, intent: None)
     _no_judge(patch)
 
 

@@ -83,6 +83,8 @@ def is_of_table(error: BaseException) -> bool:
 def read_fault(error: BaseException) -> str | None:
     """Why, in one line, a file could not be read; None if that is not what failed."""
     text = str(error)
+    if is_interruption(error):
+        return None
     if DAMAGED_ROW in text:
         return "the values of a row differ from their hash, the file is damaged"
     condition = error.getCondition() if isinstance(error, PySparkException) else None

@@ -75,14 +75,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from spark_purgatory.errors import (
-    BufferExhaustedError,
-    BugError,
-    DeliveryTimeoutError,
-    PurgatoryError,
-    StagingError,
-    StorageError,
-)
+from spark_purgatory.errors import BufferExhaustedError, BugError, DeliveryTimeoutError, StagingError, StorageError
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.staging.backlog import most_bytes
@@ -189,7 +182,7 @@ def _send(ledger: Ledger, policy: Policy, now_ms: int, everything: bool) -> Acti
     return do.Intend(taken) if taken else None
 
 
-def _why_stop(ledger: Ledger, policy: Policy) -> PurgatoryError | None:
+def _why_stop(ledger: Ledger, policy: Policy) -> StorageError | None:
     """Why the last failure ends the query; None if the drain is tried again, or none failed."""
     if (failure := ledger.failure) is None:
         return None

@@ -13,15 +13,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import (
-    START_OVER,
-    BugError,
-    ForeignWriterError,
-    StagingError,
-    StorageError,
-    is_interruption,
-    sentence_of,
-)
+from spark_purgatory.errors import START_OVER, BugError, StagingError, StorageError, is_interruption, sentence_of
 from spark_purgatory.spark.sink.drain import actions as do
 from spark_purgatory.spark.sink.drain.actions import Action, Result, Work
 from spark_purgatory.spark.sink.drain.table_truth import TableTruth, since
@@ -216,7 +208,7 @@ class SparkActions:
         # A second try would look like a second writer.
         self.folder.write_entry(work.spark, intent.number, *ledger_format.intent_entry(intent))
         with writing(f"intent {intent.number}", self.folder.uri):
-            check_alone(work.spark, self.folder, intent)
+            ledger_format.check_alone(work.spark, self.folder, intent)
         return do.Intended(intent)
 
     def check_table(self, spark: SparkSession, ledger: Ledger, table_id: str | None, schema: str) -> TableState:
@@ -245,14 +237,3 @@ class SparkActions:
         self.folder.write_entry(spark, ledger.next_drain - 1, *ledger_format.done_entry(ledger))
         for path in ledger.idle_folders():
             self.folder.remove(spark, path)
-
-
-def check_alone(spark: SparkSession, folder: StagingFolder, intent: Intent) -> None:
-    """Raise ForeignWriterError if someone else made an intent of this number."""
-    replayed = ledger_format.read_ledger(spark, folder).intent
-    if replayed is None or replayed.uuid != intent.uuid:
-        found = "none" if replayed is None else f"number {replayed.number} of another run"
-        raise ForeignWriterError(
-            f"{folder} was to hold intent {intent.number} and holds {found}: two runs of the query write at once. "
-            "Nothing was committed by this one. Stop one of them and start again"
-        )

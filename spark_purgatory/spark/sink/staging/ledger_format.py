@@ -65,6 +65,17 @@ def read_ledger(spark: SparkSession, folder: StagingFolder, others_write: bool =
     return replay(folder.read_entries(spark, others_write), folder.uri)
 
 
+def check_alone(spark: SparkSession, folder: StagingFolder, intent: Intent) -> None:
+    """Raise ForeignWriterError if someone else made an intent of this number."""
+    replayed = read_ledger(spark, folder).intent
+    if replayed is None or replayed.uuid != intent.uuid:
+        found = "none" if replayed is None else f"number {replayed.number} of another run"
+        raise ForeignWriterError(
+            f"{folder} was to hold intent {intent.number} and holds {found}: two runs of the query write at once. "
+            "Nothing was committed by this one. Stop one of them and start again"
+        )
+
+
 def replay(entries: Iterable[LogEntry], folder: str) -> Ledger:
     """The ledger that the entries of a log describe.
 

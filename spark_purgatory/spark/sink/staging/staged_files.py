@@ -27,15 +27,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.config import SinkOptions
-from spark_purgatory.errors import (
-    START_OVER,
-    ForeignWriterError,
-    StagingError,
-    is_interruption,
-    own_error,
-    sentence_of,
-    storage_fault,
-)
+from spark_purgatory.errors import START_OVER, ForeignWriterError, StagingError, own_error, sentence_of, storage_fault
 from spark_purgatory.spark.nested import within
 from spark_purgatory.spark.placement import shard_label
 from spark_purgatory.spark.sink.staging.pieces import Contents, Piece
@@ -189,7 +181,7 @@ def reading(what: str, folder: str = "") -> Iterator[None]:
     try:
         yield
     except SPARK_FAULTS as error:
-        fault = None if is_interruption(error) else read_fault(error)
+        fault = read_fault(error)
         if fault is None or not (DAMAGED_ROW in str(error) or folder.rpartition(":")[2] in str(error)):
             raise
         raise StagingError(
