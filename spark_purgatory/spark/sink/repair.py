@@ -88,7 +88,6 @@ def _decided(spark: SparkSession, target: DeltaTarget, app_id: str, name: str, e
         )
     else:
         true = max(entries, key=lambda entry: (entry.body["last_batch"], entry.body["run"]))
-        why = f"table {target} holds a commit of none, and this one covers micro-batches up to " + str(
-            true.body["last_batch"]
-        )
+        last = true.body["last_batch"]
+        why = f"table {target} holds a commit of none, and this one covers micro-batches up to {last}"
     return Conflict(true, tuple(entry for entry in entries if entry.body != true.body), why)

@@ -49,9 +49,7 @@ def delta_package(spark_version: str) -> str:
 def what_lacks(spark: SparkSession) -> str:
     """What to add to such a session."""
     lacks = [name for name, value in DELTA_SETTINGS.items() if value not in (spark.conf.get(name, None) or "")]
-    found = (
-        f"it has no {' and no '.join(lacks)}" if lacks else "its settings name Delta, but Delta's jars are not there"
-    )
+    found = f"it has no {' and no '.join(lacks)}" if lacks else "its settings name Delta, but Delta's jars are missing"
     lines = [f"--packages {delta_package(spark.version)}"]
     lines += [f"--conf {name}={value}" for name, value in DELTA_SETTINGS.items()]
     return (

@@ -176,12 +176,10 @@ def whole_history(
 
 
 def _history(rows: Iterable[Mapping[str, Any]]) -> History:
-    entries = (
-        TableVersion(
-            row["version"], row["operation"] or "", row["operationParameters"] or {}, _commit(row), row.get("at", "")
-        )
-        for row in sorted(rows, key=lambda row: row["version"], reverse=True)
-    )
+    entries = []
+    for row in sorted(rows, key=lambda row: row["version"], reverse=True):
+        operation, parameters = row["operation"] or "", row["operationParameters"] or {}
+        entries.append(TableVersion(row["version"], operation, parameters, _commit(row), row.get("at", "")))
     return History(tuple(entries))
 
 
