@@ -40,7 +40,6 @@ from spark_purgatory.spark.host.exchange import (
     WATERMARK_METADATA,
     exchanged,
     from_blob,
-    packer,
     to_blob,
     unpacker,
 )
@@ -94,15 +93,11 @@ def by_shard(operations: DataFrame, events: DataFrame) -> DataFrame:
     )
     left = operations_input(Fields(single, options), spec, several=False)
     right = events_input(Fields(events.select("key", "time"), options), DOUBLE)
-    packed = _packed(left, OPERATIONS).unionByName(_packed(right, EVENTS))
+    packed = exchanged(left, OPERATIONS, SHARDS).unionByName(exchanged(right, EVENTS, SHARDS))
     groups = exchange.by_shard(packed)
     blobs = groups.transformWithStateInPandas(WatchersOfShard(spec), "blob binary", "Append", "EventTime")
     notices = blobs.mapInArrow(unpacker(NOTICES), NOTICE_DDL)
     return _resolved(operations, notices)
-
-
-def _packed(rows: DataFrame, side: int) -> DataFrame:
-    return exchanged(rows, packer(side, SHARDS, broadcast=False), SHARDS)
 
 
 def _resolved(operations: DataFrame, notices: DataFrame) -> DataFrame:
@@ -118,7 +113,7 @@ def _resolved(operations: DataFrame, notices: DataFrame) -> DataFrame:
         F.xxhash64("op").alias("route"),
         F.timestamp_micros("time_us").alias("guarded"),
     )
-    packed = _packed(left, OPERATIONS).unionByName(_packed(right, EVENTS))
+    packed = exchanged(left, OPERATIONS, SHARDS).unionByName(exchanged(right, EVENTS, SHARDS))
     decided = blob_hosted(exchange.by_shard(packed), stream_function(spec, SHARDS))
     results = decided.observe(COUNTED, *(F.sum(name).alias(name) for name in COUNTERS))
     added = OUTCOME.fields

@@ -38,7 +38,7 @@ from benchmarks.inputs import EVENTS_DDL, NOTE_DDL, ROWS, as_rows, read_sides
 from benchmarks.per_operation import per_operation, with_timers
 from spark_purgatory import Completions, Operations, criteria
 from spark_purgatory.core.state.payload_schema import conform_batch
-from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, WATERMARK_METADATA, by_shard, exchanged, packer
+from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, WATERMARK_METADATA, by_shard, exchanged
 from spark_purgatory.spark.host.requirements import PROVIDER, TRANSFORM_WITH_STATE_SETTINGS
 from spark_purgatory.spark.host.requirements import ROCKSDB as ROCKSDB_PROVIDER
 from spark_purgatory.spark.host.worker import prepare_worker
@@ -129,7 +129,7 @@ def identity(spark: SparkSession, folder: Path, shards: int, host: str = "applyI
     """What the packed exchange costs by itself: pack, shuffle, hand over, unpack."""
     engine = [F.xxhash64("key").alias("route"), F.col("time").alias("guarded")]
     packed = [
-        exchanged(rows.drop("side").select("*", *engine), packer(side, shards, broadcast=False), shards)
+        exchanged(rows.drop("side").select("*", *engine), side, shards)
         for side, rows in zip((OPERATIONS, EVENTS), as_rows(spark, folder), strict=True)
     ]
     groups = by_shard(packed[0].unionByName(packed[1]))

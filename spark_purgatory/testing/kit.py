@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -79,8 +79,8 @@ def assert_stream_equals_batch(
     shape = {"seed": seed, "batches": batches, "restarts": restarts}
     streamed, watermark_us = stream_outcomes(purgatory, operations, completions, folder, **shape)
     # A stream of no rows has its watermark at 0, where `as_of` cannot be.
-    as_of = operations.sparkSession.range(1).select(F.timestamp_micros(F.lit(max(watermark_us, 1000))).alias("t"))
-    decided = purgatory.resolve(operations, completions, as_of=as_of.collect()[0]["t"])
+    as_of = F.timestamp_micros(F.lit(max(watermark_us, 1000)))
+    decided = purgatory.resolve(operations, completions, as_of=as_of)
     added = (*OUTCOME_COLUMNS, *purgatory.evidence_columns, *(ORPHAN_COLUMNS if purgatory.orphans != "none" else ()))
     known = ("status",) if purgatory.emit == "early" else tuple(name for name in added if name != "late")
     ignored = tuple(purgatory.prefix + name for name in added if name not in known)
@@ -170,7 +170,8 @@ def comparable(outcomes: DataFrame, ignore: tuple[str, ...] = ("late",)) -> Data
         chispa.assert_df_equality(comparable(outcomes), comparable(expected), ignore_row_order=True)
     """
     kept = [name for name in outcomes.columns if name not in ignore]
-    return outcomes.select(*(_in_order(name) for name in kept))
+    columns = {name: F.sort_array(name) if name.endswith("missing_keys") else F.col(f"`{name}`") for name in kept}
+    return outcomes.select(*(column.alias(name) for name, column in columns.items()))
 
 
 def assert_exactly_once(
@@ -237,10 +238,6 @@ def _check_early(purgatory: Purgatory, operations: DataFrame) -> None:
 def _times_us(frame: DataFrame, config: Operations | Completions, field: str) -> list[int | None]:
     time = field_column(frame, getattr(config, field), f"{type(config).__name__.lower()}.{field}")
     return frame.select(F.unix_micros(time.cast(T.TimestampType())).alias("us")).toArrow()["us"].to_pylist()
-
-
-def _in_order(name: str) -> Column:
-    return F.sort_array(name).alias(name) if name.endswith("missing_keys") else F.col(f"`{name}`")
 
 
 def _land(folder: Path, number: int, table: pa.Table) -> None:

@@ -17,13 +17,14 @@ from spark_purgatory.config import PurgatoryOptions
 from spark_purgatory.core.arrays.times import END_OF_TIME_MS
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.outcomes import evidence_fields
-from spark_purgatory.core.engine.waiting import WAITING_FIELDS, Waiting, waiting_fields
+from spark_purgatory.core.engine.waiting import WAITING_FIELDS, waiting_fields
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.core.state.engine_snapshot import restore, save
-from spark_purgatory.core.state.payload_schema import conform
+from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS
+from spark_purgatory.spark.checkpoint.pending import waiting_rows
 from spark_purgatory.spark.host.calls import counts_of
 from spark_purgatory.spark.host.exchange import outcome_columns
 from spark_purgatory.spark.operator.payload import arrow_schema
@@ -33,10 +34,7 @@ from spark_purgatory.testing.tester_rows import RowReader, Rows, Schema
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 SHARDS = 1
-COUNTED = (
-    *(name for name in COUNTERS if name not in ("pending_change", "state_bytes_written")),
-    *REJECTION_COUNTERS,
-)
+COUNTED = (*(name for name in COUNTERS if name not in ("pending_change", "state_bytes_written")), *REJECTION_COUNTERS)
 
 
 class Given(NamedTuple):
@@ -206,12 +204,9 @@ class PurgatoryTester:
         schema = pa.schema([*columns, *added])
         if self._now.state is None or self._now.plan is None:
             return schema.empty_table()
-        engine = restore(self._now.plan.spec, self._now.state, SHARDS)
-        if not engine.pending:
-            return schema.empty_table()
-        waiting = Waiting(engine, self._now.watermark_ms * 1000 if self._now.watermark_ms > 0 else None)
-        own = [conform(column, kind) for column, kind in zip(waiting.payload().flatten(), columns.types, strict=True)]
-        return pa.Table.from_arrays([*own, *(waiting.column(field.name) for field in fields)], schema=schema)
+        names = {prefix + field.name: field.name for field in fields}
+        waiting = waiting_rows(self._now.watermark_ms, schema, names, ShardState(self._now.state))
+        return pa.Table.from_batches(waiting, schema)
 
     @property
     def counters(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Both inputs as the engine takes them, made from Arrow tables; and what of them only Spark could make."""
+"""Both inputs as the engine takes them, made from Arrow tables; columns that only Spark could make are refused."""
 
 from __future__ import annotations
 

@@ -44,12 +44,15 @@ class RowReader:
             rows = list(rows)
             if any(not isinstance(row, Mapping) for row in rows):
                 raise ConfigError(f"{self.given}: rows are dicts by column name, or a pyarrow.Table")
+        names = rows.column_names if isinstance(rows, pa.Table) else names_of(rows)
         if self.schema is None:
             if not len(rows):
                 return None
-            self._set(rows.schema if isinstance(rows, pa.Table) else self._inferred(rows))
+            types = (
+                rows.schema.types if isinstance(rows, pa.Table) else [self._array(rows, n, None).type for n in names]
+            )
+            self._set(pa.schema(list(zip(names, types, strict=True))))
         assert self.schema is not None
-        names = rows.column_names if isinstance(rows, pa.Table) else names_of(rows)
         if unknown := [name for name in names if name not in self.schema.names]:
             raise ConfigError(
                 f"{self.given}: column {unknown[0]!r} is not one of {', '.join(self.schema.names)}, which the schema "
@@ -68,9 +71,6 @@ class RowReader:
         if not isinstance(schema, T.StructType):
             raise ConfigError(f"{self.given}_schema={schema!r} must be a pyarrow.Schema or a pyspark StructType")
         self.schema = schema
-
-    def _inferred(self, rows: Sequence[Mapping[str, Any]]) -> pa.Schema:
-        return pa.schema([(name, self._array(rows, name, None).type) for name in names_of(rows)])
 
     def _column(self, rows: Rows, name: str, kind: pa.DataType) -> pa.Array:
         if not isinstance(rows, pa.Table):

@@ -352,7 +352,7 @@ def test_control_events_and_rules_by_row_travel(
     spark: SparkSession, tmp_path: Path, several: bool, scope: str | None
 ) -> None:
     rng, world, _ = draw(11, "mixed", several, kinds=KINDS, worlds=12, extremes=False)
-    made = controlled(several, scope, "all" if scope or not several else False)
+    made = controlled(several, scope, "all" if scope or not several else "none")
     names = [field.name for field in (OUTCOME_FIELDS if made.orphans == "none" else (*OUTCOME_FIELDS, *ORPHAN_FIELDS))]
     lanes = [
         Lane(

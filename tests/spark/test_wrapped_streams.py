@@ -28,7 +28,7 @@ from spark_purgatory import (
     criteria,
 )
 from spark_purgatory.errors import ConfigError, StateMismatchError
-from spark_purgatory.spark.operator.stream_plan import query_of
+from spark_purgatory.spark.operator.stream_plan import queries_of
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.engine_driver import multiset
 from tests.support.now_and_then import now_and_then
@@ -274,15 +274,15 @@ def test_what_a_query_is_stands_in_its_plan_however_the_stream_is_wrapped(spark:
     landing = landed(tmp_path)
     stream = purgatory().resolve(*landing.frames(spark))
     landing.run(spark, purgatory())
-    known = query_of(stream)
-    assert known is not None and known.shards == 3
+    known = queries_of(stream)
+    assert [each.shards for each in known] == [3]
     later = purgatory(emit="final").resolve(*landing.frames(spark))
     wrapped = {**STATELESS, "every": every, "dropDuplicates": lambda frame: frame.dropDuplicates(["id"])}
     for name, wrap in wrapped.items():
-        assert query_of(wrap(stream)) == known, name
+        assert queries_of(wrap(stream)) == known, name
         with pytest.raises(StateMismatchError, match=r"^emit: .*set it back to 'early'; or start over: a new "):
             check_checkpoint(spark, wrap(later), checkpoint=str(landing.checkpoint))
-    assert query_of(landing.frames(spark)[0]) is None
+    assert queries_of(landing.frames(spark)[0]) == []
     assert all(not field.metadata for field in stream.schema.fields), "no trace in a schema, nor in a table"
 
 
@@ -301,9 +301,9 @@ def test_a_session_that_cuts_its_plans_is_checked_like_any_other(
 ) -> None:
     landing = landed(tmp_path)
     operations, events = landing.frames(spark)
-    known = query_of(purgatory().resolve(operations, events))
+    known = queries_of(purgatory().resolve(operations, events))
     with settings(spark, CUT[name]):
-        assert query_of(purgatory().resolve(operations, events)) == known is not None
+        assert queries_of(purgatory().resolve(operations, events)) == known != []
         with pytest.raises(ConfigError, match="operations: column 'created' already has a watermark"):
             purgatory().resolve(every(watermarked(operations)), events)
         with pytest.raises(ConfigError, match=r"operations: the stream holds outcomes of the purgatory 'payments'"):
@@ -339,7 +339,7 @@ def test_a_literal_is_no_part_of_the_tree_of_a_plan(spark: SparkSession, tmp_pat
     apart = operations.where(F.col("id") != text).withColumn("row", F.lit(text))
     stream = purgatory().resolve(apart, events.where(F.col("key") != text))
     named = stream.withColumnRenamed("row", text).where(F.col("id") != text)
-    assert query_of(named) == query_of(stream) is not None
+    assert queries_of(named) == queries_of(stream) != []
     with pytest.raises(ConfigError, match="comes out of an aggregation"):
         purgatory().resolve(windowed(apart).where(F.col("id") != text), events)
     with pytest.raises(ConfigError, match="holds outcomes of the purgatory 'payments'"):
@@ -352,7 +352,7 @@ def test_a_plan_that_spark_does_not_explain_is_an_error(
     stream = purgatory().resolve(*landed(tmp_path).frames(spark))
     monkeypatch.setattr("spark_purgatory.spark.operator.stream_plan.IN_FULL", CUT["a plan of 200 characters"])
     with pytest.raises(ConfigError, match="Spark does not explain the whole plan of the stream"):
-        query_of(stream)
+        queries_of(stream)
     with pytest.raises(ConfigError, match="Spark does not explain the whole plan of the stream"):
         check_checkpoint(spark, stream, checkpoint=str(tmp_path / "none"))
 

@@ -76,8 +76,7 @@ def pending(
     if states is None:
         return spark.createDataFrame([], chosen)
     added = {prefix + field.name: field.name for field in fields}
-    watermark_us = states.watermark_ms * 1000 if states.watermark_ms > 0 else None
-    return rows_of_states(states.whole, partial(_rows, watermark_us, arrow_schema(chosen), added), chosen)
+    return rows_of_states(states.whole, partial(waiting_rows, states.watermark_ms, arrow_schema(chosen), added), chosen)
 
 
 def _prefixed(own: T.StructType, prefix: str, fields: list[pa.Field]) -> list[T.StructField]:
@@ -115,28 +114,22 @@ def _schemas(state: ShardState) -> Iterator[tuple[str | None, bool, str | None]]
     yield schema_text(schema), waits, None if event is None else schema_text(pa.schema(event))
 
 
-def _rows(
-    watermark_us: int | None, schema: pa.Schema, added: dict[str, str], state: ShardState
+def waiting_rows(
+    watermark_ms: int, schema: pa.Schema, added: dict[str, str], state: ShardState
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a shard's state. ``added``: our columns by the name that they have here."""
     engine, names = inspect(state.blob())
     if not engine.pending:
         return
-    waiting = Waiting(engine, watermark_us)
+    waiting = Waiting(engine, watermark_ms * 1000 if watermark_ms > 0 else None)
     payload = waiting.payload()
     order, _ = matched(names, schema.names)
-    columns = [
-        _as_asked(waiting, added[field.name], field.type)
-        if field.name in added
-        else conform(payload.field(at), field.type)
-        if at >= 0
-        else pa.nulls(len(payload), field.type)
-        for at, field in zip(order, schema, strict=True)
-    ]
+
+    def column(at: int, name: str, kind: pa.DataType) -> pa.Array:
+        if name not in added:
+            return conform(payload.field(at), kind) if at >= 0 else pa.nulls(len(payload), kind)
+        has_none = added[name] == "events" and not waiting.has_events
+        return pa.nulls(len(waiting), kind) if has_none else conform(waiting.column(added[name]), kind)
+
+    columns = [column(at, field.name, field.type) for at, field in zip(order, schema, strict=True)]
     yield pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _as_asked(waiting: Waiting, name: str, kind: pa.DataType) -> pa.Array:
-    if name == "events" and not waiting.has_events:
-        return pa.nulls(len(waiting), kind)
-    return conform(waiting.column(name), kind)

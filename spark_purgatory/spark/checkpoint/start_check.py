@@ -19,7 +19,7 @@ from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.spec.engine_spec import MOVES, EngineSpec
 from spark_purgatory.core.state.engine_snapshot import differences, refuse
 from spark_purgatory.core.state.step_log import ShardState
-from spark_purgatory.errors import ConfigError, StateError, StateMismatchError, sentence_of
+from spark_purgatory.errors import StateError, StateMismatchError, sentence_of
 from spark_purgatory.spark.checkpoint.shard_states import (
     HERE,
     StatePathError,
@@ -66,11 +66,7 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
         check_checkpoint(spark, outcomes, checkpoint=checkpoint)
         query = outcomes.writeStream.format("console").option("checkpointLocation", checkpoint)
     """
-    queries = queries_of(outcomes)
-    if not queries:
-        raise ConfigError(
-            "outcomes: no purgatory is in this stream: give what Purgatory.resolve returned, or a stream made of it"
-        )
+    queries = queries_of(outcomes, needed=True)
     if is_checkpoint(spark, checkpoint):
         check_files(spark, checkpoint)
     _check(spark, checkpoint, queries, warns=True)

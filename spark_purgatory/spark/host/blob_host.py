@@ -8,7 +8,7 @@ is due first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pandas as pd
@@ -21,19 +21,7 @@ from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.engine_snapshot import restore, save
 from spark_purgatory.core.state.step_log import Step, take_step
-from spark_purgatory.spark.host.calls import (
-    RESULT_DDL,
-    Broadcast,
-    added,
-    clock_behind,
-    counts_of,
-    frame_of,
-    packed,
-    result_of,
-    rows_in,
-    step_of,
-    timer_of,
-)
+from spark_purgatory.spark.host import calls
 from spark_purgatory.spark.host.worker import end_task, prepare_worker
 
 StreamFunction = Callable[[Any, Iterator[pd.DataFrame], Any], Iterator[pd.DataFrame]]
@@ -42,24 +30,26 @@ StreamFunction = Callable[[Any, Iterator[pd.DataFrame], Any], Iterator[pd.DataFr
 def blob_hosted(groups: GroupedData, function: StreamFunction) -> DataFrame:
     """The calls' rows."""
     timeout = GroupStateTimeout.EventTimeTimeout
-    return groups.applyInPandasWithState(function, RESULT_DDL, "blob binary", "append", timeout)
+    return groups.applyInPandasWithState(function, calls.RESULT_DDL, "blob binary", "append", timeout)
 
 
 def stream_function(
-    spec: EngineSpec, shards: int | None, broadcast: Broadcast | None = None, clock_delay_ms: int = 0
+    spec: EngineSpec, shards: int | None, broadcast: calls.Broadcast | None = None, clock_delay_ms: int = 0
 ) -> StreamFunction:
     """The function for `blob_hosted`."""
 
     def on_group(key: Any, frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         prepare_worker()
-        step = step_of(rows_in(frames), clock_behind(state.getCurrentWatermarkMs(), clock_delay_ms), broadcast)
+        step = calls.step_of(
+            calls.rows_in(frames), calls.clock_behind(state.getCurrentWatermarkMs(), clock_delay_ms), broadcast
+        )
         engine = restore(spec, state.get[0], shards or 0) if state.exists else EventTimePurgatory(spec)
-        before = counts_of(engine.outcomes.tally)
+        before = calls.counts_of(engine.outcomes.tally)
         outcomes = take_step(engine, step)
         blob = save(engine, shards or 0)
         state.update((blob,))
         set_timeout(state, engine.next_due_ms(), clock_delay_ms)
-        yield _result(outcomes, engine, before, len(blob))
+        yield _result(outcomes, calls.added(engine.outcomes.tally, before), len(blob))
         end_task(len(blob) + step.size)
 
     return on_group
@@ -67,28 +57,25 @@ def stream_function(
 
 def set_timeout(state: Any, due_ms: int | None, clock_delay_ms: int = 0) -> None:
     """Have Spark call the shard when its engine is next due; a time-out fires once the watermark is beyond it."""
-    timer_ms = timer_of(due_ms, state.getCurrentWatermarkMs(), clock_delay_ms)
+    timer_ms = calls.timer_of(due_ms, state.getCurrentWatermarkMs(), clock_delay_ms)
     if timer_ms is not None:
         state.setTimeoutTimestamp(max(timer_ms - 1, 1))
 
 
 def batch_function(
-    spec: EngineSpec, as_of_ms: int | None, broadcast: Broadcast | None = None
+    spec: EngineSpec, as_of_ms: int | None, broadcast: calls.Broadcast | None = None
 ) -> Callable[[pd.DataFrame], pd.DataFrame]:
     """The function for ``applyInPandas``: everything arrives at once, then the watermark is set."""
 
     def on_group(frame: pd.DataFrame) -> pd.DataFrame:
         prepare_worker()
         engine = EventTimePurgatory(spec)
-        before = counts_of(engine.outcomes.tally)
-        outcomes = take_step(engine, step_of(rows_in([frame]), 0, broadcast))
+        outcomes = take_step(engine, calls.step_of(calls.rows_in([frame]), 0, broadcast))
         outcomes += take_step(engine, Step(END_OF_TIME_MS if as_of_ms is None else as_of_ms))
-        return _result(outcomes, engine, before, 0)
+        return _result(outcomes, calls.counts_of(engine.outcomes.tally), 0)
 
     return on_group
 
 
-def _result(
-    outcomes: list[pa.RecordBatch], engine: EventTimePurgatory, before: dict[str, int], state_bytes: int
-) -> pd.DataFrame:
-    return frame_of(result_of(packed(outcomes), added(engine.outcomes.tally, before), state_bytes))
+def _result(outcomes: list[pa.RecordBatch], counted: Mapping[str, int], state_bytes: int) -> pd.DataFrame:
+    return calls.frame_of(calls.result_of(calls.packed(outcomes), counted, state_bytes))

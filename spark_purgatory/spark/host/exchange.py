@@ -56,9 +56,12 @@ def unix_sockets(folder: str) -> dict[str, str]:
     return {f"{name}.enabled": "true", f"{name}.dir": folder}
 
 
-def exchanged(rows: DataFrame, pack: Callable[[Batches], Batches], shards: int | None) -> DataFrame:
-    """Rows packed by a function of `packer`."""
-    return rows.mapInArrow(pack, f"shard {'bigint' if shards is None else 'int'}, side tinyint, blob binary")
+def exchanged(
+    rows: DataFrame, side: int, shards: int | None, broadcast: bool = False, columns: pa.Schema | None = None
+) -> DataFrame:
+    """The rows of an input, packed by `packer`."""
+    ddl = f"shard {'bigint' if shards is None else 'int'}, side tinyint, blob binary"
+    return rows.mapInArrow(packer(side, shards, broadcast, columns), ddl)
 
 
 def by_shard(packed: DataFrame) -> GroupedData:
@@ -91,7 +94,8 @@ def packer(
             if route.null_count:
                 # A heartbeat has no hash, and has done its work: it moved the watermark.
                 batch = batch.filter(route.is_valid())
-            batch = conform_batch(batch, _plain_schema(batch.schema, payload))
+            fields = [payload.get(each.name) or pa.field(each.name, plain(each.type)) for each in batch.schema]
+            batch = conform_batch(batch, pa.schema(fields))
             gathered.append(batch)
             size += batch.nbytes
             if size >= GATHER_BYTES:
@@ -104,11 +108,6 @@ def packer(
         end_task(moved)
 
     return pack
-
-
-def _plain_schema(schema: pa.Schema, payload: Mapping[str, pa.Field]) -> pa.Schema:
-    """The engine's columns with plain types, the payload's with those of the query."""
-    return pa.schema([payload.get(field.name) or pa.field(field.name, plain(field.type)) for field in schema])
 
 
 def _split(batches: list[pa.RecordBatch], side: int, labels: np.ndarray | None, broadcast: bool) -> Batches:

@@ -60,16 +60,7 @@ from spark_purgatory.core.state.blob import other_shards
 from spark_purgatory.core.state.shard_head import ShardHead, read_head, write_head
 from spark_purgatory.core.state.step_log import STEP_VERSION, Step, digest, load, write_entry
 from spark_purgatory.errors import StateMismatchError
-from spark_purgatory.spark.host.calls import (
-    RESULT_DDL,
-    Broadcast,
-    clock_behind,
-    frame_of,
-    result_of,
-    rows_in,
-    step_of,
-    timer_of,
-)
+from spark_purgatory.spark.host import calls
 from spark_purgatory.spark.host.warm_engines import WarmEngines, step_engine, warm_engines
 from spark_purgatory.spark.host.warm_messages import Answer, Request
 from spark_purgatory.spark.host.worker import prepare_worker
@@ -99,7 +90,7 @@ class LogHostOptions:
     shards: int
     """0: every key has a group of its own."""
     max_warm_bytes: int
-    broadcast: Broadcast | None = None
+    broadcast: calls.Broadcast | None = None
     clock_delay_ms: int = 0
     """How far the engines' clock is behind Spark's watermark."""
 
@@ -127,9 +118,9 @@ class LogHost(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
         """A shard's operations and events."""
         watermark_ms = timerValues.getCurrentWatermarkInMs()
-        clock_ms = clock_behind(watermark_ms, self._options.clock_delay_ms)
+        clock_ms = calls.clock_behind(watermark_ms, self._options.clock_delay_ms)
         sent = ((row["side"], row["blob"]) for row in rows)
-        yield self._call(step_of(sent, clock_ms, self._options.broadcast), watermark_ms)
+        yield self._call(calls.step_of(sent, clock_ms, self._options.broadcast), watermark_ms)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         """A shard whose next deadline has passed."""
@@ -138,7 +129,7 @@ class LogHost(StatefulProcessor):
         if self._expired_bytes > self.most_expired_bytes:
             self._postpone(watermark_ms, fired_ms)
             return
-        step = Step(clock_behind(watermark_ms, self._options.clock_delay_ms))
+        step = Step(calls.clock_behind(watermark_ms, self._options.clock_delay_ms))
         row = self._call(step, watermark_ms, fired_ms)
         self._expired_bytes += len(row["blob"] or b"")
         yield row
@@ -180,11 +171,11 @@ class LogHost(StatefulProcessor):
         if answer is None:
             answer = self._step_cold(head, request, is_new=stored is None)
         self.reached("after step")
-        timer_ms = timer_of(answer.due_ms, watermark_ms, self._options.clock_delay_ms)
+        timer_ms = calls.timer_of(answer.due_ms, watermark_ms, self._options.clock_delay_ms)
         written = self._write(head, entry, request, answer, timer_ms)
         self._set_timer(head.timer_ms, written.timer_ms, fired_ms)
         size = len(entry) if answer.snapshot is None else len(answer.snapshot)
-        return Row(**result_of(answer.outcomes, answer.counted, size))
+        return Row(**calls.result_of(answer.outcomes, answer.counted, size))
 
     def _step_cold(self, head: ShardHead, request: Request, is_new: bool) -> Answer:
         engine = EventTimePurgatory(self._spec) if is_new else self._load(head)
@@ -253,7 +244,7 @@ class LogHost(StatefulProcessor):
         stored = self._head.get()
         assert stored is not None, "a shard with a timer has a head"
         head = read_head(_bytes(stored[0]))
-        then_ms = timer_of(fired_ms, watermark_ms, 0)
+        then_ms = calls.timer_of(fired_ms, watermark_ms, 0)
         self._head.update((write_head(replace(head, timer_ms=then_ms)),))
         self._set_timer(head.timer_ms, then_ms, fired_ms)
 
@@ -279,19 +270,22 @@ class PandasLogHost(LogHost):
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
         """A shard's operations and events."""
-        sent = ({"side": side, "blob": blob} for side, blob in rows_in(rows))
-        yield from (frame_of(row.asDict()) for row in super().handleInputRows(key, sent, timerValues))
+        sent = ({"side": side, "blob": blob} for side, blob in calls.rows_in(rows))
+        yield from self._as_frames(super().handleInputRows(key, sent, timerValues))
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         """A shard whose next deadline has passed."""
-        yield from (frame_of(row.asDict()) for row in super().handleExpiredTimer(key, timerValues, expiredTimerInfo))
+        yield from self._as_frames(super().handleExpiredTimer(key, timerValues, expiredTimerInfo))
+
+    def _as_frames(self, answers: Iterator[Row]) -> Iterator[Any]:
+        return (calls.frame_of(row.asDict()) for row in answers)
 
 
 def log_hosted(groups: GroupedData, host: LogHost, pandas_host: PandasLogHost) -> DataFrame:
     """The calls' rows, by the operator that this Spark has: 4.0 only the second."""
     if hasattr(groups, "transformWithState"):
-        return groups.transformWithState(host, RESULT_DDL, "append", "EventTime")
-    return groups.transformWithStateInPandas(pandas_host, RESULT_DDL, "append", "EventTime")
+        return groups.transformWithState(host, calls.RESULT_DDL, "append", "EventTime")
+    return groups.transformWithStateInPandas(pandas_host, calls.RESULT_DDL, "append", "EventTime")
 
 
 def _bytes(value: Any) -> bytes:

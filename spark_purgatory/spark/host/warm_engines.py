@@ -29,16 +29,10 @@ from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.state.engine_snapshot import gauges_of, save, tally_of
 from spark_purgatory.core.state.step_log import take_step
 from spark_purgatory.errors import PurgatoryError
+from spark_purgatory.spark.host import warm_messages
 from spark_purgatory.spark.host.calls import added, counts_of, packed
 from spark_purgatory.spark.host.warm_folder import KeptSizes, executor_folder, is_neighbour
-from spark_purgatory.spark.host.warm_messages import (
-    Answer,
-    Request,
-    receive_answer,
-    receive_request,
-    send_answer,
-    send_request,
-)
+from spark_purgatory.spark.host.warm_messages import Answer, Request
 from spark_purgatory.spark.host.warm_sockets import LONGEST_ADDRESS, Server, connect
 from spark_purgatory.spark.host.worker import give_memory_back, prepare_worker
 
@@ -103,10 +97,7 @@ class WarmEngines:
         return "" if self._server is None else self._server.address
 
     def ask(self, holder: str, request: Request) -> Answer | None:
-        """Have the holder make a step; None where it does not keep the engine in this state.
-
-        Raises what the step raises.
-        """
+        """Have the holder make a step, and raise what that raises; None where the engine is not kept in this state."""
         if not holder:
             return None
         if holder == self.address:
@@ -118,10 +109,10 @@ class WarmEngines:
             connection = self._clients.get(holder)
             if connection is None:
                 connection = self._clients[holder] = connect(holder, ANSWER_SECONDS)
-            send_request(connection, request)
+            warm_messages.send_request(connection, request)
             if not connection.poll(ANSWER_SECONDS):
                 raise TimeoutError
-            return receive_answer(connection)
+            return warm_messages.receive_answer(connection)
         except (OSError, EOFError):
             # The worker was ended, or is of another machine.
             self._forget_client(holder)
@@ -264,7 +255,7 @@ class WarmEngines:
 
     def _answer(self, connection: Connection) -> None:
         """Answer one request. A method of its own, so that nothing of it is kept until the next one."""
-        request = receive_request(connection)
+        request = warm_messages.receive_request(connection)
         if self._closed:
             return
         try:
@@ -275,7 +266,7 @@ class WarmEngines:
             # The task's own worker loads the shard and meets the same error, with its own stack.
             LOG.exception("a step of a kept engine failed")
             answer = None
-        send_answer(connection, answer)
+        warm_messages.send_answer(connection, answer)
 
 
 def step_engine(engine: EventTimePurgatory, request: Request, holder: str) -> Answer:

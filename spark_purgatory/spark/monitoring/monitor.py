@@ -17,7 +17,6 @@ from datetime import datetime
 from typing import Any
 
 from pyspark.sql import SparkSession, is_remote
-from pyspark.sql.streaming.listener import QueryProgressEvent, QueryTerminatedEvent
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_purgatory.config.units import Duration, parse_duration
@@ -84,7 +83,7 @@ def monitor(
     return QueryMonitor(query, reporters, checkpoint, every_ms, name)
 
 
-class QueryMonitor:
+class QueryMonitor(QueryListener):
     """Samples of one query; made by `monitor`."""
 
     def __init__(
@@ -97,9 +96,7 @@ class QueryMonitor:
     ) -> None:
         self.last: Sample | None = None
         """The last sample; None before the first micro-batch."""
-        self.listener = _Listener(self)
-        self.run_id = str(query.runId)
-        self._label, self._counters = query.name or str(query.id), counters
+        self._label, self._run_id, self._counters = query.name or str(query.id), str(query.runId), counters
         self._spark, self._query, self._reporters = _session_of(query), query, reporters
         self._checkpoint, self._gauges_every_ms = checkpoint, gauges_every_ms
         self._totals: dict[str, dict[Labels, float]] = {}
@@ -109,7 +106,7 @@ class QueryMonitor:
         if isinstance(query, AccumulatorQuery) and not is_remote():
             query.told.append(self._measured)
         with self._taking:
-            self._spark.streams.addListener(self.listener)
+            self._spark.streams.addListener(self)
             # Asked before the reports: those of a query that has ended by now are complete.
             has_ended = not query.isActive
             earlier = [progress for progress in query.recentProgress if _ran(progress)]
@@ -130,15 +127,20 @@ class QueryMonitor:
             return
         self._stopped = True
         # From a thread of its own: Spark waits for its listeners, and one that is called cannot be removed.
-        threading.Thread(target=self._spark.streams.removeListener, args=(self.listener,), daemon=True).start()
+        threading.Thread(target=self._spark.streams.removeListener, args=(self,), daemon=True).start()
 
-    def take(self, progress: Any) -> None:
-        """Take in a progress report of Spark, unless it was taken in before."""
-        if not _ran(progress):
-            return
-        with self._taking:
-            if progress.batchId > self._last_batch:
-                self._sample(progress)
+    def onQueryProgress(self, event: Any) -> None:
+        """Take in the report of a micro-batch, unless it was taken in before."""
+        progress = event.progress
+        if str(progress.runId) == self._run_id and _ran(progress):
+            with self._taking:
+                if progress.batchId > self._last_batch:
+                    self._sample(progress)
+
+    def onQueryTerminated(self, event: Any) -> None:
+        """Stop with the query."""
+        if str(event.runId) == self._run_id:
+            self.stop()
 
     def _sample(self, progress: Any) -> None:
         now_ms = time.time_ns() // 1_000_000
@@ -239,19 +241,6 @@ def _of_gauges(found: Gauges) -> dict[str, float]:
     if found["watermark_ms"] and found["next_due_ms"] is not None:
         values["next_deadline_ms"] = max(0, found["next_due_ms"] - found["watermark_ms"])
     return values
-
-
-class _Listener(QueryListener):
-    def __init__(self, owner: QueryMonitor) -> None:
-        self._owner = owner
-
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        if str(event.progress.runId) == self._owner.run_id:
-            self._owner.take(event.progress)
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        if str(event.runId) == self._owner.run_id:
-            self._owner.stop()
 
 
 def _ran(progress: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -21,8 +21,10 @@ CHECKED_IN = 64
 """Groups in which rows are checked: those of one identity are in one."""
 
 
-def check_removed(removed: Mapping[str, int], tables: str | None) -> None:
-    """Raise ConfigError for what is no statement of removed rows."""
+def check_arguments(partitions: object, removed: Mapping[str, int], tables: str | None) -> None:
+    """Raise ConfigError for what is no number of partitions, or no statement of removed rows."""
+    if partitions is not None and (isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1):
+        raise ConfigError(f"partitions={partitions!r} must be a whole number from 1")
     wrong = [name for name in removed if name not in TABLES]
     wrong += [n for n, rows in removed.items() if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0]
     if wrong or (removed and tables is None):
@@ -83,15 +85,12 @@ def _faults(name: str, rows: DataFrame, rules: TableRules) -> list[Fault]:
             rows = rows.withColumn("operation", F.when(F.col("operation").isNotNull(), own))
     elif name == "events":
         rows = rows.select(*(each for each in rows.columns if each != "columns"))
-    checked = rows.groupBy(F.pmod(by[0], F.lit(CHECKED_IN))).applyInArrow(_checker(name, rules), FAULTS_DDL)
-    summed = checked.groupBy("column", "what", "remedy").agg(F.sum("rows").alias("rows")).orderBy("column", "what")
-    return [Fault(**row.asDict()) for row in summed.collect()]
 
-
-def _checker(name: str, rules: TableRules) -> Callable[[pa.Table], pa.Table]:
     def check(table: pa.Table) -> pa.Table:
         found = [vars(fault) for fault in rules.faults(name, table)]
         schema = [("column", pa.string()), ("what", pa.string()), ("rows", pa.int64()), ("remedy", pa.string())]
         return pa.Table.from_pylist(found, schema=pa.schema(schema))
 
-    return check
+    checked = rows.groupBy(F.pmod(by[0], F.lit(CHECKED_IN))).applyInArrow(check, FAULTS_DDL)
+    summed = checked.groupBy("column", "what", "remedy").agg(F.sum("rows").alias("rows")).orderBy("column", "what")
+    return [Fault(**row.asDict()) for row in summed.collect()]

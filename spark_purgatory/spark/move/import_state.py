@@ -16,7 +16,7 @@ from spark_purgatory.spark.checkpoint.gauges import gauges
 from spark_purgatory.spark.checkpoint.start_check import store_settings
 from spark_purgatory.spark.host.blob_host import StreamFunction, blob_hosted, set_timeout
 from spark_purgatory.spark.host.calls import frame_of, nothing, rows_in
-from spark_purgatory.spark.host.exchange import by_shard, exchanged, packer
+from spark_purgatory.spark.host.exchange import by_shard, exchanged
 from spark_purgatory.spark.host.requirements import check_log_host
 from spark_purgatory.spark.host.worker import prepare_worker
 from spark_purgatory.spark.move.importing import SIDES, Importing
@@ -37,10 +37,7 @@ ONE_BATCH: Mapping[str, str] = {
 
 
 def import_tables(spark: SparkSession, folder: str, checkpoint: str, *, query: Query, partitions: int) -> int:
-    """Make the state of a query, at the first version of a checkpoint of its own, of an export's tables.
-
-    Returns how many operations wait in it.
-    """
+    """Make a query's state of an export's tables, in a checkpoint of its own; returns how many operations wait."""
     manifest = read_manifest(spark, folder)
     importing = Importing(query.spec, query.shards, manifest.watermark_ms, manifest.history)
     with settings(spark, {**ONE_BATCH, PARTITIONS: str(partitions)}):
@@ -69,7 +66,7 @@ def _packed(spark: SparkSession, folder: str, name: str, query: Query) -> DataFr
     else:
         hashed = with_hashes(name, rows, query.route, query.spec.key_prefix, query.spec.id_prefix)
     to_all = name == "events" and query.route == "id"
-    return exchanged(hashed, packer(SIDES[name], query.shards, to_all), query.shards)
+    return exchanged(hashed, SIDES[name], query.shards, to_all)
 
 
 def _blob_function(importing: Importing) -> StreamFunction:

@@ -49,12 +49,11 @@ class Importing:
         self, table: pa.Table, name: str, match: Callable[[EngineSpec, list[pa.RecordBatch], list[str]], StoredPayload]
     ) -> pa.Table:
         """The table with the query's columns in place of those of the export."""
-        table = table.combine_chunks()
         if name in table.column_names:
             held = pa.concat_arrays(table[name].chunks)
+            table = table.drop_columns([name])
         else:
             held = pa.Array.from_buffers(pa.struct([]), len(table), [None])
         names = [field.name for field in held.type]
         [columns] = match(self.spec, [pa.RecordBatch.from_struct_array(held)], names).evolved()
-        table = table.drop_columns([name]) if name in table.column_names else table
         return table.append_column(name, columns.to_struct_array())

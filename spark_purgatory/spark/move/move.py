@@ -28,14 +28,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory.config.declared import refuses_wrong_calls
 from spark_purgatory.core.state.engine_snapshot import refuse
-from spark_purgatory.errors import BugError, ConfigError
-from spark_purgatory.spark.move.check_tables import check_removed, check_tables
+from spark_purgatory.errors import BugError
+from spark_purgatory.spark.move.check_tables import check_arguments, check_tables
 from spark_purgatory.spark.move.files import Files, reaching
 from spark_purgatory.spark.move.import_state import import_tables
 from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint, check_target, conf_of
 from spark_purgatory.spark.move.survey import Survey, survey
 from spark_purgatory.spark.move.tables import write_tables
-from spark_purgatory.spark.operator.stream_plan import Query, query_of
+from spark_purgatory.spark.operator.stream_plan import Query, queries_of
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
 from spark_purgatory.spark.storage.storage_access import absolute
@@ -155,8 +155,8 @@ def move_checkpoint(
     files = Files(spark)
     source, target = (absolute(spark, path.rstrip("/")) for path in (source, target))
     tables = None if tables is None else absolute(spark, tables.rstrip("/"))
-    check_removed(removed := removed or {}, tables)
-    query = _query(outcomes, partitions)
+    check_arguments(partitions, removed := removed or {}, tables)
+    query = queries_of(outcomes, needed=True)[0]
     with reaching("source", source):
         old = OldCheckpoint.read(files, source)
     with reaching("target", target):
@@ -209,17 +209,6 @@ def move_checkpoint(
         is_done=not dry_run,
         seconds=time.monotonic() - began,
     )
-
-
-def _query(outcomes: DataFrame, partitions: object) -> Query:
-    if partitions is not None and (isinstance(partitions, bool) or not isinstance(partitions, int) or partitions < 1):
-        raise ConfigError(f"partitions={partitions!r} must be a whole number from 1")
-    query = query_of(outcomes)
-    if query is None:
-        raise ConfigError(
-            "outcomes: no purgatory is in this stream: give what Purgatory.resolve returned, or a stream made of it"
-        )
-    return query
 
 
 def _changes(found: Survey, query: Query) -> list[str]:

@@ -41,7 +41,6 @@ class ShardFacts:
     event_id: str
     """Arrow type of event ids."""
     events: int
-    ids: int
     state_bytes: int
     differences: list[str]
     """Why the query to move to cannot take it over."""
@@ -93,10 +92,8 @@ class Survey:
         """The operations' own columns, of all shards."""
         return merged_texts(each.payload for each in self.found)
 
-    def carried(self) -> list[pa.Field] | None:
-        """What is kept of events for outcomes; None: nothing was asked for."""
-        if all(each.carried is None for each in self.found):
-            return None
+    def carried(self) -> list[pa.Field]:
+        """What is kept of events for outcomes."""
         return merged_texts(each.carried for each in self.found)
 
     def key_types(self) -> tuple[str, str, str]:
@@ -156,7 +153,6 @@ def _facts(spec: EngineSpec | None, state: ShardState) -> Iterator[dict[str, Any
         "event_id": str(event_ids[0]) if event_ids else "",
         "shards": shard_count(blob) or None,
         "events": sum(map(len, times)),
-        "ids": len(arrays["ids.deadline_us"]),
         "state_bytes": len(blob),
         "differences": [] if spec is None else differences_of(spec, facts, tables, MOVABLE),
         "payload": schema_text(payload),

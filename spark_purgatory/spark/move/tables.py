@@ -6,7 +6,7 @@ They are written from the states of the checkpoint, and read back as what the sh
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -30,7 +30,7 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.checkpoint.shard_states import rows_of_states
 from spark_purgatory.spark.move.files import Files, reaching
 from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint, lie_in_each_other
-from spark_purgatory.spark.move.survey import ShardFacts, Survey, survey
+from spark_purgatory.spark.move.survey import Survey, survey
 from spark_purgatory.spark.operator.payload import arrow_schema, spark_types
 from spark_purgatory.spark.storage.paths import literal
 from spark_purgatory.spark.storage.storage_access import absolute
@@ -105,7 +105,7 @@ def export_state(spark: SparkSession, *, checkpoint: str, folder: str) -> Mappin
 def schemas_of(found: Survey) -> dict[str, T.StructType]:
     """The Spark schemas of the tables, without the number that each row has."""
     id_type, key_type, event_id = found.key_types()
-    own, carried = _spark_type(found.payload()), found.carried()
+    own = _spark_type(found.payload())
     by_row = ", rule string, need double, sum_need string, level_needs array<string>"
     operations = T.StructType(
         [
@@ -120,8 +120,7 @@ def schemas_of(found: Survey) -> dict[str, T.StructType]:
         f"kept_as string, kind string, is_named boolean, operation_id {id_type}, key {key_type}, time_us bigint, "
         f"value {found.value_type()}, number bigint, event_id {event_id}"
     )
-    columns = T.StructType() if carried is None else _spark_type(carried)
-    if columns.fields:
+    if (columns := _spark_type(found.carried())).fields:
         events.append(T.StructField("columns", columns))
     return {
         "operations": operations,
@@ -136,6 +135,7 @@ def write_tables(found: Survey, query_id: str, folder: str) -> Manifest:
     for name, schema in schemas_of(found).items():
         numbered = _table(found, name, schema).withColumn(ROW, F.monotonically_increasing_id())
         numbered.write.parquet(f"{folder}/{name}")
+    queries = dict.fromkeys(json.dumps(each.of_query(), sort_keys=True) for each in found.found)
     manifest = Manifest(
         query_id=query_id,
         batch_id=found.states.batch_id,
@@ -143,7 +143,7 @@ def write_tables(found: Survey, query_id: str, folder: str) -> Manifest:
         shards=found.found[0].shards,
         host=found.states.host,
         history=history_of([each.tally for each in found.found]),
-        queries=_distinct(found.found),
+        queries=[json.loads(text) for text in queries],
         rows={name: read_table(spark, folder, name).count() for name in TABLES},
     )
     row = (FORMAT, __version__, json.dumps(vars(manifest)))
@@ -180,11 +180,6 @@ def read_table(spark: SparkSession, folder: str, name: str) -> DataFrame:
             f"tables={folder!r}: there is no table {name!r}, or it has no file: give the folder that export_state "
             "wrote, with all of its tables"
         ) from error
-
-
-def _distinct(found: Iterable[ShardFacts]) -> list[dict[str, Any]]:
-    texts = dict.fromkeys(json.dumps(each.of_query(), sort_keys=True) for each in found)
-    return [json.loads(text) for text in texts]
 
 
 def _table(found: Survey, name: str, schema: T.StructType) -> DataFrame:

@@ -56,10 +56,7 @@ class EngineColumns(ABC, Generic[C]):
         """The scope of keys and ids, 32 hexadecimal digits made of their partition; None without partitions."""
 
     def of_operations(self, spec: EngineSpec, several: bool) -> dict[str, C]:
-        """Id, keys, times and rules of the operations, without those that are payload columns.
-
-        ``several``: whether an operation may have several keys.
-        """
+        """Id, keys (``several``: maybe more than one), times and rules of the operations, but for payload columns."""
         config, criterion, scope = self.options.operations, self.options.criterion, self.scope()
         own_id, keys = self._text(config.id, "operations.id", scope), self._keys(several, scope)
         created_us = self._time_us(config.created, "operations.created")

@@ -50,15 +50,15 @@ def _last(path: str) -> str:
 def carried_schema(
     options: PurgatoryOptions,
     names: Sequence[str],
-    type_of: Callable[[ColumnLike, str], T.DataType],
+    type_of: Callable[[ColumnLike, str], T.DataType] | None,
     case_sensitive: bool,
-) -> tuple[T.StructType, pa.Schema] | None:
+) -> tuple[T.StructType | None, pa.Schema | None]:
     """The types of what is sent of each event, Spark's and as they are kept; None where outcomes carry no events.
 
     ``names``: the events' columns. ``type_of`` gives the type of one, which an argument names.
     """
-    if not options.evidence_columns:
-        return None
+    if not options.evidence_columns or type_of is None:
+        return None, None
     named = carried_columns(options, names)
     arguments = {name: "completions.value" if name == VALUE else "completions.columns" for name in named}
     kinds = [T.StructField(name, type_of(column, arguments[name])) for name, column in named.items()]

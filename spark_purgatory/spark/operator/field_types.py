@@ -17,13 +17,7 @@ from spark_purgatory.core.arrays.numbers import DOUBLE
 from spark_purgatory.core.spec.codes import KINDS, RULES
 from spark_purgatory.core.spec.criteria import ByRow, Criterion
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.spark.operator.key_types import (
-    LEVEL_KEYS,
-    FieldTypes,
-    check_compared,
-    check_key_type,
-    check_words,
-)
+from spark_purgatory.spark.operator.key_types import LEVEL_KEYS, FieldTypes, check_compared, check_key_type, check_words
 from spark_purgatory.spark.operator.value_types import number_type
 
 TypeOf = Callable[[Any, str], T.DataType]
@@ -63,8 +57,8 @@ def completion_types(type_of: TypeOf, options: PurgatoryOptions) -> FieldTypes:
         check_key_type(kind, label)
     types |= _scope_type(type_of, options, "completions")
     check_time(type_of(config.time, "completions.time"), "completions.time")
-    if reads_value(options):
-        check_value(type_of(config.value, "completions.value"))
+    if reads_value(options) and not isinstance(kind := type_of(config.value, "completions.value"), T.NumericType):
+        raise ConfigError(f"completions.value is {kind.simpleString()}, not a number: cast it")
     if config.kind is not None:
         check_words(type_of(config.kind, "completions.kind"), "completions.kind", ", ".join(KINDS))
     return types
@@ -172,9 +166,3 @@ def check_timeout(kind: T.DataType, unit: str | None) -> None:
             f'operations.timeout is {name}: write "30 minutes", or name a column of day-time intervals, or one of '
             "whole numbers and its timeout_unit"
         )
-
-
-def check_value(kind: T.DataType) -> None:
-    """Raise ConfigError unless a column can be completions.value."""
-    if not isinstance(kind, T.NumericType):
-        raise ConfigError(f"completions.value is {kind.simpleString()}, not a number: cast it")

@@ -169,15 +169,10 @@ def operations_input(fields: Fields, spec: EngineSpec, several: bool, heartbeats
 
 def payload_sources(config: Operations, scope: ColumnLike | None) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Columns that are named by what the checkpoint keeps of an operation; none where one is an expression."""
-    keys = tuple(config.keys) if isinstance(config.keys, (list, tuple)) else (config.keys,)
-    named: dict[str, tuple[Any, ...]] = {
-        "operations.id": (config.id,),
-        "operations.keys": keys,
-        "operations.created": (config.created,),
-        "operations.deadline": (config.deadline,),
-        "scope": (scope,),
-    }
-    return tuple((field, names) for field, names in named.items() if all(isinstance(name, str) for name in names))
+    named = {f"operations.{name}": getattr(config, name) for name in ("id", "keys", "created", "deadline")}
+    listed = {field: each if isinstance(each, (list, tuple)) else (each,) for field, each in named.items()}
+    listed["scope"] = (scope,)
+    return tuple((field, tuple(each)) for field, each in listed.items() if all(isinstance(one, str) for one in each))
 
 
 def events_input(fields: Fields, number: str, heartbeats: bool = True) -> DataFrame:

@@ -1,20 +1,8 @@
 """Types of keys and ids: which can be compared, and the one text that each value has.
 
 Keys, ids and partitions are compared as text (binary ones as bytes), which the JVM makes in the projection. So a type
-is taken only where every value has one text, and no setting of the session has a say in it:
-
-============  ==========================================================================================
-type          text
-============  ==========================================================================================
-string        itself; strings of another collation than UTF8_BINARY are refused: they are equal by other rules
-whole number  its digits; whole numbers of all widths are compared with each other
-decimal       all digits of its scale, never an exponent: ``1.50``; compared with decimals of the same scale
-boolean       ``true``, ``false``
-date          ``2026-10-25``
-timestamp     its instant in UTC, with as many digits of a second as it has: ``2026-10-25 00:30:00.5Z``
-timestamp_ntz the same without ``Z``: ``2026-10-25 02:30:00.5``
-binary        its bytes
-============  ==========================================================================================
+is taken only where every value has one text, and no setting of the session has a say in it. docs/keys_and_times.md has
+the text of each type.
 
 A cast of a timestamp to text is in the session's zone: there the two instants of a repeated hour have one text, and a
 restart in another zone gives all of them another. A cast of a date obeys ``spark.sql.legacy.timeParserPolicy``, a cast

@@ -24,17 +24,11 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.schema import COUNTERS, REJECTION_COUNTERS
 from spark_purgatory.spark.host.blob_host import batch_function, blob_hosted, stream_function
 from spark_purgatory.spark.host.calls import RESULT_DDL, Broadcast
-from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, by_shard, exchanged, packer, unpacker
+from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, by_shard, exchanged, unpacker
 from spark_purgatory.spark.host.requirements import check_blob_host, check_local_workers, check_log_host
+from spark_purgatory.spark.operator import field_types
 from spark_purgatory.spark.operator.event_times import instant_ms
 from spark_purgatory.spark.operator.evidence import carried_schema, event_fields, evidence_of
-from spark_purgatory.spark.operator.field_types import (
-    TypeOf,
-    completion_types,
-    number_of,
-    operation_types,
-    payload_roles,
-)
 from spark_purgatory.spark.operator.inputs import Fields, events_input, key_prefix, operations_input, payload_sources
 from spark_purgatory.spark.operator.key_types import check_compared, kept_texts
 from spark_purgatory.spark.operator.payload import arrow_schema, columns_of, with_nullable_voids
@@ -77,10 +71,7 @@ def is_broadcast(options: PurgatoryOptions, several_keys: bool) -> bool:
 
 
 def outcome_schema(options: PurgatoryOptions, operations: T.StructType, carried: T.StructType | None) -> T.StructType:
-    """The operations' columns and the outcome's; ``carried``: what it carries of events.
-
-    Raises ConfigError where two have one name.
-    """
+    """The operations' columns, and the outcome's with what it carries of events. Raises ConfigError for equal names."""
     evidence = [] if carried is None else event_fields(options, carried)
     added = [*OUTCOME.fields, *evidence, *(OF_ORPHANS.fields if options.orphans != "none" else ())]
     names = [options.prefix + field.name for field in added]
@@ -113,9 +104,9 @@ class Plan:
 
 def plan_for(
     options: PurgatoryOptions,
-    type_of: TypeOf,
+    type_of: field_types.TypeOf,
     schema: T.StructType,
-    type_of_event: TypeOf | None,
+    type_of_event: field_types.TypeOf | None,
     event_names: Sequence[str],
     case_sensitive: bool = False,
 ) -> Plan:
@@ -123,15 +114,14 @@ def plan_for(
 
     Without ``type_of_event`` nothing is known of the completions. Raises ConfigError for columns that do not fit.
     """
-    columns, event_columns, carried = columns_of(schema, case_sensitive), None, None
-    if type_of_event is not None:
-        carried, event_columns = carried_schema(options, event_names, type_of_event, case_sensitive) or (None, None)
+    columns = columns_of(schema, case_sensitive)
+    carried, event_columns = carried_schema(options, event_names, type_of_event, case_sensitive)
     outcomes = outcome_schema(options, schema, carried)
     for name in set(options.operations.names_of("exclude")) - set(schema.names):
         raise not_a_column("operations.exclude", name, schema.names)
-    number = number_of(type_of, type_of_event, options)
-    types, several = operation_types(type_of, options)
-    completions = None if type_of_event is None else completion_types(type_of_event, options)
+    number = field_types.number_of(type_of, type_of_event, options)
+    types, several = field_types.operation_types(type_of, options)
+    completions = None if type_of_event is None else field_types.completion_types(type_of_event, options)
     check_compared(types, completions or {})
     has_scope, names_ids = options.scope is not None, options.completions.operation_id is not None
     own_id, own_keys = options.operations.id, options.operations.keys
@@ -151,7 +141,7 @@ def plan_for(
         key_prefix=key_prefix(types["operations.keys"]) if has_scope else 0,
         id_prefix=key_prefix(types["operations.id"]) if has_scope else 0,
         identity_width=1 if several or is_id else 2,
-        roles=payload_roles(schema, options),
+        roles=field_types.payload_roles(schema, options),
         columns=columns,
         case_sensitive=case_sensitive,
         event_columns=event_columns,
@@ -173,13 +163,10 @@ def added_rejections() -> Column:
     micro-batch.
     """
     zeros = F.array(*(F.lit(0).cast("bigint") for _ in REJECTION_COUNTERS))
-    sums = F.aggregate(F.collect_list("rejections"), zeros, lambda so_far, row: F.zip_with(so_far, row, _sum))
+    rows = F.collect_list("rejections")
+    sums = F.aggregate(rows, zeros, lambda so_far, row: F.zip_with(so_far, row, lambda one, other: one + other))
     by_reason = F.map_from_arrays(F.array(*map(F.lit, REJECTION_COUNTERS)), sums)
     return F.map_filter(by_reason, lambda reason, count: count > 0).alias("rejections")
-
-
-def _sum(left: Column, right: Column) -> Column:
-    return left + right
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -310,8 +297,8 @@ class Purgatory(PurgatoryOptions):
         right = events_input(events, spec.number, heartbeats)
         check_local_workers(operations.sparkSession)
         sent = Broadcast(self.shards or 1, self.bytes_of("max_broadcast_bytes")) if plan.is_broadcast else None
-        packed = self._pack(left, OPERATIONS, spec.columns, False)
-        packed = packed.unionByName(self._pack(right, EVENTS, spec.event_columns, plan.is_broadcast))
+        packed = exchanged(left, OPERATIONS, self.shards, columns=spec.columns)
+        packed = packed.unionByName(exchanged(right, EVENTS, self.shards, plan.is_broadcast, spec.event_columns))
         exclude = self.operations.names_of("exclude")
         unpack = unpacker(arrow_schema(schema), evidence_fields(spec), self.orphans != "none")
         if operations.isStreaming:
@@ -322,18 +309,10 @@ class Purgatory(PurgatoryOptions):
         decided = batch_function(spec, as_of_ms, sent)
         return packed.groupBy("shard").applyInPandas(decided, RESULT_DDL).mapInArrow(unpack, schema).drop(*exclude)
 
-    def _pack(self, rows: DataFrame, side: int, columns: pa.Schema | None, broadcast: bool) -> DataFrame:
-        return exchanged(rows, packer(side, self.shards, broadcast, columns), self.shards)
-
-    def _clock_delay_ms(self) -> int:
-        """How far the clock is behind Spark's watermark: the outcomes of another purgatory have no watermark of their
-        own whose delay could make room for those that come behind it.
-        """
-        sides = (side for side in (self.operations, self.completions) if side.outcomes_of is not None)
-        return max((watermark_ms(side) for side in sides), default=0)
-
     def _stream(self, packed: DataFrame, spec: EngineSpec, sent: Broadcast | None) -> DataFrame:
-        clock_delay_ms = self._clock_delay_ms()
+        # Outcomes of another purgatory have no watermark of their own whose delay could make room for those behind it.
+        sides = (side for side in (self.operations, self.completions) if side.outcomes_of is not None)
+        clock_delay_ms = max((watermark_ms(side) for side in sides), default=0)
         groups = by_shard(packed)
         if self.host == LOG_HOST:
             # Checked first, for the import needs protobuf.

@@ -6,7 +6,7 @@ plan shows both however the stream was wrapped (alias, view, ``toDF``, ``mapInAr
 under Spark Connect too. Names and literals in it may have line breaks. So the plan is explained twice, the second time
 one subquery deeper: lines of the tree move to the right, and lines of a literal stay. `Purgatory.resolve` writes into
 the plan what its query is (`with_query`), in an alias below its last step: it is in no schema, so in no table, and a
-checkpoint can be compared with it before the query starts (`query_of`).
+checkpoint can be compared with it before the query starts (`queries_of`).
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ def _check_said(found: dict[str, str], given: Operations | Completions, side: st
 
 
 def with_query(results: DataFrame, query: Query) -> DataFrame:
-    """The same rows; a stream made of them lets `query_of` find the query again."""
+    """The same rows; a stream made of them lets `queries_of` find the query again."""
     spec = query.spec
     said = {
         "fingerprint": spec.fingerprint(),
@@ -240,30 +240,24 @@ def with_query(results: DataFrame, query: Query) -> DataFrame:
     return results.alias(ALIAS + base64.b32hexencode(zlib.compress(json.dumps(said).encode(), 9)).decode().strip("="))
 
 
-def query_of(outcomes: DataFrame) -> Query | None:
-    """What `with_query` wrote into the stream's plan, the last one of several; None where it has none."""
-    return next(iter(queries_of(outcomes)), None)
-
-
-def queries_of(outcomes: DataFrame) -> list[Query]:
-    """Return what `with_query` wrote into the stream's plan, for each purgatory in it, the last one first."""
+def queries_of(outcomes: DataFrame, needed: bool = False) -> list[Query]:
+    """Return the purgatories in a stream (`with_query`), the last first; ConfigError for none if one is needed."""
     found = []
     for node in plan_of(outcomes):
         if node.name == "SubqueryAlias" and (text := re.fullmatch(rf" {ALIAS}([0-9A-V]+)", node.detail)):
             packed = text[1] + "=" * (-len(text[1]) % 8)
-            found.append(_query(json.loads(zlib.decompress(base64.b32hexdecode(packed)))))
+            said = json.loads(zlib.decompress(base64.b32hexdecode(packed)))
+            schemas = {name: said[name] and schema_of(said[name]) for name in SCHEMAS}
+            evidence = said["evidence"] and Evidence(**said["evidence"])
+            others = {name: _tuples(said[name]) for name in AS_IT_IS}
+            spec = replace(spec_of(said["fingerprint"]), evidence=evidence, **schemas, **others)
+            found.append(Query(spec, *(said[name] for name in ROUTING)))
+    if needed and not found:
+        raise ConfigError(
+            "outcomes: no purgatory is in this stream: give what Purgatory.resolve returned, or a stream made of it"
+        )
     return found
 
 
 def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
-def _query(said: dict[str, Any]) -> Query:
-    spec = replace(
-        spec_of(said["fingerprint"]),
-        **{name: said[name] and schema_of(said[name]) for name in SCHEMAS},
-        evidence=None if said["evidence"] is None else Evidence(**said["evidence"]),
-        **{name: _tuples(said[name]) for name in AS_IT_IS},
-    )
-    return Query(spec, *(said[name] for name in ROUTING))
