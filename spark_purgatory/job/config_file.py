@@ -132,7 +132,8 @@ def _problem(error: ErrorDetails) -> Problem:
             return Problem(f"{field}.format", repr(context["tag"]), f"allowed: {context['expected_tags']}")
         case "union_tag_not_found":
             return Problem(f"{field}.format", "", f"required: {FORMATS}")
-    return Problem(field, _given(error), allowed.removeprefix(f"{field}: "))
+    allowed = allowed.removeprefix(f"{field}: ").replace(f"this={error['input']!r} ", "this ")
+    return Problem(field, _given(error), allowed)
 
 
 def _meant(given: dict[str, Any], model: type[Model], path: str, unknown: list[Problem]) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import date
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from spark_purgatory.config.declared import JOIN_THEM
-from spark_purgatory.config.units import not_a_duration, not_a_size, parse_duration
+from spark_purgatory.config.units import parse_duration, parse_size
 
 FREE_FORM = ("options", "spark")
 """Mappings whose keys hold dots and whose values may be secret."""
@@ -27,43 +28,23 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-def _is_duration(value: object) -> object:
-    wrong = not_a_duration(value)
-    if wrong is not None:
-        raise ValueError(f"this is not a duration: {wrong}")
-    parse_duration(value, "this")
-    return value
+def _read_by(parse: Callable[[object, str], object]) -> BeforeValidator:
+    def check(value: object) -> object:
+        parse(value, "this")
+        return value
+
+    return BeforeValidator(check)
 
 
-def _has_unit(value: object) -> object:
-    if isinstance(value, (int, float)):
-        raise ValueError('a number alone has no unit: write "30 minutes", or name a column')
-    return value
+def _but(kinds: type | tuple[type, ...], said: str) -> BeforeValidator:
+    """Refuse values of some of YAML's types, in words of ours."""
 
+    def check(value: object) -> object:
+        if isinstance(value, kinds):
+            raise ValueError(said)
+        return value
 
-def _is_one(value: object) -> object:
-    if isinstance(value, list):
-        raise ValueError(f"must be one column: {JOIN_THEM}, in select")
-    return value
-
-
-def _is_size(value: object) -> object:
-    wrong = not_a_size(value)
-    if wrong is not None:
-        raise ValueError(f"this is not a size: {wrong}")
-    return value
-
-
-def _is_no_flag(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError("must be a whole number")
-    return value
-
-
-def _is_number(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ValueError("must be a number")
-    return value
+    return BeforeValidator(check)
 
 
 def _is_setting(name: str) -> str:
@@ -75,13 +56,13 @@ def _is_setting(name: str) -> str:
 Text = Annotated[str, Field(min_length=1)]
 Scalar = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int | float | bool)]
 Texts = Annotated[list[Text], BeforeValidator(_as_list, json_schema_input_type=Text | list[Text])]
-Duration = Annotated[str, BeforeValidator(_is_duration)]
-OneColumn = Annotated[Text, BeforeValidator(_is_one)]
-TimeOutText = Annotated[Text, BeforeValidator(_has_unit)]
-Size = Annotated[str | int, BeforeValidator(_is_size)]
-Whole = Annotated[int, BeforeValidator(_is_no_flag)]
+Duration = Annotated[str, _read_by(parse_duration)]
+OneColumn = Annotated[Text, _but(list, f"must be one column: {JOIN_THEM}, in select")]
+TimeOutText = Annotated[Text, _but((int, float), 'a number alone has no unit: write "30 minutes", or name a column')]
+Size = Annotated[str | int, _read_by(parse_size)]
+Whole = Annotated[int, _but(bool, "must be a whole number")]
 """YAML's yes is no 1."""
-Number = Annotated[int | float | str, BeforeValidator(_is_number)]
+Number = Annotated[int | float | str, _but((bool, bytes, date, dict, list, set), "must be a number")]
 Setting = Annotated[str, AfterValidator(_is_setting)]
 
 
