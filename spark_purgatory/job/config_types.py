@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import date
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -71,6 +71,9 @@ class Model(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, populate_by_name=True)
 
+    one_of: ClassVar[tuple[str, ...]] = ()
+    """Fields of which exactly one must be given."""
+
     @classmethod
     def long_form(cls, given: Any) -> Any:
         """The section with its fields' names, where people may write it shorter."""
@@ -81,13 +84,13 @@ class Model(BaseModel):
     def _in_full(cls, given: Any) -> Any:
         return cls.long_form(given)
 
+    @model_validator(mode="after")
+    def _one_is_given(self) -> Self:
+        given = [name for name in self.one_of if getattr(self, name) is not None]
+        if self.one_of and len(given) != 1:
+            raise ValueError(f"give exactly one of {', '.join(self.one_of)}; got {' and '.join(given) or 'none'}")
+        return self
+
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
             yield name, dict.fromkeys(value, "***") if name in FREE_FORM else value
-
-
-def exactly_one(model: BaseModel, *names: str) -> None:
-    """Raise ValueError unless exactly one of the fields is given."""
-    given = [name for name in names if getattr(model, name) is not None]
-    if len(given) != 1:
-        raise ValueError(f"give exactly one of {', '.join(names)}; got {' and '.join(given) or 'none'}")

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Callable, Container
 from decimal import Decimal, InvalidOperation
 from itertools import chain, combinations, product
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, PrivateAttr, create_model, model_validator
 
@@ -39,7 +39,6 @@ from spark_purgatory.job.config_types import (
     Texts,
     TimeOutText,
     Whole,
-    exactly_one,
 )
 from spark_purgatory.job.source_config import BROKERS, DeltaSource, KafkaSource, Source, check_brokers
 
@@ -178,15 +177,10 @@ class CriterionSection(Model):
             return criteria.by_row(**self.by_row.model_dump())
         if self.need is None:
             return criteria.Criterion(self.rule)
-        need = self.need if not isinstance(self.need, str) else _decimal(self.need)
-        return criteria.Criterion(self.rule, need)
-
-
-def _decimal(text: str) -> Decimal:
-    try:
-        return Decimal(text)
-    except InvalidOperation:
-        raise ValueError(f"need={text!r} is not a number") from None
+        try:
+            return criteria.Criterion(self.rule, Decimal(self.need) if isinstance(self.need, str) else self.need)
+        except InvalidOperation:
+            raise ValueError(f"need={self.need!r} is not a number") from None
 
 
 @with_options_of(PurgatoryOptions, but=("operations", "completions", "criterion"))
@@ -239,11 +233,7 @@ class Trigger(Model):
 
     processingTime: Duration | None = None
     availableNow: Literal[True] | None = None
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> Trigger:
-        exactly_one(self, "processingTime", "availableNow")
-        return self
+    one_of: ClassVar[tuple[str, ...]] = ("processingTime", "availableNow")
 
 
 class DeadLetters(Model):
@@ -317,16 +307,6 @@ class JobConfig(Model):
         """Where state lives between micro-batches: hdfs or rocksdb."""
         return self.state_store or ("rocksdb" if self.is_log_host else "hdfs")
 
-    @model_validator(mode="after")
-    def _store_is_of_the_host(self) -> JobConfig:
-        self.options()
-        if self.is_log_host and self.chosen_store != "rocksdb":
-            raise ValueError(
-                f"state_store is {self.state_store}, and purgatory.host {self.options().host} needs "
-                "rocksdb: leave state_store out"
-            )
-        return self
-
     @property
     def dead_letters_checkpoint(self) -> str:
         """The checkpoint of the query that writes dead letters: beside the job's own where the file gives none."""
@@ -334,7 +314,26 @@ class JobConfig(Model):
         return given or self.checkpoint.rstrip("/") + "_dead_letters"
 
     @model_validator(mode="after")
-    def _places_differ(self) -> JobConfig:
+    def _parts_fit(self) -> JobConfig:
+        if self.is_log_host and self.chosen_store != "rocksdb":
+            raise ValueError(
+                f"state_store is {self.state_store}, and purgatory.host {LOG_HOST} needs rocksdb: leave state_store out"
+            )
+        self._check_places()
+        sources = {"operations": self.operations.source, "completions": self.completions.source}
+        for name, source in sources.items():
+            is_read = isinstance(source, KafkaSource) and self.output.topic in (source.topic or ())
+            if is_read and source.options[BROKERS] == self.output.options.get(BROKERS):
+                raise ValueError(f"output.topic {self.output.topic!r} is read by {name}: it needs a topic of its own")
+        formats = [source.format for source in sources.values()]
+        if self.dead_letters is not None and not {"json", "csv", "kafka"} & {*formats}:
+            raise ValueError(
+                f"dead_letters: the sources are {formats[0]} and {formats[1]}, whose rows always fit their types; "
+                "only json, csv and kafka have rows that cannot be read: leave dead_letters out"
+            )
+        return self
+
+    def _check_places(self) -> None:
         table = None if self.output.topic else self.output.made()
         given = {"checkpoint": self.checkpoint, "output.path": None if table is None else table.path}
         if self.dead_letters is not None:
@@ -354,24 +353,3 @@ class JobConfig(Model):
             read_table = source.table if isinstance(source, DeltaSource) else None
             if table and table.table and read_table and _same_table(read_table, table.table):
                 raise ValueError(f"{name}.table and output.table are both {read_table!r}: the job reads what it writes")
-        return self
-
-    @model_validator(mode="after")
-    def _reads_not_what_it_writes(self) -> JobConfig:
-        topic, brokers = self.output.topic, self.output.options.get(BROKERS)
-        for name, given in (("operations", self.operations), ("completions", self.completions)):
-            source = given.source
-            is_read = isinstance(source, KafkaSource) and topic in (source.topic or ())
-            if is_read and source.options[BROKERS] == brokers:
-                raise ValueError(f"output.topic {topic!r} is read by {name}: it needs a topic of its own")
-        return self
-
-    @model_validator(mode="after")
-    def _has_text_to_read(self) -> JobConfig:
-        formats = [self.operations.source.format, self.completions.source.format]
-        if self.dead_letters is not None and not {"json", "csv", "kafka"} & set(formats):
-            raise ValueError(
-                f"dead_letters: the sources are {formats[0]} and {formats[1]}, whose rows always fit their types; "
-                "only json, csv and kafka have rows that cannot be read: leave dead_letters out"
-            )
-        return self

@@ -7,22 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from spark_purgatory.config.declared import near
-from spark_purgatory.job.config_types import Model, Scalar, Text, Texts, exactly_one
+from spark_purgatory.job.config_types import Model, Scalar, Text, Texts
 
-KAFKA_COLUMNS = (
-    "kafka_key",
-    "kafka_headers",
-    "kafka_topic",
-    "kafka_partition",
-    "kafka_offset",
-    "kafka_timestamp",
-)
+KAFKA_COLUMNS = ("kafka_key", "kafka_headers", "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
 """What ``select`` and ``where`` can name beside the fields of a record's value; ``*`` leaves them out."""
 READ_OPTIONS = (
     "startingOffsets",
@@ -65,11 +58,7 @@ class DeltaSource(Model):
     path: Text | None = None
     table: Text | None = None
     options: dict[str, Scalar] = Field(default_factory=dict)
-
-    @model_validator(mode="after")
-    def _one_place(self) -> DeltaSource:
-        exactly_one(self, "path", "table")
-        return self
+    one_of: ClassVar[tuple[str, ...]] = ("path", "table")
 
 
 class Registry(Model):
@@ -126,6 +115,7 @@ class KafkaSource(Model):
     schema_ddl: Annotated[str | None, Field(alias="schema", min_length=1)] = None
     avro: AvroValues | None = None
     options: dict[str, Scalar]
+    one_of: ClassVar[tuple[str, ...]] = ("topic", "topic_pattern")
 
     @field_validator("options")
     @classmethod
@@ -138,7 +128,6 @@ class KafkaSource(Model):
 
     @model_validator(mode="after")
     def _one_of_each(self) -> KafkaSource:
-        exactly_one(self, "topic", "topic_pattern")
         if (self.schema_ddl is None) == (self.avro is None):
             raise ValueError("give schema for values in JSON, or avro for values in Avro")
         if self.avro and self.avro.registry and not (self.avro.registry.subject or len(self.topic or ()) == 1):
