@@ -42,11 +42,7 @@ Settings = Annotated[list[str] | None, typer.Option(help="A setting of the Spark
 Changes = Annotated[list[str] | None, typer.Option("--set", help="Change a field: operations.timeout='5 minutes'.")]
 
 app = typer.Typer(
-    cls=Commands,
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    help=__doc__,
+    cls=Commands, rich_markup_mode=None, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__
 )
 
 DRY_RUN = "Show what would be done; write nothing."
@@ -91,14 +87,7 @@ def doctor(
     """
     from spark_purgatory.doctor.report import DoctorRequest, run_doctor
 
-    asked = DoctorRequest(
-        spark=spark or remote is not None,
-        checkpoint=checkpoint,
-        table=table,
-        remote=remote,
-        settings=conf or [],
-        as_json=json,
-    )
+    asked = DoctorRequest(spark or remote is not None, checkpoint, table, remote, settings=conf or [], as_json=json)
     raise typer.Exit(run_doctor(asked, terminal()))
 
 
@@ -217,19 +206,8 @@ def pending(
     from spark_purgatory.job.show_pending import PendingRequest, show_pending
 
     names = None if columns is None else [name.strip() for name in columns.split(",")]
-    request = PendingRequest(
-        checkpoint=checkpoint,
-        where=where,
-        order_by=order_by,
-        columns=names,
-        limit=limit,
-        batch_id=batch_id,
-        prefix=prefix,
-        as_json=json,
-        settings=conf or [],
-        wide=wide,
-    )
-    raise typer.Exit(show_pending(request, terminal()))
+    asked = PendingRequest(checkpoint, where, order_by, names, limit, batch_id, prefix, json, conf or [], wide)
+    raise typer.Exit(show_pending(asked, terminal()))
 
 
 @app.command()
@@ -253,20 +231,10 @@ def report(
     Exit code: 0 written, 1 Spark could not read, 2 an argument is wrong.
     """
     require_spark("The report")
-    from spark_purgatory.job.show_report import write_report
+    from spark_purgatory.job.commands import guarded_reading, write_report
 
-    raise typer.Exit(
-        write_report(
-            checkpoint=checkpoint,
-            table=table,
-            output=output,
-            name=name,
-            prefix=prefix,
-            rows=rows,
-            settings=conf or [],
-            console=terminal(),
-        )
-    )
+    given = (checkpoint, table, output, conf or [], terminal())
+    raise typer.Exit(guarded_reading(checkpoint, write_report, *given, name=name, prefix=prefix, rows=rows))
 
 
 @app.command()
@@ -283,9 +251,10 @@ def repair(
     could not read, 2 it cannot be decided, or nobody agreed.
     """
     require_spark("This command")
-    from spark_purgatory.job.show_repair import show_repair
+    from spark_purgatory.job.commands import guarded_reading, show_repair
 
-    raise typer.Exit(show_repair(checkpoint, Consent(dry_run, yes), conf or [], terminal()))
+    consent = Consent(dry_run, yes)
+    raise typer.Exit(guarded_reading(checkpoint, show_repair, checkpoint, consent, conf or [], terminal()))
 
 
 @app.command()
@@ -307,22 +276,11 @@ def move(
     changed. Exit code: 0 moved or only shown, 1 Spark failed, 2 it cannot be moved, or nobody agreed.
     """
     require_spark("This command")
-    from spark_purgatory.job.show_move import MoveRequest, show_move
+    from spark_purgatory.job.commands import guarded_reading, show_move
 
-    raise typer.Exit(
-        show_move(
-            MoveRequest(
-                job_file=job_file,
-                source=source,
-                partitions=partitions,
-                tables=tables,
-                removed=removed or (),
-                consent=Consent(dry_run, yes),
-                sets=set_ or (),
-            ),
-            terminal(),
-        )
-    )
+    given = (job_file, set_ or (), removed or (), Consent(dry_run, yes), terminal())
+    how: dict[str, Any] = {"source": source, "partitions": partitions, "tables": tables}
+    raise typer.Exit(guarded_reading(source, show_move, *given, **how))
 
 
 @app.command()
@@ -338,6 +296,6 @@ def export_state(
     Exit code: 0 written, 1 Spark could not read, 2 an argument is wrong.
     """
     require_spark("This command", needs_delta=False)
-    from spark_purgatory.job.show_move import show_export
+    from spark_purgatory.job.commands import guarded_reading, show_export
 
-    raise typer.Exit(show_export(checkpoint, folder, conf or [], terminal()))
+    raise typer.Exit(guarded_reading(checkpoint, show_export, checkpoint, folder, conf or [], terminal()))

@@ -18,10 +18,8 @@ from rich.table import Table
 
 from spark_purgatory.core.engine.waiting import WAITING_FIELDS
 from spark_purgatory.errors import ConfigError, sentence_of
-from spark_purgatory.job.arguments import log_file, settings_from
-from spark_purgatory.job.reading import guarded_reading
+from spark_purgatory.job.commands import guarded_reading, started
 from spark_purgatory.job.rows_text import Kind, fits, lines, rows_text, text_of
-from spark_purgatory.job.session import reading_session
 from spark_purgatory.job.status import instant
 from spark_purgatory.readable import readable_ms
 from spark_purgatory.spark.checkpoint.pending import pending
@@ -76,8 +74,7 @@ def show_pending(request: PendingRequest, console: Console) -> int:
     found: list[FoundPending] = []
 
     def read() -> None:
-        with at_work(console, "Starting Spark"):
-            spark = reading_session(settings_from(request.settings), log_file())
+        spark = started(request.settings, console)
         with at_work(console, "Reading the checkpoint"):
             found.append(_found(spark, request))
 

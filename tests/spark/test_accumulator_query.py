@@ -204,7 +204,7 @@ def test_repair_says_which_of_two_intents_is_true_and_removes_the_other(stream: 
 @pytest.mark.long
 def test_the_command_shows_asks_and_does_it(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     two_intents(stream, of_table=True)
-    monkeypatch.setattr("spark_purgatory.job.show_repair.reading_session", lambda *given, **more: stream.spark)
+    monkeypatch.setattr("spark_purgatory.job.commands.reading_session", lambda *given, **more: stream.spark)
 
     def command(*options: str) -> Any:
         result = CliRunner().invoke(app, ["repair", str(stream.checkpoint), *options])

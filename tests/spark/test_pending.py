@@ -203,7 +203,7 @@ def test_rows_are_shown_in_any_order_of_sql(
 ) -> None:
     landing = Landing(tmp_path).add([operation("a", 0, 30), operation("b", 0, 40), operation("c", 0, 40)], [])
     landing.run(spark, purgatory())
-    monkeypatch.setattr("spark_purgatory.job.show_pending.reading_session", lambda *given, **more: spark)
+    monkeypatch.setattr("spark_purgatory.job.commands.reading_session", lambda *given, **more: spark)
     for order_by, expected in (("remaining_ms DESC, id DESC", "cba"), ("map_values(map('{', id))", "abc")):
         request = PendingRequest(str(landing.checkpoint), "true", order_by, ["id"], 20, None, "", True, [])
         assert show_pending(request, terminal()) == 0
@@ -234,7 +234,7 @@ def test_values_are_shown_with_the_digits_that_the_rows_have(
     }
     query = purgatory().resolve(operations.withColumns(values), events).writeStream.format("noop")
     query.option("checkpointLocation", str(landing.checkpoint)).trigger(availableNow=True).start().awaitTermination()
-    monkeypatch.setattr("spark_purgatory.job.show_pending.reading_session", lambda *given, **more: spark)
+    monkeypatch.setattr("spark_purgatory.job.commands.reading_session", lambda *given, **more: spark)
     request = PendingRequest(str(landing.checkpoint), "true", "id", None, 20, None, "", as_json, [], wide=True)
     assert show_pending(request, terminal()) == 0
     text = capsys.readouterr().out

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.cli import app
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.job.reading import EXIT_FAILED, guarded_reading
+from spark_purgatory.job.commands import EXIT_FAILED, guarded_reading
 from spark_purgatory.job.report import read_report
 from spark_purgatory.job.report_page import page
 from spark_purgatory.spark.storage.spark_access import settings

@@ -17,8 +17,8 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.doctor.checkpoint import settings_text
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.check_columns import check_job, ddl_columns
+from spark_purgatory.job.commands import guarded_reading
 from spark_purgatory.job.config_file import load_config
-from spark_purgatory.job.reading import guarded_reading
 from spark_purgatory.spark import check_release
 
 ROOT = Path(__file__).resolve().parents[2]
