@@ -84,8 +84,7 @@ def source_columns(given: InputSection) -> dict[str, str]:
 def _time_problems(side: Operations | Completions, given: InputSection, columns: dict[str, str]) -> Iterator[Problem]:
     """Times that the schema says to be of another type; behind a ``select`` of its own, Spark knows the types."""
     kinds = columns if given.select == ["*"] else {}
-    fields = ("created", "deadline") if isinstance(side, Operations) else ("time",)
-    for field in fields:
+    for field in ("created", "deadline") if isinstance(side, Operations) else ("time",):
         column = getattr(side, field)
         kind = kinds.get(str(column), "").lower()
         if kind in TYPES - TIMES:
@@ -119,19 +118,16 @@ def _key_problems(
 
 
 def _column_problems(config: JobConfig, options: PurgatoryOptions) -> Iterator[Problem]:
-    for name, given, side in (
-        ("operations", config.operations, options.operations),
-        ("completions", config.completions, options.completions),
-    ):
+    for given, side in ((config.operations, options.operations), (config.completions, options.completions)):
+        field_of_schema = f"{side.section}source.schema"
         columns = source_columns(given)
         for column, kind in columns.items():
             if kind.lower() not in TYPES:
                 allowed = f"column {column!r} has no type that Spark knows{near(kind.lower(), TYPES) or '.'}"
-                yield Problem(f"{name}.source.schema", repr(kind), allowed)
+                yield Problem(field_of_schema, repr(kind), allowed)
             if isinstance(given.source, KafkaSource) and column.lower() in KAFKA_COLUMNS:
-                yield Problem(
-                    f"{name}.source.schema", repr(column), "is one of Kafka's own record columns: rename the field"
-                )
+                allowed = "is one of Kafka's own record columns: rename the field"
+                yield Problem(field_of_schema, repr(column), allowed)
         known = selected(given, columns)
         for field, column in named(side, options) if known else ():
             if not {column, column.split(".")[0]} & {*known}:
@@ -144,12 +140,8 @@ def named(side: Operations | Completions, options: PurgatoryOptions) -> Iterator
     """The columns that an input must have: the field that names each, and its name."""
     declared: type = type(side)
     for name, option in options_of(declared).items():
-        value = getattr(side, name)
-        if (
-            option.kind in (ColumnLike, Columns, Names, TimeOut)
-            and name != "removed_columns"
-            and not is_duration(value)
-        ):
+        value, is_column = getattr(side, name), option.kind in (ColumnLike, Columns, Names, TimeOut)
+        if is_column and name != "removed_columns" and not is_duration(value):
             for each in (value,) if isinstance(value, str) else value or ():
                 yield side.section + name, each
     if isinstance(side, Operations) and isinstance(options.criterion, ByRow):
@@ -178,12 +170,8 @@ def selected(given: InputSection, columns: dict[str, str]) -> list[str]:
 
 def ddl_columns(ddl: str) -> dict[str, str]:
     """The columns of a schema in Spark's DDL, and the first word of the type of each."""
-    found = {}
-    for part in _parts(ddl):
-        column = COLUMN.match(part)
-        if column is not None:
-            found[(column[1] or column[2]).replace("``", "`")] = column[3] or ""
-    return found
+    found = filter(None, map(COLUMN.match, _parts(ddl)))
+    return {(column[1] or column[2]).replace("``", "`"): column[3] or "" for column in found}
 
 
 def _parts(ddl: str) -> Iterator[str]:

@@ -59,7 +59,8 @@ def malformed_rows(spark: SparkSession, config: JobConfig) -> DataFrame:
 
 def malformed_lines(spark: SparkSession, source: FolderSource, name: str) -> DataFrame:
     """The rows of CSV or JSON files that do not fit the schema, as a stream."""
-    given = {option: value for option, value in source.options.items() if not _is_ours(option)}
+    ours = {option.lower() for option in OUR_OPTIONS}
+    given = {option: value for option, value in source.options.items() if option.lower() not in ours}
     reader = spark.readStream.format(source.format).options(**{**given, **OUR_OPTIONS})
     rows = reader.schema(f"{source.schema_ddl}, {RAW} string").load(source.path)
     fields = {field: F.col(_quoted(field)) for field in rows.columns if field != RAW}
@@ -80,14 +81,7 @@ def malformed_records(records: DataFrame, source: KafkaSource, name: str) -> Dat
         reason = avro_reason(value, schemas_of(source, name), source)
         rows = records.select("topic", "partition", "offset", "value", reason.alias("reason"))
         no_text = F.lit(None).cast("string")
-        return _letters(
-            rows=rows.where("reason is not null"),
-            name=name,
-            place=place,
-            reason=F.col("reason"),
-            raw=no_text,
-            raw_bytes=value,
-        )
+        return _letters(rows.where("reason is not null"), name, place, F.col("reason"), no_text, value)
     text = text_of(value)
     record = F.from_json(text, f"{source.schema_ddl}, {RAW} string", OUR_OPTIONS)
     rows = records.select("topic", "partition", "offset", "value", text.alias(RAW), record.alias("record"))
@@ -102,9 +96,7 @@ def malformed_records(records: DataFrame, source: KafkaSource, name: str) -> Dat
 def _as_letters(rows: DataFrame, name: str, place: Column, reason: Column, raw: Column) -> DataFrame:
     """Letters of bytes, or of text whose bytes may be none: other readers of the table could not decode it."""
     text = text_of(raw)
-    return _letters(
-        rows=rows, name=name, place=place, reason=reason, raw=text, raw_bytes=F.when(text.isNull(), raw.cast("binary"))
-    )
+    return _letters(rows, name, place, reason, text, F.when(text.isNull(), raw.cast("binary")))
 
 
 def _letters(rows: DataFrame, name: str, place: Column, reason: Column, raw: Column, raw_bytes: Column) -> DataFrame:
@@ -114,10 +106,10 @@ def _letters(rows: DataFrame, name: str, place: Column, reason: Column, raw: Col
 
 def _json_reason(raw: Column, fields: dict[str, Column]) -> Column:
     as_texts = F.from_json(raw, "map<string,string>")
-    texts = {field: as_texts[F.lit(field)] for field in fields}
-    return F.when(as_texts.isNull(), "not a JSON object").otherwise(
-        _reason(texts, fields, "a part of a field does not fit its type")
+    reason = _reason(
+        {field: as_texts[F.lit(field)] for field in fields}, fields, "a part of a field does not fit its type"
     )
+    return F.when(as_texts.isNull(), "not a JSON object").otherwise(reason)
 
 
 def _reason(texts: dict[str, Column], fields: dict[str, Column], otherwise: str) -> Column:
@@ -125,15 +117,10 @@ def _reason(texts: dict[str, Column], fields: dict[str, Column], otherwise: str)
 
     All fields are read here: of a column that nobody reads Spark does not find out that it cannot be read.
     """
-    bad = F.array_compact(
-        F.array(*(F.when(texts[field].isNotNull() & fields[field].isNull(), F.lit(field)) for field in fields))
-    )
+    unread = (F.when(texts[field].isNotNull() & fields[field].isNull(), F.lit(field)) for field in fields)
+    bad = F.array_compact(F.array(*unread))
     named = F.concat(F.lit("not of the field's type: "), F.array_join(bad, ", "))
     return F.when(F.size(bad) > 0, named).otherwise(otherwise)
-
-
-def _is_ours(option: str) -> bool:
-    return option.lower() in {ours.lower() for ours in OUR_OPTIONS}
 
 
 def _quoted(field: str) -> str:

@@ -68,15 +68,12 @@ def avro_record(value: Column, schemas: AvroSchemas, source: KafkaSource) -> Col
     if avro.unknown_id == "reject":
         return record
     place = F.concat_ws("/", F.col("topic"), F.col("partition"), F.col("offset"))
-    said = F.concat(
-        F.lit("spark_purgatory.errors.SourceError: the value at "),
+    said = F.format_string(
+        "spark_purgatory.errors.SourceError: the value at %s has the schema %s, which the registry's subject did not "
+        "have when the job started. Start the job again: it asks anew. If no registry has it, set avro.unknown_id: "
+        "reject",
         place,
-        F.lit(" has the schema "),
         schema_id(value),
-        F.lit(
-            ", which the registry's subject did not have when the job started. Start the job again: it asks anew. If "
-            "no registry has it, set avro.unknown_id: reject"
-        ),
     )
     return record.when(value.isNotNull(), F.raise_error(said))
 

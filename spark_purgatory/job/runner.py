@@ -7,7 +7,7 @@ outcome once, a topic once or more often.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -44,9 +44,7 @@ EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
 def run(
     spark: SparkSession, config: JobConfig, console: Console, stop: StopRequest, spark_log: Path | None = None
 ) -> Summary | None:
-    """Run the query until it ends or is asked to stop; its summary, if the file wants one. ``spark_log``: the file with
-    what Spark prints.
-    """
+    """Run the query until it ends or is asked to stop; its summary, if the file wants one."""
     with at_work(console, f"{config.name}: looking at sources, checkpoint and table"):
         sink = None if config.output.topic else RecordAccumulator(**vars(config.output.made()))
         outcomes = outcomes_of(spark, config)
@@ -60,13 +58,14 @@ def run(
         )
     pending = before.pending if before else 0
     wanted = config.metrics or MetricsOutput.model_construct()
-    reporters = reporters_of(wanted)  # a port that is taken is said before a query starts
+    reporters = list(reporters_of(wanted))  # a port that is taken is said before a query starts
     dead = dead_letters.start(spark, config)
+    name = config.options().name
     try:
-        with ProgressDisplay(console, pending, config.options().name, config.name, spark_log) as progress:
+        with ProgressDisplay(console, pending, name, config.name, spark_log) as progress:
             query = _start(spark, config, sink, outcomes)
-            if config.metrics is not None:
-                every, name = wanted.gauges_every, config.options().name
+            if reporters:
+                every = wanted.gauges_every
                 monitor(query, *reporters, checkpoint=config.checkpoint, gauges_every=every, name=name)
             _follow(query, dead, progress, stop)
     except StreamingQueryException as error:
@@ -94,28 +93,23 @@ def _start(spark: SparkSession, config: JobConfig, sink: RecordAccumulator | Non
     return sink.write_stream(outcomes, checkpoint=config.checkpoint, trigger=trigger, query_name=config.name)
 
 
-def reporters_of(wanted: MetricsOutput) -> list[metrics.Reporter]:
+def reporters_of(wanted: MetricsOutput) -> Iterator[metrics.Reporter]:
     """Where the file sends the query's metrics. Raises ConfigError where a port or a file cannot be had."""
-    reporters: list[metrics.Reporter] = []
     if wanted.prometheus_port is not None:
-        reporters.append(metrics.prometheus(wanted.prometheus_port))
+        yield metrics.prometheus(wanted.prometheus_port)
     if wanted.json_lines is not None:
-        reporters.append(metrics.json_lines(wanted.json_lines))
+        yield metrics.json_lines(wanted.json_lines)
     if wanted.opentelemetry:
-        reporters.append(metrics.opentelemetry())
-    return reporters
+        yield metrics.opentelemetry()
 
 
 def _follow(query: Query, dead: StreamingQuery | None, progress: ProgressDisplay, stop: StopRequest) -> None:
     """Wait until the query and that of dead letters have ended; where one has failed, the other is stopped."""
-
-    def failed() -> bool:
-        return (not query.isActive and query.exception() is not None) or (
-            dead is not None and not dead.isActive and dead.exception() is not None
-        )
+    both: tuple[Query, ...] = (query,) if dead is None else (query, dead)
 
     def runs() -> bool:
-        return not failed() and (query.isActive or (dead is not None and dead.isActive))
+        failed = any(not each.isActive and each.exception() is not None for each in both)
+        return not failed and any(each.isActive for each in both)
 
     try:
         while runs() and not stop.event.wait(POLL_SECONDS):
@@ -149,8 +143,7 @@ def _summarise(
         summary = summarise(table, tally, file_sizes(table), config.options().prefix)
         print_summary(console, summary, str(sink))
     if config.dead_letters is not None:
-        n = dead_letters.count(spark, config)
-        say(console, f"Dead letters: {n:,} in {config.dead_letters.path}")
+        say(console, f"Dead letters: {dead_letters.count(spark, config):,} in {config.dead_letters.path}")
     return summary
 
 
@@ -158,29 +151,17 @@ def guarded(console: Console, show_traceback: bool, body: Callable[[], int]) -> 
     """Run ``body``; an expected kind of failure becomes a message and an exit code instead of a traceback."""
     try:
         return body()
-    except ConfigError as error:
-        message, code = str(error), EXIT_CONFIG
-        failure: BaseException = error
     except (PurgatoryError, PySparkException, Py4JError) as error:
-        message, code = sentence_of(error), EXIT_FAILED
-        failure = error
-    if show_traceback:
-        raise failure
-    say(console, message, style="red")
-    return code
+        if show_traceback:
+            raise
+        say(console, sentence_of(error), style="red")
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_FAILED
 
 
 def run_file(job_file: Path, changes: Sequence[str], spark_log: Path | None, show_traceback: bool) -> int:
-    """Run the job that a YAML file describes, until it ends or is stopped.
+    """Run the job that a YAML file describes until it ends or is stopped; the exit code, as the command's help has it.
 
-    Args:
-        job_file: The YAML file.
-        changes: ``field=value`` each, over the file's own values.
-        spark_log: Where what Spark prints on stderr goes; None: into a temporary file.
-        show_traceback: Raise an expected failure with its traceback, in place of a message.
-
-    Returns:
-        The exit code: 0 done or stopped by SIGTERM, 130 stopped by ctrl-C, 1 the query failed, 2 the file is wrong.
+    ``changes``: ``field=value`` each, over the file's own values.
     """
     console, errors = terminal(), terminal(stderr=True)
     stop = StopRequest()

@@ -1,14 +1,10 @@
 """The job's Spark session: Delta on the classpath however the job was started, and settings that fit it.
 
-There are three ways to be started, and each leads to the same session:
-
 1. ``spark-purgatory run`` or ``python -m jobs.await_completion``: there is no JVM yet. Ours is started with the Delta
    jars (downloaded once).
-2. ``spark-submit --packages io.delta:... jobs/await_completion.py``: the JVM is there, with Delta. It is
-   used.
-3. ``spark-submit jobs/await_completion.py``: the JVM is there, without Delta, and jars come too late for
-   it. If its master is local, its settings are handed to a JVM of our own, as in 1; if not, the error says
-   what to add.
+2. ``spark-submit --packages io.delta:... jobs/await_completion.py``: the JVM is there, with Delta. It is used.
+3. ``spark-submit jobs/await_completion.py``: the JVM is there, without Delta, and jars come too late for it. If its
+   master is local, its settings are handed to a JVM of our own, as in 1; if not, the error says what to add.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, cast
 
 import pyspark
 from py4j.protocol import Py4JError
@@ -30,7 +26,7 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.config.units import parse_duration
 from spark_purgatory.errors import ConfigError
-from spark_purgatory.job.job_config import JobConfig, Trigger
+from spark_purgatory.job.job_config import JobConfig
 from spark_purgatory.job.source_config import KafkaSource
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
 from spark_purgatory.spark.host.requirements import COUNT_ROWS, PROVIDER, ROCKSDB, TRANSFORM_WITH_STATE_SETTINGS
@@ -84,26 +80,16 @@ def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None) -
     pythonpath = os.pathsep.join(filter(None, (checkout, os.environ.get("PYTHONPATH", ""))))
     ours = {**defaults, "spark.executorEnv.PYTHONPATH": pythonpath} if pythonpath else defaults
     settings = {**ours, **(submitted or {}), **config.spark}
+    # Micro-batches follow each other, while rows come, before Spark ends a Python worker for want of work.
+    is_busy = parse_duration(config.trigger.processingTime or "0 s", "trigger.processingTime") < IDLE_WORKER_US
     # Folders of other machines are not known here.
-    if settings["spark.master"].startswith("local") and _keeps_workers_busy(config.trigger):
+    if settings["spark.master"].startswith("local") and is_busy:
         settings = {**unix_sockets(tempfile.gettempdir()), **settings}
     return settings
 
 
-def _keeps_workers_busy(trigger: Trigger) -> bool:
-    """Whether micro-batches follow each other, while rows come, before Spark ends a Python worker for want of work."""
-    if trigger.processingTime is None:
-        return True
-    return parse_duration(trigger.processingTime, "trigger.processingTime") < IDLE_WORKER_US
-
-
 def build_session(config: JobConfig, jvm_log: Path | None = None) -> SparkSession:
-    """Start or join the session.
-
-    Args:
-        config: The job.
-        jvm_log: Where a JVM of our own writes what it would print on stderr, jar resolution for instance.
-    """
+    """Start or join the session; a JVM of our own writes into ``jvm_log`` what it would print on stderr."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     submitted = _submitted_settings()
     if submitted is not None and submitted.pop(EXTENSION, ""):
@@ -116,13 +102,7 @@ def build_session(config: JobConfig, jvm_log: Path | None = None) -> SparkSessio
 
 
 def reading_session(settings: Mapping[str, str], jvm_log: Path | None = None, delta: bool = False) -> SparkSession:
-    """A local session that reads what a job has written.
-
-    Args:
-        settings: Spark settings on top of ours.
-        jvm_log: Where the JVM writes what it would print on stderr.
-        delta: Whether it reads Delta tables.
-    """
+    """A local session that reads what a job has written, with ``delta`` also tables; ``settings`` go before ours."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     defaults = {
         "spark.app.name": "spark-purgatory",
@@ -132,9 +112,8 @@ def reading_session(settings: Mapping[str, str], jvm_log: Path | None = None, de
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
+        **(DELTA_SETTINGS if delta else {}),
     }
-    if delta:
-        defaults |= DELTA_SETTINGS
     with _stderr_into(jvm_log):
         return _session_with({**defaults, **settings}, packages=[] if delta else None)
 
@@ -142,22 +121,19 @@ def reading_session(settings: Mapping[str, str], jvm_log: Path | None = None, de
 def _session_with(settings: Mapping[str, str], packages: list[str] | None = None) -> SparkSession:
     for name in TALKERS:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
-    builder: Any = SparkSession.builder
-    for name, value in settings.items():
-        builder = builder.config(name, value)
+    builder: Any = SparkSession.builder.config(map=dict(settings))
     if packages is not None:
         builder = _with_jars(builder, [*packages, *filter(None, settings.get(PACKAGES, "").split(","))])
-    master = str(settings.get("spark.master", ""))
     try:
-        session: SparkSession = builder.getOrCreate()
+        return cast("SparkSession", builder.getOrCreate())
     except Py4JError as error:
+        master = str(settings.get("spark.master", ""))
         if master.startswith("spark://") and "stopped SparkContext" in str(error):
             raise ConfigError(
                 f"spark.master={master!r}: no standalone master answers at this address. Is it running, and is this "
                 "the address in its log?"
             ) from error
         raise
-    return session
 
 
 def _with_jars(builder: Any, packages: list[str]) -> Any:
@@ -218,7 +194,6 @@ def _stderr_into(path: Path | None) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stderr.flush()
     ours = os.dup(2)
-    log: TextIO
     with path.open("a", encoding="utf-8") as log:
         os.dup2(log.fileno(), 2)
         try:

@@ -6,7 +6,7 @@ The module imports nothing that only the command line has: workers need not have
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -18,8 +18,7 @@ from spark_purgatory.spark.storage.checkpoint_files import NoCheckpointError
 TALLY_DDL = "received bigint, decided bigint, pending bigint"
 
 
-@dataclass(frozen=True)
-class JobTally:
+class JobTally(NamedTuple):
     """What a checkpoint says of its operations, over all its runs."""
 
     received: int = 0
@@ -28,9 +27,7 @@ class JobTally:
 
 
 def state_tally(spark: SparkSession, checkpoint: str) -> JobTally | None:
-    """What the checkpoint's state holds, read from the state store; None while no batch was committed, and where Spark
-    cannot read state at such a path.
-    """
+    """What the checkpoint's state holds; None while no batch was committed, and where Spark cannot read such a path."""
     try:
         states = shard_states(spark, checkpoint)
     except (NoCheckpointError, StatePathError):
@@ -38,18 +35,16 @@ def state_tally(spark: SparkSession, checkpoint: str) -> JobTally | None:
     if states is None:
         return None
     row = states.whole.mapInArrow(_tallies, TALLY_DDL).groupBy().sum().first()
-    return JobTally(*(int(value or 0) for value in row)) if row is not None else JobTally()
+    return JobTally(*(int(value or 0) for value in row or ()))
 
 
 def _tallies(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """For ``mapInArrow``: a row of counts for every shard, counted in the workers."""
     for batch in batches:
-        rows = [_tally_of(state.blob()) for state in states_in(batch)]
-        columns = [pa.array([getattr(row, name) for row in rows], pa.int64()) for name in vars(JobTally())]
-        yield pa.RecordBatch.from_arrays(columns, names=list(vars(JobTally())))
+        rows = [_tally_of(state.blob())._asdict() for state in states_in(batch)]
+        yield pa.RecordBatch.from_pylist(rows, pa.schema([(name, pa.int64()) for name in JobTally._fields]))
 
 
 def _tally_of(blob: bytes) -> JobTally:
     engine, _ = inspect(blob)
-    counts = engine.outcomes.tally
-    return JobTally(counts.received, counts.decided(), engine.pending)
+    return JobTally(engine.outcomes.tally.received, engine.outcomes.tally.decided(), engine.pending)
