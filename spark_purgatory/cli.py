@@ -206,7 +206,8 @@ def pending(
     from spark_purgatory.job.show_pending import PendingRequest, show_pending
 
     names = None if columns is None else [name.strip() for name in columns.split(",")]
-    asked = PendingRequest(checkpoint, where, order_by, names, limit, batch_id, prefix, json, conf or [], wide)
+    how: dict[str, Any] = {"batch_id": batch_id, "prefix": prefix, "as_json": json, "wide": wide}
+    asked = PendingRequest(checkpoint, where, order_by, names, limit, settings=conf or [], **how)
     raise typer.Exit(show_pending(asked, terminal()))
 
 
@@ -253,8 +254,8 @@ def repair(
     require_spark("This command")
     from spark_purgatory.job.commands import guarded_reading, show_repair
 
-    consent = Consent(dry_run, yes)
-    raise typer.Exit(guarded_reading(checkpoint, show_repair, checkpoint, consent, conf or [], terminal()))
+    given = (checkpoint, Consent(dry_run, yes), conf or [], terminal())
+    raise typer.Exit(guarded_reading(checkpoint, show_repair, *given))
 
 
 @app.command()
@@ -298,4 +299,5 @@ def export_state(
     require_spark("This command", needs_delta=False)
     from spark_purgatory.job.commands import guarded_reading, show_export
 
-    raise typer.Exit(guarded_reading(checkpoint, show_export, checkpoint, folder, conf or [], terminal()))
+    given = (checkpoint, folder, conf or [], terminal())
+    raise typer.Exit(guarded_reading(checkpoint, show_export, *given))

@@ -81,7 +81,7 @@ def malformed_records(records: DataFrame, source: KafkaSource, name: str) -> Dat
         reason = avro_reason(value, schemas_of(source, name), source)
         rows = records.select("topic", "partition", "offset", "value", reason.alias("reason"))
         no_text = F.lit(None).cast("string")
-        return _letters(rows.where("reason is not null"), name, place, F.col("reason"), no_text, value)
+        return _letters(rows.where("reason is not null"), name, place, F.col("reason"), raw=no_text, raw_bytes=value)
     text = text_of(value)
     record = F.from_json(text, f"{source.schema_ddl}, {RAW} string", OUR_OPTIONS)
     rows = records.select("topic", "partition", "offset", "value", text.alias(RAW), record.alias("record"))
@@ -96,7 +96,7 @@ def malformed_records(records: DataFrame, source: KafkaSource, name: str) -> Dat
 def _as_letters(rows: DataFrame, name: str, place: Column, reason: Column, raw: Column) -> DataFrame:
     """Letters of bytes, or of text whose bytes may be none: other readers of the table could not decode it."""
     text = text_of(raw)
-    return _letters(rows, name, place, reason, text, F.when(text.isNull(), raw.cast("binary")))
+    return _letters(rows, name, place, reason, raw=text, raw_bytes=F.when(text.isNull(), raw.cast("binary")))
 
 
 def _letters(rows: DataFrame, name: str, place: Column, reason: Column, raw: Column, raw_bytes: Column) -> DataFrame:
