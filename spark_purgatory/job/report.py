@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -42,7 +44,6 @@ NEWER = -1
 """The bin of what is negative: operations that were created after the watermark."""
 REASONS_SHOWN = 10
 ROWS_SHOWN = 10
-MS = 1000.0
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def read_report(
 ) -> Report:
     """Read everything that the page shows; again if the query has gone on meanwhile, up to `TRIES` times.
 
-    ``rows``: with some of the operations that wait, which a page for others may not show. ``name``: the query's.
+    ``rows``: with some of the operations that wait, which a page for others may not show.
     """
     for left in range(TRIES - 1, -1, -1):
         try:
@@ -107,9 +108,9 @@ def read_report(
             # A drain that ended meanwhile has removed staged files.
             if "FILE_NOT_EXIST" not in str(error) or not left:
                 raise
-            continue
-        if not report.moved_on or not left:
-            break
+        else:
+            if not report.moved_on or not left:
+                break
     return replace(report, name=name or report.table.rstrip("/").rpartition("/")[2])
 
 
@@ -120,8 +121,7 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
     bounds_ms: dict[str, tuple[int, ...]] = {}
     ages, remaining, criteria = _of_pending(spark, checkpoint, found["batch_id"], bounds_ms)
     ends_next, missed = _rows_of_pending(spark, checkpoint, found["batch_id"]) if rows else ((), {})
-    by_hour: dict[str, dict[int, int]] = {}
-    waits: dict[str, dict[int, int]] = {}
+    by_hour, waits = dict[str, dict[int, int]](), dict[str, dict[int, int]]()
     hour = F.floor(F.unix_millis(f"{prefix}resolved_at") / 3_600_000)
     (wait,) = _bins(table, ["wait_ms"], prefix, bounds_ms)
     for column, into in ((hour, by_hour), (wait, waits)):
@@ -130,19 +130,16 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
             into.setdefault(row["status"], {})[int(row["at"])] = row["count"]
     by_reason = table.groupBy(f"{prefix}status", f"{prefix}reason").count().collect()
     reasons = sorted(((n, reason) for status, reason, n in by_reason if status == "REJECTED"), reverse=True)
-    in_table, file_bytes = 0, list[int]()
-    if sink.table_exists(spark):
-        written = sink.read(spark)
-        in_table = written.count()
-        file_bytes = file_sizes(written)
+    written = sink.read(spark) if sink.table_exists(spark) else None
+    file_bytes = [] if written is None else file_sizes(written)
     last = committed_batches(spark, checkpoint)
     return Report(
         name="",
         table=str(sink),
         checkpoint=checkpoint,
-        made_ms=int(datetime.now(UTC).timestamp() * MS),
+        made_ms=time.time_ns() // 1_000_000,
         summary=summarise(table, tally or JobTally(), file_bytes, prefix),
-        in_table=in_table,
+        in_table=0 if written is None else written.count(),
         gauges=found,
         by_hour=by_hour,
         waits=waits,
@@ -160,20 +157,16 @@ def _read(spark: SparkSession, checkpoint: str, sink: RecordAccumulator, prefix:
 
 def _of_pending(
     spark: SparkSession, checkpoint: str, batch_id: int | None, bounds_ms: dict[str, tuple[int, ...]]
-) -> tuple[dict[int, int], dict[int, int], dict[str, int]]:
+) -> tuple[Counter[Any], ...]:
+    """Operations that wait by age, by time left, and by criterion."""
     asked = ["report_age_ms", "report_remaining_ms", "report_criterion"]
     waits = pending(spark, checkpoint=checkpoint, batch_id=batch_id, columns=asked, prefix="report_")
     bins = _bins(waits, ["age_ms", "remaining_ms"], "report_", bounds_ms)
-    rows = waits.groupBy(bins[0].alias("age"), bins[1].alias("left"), asked[2]).count().collect()
-    ages: dict[int, int] = {}
-    remaining: dict[int, int] = {}
-    criteria: dict[str, int] = {}
-    for age, left, criterion, count in rows:
-        criteria[criterion] = criteria.get(criterion, 0) + count
-        for at, into in ((age, ages), (left, remaining)):
-            if at is not None:
-                into[at] = into.get(at, 0) + count
-    return ages, remaining, criteria
+    counts: tuple[Counter[Any], ...] = (Counter(), Counter(), Counter())
+    for *found, count in waits.groupBy(bins[0].alias("age"), bins[1].alias("left"), asked[2]).count().collect():
+        for at, into in zip(found, counts, strict=True):
+            into.update({} if at is None else {at: count})
+    return counts
 
 
 def _rows_of_pending(

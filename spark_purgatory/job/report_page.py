@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import html
 import io
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from string import Template
@@ -55,29 +57,30 @@ def page(report: Report) -> str:
     found = report.gauges
     batch = "before the first micro-batch" if found["batch_id"] is None else f"after micro-batch {found['batch_id']:,}"
     where = f"table {report.table}, checkpoint {report.checkpoint}; made at {instant(report.made_ms)}, {batch}"
+    waits, begun = _in_order(report.summary.waits_ms), [each for each in report.history if each.watermark_ms]
     parts = [
         HEAD.substitute(title=html.escape(report.name)),
         f"<h1>{html.escape(report.name)}</h1><p class='sub'>{html.escape(where)}</p>",
-        *(_card(*each(report)) for each in (_last_batch, _nothing_lost, _watermark, _waiting)),
+        _card(*last_batch(report.history, found["batch_id"], report.made_ms)),
+        *(_card(*each(report)) for each in (_nothing_lost, _watermark, _waiting)),
         "<h2>Outcomes</h2>",
         _tiles(report),
-        _reasons(report),
+        _table(("why operations were REJECTED", "operations"), _counts(report.reasons)),
         "<h2>What waits, and what happens next</h2>",
         _next_to_expire(report),
-        _ends_next(report),
-        _table(("key missed most", "operations"), [(key, f"{n:,}") for key, n in report.missed.items()]),
+        _table(
+            ("what ends next: its keys", "missing", "progress", "deadline"),
+            [(each.keys, each.missing, each.progress, instant(each.deadline_ms)) for each in report.ends_next],
+        ),
+        _table(("key missed most", "operations"), _counts(report.missed)),
         _binned(report, "remaining_ms", report.remaining, "Waiting by time until the deadline, from the watermark"),
         _binned(report, "age_ms", report.ages, "Waiting by age, from the watermark"),
-        _table(("criterion", "waiting"), [(name, f"{n:,}") for name, n in sorted(report.criteria.items())]),
+        _table(("criterion", "waiting"), sorted(_counts(report.criteria))),
         "<h2>Over time</h2>",
-        _picture(
-            _clock,
-            [batch for batch in report.history if batch.watermark_ms],
-            "Watermark of the last micro-batches (UTC)",
-        ),
+        _picture(_clock, begun, "Watermark of the last micro-batches (UTC)"),
         _picture(_by_hour, _in_order(report.by_hour), "Outcomes by hour of resolved_at (UTC)"),
         _binned(report, "wait_ms", _in_order(report.waits), "How long operations waited"),
-        _waits_table(report),
+        _table(("wait", "p50", "p95", "p99"), [(status, *map(readable_ms, times)) for status, times in waits.items()]),
         "<h2>Table and state</h2>",
         _files_text(report),
         _facts(report),
@@ -88,10 +91,6 @@ def page(report: Report) -> str:
 
 
 # --- is it healthy? -----------------------------------------------------------------------------------
-
-
-def _last_batch(report: Report) -> tuple[bool, str, str]:
-    return last_batch(report.history, report.gauges["batch_id"], report.made_ms)
 
 
 def _nothing_lost(report: Report) -> tuple[bool, str, str]:
@@ -150,22 +149,11 @@ def _tiles(report: Report) -> str:
     summary = report.summary
     tiles = []
     for status, count in _in_order(summary.by_status).items():
-        median = (
-            f", half within {readable_ms(summary.waits_ms[status][0])}"
-            if status in summary.waits_ms and status in WAITED
-            else ""
-        )
+        has_waited = status in summary.waits_ms and status in WAITED
+        median = f", half within {readable_ms(summary.waits_ms[status][0])}" if has_waited else ""
         share = "" if status == "ORPHAN" else f"{count / max(summary.outcomes, 1):.1%}{median}"
         tiles.append(f"<div class='tile'><b>{count:,}</b>{status} <span>{share}</span></div>")
     return f"<div class='tiles'>{''.join(tiles)}</div>" if tiles else "<p>None yet.</p>"
-
-
-def _reasons(report: Report) -> str:
-    if not report.reasons:
-        return ""
-    return _table(
-        ("why operations were REJECTED", "operations"), [(name, f"{n:,}") for name, n in report.reasons.items()]
-    )
 
 
 def _next_to_expire(report: Report) -> str:
@@ -178,13 +166,6 @@ def _next_to_expire(report: Report) -> str:
     moved = ["nothing: they are due" if at == NEWER else _bound(at, bounds_ms) for at in within]
     rows = [(by, f"{count:,}") for by, count in zip(moved, counts, strict=True)]
     return _table(("if the watermark moves by", "have expired, unless events come"), rows)
-
-
-def _ends_next(report: Report) -> str:
-    head = ("what ends next: its keys", "missing", "progress", "deadline")
-    return _table(
-        head, [(each.keys, each.missing, each.progress, instant(each.deadline_ms)) for each in report.ends_next]
-    )
 
 
 def _bound(at: int, bounds_ms: Sequence[int]) -> str:
@@ -203,17 +184,13 @@ def _bin_name(at: int, bounds_ms: Sequence[int]) -> str:
     return f"< {_bound(at, bounds_ms)}" if at < len(bounds_ms) else f">= {_bound(at - 1, bounds_ms)}"
 
 
-def _waits_table(report: Report) -> str:
-    waits = _in_order(report.summary.waits_ms)
-    return _table(
-        ("wait", "p50", "p95", "p99"), [(status, *map(readable_ms, times)) for status, times in waits.items()]
-    )
-
-
 def _files_text(report: Report) -> str:
     sizes = report.summary.file_bytes
     if len(sizes) > FEW_FILES:
-        return _picture(_files, sizes, "Files of the table by size")
+        powers = Counter(max(0, (size - 1).bit_length()) for size in sizes)
+        bins = range(min(powers), max(powers) + 1)
+        draw = partial(_stacked, bins=bins, names=[f"<= {readable_bytes(2.0**power)}" for power in bins], what="files")
+        return _picture(draw, {"": powers}, "Files of the table by size")
     files = "1 file" if len(sizes) == 1 else f"{len(sizes) or 'no'} files"
     return f"<p>The table has {files}{': ' if sizes else ''}{', '.join(map(readable_bytes, sizes))}.</p>"
 
@@ -221,20 +198,21 @@ def _files_text(report: Report) -> str:
 def _facts(report: Report) -> str:
     found = report.gauges
     largest = f"{readable_bytes(found['largest_shard_state_bytes'])}, {found['largest_shard_pending']:,} waiting"
-    rows = [
-        ("State", f"{readable_bytes(found['state_bytes'])} in {found['shards']:,} shards"),
-        ("Largest shard", largest),
-        ("Entries in lists of watchers", f"{found['watched']:,}"),
-    ]
-    return _table(("", ""), rows)
+    state = f"{readable_bytes(found['state_bytes'])} in {found['shards']:,} shards"
+    watched = f"{found['watched']:,}"
+    return _table((), [("State", state), ("Largest shard", largest), ("Entries in lists of watchers", watched)])
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     if not rows:
         return ""
-    top = "<tr>" + "".join(f"<th>{html.escape(name)}</th>" for name in head) + "</tr>" if any(head) else ""
+    top = "<tr>" + "".join(f"<th>{html.escape(name)}</th>" for name in head) + "</tr>" if head else ""
     body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<div class='wide'><table>{top}{body}</table></div>"
+
+
+def _counts(by_name: dict[str, int]) -> list[tuple[str, str]]:
+    return [(name, f"{count:,}") for name, count in by_name.items()]
 
 
 def _in_order(by_status: dict[str, Any]) -> dict[str, Any]:
@@ -285,7 +263,7 @@ def _by_hour(axes: Axes, data: dict[str, dict[int, int]]) -> None:
         for at, count in counts.items():
             grouped[status][at // step] += count
     names = [written(at * step * 3600, "%d %b %H:%M") for at in groups]
-    _stacked(axes, grouped, groups, names, every=-(-len(groups) // 7))
+    _stacked(axes, grouped, groups, names, what="outcomes", every=-(-len(groups) // 7))
 
 
 def _binned(report: Report, column: str, data: dict[Any, Any], title: str) -> str:
@@ -296,10 +274,13 @@ def _binned(report: Report, column: str, data: dict[Any, Any], title: str) -> st
         return ""
     bins = range(min(at), max(at) + 1)
     names = [_bin_name(each, report.bounds_ms[column]) for each in bins]
-    return _picture(lambda axes, shown: _stacked(axes, shown, bins, names), by_status, title)
+    what = "operations" if "" in by_status else "outcomes"
+    return _picture(partial(_stacked, bins=bins, names=names, what=what), by_status, title)
 
 
-def _stacked(axes: Axes, data: dict[str, dict[int, int]], bins: range, names: Sequence[str], every: int = 1) -> None:
+def _stacked(
+    axes: Axes, data: dict[str, dict[int, int]], bins: range, names: Sequence[str], what: str, every: int = 1
+) -> None:
     """A bar for each bin, with the statuses from below in the order of `COLOURS`, which is the legend's too."""
     below = [0] * len(bins)
     for status, counts in data.items():
@@ -308,22 +289,9 @@ def _stacked(axes: Axes, data: dict[str, dict[int, int]], bins: range, names: Se
         below = [low + high for low, high in zip(below, heights, strict=True)]
     if len(bins) <= FEW_BARS:
         axes.bar_label(bars, [f"{count:,}" if count else "" for count in below], padding=2)
-    marks = range(0, len(bins), every)
-    _finish(axes, "operations" if "" in data else "outcomes", marks, [names[at] for at in marks])
-    if "" not in data:
-        axes.legend(frameon=False, ncols=len(data), loc="upper left", bbox_to_anchor=(0, -0.15))
-
-
-def _files(axes: Axes, file_bytes: list[int]) -> None:
-    powers = [max(0, (size - 1).bit_length()) for size in file_bytes]
-    shown = range(min(powers), max(powers) + 1)
-    bars = axes.bar(range(len(shown)), [powers.count(power) for power in shown], color="#00838f")
-    axes.bar_label(bars, padding=2)
-    _finish(axes, "files", range(len(shown)), [f"<= {readable_bytes(2.0**power)}" for power in shown])
-
-
-def _finish(axes: Axes, what: str, marks: Sequence[int], names: Sequence[str]) -> None:
-    axes.set_xticks(list(marks), list(names))
+    axes.set_xticks(range(0, len(bins), every), names[::every])
     axes.set_ylabel(what)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    if "" not in data:
+        axes.legend(frameon=False, ncols=len(data), loc="upper left", bbox_to_anchor=(0, -0.15))
