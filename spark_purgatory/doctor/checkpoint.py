@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -43,18 +44,14 @@ STATE_FAULTS: tuple[type[Exception], ...] = (StateUnreadableError, *SPARK_FAULTS
 
 def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Finding]:
     """Everything about a checkpoint."""
-    try:
-        damaged = damages(spark, checkpoint)
-    except SPARK_FAULTS:
-        damaged = []  # No query has begun there, or the place cannot be reached.
-    yield from (Finding(f"checkpoint's {damage.path}", damage.fault, damage.remedy) for damage in damaged)
-    if damaged:
-        return
+    with suppress(*SPARK_FAULTS):  # No query has begun there, or the place cannot be reached.
+        if damaged := damages(spark, checkpoint):
+            yield from (Finding(f"checkpoint's {each.path}", each.fault, each.remedy) for each in damaged)
+            return
     try:
         states = shard_states(spark, checkpoint)
     except StatePathError as error:
         yield Finding("checkpoint", "its state cannot be read at this path", str(error))
-        return
     except (StateUnreadableError, ConfigError) as error:
         is_gone = isinstance(error, StateUnreadableError)
         if "_metadata" in str(error) or not claim_of(spark, checkpoint):
@@ -62,16 +59,15 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Findin
         else:
             found = f"without a state; if its query has a purgatory, {RESTORE_STATE}"
             yield note("checkpoint", f"{checkpoint}: of a RecordAccumulator, {found if is_gone else NO_STATE}")
-        return
     except SPARK_FAULTS as error:
         yield Finding("checkpoint", sentence_of(error), without_reach(error) or RESTORE_STATE)
-        return
-    if states is None:
-        yield note("checkpoint", f"{checkpoint}: no micro-batch is committed yet")
-        return
-    yield Finding("checkpoint", f"{checkpoint}: micro-batch {states.batch_id} is committed; host={states.host!r}")
-    yield from offset_findings(spark, checkpoint, states)
-    yield from state_findings(states)
+    else:
+        if states is None:
+            yield note("checkpoint", f"{checkpoint}: no micro-batch is committed yet")
+            return
+        yield Finding("checkpoint", f"{checkpoint}: micro-batch {states.batch_id} is committed; host={states.host!r}")
+        yield from offset_findings(spark, checkpoint, states)
+        yield from state_findings(states)
 
 
 def offset_findings(spark: SparkSession, checkpoint: str, states: ShardStates) -> Iterator[Finding]:
@@ -107,11 +103,10 @@ def state_findings(states: ShardStates) -> Iterator[Finding]:
         return
     counts = Counter((shard["shards"], json.dumps(shard["spec"], sort_keys=True)) for shard in sound)
     wanted, spec = counts.most_common(1)[0][0]
-    number = f"shards={wanted}" if wanted else "shards=None"
     if len(counts) > 1:
         yield Finding("shards", "states of different queries", RESTORE_STATE)
     else:
-        yield Finding("shards", f"{number}; {len(sound):,} have a state")
+        yield Finding("shards", f"shards={wanted or None}; {len(sound):,} have a state")
         if why := too_many(states.partitions, wanted or None, cores_of(states.whole.sparkSession)):
             yield note("state partitions", why)
     yield Finding("state format", f"version {VERSION}")
@@ -130,17 +125,17 @@ def size_finding(sizes: list[int], host: str) -> Finding:
 
 def settings_text(spec: Mapping[str, Any]) -> str:
     """The settings that a state keeps, in the words of the configuration; those of the engine alone are left out."""
-    rule = str(spec["criterion"])
-    numbered = {name: spec["need"] for name in ("need",) if rule in NUMBERED}
-    parts = {"criterion": rule, **numbered, "emit": spec["emit"]}
-    if spec["lookback_us"]:
-        parts["lookback"] = readable_ms(spec["lookback_us"] / 1000)
-    if spec["tick_ms"] != 1:
-        parts["tick"] = readable_ms(spec["tick_ms"])
-    if spec["orphans"] != "none":
-        parts["orphans"] = spec["orphans"]
-    used = [name for name in ("event_id", "operation_id") if spec[f"{name}s"]]
-    return ", ".join([*(f"{name}={value}" for name, value in parts.items()), *used])
+    parts = {
+        f"criterion={spec['criterion']}": True,
+        f"need={spec['need']}": spec["criterion"] in NUMBERED,
+        f"emit={spec['emit']}": True,
+        f"lookback={readable_ms(spec['lookback_us'] / 1000)}": spec["lookback_us"],
+        f"tick={readable_ms(spec['tick_ms'])}": spec["tick_ms"] != 1,
+        f"orphans={spec['orphans']}": spec["orphans"] != "none",
+        "event_id": spec["event_ids"],
+        "operation_id": spec["operation_ids"],
+    }
+    return ", ".join(text for text, is_set in parts.items() if is_set)
 
 
 def claim_of(spark: SparkSession, checkpoint: str) -> dict[str, str] | Finding:
@@ -155,11 +150,10 @@ def claim_of(spark: SparkSession, checkpoint: str) -> dict[str, str] | Finding:
 def _about_state(state: ShardState) -> Iterator[dict[str, Any]]:
     """For `told_by_states`: what a shard's state says of itself."""
     try:
-        blob = state.blob()
+        _, _, shards, _, _ = HEADER.unpack_from(state.blob())
         facts = state.metadata()
     except StateError as error:
         yield {"error": str(error)}
         return
-    _, version, shards, _, _ = HEADER.unpack_from(blob)
     waiting = Tally(**facts["tally"]).pending
-    yield {"version": version, "shards": shards, "bytes": state.size, "pending": waiting, "spec": facts["spec"]}
+    yield {"shards": shards, "bytes": state.size, "pending": waiting, "spec": facts["spec"]}

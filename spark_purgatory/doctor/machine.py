@@ -17,7 +17,7 @@ from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.verified import release_finding
 from spark_purgatory.worker_python import arrow_remedy, why_unfit
 
-JAVA_MIN, PYTHON_MIN = 17, (3, 11)
+JAVA_MIN = 17
 INSTALL_SPARK = "pip install 'spark-purgatory[spark]'"
 DELTA_SPARK, WITHOUT_JARS = "4.4.0", "4.4.1"
 """The tested release of Delta, and one that has a wheel, but whose jars were never published."""
@@ -36,18 +36,9 @@ def java_finding() -> Finding:
     if java is None or not Path(java).exists():
         return Finding("Java", f"none at {java}" if java else "none", INSTALL_JAVA)
     said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    match = re.search(r'version "(\d+)', said)
-    if match is None:
+    if (match := re.search(r'version "(\d+)', said)) is None:
         return Finding("Java", f"{java} does not tell its version", INSTALL_JAVA)
-    major = int(match[1])
-    return Finding("Java", f"{major} ({java})", "" if major >= JAVA_MIN else INSTALL_JAVA)
-
-
-def python_finding() -> Finding:
-    """Whether this Python is recent enough."""
-    needed = ".".join(map(str, PYTHON_MIN))
-    remedy = "" if sys.version_info >= PYTHON_MIN else f"make an environment with Python {needed} or later"
-    return Finding("Python", f"{platform.python_version()} ({sys.executable})", remedy)
+    return Finding("Java", f"{match[1]} ({java})", "" if int(match[1]) >= JAVA_MIN else INSTALL_JAVA)
 
 
 def pyspark_finding() -> Finding:
@@ -77,12 +68,11 @@ def delta_finding() -> Finding:
 def worker_python_finding() -> Finding:
     """Whether Spark's workers will run this Python, which has the packages."""
     name = "PYSPARK_PYTHON"
-    remedy = f"export {name}={sys.executable}"
-    value = os.environ.get(name)
+    value, remedy = os.environ.get(name), f"export {name}={sys.executable}"
+    why = why_unfit(value or "python3")
     if value:
-        why = why_unfit(value)
         return Finding(name, f"{value}, {why}" if why else value, remedy if why else "")
-    if why := why_unfit("python3"):
+    if why:
         # A note: the demo and the jobs set it to this Python.
         return note(name, f"not set: a script of your own would run its workers with python3, {why}; {remedy}")
     return Finding(name, "not set: workers run python3, which fits")
@@ -91,9 +81,9 @@ def worker_python_finding() -> Finding:
 def jars_finding() -> Finding:
     """Whether Delta's jars were downloaded already, or where they would come from."""
     cache = Path.home() / ".ivy2.5.2" / "jars"
-    if list(cache.glob(f"io.delta_delta-spark_*-{DELTA_SPARK}.jar")):
-        return Finding("Delta's jars", f"cached in {cache}")
-    return Finding("Delta's jars", "not cached; the first start downloads 90 MB from Maven Central")
+    is_there = any(cache.glob(f"io.delta_delta-spark_*-{DELTA_SPARK}.jar"))
+    missing = "not cached; the first start downloads 90 MB from Maven Central"
+    return Finding("Delta's jars", f"cached in {cache}" if is_there else missing)
 
 
 def folder_finding(what: str, folder: Path, remedy: str) -> Finding:
@@ -112,7 +102,7 @@ def machine_findings() -> list[Finding]:
     """Everything that the demo and the jobs lean on, in the order in which it would fail."""
     local = Path(os.environ.get("SPARK_LOCAL_DIRS", tempfile.gettempdir()).split(",")[0])
     return [
-        python_finding(),
+        Finding("Python", f"{platform.python_version()} ({sys.executable})"),
         java_finding(),
         pyspark_finding(),
         delta_finding(),

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_purgatory.doctor.finding import Finding
-from spark_purgatory.doctor.machine import delta_finding, java_finding, machine_findings, pyspark_finding
+from spark_purgatory.doctor.machine import machine_findings, pyspark_finding
 from spark_purgatory.errors import ConfigError, sentence_of
 from spark_purgatory.job.arguments import log_file, place_of, settings_from
 from spark_purgatory.terminal import at_work, say, terminal
@@ -60,10 +60,10 @@ def run_doctor(request: DoctorRequest, console: Console) -> int:
     if request.as_json:
         told = [{"what": f.what, "found": f.found, "status": f.status, "remedy": f.remedy} for f in findings]
         console.out(json.dumps({"ok": not wrong, "findings": told}, ensure_ascii=False), highlight=False)
-        return int(bool(wrong))
-    say(console, verdict(findings), style="bold red" if wrong else "bold green")
-    console.print(_table(findings))
-    say(console, next_step(request, wrong))
+    else:
+        say(console, verdict(findings), style="bold red" if wrong else "bold green")
+        console.print(_table(findings))
+        say(console, next_step(request, wrong))
     return int(bool(wrong))
 
 
@@ -87,18 +87,15 @@ def next_step(request: DoctorRequest, wrong: Sequence[Finding]) -> str:
 
 def findings_of(request: DoctorRequest, settings: Mapping[str, str]) -> Iterator[Finding]:
     """This machine's, and with a session those of what was asked for."""
-    yield from machine_findings() if request.remote is None else [pyspark_finding()]
+    here = machine_findings() if request.remote is None else [pyspark_finding()]
+    yield from here
     if not request.needs_spark:
         return
-    needed = [] if request.remote is not None else [java_finding(), delta_finding()]
-    if any(finding.remedy for finding in (*needed, pyspark_finding())):
+    if any(finding.remedy and finding.what in ("Java", "pyspark", "delta-spark") for finding in here):
         yield Finding("Spark session", "not started", "see to what is wrong above first")
         return
     spark = _session(request, settings)
-    if isinstance(spark, Finding):
-        yield spark
-        return
-    yield from spark_findings(spark, request)
+    yield from [spark] if isinstance(spark, Finding) else spark_findings(spark, request)
 
 
 def spark_findings(spark: SparkSession, request: DoctorRequest) -> Iterator[Finding]:
@@ -161,8 +158,7 @@ def _table(findings: Iterable[Finding]) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for finding in findings:
-        colour = COLOURS[finding.status]
-        table.add_row(Text(finding.status, colour), finding.what, finding.found)
+        table.add_row(Text(finding.status, COLOURS[finding.status]), finding.what, finding.found)
         if finding.remedy:
             table.add_row("", "", f"-> {finding.remedy}")
     return table

@@ -21,20 +21,8 @@ from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.verified import release_finding
 from spark_purgatory.errors import ConfigError, sentence_of
+from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.host.exchange import unix_sockets
-from spark_purgatory.spark.host.requirements import (
-    CHANGELOG,
-    MESSAGES,
-    NO_DATA,
-    ONLY_WITH_ROWS,
-    POLICY,
-    PROVIDER,
-    TRANSFORM_WITH_STATE_SETTINGS,
-    check_log_host,
-    check_policy,
-    fitting_protobuf,
-    runs_only_with_rows,
-)
 from spark_purgatory.spark.sink.start_checks import DEFAULTS
 from spark_purgatory.spark.sink.table.delta_session import is_without_delta, what_lacks
 from spark_purgatory.spark.sink.table.delta_target import FORGETS
@@ -83,16 +71,9 @@ def about_worker(packages: Sequence[str]) -> Callable[[Any], str]:
                 versions[name] = str(getattr(import_module(name), "__version__", "fits"))
             except Exception as error:
                 versions[name] = "not installed" if isinstance(error, ModuleNotFoundError) else f"broken: {error}"
-        python = "{}.{}.{}".format(*sys.version_info[:3])
-        return json.dumps(
-            {
-                "host": socket.gethostname(),
-                "python": python,
-                "executable": sys.executable,
-                "packages": versions,
-                "now_ms": int(time.time() * 1000),
-            }
-        )
+        python, now_ms = "{}.{}.{}".format(*sys.version_info[:3]), int(time.time() * 1000)
+        said = {"host": socket.gethostname(), "python": python, "executable": sys.executable, "now_ms": now_ms}
+        return json.dumps({**said, "packages": versions})
 
     return about
 
@@ -100,14 +81,17 @@ def about_worker(packages: Sequence[str]) -> Callable[[Any], str]:
 def worker_findings(spark: SparkSession) -> Iterator[Finding]:
     """Workers' Python and packages beside this process's, and their clocks."""
     # Plain rows: with Arrow, a worker that lacks it could not answer.
-    asked = (*PACKAGES, MESSAGES)
+    asked = (*PACKAGES, requirements.MESSAGES)
     ask = F.udf(about_worker(asked), "string", useArrow=False)
     began_ms = time.time() * 1000
     try:
         answers = spark.range(0, TASKS, 1, TASKS).select(ask("id").alias("said"), F.unix_millis(F.now()).alias("at"))
         rows = answers.collect()
     except SPARK_FAULTS as error:
-        yield Finding("workers", f"a tiny job failed: {sentence_of(error)}", worker_remedy(str(error)))
+        remedy = f"set PYSPARK_PYTHON to a Python with {', '.join(PACKAGES)}; {SHIP}"
+        if "PYTHON_VERSION_MISMATCH" in str(error):
+            remedy = "have Python {}.{} on the workers: set PYSPARK_PYTHON; {}".format(*sys.version_info[:2], SHIP)
+        yield Finding("workers", f"a tiny job failed: {sentence_of(error)}", remedy)
         return
     ended_ms = time.time() * 1000
     workers = [json.loads(row["said"]) for row in rows]
@@ -117,12 +101,11 @@ def worker_findings(spark: SparkSession) -> Iterator[Finding]:
     executables = ", ".join(sorted({worker["executable"] for worker in workers}))
     same_minor = all(other.split(".")[:2] == here["python"].split(".")[:2] for other in others)
     remedy = "" if same_minor else f"have Python {here['python']} there: set PYSPARK_PYTHON; {SHIP}"
-    yield Finding(
-        "workers' Python", f"{', '.join(others) or here['python']} on {hosts} host(s) ({executables})", remedy
-    )
+    found = f"{', '.join(others) or here['python']} on {hosts} host(s) ({executables})"
+    yield Finding("workers' Python", found, remedy)
     for package in PACKAGES:
         yield package_finding(package, here["packages"][package], {w["packages"][package] for w in workers})
-    yield protobuf_finding({w["packages"][MESSAGES] for w in workers})
+    yield protobuf_finding({w["packages"][requirements.MESSAGES] for w in workers})
 
     moments = [worker["now_ms"] for worker in workers] + [row["at"] for row in rows]
     skew_ms = max([0, *(began_ms - moment for moment in moments), *(moment - ended_ms for moment in moments)])
@@ -143,7 +126,8 @@ def protobuf_finding(there: set[str]) -> Finding:
     what, found = "workers' protobuf", ", ".join(sorted(there))
     if there == {"fits"}:
         return Finding(what, found)
-    return note(what, f"{found}; only host='transformWithState' needs it: pip install {fitting_protobuf()} on each")
+    way = f"pip install {requirements.fitting_protobuf()} on each"
+    return note(what, f"{found}; only host='transformWithState' needs it: {way}")
 
 
 def clock_finding(what: str, skew_ms: float, than: str) -> Finding:
@@ -152,13 +136,6 @@ def clock_finding(what: str, skew_ms: float, than: str) -> Finding:
         return Finding(what, f"within {MAX_CLOCK_SKEW_MS // 1000} s of {than}")
     found = f"{skew_ms / 1000:.0f} s away from {than}"
     return Finding(what, found, "set the clocks by NTP: max_future, idle_after and linger read them")
-
-
-def worker_remedy(error: str) -> str:
-    """Return what to do about a failed tiny job."""
-    if "PYTHON_VERSION_MISMATCH" in error:
-        return f"have Python {sys.version_info[0]}.{sys.version_info[1]} on the workers: set PYSPARK_PYTHON; {SHIP}"
-    return f"set PYSPARK_PYTHON to a Python with {', '.join(PACKAGES)}; {SHIP}"
 
 
 # --- Delta and settings ---------------------------------------------------------------------------
@@ -179,32 +156,29 @@ def transactions_finding(spark: SparkSession) -> Finding:
     """Report whether tables made in this session keep their transactions."""
     name = DEFAULTS + FORGETS.removeprefix("delta.")
     value = spark.conf.get(name, None)
-    what = "new tables keep transactions"
-    return (
-        Finding(what, f"{name} = {value}", f"unset {name}")
-        if value
-        else Finding(what, "their properties have no default that ends it")
-    )
+    found = f"{name} = {value}" if value else "their properties have no default that ends it"
+    return Finding("new tables keep transactions", found, f"unset {name}" if value else "")
 
 
 def setting_findings(spark: SparkSession) -> Iterator[Finding]:
     """Settings that a query has from its session."""
-    store = str(spark.conf.get(PROVIDER)).rpartition(".")[2]
-    if store in TESTED_STORES:
-        yield Finding("state store", f"{store}, {TESTED_STORES[store]}")
-    else:
-        tested = " and ".join(TESTED_STORES)
-        yield Finding("state store", store, f"set {PROVIDER} to one of {tested}: no other is tested")
+    store = str(spark.conf.get(requirements.PROVIDER)).rpartition(".")[2]
+    remedy = f"set {requirements.PROVIDER} to one of {' and '.join(TESTED_STORES)}: no other is tested"
+    is_tested = store in TESTED_STORES
+    yield Finding(
+        "state store", f"{store}, {TESTED_STORES[store]}" if is_tested else store, "" if is_tested else remedy
+    )
     if store == "RocksDBStateStoreProvider":
-        yield note("state store's changelog", f"{CHANGELOG} = {spark.conf.get(CHANGELOG, 'false')}")
+        name = requirements.CHANGELOG
+        yield note("state store's changelog", f"{name} = {spark.conf.get(name, 'false')}")
     yield log_host_finding(spark)
     yield note("micro-batches kept", f"{spark.conf.get(RETAINED)} ({RETAINED}): pending and rollbacks reach so far")
     try:
-        check_policy(spark.conf.get, "the session")
+        requirements.check_policy(spark.conf.get, "the session")
     except ConfigError as error:
-        yield Finding("watermark policy", f"{POLICY} = {spark.conf.get(POLICY)}", str(error))
-    if runs_only_with_rows(spark):
-        yield note("deadlines on a silent stream", f"{NO_DATA} = false: {ONLY_WITH_ROWS}")
+        yield Finding("watermark policy", f"{requirements.POLICY} = {spark.conf.get(requirements.POLICY)}", str(error))
+    if requirements.runs_only_with_rows(spark):
+        yield note("deadlines on a silent stream", f"{requirements.NO_DATA} = false: {requirements.ONLY_WITH_ROWS}")
     if told(spark, SOCKETS) == "true":
         yield Finding("Unix sockets", "between the JVM and Python")
     elif unix_sockets("/tmp"):
@@ -215,15 +189,12 @@ def log_host_finding(spark: SparkSession) -> Finding:
     """Report whether a purgatory could have ``host="transformWithState"``, and with all that makes it fast."""
     what = f'host="{LOG_HOST}"'
     try:
-        check_log_host(spark)
+        requirements.check_log_host(spark)
     except ConfigError as error:
         why = re.split(r", and |: ", str(error).removeprefix(what).strip())[0]
         return note(what, f"not in this session: {why}")
-    if "RocksDB" not in str(spark.conf.get(PROVIDER)):
+    if "RocksDB" not in str(spark.conf.get(requirements.PROVIDER)):
         return note(what, f"ready for RecordAccumulator.write_stream; for another start set {SETTINGS} before it")
-    lacking = [
-        f"{name} = {value}"
-        for name, value in TRANSFORM_WITH_STATE_SETTINGS.items()
-        if spark.conf.get(name, None) != value
-    ]
+    wanted = requirements.TRANSFORM_WITH_STATE_SETTINGS.items()
+    lacking = [f"{name} = {value}" for name, value in wanted if spark.conf.get(name, None) != value]
     return note(what, f"slower than it could be: set {', '.join(lacking)}") if lacking else Finding(what, "ready")

@@ -51,9 +51,8 @@ def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: st
         partitions = f", partitioned by {', '.join(facts.partition_by)}" if facts.partition_by else ""
         yield Finding("table", f"{target}: Delta, id {facts.id}{partitions}")
         unknown = sorted(set(facts.features) - KNOWN_FEATURES)
-        features = ", ".join(facts.features) or "none"
         remedy = f"write a row with this session's Delta, or DROP FEATURE {', '.join(unknown)}" if unknown else ""
-        yield Finding("table features", features, remedy)
+        yield Finding("table features", ", ".join(facts.features) or "none", remedy)
         yield from kind_findings(target, facts)
         yield from property_findings(facts.properties)
         yield from clock_findings(spark, target)
@@ -64,10 +63,9 @@ def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: st
 def kind_findings(target: DeltaTarget, facts: TableFacts) -> Iterator[Finding]:
     """How the table is reached, and who keeps its commits."""
     place = f"by name, in {facts.location}" if target.table else "by path"
-    if managed := sorted(CATALOG_MANAGED & set(facts.features)):
-        yield Finding("table kind", f"{place}; its catalog keeps its commits ({', '.join(managed)})")
-    else:
-        yield Finding("table kind", f"{place}; its commits are in its folder")
+    managed = ", ".join(sorted(CATALOG_MANAGED & set(facts.features)))
+    kept = f"its catalog keeps its commits ({managed})" if managed else "its commits are in its folder"
+    yield Finding("table kind", f"{place}; {kept}")
     if facts.is_mapped:
         yield note("table columns", "mapped: they have other names in the table's files, and may be renamed")
 
