@@ -99,19 +99,16 @@ MOST_COUNT = (1 << 31) - 1
 """The largest whole number of an option: Arrow and the JVM count elements with 32 bits."""
 
 
-def _require_count(value: object, field: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_COUNT:
-        raise ConfigError(f"{field}={value!r} must be an int between 1 and {MOST_COUNT:,}")
+def _require(said: str, fits: Callable[[Any], bool]) -> Callable[[Any, str], None]:
+    def check(value: Any, field: str) -> None:
+        if not fits(value):
+            raise ConfigError(f"{field}={value!r} must be {said}")
+
+    return check
 
 
-def _require_text(value: object, field: str) -> None:
-    if not isinstance(value, str):
-        raise ConfigError(f"{field}={value!r} must be a string")
-
-
-def _require_flag(value: object, field: str) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{field}={value!r} must be True or False")
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_COUNT
 
 
 CHECKS: dict[Any, Callable[[Any, str], object]] = {
@@ -120,9 +117,9 @@ CHECKS: dict[Any, Callable[[Any, str], object]] = {
     Names: checked_names,
     Duration: parse_duration,
     Size: parse_size,
-    int: _require_count,
-    str: _require_text,
-    bool: _require_flag,
+    int: _require(f"an int between 1 and {MOST_COUNT:,}", _is_count),
+    str: _require("a string", lambda value: isinstance(value, str)),
+    bool: _require("True or False", lambda value: isinstance(value, bool)),
 }
 """What checks a value of each type of option; a type that is not here is checked by the class that has the option."""
 

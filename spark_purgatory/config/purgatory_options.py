@@ -5,7 +5,6 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 from html import escape
-from types import UnionType
 from typing import Literal
 
 from spark_purgatory.config.declared import ColumnLike, Options
@@ -77,16 +76,12 @@ class PurgatoryOptions(Options):
         return _as_html(self)
 
     def __post_init__(self) -> None:
-        expected: dict[str, type | UnionType] = {
-            "operations": Operations,
-            "completions": Completions,
-            "criterion": Criterion | ByRow,
-        }
-        for field, kind in expected.items():
-            if not isinstance(getattr(self, field), kind):
-                made = (
-                    f"{kind.__name__}(...)" if isinstance(kind, type) else "criteria.any_key() or another of criteria"
-                )
+        for field, kinds, made in (
+            ("operations", (Operations,), "Operations(...)"),
+            ("completions", (Completions,), "Completions(...)"),
+            ("criterion", (Criterion, ByRow), "criteria.any_key() or another of criteria"),
+        ):
+            if not isinstance(getattr(self, field), kinds):
                 raise ConfigError(f"{field}={getattr(self, field)!r} must be made with {made}")
         for side in (self.operations, self.completions):
             if side.outcomes_of is not None and not isinstance(side.outcomes_of, PurgatoryOptions):

@@ -9,26 +9,16 @@ from decimal import Decimal
 from spark_purgatory.errors import ConfigError
 
 US_OF_UNIT = {
-    "microsecond": 1,
-    "us": 1,
-    "millisecond": 1_000,
-    "ms": 1_000,
-    "second": 1_000_000,
-    "sec": 1_000_000,
-    "s": 1_000_000,
-    "minute": 60_000_000,
-    "min": 60_000_000,
-    "m": 60_000_000,
-    "hour": 3_600_000_000,
-    "h": 3_600_000_000,
-    "day": 86_400_000_000,
-    "d": 86_400_000_000,
+    **dict.fromkeys(("microsecond", "us"), 1),
+    **dict.fromkeys(("millisecond", "ms"), 1_000),
+    **dict.fromkeys(("second", "sec", "s"), 1_000_000),
+    **dict.fromkeys(("minute", "min", "m"), 60_000_000),
+    **dict.fromkeys(("hour", "h"), 3_600_000_000),
+    **dict.fromkeys(("day", "d"), 86_400_000_000),
     "week": 604_800_000_000,
 }
 BYTES_OF_UNIT = {
-    "b": 1,
-    "byte": 1,
-    "bytes": 1,
+    **dict.fromkeys(("b", "byte", "bytes"), 1),
     **{f"{p}b": 1000**i for i, p in enumerate("kmgt", 1)},
     **{f"{p}ib": 1024**i for i, p in enumerate("kmgt", 1)},
 }

@@ -42,30 +42,24 @@ class Totals:
     """Sums over the batches of this run; ``pending`` starts at what the checkpoint held."""
 
     pending: int = 0
-    received: int = 0
-    rows_in: int = 0
     batches: int = 0
     events: int = 0
     events_rejected: int = 0
-    by_status: dict[str, int] = field(default_factory=dict)
+    by_status: Counter[str] = field(default_factory=Counter)
     event_rejections: Counter[EventRejection] = field(default_factory=Counter)
 
-    def add(self, rows_in: int, counters: Mapping[str, Any]) -> None:
+    def add(self, counters: Mapping[str, Any]) -> None:
         """Take in one batch."""
         received = counters.get("received") or 0
-        decided = {status: counters.get(status.lower()) or 0 for status in STATUSES}
+        decided = {status: count for status in STATUSES if (count := counters.get(status.lower()))}
         self.events += counters.get("events_received") or 0
         self.events_rejected += counters.get("events_rejected") or 0
         reasons = counters.get("rejections") or {}
         for reason in EventRejection:
             self.event_rejections[reason] += reasons.get(f"events_rejected_{reason.name.lower()}", 0)
         self.batches += 1
-        self.rows_in += rows_in
-        self.received += received
         self.pending += received - sum(decided.values())
-        for status, count in decided.items():
-            if count:
-                self.by_status[status] = self.by_status.get(status, 0) + count
+        self.by_status.update(decided)
 
 
 class ProgressDisplay:
@@ -79,9 +73,7 @@ class ProgressDisplay:
         name: str = "",
         spark_log: Path | None = None,
     ) -> None:
-        """``counters``: the name of the purgatory's in ``observedMetrics``; ``name``: the query's; ``spark_log``: the
-        file with what Spark prints.
-        """
+        """``counters``: their name in ``observedMetrics``; ``spark_log``: the file with what Spark prints."""
         self._counters = counters
         self._name = name
         self._spark_log = spark_log
@@ -175,7 +167,7 @@ class ProgressDisplay:
         rows_in = sum(source["numInputRows"] or 0 for source in report["sources"] if is_theirs(source["description"]))
         before = self.totals.pending
         decided = sum(self.totals.by_status.values())
-        self.totals.add(rows_in, observed.asDict() if observed else {})
+        self.totals.add(observed.asDict() if observed else {})
         if rows_in:
             self._last_rows_s = time.monotonic()
         if self.totals.batches > 1 and not rows_in and self.totals.pending == before:

@@ -23,9 +23,9 @@ from spark_purgatory.job.arguments import log_file
 from spark_purgatory.job.check_columns import check_job
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
-from spark_purgatory.job.kafka_faults import kafka_fault
 from spark_purgatory.job.progress import ProgressDisplay
 from spark_purgatory.job.session import build_session
+from spark_purgatory.job.source_config import BROKERS, KafkaSource
 from spark_purgatory.job.sources import outcomes_of
 from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.job.summary import Summary, file_sizes, print_summary, rejected_events, summarise, topic_line
@@ -39,6 +39,13 @@ Query = AccumulatorQuery | StreamingQuery
 POLL_SECONDS = 0.25
 """How often progress is read, and how long a signal waits at most."""
 EXIT_FAILED, EXIT_CONFIG, EXIT_INTERRUPTED = 1, 2, 130
+NO_TOPIC = "UnknownTopicOrPartitionException"
+NO_BROKER = (
+    "Timed out waiting for a node assignment",
+    "Failed to create new KafkaAdminClient",
+    "The node does not support METADATA",
+    "Timeout expired while fetching topic metadata",
+)
 
 
 def run(
@@ -145,6 +152,28 @@ def _summarise(
     if config.dead_letters is not None:
         say(console, f"Dead letters: {dead_letters.count(spark, config):,} in {config.dead_letters.path}")
     return summary
+
+
+def kafka_fault(said: str, config: JobConfig) -> str | None:
+    """What is wrong with the job's topics or brokers, whose fields Spark does not name; None if nothing is."""
+    sources = {"operations": config.operations.source, "completions": config.completions.source}
+    read = {name: source for name, source in sources.items() if isinstance(source, KafkaSource)}
+    if NO_TOPIC in said:
+        topics = [f"{name}.source.topic ({', '.join(source.topic)})" for name, source in read.items() if source.topic]
+        if config.output.topic:
+            topics.append(f"output.topic ({config.output.topic})")
+        return (
+            f"the brokers have no topic of one of these names: {' or '.join(topics)}. Make the topic, or correct the "
+            "name, and start the job again; the checkpoint may stay"
+        )
+    if any(text in said for text in NO_BROKER):
+        options = [f"{name}.source.options" for name in read] + ["output.options"] * bool(config.output.topic)
+        return (
+            f"no Kafka broker answers at {BROKERS} of {' or '.join(options)}: is the address right, is it a broker's "
+            "and not a controller's, and do the options on security fit it? Nothing was lost: start the job again when "
+            "it answers"
+        )
+    return None
 
 
 def guarded(console: Console, show_traceback: bool, body: Callable[[], int]) -> int:

@@ -64,7 +64,7 @@ class StopRequest:
         jvm = gateway.jvm
         hooks = jvm.org.apache.hadoop.util.ShutdownHookManager.get()
         # A thread that is never started: an object of the JVM's own around ours, by which it can be removed again.
-        hook = jvm.java.lang.Thread(_JvmEnds(self))
+        hook = jvm.java.lang.Thread(self)
         hooks.addShutdownHook(hook, BEFORE_SPARK, PATIENCE_SECONDS, jvm.java.util.concurrent.TimeUnit.SECONDS)
         try:
             yield
@@ -75,23 +75,15 @@ class StopRequest:
             except (Py4JError, OSError):
                 LOG.debug("the JVM is gone, or on its way", exc_info=True)
 
-    def wait_until_stopped(self) -> None:
-        """Ask for the stop, as SIGTERM does, and wait until the job is done with it."""
+    def run(self) -> None:
+        """Ask for the stop, as SIGTERM does, and wait until the job is done with it.
+
+        The JVM calls it before it ends, through py4j's callback server, in a thread of this process.
+        """
         if self.signal is None:
             self.signal = signal.SIGTERM
         self.event.set()
         self._stopped.wait(PATIENCE_SECONDS)
-
-
-class _JvmEnds:
-    """What the JVM calls before it ends, through py4j's callback server, in a thread of this process."""
-
-    def __init__(self, stop: StopRequest) -> None:
-        self._stop = stop
-
-    def run(self) -> None:
-        """What ``java.lang.Runnable`` asks for."""
-        self._stop.wait_until_stopped()
 
     class Java:
         """What py4j asks for."""

@@ -17,7 +17,7 @@ from spark_purgatory.job.check_columns import check_job
 from spark_purgatory.job.check_file import described
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import JobConfig
-from spark_purgatory.job.kafka_faults import kafka_fault
+from spark_purgatory.job.runner import kafka_fault
 from spark_purgatory.job.session import _packages
 from spark_purgatory.job.source_config import KafkaSource
 from spark_purgatory.spark.monitoring.monitor import lag_records
