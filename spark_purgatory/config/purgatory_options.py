@@ -73,7 +73,17 @@ class PurgatoryOptions(Options):
         return "\n".join(textwrap.fill(text, 88, subsequent_indent=" " * 11, break_on_hyphens=False) for text in texts)
 
     def _repr_html_(self) -> str:
-        return _as_html(self)
+        """The rules as a table, what was set as it is written, and the names of what was not."""
+        rows = "".join(
+            f"<tr><td style='color:gray;vertical-align:top;text-align:left'>{name}</td>"
+            f"<td style='text-align:left'>{escape(text)}</td></tr>"
+            for name, text in _rules(self).items()
+        )
+        left = ", ".join(f"{name}={value!r}" for name, value in self.unset().items())
+        return (
+            f"<b>{type(self).__name__}</b><table>{rows}</table><pre>{escape(repr(self))}</pre>"
+            f"<details><summary>{len(self.unset())} options at their defaults</summary>{escape(left)}</details>"
+        )
 
     def __post_init__(self) -> None:
         for field, kinds, made in (
@@ -150,17 +160,3 @@ def _clock(us_after_noon: int) -> str:
     days, second = divmod(us_after_noon // 1_000_000 + 43_200, 86_400)
     later = f" {days:,} day{'s' * (days > 1)} later" if days else ""
     return f"{second // 3600:02}:{second // 60 % 60:02}:{second % 60:02}{later}"
-
-
-def _as_html(options: PurgatoryOptions) -> str:
-    """The rules as a table, what was set as it is written, and the names of what was not."""
-    rows = "".join(
-        f"<tr><td style='color:gray;vertical-align:top;text-align:left'>{name}</td>"
-        f"<td style='text-align:left'>{escape(text)}</td></tr>"
-        for name, text in _rules(options).items()
-    )
-    left = ", ".join(f"{name}={value!r}" for name, value in options.unset().items())
-    return (
-        f"<b>{type(options).__name__}</b><table>{rows}</table><pre>{escape(repr(options))}</pre>"
-        f"<details><summary>{len(options.unset())} options at their defaults</summary>{escape(left)}</details>"
-    )

@@ -165,11 +165,8 @@ def _table(columns: Columns) -> pa.Table:
             arrays[name] = pa.array(column * 1000).cast(pa.timestamp("us", "UTC"))
         elif name == "cents":
             hundred = pa.scalar(100, pa.decimal128(12, 0))
-            arrays["amount"] = pc.divide(_decimal(column), hundred).cast(pa.decimal128(10, 2))
+            cents = pa.array(column).cast(pa.decimal128(19, 0)).cast(pa.decimal128(12, 2))
+            arrays["amount"] = pc.divide(cents, hundred).cast(pa.decimal128(10, 2))
         else:
             arrays[name] = pa.array(column)
     return pa.table(arrays)
-
-
-def _decimal(cents: Int64s) -> pa.Array:
-    return pa.array(cents).cast(pa.decimal128(19, 0)).cast(pa.decimal128(12, 2))

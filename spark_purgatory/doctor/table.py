@@ -16,7 +16,6 @@ from spark_purgatory.errors import START_OVER, PurgatoryError, sentence_of
 from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.sink.table.delta_session import KNOWN_FEATURES
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
-from spark_purgatory.spark.sink.table.history import TableFacts
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_reach
 
 TELLING = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration", "delta.enableExpiredLogCleanup")
@@ -53,21 +52,18 @@ def table_findings(spark: SparkSession, place: Mapping[str, str], checkpoint: st
         unknown = sorted(set(facts.features) - KNOWN_FEATURES)
         remedy = f"write a row with this session's Delta, or DROP FEATURE {', '.join(unknown)}" if unknown else ""
         yield Finding("table features", ", ".join(facts.features) or "none", remedy)
-        yield from kind_findings(target, facts)
+        place_text = f"by name, in {facts.location}" if target.table else "by path"
+        managed = ", ".join(sorted(CATALOG_MANAGED & set(facts.features)))
+        kept = f"its catalog keeps its commits ({managed})" if managed else "its commits are in its folder"
+        yield Finding("table kind", f"{place_text}; {kept}")
+        if facts.is_mapped:
+            yield note("table columns", "mapped: they have other names in the table's files, and may be renamed")
         yield from property_findings(facts.properties)
-        yield from clock_findings(spark, target)
+        newest = spark.sql(f"DESCRIBE HISTORY {target.place} LIMIT 1").select(F.unix_millis("timestamp")).first()
+        if newest is not None:  # the clock of the last writer, or of its storage
+            yield clock_finding("table's clock", max(0, newest[0] - time.time() * 1000), "this machine's")
     if checkpoint is not None:
         yield delivery_finding(spark, target, checkpoint)
-
-
-def kind_findings(target: DeltaTarget, facts: TableFacts) -> Iterator[Finding]:
-    """How the table is reached, and who keeps its commits."""
-    place = f"by name, in {facts.location}" if target.table else "by path"
-    managed = ", ".join(sorted(CATALOG_MANAGED & set(facts.features)))
-    kept = f"its catalog keeps its commits ({managed})" if managed else "its commits are in its folder"
-    yield Finding("table kind", f"{place}; {kept}")
-    if facts.is_mapped:
-        yield note("table columns", "mapped: they have other names in the table's files, and may be renamed")
 
 
 def property_findings(properties: Mapping[str, str]) -> Iterator[Finding]:
@@ -83,13 +79,6 @@ def property_findings(properties: Mapping[str, str]) -> Iterator[Finding]:
             f"kept for {kept[0]}: a RESTORE that is no longer in it is not noticed",
             f"ALTER TABLE ... SET TBLPROPERTIES ('{LOG_RETENTION}' = 'interval 7 days')",
         )
-
-
-def clock_findings(spark: SparkSession, target: DeltaTarget) -> Iterator[Finding]:
-    """The clock of the table's last writer, or of its storage: when the newest version was made."""
-    newest = spark.sql(f"DESCRIBE HISTORY {target.place} LIMIT 1").select(F.unix_millis("timestamp")).first()
-    if newest is not None:
-        yield clock_finding("table's clock", max(0, newest[0] - time.time() * 1000), "this machine's")
 
 
 def delivery_finding(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Finding:

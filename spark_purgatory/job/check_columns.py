@@ -40,15 +40,13 @@ NEEDED_MODULES = {"prometheus_port": ("prometheus_client", "metrics"), "opentele
 def check_job(config: JobConfig, origin: str) -> None:
     """Raise JobConfigError with all that is wrong with a file's columns, and with what this machine lacks for it."""
     options = config.options()
-    problems = [*_column_problems(config, options), *_table_problems(config, options), *_metrics_problems(config)]
-    if problems:
-        raise JobConfigError(origin, problems, config.lines)
-
-
-def _metrics_problems(config: JobConfig) -> Iterator[Problem]:
+    problems = [*_column_problems(config, options), *_table_problems(config, options)]
     for field, (module, extra) in NEEDED_MODULES.items():
         if getattr(config.metrics, field, None) and find_spec(module) is None:
-            yield Problem(f"metrics.{field}", "", f"needs a package: pip install 'spark-purgatory[{extra}]'")
+            allowed = f"needs a package: pip install 'spark-purgatory[{extra}]'"
+            problems.append(Problem(f"metrics.{field}", "", allowed))
+    if problems:
+        raise JobConfigError(origin, problems, config.lines)
 
 
 def _table_problems(config: JobConfig, options: PurgatoryOptions) -> Iterator[Problem]:

@@ -97,14 +97,6 @@ def wrong(field: str, given: str, allowed: str, origin: str = "the job file") ->
     return JobConfigError(origin, [Problem(field, given, allowed)])
 
 
-def _field_path(location: tuple[int | str, ...]) -> str:
-    """``operations.source.parquet.schema`` -> ``operations.source.schema``: a union's tag is no field."""
-    parts = [str(part) for part in location]
-    if len(parts) > 2 and parts[1] == "source":
-        del parts[2]
-    return ".".join(part for part in parts if part not in BRANCHES)
-
-
 def _given(error: ErrorDetails) -> str:
     """The value as the file has it, or nothing where it is absent, large or may be a secret."""
     is_hidden = isinstance(error["input"], (dict, list, BaseModel)) or error["type"] == "missing"
@@ -117,7 +109,10 @@ def _given(error: ErrorDetails) -> str:
 def _problem(error: ErrorDetails) -> Problem:
     context = error.get("ctx", {})
     allowed = error["msg"].removeprefix("Value error, ")
-    field = _field_path(error["loc"])
+    parts = [str(part) for part in error["loc"] if part not in BRANCHES]
+    if parts[1:2] == ["source"]:
+        del parts[2:3]  # operations.source.parquet.schema: a union's tag is no field
+    field = ".".join(parts)
     match error["type"]:
         case kind if kind in WORDS:
             allowed = WORDS[kind].format(**context)

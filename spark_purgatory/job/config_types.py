@@ -24,10 +24,6 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, (int, float)) else value
 
 
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
 def _read_by(parse: Callable[[object, str], object]) -> BeforeValidator:
     def check(value: object) -> object:
         parse(value, "this")
@@ -55,7 +51,8 @@ def _is_setting(name: str) -> str:
 
 Text = Annotated[str, Field(min_length=1)]
 Scalar = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int | float | bool)]
-Texts = Annotated[list[Text], BeforeValidator(_as_list, json_schema_input_type=Text | list[Text])]
+_AS_LIST = BeforeValidator(lambda value: [value] if isinstance(value, str) else value, Text | list[Text])
+Texts = Annotated[list[Text], _AS_LIST]
 Duration = Annotated[str, _read_by(parse_duration)]
 OneColumn = Annotated[Text, _but(list, f"must be one column: {JOIN_THEM}, in select")]
 TimeOutText = Annotated[Text, _but((int, float), 'a number alone has no unit: write "30 minutes", or name a column')]

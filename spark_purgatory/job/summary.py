@@ -78,17 +78,10 @@ def print_summary(console: Console, summary: Summary, target: str) -> None:
     if orphans := summary.by_status.get("ORPHAN"):
         say(console, f"Beside them {orphans:,} ORPHAN row{'s' * (orphans > 1)}: events that counted for no operation")
     say(console, _files_line(summary.file_bytes))
-    say(console, balance(summary))
-
-
-def balance(summary: Summary) -> str:
-    """Whether every operation has its outcome in the table, or waits: a sentence with the numbers."""
     tally, outcomes = summary.tally, summary.outcomes
     where = "all in the table" if outcomes == tally.decided else f"{outcomes:,} in the table"
-    return (
-        f"{verdict(summary)}: {tally.received:,} received = {tally.decided:,} with an outcome, {where} + "
-        f"{tally.pending:,} waiting"
-    )
+    counted = f"{tally.received:,} received = {tally.decided:,} with an outcome, {where} + {tally.pending:,} waiting"
+    say(console, f"{verdict(summary)}: {counted}")
 
 
 def topic_line(tally: JobTally) -> str:
