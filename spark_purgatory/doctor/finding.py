@@ -1,8 +1,20 @@
-"""What the doctor looked at, and what to do about it."""
+"""What the doctor looked at, and what to do about it; and which releases of Spark were tested."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from spark_purgatory.worker_python import release_numbers
+
+FILE = Path(__file__).with_name("verified.json")
+"""What `make test-matrix` wrote."""
+OLDEST_SPARK = (4, 0)
+"""Releases before it lack what the library calls."""
+TAKE = "take Spark 4.0.5 or later: pip install 'spark-purgatory[spark]'"
 
 
 @dataclass(frozen=True)
@@ -24,3 +36,25 @@ class Finding:
 def note(what: str, found: str) -> Finding:
     """Something worth knowing."""
     return Finding(what, found, is_note=True)
+
+
+@cache
+def verified() -> dict[str, Any]:
+    """The file: ``date``, ``cells`` (an environment each, and how its tests ended), ``upgrades`` of checkpoints."""
+    return json.loads(FILE.read_text(encoding="utf-8"))
+
+
+def verified_releases() -> list[str]:
+    """The releases of Spark that the tests passed with, the oldest first."""
+    passed = {cell["spark"] for cell in verified()["cells"] if not cell["failed"]}
+    return sorted(passed, key=release_numbers)
+
+
+def release_finding(what: str, found: str) -> Finding:
+    """Whether a release of Spark was tested. One that was not is worth knowing, and no reason to stop."""
+    if release_numbers(found)[:2] < OLDEST_SPARK:
+        return Finding(what, found, TAKE)
+    tested = verified_releases()
+    if found in tested:
+        return Finding(what, f"{found}, tested on {verified()['date']}")
+    return note(what, f"{found}; tested are {', '.join(tested)} ({verified()['date']})")

@@ -13,8 +13,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from spark_purgatory.doctor.finding import Finding, note
-from spark_purgatory.doctor.verified import release_finding
+from spark_purgatory.doctor.finding import Finding, note, release_finding
 from spark_purgatory.worker_python import arrow_remedy, why_unfit
 
 JAVA_MIN = 17

@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from spark_purgatory.config import Completions, Operations, PurgatoryOptions
 from spark_purgatory.config.purgatory_options import TWICE
 from spark_purgatory.core.spec.criteria import NUMBERED, ByRow
 from spark_purgatory.errors import ConfigError
@@ -48,13 +47,22 @@ def described(config: JobConfig) -> Iterator[tuple[str, str]]:
     end = f"deadline {operations.deadline}" if operations.timeout is None else f"timeout {operations.timeout}"
     end += f" {operations.timeout_unit}" if operations.timeout_unit else ""
     yield "", f"id {operations.id}, keys {names(operations.keys)}, created {operations.created}, {end}"
-    yield "", delays(operations)
+    delays = [
+        f"watermark {side.watermark}" + (f", idle_after {side.idle_after}" if side.idle_after is not None else "")
+        for side in (operations, completions)
+    ]
+    yield "", delays[0]
     yield "completions", source_text(config.completions)
     fields = ("value", "kind", "operation_id", "event_id", "columns")
     others = [f"{name} {names(getattr(completions, name))}" for name in fields if getattr(completions, name)]
     yield "", ", ".join([f"key {completions.key}", f"time {completions.time}", *others])
-    yield "", delays(completions)
-    yield "criterion", criterion_text(options)
+    yield "", delays[1]
+    criterion = options.criterion
+    if isinstance(criterion, ByRow):
+        columns = (f"{name} {value}" for name, value in vars(criterion).items() if value is not None)
+        yield "criterion", f"of each row: {', '.join(columns)}"
+    else:
+        yield "criterion", f"{criterion.rule}({criterion.need if criterion.rule in NUMBERED else ''})"
     if options.may_count_twice:
         yield "", TWICE
     rules = {"emit": options.emit, "shards": options.shards} | config.purgatory.options()
@@ -84,21 +92,6 @@ def source_text(given: InputSection) -> str:
         place = source.path
     where = f", where {given.where}" if given.where else ""
     return f"{source.format} {place}{where}, select {', '.join(given.select)}"
-
-
-def delays(side: Operations | Completions) -> str:
-    """The watermark's delay of an input, and when it is idle."""
-    idle = "" if side.idle_after is None else f", idle_after {side.idle_after}"
-    return f"watermark {side.watermark}{idle}"
-
-
-def criterion_text(options: PurgatoryOptions) -> str:
-    """The rule, with its number."""
-    criterion = options.criterion
-    if isinstance(criterion, ByRow):
-        columns = [f"{name} {value}" for name, value in vars(criterion).items() if value is not None]
-        return f"of each row: {', '.join(columns)}"
-    return f"{criterion.rule}({criterion.need})" if criterion.rule in NUMBERED else f"{criterion.rule}()"
 
 
 def names(columns: object) -> str:

@@ -16,8 +16,8 @@ from spark_purgatory.job.arguments import Consent, log_file, place_of, settings_
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.session import build_session, reading_session
 from spark_purgatory.job.sources import outcomes_of
-from spark_purgatory.spark.move.tables import export_state
 from spark_purgatory.spark.move.move import move_checkpoint
+from spark_purgatory.spark.move.tables import export_state
 from spark_purgatory.spark.sink.record_accumulator import RecordAccumulator
 from spark_purgatory.spark.sink.repair import conflicts, repair
 from spark_purgatory.terminal import at_work, say, terminal

@@ -19,10 +19,9 @@ ANY_WIDTH = 1 << 20
 
 
 class Kind(Enum):
-    """How a column's values are written, where not as they are."""
+    """How a column's values are written where not as they are: milliseconds in words too, JSON's timestamps in UTC."""
 
-    DURATION = "milliseconds, which are given in words too"
-    TIME = "a timestamp as JSON has it"
+    DURATION, TIME = "duration", "time"
 
 
 def rows_text(

@@ -37,10 +37,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("events_late_total", "counter", "events", "Events whose time was at or before the watermark."),
     Metric("operations_late_total", "counter", "operations", "Operations that arrived at or behind the watermark."),
     Metric(
-        "events_rejected_total",
-        "counter",
-        "events",
-        "Rejected events by reason.",
+        "events_rejected_total", "counter", "events", "Rejected events by reason.",
         labels=(("reason", EVENT_REJECTIONS),),
     ),
     Metric("batches_total", "counter", "micro-batches", "Micro-batches that ran."),

@@ -14,8 +14,8 @@ import pyspark
 import pytest
 from packaging.requirements import Requirement
 
-from spark_purgatory.doctor import verified
-from spark_purgatory.doctor.verified import release_finding, verified_releases
+from spark_purgatory.doctor import finding
+from spark_purgatory.doctor.finding import release_finding, verified_releases
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.host.requirements import MESSAGES, check_blob_host, fitting_protobuf, why_no_messages
 from spark_purgatory.version import DOCUMENTATION, LOOKS_WRONG
@@ -34,7 +34,7 @@ def python(code: str, first: Path | None = None) -> subprocess.CompletedProcess[
 def test_the_release_that_is_installed_here_was_tested() -> None:
     found = release_finding("Spark", pyspark.__version__)
     assert found.status == "ok"
-    assert found.found == f"{pyspark.__version__}, tested on {verified.verified()['date']}"
+    assert found.found == f"{pyspark.__version__}, tested on {finding.verified()['date']}"
 
 
 @pytest.mark.parametrize("release", ["4.2.99", "4.9.0", "4.0.99", "5.0.0", "4.3.0.dev2"])
@@ -51,7 +51,7 @@ def test_a_release_that_is_too_old_has_a_remedy(release: str) -> None:
 
 def test_a_cell_of_which_a_test_failed_is_no_tested_release(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [{"spark": "4.1.4", "failed": 0}, {"spark": "4.3.0", "failed": 1}, {"spark": "4.0.5", "failed": 0}]
-    monkeypatch.setattr(verified, "verified", lambda: {"date": "2026-01-01", "cells": cells})
+    monkeypatch.setattr(finding, "verified", lambda: {"date": "2026-01-01", "cells": cells})
     assert verified_releases() == ["4.0.5", "4.1.4"]
 
 
