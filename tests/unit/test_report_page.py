@@ -13,13 +13,13 @@ from spark_purgatory.job.report_page import COLOURS, page
 from spark_purgatory.job.status import MicroBatch
 from spark_purgatory.job.summary import Summary
 from spark_purgatory.job.tally import JobTally
-from spark_purgatory.spark.checkpoint.gauges import NOTHING, Gauges
+from spark_purgatory.spark.checkpoint.gauges import Gauges
 
 AT = 1_709_284_798_690
 """2024-03-01 09:19:58 UTC."""
 GAUGES = Gauges(
     **{
-        **NOTHING,
+        **dict.fromkeys(Gauges.__annotations__, 0),
         "pending": 30,
         "watermark_ms": AT,
         "batch_id": 9,
