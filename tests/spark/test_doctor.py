@@ -240,9 +240,11 @@ def test_a_clock_that_is_wrong_shows_in_the_times_of_files(spark: SparkSession, 
 
 def test_a_state_with_a_changed_bit_says_so_and_a_large_one_is_noted() -> None:
     blob = bytearray(GOLDEN.read_bytes())
-    assert _about_state(ShardState(bytes(blob)))["version"] == 1
+    [sound] = _about_state(ShardState(bytes(blob)))
+    assert sound["bytes"] == len(blob)
     blob[HEADER_BYTES + 9] ^= 4
-    assert "does not match its checksum" in _about_state(ShardState(bytes(blob)))["error"]
+    [damaged] = _about_state(ShardState(bytes(blob)))
+    assert "does not match its checksum" in damaged["error"]
     assert [size_finding([10, size], "applyInPandasWithState").status for size in (20, 6_000_000)] == ["ok", "note"]
     assert size_finding([10, 6_000_000], "transformWithState").status == "ok"
 
