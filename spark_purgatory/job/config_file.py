@@ -31,13 +31,10 @@ BRANCHES = ("[key]", "bool", "literal['all']")
 WORDS = {
     "string_type": "must be text",
     "string_too_short": "must not be empty",
-    "int_type": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "int_from_float": "must be a whole number",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",
-    "bool_type": "must be true or false",
-    "bool_parsing": "must be true or false",
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
     "list_type": "must be a list",
     "dict_type": "must be names with a value each",
 }

@@ -1,11 +1,9 @@
 """The fields of the job's YAML file.
 
-The models are frozen and forbid unknown fields, so that a misspelt name is an error, never a silent default.
-The options of `Operations`, `Completions`, `Purgatory`, `RecordAccumulator` are declared in `spark_purgatory.config`.
-The models here are made from them, so that the file has every option that Python has.
+The models are made from the classes of options in `spark_purgatory.config`, so that the file has every option that
+Python has. They forbid unknown fields: a misspelt name is an error, never a silent default.
 
-Options and Spark settings may hold passwords: their values appear in no repr. Better still, keep them out of the file:
-``${KAFKA_PASSWORD}`` is replaced from the environment (`spark_purgatory.job.config_file`).
+Options and Spark settings may hold passwords: their values appear in no repr.
 """
 
 from __future__ import annotations

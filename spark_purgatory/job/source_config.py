@@ -17,21 +17,11 @@ from spark_purgatory.job.config_types import Model, Scalar, Text, Texts
 
 KAFKA_COLUMNS = ("kafka_key", "kafka_headers", "kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp")
 """What ``select`` and ``where`` can name beside the fields of a record's value; ``*`` leaves them out."""
-READ_OPTIONS = (
-    "startingOffsets",
-    "startingTimestamp",
-    "startingOffsetsByTimestamp",
-    "startingOffsetsByTimestampStrategy",
-    "failOnDataLoss",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "kafkaConsumer.pollTimeoutMs",
-    "fetchOffset.numRetries",
-    "fetchOffset.retryIntervalMs",
-    "groupIdPrefix",
+READ_OPTIONS = tuple(
+    "startingOffsets startingTimestamp startingOffsetsByTimestamp startingOffsetsByTimestampStrategy "
+    "failOnDataLoss maxOffsetsPerTrigger minOffsetsPerTrigger maxTriggerDelay minPartitions "
+    "maxRecordsPerPartition kafkaConsumer.pollTimeoutMs fetchOffset.numRetries fetchOffset.retryIntervalMs "
+    "groupIdPrefix".split()
 )
 """Spark's own options of a Kafka stream; it ignores a name that it does not know."""
 OURS = {"subscribe": "topic", "subscribepattern": "topic_pattern", "assign": "topic"}
