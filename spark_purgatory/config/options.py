@@ -84,14 +84,6 @@ class Operations(Options):
         if len(given) != 1:
             was = " and ".join(given) or "neither"
             raise ConfigError(f"operations: give exactly one of timeout and deadline, got {was}")
-        self._check_timeout()
-
-    @property
-    def timeout_column(self) -> ColumnLike | None:
-        """The column that holds each row's time-out; None where all have one, or a deadline."""
-        return None if self.timeout is None or is_duration(self.timeout) else cast("ColumnLike", self.timeout)
-
-    def _check_timeout(self) -> None:
         text = f"operations.timeout={self.timeout!r}"
         if self.timeout is not None and not is_column(self.timeout) and not is_duration(self.timeout):
             raise ConfigError(
@@ -110,6 +102,11 @@ class Operations(Options):
                 f"operations.timeout_unit={self.timeout_unit!r} is for a timeout that names a column of whole numbers; "
                 f"{text} is none"
             )
+
+    @property
+    def timeout_column(self) -> ColumnLike | None:
+        """The column that holds each row's time-out; None where all have one, or a deadline."""
+        return None if self.timeout is None or is_duration(self.timeout) else cast("ColumnLike", self.timeout)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

@@ -31,6 +31,7 @@ BRANCHES = ("[key]", "bool", "literal['all']")
 WORDS = {
     "string_type": "must be text",
     "string_too_short": "must not be empty",
+    "string_pattern_mismatch": "only settings whose name starts with 'spark.' are allowed",
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
     "greater_than_equal": "must be at least {ge}",
     "less_than_equal": "must be at most {le}",

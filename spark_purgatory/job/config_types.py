@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import date
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from spark_purgatory.config.declared import JOIN_THEM
 from spark_purgatory.config.units import parse_duration, parse_size
@@ -43,12 +43,6 @@ def _but(kinds: type | tuple[type, ...], said: str) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-def _is_setting(name: str) -> str:
-    if not name.startswith("spark."):
-        raise ValueError("only settings whose name starts with 'spark.' are allowed")
-    return name
-
-
 Text = Annotated[str, Field(min_length=1)]
 Scalar = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int | float | bool)]
 _AS_LIST = BeforeValidator(lambda value: [value] if isinstance(value, str) else value, Text | list[Text])
@@ -60,7 +54,7 @@ Size = Annotated[str | int, _read_by(parse_size)]
 Whole = Annotated[int, _but(bool, "must be a whole number")]
 """YAML's yes is no 1."""
 Number = Annotated[int | float | str, _but((bool, bytes, date, dict, list, set), "must be a number")]
-Setting = Annotated[str, AfterValidator(_is_setting)]
+Setting = Annotated[str, Field(pattern=r"^spark\.")]
 
 
 class Model(BaseModel):
