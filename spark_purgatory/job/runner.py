@@ -207,12 +207,11 @@ def run_file(job_file: Path, changes: Sequence[str], spark_log: Path | None, sho
         try:
             with stop.heard_by_the_jvm():
                 run(spark, config, console, stop, spark_log)
+            spark.stop()
         except (Py4JError, ConnectionError) as error:
             # The signal may reach the JVM as well, and it may be gone before we have stopped the query.
             if stop.signal is None or isinstance(error, Py4JJavaError):
                 raise
-        else:
-            spark.stop()
         return EXIT_INTERRUPTED if stop.signal == signal.SIGINT else 0
 
     code = guarded(errors, show_traceback, body)
