@@ -119,9 +119,10 @@ def demo(
     100,000 orders and their payments go through a purgatory.
     """
     require_spark("The demo")
-    from spark_purgatory.demo.runner import DemoRequest, run_demo
+    from spark_purgatory.demo.runner import run_demo
 
-    raise typer.Exit(run_demo(DemoRequest(dir, operations, seed, keep or dir is not None), terminal()))
+    keep = keep or dir is not None
+    raise typer.Exit(run_demo(dir, terminal(), operations=operations, seed=seed, keep=keep))
 
 
 @app.command()

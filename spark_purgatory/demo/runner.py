@@ -10,7 +10,7 @@ import json
 import shutil
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -42,35 +42,25 @@ OURS = ("landing", "outcomes", "checkpoint", "spark.log", MARKER)
 """What a demo writes into its folder, and all that it ever removes from one."""
 
 
-@dataclass(frozen=True)
-class DemoRequest:
-    """What was asked for on the command line."""
-
-    folder: Path | None
-    operations: int
-    seed: int
-    keep: bool
-
-
-def run_demo(request: DemoRequest, console: Console) -> int:
-    """Run the demo; its exit code."""
-    folder = request.folder or Path(tempfile.mkdtemp(prefix="spark_purgatory_demo_"))
-    code = guarded(console, False, lambda: _run(folder, request, console))
-    if code == 0 and not request.keep:
+def run_demo(folder: Path | None, console: Console, *, operations: int, seed: int, keep: bool) -> int:
+    """Run the demo, in a temporary folder if none is given; its exit code."""
+    folder = folder or Path(tempfile.mkdtemp(prefix="spark_purgatory_demo_"))
+    code = guarded(console, False, lambda: _run(folder, {"operations": operations, "seed": seed}, console))
+    if code == 0 and not keep:
         _remove(folder)
         say(console, "With --dir FOLDER the demo stays, to look at what waits and to run its job again.")
     elif folder.exists():
         say(console, f"Kept: {folder}")
-    if code == 0 and request.keep:
+    if code == 0 and keep:
         say(console, "What still waits, and one page on the query:")
         say(console, f"  spark-purgatory pending {folder / 'checkpoint'}")
         say(console, f"  spark-purgatory report {folder / 'checkpoint'} {folder / 'outcomes'} --name orders")
     return code
 
 
-def _run(folder: Path, request: DemoRequest, console: Console) -> int:
+def _run(folder: Path, wanted: dict[str, int], console: Console) -> int:
     started = time.monotonic()
-    _land(folder, request, console)
+    _land(folder, wanted, console)
     config = demo_config(folder)
     log = folder / "spark.log"
     starting = "Starting Spark (the first time it downloads Delta's jars, about half a minute)"
@@ -89,8 +79,7 @@ def _run(folder: Path, request: DemoRequest, console: Console) -> int:
     return _judge(summary, counted, time.monotonic() - started, console)
 
 
-def _land(folder: Path, request: DemoRequest, console: Console) -> None:
-    wanted = {"operations": request.operations, "seed": request.seed}
+def _land(folder: Path, wanted: dict[str, int], console: Console) -> None:
     marker = folder / MARKER
     if marker.exists():
         found = json.loads(marker.read_text(encoding="utf-8"))

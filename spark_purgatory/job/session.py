@@ -123,7 +123,14 @@ def _session_with(settings: Mapping[str, str], packages: list[str] | None = None
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     builder: Any = SparkSession.builder.config(map=dict(settings))
     if packages is not None:
-        builder = _with_jars(builder, [*packages, *filter(None, settings.get(PACKAGES, "").split(","))])
+        try:
+            from delta import configure_spark_with_delta_pip
+        except ModuleNotFoundError as error:
+            if error.name != "delta":
+                raise
+            raise ConfigError("there is no module 'delta': pip install 'spark-purgatory[spark]'") from error
+        packages = [*packages, *filter(None, settings.get(PACKAGES, "").split(","))]
+        builder = configure_spark_with_delta_pip(builder, extra_packages=packages)
     try:
         return cast("SparkSession", builder.getOrCreate())
     except Py4JError as error:
@@ -134,16 +141,6 @@ def _session_with(settings: Mapping[str, str], packages: list[str] | None = None
                 "the address in its log?"
             ) from error
         raise
-
-
-def _with_jars(builder: Any, packages: list[str]) -> Any:
-    try:
-        from delta import configure_spark_with_delta_pip
-    except ModuleNotFoundError as error:
-        if error.name != "delta":
-            raise
-        raise ConfigError("there is no module 'delta': pip install 'spark-purgatory[spark]'") from error
-    return configure_spark_with_delta_pip(builder, extra_packages=packages)
 
 
 def _packages(config: JobConfig) -> list[str]:

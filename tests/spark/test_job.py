@@ -21,7 +21,7 @@ from rich.console import Console
 
 from spark_purgatory.demo.landing import FILES, write_landing
 from spark_purgatory.demo.recount import Recount, recount
-from spark_purgatory.demo.runner import QUICK_SETTINGS, DemoRequest, demo_config, run_demo
+from spark_purgatory.demo.runner import QUICK_SETTINGS, demo_config, run_demo
 from spark_purgatory.errors import ConfigError, StateMismatchError
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import JobConfig, MetricsOutput
@@ -535,13 +535,14 @@ def test_the_demo_leaves_a_folder_in_use_alone(tmp_path: Path) -> None:
     said = StringIO()
     stranger = tmp_path / "thesis.txt"
     stranger.touch()
-    code = run_demo(DemoRequest(tmp_path, 1000, 1, keep=False), Console(file=said, width=200))
+    code = run_demo(tmp_path, Console(file=said, width=200), operations=1000, seed=1, keep=False)
     assert code == EXIT_CONFIG
     assert "is in use (it holds thesis.txt)" in said.getvalue()
     stranger.unlink()
 
     shutil.copytree(ROOT / "conf", tmp_path / "landing")
     (tmp_path / "demo.json").write_text('{"operations": 1000, "seed": 1}', encoding="utf-8")
-    assert run_demo(DemoRequest(tmp_path, 1000, 2, keep=False), Console(file=said, width=200)) == EXIT_CONFIG
+    console = Console(file=said, width=200)
+    assert run_demo(tmp_path, console, operations=1000, seed=2, keep=False) == EXIT_CONFIG
     assert "holds a demo of 1,000 operations with seed 1" in said.getvalue()
     assert (tmp_path / "landing").exists()
