@@ -71,21 +71,18 @@ class FoundPending:
 
 def show_pending(request: PendingRequest, console: Console) -> int:
     """Print what waits; the exit code."""
-    found: list[FoundPending] = []
 
-    def read() -> None:
+    def show() -> None:
         spark = started(request.settings, console)
         with at_work(console, "Reading the checkpoint"):
-            found.append(_found(spark, request))
+            found = _found(spark, request)
+        if request.as_json:
+            for text in found.texts:
+                console.out(text, highlight=False)
+        else:
+            _print(found, request, console)
 
-    if code := guarded_reading(request.checkpoint, read):
-        return code
-    if request.as_json:
-        for text in found[0].texts:
-            console.out(text, highlight=False)
-    else:
-        _print(found[0], request, console)
-    return 0
+    return guarded_reading(request.checkpoint, show)
 
 
 def _found(spark: SparkSession, request: PendingRequest) -> FoundPending:
