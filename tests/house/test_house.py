@@ -36,7 +36,8 @@ OWN_IMPORTS: dict[str, frozenset[str]] = {
     "readable": frozenset(),
     "metrics": frozenset({"metrics", "config", "schema", "errors", "readable"}),
     "spark": frozenset(
-        {"spark", "core", "accumulator", "config", "schema", "metrics", "errors", "version", "worker_python"}
+        {"spark", "core", "accumulator", "config", "schema", "metrics"}
+        | {"errors", "readable", "version", "worker_python"}
     ),
     "testing": ANYTHING,
     "job": ANYTHING,
