@@ -34,6 +34,7 @@ from spark_purgatory.errors import BugError, LimitError
 from spark_purgatory.testing.splits import splits
 from tests.conformance.kafka_purgatory import validate
 from tests.support.engine_driver import END_MS, Shards, events_table, final, microseconds, multiset, operations_table
+from tests.support.now_and_then import EVERY_CASE
 from tests.support.operations import Batch, Row, ev, many_operations, op, play, the_outcome, written
 from tests.support.oracle import decide
 from tests.support.worlds import random_world
@@ -1014,33 +1015,34 @@ def test_at_the_end_of_time_even_the_last_microsecond_has_passed() -> None:
     assert engine.pending == 0
 
 
-# --- a million on one key -------------------------------------------------------------------------
+# --- many on one key ------------------------------------------------------------------------------
 
 
-def test_a_million_operations_on_one_key_complete_in_bounded_time(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_operations_on_one_key_complete_in_bounded_time(capsys: pytest.CaptureFixture[str]) -> None:
+    """At each commit a quarter of a million in a quarter of the time: what grows with their square takes minutes."""
     criterion = criteria.count(3)  # three times all are looked at
-    spec, million, parts = EngineSpec(criterion), 1_000_000, 4
+    spec, many, parts = EngineSpec(criterion), 1_000_000 if EVERY_CASE else 250_000, 4
     engine, blob, largest, left = EventTimePurgatory(spec), b"", 0, 0
     started = process_time()
     for part in range(parts):
-        table = many_operations(part * million // parts, (part + 1) * million // parts)
+        table = many_operations(part * many // parts, (part + 1) * many // parts)
         events = read_events(events_table([ev("cold", 11_000)]), criterion)
         left += sum(map(len, engine.step(read_operations(table, spec), events, part)))
         blob = save(engine, 1)
         engine, largest = restore(spec, blob, 1), max(largest, len(blob))
-    assert (left, engine.pending) == (0, million)
+    assert (left, engine.pending) == (0, many)
     needed = [ev("hot", 11_000 + i) for i in range(int(criterion.need))]
     for event in needed:
         assert left == 0
         left += sum(map(len, engine.step(None, read_events(events_table([event]), criterion), parts)))
     blob = save(engine, 1)
     seconds = process_time() - started
-    assert (left, engine.pending) == (million, 0)
+    assert (left, engine.pending) == (many, 0)
     validate(engine.purgatory)
-    assert seconds < 20
+    assert seconds < 20 * many / 1_000_000
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
     with capsys.disabled():
         print(
-            f"\n1,000,000 operations on one key, {criterion.rule}: {seconds:.1f} s, peak memory {peak_mb} MB, "
+            f"\n{many:,} operations on one key, {criterion.rule}: {seconds:.1f} s, peak memory {peak_mb} MB, "
             f"state {largest:,} bytes, afterwards {len(blob):,}"
         )

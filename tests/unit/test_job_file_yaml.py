@@ -67,7 +67,7 @@ def test_a_value_that_yaml_cannot_read_is_refused_at_its_line(tmp_path: Path, va
     assert said in caught.value.problems[0].allowed
 
 
-@pytest.mark.parametrize("value", ["&a [*a]", "&a {x: *a}", "[" * 3000 + "]" * 3000])
+@pytest.mark.parametrize("value", ["&a [*a]", "&a {x: *a}", "[" * 1000 + "]" * 1000])
 def test_a_value_without_end_is_refused(tmp_path: Path, value: str) -> None:
     with pytest.raises(JobConfigError, match="holds itself, or is nested too deeply"):
         load(tmp_path, f"{JOB}name: {value}\n")
