@@ -22,7 +22,7 @@ from spark_purgatory.core.events import event_log
 from spark_purgatory.core.events.event_log import EventSegment
 from spark_purgatory.core.spec.codes import RULES, Rule
 from spark_purgatory.core.spec.engine_spec import Orphans
-from spark_purgatory.core.state import engine_snapshot
+from spark_purgatory.core.state import event_snapshot
 from spark_purgatory.core.state.event_snapshot import save_segment
 from spark_purgatory.errors import BugError
 from tests.support.engine_driver import Shards
@@ -157,7 +157,7 @@ def events_of_another(patch: pytest.MonkeyPatch) -> None:
 def lost_at_a_snapshot(patch: pytest.MonkeyPatch) -> None:
     """A state keeps events without their columns."""
     patch.setattr(
-        engine_snapshot,
+        event_snapshot,
         "save_segment",
         lambda name, segment, arrays, tables: save_segment(name, replace(segment, columns=None), arrays, tables),
     )
