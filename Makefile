@@ -7,6 +7,7 @@ STAMP  := $(VENV)/.installed
 CLASSES := $(VENV)/spark.jsa
 DOCS_STAMP := $(VENV)/.docs-installed
 RELEASE_STAMP := $(VENV)/.release-installed
+GALLERY_STAMP := $(VENV)/.gallery-installed
 
 # Folders of traces for `make conformance`; extra arguments for pytest and for the benchmarks.
 TRACES ?= tests/conformance/traces
@@ -34,7 +35,7 @@ test: lint docs test-only ## Lint, types, the documentation site and every test 
 test-only: java $(STAMP) $(DOCS_STAMP) $(CLASSES) ## The tests of `make test`, without lint
 	$(BIN)/python -m pytest -m "$(MARKS)" --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 15 $(PYTEST_ARGS)
 
-test-all: lint promtool ## The tests of `make test`, and the long ones, for which it needs promtool
+test-all: lint promtool $(GALLERY_STAMP) ## The tests of `make test`, and the long ones, for which it needs promtool
 	$(MAKE) test-only MARKS="not slow" EVERY_CASE=1
 
 lint: $(STAMP) ## ruff check, ruff format --check, mypy
@@ -166,6 +167,12 @@ $(RELEASE_STAMP): pyproject.toml
 	@echo "Installing the tools of a release into $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet -e '.[release]'
+	@touch $@
+
+# The real data that notebooks 7 to 9 read, 50 MB. `make test` does not run them.
+$(GALLERY_STAMP): pyproject.toml $(STAMP)
+	@echo "Installing the data of the gallery into $(VENV)"
+	@$(BIN)/python -m pip install --quiet -e '.[gallery]'
 	@touch $@
 
 # MkDocs reads the code and runs no part of it that needs Spark or Java. The house tests import its hooks.

@@ -20,9 +20,9 @@ HELPERS = set(re.findall(r"^def (\w+)", (ROOT / "notebooks" / "notebook_support.
 TITLE = {path.stem: int(path.name[:2]) for path in NOTEBOOKS}
 
 
-def test_there_are_six_and_the_page_about_them_names_each() -> None:
+def test_there_are_nine_and_the_page_about_them_names_each() -> None:
     page = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
-    assert len(NOTEBOOKS) == 6
+    assert len(NOTEBOOKS) == 9
     assert set(re.findall(r"\((0\d_\w+\.py)\)", page)) == {path.name for path in NOTEBOOKS}
 
 

@@ -24,6 +24,7 @@ RUN = {
     *(f"docs/how-to/{name}" for name in WITH_SERVERS),
     "README.md",  # tests/house/test_readme.py
     "docs/index.md",  # the same
+    "docs/gallery.md",  # tests/house/test_gallery.py: its code is of notebooks
     "docs/kafka_operations.md",  # tests/house/test_kafka_operations.py
     "docs/testing.md",  # tests/spark/test_testing_guide.py
     "bundle/README.md",  # tests/places/test_pipelines.py has the whole pipeline
