@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -88,13 +89,15 @@ def lane(spark: SparkSession, tmp_path: Path) -> Iterator[Any]:
 )
 def test_a_moved_stream_has_the_table_of_the_oracle(lane: Any, seed: int, sink: str, stops: list[Any]) -> None:
     stream = lane(seed, sink)
-    batches = batches_of(stream.drawn, seed, 2 * len(stops) + 2)
-    moves = iter(stops)
-    for number, batch in enumerate(batches):
-        stream.add(batch)
+    batches = iter(batches_of(stream.drawn, seed, 2 * len(stops) + 2))
+    for stop in stops:
+        for batch in islice(batches, 2):
+            stream.add(batch)
         stream.run()
-        if number % 2 and (stop := next(moves, None)):
-            stream.move(*stop)
+        stream.move(*stop)
+    for batch in batches:
+        stream.add(batch)
+    stream.run()
     assert stream.table() == stream.expected()
 
 
@@ -108,7 +111,7 @@ def test_a_checkpoint_of_spark_40_is_refused_elsewhere_and_moved(lane: Any, monk
         spark_40.delattr(PandasGroupedOpsMixin, "transformWithState")
         for batch in before:
             stream.add(batch)
-            stream.run()
+        stream.run()
     with pytest.raises(
         StateMismatchError, match=r"was \w+InPandasExec in the Spark .* \w+InPySparkExec .* or move the"
     ):
