@@ -10,6 +10,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import cycle, product
 from pathlib import Path
 
@@ -56,35 +59,64 @@ def scene(spark: SparkSession, folder: Path, host: str) -> Replays:
 
 
 def main() -> None:
-    """The run that is killed: ``python -m tests.crash.test_replays FOLDER HOST FAILPOINT [BUG]``."""
-    folder, host, failpoint, *bugs = sys.argv[1:]
+    """The run that is killed: ``python -m tests.crash.test_replays FOLDER HOST[,HOST] FAILPOINT [BUG]``.
+
+    With several hosts, the queries before the last one stand at the failpoint when the process is killed.
+    """
+    folder, hosts, failpoint, *bugs = sys.argv[1:]
     for bug in bugs:
         BUGS[bug][0](setattr)
     spark = session(Path(folder))
-    replays = scene(spark, Path(folder) / "scene", host)
+    *others, last = hosts.split(",")
+    for host in others:
+        replays, stands = scene(spark, Path(folder) / host, host), threading.Event()
+
+        def stand(reached: str, stands: threading.Event = stands) -> None:
+            if reached == failpoint:
+                stands.set()
+                threading.Event().wait()
+
+        failpoints.hook = stand
+        threading.Thread(target=replays.run, args=(Settings(),), daemon=True).start()
+        assert stands.wait(600), f"{host} has not come to {failpoint}"
+    replays = scene(spark, Path(folder) / last, last)
     failpoints.hook = kill_at(failpoint)
     replays.run(Settings())
 
 
-def killed_in_a_scene(spark: SparkSession, tmp_path: Path, host: str, *bugs: str) -> Replays:
-    """What a run leaves that was killed as it returned from micro-batch 0, with bugs planted in it."""
-    command = [sys.executable, "-m", "tests.crash.test_replays", str(tmp_path), host, "before return", *bugs]
+def kill(folder: Path, hosts: Sequence[str], *bugs: str) -> Path:
+    """Run the scene on each host, and kill all as they return from micro-batch 0, with bugs planted in them."""
+    command = [sys.executable, "-m", "tests.crash.test_replays", str(folder), ",".join(hosts), "before return", *bugs]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, start_new_session=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
-    replays = Replays(spark, tmp_path / "again", host, "early", AT_ONCE, seed=0)
-    replays.folder, replays.rows, replays.files = tmp_path / "scene", 19, 2
+    for host in hosts:
+        checkpoint = folder / host / "checkpoint"
+        assert (checkpoint / "offsets" / "0").exists() and not (checkpoint / "commits" / "0").exists(), host
+    return folder
+
+
+def left(spark: SparkSession, folder: Path, again: Path, host: str) -> Replays:
+    """What `kill` has left of a host's scene."""
+    replays = Replays(spark, again, host, "early", AT_ONCE, seed=0)
+    replays.folder, replays.rows, replays.files = folder / host, 19, 2
     replays.ids = {f"twin{number}" for number in range(8)} | {"o1", "o2", "later"}
     return replays
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A folder for each name, in which the scene was killed on both hosts."""
+    return cache(lambda name: kill(tmp_path_factory.mktemp("killed"), HOSTS))
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("name", ["the rows come in another order", *now_and_then(*list(SCENES)[1:])])
 def test_after_a_kill_a_micro_batch_that_differs_gives_each_order_one_outcome(
-    spark: SparkSession, tmp_path: Path, host: str, name: str
+    spark: SparkSession, tmp_path: Path, killed: Callable[[str], Path], host: str, name: str
 ) -> None:
-    replays = killed_in_a_scene(spark, tmp_path, host)
+    replays = left(spark, killed(name), tmp_path, host)
     replays.run(SCENES[name])
     replays.end(SCENES[name])
     assert replays.wrong() == ""
@@ -133,7 +165,8 @@ def test_crashes_at_every_failpoint_with_replays_that_differ_lose_and_double_not
 @pytest.mark.slow
 @pytest.mark.spark
 def test_the_scenes_see_a_drain_of_what_spark_has_not_committed(spark: SparkSession, tmp_path: Path) -> None:
-    replays = killed_in_a_scene(spark, tmp_path, HOSTS[0], "a drain takes what Spark has not committed")
+    bug = "a drain takes what Spark has not committed"
+    replays = left(spark, kill(tmp_path, HOSTS[:1], bug), tmp_path / "again", HOSTS[0])
     with pytest.raises(StreamingQueryException, match=r"runs micro-batch 0 again, but drain \d+ has brought"):
         replays.run(Settings(timeout="60 minutes"))
 
