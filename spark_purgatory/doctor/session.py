@@ -173,9 +173,9 @@ def setting_findings(spark: SparkSession) -> Iterator[Finding]:
     yield log_host_finding(spark)
     yield note("micro-batches kept", f"{spark.conf.get(RETAINED)} ({RETAINED}): pending and rollbacks reach so far")
     try:
-        requirements.check_policy(spark.conf.get, "the session")
+        requirements.check_streaming(spark.conf.get, "the session")
     except ConfigError as error:
-        yield Finding("watermark policy", f"{requirements.POLICY} = {spark.conf.get(requirements.POLICY)}", str(error))
+        yield Finding("streaming settings", "would lead to wrong outcomes", str(error))
     if requirements.runs_only_with_rows(spark):
         yield note("deadlines on a silent stream", f"{requirements.NO_DATA} = false: {requirements.ONLY_WITH_ROWS}")
     if told(spark, SOCKETS) == "true":

@@ -29,7 +29,15 @@ from spark_purgatory.errors import ConfigError
 from spark_purgatory.job.job_config import JobConfig
 from spark_purgatory.job.source_config import KafkaSource
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
-from spark_purgatory.spark.host.requirements import COUNT_ROWS, PROVIDER, ROCKSDB, TRANSFORM_WITH_STATE_SETTINGS
+from spark_purgatory.spark.host.requirements import (
+    COUNT_ROWS,
+    FILE_MANAGER,
+    KEEPS_OLD_FILES,
+    LOCAL_FILES,
+    PROVIDER,
+    ROCKSDB,
+    TRANSFORM_WITH_STATE_SETTINGS,
+)
 from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS, EXTENSION, delta_package
 from spark_purgatory.spark.sink.table.delta_target import LEAN_SETTINGS
 
@@ -47,9 +55,8 @@ CHECKPOINTING = "" if pyspark.__version__.startswith("4.0.") else "checkpointing
 LOCAL_CHECKPOINT = {
     # Spark's own choice starts ten processes for each small file of a checkpoint on a local disk, eight of them
     # ``readlink`` to rename it; a micro-batch of few rows took 310 ms with it and 215 with this one.
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        f"org.apache.spark.sql.execution.streaming.{CHECKPOINTING}FileSystemBasedCheckpointFileManager"
-    ),
+    FILE_MANAGER: f"org.apache.spark.sql.execution.streaming.{CHECKPOINTING}{KEEPS_OLD_FILES}",
+    LOCAL_FILES: "org.apache.hadoop.fs.LocalFileSystem",
 }
 IDLE_WORKER_US = 60_000_000
 """Spark ends a Python worker that had no work for a minute."""

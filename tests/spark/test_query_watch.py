@@ -144,8 +144,8 @@ def test_a_session_whose_faster_input_moves_the_watermark_is_refused(spark: Spar
         ):
             with pytest.raises(ConfigError, match=rf"the session has {POLICY}='max': the faster input"):
                 start()
-        (found,) = [found for found in setting_findings(spark) if found.what == "watermark policy"]
-        assert POLICY in found.found and "Set it to 'min'" in found.remedy
+        (found,) = [found for found in setting_findings(spark) if found.what == "streaming settings"]
+        assert POLICY in found.remedy and "Set it to 'min'" in found.remedy
         writer = outcomes.writeStream.format("noop").option("checkpointLocation", str(landing.checkpoint))
         writer.trigger(availableNow=True).start().awaitTermination()
     with pytest.raises(ConfigError, match=rf"checkpoint='.*' has {POLICY}='max'"):

@@ -27,7 +27,7 @@ from spark_purgatory.spark.checkpoint.shard_states import (
     shard_states,
     told_by_states,
 )
-from spark_purgatory.spark.host.requirements import COUNT_ROWS, PROVIDER, TRANSFORM_WITH_STATE_SETTINGS, check_policy
+from spark_purgatory.spark.host.requirements import COUNT_ROWS, PROVIDER, TRANSFORM_WITH_STATE_SETTINGS, check_streaming
 from spark_purgatory.spark.operator.stream_plan import Query, queries_of
 from spark_purgatory.spark.placement import PARTITIONS, most_shards, state_partitions, too_many
 from spark_purgatory.spark.storage.checkpoint_files import check_files
@@ -99,10 +99,10 @@ def _check(spark: SparkSession, checkpoint: str, queries: Sequence[Query], warns
     """Compare the states with the last purgatory of a query; return the settings that the checkpoint fixes."""
     states = shard_states(spark, checkpoint) if is_checkpoint(spark, checkpoint) else None
     if states is None:
-        check_policy(spark.conf.get, "the session")
+        check_streaming(spark.conf.get, "the session")
         return {}
     query = queries[0]
-    check_policy(states.settings.get, f"checkpoint={checkpoint!r}")
+    check_streaming(states.settings.get, f"checkpoint={checkpoint!r}")
     if states.host != query.host:
         raise StateMismatchError(
             f"host: the checkpoint was written with host={states.host!r}, the query has host={query.host!r}: set "

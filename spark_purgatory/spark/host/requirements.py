@@ -45,15 +45,27 @@ ONLY_WITH_ROWS = (
 """What it means that `NO_DATA` is false, and the remedy."""
 POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
 """Spark's choice among the watermarks of a query's inputs."""
+FILE_MANAGER, LOCAL_FILES = "spark.sql.streaming.checkpointFileManagerClass", "spark.hadoop.fs.file.impl"
+KEEPS_OLD_FILES = "FileSystemBasedCheckpointFileManager"
+"""A class that leaves a file as it is where its storage renames nothing over another one. So a state would be that of a
+micro-batch's first run, and the rows those of its last. Hadoop's own local storage replaces files; Hive's does not.
+"""
 
 LOG = logging.getLogger(__name__)
 
 
-def check_policy(settings: Callable[[str, str], str | None], where: str) -> None:
-    """Raise ConfigError where the faster input would move the watermark. ``settings`` is `dict.get`, or the session's.
+def check_streaming(settings: Callable[[str, str], str | None], where: str) -> None:
+    """Raise ConfigError where the faster input would move the watermark, or a replay would keep the state of the run
+    before it. ``settings`` is `dict.get`, or the session's.
 
     Spark keeps the policy of a query's first start in the checkpoint.
     """
+    manager = settings(FILE_MANAGER, "") or ""
+    if manager.endswith(KEEPS_OLD_FILES) and not settings(LOCAL_FILES, ""):
+        raise ConfigError(
+            f"{where} has {FILE_MANAGER}={manager!r}, which may not replace a file: after a crash the state would be "
+            "that of a micro-batch's first run and the rows those of its last. Leave it unset"
+        )
     if (policy := settings(POLICY, "min") or "min").lower() != "min":
         raise ConfigError(
             f"{where} has {POLICY}={policy!r}: the faster input would move the watermark, and operations would expire "

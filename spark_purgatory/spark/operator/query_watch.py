@@ -18,7 +18,7 @@ from weakref import WeakSet
 from pyspark.sql import DataFrame, SparkSession, is_remote
 
 from spark_purgatory.config import PurgatoryOptions
-from spark_purgatory.spark.host.requirements import NO_DATA, ONLY_WITH_ROWS, PASTE, check_policy, runs_only_with_rows
+from spark_purgatory.spark.host.requirements import NO_DATA, ONLY_WITH_ROWS, PASTE, check_streaming, runs_only_with_rows
 from spark_purgatory.spark.placement import PARTITIONS, most_shards, state_partitions, too_many
 from spark_purgatory.spark.query_listener import QueryListener
 from spark_purgatory.spark.storage.spark_access import cores_of
@@ -60,7 +60,7 @@ NO_WATERMARK = "1970-01-01T00:00:00.000Z"
 def watch(options: PurgatoryOptions, stream: DataFrame) -> None:
     """Have the session's queries watched. Warn of a setting that keeps deadlines from firing, refuse early expiry."""
     spark = stream.sparkSession
-    check_policy(spark.conf.get, "the session")
+    check_streaming(spark.conf.get, "the session")
     if not is_remote() and spark not in _sessions:
         _sessions.add(spark)
         _watch.cores = cores_of(spark)
