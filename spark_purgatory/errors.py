@@ -146,7 +146,7 @@ _OF_BROKER = re.compile(
 _OF_CODE = ("PARSE_", "UNRESOLVED_", "DATATYPE_MISMATCH")
 """Conditions of the text of a query, before any row is read."""
 _NAMES = re.compile(
-    r"(?:names?|col(?:umn)?s?|fields?|path|types?|table|config|features?|constraint|operation|schema|proposal)$",
+    r"(?:names?|col(?:umn)?s?|fields?|path|types?|table|config|features?|constraint|schema|proposal)$",
     re.IGNORECASE,
 )
 """Parameters of a message whose values are names; of all others nobody knows."""
@@ -270,9 +270,14 @@ def _of_condition(cause: Cause) -> str:
             break
     if text.startswith(head):
         line = re.sub(r"(?<!\.)\.$", "", re.sub(r" SQLSTATE: \w+;?$", "", text.splitlines()[0]))
-        return _LOGIN.sub("", _FOLDER_VALUE.sub("=...", line))[:MAX_SAID]
+        return without_login(_FOLDER_VALUE.sub("=...", line))[:MAX_SAID]
     about = ", ".join(f"{key} {value}" for key, value in cause.parameters.items() if _NAMES.search(key))
     return _without_values(f"{cause.name.rpartition('.')[2]} {head}{about}".strip().splitlines()[0])
+
+
+def without_login(text: str) -> str:
+    """A text without users and passwords in the addresses that it has."""
+    return _LOGIN.sub("", text)
 
 
 def _raised(file: str, line: str, function: str, name: str, said: str) -> str:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from spark_purgatory.config.purgatory_options import TWICE
 from spark_purgatory.core.spec.criteria import NUMBERED, ByRow
-from spark_purgatory.errors import ConfigError
+from spark_purgatory.errors import ConfigError, without_login
 from spark_purgatory.job.check_columns import check_job
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import InputSection, JobConfig
@@ -32,7 +32,7 @@ def check_file(job_file: Path, changes: Sequence[str], console: Console) -> int:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     for name, text in described(config):
-        table.add_row(name, text)
+        table.add_row(name, without_login(text))
     console.print(table)
     console.print(f"{job_file} is right. Types, expressions and places are checked when the job starts.")
     return 0

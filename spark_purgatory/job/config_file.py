@@ -259,13 +259,14 @@ def _unshared(value: Any) -> Any:
 
 def _parse(text: str, origin: str) -> tuple[Any, dict[str, int]]:
     """What a text holds, and the line of each field."""
-    loader = _UniqueKeys(text)
     try:
+        loader = _UniqueKeys(text)
         return _unshared(loader.get_single_data()), loader.lines
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
-        raise wrong(where, "", f"not YAML: {getattr(error, 'problem', error)}", origin) from error
+        said = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise wrong(where, "", f"not YAML: {said}", origin) from error
     except RecursionError:
         raise wrong("the file", "", "a value holds itself, or is nested too deeply", origin) from None
 

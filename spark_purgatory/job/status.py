@@ -101,7 +101,7 @@ def _lines(checkpoint: str, folder: Path) -> Iterator[str]:
 def _batch(file: Path) -> MicroBatch:
     try:
         return MicroBatch.read(int(file.name), file.read_text(encoding="utf-8"))
-    except (ValueError, KeyError, IndexError) as error:
+    except (ValueError, KeyError, IndexError, TypeError) as error:
         raise ConfigError(f"{file} is damaged: spark-purgatory doctor CHECKPOINT says what to do") from error
 
 
@@ -112,7 +112,11 @@ def _numbers(folder: Path, name: str) -> list[int]:
 
 def _sink(checkpoint: str, folder: Path) -> Iterator[str]:
     """What a `RecordAccumulator` has noted in its staging log."""
-    claims = [json.loads(each.read_text()) for each in (folder / CLAIM).glob("part-*") if each.stat().st_size]
+    files = [each for each in (folder / CLAIM).glob("part-*") if each.stat().st_size]
+    try:
+        claims = [dict(json.loads(each.read_text())) for each in files]
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{folder / CLAIM} is damaged: bring it back from a copy of the checkpoint") from error
     ledger = read_ledger(cast("Any", None), StagingFolder(checkpoint, folder), others_write=True)
     intent = ledger.intent
     last, left = (-1, 0) if intent is None else (intent.last_batch, sum(piece.rows for piece in intent.left))

@@ -313,13 +313,16 @@ def swapping(stream: Stream, **options: str) -> RecordAccumulator:
     return stream.sink
 
 
-def test_rows_that_wait_follow_columns_that_swap_their_names(stream: Stream) -> None:
-    """A1 and B1 landed as a=A1, b=B1, where a was the former b: silently."""
+@pytest.mark.parametrize("mapped", [True, *now_and_then(False)])
+def test_rows_that_wait_follow_columns_that_swap_their_names(stream: Stream, mapped: bool) -> None:
+    """A1 and B1 landed as a=A1, b=B1, where a was the former b: silently; also where names are mapped no more."""
     table = stream.folder / "table"
     rows = stream.rows().selectExpr("n", "part", *AS_BEFORE)
     sink = swapping(stream, **HOUR)
     staged_for(stream, sink, rows)
     renamed(table, *SWAPPED)
+    if not mapped:
+        stream.spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('delta.columnMapping.mode' = 'none')")
     assert sink.read(stream.spark, staged=True).where(RIGHT).count() == 10
     said = r"were renamed: a is b, b is a, at\.x is at\.y, at\.y is at\.x now\. .* give its columns another order"
     with pytest.raises(SchemaMismatchError, match=said):

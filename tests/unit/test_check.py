@@ -285,6 +285,19 @@ def test_a_sum_without_event_ids_says_what_a_redelivered_event_does() -> None:
     assert "counts twice" not in check("conf/orders.yaml", *given).stdout
 
 
+def test_a_character_that_yaml_forbids_is_said_to_be_no_yaml(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: a\0b")
+    with pytest.raises(ConfigError, match=r"the file: not YAML: .*special characters are not allowed"):
+        load_config(tmp_path / "job.yaml")
+
+
+def test_no_password_of_an_address_is_shown() -> None:
+    changes = ("output.path=s3a://key:s3cret@lake/outcomes", "checkpoint=s3a://key:s3cret@lake/checkpoint")
+    ran = check("conf/orders.yaml", *(word for change in changes for word in ("--set", change)))
+    assert ran.returncode == 0 and "s3a://lake/outcomes" in ran.stdout
+    assert "s3cret" not in ran.stdout + ran.stderr
+
+
 def test_columns_are_not_guessed_where_the_file_does_not_say_them() -> None:
     delta = "operations.source={format: delta, path: /lake/orders}"
     check_job(load_config(ORDERS, [delta, "operations.created=anything"]), "orders.yaml")

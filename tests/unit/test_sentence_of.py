@@ -88,6 +88,11 @@ def test_of_a_function_that_failed_its_class_and_place_are_shown_or_our_own_sent
             "[PATH_NOT_FOUND] Path does not exist: s3a://lake/orders/day=.../x",
         ),
         (
+            "[DATETIME_OVERFLOW] Datetime operation overflow: add SECRET YEAR to TIMESTAMP 'SECRET'.",
+            {"operation": "add SECRET YEAR to TIMESTAMP 'SECRET'"},
+            "[DATETIME_OVERFLOW] Datetime operation overflow: ...",
+        ),
+        (
             "[USER_RAISED_EXCEPTION] SECRET SQLSTATE: P0001",
             {"errorMessage": "SECRET"},
             "[USER_RAISED_EXCEPTION] ...",

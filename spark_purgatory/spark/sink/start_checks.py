@@ -100,7 +100,7 @@ def checked(
             version = target.history(spark).version  # Before the columns are read: a rename after that is one.
             there = target.read(spark).schema
             known = None if ledger.schema is None else StagedColumns.of(ledger.schema)
-            is_named = not facts.is_mapped or _is_named(spark, target, schema, there, known)
+            is_named = not facts.may_be_renamed or _is_named(spark, target, schema, there, known)
             is_same = known is not None and [*paths(known.rows)] == [*paths(schema)]
             since = known.version if known is not None and is_same and is_named else version
             special = SpecialColumns()

@@ -14,7 +14,7 @@ from spark_purgatory.spark.nested import within
 
 FORBIDDEN_CHARACTERS = " ,;{}()\n\t="
 """Characters that no column's name may have, unless the table maps names (``delta.columnMapping.mode``)."""
-OURS = ("__spark_purgatory_path", "__spark_purgatory_index")
+OURS = ("__spark_purgatory_file", "__spark_purgatory_path", "__spark_purgatory_index")
 """Columns that a drain adds and drops."""
 REMEDIES = {
     "CalendarIntervalType": "cast it to string",

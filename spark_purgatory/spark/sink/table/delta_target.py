@@ -161,7 +161,7 @@ class DeltaTarget:
 
         Raises SchemaMismatchError where nobody can tell.
         """
-        if not facts.is_mapped:
+        if not facts.may_be_renamed:
             return columns
         history = self.history(spark, columns.version)
         try:

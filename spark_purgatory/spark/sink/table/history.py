@@ -146,6 +146,11 @@ class TableFacts:
     """Columns have other names in its files, and so may have any."""
     properties: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def may_be_renamed(self) -> bool:
+        """True if columns may have got other names, also where the table maps names no more."""
+        return self.is_mapped or "columnMapping" in self.features
+
 
 class TableState(NamedTuple):
     """What there is of the table."""
