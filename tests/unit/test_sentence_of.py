@@ -88,7 +88,7 @@ def test_of_a_function_that_failed_its_class_and_place_are_shown_or_our_own_sent
             "[PATH_NOT_FOUND] Path does not exist: s3a://lake/orders/day=.../x",
         ),
         (
-            "[DATETIME_OVERFLOW] Datetime operation overflow: add SECRET YEAR to TIMESTAMP 'SECRET'.",
+            "[DATETIME_OVERFLOW] Datetime operation overflow: add SECRET YEAR to TIMESTAMP 'SECRET'",
             {"operation": "add SECRET YEAR to TIMESTAMP 'SECRET'"},
             "[DATETIME_OVERFLOW] Datetime operation overflow: ...",
         ),
