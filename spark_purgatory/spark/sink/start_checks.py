@@ -230,7 +230,9 @@ def _is_named(
     """
     now = [*paths(schema)]
     before = [] if known is None else [*paths(known.rows)]
-    is_as_before = known is not None and [path for path in now if path in before] == before
+    common = [path for path in before if path in now]  # The stream may have columns more, or less.
+    in_order = bool(common) and [path for path in now if path in before] == common
+    is_as_before = in_order and len(common) in (len(before), len(now))
     lacking = {*map(str.lower, schema.names)} - {*map(str.lower, there.names)}
     if not (is_as_before or lacking):
         return True
@@ -242,7 +244,9 @@ def _is_named(
         renamed = moved(columns.rows, followed(columns, history, there)[0])
     except UnknownColumnsError:
         return False  # The first drain says so, if rows are staged under those names.
-    are_old = renamed if is_as_before else {old for old in renamed if old.lower() in lacking}
+    are_old = (
+        {".".join(path) for path in common} if is_as_before else {old for old in renamed if old.lower() in lacking}
+    )
     if changes := [f"{old} is {renamed[old]}" for old in renamed if old in are_old]:
         raise SchemaMismatchError(
             f"columns of table {target} were renamed: {', '.join(changes)} now. Nothing was started. Rename them in "
