@@ -157,6 +157,7 @@ def test_unix_sockets_are_for_this_machine_and_workers_not_idle_for_a_minute(
 @pytest.mark.parametrize("path", sorted((ROOT / "conf").glob("*.yaml")), ids=lambda path: path.name)
 def test_every_file_in_conf_makes_a_purgatory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
+    monkeypatch.setenv("FLIGHTS", "/lake/flights")
     config = load_config(path)
     assert purgatory_of(config).operations.id == config.operations.id
 

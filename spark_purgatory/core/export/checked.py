@@ -179,8 +179,8 @@ class TableRules:
         yield "number", "have one that is no sum of marks", marks & (number > sum(EventMark))
         yield "number", "have an end before time_us", ranges & timed & has_number & (number < time)
         if isinstance(spec.criterion, Criterion) and spec.criterion.code in ADDING:
-            adds = _true(pc.greater_equal(columns["value"].cast(pa.float64()), 0.0))
-            yield "value", "have a negative one, NaN or null", (log | control) & completes & ~adds
+            negative = _true(pc.less(columns["value"].cast(pa.float64()), 0.0))
+            yield "value", "have a negative one", (log | control) & completes & negative
 
     def _ids(self, columns: Columns) -> Found:
         yield from _nulls(columns, ["id", "until_us"])
