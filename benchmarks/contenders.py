@@ -208,8 +208,8 @@ identity_log = partial(identity, host="transformWithState")
 CONTENDERS = {
     contender.name: contender
     for contender in (
-        Contender("ours", "Purgatory, any_key, emit early", ours, decides=True),
-        Contender("ours_rocksdb", "ours, state in RocksDB", ours, decides=True, settings=ROCKSDB),
+        Contender("ours", "Purgatory, any_key, emit early", ours, True, settings=TRANSFORM_WITH_STATE_SETTINGS),
+        Contender("ours_heap", "ours, state on the heap of the JVM", ours, decides=True),
         Contender(
             "log", "ours, a snapshot and a log in RocksDB", log, decides=True, settings=TRANSFORM_WITH_STATE_SETTINGS
         ),

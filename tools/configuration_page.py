@@ -39,7 +39,7 @@ REST = """
 | `trigger`<br>`processingTime: 10 seconds` or `availableNow: true` | 10 seconds | When a micro-batch starts. |
 | `metrics`<br>`prometheus_port`, `json_lines`, `opentelemetry`, `gauges_every` | none | [Their places](metrics.md). |
 | `dead_letters`<br>`path`, `checkpoint` | none | A Delta table of [rows that cannot be read](operations.md). |
-| `state_store`<br>hdfs or rocksdb | what the host needs, else hdfs | Where Spark keeps the state. |
+| `state_store`<br>hdfs or rocksdb | rocksdb | Where Spark keeps the state ([State store](choosing.md#state-store)). |
 | `packages`<br>list of texts | none | Maven coordinates for the session, such as Kafka's source. |
 | `spark`<br>settings by name | none | Settings of the Spark session. |
 | `summary`<br>true or false | true | Whether the run ends with a table of its outcomes. |

@@ -23,7 +23,7 @@ from spark_purgatory.errors import START_OVER, ConfigError, StagingError, StateE
 from spark_purgatory.readable import readable_bytes, readable_ms
 from spark_purgatory.spark.checkpoint.shard_states import (
     ShardStates,
-    StatePathError,
+    StateReaderError,
     shard_states,
     told_by_states,
 )
@@ -50,7 +50,7 @@ def checkpoint_findings(spark: SparkSession, checkpoint: str) -> Iterator[Findin
             return
     try:
         states = shard_states(spark, checkpoint)
-    except StatePathError as error:
+    except StateReaderError as error:
         yield Finding("checkpoint", "its state cannot be read at this path", str(error))
     except (StateUnreadableError, ConfigError) as error:
         is_gone = isinstance(error, StateUnreadableError)

@@ -173,7 +173,7 @@ def setting_findings(spark: SparkSession) -> Iterator[Finding]:
     yield log_host_finding(spark)
     yield note("micro-batches kept", f"{spark.conf.get(RETAINED)} ({RETAINED}): pending and rollbacks reach so far")
     try:
-        requirements.check_streaming(spark.conf.get, "the session")
+        requirements.check_streaming(spark.conf.get)
     except ConfigError as error:
         yield Finding("streaming settings", "would lead to wrong outcomes", str(error))
     if requirements.runs_only_with_rows(spark):

@@ -77,7 +77,7 @@ def described(config: JobConfig) -> Iterator[tuple[str, str]]:
         yield "metrics", ", ".join(f"{name} {value}" for name, value in shown.items())
     trigger = config.trigger
     yield "trigger", "availableNow: until all was read" if trigger.availableNow else f"every {trigger.processingTime}"
-    yield "Spark", f"state store {config.chosen_store}, settings: {', '.join(config.spark) or 'none of its own'}"
+    yield "Spark", f"state store {config.state_store}, settings: {', '.join(config.spark) or 'none of its own'}"
 
 
 def source_text(given: InputSection) -> str:

@@ -271,8 +271,7 @@ class JobConfig(Model):
     dead_letters: DeadLetters | None = None
     checkpoint: Text
     trigger: Trigger = Trigger(processingTime="10 seconds")
-    state_store: Literal["hdfs", "rocksdb"] | None = None
-    """None: what ``purgatory.host`` needs, else hdfs."""
+    state_store: Literal["hdfs", "rocksdb"] = "rocksdb"
     packages: Texts = Field(default_factory=list)
     spark: dict[Setting, Scalar] = Field(default_factory=dict)
     summary: bool = True
@@ -296,16 +295,6 @@ class JobConfig(Model):
         )
 
     @property
-    def is_log_host(self) -> bool:
-        """Whether the state is a snapshot and a log."""
-        return self.options().host == LOG_HOST
-
-    @property
-    def chosen_store(self) -> str:
-        """Where state lives between micro-batches: hdfs or rocksdb."""
-        return self.state_store or ("rocksdb" if self.is_log_host else "hdfs")
-
-    @property
     def dead_letters_checkpoint(self) -> str:
         """The checkpoint of the query that writes dead letters: beside the job's own where the file gives none."""
         given = None if self.dead_letters is None else self.dead_letters.checkpoint
@@ -313,7 +302,7 @@ class JobConfig(Model):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> JobConfig:
-        if self.is_log_host and self.chosen_store != "rocksdb":
+        if self.options().host == LOG_HOST and self.state_store != "rocksdb":
             raise ValueError(
                 f"state_store is {self.state_store}, and purgatory.host {LOG_HOST} needs rocksdb: leave state_store out"
             )

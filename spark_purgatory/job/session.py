@@ -30,12 +30,10 @@ from spark_purgatory.job.job_config import JobConfig
 from spark_purgatory.job.source_config import KafkaSource
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
 from spark_purgatory.spark.host.requirements import (
-    COUNT_ROWS,
     FILE_MANAGER,
     KEEPS_OLD_FILES,
     LOCAL_FILES,
     PROVIDER,
-    ROCKSDB,
     TRANSFORM_WITH_STATE_SETTINGS,
 )
 from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS, EXTENSION, delta_package
@@ -47,8 +45,7 @@ KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 AVRO_PACKAGE = "org.apache.spark:spark-avro_2.13"
 STATE_STORES = {
     "hdfs": {PROVIDER: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"},
-    # To count its rows, RocksDB reads a shard's state before each write of it: a tenth of a micro-batch.
-    "rocksdb": {PROVIDER: ROCKSDB, COUNT_ROWS: "false"},
+    "rocksdb": TRANSFORM_WITH_STATE_SETTINGS,
 }
 CHECKPOINTING = "" if pyspark.__version__.startswith("4.0.") else "checkpointing."
 """The package in which Spark has the classes of its checkpoints, since 4.1."""
@@ -74,8 +71,7 @@ def settings_of(config: JobConfig, submitted: Mapping[str, str] | None = None) -
         "spark.master": "local[*,4]",
         **DELTA_SETTINGS,
         "spark.sql.session.timeZone": "UTC",
-        **STATE_STORES[config.chosen_store],
-        **(TRANSFORM_WITH_STATE_SETTINGS if config.is_log_host else {}),
+        **STATE_STORES[config.state_store],
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
         **LEAN_SETTINGS,

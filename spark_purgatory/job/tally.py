@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from spark_purgatory.core.state.engine_snapshot import inspect
-from spark_purgatory.spark.checkpoint.shard_states import StatePathError, shard_states, states_in
+from spark_purgatory.spark.checkpoint.shard_states import StateReaderError, shard_states, states_in
 from spark_purgatory.spark.storage.checkpoint_files import NoCheckpointError
 
 TALLY_DDL = "received bigint, decided bigint, pending bigint"
@@ -30,7 +30,7 @@ def state_tally(spark: SparkSession, checkpoint: str) -> JobTally | None:
     """What the checkpoint's state holds; None while no batch was committed, and where Spark cannot read such a path."""
     try:
         states = shard_states(spark, checkpoint)
-    except (NoCheckpointError, StatePathError):
+    except (NoCheckpointError, StateReaderError):
         return None
     if states is None:
         return None

@@ -20,14 +20,14 @@ from spark_purgatory.doctor.checkpoint import checkpoint_findings
 from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.host.requirements import CHANGELOG, COUNT_ROWS, PROVIDER, ROCKSDB
 from spark_purgatory.spark.placement import PARTITIONS
-from spark_purgatory.spark.storage.spark_access import settings
+from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings
 from tests.support.stream_rows import event, operation, purgatory
 from tests.support.streams import Landing
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.spark
 
-CHOSEN_BY_US = (PARTITIONS, PROVIDER, CHANGELOG, COUNT_ROWS, "spark.sql.adaptive.enabled")
+CHOSEN_BY_US = (PARTITIONS, PROVIDER, CHANGELOG, COUNT_ROWS, FORMAT_VERSION, "spark.sql.adaptive.enabled")
 SET_BY_DELTA = ("spark.databricks.delta.lastCommitVersionInSession", "spark.sql.parquet.fieldId.")
 CORES = 2
 """The session's."""
@@ -87,12 +87,11 @@ def test_a_query_has_as_many_state_partitions_as_shards_or_cores(
     report = write(landing, bare, given=purgatory(host=host, shards=shards))
     assert partitions_of(report) == {min(shards, CORES)}
     assert kept(landing) == str(min(shards, CORES))
-    assert (kept(landing, PROVIDER) == ROCKSDB) == (host == LOG_HOST)
+    assert kept(landing, PROVIDER) == ROCKSDB
+    assert list(landing.checkpoint.glob("state/0/0/*_*.changelog"))
     assert bare.read.format("delta").load(str(landing.outcomes)).count() == 1
     assert not said(caplog)
-    if host == LOG_HOST:
-        assert list(landing.checkpoint.glob("state/0/0/*.changelog"))
-        assert report["stateOperators"][0]["numRowsTotal"] == 0
+    assert report["stateOperators"][0]["numRowsTotal"] == 0
 
 
 def test_where_every_key_is_a_group_there_are_two_partitions_for_each_core(bare: SparkSession, tmp_path: Path) -> None:
@@ -228,4 +227,5 @@ def test_a_start_without_a_sink_of_ours_in_a_default_session_is_told_what_to_pas
         f'spark.conf.set("{PROVIDER}", "{ROCKSDB}")',
         f'spark.conf.set("{CHANGELOG}", "true")',
         f'spark.conf.set("{COUNT_ROWS}", "false")',
+        f'spark.conf.set("{FORMAT_VERSION}", "2")',
     ]

@@ -21,9 +21,8 @@ from spark_purgatory import TRANSFORM_WITH_STATE_SETTINGS, check_checkpoint, exp
 from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS
 from spark_purgatory.errors import ConfigError, StateMismatchError, StorageError
 from spark_purgatory.spark.move import move
-from spark_purgatory.spark.move.old_checkpoint import FORMAT_VERSION
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
-from spark_purgatory.spark.storage.spark_access import settings
+from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings
 from spark_purgatory.testing.splits import Batch, splits
 from tests.support.controlled_streams import CLOSING, CLOSING_US, as_file_row, controlled
 from tests.support.lanes import BLOB, LOG, Lane, batches_of, compare_lanes, contents, with_host
@@ -242,15 +241,23 @@ def test_a_checkpoint_goes_on_after_sparks_own_repartition_and_can_be_moved(lane
     assert stream.table() == stream.expected()
 
 
-def test_state_stores_of_format_2_are_refused_by_name(lane: Any) -> None:
-    stream = lane(2, "parquet")
-    stream.add(batches_of(stream.drawn, 2, 1)[0])
-    with settings(stream.spark, {**TRANSFORM_WITH_STATE_SETTINGS, FORMAT_VERSION: "2"}):
+def test_a_query_keeps_the_format_of_its_states_and_a_move_gives_it_the_newer_one(lane: Any) -> None:
+    stream = lane(3, "accumulator")
+    first, second, *others = batches_of(stream.drawn, 3, 4)
+    with settings(stream.spark, {FORMAT_VERSION: "1"}):
+        stream.add(first)
         stream.run()
-    target = stream.folder / "moved"
-    with pytest.raises(ConfigError, match=r"has state stores of format 2 \(spark\.sql\.streaming\.stateStore"):
-        move_checkpoint(stream.spark, stream.outcomes(), source=str(stream.checkpoint), target=str(target))
-    assert not target.exists()
+    with settings(stream.spark, {FORMAT_VERSION: "2"}):
+        stream.add(second)
+        stream.run()
+    assert not list(stream.checkpoint.glob("state/0/0/[0-9]*_*"))
+    stream.move(BLOB, 4)
+    assert {len(list(path.glob("*_*.zip"))) for path in stream.checkpoint.glob("state/0/[0-9]")} == {1}
+    for batch in others:
+        stream.add(batch)
+        stream.run()
+    assert list(stream.checkpoint.glob("state/0/0/[0-9]*_*.changelog"))
+    assert stream.table() == stream.expected()
 
 
 @pytest.mark.long

@@ -388,9 +388,9 @@ def test_dropped_columns_are_named_in_python_and_in_the_file(tmp_path: Path) -> 
             Operations(**given, removed_columns=wrong)  # type: ignore[arg-type]
 
 
-def test_the_state_store_follows_the_host(tmp_path: Path) -> None:
-    assert config(tmp_path).chosen_store == "hdfs"
-    assert config(tmp_path, purgatory={"host": "transformWithState"}).chosen_store == "rocksdb"
+def test_the_log_host_needs_rocksdb(tmp_path: Path) -> None:
+    assert config(tmp_path, state_store="hdfs").state_store == "hdfs"
+    assert config(tmp_path, purgatory={"host": "transformWithState"}).state_store == "rocksdb"
     with pytest.raises(JobConfigError, match=r"state_store is hdfs, and purgatory\.host transformWithState needs"):
         config(tmp_path, purgatory={"host": "transformWithState"}, state_store="hdfs")
 

@@ -15,17 +15,18 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, PySparkException
-from pyspark.sql import Column, DataFrame, DataFrameReader, GroupedData, Row, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameReader, GroupedData, Row, SparkSession, is_remote
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import ConfigError, StateUnreadableError
+from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS
 from spark_purgatory.spark.placement import PARTITIONS
-from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, committed_batches, offsets_of
+from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, committed_batches, format_of, offsets_of
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
-from spark_purgatory.spark.storage.spark_access import settings
+from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings, told
 from spark_purgatory.spark.storage.storage_access import absolute
 from spark_purgatory.spark.storage.storage_errors import RESTORE_STATE, SPARK_FAULTS, state_fault
 
@@ -46,8 +47,8 @@ ENCODED = re.compile(r"""[\s"#%<>?[\\\]^`{|}]""")
 """Characters of a path that a URI encodes. Spark's reader of state stores encodes the path twice, and finds nothing."""
 
 
-class StatePathError(ConfigError):
-    """Spark's reader of state stores cannot read a checkpoint at such a path."""
+class StateReaderError(ConfigError):
+    """Spark's reader of state stores cannot read such a checkpoint, or at such a path. The query may go on from it."""
 
 
 @dataclass(frozen=True)
@@ -141,23 +142,32 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
         )
     checkpoint = absolute(spark, checkpoint)
     said = offsets_of(spark, checkpoint, chosen)[0]  # Spark's reader names no file.
+    fixed = said.get("conf", {}) | {FORMAT_VERSION: format_of(spark, checkpoint, chosen)}
+    differs = (told(spark, FORMAT_VERSION) or "1") != fixed[FORMAT_VERSION]
+    if fixed[FORMAT_VERSION] != "1" and FORMAT_VERSION not in TRANSFORM_WITH_STATE_SETTINGS:
+        raise StateReaderError(
+            f"checkpoint={checkpoint!r} has states of format {fixed[FORMAT_VERSION]}, and Spark {spark.version} has no "
+            "reader of them: use Spark 4.1 or a later release"
+        )
     operator, operator_id = _operator(spark, checkpoint)
     reader = spark.read.format("statestore").option("operatorId", operator_id).option("batchId", chosen)
     try:
-        whole, heads = _of_blob_host(reader, checkpoint) if operator == BLOB_HOST else _of_log_host(reader, checkpoint)
-        _ = heads.schema  # Spark Connect asks the server here
+        with settings(spark, {FORMAT_VERSION: fixed[FORMAT_VERSION]} if differs else {}):
+            whole, heads = (_of_blob_host if operator == BLOB_HOST else _of_log_host)(reader, checkpoint)
+            if differs and is_remote():  # Spark Connect would plan them anew, with the session's own setting.
+                whole, heads = whole.localCheckpoint(eager=False), heads.localCheckpoint(eager=False)
+            _ = heads.schema  # Spark Connect asks the server here
     except PySparkException as error:
         if error.getCondition() not in NOTHING_THERE or not ENCODED.search(checkpoint):
             if (fault := state_fault(error)) is not None:
                 raise fault from error
             raise
-        raise StatePathError(
+        raise StateReaderError(
             f"checkpoint={checkpoint!r} is there, but Spark's reader of state stores finds nothing at a path with "
             f"{', '.join(map(repr, dict.fromkeys(ENCODED.findall(checkpoint))))}: read a copy of the folder at a path "
             "without them. The query itself can go on"
         ) from error
-    watermark_ms, begun_with = int(said["batchWatermarkMs"]), said.get("conf", {})
-    return ShardStates(whole, heads, operator, chosen, watermark_ms=watermark_ms, settings=begun_with)
+    return ShardStates(whole, heads, operator, chosen, watermark_ms=int(said["batchWatermarkMs"]), settings=fixed)
 
 
 def _of_blob_host(reader: DataFrameReader, checkpoint: str) -> tuple[DataFrame, DataFrame]:

@@ -22,16 +22,16 @@ from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import StateError, StateMismatchError, sentence_of
 from spark_purgatory.spark.checkpoint.shard_states import (
     HERE,
-    StatePathError,
+    StateReaderError,
     is_checkpoint,
     shard_states,
     told_by_states,
 )
-from spark_purgatory.spark.host.requirements import COUNT_ROWS, PROVIDER, TRANSFORM_WITH_STATE_SETTINGS, check_streaming
+from spark_purgatory.spark.host.requirements import PROVIDER, ROCKSDB, TRANSFORM_WITH_STATE_SETTINGS, check_streaming
 from spark_purgatory.spark.operator.stream_plan import Query, queries_of
 from spark_purgatory.spark.placement import PARTITIONS, most_shards, state_partitions, too_many
-from spark_purgatory.spark.storage.checkpoint_files import check_files
-from spark_purgatory.spark.storage.spark_access import cores_of
+from spark_purgatory.spark.storage.checkpoint_files import check_files, fixed_settings
+from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, cores_of, told
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, state_fault
 
 LOG = logging.getLogger(__name__)
@@ -78,12 +78,13 @@ def settings_to_start(df: DataFrame, checkpoint: str) -> dict[str, str]:
     Spark runs a query in a clone of the session, which it makes at the start: settings that the session has at that
     moment alone are the query's. Raises what `check_checkpoint` raises.
     """
-    queries = queries_of(df)
-    kept: Mapping[str, str] = {}
+    queries, spark = queries_of(df), df.sparkSession
+    fixed = fixed_settings(spark, checkpoint) if queries and is_checkpoint(spark, checkpoint) else {}
     try:
-        # Elsewhere the session's listener warns (`query_watch`), of every query.
-        kept = _check(df.sparkSession, checkpoint, queries, warns=is_remote()) if queries else {}
-    except StatePathError as error:
+        if queries:
+            # Elsewhere the session's listener warns (`query_watch`), of every query.
+            _check(spark, checkpoint, queries, warns=is_remote())
+    except StateReaderError as error:
         LOG.warning("the checkpoint is not compared with the query before it starts: %s", error)
     except SPARK_FAULTS as error:
         if state := state_fault(error):
@@ -92,17 +93,16 @@ def settings_to_start(df: DataFrame, checkpoint: str) -> dict[str, str]:
         LOG.warning(
             "the state in %s could not be compared with the query before it starts: %s", checkpoint, sentence_of(error)
         )
-    return _settings_of(df.sparkSession, queries, kept)
+    return _settings_of(spark, queries, fixed)
 
 
-def _check(spark: SparkSession, checkpoint: str, queries: Sequence[Query], warns: bool) -> Mapping[str, str]:
-    """Compare the states with the last purgatory of a query; return the settings that the checkpoint fixes."""
+def _check(spark: SparkSession, checkpoint: str, queries: Sequence[Query], warns: bool) -> None:
+    """Compare the states with the last purgatory of a query."""
     states = shard_states(spark, checkpoint) if is_checkpoint(spark, checkpoint) else None
+    check_streaming(spark.conf.get, checkpoint, None if states is None else states.settings)
     if states is None:
-        check_streaming(spark.conf.get, "the session")
-        return {}
+        return
     query = queries[0]
-    check_streaming(states.settings.get, f"checkpoint={checkpoint!r}")
     if states.host != query.host:
         raise StateMismatchError(
             f"host: the checkpoint was written with host={states.host!r}, the query has host={query.host!r}: set "
@@ -121,7 +121,6 @@ def _check(spark: SparkSession, checkpoint: str, queries: Sequence[Query], warns
     shards = most_shards(query.shards for query in queries)
     if warns and (why := too_many(states.partitions, shards, cores_of(spark))):
         LOG.warning("checkpoint %s: %s", checkpoint, why)
-    return states.settings
 
 
 def _differences(spec: EngineSpec, shards: int, state: ShardState) -> Iterator[tuple[str | None, str]]:
@@ -132,25 +131,30 @@ def _differences(spec: EngineSpec, shards: int, state: ShardState) -> Iterator[t
         yield type(error).__name__, str(error)
 
 
-def _settings_of(spark: SparkSession, queries: Sequence[Query], kept: Mapping[str, str]) -> dict[str, str]:
+def _settings_of(spark: SparkSession, queries: Sequence[Query], fixed: Mapping[str, str]) -> dict[str, str]:
     """Return the settings to start a query with that holds these purgatories.
 
-    ``kept`` are those that its checkpoint fixes: Spark takes them in any case, and with others it logs a warning.
+    ``fixed`` are those that its checkpoint fixes: Spark takes them in any case, and with others it logs a warning.
     """
     if not queries:
         return {}
     # Spark has no adaptive execution where there is state, and says so twice at each start unless it is off.
     wanted = {"spark.sql.adaptive.enabled": "false"}
-    if PARTITIONS in kept:
-        wanted[PARTITIONS] = kept[PARTITIONS]
+    if PARTITIONS in fixed:
+        wanted[PARTITIONS] = fixed[PARTITIONS]
     elif (partitions := state_partitions(most_shards(query.shards for query in queries), cores_of(spark))) is not None:
         wanted[PARTITIONS] = str(partitions)
-    return wanted | store_settings(spark, any(query.host == LOG_HOST for query in queries))
+    return wanted | store_settings(spark, fixed)
 
 
-def store_settings(spark: SparkSession, is_log_host: bool) -> dict[str, str]:
-    """Return the settings of the state store; those of RocksDB do nothing to another one."""
-    if not is_log_host:
-        return {COUNT_ROWS: TRANSFORM_WITH_STATE_SETTINGS[COUNT_ROWS]}
-    has_one = "RocksDB" in (spark.conf.get(PROVIDER) or "")  # a vendor's own, by default
-    return {name: value for name, value in TRANSFORM_WITH_STATE_SETTINGS.items() if name != PROVIDER or not has_one}
+def store_settings(spark: SparkSession, fixed: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of a query's state store; ``fixed`` are those of its checkpoint.
+
+    A session, or a vendor's default, may have another store, which reads none of RocksDB's settings.
+    """
+    default = spark.conf.get(PROVIDER) or ""
+    store = fixed.get(PROVIDER) or told(spark, PROVIDER) or (default if "RocksDB" in default else ROCKSDB)
+    wanted = TRANSFORM_WITH_STATE_SETTINGS | {PROVIDER: store}
+    best, given = wanted.pop(FORMAT_VERSION, "1") if store == ROCKSDB else "1", told(spark, FORMAT_VERSION)
+    wanted[FORMAT_VERSION] = fixed.get(FORMAT_VERSION) or given or best
+    return {name: value for name, value in wanted.items() if name != FORMAT_VERSION or value != (given or "1")}

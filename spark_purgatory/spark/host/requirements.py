@@ -16,19 +16,22 @@ from pyspark.sql import SparkSession, is_remote
 
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION
 from spark_purgatory.worker_python import arrow_remedy, why_unfit
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 COUNT_ROWS = "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows"
-TRANSFORM_WITH_STATE_SETTINGS: Mapping[str, str] = {
+TRANSFORM_WITH_STATE_SETTINGS: dict[str, str] = {
     # transformWithState runs on no other store.
     PROVIDER: ROCKSDB,
     # A commit uploads what the micro-batch wrote; without it, whole files of RocksDB.
     CHANGELOG: "true",
     # With it, each write first reads what is there: for a snapshot, megabytes that nobody looks at.
     COUNT_ROWS: "false",
+    # A run that has ended writes nothing in place of the next one's state. Spark 4.0 cannot read what it wrote so.
+    **({} if pyspark.__version__.startswith("4.0.") else {FORMAT_VERSION: "2"}),
 }
 """Settings of a session for ``Purgatory(host="transformWithState")``: it needs the first, the others make it faster."""
 PASTE = "transformWithState runs on RocksDB. Before the query starts, paste:" + "".join(
@@ -54,19 +57,20 @@ micro-batch's first run, and the rows those of its last. Hadoop's own local stor
 LOG = logging.getLogger(__name__)
 
 
-def check_streaming(settings: Callable[[str, str], str | None], where: str) -> None:
+def check_streaming(
+    settings: Callable[[str, str], str | None], checkpoint: str = "", fixed: Mapping[str, str] | None = None
+) -> None:
     """Raise ConfigError where the faster input would move the watermark, or a replay would keep the state of the run
-    before it. ``settings`` is `dict.get`, or the session's.
-
-    Spark keeps the policy of a query's first start in the checkpoint.
+    before it. ``settings`` are the session's, and ``fixed`` those that a checkpoint keeps since the first start.
     """
     manager = settings(FILE_MANAGER, "") or ""
     if manager.endswith(KEEPS_OLD_FILES) and not settings(LOCAL_FILES, ""):
         raise ConfigError(
-            f"{where} has {FILE_MANAGER}={manager!r}, which may not replace a file: after a crash the state would be "
-            "that of a micro-batch's first run and the rows those of its last. Leave it unset"
+            f"the session has {FILE_MANAGER}={manager!r}, which may not replace a file: after a crash the state would "
+            "be that of a micro-batch's first run and the rows those of its last. Leave it unset"
         )
-    if (policy := settings(POLICY, "min") or "min").lower() != "min":
+    where = f"checkpoint={checkpoint!r}" if fixed else "the session"
+    if (policy := (fixed or {}).get(POLICY) or settings(POLICY, "min") or "min").lower() != "min":
         raise ConfigError(
             f"{where} has {POLICY}={policy!r}: the faster input would move the watermark, and operations would expire "
             "before events of the slower one arrive. Set it to 'min', and begin with a new checkpoint if a query has "

@@ -17,18 +17,18 @@ from spark_purgatory.spark.checkpoint.start_check import store_settings
 from spark_purgatory.spark.host.blob_host import StreamFunction, blob_hosted, set_timeout
 from spark_purgatory.spark.host.calls import frame_of, nothing, rows_in
 from spark_purgatory.spark.host.exchange import by_shard, exchanged
-from spark_purgatory.spark.host.requirements import check_log_host
+from spark_purgatory.spark.host.requirements import PROVIDER, check_log_host
 from spark_purgatory.spark.host.worker import prepare_worker
 from spark_purgatory.spark.move.importing import SIDES, Importing
+from spark_purgatory.spark.move.old_checkpoint import OldCheckpoint
 from spark_purgatory.spark.move.tables import COUNTS, ROW, read_manifest, with_hashes
 from spark_purgatory.spark.operator.stream_plan import Query
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.paths import literal
-from spark_purgatory.spark.storage.spark_access import settings, settings_at_start
+from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, settings, settings_at_start, told
 
 ONE_BATCH: Mapping[str, str] = {
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    "spark.sql.streaming.stateStore.checkpointFormatVersion": "1",
     # One file holds a partition's state: the moved checkpoint gives it the number of its own micro-batch.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "false",
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
@@ -36,8 +36,16 @@ ONE_BATCH: Mapping[str, str] = {
 """Settings of the micro-batch that imports."""
 
 
-def import_tables(spark: SparkSession, folder: str, checkpoint: str, *, query: Query, partitions: int) -> int:
-    """Make a query's state of an export's tables, in a checkpoint of its own; returns how many operations wait."""
+def import_tables(
+    spark: SparkSession, folder: str, old: OldCheckpoint, *, query: Query, partitions: int, at: str
+) -> int:
+    """Make a query's state of an export's tables, in a checkpoint ``at`` a place; returns how many operations wait.
+
+    `RecordAccumulator.write_stream` starts a query on any state store; another start does on the session's alone.
+    """
+    is_free = old.has_staging or query.host == LOG_HOST
+    as_session = {PROVIDER: str(spark.conf.get(PROVIDER)), FORMAT_VERSION: told(spark, FORMAT_VERSION) or "1"}
+    store = store_settings(spark, {} if is_free else as_session)
     manifest = read_manifest(spark, folder)
     importing = Importing(query.spec, query.shards, manifest.watermark_ms, manifest.history)
     with settings(spark, {**ONE_BATCH, PARTITIONS: str(partitions)}):
@@ -49,11 +57,11 @@ def import_tables(spark: SparkSession, folder: str, checkpoint: str, *, query: Q
             results = log_host_imports(groups, importing)
         else:
             results = blob_hosted(groups, _blob_function(importing))
-        writer = results.writeStream.format("noop").option("checkpointLocation", checkpoint)
-        with settings_at_start(spark, store_settings(spark, query.host == LOG_HOST)):
+        writer = results.writeStream.format("noop").option("checkpointLocation", at)
+        with settings_at_start(spark, store):
             started = writer.trigger(availableNow=True).start()
         started.awaitTermination()
-    return int(gauges(spark, checkpoint=checkpoint)["pending"])
+    return int(gauges(spark, checkpoint=at)["pending"])
 
 
 def _packed(spark: SparkSession, folder: str, name: str, query: Query) -> DataFrame:

@@ -9,7 +9,8 @@ Spark stops with an error that quotes it; so a query cannot start from half of a
 1. Write `UNFINISHED`. Export the tables (`tables`).
 2. Import them: one micro-batch of the query's own operator, in a checkpoint of its own below the new one.
 3. Put its state files where the old query's next micro-batch looks for them, under its number.
-4. Copy the old query's sources, staged rows, commits and offsets, with the settings of the new state store.
+4. Copy the old query's sources, staged rows, commits and offsets. The last of them have the settings of the new state
+   store and the names of its states.
 5. Copy the old query's ``metadata``: the new checkpoint is whole.
 
 The old checkpoint is only read. A step that fails leaves `UNFINISHED`, and the next move begins again.
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,7 +39,7 @@ from spark_purgatory.spark.move.survey import Survey, survey
 from spark_purgatory.spark.move.tables import write_tables
 from spark_purgatory.spark.operator.stream_plan import Query, queries_of
 from spark_purgatory.spark.placement import PARTITIONS
-from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
+from spark_purgatory.spark.storage.checkpoint_files import STATE_IDS, UNFINISHED
 from spark_purgatory.spark.storage.storage_access import absolute
 
 LOG = logging.getLogger(__name__)
@@ -181,7 +183,7 @@ def move_checkpoint(
             write_tables(found, old.query_id, tables)
             progress(f"exported {waits:,} operations")
         reached("exported")
-        imported = import_tables(spark, tables, f"{work}/{MADE}", query=query, partitions=partitions)
+        imported = import_tables(spark, tables, old, query=query, partitions=partitions, at=f"{work}/{MADE}")
         if imported != waits:
             raise BugError(
                 f"conservation: {waits:,} operations waited and {imported:,} do after the move; the old checkpoint is "
@@ -224,11 +226,15 @@ def graft(files: Files, old: OldCheckpoint, made: str, target: str) -> None:
     """Make the new checkpoint of the old one and of a state; the last step makes it whole."""
     conf = conf_of(files.read(f"{made}/offsets/0"))
     version = old.batch_id + 1
-    _place(files, f"{made}/state", f"{target}/state", {"1.delta": f"{version}.snapshot", "1.zip": f"{version}.zip"})
+    _place(files, f"{made}/state", f"{target}/state", version)
     reached("state placed")
     for name in ("sources", "staging", "commits"):
         if files.exists(f"{old.path}/{name}"):
             files.copy(f"{old.path}/{name}", f"{target}/{name}")
+    last = f"{target}/commits/{old.batch_id}"
+    head, imported = files.read(f"{made}/commits/0").split("\n")[:2]
+    commit = json.loads(files.read(last).split("\n")[1]) | {STATE_IDS: json.loads(imported).get(STATE_IDS, {})}
+    files.write(last, f"{head}\n{json.dumps(commit)}")
     reached("copied")
     for number in sorted(old.offsets, reverse=True):
         files.write(f"{target}/offsets/{number}", _with_conf(old.offsets[number], conf))
@@ -237,19 +243,22 @@ def graft(files: Files, old: OldCheckpoint, made: str, target: str) -> None:
     files.write(f"{target}/metadata", files.read(f"{old.path}/metadata"))
 
 
-def _place(files: Files, made: str, target: str, names: dict[str, str]) -> None:
+def _place(files: Files, made: str, target: str, version: int) -> None:
     """Give the files of a state at version 1 the names of the version that the next micro-batch looks for."""
     folders = files.names(made, folders_only=True)
     for name in files.names(made):
         if name in folders:
-            _place(files, f"{made}/{name}", f"{target}/{name}", names)
+            _place(files, f"{made}/{name}", f"{target}/{name}", version)
         elif name.endswith(".crc"):
             continue
         elif METADATA in f"{made}/":
             # It names files of schemas by their whole path.
             files.write(f"{target}/{name}", files.read(f"{made}/{name}").replace(f"/{WORK}/{MADE}/", "/"))
         else:
-            files.copy(f"{made}/{name}", f"{target}/{names.get(name, name)}")
+            state = re.fullmatch(r"1(_.+)?\.(delta|zip)", name)
+            kind = {"delta": "snapshot", "zip": "zip"}
+            named = name if state is None else f"{version}{state[1] or ''}.{kind[state[2]]}"
+            files.copy(f"{made}/{name}", f"{target}/{named}")
 
 
 def _with_conf(offsets: str, conf: dict[str, str]) -> str:

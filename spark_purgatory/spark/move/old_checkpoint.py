@@ -9,15 +9,13 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from spark_purgatory.config.places import Place
-from spark_purgatory.errors import START_OVER, ConfigError
+from spark_purgatory.errors import ConfigError
 from spark_purgatory.spark.checkpoint.shard_states import ENCODED
 from spark_purgatory.spark.move.files import Files
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.sink.table.table_claim import claimed_by
 from spark_purgatory.spark.sink.table.table_place import check_outside
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
-
-FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 
 
 @dataclass(frozen=True)
@@ -32,8 +30,6 @@ class OldCheckpoint:
     offsets: dict[int, str]
     """The last two, and one that was begun: texts by micro-batch."""
     has_staging: bool
-    has_format_2: bool
-    """The commits name files of state stores."""
 
     @staticmethod
     def read(files: Files, path: str, field: str = "source") -> OldCheckpoint:
@@ -54,7 +50,7 @@ class OldCheckpoint:
             offsets = {number: files.read(f"{path}/offsets/{number}") for number in begun if number >= last - 1}
             conf, query_id = {n: conf_of(text) for n, text in offsets.items()}[last], str(json.loads(metadata)["id"])
             _ = conf[PARTITIONS], offsets[max(last - 1, 0)]
-            commit = json.loads(files.read(f"{path}/commits/{last}").splitlines()[1])
+            _ = json.loads(files.read(f"{path}/commits/{last}").splitlines()[1])
         except (ValueError, KeyError, IndexError) as error:
             files_of = f"'metadata', 'commits/{last}', 'offsets/{last}' or 'offsets/{max(last - 1, 0)}'"
             raise ConfigError(
@@ -68,7 +64,6 @@ class OldCheckpoint:
             conf=conf,
             offsets=offsets,
             has_staging="staging" in files.names(path),
-            has_format_2=bool(commit.get("stateUniqueIds")),
         )
 
     @property
@@ -86,11 +81,6 @@ class OldCheckpoint:
         """Raise ConfigError for what cannot be moved, with the way out."""
         if any(query.id == self.query_id for query in spark.streams.active):
             raise ConfigError(f"source={self.path!r}: its query runs in this session; stop it, then move")
-        if self.has_format_2:
-            raise ConfigError(
-                f"source={self.path!r} has state stores of format 2 ({FORMAT_VERSION}), and a move takes over those of "
-                f"format 1, Spark's default: keep shards and host, or {START_OVER}"
-            )
         names = [row["operatorName"] for row in spark.read.format("state-metadata").load(self.path).collect()]
         if len(names) > 1:
             raise ConfigError(

@@ -60,7 +60,7 @@ NO_WATERMARK = "1970-01-01T00:00:00.000Z"
 def watch(options: PurgatoryOptions, stream: DataFrame) -> None:
     """Have the session's queries watched. Warn of a setting that keeps deadlines from firing, refuse early expiry."""
     spark = stream.sparkSession
-    check_streaming(spark.conf.get, "the session")
+    check_streaming(spark.conf.get)
     if not is_remote() and spark not in _sessions:
         _sessions.add(spark)
         _watch.cores = cores_of(spark)

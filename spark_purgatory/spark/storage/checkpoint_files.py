@@ -18,11 +18,12 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.errors import START_OVER, ConfigError, StorageError, sentence_of
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
-from spark_purgatory.spark.storage.spark_access import STRICT_FILES
+from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION, STRICT_FILES
 from spark_purgatory.spark.storage.storage_errors import SPARK_FAULTS, without_reach
 
 UNFINISHED = "half_of_a_checkpoint_run_the_move_again"
 """The file ``metadata`` of a checkpoint whose move has not ended: one word, for Spark quotes one when it stops."""
+STATE_IDS = "stateUniqueIds"
 _NUMBERED = re.compile(r"/((?:offsets|commits|sources/\d+))/(\d+)(\.compact)?$")
 COPY = f"bring it back from a copy, or {START_OVER}"
 Logs = Mapping[str, Mapping[int, str]]
@@ -179,10 +180,34 @@ def next_batch(spark: SparkSession, checkpoint: str) -> int:
 
 def offsets_of(spark: SparkSession, checkpoint: str, batch_id: int) -> tuple[dict[str, Any], list[str]]:
     """Return what a micro-batch's offsets say: watermark, time and settings; and the offsets, one a source."""
-    path = f"offsets/{batch_id}"
+    return _facts_of(spark, checkpoint, f"offsets/{batch_id}")
+
+
+def format_of(spark: SparkSession, checkpoint: str, batch_id: int) -> str:
+    """The `FORMAT_VERSION` of a micro-batch's states: the commit names those of format 2."""
+    return "2" if _facts_of(spark, checkpoint, f"commits/{batch_id}")[0].get(STATE_IDS) else "1"
+
+
+def fixed_settings(spark: SparkSession, checkpoint: str) -> dict[str, str]:
+    """Return the settings that a checkpoint fixes, whatever the session has; none before the first micro-batch.
+
+    Spark puts all of them into the offsets, but the format of state stores, which the last commit shows.
+    """
+    reader = spark.read.option("recursiveFileLookup", "true")
+    logs = logs_of(reader.text(in_checkpoint(literal(checkpoint.rstrip("/")), "offsets", "commits")).inputFiles())
+    if not (begun := logs.get("offsets")):
+        return {}
+    fixed = dict(offsets_of(spark, checkpoint, max(begun))[0].get("conf", {}))
+    if committed := logs.get("commits"):
+        fixed[FORMAT_VERSION] = format_of(spark, checkpoint, max(committed))
+    return fixed
+
+
+def _facts_of(spark: SparkSession, checkpoint: str, path: str) -> tuple[dict[str, Any], list[str]]:
+    """What a file of the checkpoint says, and the lines behind it."""
     try:
-        _, facts, *offsets = texts_of(spark, checkpoint, [path])[path].splitlines()
-        return json.loads(facts), offsets
+        _, facts, *others = texts_of(spark, checkpoint, [path])[path].splitlines()
+        return json.loads(facts), others
     except READ_FAULTS:
         damage = next(unreadable(spark, checkpoint, [path]), Damage(path, "is empty, cut or damaged"))
         raise StorageError(f"checkpoint={checkpoint!r} is damaged: {damage}") from None

@@ -19,6 +19,10 @@ SMALL_QUERY: Mapping[str, str] = {
     # Listing more than 32 folders is a job of one task for each folder, where 8 do.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
+FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+"""With format 2 each state has a name that only one run of the query uses, and Spark's commit says which ones count.
+With format 1 a run that has ended may still write its state, in the background, in place of that of the run after it.
+"""
 STRICT_FILES: Mapping[str, str] = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
 """Options of a reader, which come before the session's settings of the same names: nothing is skipped silently."""
 
@@ -71,11 +75,11 @@ def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
 def settings_at_start(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
     """Settings of a query that starts in the block, which has them for good, for it runs in a clone of the session.
 
-    What the session has set itself stays, and so does what it refuses to set. Queries start one after the other, so
-    that none gets the settings of another.
+    What the session has set itself stays, and so does what it refuses to set, but the format of a checkpoint that is
+    there is its own. Queries start one after the other, so that none gets the settings of another.
     """
     with _starting:
-        free = {name: value for name, value in wanted.items() if _is_free(spark, name, value)}
+        free = {name: value for name, value in wanted.items() if name == FORMAT_VERSION or _is_free(spark, name, value)}
         with settings(spark, free):
             yield
 
