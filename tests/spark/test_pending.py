@@ -296,10 +296,16 @@ def test_an_outcome_that_is_held_says_until_when_and_exact_sums_show_as_they_are
     )
     final = purgatory(emit="final", criterion=criteria.sum_at_least(Decimal("0.30")))
     operations, events = landing.frames(spark)
-    cents = events.withColumn("value", F.col("value").cast("decimal(10,2)"))
+    cents = events.withColumn("value", F.col("value").cast("decimal(19,2)"))
     query = final.resolve(operations, cents).writeStream.format("noop").option("checkpointLocation", f"{tmp_path}/held")
     query.trigger(availableNow=True).start().awaitTermination()
-    rows = {row["id"]: row for row in pending(spark, checkpoint=f"{tmp_path}/held", batch_id=0).collect()}
+    waits = pending(spark, checkpoint=f"{tmp_path}/held", batch_id=0)
+    assert dict(waits.select("reached", "needed").dtypes) == dict.fromkeys(["reached", "needed"], "decimal(38,2)")
+    rows = {row["id"]: row for row in waits.collect()}
+    assert [(row["reached"], row["needed"]) for row in map(rows.get, ("held", "open")) if row] == [
+        (Decimal("1.00"), Decimal("0.30")),
+        (Decimal("0.10"), Decimal("0.30")),
+    ]
     assert {name: row["progress"] for name, row in rows.items()} == {"held": "1 of 0.3", "open": "0.1 of 0.3"}
     assert (utc(rows["held"]["held_until"]), rows["open"]["held_until"]) == (at(5), None)
 

@@ -356,6 +356,50 @@ def test_progress_is_written_in_up_to_12_digits() -> None:
     }
 
 
+def test_progress_of_decimals_has_all_their_digits() -> None:
+    config = Completions(key="order_id", time="paid_at", value="amount")
+    tester = PurgatoryTester(orders_and_payments(completions=config, criterion=criteria.sum_at_least(Decimal("1e17"))))
+    amounts = {0: ["12345678901234567.89", "0.10"], 1: ["0.50", "99999999999999999.49"], 2: [], 3: ["70.00"]}
+    payments = [payment(n, 1, amount=Decimal(each)) for n, given in amounts.items() for each in given]
+    tester.step([order(n) for n in amounts], payments)
+    waits = {row.pop("order_id"): tuple(map(str, row.values())) for row in of_progress(tester)}
+    assert waits == {
+        0: ("12345678901234567.99", "100000000000000000.00", "12345678901234567.99 of 100000000000000000"),
+        1: ("99999999999999999.99", "100000000000000000.00", "99999999999999999.99 of 100000000000000000"),
+        2: ("0.00", "100000000000000000.00", "0 of 100000000000000000"),
+        3: ("70.00", "100000000000000000.00", "70 of 100000000000000000"),
+    }
+
+
+@pytest.mark.parametrize(("kind", "digits"), [("double", "{:.1f}"), ("decimal", "{:.2f}"), ("bigint", "{}")])
+def test_progress_has_the_type_of_the_values_that_rows_may_add_up(kind: str, digits: str) -> None:
+    config = Completions(key="order_id", time="paid_at", value="amount")
+    rules = [("any_key", 1), ("all_keys", 1), ("quorum", 1), ("count", 3), ("sum_at_least", 4), ("until_deadline", 1)]
+    tester = PurgatoryTester(
+        orders_and_payments(completions=config, criterion=criteria.by_row(rule="rule", need="need")),
+        pa.schema([("order_id", pa.int64()), ("ordered_at", TIMESTAMP), ("rule", pa.string()), ("need", pa.float64())]),
+        pa.schema([("order_id", pa.int64()), ("paid_at", TIMESTAMP), ("amount", VALUES[kind])]),
+    )
+    orders = [order(at, rule=rule, need=float(need)) for at, (rule, need) in enumerate(rules)]
+    tester.step([*orders, order(9, rule="sum_at_least", need=1e300), order(10, rule="count", need=1e300)])
+    value = float if kind == "double" else Decimal if "dec" in kind else int
+    tester.step(completions=[payment(at, 1, amount=value(3)) for at in (4, 9)])
+    waits = {row["order_id"]: (row["reached"], row["needed"], row["progress"]) for row in of_progress(tester)}
+    for at, (_, need) in enumerate(rules):
+        reached = 3 if at == 4 else 0
+        said = tuple(digits.format(value(each)) for each in (reached, need))
+        assert (tuple(map(str, waits[at][:2])), waits[at][2]) == (said, f"{reached} of {need}")
+    if kind != "double":
+        assert waits[9][1:] == (None, "3 of a number of over 38 digits") and waits[10][1] is None
+
+
+def of_progress(tester: PurgatoryTester) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (
+        tester.pending_table().select(["order_id", "reached", "needed", "progress"]).to_pylist()
+    )
+    return found
+
+
 def test_importing_the_kit_imports_no_spark() -> None:
     code = (
         "import sys, spark_purgatory.testing as t; assert 'pyspark' not in sys.modules; "

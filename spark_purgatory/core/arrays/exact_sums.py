@@ -10,7 +10,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from spark_purgatory.core.arrays.numbers import UNREACHED, Floats, Numbers, addends, is_double, is_wide, or_zero
+from spark_purgatory.core.arrays.numbers import (
+    UNREACHED,
+    Floats,
+    Numbers,
+    addends,
+    is_double,
+    is_wide,
+    or_zero,
+    wide_of,
+)
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 
 LIMB_BITS = 32
@@ -72,17 +81,28 @@ class ExactSums:
         for mine, theirs in zip(self.limbs, limbs, strict=True):
             np.subtract.at(mine, at, theirs)
 
-    def rounded(self, of_doubles: bool) -> Floats:
-        """The sums as doubles, (n,): of doubles the point is behind the second limb, of units behind the last."""
-        scales = 2.0 ** (LIMB_BITS * ((1.0 if of_doubles else LIMBS - 1.0) - np.arange(LIMBS)))
+    def rounded(self) -> Floats:
+        """Sums of doubles, (n,), rounded to doubles: for people to read, not to compare."""
+        scales = 2.0 ** (LIMB_BITS * (1.0 - np.arange(LIMBS)))
         return np.asarray((self.limbs[::-1] * scales[::-1, None]).sum(axis=0))
+
+    def units(self) -> Numbers:
+        """Sums of units, (n,), of 16 bytes each; `UNREACHED` where those do not hold them."""
+        first, *limbs = _carried(self.limbs)
+        high, low = ((limbs[i] << LIMB_BITS) | limbs[i + 1] for i in (0, 2))
+        return np.where((first == 0) & (high >= 0), wide_of(low, high), UNREACHED)
 
     def at_least(self, need: Numbers) -> Bools:
         """True where a sum reaches its ``need``, (n,) bool."""
-        difference = self.limbs - limbs_of(np.maximum(need, 0) if is_double(need) else addends(need))
-        for i in range(LIMBS - 1, 0, -1):
-            carry = difference[i] >> LIMB_BITS
-            difference[i] -= carry << LIMB_BITS
-            difference[i - 1] += carry
-        reached = difference[0] >= 0
+        reached = _carried(self.limbs - limbs_of(np.maximum(need, 0) if is_double(need) else addends(need)))[0] >= 0
         return reached & (need != UNREACHED) if is_wide(need) else reached
+
+
+def _carried(limbs: Int64s) -> Int64s:
+    """The same sums, all limbs but the first from 0 to 2**32."""
+    limbs = limbs.copy()
+    for i in range(LIMBS - 1, 0, -1):
+        carry = limbs[i] >> LIMB_BITS
+        limbs[i] -= carry << LIMB_BITS
+        limbs[i - 1] += carry
+    return limbs

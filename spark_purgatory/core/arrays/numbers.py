@@ -76,7 +76,7 @@ def units_up(value: float | Decimal, scale: int) -> int:
 
 
 def constant(units: int, n: int) -> Numbers:
-    """A column of n equal units, of less than `MOST_UNITS`."""
+    """A column of n equal units, of at most `MOST_UNITS`."""
     if NO_UNITS < units < -NO_UNITS:
         return np.full(n, units, np.int64)
     return np.full(n, (units + BIAS).to_bytes(16, "big"), WIDE)
@@ -105,7 +105,7 @@ def read_numbers(column: pa.Array) -> Numbers:
         low = (column if none is None else column.fill_null(0)).cast(pa.int64()).to_numpy()
         high, fits = low >> 63, low != NO_UNITS
     fits = fits if none is None else fits | none
-    units: Numbers = low if fits.all() else _wide(low, high)
+    units: Numbers = low if fits.all() else wide_of(low, high)
     if none is not None:
         units = np.where(none, NO_WIDE if is_wide(units) else NO_UNITS, units)
     return units
@@ -125,7 +125,7 @@ def _words(column: pa.Array, n_words: int) -> Int64s:
     return words[column.offset : column.offset + len(column)]
 
 
-def _wide(low: Int64s, high: Int64s) -> Numbers:
+def wide_of(low: Int64s, high: Int64s) -> Numbers:
     """Units of 128 bits from their words."""
     words = np.empty((len(low), 2), ">u8")
     words[:, 0] = high.view(np.uint64) ^ np.uint64(1 << 63)
@@ -137,7 +137,7 @@ def widened(units: Numbers) -> Numbers:
     """A column of units with 16 bytes each."""
     if is_wide(units):
         return units
-    wide = _wide(units, units >> 63)
+    wide = wide_of(units, units >> 63)
     wide[units == NO_UNITS] = NO_WIDE
     return wide
 
@@ -193,24 +193,22 @@ def addends(values: Numbers) -> Numbers:
     return np.maximum(or_zero(values), 0)
 
 
-def as_doubles(values: Numbers) -> Floats:
-    """The column rounded to doubles, (n,): for people to read, not to compare."""
-    if not is_wide(values):
-        return np.asarray(values.astype(np.float64))
-    words = np.ascontiguousarray(values).view(">u8").reshape(-1, 2)
-    high = (words[:, 0].astype(np.uint64) ^ np.uint64(1 << 63)).view(np.int64)
-    return np.asarray(high * 2.0**64 + words[:, 1].astype(np.float64))
-
-
 def as_decimals(units: Numbers, scale: int) -> pa.Array:
-    """Units as decimals of 38 digits, (n,), null where there is none; `read_numbers` reads them back."""
+    """Units as decimals, (n,), null where there is none, or one of over 38 digits; `read_numbers` reads them back."""
     wide = np.ascontiguousarray(widened(units))
     words = wide.view(">u8").reshape(-1, 2)
     pairs = np.empty((len(wide), 2), np.uint64)
     pairs[:, 0], pairs[:, 1] = words[:, 1], words[:, 0].astype(np.uint64) ^ np.uint64(1 << 63)
-    some = np.packbits(wide != NO_WIDE, bitorder="little")
+    some = np.packbits((wide > constant(-MOST_UNITS, 1)) & (wide < constant(MOST_UNITS, 1)), bitorder="little")
     kind = pa.decimal128(LARGEST_SCALE, scale)
     return pa.Array.from_buffers(kind, len(wide), [pa.py_buffer(some), pa.py_buffer(pairs)])
+
+
+def counts_as_decimals(counts: Floats, scale: int) -> pa.Array:
+    """Whole numbers as `as_decimals` has units, (n,), null where 38 digits do not hold them."""
+    distinct, places = np.unique(counts, return_inverse=True)
+    held = [Decimal(int(each)) if each < 10.0 ** (LARGEST_SCALE - scale) else None for each in distinct.tolist()]
+    return pa.array(held, pa.decimal128(LARGEST_SCALE, scale)).take(pa.array(places))
 
 
 def comparable(needs: Numbers, values: Numbers) -> tuple[Numbers, Bools | None]:

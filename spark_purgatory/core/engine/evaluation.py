@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
 from spark_purgatory.core.arrays.exact_sums import ExactSums
-from spark_purgatory.core.arrays.numbers import Floats, as_doubles, comparable, is_double
+from spark_purgatory.core.arrays.numbers import ZERO, Numbers, comparable, is_double
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US
 from spark_purgatory.core.engine.relevant_events import EvaluationInput, RelevantEvents
@@ -189,19 +190,19 @@ def _enough_value(of: _Chosen) -> Int64s:
     return _bisect_time(of, enough)
 
 
-def totals(inputs: EvaluationInput, spans: list[Spans], resolved_us: Int64s) -> Floats:
-    """What the values of each operation's events up to its end add up to, (n,), rounded for people to read; in units
-    where values are, 0 under rules that add nothing up.
+def totals(inputs: EvaluationInput, spans: list[Spans], resolved_us: Int64s) -> Numbers:
+    """What the values of each operation's events up to its end add up to, (n,): doubles rounded for people to read, or
+    units of 16 bytes; 0 under rules that add nothing up.
     """
-    n, end_us = len(inputs.rule), np.minimum(resolved_us, inputs.deadline_us)
-    total, is_sum = np.zeros(n), inputs.has(ADDING)
+    n, end_us, doubles = len(inputs.rule), np.minimum(resolved_us, inputs.deadline_us), is_double(inputs.sum_need)
+    total, is_sum = np.full(n, 0.0 if doubles else ZERO), inputs.has(ADDING)
     for part in RelevantEvents.of(inputs, spans).parts(n) if is_sum.any() else ():
         chosen = np.flatnonzero(is_sum[part]) + part.start
         if not len(chosen):
             continue
         mine, position = _spans_of(inputs, spans, chosen)
         sums = _Sums(RelevantEvents.of(inputs, mine)).up_to(mine, position, chosen, end_us[chosen])
-        total[chosen] = sums.rounded(is_double(inputs.sum_need))
+        total[chosen] = sums.rounded() if doubles else sums.units()
     return total
 
 
@@ -294,16 +295,16 @@ class _Failures:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far operations have come, (n,) each, in what their rules may count."""
+    """How far operations have come, (n,) each, in what their rules may count: all doubles, or all decimals."""
 
-    inputs: EvaluationInput
-    spans: list[Spans]
-    """Their events so far."""
-    resolved_us: Int64s
-    units: float  # in which values are counted, to 1
-    n_keys: Floats
-    satisfied: Floats  # keys
-    matched: Floats
+    one: pa.Array
+    n_keys: pa.Array
+    satisfied: pa.Array  # keys
+    any_satisfied: pa.Array  # 0 or 1
+    matched: pa.Array
+    need: pa.Array
+    total: pa.Array
+    sum_need: pa.Array
 
 
 @dataclass(frozen=True)
@@ -314,23 +315,16 @@ class RuleTraits:
     """When the criterion of each operation is met."""
     lost_when: Callable[[_Failures], Int64s]
     """When it can no longer be met, of all inputs."""
-    reached: Callable[[Progress], Floats]
-    needed: Callable[[Progress], Floats]
+    reached: Callable[[Progress], pa.Array]
+    needed: Callable[[Progress], pa.Array]
 
 
 TRAITS = {  # In the order of the codes.
-    Rule.ANY_KEY: RuleTraits(_first_key, _Failures.last_lost, lambda of: of.satisfied, lambda of: np.ones(1)),
+    Rule.ANY_KEY: RuleTraits(_first_key, _Failures.last_lost, lambda of: of.satisfied, lambda of: of.one),
     Rule.ALL_KEYS: RuleTraits(_last_key, _Failures.first_lost, lambda of: of.satisfied, lambda of: of.n_keys),
-    Rule.QUORUM: RuleTraits(_nth_key, _Failures.too_many_lost, lambda of: of.satisfied, lambda of: of.inputs.need),
-    Rule.COUNT: RuleTraits(_nth_event, _Failures.last, lambda of: of.matched, lambda of: of.inputs.need),
-    Rule.SUM_AT_LEAST: RuleTraits(
-        _enough_value,
-        _Failures.last,
-        lambda of: totals(of.inputs, of.spans, of.resolved_us) / of.units,
-        lambda of: as_doubles(of.inputs.sum_need) / of.units,
-    ),
+    Rule.QUORUM: RuleTraits(_nth_key, _Failures.too_many_lost, lambda of: of.satisfied, lambda of: of.need),
+    Rule.COUNT: RuleTraits(_nth_event, _Failures.last, lambda of: of.matched, lambda of: of.need),
+    Rule.SUM_AT_LEAST: RuleTraits(_enough_value, _Failures.last, lambda of: of.total, lambda of: of.sum_need),
     Rule.LEVEL: RuleTraits(_last_level, _Failures.first_lost, lambda of: of.satisfied, lambda of: of.n_keys),
-    Rule.UNTIL_DEADLINE: RuleTraits(
-        _at_deadline, _Failures.last_lost, lambda of: np.minimum(of.satisfied, 1), lambda of: np.ones(1)
-    ),
+    Rule.UNTIL_DEADLINE: RuleTraits(_at_deadline, _Failures.last_lost, lambda of: of.any_satisfied, lambda of: of.one),
 }

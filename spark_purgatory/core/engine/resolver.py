@@ -9,11 +9,20 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from spark_purgatory.core.arrays.numbers import Floats, Numbers, constant, units_up
+from spark_purgatory.core.arrays.numbers import (
+    Floats,
+    Numbers,
+    as_decimals,
+    constant,
+    counts_as_decimals,
+    is_double,
+    units_up,
+)
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US, saturating_add
-from spark_purgatory.core.engine.evaluation import TRAITS, EvaluationResult, Progress, evaluate
+from spark_purgatory.core.engine.evaluation import TRAITS, EvaluationResult, Progress, evaluate, totals
 from spark_purgatory.core.engine.operation_table import OperationTable
 from spark_purgatory.core.engine.outcomes import MissingKeys, OutcomeBatch
 from spark_purgatory.core.engine.relevant_events import EvaluationInput, RelevantEvents
@@ -118,21 +127,26 @@ class Resolver:
             rows, entries, owner, rule, created_us, deadline_us=deadline_us, result=result, spans=spans, fail_us=fail_us
         )
 
-    def progress(self, resolutions: Resolutions) -> tuple[Floats, Floats]:
-        """(how far each row has come, how far it has to come), (n,) float64 each: keys, events, or a sum of values."""
-        inputs, _ = self.inputs(resolutions.rows)
+    def progress(self, resolutions: Resolutions) -> tuple[pa.Array, pa.Array]:
+        """(how far each row has come, how far it has to come), (n,) each: keys, events, or a sum of values.
+
+        Decimals if an operation may add up units (`EngineSpec.sum_scale`), null where 38 digits do not hold them; else
+        doubles.
+        """
+        (inputs, _), scale = self.inputs(resolutions.rows), self.spec.sum_scale
         n, owner, result = len(inputs.rule), inputs.owner, resolutions.result
-        progress = Progress(
-            inputs=inputs,
-            spans=resolutions.spans,
-            resolved_us=resolutions.resolved_us,
-            units=1.0 if self.spec.scale is None else 10.0**self.spec.scale,
-            n_keys=np.bincount(owner, minlength=n).astype(float),
-            satisfied=np.bincount(owner[result.satisfied], minlength=n).astype(float),
-            matched=result.matched.astype(float),
-        )
-        reached = [traits.reached(progress) for traits in TRAITS.values()]
-        return np.choose(inputs.rule, reached), np.choose(inputs.rule, [t.needed(progress) for t in TRAITS.values()])
+        satisfied = np.bincount(owner[result.satisfied], minlength=n)
+        counts = np.ones(n), np.bincount(owner, minlength=n), satisfied, np.minimum(satisfied, 1), result.matched
+        sums = totals(inputs, resolutions.spans, resolutions.resolved_us), inputs.sum_need
+        floats = [each.astype(float) for each in (*counts, inputs.need)]
+        if scale is None:  # Units that are not added up are not read.
+            progress = Progress(*map(pa.array, (*floats, *(each if is_double(each) else floats[0] for each in sums))))
+        else:
+            counted = (counts_as_decimals(each, scale) for each in floats)
+            progress = Progress(*counted, *(as_decimals(each, scale) for each in sums))
+        rule = pa.array(inputs.rule)
+        reached = pc.choose(rule, *(traits.reached(progress) for traits in TRAITS.values()))
+        return reached, pc.choose(rule, *(traits.needed(progress) for traits in TRAITS.values()))
 
     def inputs(self, rows: Int64s) -> tuple[EvaluationInput, Int64s]:
         """What to evaluate of ``rows``, (n,), and their watch entries, (m,)."""

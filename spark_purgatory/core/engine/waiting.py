@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from decimal import Decimal
 from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_purgatory.core.arrays.numbers import Floats
+from spark_purgatory.core.arrays.numbers import LARGEST_SCALE
 from spark_purgatory.core.arrays.sorted_runs import Int64s
 from spark_purgatory.core.arrays.times import elapsed_ms
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
@@ -34,9 +35,14 @@ WAITING_FIELDS = (
 
 
 def waiting_fields(spec: EngineSpec) -> list[pa.Field]:
-    """`WAITING_FIELDS`, and ``events``, those that count so far, where outcomes carry events."""
-    events = [] if spec.evidence is None else [pa.field("events", pa.list_(spec.event_type()))]
-    return [*WAITING_FIELDS, *events]
+    """`WAITING_FIELDS`, with decimals where those are added up, and ``events``, those that count so far, where outcomes
+    carry events.
+    """
+    fields = [*WAITING_FIELDS]
+    if spec.sum_scale is not None:
+        exact = pa.decimal128(LARGEST_SCALE, spec.sum_scale)
+        fields = [field.with_type(exact) if field.type == pa.float64() else field for field in fields]
+    return fields if spec.evidence is None else [*fields, pa.field("events", pa.list_(spec.event_type()))]
 
 
 class Waiting:
@@ -69,9 +75,9 @@ class Waiting:
             "missing_keys": self._missing_keys,
             "matched": lambda: pa.array(self._resolved.result.matched),
             "criterion": lambda: pa.array(RULES).take(pa.array(self._resolved.rule)),
-            "reached": lambda: pa.array(self._counts[0]),
-            "needed": lambda: pa.array(self._counts[1]),
-            "progress": lambda: pc.binary_join_element_wise(*map(_digits, self._counts), " of "),
+            "reached": lambda: self._counts[0],
+            "needed": lambda: self._counts[1],
+            "progress": lambda: pc.binary_join_element_wise(*map(_texts, self._counts), " of "),
             "created_at": lambda: pa.array(self._resolved.created_us).cast(TIMESTAMP),
             "deadline_at": lambda: pa.array(self._resolved.deadline_us).cast(TIMESTAMP),
             "held_until": self._held_until,
@@ -86,7 +92,7 @@ class Waiting:
         return self._engine.resolver.resolve(self._rows)
 
     @cached_property
-    def _counts(self) -> tuple[Floats, Floats]:
+    def _counts(self) -> tuple[pa.Array, pa.Array]:
         return self._engine.resolver.progress(self._resolved)
 
     def _watch_keys(self) -> pa.Array:
@@ -111,7 +117,15 @@ class Waiting:
         return pa.array(elapsed(np.full(len(self), self._watermark_us)))
 
 
-def _digits(values: np.ndarray) -> pa.StringArray:
-    """Numbers in up to 12 digits, (n,); each distinct one is formatted once, because many rows have the same."""
-    distinct, places = np.unique(values + 0.0, return_inverse=True)  # + 0.0: no -0.0, which equals 0.0
-    return pa.array([f"{value:.12g}" for value in distinct.tolist()], pa.string()).take(pa.array(places))
+def _texts(numbers: pa.Array) -> pa.StringArray:
+    """Doubles in up to 12 digits, decimals in all; each distinct one is formatted once: many rows have the same."""
+    whole = numbers.dictionary_encode()
+    texts = pa.array(map(_digits, whole.dictionary.to_pylist()), pa.string())
+    return texts.take(whole.indices).fill_null("a number of over 38 digits")
+
+
+def _digits(number: float | Decimal) -> str:
+    if isinstance(number, float):
+        return f"{number + 0.0:.12g}"  # + 0.0: no -0.0, which equals 0.0
+    text = f"{number:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -98,7 +98,7 @@ def needs_as_text(needs: numbers.Numbers, spec: EngineSpec) -> pa.Array:
         return pa.array(needs).cast(pa.string())
     wide = numbers.widened(needs)
     never, always = wide == numbers.UNREACHED, wide == numbers.ALWAYS_REACHED
-    texts = numbers.as_decimals(np.where(never | always, numbers.ZERO, wide), spec.scale).cast(pa.string())
+    texts = numbers.as_decimals(wide, spec.scale).cast(pa.string())
     for which, text in ((never, "never"), (always, "always")):
         if which.any():
             texts = pa.compute.if_else(pa.array(which), text, texts)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from spark_purgatory.core.arrays.numbers import DOUBLE, LARGEST_SCALE, MOST_UNITS, scale_of, units_up
 from spark_purgatory.core.spec.codes import Rule
-from spark_purgatory.core.spec.criteria import ByRow, Criterion
+from spark_purgatory.core.spec.criteria import ADDING, ByRow, Criterion
 from spark_purgatory.errors import ConfigError
 
 Orphans = Literal["none", "control", "all"]
@@ -131,6 +131,11 @@ class EngineSpec:
     def scale(self) -> int | None:
         """Digits behind the point of the units that values are counted in, None where they are doubles."""
         return scale_of(self.number)
+
+    @property
+    def sum_scale(self) -> int | None:
+        """`scale` if an operation may add values up, else None."""
+        return self.scale if self.may_have(ADDING) else None
 
     @property
     def keeps_ids(self) -> bool:

@@ -142,18 +142,17 @@ def _spec_as_written(facts: dict[str, Any], arrays: Arrays, tables: Tables) -> E
     )
 
 
-def waiting_schema(blob: bytes) -> tuple[pa.Schema, bool, pa.StructType | None]:
-    """(the payload's columns in a state of any query, whether something waits, the type of events).
+def waiting_schema(blob: bytes) -> tuple[pa.Schema, bool, EngineSpec]:
+    """(the payload's columns in a state of any query, whether something waits, the query).
 
-    Where nothing waits, types of columns are not known. The type of events is None where outcomes carry none.
+    Where nothing waits, types of columns are not known.
     """
     facts, arrays, tables = read_blob(blob, None)
     names, spec = facts["columns"], _spec_as_written(facts, arrays, tables)
-    event = None if spec.evidence is None else spec.event_type()
     if PAYLOAD not in tables:
-        return pa.schema([pa.field(name, pa.null()) for name in names]), False, event
+        return pa.schema([pa.field(name, pa.null()) for name in names]), False, spec
     held = tables[PAYLOAD][0].schema
-    return pa.schema([each.with_name(name) for each, name in zip(held, names, strict=True)]), True, event
+    return pa.schema([each.with_name(name) for each, name in zip(held, names, strict=True)]), True, spec
 
 
 def _restored(spec: EngineSpec, facts: dict[str, Any], arrays: Arrays, tables: Tables) -> EventTimePurgatory:

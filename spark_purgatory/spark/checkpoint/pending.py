@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from spark_purgatory.config.declared import refuses_wrong_calls
-from spark_purgatory.core.engine.waiting import WAITING_FIELDS, Waiting
+from spark_purgatory.core.engine.waiting import WAITING_FIELDS, Waiting, waiting_fields
 from spark_purgatory.core.state.engine_snapshot import inspect, waiting_schema
 from spark_purgatory.core.state.payload_schema import conform, matched
 from spark_purgatory.core.state.step_log import ShardState
@@ -48,8 +48,9 @@ def pending(
         - ``watch_keys`` (array of string): what it waits for; ``missing_keys``: which of them had no event yet, null
           under ``count`` and ``sum_at_least``.
         - ``matched`` (bigint): relevant events so far.
-        - ``criterion`` (string), ``reached`` and ``needed`` (double): keys, events or a sum of values;
-          ``progress`` (string): the same as text, "3 of 5".
+        - ``criterion`` (string), ``reached`` and ``needed``: keys, events or a sum of values. They are double, or
+          decimal where decimals or integers are summed, and then null beyond 38 digits. ``progress`` (string): the same
+          as text, "3 of 5".
         - ``created_at``, ``deadline_at`` (timestamp): the deadline with the extensions so far.
         - ``held_until`` (timestamp): where the criterion is met already, and ``emit="final"`` waits for the watermark.
         - ``age_ms``, ``remaining_ms`` (bigint): since it was created and until its deadline, seen from the watermark of
@@ -69,8 +70,7 @@ def pending(
         waiting.orderBy("remaining_ms").limit(20).show()
     """
     states = shard_states(spark, checkpoint, batch_id)
-    own, events = (T.StructType(), []) if states is None else _held(states)
-    fields = [*WAITING_FIELDS, *events]
+    own, fields = (T.StructType(), [*WAITING_FIELDS]) if states is None else _held(states)
     schema = T.StructType([*own.fields, *_prefixed(own, prefix, fields)])
     chosen = _chosen(schema, columns)
     if states is None:
@@ -99,19 +99,18 @@ def _chosen(schema: T.StructType, columns: Sequence[str] | None) -> T.StructType
 
 
 def _held(states: ShardStates) -> tuple[T.StructType, list[pa.Field]]:
-    """(the operations' columns: of all shards in which something waits; without one their types are not known,
-    the column of their events, where outcomes carry any).
+    """(the operations' columns: of all shards in which something waits; without one their types are not known, our
+    columns).
     """
     found = told_by_states(states.whole, _schemas)
     own = merged_texts([own for own, waits, _ in found if waits] or [own for own, _, _ in found])
-    event = merged_texts(event for _, _, event in found)
-    return spark_types(own), [pa.field("events", pa.list_(pa.struct(event)))] if event else []
+    return spark_types(own), merged_texts(ours for _, _, ours in found) or [*WAITING_FIELDS]
 
 
 def _schemas(state: ShardState) -> Iterator[tuple[str | None, bool, str | None]]:
-    """(the payload's schema, void columns where nothing waits, whether something waits, that of events) of a shard."""
-    schema, waits, event = waiting_schema(state.blob())
-    yield schema_text(schema), waits, None if event is None else schema_text(pa.schema(event))
+    """(the payload's schema, void columns where nothing waits, whether something waits, our columns) of a shard."""
+    schema, waits, spec = waiting_schema(state.blob())
+    yield schema_text(schema), waits, schema_text(pa.schema(waiting_fields(spec)))
 
 
 def waiting_rows(
