@@ -131,11 +131,15 @@ def _session(request: DoctorRequest, settings: Mapping[str, str]) -> SparkSessio
 
     if request.remote is not None:
         remedy = "start the server, or correct the address, sc://host:15002"
-        server = request.remote.partition(";")[0]  # what follows may be a token
         try:
-            address = urlsplit(server)
+            address = urlsplit(request.remote.partition(";")[0])
+            place = address.hostname or "", address.port or CONNECT_PORT
+        except ValueError:  # Its text has parts of the address.
+            return Finding("Spark Connect", "the address cannot be read", remedy)
+        server = "sc://{}:{}".format(*place)  # What else an address has may be a login or a token.
+        try:
             # Spark's own client tries again for ten minutes.
-            socket.create_connection((address.hostname or "", address.port or CONNECT_PORT), CONNECT_SECONDS).close()
+            socket.create_connection(place, CONNECT_SECONDS).close()
         except (OSError, ValueError) as error:
             return Finding("Spark Connect", f"{server}: {error}", remedy)
         try:

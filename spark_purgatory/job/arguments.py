@@ -4,7 +4,6 @@ Spark.
 
 from __future__ import annotations
 
-import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,12 +17,15 @@ from spark_purgatory.terminal import say
 
 
 def settings_from(texts: Sequence[str]) -> dict[str, str]:
-    """Settings of the session, from NAME=VALUE each. Raises ConfigError."""
+    """Settings of the session, from NAME=VALUE each. Raises ConfigError, which shows no text: it may be a password."""
     settings = {}
-    for text in texts:
+    for number, text in enumerate(texts, 1):
         name, equals, value = text.partition("=")
         if not (name and equals):
-            raise ConfigError(f"--conf {text!r} must be NAME=VALUE, for example spark.master=local[4]")
+            said = (
+                f"--conf must be NAME=VALUE, for example spark.master=local[4]; number {number} of {len(texts)} is not"
+            )
+            raise ConfigError(said)
         settings[name] = value
     return settings
 
@@ -54,10 +56,9 @@ class Consent(NamedTuple):
         if self.dry_run and self.yes:
             raise ConfigError("--dry-run and --yes exclude each other: give one of them")
         if not (self.dry_run or self.yes or sys.stdin.isatty()):
-            line = shlex.join(["spark-purgatory", *sys.argv[1:]])
             raise ConfigError(
-                f"standard input is not a terminal, so nobody can agree: look first with {line} --dry-run, then type "
-                f"{line} --yes"
+                "standard input is not a terminal, so nobody can agree: run the command with --dry-run to look first, "
+                "then with --yes"
             )
 
     def given(self, console: Console, question: str) -> bool:

@@ -54,6 +54,8 @@ MERGE = "tag:yaml.org,2002:merge"
 """The tag of ``<<``."""
 FREE_NAME = re.compile(rf"((?:[^.]+\.)*?(?:{'|'.join(FREE_FORM)}))\.(.+)")
 """A field of a mapping with names of its own, dots and all."""
+_NAMED = re.compile(r"((?:alias|anchor|tag|tag handle) )['\"].*")
+"""What YAML says of a value that begins with * & or !, as a password may."""
 VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -266,17 +268,18 @@ def _parse(text: str, origin: str) -> tuple[Any, dict[str, int]]:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
         said = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise wrong(where, "", f"not YAML: {said}", origin) from error
+        said = _NAMED.sub(r"\1that is not defined", said)
+        raise wrong(where, "", f"not YAML: {said}", origin) from None
     except RecursionError:
         raise wrong("the file", "", "a value holds itself, or is nested too deeply", origin) from None
 
 
-def _override(document: dict[str, Any], assignment: str) -> None:
-    """Apply one ``--set operations.timeout=5 minutes``, the value read as YAML."""
+def _override(document: dict[str, Any], assignment: str, number: int) -> None:
+    """Apply one ``--set operations.timeout=5 minutes``, the ``number``-th, the value read as YAML."""
     field, equals, value = assignment.partition("=")
     origin = f"--set {field}"
     if not equals or not all(field.split(".")):
-        raise wrong(repr(field), "", "write it as field.name=value", "--set")
+        raise wrong("", "", f"write it as field.name=value; number {number} is not", "--set")
     free = FREE_NAME.fullmatch(field)
     *parents, last = [*free[1].split("."), free[2]] if free else field.split(".")
     place = document
@@ -311,8 +314,8 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> JobConfig:
     document, lines = _parse(text, origin)
     if not isinstance(document, dict):
         raise wrong("the file", "", "must hold fields; begin with: spark-purgatory example > job.yaml", origin)
-    for assignment in overrides:
-        _override(document, assignment)
+    for number, assignment in enumerate(overrides, 1):
+        _override(document, assignment, number)
         changed = assignment.partition("=")[0]
         lines = {field: line for field, line in lines.items() if not f"{field}.".startswith(f"{changed}.")}
         lines[changed] = 0  # The file has no line of it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -165,14 +166,26 @@ def test_workers_without_protobuf_are_noted_for_the_host_that_needs_it() -> None
 def test_no_server_of_spark_connect_is_a_finding() -> None:
     found = wrong(findings_of(DoctorRequest(spark=True, remote="sc://localhost:1/;token=hunter2"), {}))
     assert "correct the address" in found["Spark Connect"].remedy
-    assert found["Spark Connect"].found.startswith("sc://localhost:1/: ") and "hunter2" not in str(found)
+    assert found["Spark Connect"].found.startswith("sc://localhost:1: ") and "hunter2" not in str(found)
+
+
+@pytest.mark.parametrize(
+    "address", ["me:hunter2@localhost:1", "hunter2@localhost:1", "localhost:hunter2", "{}/hunter2"]
+)
+def test_no_part_of_an_address_that_may_be_a_login_is_shown(address: str) -> None:
+    with socket.create_server(("localhost", 0)) as server:
+        given = f"sc://{address.format(f'localhost:{server.getsockname()[1]}')}"
+        found = wrong(findings_of(DoctorRequest(spark=True, remote=given), {}))["Spark Connect"]
+    assert "hunter2" not in str(found)
+    assert found.found == "the address cannot be read" or found.found.startswith("sc://localhost:")
 
 
 def test_a_setting_without_a_value_is_a_wrong_argument() -> None:
-    command = [sys.executable, "-m", "spark_purgatory", "doctor", "--conf", "spark.master"]
+    command = [sys.executable, "-m", "spark_purgatory", "doctor", "--conf", "spark.a=b", "--conf", "spark.key hunter2"]
     ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert ran.returncode == 2
-    assert "--conf 'spark.master' must be NAME=VALUE" in ran.stderr
+    assert "--conf must be NAME=VALUE" in ran.stderr and "number 2 of 2 is not" in ran.stderr
+    assert "hunter2" not in ran.stdout + ran.stderr
 
 
 # --- a checkpoint ---------------------------------------------------------------------------------

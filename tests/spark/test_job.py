@@ -67,7 +67,7 @@ WRONG = [
     ("state_store=redis", "state_store: 'redis': allowed: 'hdfs' or 'rocksdb'"),
     ("operations.id=${NO_SUCH_VARIABLE}", "operations.id: ${NO_SUCH_VARIABLE}: set this environment"),
     ("name=[", "line 1, column 2: not YAML"),
-    ("name", "write it as field.name=value"),
+    ("name", "--set has 1 problem(s):\n  write it as field.name=value; number 1 is not"),
     ("name.first=a", "name: holds a value, not fields"),
 ]
 

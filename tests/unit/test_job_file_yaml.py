@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import traceback
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 
 from spark_purgatory import Operations, criteria
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.job.arguments import Consent
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.job_config import JobConfig
 
@@ -38,6 +41,24 @@ def load(tmp_path: Path, text: str, overrides: Sequence[str] = ()) -> JobConfig:
     path = tmp_path / "job.yaml"
     path.write_text(text)
     return load_config(path, overrides)
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    ["hunter2", ".hunter2=x", "name=*hunter2", "name=!hunter2", "name=!hunter2!x", "name=&hunter2 &hunter2"],
+)
+def test_an_assignment_that_cannot_be_read_is_not_repeated(tmp_path: Path, assignment: str) -> None:
+    with pytest.raises(JobConfigError, match="--set") as caught:
+        load(tmp_path, JOB, ["name=a", assignment])
+    assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_nobody_is_told_the_arguments_of_a_command_that_needs_consent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["spark-purgatory", "move", "--set", "source.password=hunter2"])
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    with pytest.raises(ConfigError, match="with --dry-run to look first, then with --yes") as caught:
+        Consent(dry_run=False, yes=False).check()
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
