@@ -19,6 +19,7 @@ from rich.table import Table
 from spark_purgatory.demo.landing import write_landing
 from spark_purgatory.demo.recount import Recount, recount
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.job.arguments import writing_to
 from spark_purgatory.job.config_file import load_config
 from spark_purgatory.job.job_config import JobConfig
 from spark_purgatory.job.runner import EXIT_FAILED, EXIT_INTERRUPTED, guarded, run
@@ -60,7 +61,8 @@ def run_demo(folder: Path | None, console: Console, *, operations: int, seed: in
 
 def _run(folder: Path, wanted: dict[str, int], console: Console) -> int:
     started = time.monotonic()
-    _land(folder, wanted, console)
+    with writing_to("--dir", folder):
+        _land(folder, wanted, console)
     config = demo_config(folder)
     log = folder / "spark.log"
     starting = "Starting Spark (the first time it downloads Delta's jars, about half a minute)"

@@ -4,9 +4,11 @@ Spark.
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +42,16 @@ def place_of(table: str) -> dict[str, str]:
     return {"path": table} if "/" in table or "\\" in table else {"table": table}
 
 
+@contextmanager
+def writing_to(option: str, path: Path) -> Iterator[None]:
+    """Raise ConfigError where the file or folder that an option names cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        said = f"{option} {str(path)!r} cannot be written ({error.strerror})"
+        raise ConfigError(f"{said}: give a place that exists or can be made, and that you may write to") from None
+
+
 def log_file() -> Path:
     """Where the JVM writes what it would print on stderr."""
     return Path(tempfile.mkdtemp(prefix="spark_purgatory_")) / "spark.log"
@@ -56,9 +68,12 @@ class Consent(NamedTuple):
         if self.dry_run and self.yes:
             raise ConfigError("--dry-run and --yes exclude each other: give one of them")
         if not (self.dry_run or self.yes or sys.stdin.isatty()):
+            line = shlex.join(["spark-purgatory", *sys.argv[1:]])
+            if any("=" in word or word in ("--conf", "--set") for word in sys.argv[1:]):
+                line = "the same command and"  # Its values may be passwords.
             raise ConfigError(
-                "standard input is not a terminal, so nobody can agree: run the command with --dry-run to look first, "
-                "then with --yes"
+                f"standard input is not a terminal, so nobody can agree: look first with {line} --dry-run, then type "
+                f"{line} --yes"
             )
 
     def given(self, console: Console, question: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, ParamSpec
 
 from pyspark.errors import AnalysisException, PySparkException
@@ -12,7 +13,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from spark_purgatory.errors import ConfigError, PurgatoryError, sentence_of
-from spark_purgatory.job.arguments import Consent, log_file, place_of, settings_from
+from spark_purgatory.job.arguments import Consent, log_file, place_of, settings_from, writing_to
 from spark_purgatory.job.config_file import JobConfigError, load_config
 from spark_purgatory.job.session import build_session, reading_session
 from spark_purgatory.job.sources import outcomes_of
@@ -111,9 +112,12 @@ def write_report(
         raise ConfigError("the report draws with matplotlib: pip install 'spark-purgatory[plot]'") from error
     place = place_of(table)
     sink = RecordAccumulator(path=place.get("path"), table=place.get("table"))  # before Spark: it may be refused
+    with writing_to("--output", output):  # Before Spark: reading takes a minute.
+        output.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=output.parent).close()
     spark = started(settings, console, delta=True)
     with at_work(console, "Reading the checkpoint and the table"):
         text = page(read_report(spark, checkpoint, sink, **shown))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(text, encoding="utf-8")
+    with writing_to("--output", output):
+        output.write_text(text, encoding="utf-8")
     say(console, f"Written: {output} ({len(text):,} bytes)")

@@ -26,6 +26,7 @@ from pyspark.sql import SparkSession
 
 from spark_purgatory.config.units import parse_duration
 from spark_purgatory.errors import ConfigError
+from spark_purgatory.job.arguments import writing_to
 from spark_purgatory.job.job_config import JobConfig
 from spark_purgatory.job.source_config import KafkaSource
 from spark_purgatory.spark.host.exchange import EXCHANGE_SETTINGS, unix_sockets
@@ -191,10 +192,12 @@ def _stderr_into(path: Path | None) -> Iterator[None]:
     if path is None:
         yield
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing_to("--spark-log", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = path.open("a", encoding="utf-8")
     sys.stderr.flush()
     ours = os.dup(2)
-    with path.open("a", encoding="utf-8") as log:
+    with opened as log:
         os.dup2(log.fileno(), 2)
         try:
             yield

@@ -94,6 +94,22 @@ def test_a_command_that_writes_is_refused_where_nobody_can_agree(
     assert (ran.returncode, ran.stderr) == (2, done.stderr), "in a process of its own too"
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("report checkpoint table -o /dev/null/x/page.html", "--output '/dev/null/x/page.html'"),
+        ("report checkpoint table -o /proc/page.html", "--output '/proc/page.html'"),
+        ("demo --dir /dev/null/x", "--dir '/dev/null/x'"),
+        (f"run {ROOT}/conf/orders.yaml --spark-log /dev/null/x/spark.log", "--spark-log '/dev/null/x/spark.log'"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_told_in_a_sentence_before_spark_starts(words: str, option: str) -> None:
+    done = CliRunner().invoke(app, words.split())
+    assert (done.exit_code, type(done.exception)) == (2, SystemExit), done
+    [said] = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith(option)]
+    assert f"{option} cannot be written (" in said and "give a place that exists or can be made" in said
+
+
 @pytest.mark.parametrize(("typed", "agreed"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("\n", False)])
 def test_on_a_terminal_a_person_is_asked(typed: str, agreed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     person, ours = os.openpty()
