@@ -6,7 +6,7 @@ Those that decide outcomes return rows with a column ``status``; the floors retu
 | --- | --- |
 | ours | `Purgatory`, criterion any_key, emit early |
 | ours_columns, log_columns, join_columns | these three, with a text of 20 bytes of the event in the outcome |
-| ours_rocksdb | the same over Spark's RocksDB store |
+| ours_heap | the same over the HDFS-backed store |
 | log | the same hosted by ``transformWithState``: snapshot and log, over RocksDB |
 | join | Spark's own stream-stream left outer join, in the JVM |
 | identity | the packed exchange of ours: both ``mapInArrow`` stages and the state function, without an engine |

@@ -72,7 +72,7 @@ class Contender:
 
 CONTENDERS: Mapping[str, Contender] = {
     "log": Contender(purgatory_of(SHARDS, host="transformWithState").resolve, TRANSFORM_WITH_STATE_SETTINGS),
-    "blob": Contender(purgatory_of(SHARDS, host="applyInPandasWithState").resolve),
+    "blob": Contender(purgatory_of(SHARDS, host="applyInPandasWithState").resolve, TRANSFORM_WITH_STATE_SETTINGS),
     "timers": Contender(lambda *sides: with_timers_by_row(groups_of(*sides)), TRANSFORM_WITH_STATE_SETTINGS),
     "timers_pandas": Contender(lambda *sides: with_timers_in_pandas(groups_of(*sides)), TRANSFORM_WITH_STATE_SETTINGS),
     "join": Contender(partial(joined, longest_delay_minutes=LONGEST_DELAY_MINUTES), ROCKSDB, grace_ms=1),

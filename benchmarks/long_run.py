@@ -108,15 +108,15 @@ def contenders(minutes: int) -> dict[str, Contender]:
     return {
         contender.name: contender
         for contender in (
-            Contender("blob", "Purgatory, the state of a shard as one value, rewritten", ours, decides=True),
+            Contender("blob", "Purgatory, the state of a shard as one value, rewritten", ours, True, rocksdb),
             Contender(
                 "log", "Purgatory, a snapshot and a log", log, decides=True, settings=TRANSFORM_WITH_STATE_SETTINGS
             ),
             Contender("blob_columns", "blob, with a column of the event", ours_columns, decides=True),
             Contender("log_columns", "log, with a column", log_columns, True, TRANSFORM_WITH_STATE_SETTINGS),
             Contender("join", "stream-stream left outer join", joined, decides=True, grace_ms=1),
-            Contender("blob_rocksdb", "blob, state in RocksDB", ours, decides=True, settings=rocksdb),
-            Contender("blob_rocksdb_counted", "the same, Spark counts its rows", ours, decides=True, settings=counted),
+            Contender("blob_heap", "blob, state on the heap of the JVM", ours, decides=True),
+            Contender("blob_counted", "blob, Spark counts its rows", ours, decides=True, settings=counted),
             Contender("join_rocksdb", "join, state in RocksDB", joined, decides=True, grace_ms=1, settings=rocksdb),
             Contender("spark", "union and shuffle alone: no Python, no state", jvm_only, decides=False),
         )

@@ -154,7 +154,7 @@ def join(auctions: DataFrame, bids: DataFrame) -> DataFrame:
 
 
 CONTENDERS = {
-    "blob": Contender(ours),
+    "blob": Contender(ours, TRANSFORM_WITH_STATE_SETTINGS),
     "log": Contender(partial(ours, host="transformWithState"), TRANSFORM_WITH_STATE_SETTINGS),
     "join": Contender(join),
     "join_rocksdb": Contender(join, ROCKSDB),

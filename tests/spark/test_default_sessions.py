@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,14 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_purgatory import Operations, Purgatory, RecordAccumulator, check_checkpoint, move_checkpoint
+from spark_purgatory import (
+    TRANSFORM_WITH_STATE_SETTINGS,
+    Operations,
+    Purgatory,
+    RecordAccumulator,
+    check_checkpoint,
+    move_checkpoint,
+)
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.doctor.checkpoint import checkpoint_findings
 from spark_purgatory.errors import ConfigError
@@ -229,3 +237,21 @@ def test_a_start_without_a_sink_of_ours_in_a_default_session_is_told_what_to_pas
         f'spark.conf.set("{COUNT_ROWS}", "false")',
         f'spark.conf.set("{FORMAT_VERSION}", "2")',
     ]
+
+
+def test_a_start_in_a_session_with_another_format_than_the_checkpoint_is_told_what_to_set(
+    bare: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = f'checkpoint has states of format 2.*spark.conf.set\\("{FORMAT_VERSION}", "2"\\)'
+    landing = landed(tmp_path)
+    with settings(bare, {PARTITIONS: "2", **TRANSFORM_WITH_STATE_SETTINGS}):
+        assert len(landing.run(bare, purgatory())) == 1
+    landing.add([operation("o9", 400, 500)], [event("clock", 400)])
+    check_checkpoint(bare, purgatory().resolve(*landing.frames(bare)), checkpoint=str(landing.checkpoint))
+    assert re.search(wanted, caplog.text)
+    caplog.clear()
+    with pytest.raises(PySparkException, match="changelog does not exist"):
+        landing.run(bare, purgatory())
+    until(lambda: re.search(wanted, caplog.text) is not None)
+    with settings(bare, {FORMAT_VERSION: "2"}):
+        assert len(landing.run(bare, purgatory())) == 2

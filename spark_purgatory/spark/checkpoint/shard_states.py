@@ -22,7 +22,7 @@ from pyspark.sql import types as T
 from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.state.step_log import ShardState
 from spark_purgatory.errors import ConfigError, StateUnreadableError
-from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS
+from spark_purgatory.spark.host.requirements import TRANSFORM_WITH_STATE_SETTINGS, other_format
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, committed_batches, format_of, offsets_of
 from spark_purgatory.spark.storage.paths import in_checkpoint, literal
@@ -149,13 +149,13 @@ def shard_states(spark: SparkSession, checkpoint: str, batch_id: int | None = No
             f"checkpoint={checkpoint!r} has states of format {fixed[FORMAT_VERSION]}, and Spark {spark.version} has no "
             "reader of them: use Spark 4.1 or a later release"
         )
+    if differs and is_remote() and fixed[FORMAT_VERSION] != "1":
+        raise StateReaderError(f"checkpoint={checkpoint!r}: {other_format(fixed[FORMAT_VERSION])}")
     operator, operator_id = _operator(spark, checkpoint)
     reader = spark.read.format("statestore").option("operatorId", operator_id).option("batchId", chosen)
     try:
         with settings(spark, {FORMAT_VERSION: fixed[FORMAT_VERSION]} if differs else {}):
             whole, heads = (_of_blob_host if operator == BLOB_HOST else _of_log_host)(reader, checkpoint)
-            if differs and is_remote():  # Spark Connect would plan them anew, with the session's own setting.
-                whole, heads = whole.localCheckpoint(eager=False), heads.localCheckpoint(eager=False)
             _ = heads.schema  # Spark Connect asks the server here
     except PySparkException as error:
         if error.getCondition() not in NOTHING_THERE or not ENCODED.search(checkpoint):

@@ -19,15 +19,22 @@ from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.core.spec.engine_spec import MOVES, EngineSpec
 from spark_purgatory.core.state.engine_snapshot import differences, refuse
 from spark_purgatory.core.state.step_log import ShardState
-from spark_purgatory.errors import StateError, StateMismatchError, sentence_of
+from spark_purgatory.errors import ConfigError, StateError, StateMismatchError, sentence_of
 from spark_purgatory.spark.checkpoint.shard_states import (
     HERE,
+    ShardStates,
     StateReaderError,
     is_checkpoint,
     shard_states,
     told_by_states,
 )
-from spark_purgatory.spark.host.requirements import PROVIDER, ROCKSDB, TRANSFORM_WITH_STATE_SETTINGS, check_streaming
+from spark_purgatory.spark.host.requirements import (
+    PROVIDER,
+    ROCKSDB,
+    TRANSFORM_WITH_STATE_SETTINGS,
+    check_streaming,
+    other_format,
+)
 from spark_purgatory.spark.operator.stream_plan import Query, queries_of
 from spark_purgatory.spark.placement import PARTITIONS, most_shards, state_partitions, too_many
 from spark_purgatory.spark.storage.checkpoint_files import check_files, fixed_settings
@@ -69,7 +76,9 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
     queries = queries_of(outcomes, needed=True)
     if is_checkpoint(spark, checkpoint):
         check_files(spark, checkpoint)
-    _check(spark, checkpoint, queries, warns=True)
+    states = _check(spark, checkpoint, queries, warns=True)
+    if states is not None and states.settings[FORMAT_VERSION] == "2" != told(spark, FORMAT_VERSION):
+        LOG.warning("checkpoint %s: %s", checkpoint, other_format("2"))
 
 
 def settings_to_start(df: DataFrame, checkpoint: str) -> dict[str, str]:
@@ -96,12 +105,12 @@ def settings_to_start(df: DataFrame, checkpoint: str) -> dict[str, str]:
     return _settings_of(spark, queries, fixed)
 
 
-def _check(spark: SparkSession, checkpoint: str, queries: Sequence[Query], warns: bool) -> None:
-    """Compare the states with the last purgatory of a query."""
+def _check(spark: SparkSession, checkpoint: str, queries: Sequence[Query], warns: bool) -> ShardStates | None:
+    """Compare the states with the last purgatory of a query, and return them."""
     states = shard_states(spark, checkpoint) if is_checkpoint(spark, checkpoint) else None
     check_streaming(spark.conf.get, checkpoint, None if states is None else states.settings)
     if states is None:
-        return
+        return None
     query = queries[0]
     if states.host != query.host:
         raise StateMismatchError(
@@ -121,6 +130,7 @@ def _check(spark: SparkSession, checkpoint: str, queries: Sequence[Query], warns
     shards = most_shards(query.shards for query in queries)
     if warns and (why := too_many(states.partitions, shards, cores_of(spark))):
         LOG.warning("checkpoint %s: %s", checkpoint, why)
+    return states
 
 
 def _differences(spec: EngineSpec, shards: int, state: ShardState) -> Iterator[tuple[str | None, str]]:
@@ -155,6 +165,10 @@ def store_settings(spark: SparkSession, fixed: Mapping[str, str]) -> dict[str, s
     default = spark.conf.get(PROVIDER) or ""
     store = fixed.get(PROVIDER) or told(spark, PROVIDER) or (default if "RocksDB" in default else ROCKSDB)
     wanted = TRANSFORM_WITH_STATE_SETTINGS | {PROVIDER: store}
-    best, given = wanted.pop(FORMAT_VERSION, "1") if store == ROCKSDB else "1", told(spark, FORMAT_VERSION)
-    wanted[FORMAT_VERSION] = fixed.get(FORMAT_VERSION) or given or best
-    return {name: value for name, value in wanted.items() if name != FORMAT_VERSION or value != (given or "1")}
+    best, given = wanted.pop(FORMAT_VERSION, "1"), told(spark, FORMAT_VERSION)
+    version = fixed.get(FORMAT_VERSION) or given or (best if store == ROCKSDB and not is_remote() else "1")
+    if version == (given or "1"):
+        return wanted
+    if is_remote():
+        raise ConfigError(other_format(version))
+    return wanted | {FORMAT_VERSION: version}

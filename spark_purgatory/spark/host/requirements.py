@@ -33,7 +33,8 @@ TRANSFORM_WITH_STATE_SETTINGS: dict[str, str] = {
     # A run that has ended writes nothing in place of the next one's state. Spark 4.0 cannot read what it wrote so.
     **({} if pyspark.__version__.startswith("4.0.") else {FORMAT_VERSION: "2"}),
 }
-"""Settings of a session for ``Purgatory(host="transformWithState")``: it needs the first, the others make it faster."""
+"""Settings of a session for ``Purgatory(host="transformWithState")``: it needs the first, the next two make it
+faster, and with the last one a run that crashed does not change the state of the next."""
 PASTE = "transformWithState runs on RocksDB. Before the query starts, paste:" + "".join(
     f'\n    spark.conf.set("{name}", "{value}")' for name, value in TRANSFORM_WITH_STATE_SETTINGS.items()
 )
@@ -76,6 +77,19 @@ def check_streaming(
             "before events of the slower one arrive. Set it to 'min', and begin with a new checkpoint if a query has "
             "run with it"
         )
+
+
+def other_format(version: str) -> str:
+    """What to do where Spark would look for states of another format than the checkpoint's.
+
+    Through Spark Connect the functions of a sink run with the settings that the session has then, and not with those of
+    the query's start.
+    """
+    return (
+        f"the checkpoint has states of format {version}, for which "
+        f'spark.conf.set("{FORMAT_VERSION}", "{version}") must come before each start and each read. '
+        "RecordAccumulator.write_stream does it itself, but not through Spark Connect"
+    )
 
 
 def check_local_workers(spark: SparkSession) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
@@ -18,7 +19,14 @@ from weakref import WeakSet
 from pyspark.sql import DataFrame, SparkSession, is_remote
 
 from spark_purgatory.config import PurgatoryOptions
-from spark_purgatory.spark.host.requirements import NO_DATA, ONLY_WITH_ROWS, PASTE, check_streaming, runs_only_with_rows
+from spark_purgatory.spark.host.requirements import (
+    NO_DATA,
+    ONLY_WITH_ROWS,
+    PASTE,
+    check_streaming,
+    other_format,
+    runs_only_with_rows,
+)
 from spark_purgatory.spark.placement import PARTITIONS, most_shards, state_partitions, too_many
 from spark_purgatory.spark.query_listener import QueryListener
 from spark_purgatory.spark.storage.spark_access import cores_of
@@ -54,6 +62,7 @@ IN_A_PIPELINE = (
     'pipeline, before its first run: %s: "%d"'
 )
 NO_ROCKSDB = "STORE_BACKEND_NOT_SUPPORTED_FOR_TWS"
+NO_CHANGELOG = re.compile(r"/state/\d+/\d+/\d+\.changelog does not exist")
 NO_WATERMARK = "1970-01-01T00:00:00.000Z"
 
 
@@ -124,6 +133,8 @@ class _QueryWatch(QueryListener):
         run = str(event.runId)
         if NO_ROCKSDB in (event.exception or ""):
             LOG.error("query %s: %s", event.id, PASTE)
+        if NO_CHANGELOG.search(event.exception or ""):
+            LOG.error("query %s: %s", event.id, other_format("2"))
         self._stuck.pop(run, None)
         self._warned = {warned for warned in self._warned if warned[0] != run}
 
