@@ -155,8 +155,7 @@ def run(
 
 @app.command()
 def check(
-    job_file: Annotated[Path, typer.Argument(help="The job's YAML file.", show_default=False)],
-    set_: Changes = None,
+    job_file: Annotated[Path, typer.Argument(help="The job's YAML file.", show_default=False)], set_: Changes = None
 ) -> None:
     """Check a job's file, and show what it would run.
 

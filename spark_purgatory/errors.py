@@ -146,8 +146,7 @@ _OF_BROKER = re.compile(
 _OF_CODE = ("PARSE_", "UNRESOLVED_", "DATATYPE_MISMATCH")
 """Conditions of the text of a query, before any row is read."""
 _NAMES = re.compile(
-    r"(?:names?|col(?:umn)?s?|fields?|path|types?|table|config|features?|constraint|schema|proposal)$",
-    re.IGNORECASE,
+    r"(?:names?|col(?:umn)?s?|fields?|path|types?|table|config|features?|constraint|schema|proposal)$", re.IGNORECASE
 )
 """Parameters of a message whose values are names; of all others nobody knows."""
 _FOLDER_VALUE = re.compile(r"(?<!generation)(?<!epoch)(?<!batch)=[^/\n]*")

@@ -107,17 +107,15 @@ def _require(said: str, fits: Callable[[Any], bool]) -> Callable[[Any, str], Non
     return check
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_COUNT
-
-
 CHECKS: dict[Any, Callable[[Any, str], object]] = {
     ColumnLike: require_column,
     Columns: _require_columns,
     Names: checked_names,
     Duration: parse_duration,
     Size: parse_size,
-    int: _require(f"an int between 1 and {MOST_COUNT:,}", _is_count),
+    int: _require(
+        f"an int between 1 and {MOST_COUNT:,}", lambda value: type(value) is int and 1 <= value <= MOST_COUNT
+    ),
     str: _require("a string", lambda value: isinstance(value, str)),
     bool: _require("True or False", lambda value: isinstance(value, bool)),
 }

@@ -21,12 +21,7 @@ from spark_purgatory.doctor.finding import Finding, note
 from spark_purgatory.doctor.session import clock_finding
 from spark_purgatory.errors import START_OVER, ConfigError, StagingError, StateError, StateUnreadableError, sentence_of
 from spark_purgatory.readable import readable_bytes, readable_ms
-from spark_purgatory.spark.checkpoint.shard_states import (
-    ShardStates,
-    StateReaderError,
-    shard_states,
-    told_by_states,
-)
+from spark_purgatory.spark.checkpoint.shard_states import ShardStates, StateReaderError, shard_states, told_by_states
 from spark_purgatory.spark.host.requirements import PROVIDER
 from spark_purgatory.spark.placement import too_many
 from spark_purgatory.spark.sink.table.table_claim import claimed_by

@@ -217,17 +217,13 @@ class _UniqueKeys(yaml.SafeLoader):
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from error
 
 
-def _base(text: str) -> int:
-    return {"0o": 8, "0x": 16}.get(text[:2], 10)
-
-
 _UniqueKeys.add_implicit_resolver(INT, re.compile(r"([-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"), list("-+0123456789"))
 _UniqueKeys.add_implicit_resolver(
     FLOAT,
     re.compile(r"([-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"),
     list("-+.0123456789"),
 )
-_UniqueKeys.add_constructor(INT, lambda _, node: int(node.value, _base(node.value)))
+_UniqueKeys.add_constructor(INT, lambda _, node: int(node.value, {"0o": 8, "0x": 16}.get(node.value[:2], 10)))
 
 
 def _inner(node: yaml.Node | None) -> list[tuple[str, yaml.Node, yaml.Node]]:

@@ -127,7 +127,8 @@ class ProgressDisplay:
         now_s = time.monotonic()
         doing = self._doing
         if self._waits:
-            ago = "" if self._last_rows_s is None else f", last {_duration(now_s - self._last_rows_s)} ago"
+            ago_s = 0 if self._last_rows_s is None else now_s - self._last_rows_s
+            ago = f", last {f'{ago_s:.0f} s' if ago_s < 60 else readable_ms(ago_s * 1000)} ago" if ago_s else ""
             doing = f"waiting for rows{ago}"
         elif doing.startswith("micro-batch"):
             doing += f": {now_s - self._changed_s:.0f} s"
@@ -191,7 +192,3 @@ class ProgressDisplay:
             text.append(status, style=COLOURS.get(status, "bright_black"))
             text.append(f" {count:,}   ")
         return text if text else Text("no outcomes yet")
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 60 else readable_ms(seconds * 1000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import date, datetime
+from datetime import date
 from decimal import ROUND_CEILING, Decimal, localcontext
 from hashlib import md5
 from typing import Any
@@ -199,13 +199,9 @@ def _texts(column: pa.Array) -> pa.Array:
         return _each(column, lambda value: f"{value:f}")
     if pa.types.is_timestamp(kind):
         zone = "" if kind.tz is None else "Z"
-        return _each(column, lambda value: _time_text(value) + zone)
+        plain = _each(column, lambda value: value.replace(tzinfo=None).isoformat(" ", "microseconds"))
+        return pc.binary_join_element_wise(pc.utf8_rtrim(pc.utf8_rtrim(plain, "0"), "."), zone, "")
     return _each(column, date.isoformat) if pa.types.is_date(kind) else column.cast(pa.string())
-
-
-def _time_text(moment: datetime) -> str:
-    text = moment.replace(tzinfo=None).isoformat(sep=" ", timespec="microseconds")
-    return text.rstrip("0").rstrip(".")
 
 
 def _scoped(keys: pa.Array, scope: pa.Array | None) -> pa.Array:

@@ -22,8 +22,11 @@ import pytest
 from spark_purgatory.core.arrays.sorted_runs import GrowableArray
 from spark_purgatory.core.arrays.value_column import MOST_CHUNKS
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
+from spark_purgatory.core.engine.outcomes import Tally
+from spark_purgatory.core.export.put_together import history_of
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
+from spark_purgatory.core.spec.codes import EventRejection, OperationRejection
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state import blob as state
 from spark_purgatory.core.state import encodings as packing
@@ -451,6 +454,15 @@ def test_the_golden_state_is_read_and_goes_on_as_the_recipes_engine_does() -> No
     assert fates(restore(GOLDEN_SPEC, today, GOLDEN_SHARDS)) == expected, "written today"
     assert fates(restore(GOLDEN_SPEC, stored, GOLDEN_SHARDS)) == expected, "as stored"
     assert save(restore(GOLDEN_SPEC, stored, GOLDEN_SHARDS), GOLDEN_SHARDS) == today, "as stored, written today"
+
+
+def test_a_state_from_before_a_reason_was_added_counts_it_from_now_on() -> None:
+    older, now = Tally(rejections=[0, 2], event_rejections=[0]), Tally()
+    older.rejections[max(OperationRejection)] += 1
+    now.event_rejections[-1] += 1
+    together = history_of([{"rejections": [0, 2], "event_rejections": [0]}, vars(older), vars(now)])
+    assert together["rejections"] == [0, 4, *[0] * (len(OperationRejection) - 3), 1]
+    assert together["event_rejections"] == [*[0] * (len(EventRejection) - 1), 1]
 
 
 def test_the_golden_state_holds_something_of_everything() -> None:

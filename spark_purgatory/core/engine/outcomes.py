@@ -168,6 +168,11 @@ class Tally:
     event_rejections: list[int] = field(default_factory=lambda: [0] * len(EventRejection))
     """Events by `EventRejection`."""
 
+    def __post_init__(self) -> None:
+        """A state from before the last reasons were added counts fewer."""
+        self.rejections = self.rejections + [0] * (len(OperationRejection) - len(self.rejections))
+        self.event_rejections = self.event_rejections + [0] * (len(EventRejection) - len(self.event_rejections))
+
     def decided(self) -> int:
         """Operations that have their outcome."""
         return sum(self.by_status[: Status.ORPHAN])

@@ -71,8 +71,8 @@ class Waiting:
     def column(self, name: str) -> pa.Array:
         """One of `waiting_fields`, (n,)."""
         columns: dict[str, Callable[[], pa.Array]] = {
-            "watch_keys": self._watch_keys,
-            "missing_keys": self._missing_keys,
+            "watch_keys": lambda: self._keys(np.ones(len(self._resolved.owner), bool), np.ones(len(self), bool)),
+            "missing_keys": lambda: self._keys(~self._resolved.result.satisfied, among(self._resolved.rule, KEYED)),
             "matched": lambda: pa.array(self._resolved.result.matched),
             "criterion": lambda: pa.array(RULES).take(pa.array(self._resolved.rule)),
             "reached": lambda: self._counts[0],
@@ -94,12 +94,6 @@ class Waiting:
     @cached_property
     def _counts(self) -> tuple[pa.Array, pa.Array]:
         return self._engine.resolver.progress(self._resolved)
-
-    def _watch_keys(self) -> pa.Array:
-        return self._keys(np.ones(len(self._resolved.owner), bool), np.ones(len(self), bool))
-
-    def _missing_keys(self) -> pa.Array:
-        return self._keys(~self._resolved.result.satisfied, among(self._resolved.rule, KEYED))
 
     def _keys(self, chosen: np.ndarray, applies: np.ndarray) -> pa.Array:
         chosen = chosen & applies[self._resolved.owner]

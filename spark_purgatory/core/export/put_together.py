@@ -70,8 +70,8 @@ def put_together(
 
 def history_of(tallies: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """What engines have counted together, by field of `Tally`."""
-    counted = {name: [start, *(tally.get(name, start) for tally in tallies)] for name, start in vars(Tally()).items()}
-    return {name: np.sum(counts, axis=0).tolist() for name, counts in counted.items()}
+    counted = [vars(Tally()), *(vars(Tally(**tally)) for tally in tallies)]  # type: ignore[arg-type]
+    return {name: np.sum([each[name] for each in counted], axis=0).tolist() for name in counted[0]}
 
 
 def most_of_any_shard(events: pa.Table, shard: Int64s) -> pa.Table:

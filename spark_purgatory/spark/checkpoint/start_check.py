@@ -88,11 +88,12 @@ def settings_to_start(df: DataFrame, checkpoint: str) -> dict[str, str]:
     moment alone are the query's. Raises what `check_checkpoint` raises.
     """
     queries, spark = queries_of(df), df.sparkSession
-    fixed = fixed_settings(spark, checkpoint) if queries and is_checkpoint(spark, checkpoint) else {}
+    if not queries:
+        return {}
+    fixed = fixed_settings(spark, checkpoint) if is_checkpoint(spark, checkpoint) else {}
     try:
-        if queries:
-            # Elsewhere the session's listener warns (`query_watch`), of every query.
-            _check(spark, checkpoint, queries, warns=is_remote())
+        # Elsewhere the session's listener warns (`query_watch`), of every query.
+        _check(spark, checkpoint, queries, warns=is_remote())
     except StateReaderError as error:
         LOG.warning("the checkpoint is not compared with the query before it starts: %s", error)
     except SPARK_FAULTS as error:
@@ -146,8 +147,6 @@ def _settings_of(spark: SparkSession, queries: Sequence[Query], fixed: Mapping[s
 
     ``fixed`` are those that its checkpoint fixes: Spark takes them in any case, and with others it logs a warning.
     """
-    if not queries:
-        return {}
     # Spark has no adaptive execution where there is state, and says so twice at each start unless it is off.
     wanted = {"spark.sql.adaptive.enabled": "false"}
     if PARTITIONS in fixed:
@@ -169,6 +168,6 @@ def store_settings(spark: SparkSession, fixed: Mapping[str, str]) -> dict[str, s
     version = fixed.get(FORMAT_VERSION) or given or (best if store == ROCKSDB and not is_remote() else "1")
     if version == (given or "1"):
         return wanted
-    if is_remote():
+    if is_remote():  # The sink's functions run there with the settings that the session has then.
         raise ConfigError(other_format(version))
     return wanted | {FORMAT_VERSION: version}

@@ -80,11 +80,7 @@ def check_streaming(
 
 
 def other_format(version: str) -> str:
-    """What to do where Spark would look for states of another format than the checkpoint's.
-
-    Through Spark Connect the functions of a sink run with the settings that the session has then, and not with those of
-    the query's start.
-    """
+    """What to do where Spark would look for states of another format than the checkpoint's."""
     return (
         f"the checkpoint has states of format {version}, for which "
         f'spark.conf.set("{FORMAT_VERSION}", "{version}") must come before each start and each read. '

@@ -79,7 +79,7 @@ def need_columns(
     needs: Mapping[str, Typed], keys: Column | list[Column], several: bool, number: str
 ) -> dict[str, Column]:
     """Each operation's need, and its level at each of its ``keys``: columns, or one that may hold several."""
-    need, levels = _converted(needs, keys, several, _as_double)
+    need, levels = _converted(needs, keys, several, lambda need, _: need.try_cast("double"))
     if number == DOUBLE:
         return {"need": need, "levels": levels}
     up, levels_up = _converted(needs, keys, several, lambda need, kind: _rounded_up(need, kind, number))
@@ -103,11 +103,6 @@ def _converted(
     if isinstance(keys, list):
         return need, F.array(*map(level_at, keys))
     return need, F.transform(keys, level_at) if several else level_at(keys)
-
-
-def _as_double(need: Column, kind: T.DataType) -> Column:
-    """A need as a double, null where it is none."""
-    return need.cast("double") if isinstance(kind, T.NumericType) else need.try_cast("double")
 
 
 def _rounded_up(need: Column, kind: T.DataType, number: str) -> Column:

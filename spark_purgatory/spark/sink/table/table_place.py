@@ -28,7 +28,8 @@ def resolved(spark: SparkSession, options: SinkOptions) -> SinkOptions:
     if options.path:
         return replace(options, path=absolute(spark, options.path))
     parts = name_parts(str(options.table))
-    if len(parts) < 3 and not (len(parts) == 2 and _is_catalog(spark, parts[0])):
+    is_catalog = parts[0] == SESSION_CATALOG or spark.conf.get(f"spark.sql.catalog.{parts[0]}", None) is not None
+    if len(parts) < 3 and not (len(parts) == 2 and is_catalog):
         namespace = name_parts(spark.catalog.currentDatabase()) if len(parts) == 1 else []
         parts = [spark.catalog.currentCatalog(), *namespace, *parts]
     return replace(options, table=sql_name(*parts))
@@ -43,10 +44,6 @@ def name_parts(name: str) -> list[str]:
 def sql_name(*parts: str) -> str:
     """A name as SQL has it, whatever characters its parts have."""
     return ".".join(part if _PLAIN.fullmatch(part) else back_ticked(part) for part in parts)
-
-
-def _is_catalog(spark: SparkSession, name: str) -> bool:
-    return name == SESSION_CATALOG or spark.conf.get(f"spark.sql.catalog.{name}", None) is not None
 
 
 def place_of_name(spark: SparkSession, table: str) -> str | None:
