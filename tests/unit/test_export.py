@@ -57,7 +57,7 @@ STREAMS: dict[str, tuple[EngineSpec, bool, list[Any], list[Any]]] = {
         [op("o1"), op("o2", "b"), op("o2", "b", 13_000, 30_000), op("o3", "c", deadline=50_000)],
         [ev(), ev(time=16_000, kind="extend"), ev("z"), ev("b", **NAMED), ev("c", 11_000, kind="force")],
     ),
-    "early": (EARLY, True, [op("o1", "ab"), op("o2", "cd")], [ev(), ev("c"), ev(None, **NAMED)]),
+    "early": (EARLY, True, [op("o1", "ab"), op("o2", "cd")], [ev(), ev("c"), ev("d", value=None), ev(None, **NAMED)]),
     "by row": (BY_ROW, True, RULED, [ev()]),
     "by row, units": (UNITS, True, RULED, [ev()]),
 }
@@ -171,6 +171,8 @@ EVENTS: list[tuple[str, Edit, str, str]] = [
     ("final", put("number", None, kept_as="ended"), "number", "have null"),
     ("final", put("number", lambda row: row["time_us"] - 1, kept_as="past"), "number", "have an end before time_us"),
     ("early", put("value", -0.5, kept_as="log"), "value", "have a negative one"),
+    ("early", put("value", float("nan"), kept_as="log"), "value", "have NaN, where an export has null"),
+    ("by row", put("value", float("nan"), kept_as="log"), "value", "have NaN, where an export has null"),
 ]
 IDS: list[tuple[str, Edit, str, str]] = [
     ("final", twice, "row", "have the number of another row"),

@@ -178,9 +178,10 @@ class TableRules:
         yield "number", "have a negative one", (marks | extends) & (number < 0)
         yield "number", "have one that is no sum of marks", marks & (number > sum(EventMark))
         yield "number", "have an end before time_us", ranges & timed & has_number & (number < time)
+        values = columns["value"].cast(pa.float64())
+        yield "value", "have NaN, where an export has null", _true(pc.is_nan(values))
         if isinstance(spec.criterion, Criterion) and spec.criterion.code in ADDING:
-            negative = _true(pc.less(columns["value"].cast(pa.float64()), 0.0))
-            yield "value", "have a negative one", (log | control) & completes & negative
+            yield "value", "have a negative one", (log | control) & completes & _true(pc.less(values, 0.0))
 
     def _ids(self, columns: Columns) -> Found:
         yield from _nulls(columns, ["id", "until_us"])

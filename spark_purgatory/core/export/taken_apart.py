@@ -116,8 +116,10 @@ def _of_segment(
     value, number = pa.nulls(n), pa.nulls(n, pa.int64())
     if segment.value is not None and not is_value:
         number = pa.array(segment.value)
+    elif segment.value is not None and spec.scale is not None:
+        value = numbers.as_decimals(segment.value, spec.scale)
     elif segment.value is not None:
-        value = pa.array(segment.value) if spec.scale is None else numbers.as_decimals(segment.value, spec.scale)
+        value = pa.array(segment.value, from_pandas=True)  # NaN stands for none.
     columns = {
         "kept_as": pa.repeat(kept_as, n),
         "kind": pa.repeat(KINDS[key.kind], n),
