@@ -7,10 +7,11 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_purgatory.config import SinkOptions
 from spark_purgatory.errors import ConfigError, StagingError
 from spark_purgatory.spark.checkpoint.shard_states import is_checkpoint
+from spark_purgatory.spark.nested import by_name, merged
 from spark_purgatory.spark.sink.staging.ledger import Ledger, missing
 from spark_purgatory.spark.sink.staging.ledger_format import read_ledger
 from spark_purgatory.spark.sink.staging.pieces import Piece
-from spark_purgatory.spark.sink.staging.staged_files import pieces_below, read_pieces
+from spark_purgatory.spark.sink.staging.staged_files import pieces_below, quoted, read_pieces
 from spark_purgatory.spark.sink.staging.staging_folder import StagingFolder
 from spark_purgatory.spark.sink.table.column_rules import fitted_columns
 from spark_purgatory.spark.sink.table.delta_target import DeltaTarget
@@ -32,8 +33,8 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
     """
     if not is_checkpoint(spark, checkpoint):
         raise ConfigError(
-            f"checkpoint={checkpoint!r} is no checkpoint of a query that was started: start it, or name the checkpoint "
-            "of the query whose staged rows are wanted"
+            f"checkpoint={checkpoint!r} is not the checkpoint of a query that was started: start the query, or name "
+            "the checkpoint of the one whose staged rows you want"
         )
     place = StagingFolder.of(spark, checkpoint)
     ledger, pieces, version = _looked_at(spark, target, checkpoint, place)
@@ -54,7 +55,9 @@ def staged_view(spark: SparkSession, target: DeltaTarget, checkpoint: str) -> Da
     if facts is not None:
         names = target.columns_now(spark, columns, facts, table.schema).there or columns.rows
         staged = with_names(staged, fitted_columns(names, table.schema))
-    return table.unionByName(staged, allowMissingColumns=True)
+    whole = merged(table.schema, staged.schema)  # Spark's own unionByName does not look into maps.
+    both = (rows.select(*by_name(rows.schema, whole, quoted)) for rows in (table, staged))
+    return next(both).union(next(both))
 
 
 def _looked_at(
@@ -81,8 +84,8 @@ def _looked_at(
             if not is_named and not _is_of(spark, target, ledger, app_id):
                 theirs = next(iter(claimed.values()))
                 raise ConfigError(
-                    f"checkpoint={checkpoint!r} is that of table {theirs}, and {target} has no row of it: name the "
-                    "table as the query names it"
+                    f"checkpoint={checkpoint!r} belongs to table {theirs}, and {target} has no row of its query: name "
+                    "the table as the query does"
                 )
             if found is not None:
                 raise found
@@ -117,6 +120,6 @@ def _waiting(spark: SparkSession, target: DeltaTarget, ledger: Ledger, app_id: s
         if commit is None and not history.is_whole_since(intent.base_version):
             raise StagingError(
                 f"the history of table {target} was cut since drain {intent.number} was begun, so whether its rows are "
-                "in the table or staged cannot be told. Start the query: it finishes the drain. Then read again"
+                "in the table or staged is not known. Start the query, which finishes the drain. Then read again"
             )
     return [*intent.taken, *staged]
