@@ -15,6 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_purgatory import RecordAccumulator
 from spark_purgatory.errors import ConfigError, SchemaMismatchError
+from spark_purgatory.spark.sink.drain import failpoints
+from spark_purgatory.spark.sink.drain.sender import Sender
 from spark_purgatory.spark.storage.spark_access import settings
 from tests.support.now_and_then import now_and_then
 from tests.support.sink_queries import HOUR, OF_OTHERS, accumulator, forget_history, staged_files, start, wait_until
@@ -129,7 +131,7 @@ def test_a_table_by_its_short_name_is_the_same_after_use(
         stream.add(1).sink = RecordAccumulator(table=name)
         assert stream.run(stream.rows()).numbers() == every(stream.files)
     with pytest.raises(
-        ConfigError, match=r"is that of table spark_catalog\.one\.mt, .*writes to spark_catalog\.two\.mt"
+        ConfigError, match=r"belongs to table spark_catalog\.one\.mt, .*writes to spark_catalog\.two\.mt"
     ):
         RecordAccumulator(table="two.mt").write_stream(stream.rows(), checkpoint=str(stream.checkpoint))
 
@@ -181,7 +183,7 @@ def test_a_table_that_is_not_there_yet_is_told_by_read(stream: Stream) -> None:
     sink = accumulator(stream, **HOUR)
     with pytest.raises(ConfigError, match=r"table .*/table is not there yet: the first drain makes it.*staged=True"):
         sink.read(stream.spark)
-    with pytest.raises(ConfigError, match=r"is no checkpoint of a query that was started"):
+    with pytest.raises(ConfigError, match=r"is not the checkpoint of a query that was started"):
         sink.read(stream.spark, staged=True, checkpoint=str(stream.checkpoint))
     start(stream, sink, stream.rows().where("n < 0")).processAllAvailable()
     assert sink.read(stream.spark, staged=True, checkpoint=str(stream.checkpoint)).count() == 0
@@ -397,7 +399,7 @@ def test_a_table_that_was_renamed_is_known(stream: Stream, schemas: None, draine
     location = stream.spark.sql("DESCRIBE DETAIL one.other").first()["location"]
     stream.add(1).sink = RecordAccumulator(path=location)
     assert stream.run(stream.rows()).numbers() == every(stream.files), "by its path as well"
-    with pytest.raises(ConfigError, match=r"is that of table "):
+    with pytest.raises(ConfigError, match=r"belongs to table "):
         RecordAccumulator(table="two.mt").write_stream(stream.rows(), checkpoint=str(stream.checkpoint))
 
 
@@ -477,3 +479,99 @@ def test_rows_that_wait_go_to_a_column_whose_type_was_widened(stream: Stream, by
     assert stream.add(1).run(rows).numbers() == every(2), "ints hold as they are"
     assert stream.table().where("s.x = n AND s.y = n").count() == 20
     stream.spark.sql("DROP TABLE widened")
+
+
+@pytest.mark.parametrize("by_name", [True, *now_and_then(False)])
+def test_fields_go_to_the_fields_of_their_names_at_every_depth(stream: Stream, by_name: bool) -> None:
+    """Structs in maps were read by position before a drain: x had the values of y."""
+    table, pair, more = (
+        stream.folder / "table",
+        "struct<x: int, y: int>",
+        "struct<x: int, y: int, z: struct<v: int, w: int>>",
+    )
+    kinds = f"s {pair}, a array<{more}>, v map<string, {more}>, k map<{pair}, array<{pair}>>"
+    stream.spark.sql(f"CREATE TABLE ordered (n bigint, part bigint, {kinds}) USING delta LOCATION '{table}'")
+    place = {"table": "ordered"} if by_name else {"path": str(table)}
+    stream.sink = RecordAccumulator(**place, **HOUR)
+    pair, more = "struct(2 AS y, 1 AS X)", "struct(struct(4 AS w, 3 AS v) AS z, 2 AS y, 1 AS x)"
+    values = (
+        f"{pair} AS s",
+        f"array({more}, null) AS a",
+        f"map('a', {more}, 'b', null) AS v",
+        f"map({pair}, array({pair})) AS k",
+    )
+    staged_for(stream, stream.sink, stream.rows().selectExpr("n", "part", *values))
+    right = "s.x = 1 AND s.y = 2 AND a[0].x = 1 AND a[0].y = 2 AND a[0].z.v = 3 AND a[0].z.w = 4 AND a[1] IS NULL"
+    right += (
+        " AND v['a'].x = 1 AND v['a'].y = 2 AND v['a'].z.v = 3 AND v['a'].z.w = 4 AND v['b'] IS NULL AND size(v) = 2"
+    )
+    right += (
+        " AND map_keys(k)[0].x = 1 AND map_keys(k)[0].y = 2 AND map_values(k)[0][0].x = 1 AND map_values(k)[0][0].y = 2"
+    )
+    staged = stream.sink.read(stream.spark, staged=True, checkpoint=str(stream.checkpoint))
+    assert staged.dtypes == stream.table().dtypes
+    assert (staged.count(), staged.where(right).count()) == (10, 10)
+    stream.sink = RecordAccumulator(**place)
+    stream.add(1).run(stream.rows().selectExpr("n", "part", *values))
+    assert stream.numbers() == every(2) and stream.table().where(right).count() == 20
+    stream.spark.sql("DROP TABLE ordered")
+
+
+ODD = ("ship-to", "größe", "a.b", "1e5", "tick`s")
+
+
+@pytest.mark.parametrize("by_name", [True, *now_and_then(False)])
+def test_a_partition_column_may_have_every_name(stream: Stream, by_name: bool) -> None:
+    """By name every drain was refused: Spark parses the names of partition columns there."""
+    stream.sink = RecordAccumulator(
+        **({"table": "odd"} if by_name else {"path": str(stream.folder / "table")}), partition_by=[*ODD]
+    )
+    rows = stream.rows().selectExpr(
+        "n", *(f"part + {at} AS `{name.replace('`', '``')}`" for at, name in enumerate(ODD))
+    )
+    stream.run(rows).add(1).run(rows)
+    assert stream.numbers() == every(2)
+    detail = stream.spark.sql("DESCRIBE DETAIL odd" if by_name else f"DESCRIBE DETAIL '{stream.folder}/table'")
+    assert [*detail.select("partitionColumns").first()[0]] == [*ODD]
+    stream.spark.sql("DROP TABLE IF EXISTS odd")
+
+
+@pytest.mark.parametrize("name", ["`ship-to`", "`größe`"])
+def test_a_name_that_the_catalog_makes_no_table_of_is_refused_at_the_start(stream: Stream, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"spark_catalog makes no table of such a name.* Nothing was started"):
+        RecordAccumulator(table=name).write_stream(stream.rows(), checkpoint=str(stream.checkpoint))
+    assert not (stream.checkpoint / "metadata").exists()
+
+
+def test_a_table_may_have_a_name_that_reads_as_a_number(stream: Stream) -> None:
+    stream.sink = RecordAccumulator(table="`1e5`", partition_by=["part"])
+    stream.run(stream.rows()).add(1).run(stream.rows())
+    assert stream.numbers() == every(2)
+    stream.spark.sql("DROP TABLE `1e5`")
+
+
+class Died(Exception):
+    """A crash at a failpoint."""
+
+
+@pytest.mark.parametrize("failpoint", ["after intend", "after commit"])
+def test_rows_of_an_intent_follow_columns_that_swap_their_names(
+    stream: Stream, failpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = stream.folder / "table"
+    sink = swapping(stream, **HOUR)
+    staged_for(stream, sink, stream.rows().selectExpr("n", "part", *AS_BEFORE))
+
+    def dies(name: str) -> None:
+        if name == failpoint:
+            raise Died
+
+    monkeypatch.setattr(failpoints, "hook", dies)
+    with pytest.raises(Died):
+        Sender(sink.options, str(stream.checkpoint)).drain(stream.spark)
+    monkeypatch.setattr(failpoints, "hook", None)
+    renamed(table, *SWAPPED)
+    assert sink.read(stream.spark, staged=True, checkpoint=str(stream.checkpoint)).where(RIGHT).count() == 10
+    stream.sink = RecordAccumulator(path=str(table))
+    stream.add(1).run(stream.rows().selectExpr("n", "part", *AS_AFTER))
+    assert stream.numbers() == every(2) and stream.table().where(RIGHT).count() == 20

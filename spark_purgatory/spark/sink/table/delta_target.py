@@ -206,7 +206,8 @@ class DeltaTarget:
         writer = writer.options(txnAppId=app_id, txnVersion=number, userMetadata=metadata)
         if self.partition_by and (self._facts is None or self._facts.partition_by == self.partition_by):
             # Else they are named in another case, or Delta computes some: it takes the table's own, if asked for none.
-            writer = writer.partitionBy(*self.partition_by)
+            # By name Spark parses them; by path it takes them as they are.
+            writer = writer.partitionBy(*(map(back_ticked, self.partition_by) if self.table else self.partition_by))
         # Given twice: the write that creates a table by name reads it from the session only.
         with settings(rows.sparkSession, {USER_METADATA: metadata}):
             if self.table:

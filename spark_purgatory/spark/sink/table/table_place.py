@@ -16,8 +16,8 @@ from spark_purgatory.spark.storage.storage_access import absolute, back_ticked
 SESSION_CATALOG = "spark_catalog"
 OF_DELTA = ("_delta_log", "_change_data", "_delta_index")
 """Folders in a table's folder that are Delta's own."""
-_NAME_PART = re.compile(r"`(?:[^`]|``)*`|[^.`]+")
-_PLAIN = re.compile(r"\w+")
+_NAME_PART = re.compile(r"`(?:[^`]|``)*`(?=\.|$)|[^.]+")
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def resolved(spark: SparkSession, options: SinkOptions) -> SinkOptions:
@@ -49,7 +49,7 @@ def sql_name(*parts: str) -> str:
 def place_of_name(spark: SparkSession, table: str) -> str | None:
     """The folder that a table of a `resolved` name would get; None where a catalog other than Spark's own chooses it.
 
-    Raises ConfigError if there is no such schema.
+    Raises ConfigError if there is no such schema, or the catalog would refuse the name.
     """
     catalog, *namespace, name = name_parts(table)
     schema = sql_name(catalog, *namespace)
@@ -60,6 +60,11 @@ def place_of_name(spark: SparkSession, table: str) -> str | None:
         )
     if catalog != SESSION_CATALOG:
         return None
+    if not re.fullmatch(r"\w+", name, re.ASCII):
+        raise ConfigError(
+            f"table={table!r}: catalog {SESSION_CATALOG} makes no table of such a name, only of letters from a to z, "
+            "digits and _. Nothing was started. Give another name, or a path"
+        )
     try:
         facts = {row[0]: row[1] for row in spark.sql(f"DESCRIBE DATABASE {schema}").collect()}
     except AnalysisException:
