@@ -16,6 +16,7 @@ no other. Where the history lacks a version since then, nobody can tell (`Unknow
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -26,7 +27,8 @@ from pyspark.sql import types as T
 
 from spark_purgatory.spark.nested import within
 from spark_purgatory.spark.sink.table.history import NO_VERSION, History, TableVersion
-from spark_purgatory.spark.sink.table.table_place import name_parts, sql_name
+from spark_purgatory.spark.sink.table.table_place import name_parts
+from spark_purgatory.spark.storage.storage_access import back_ticked
 
 Path = tuple[str, ...]
 """A column's place: its struct's name, and its own."""
@@ -152,9 +154,9 @@ def changes_of(operation: str, parameters: Mapping[str, Any]) -> list[Change]:
 def _changes_of(operation: str, parameters: Mapping[str, Any]) -> list[Change]:
     if operation == "RENAME COLUMN":
         old = name_parts(parameters["oldColumnPath"])
-        name = parameters["newColumnPath"]
-        for parents in (sql_name(*old[:-1]), ".".join(old[:-1])):
-            name = name.removeprefix(f"{parents}." if parents else "")
+        # Delta puts parts with dots in back-ticks, or as the statement has them.
+        parents = "".join(rf"(?:{re.escape(part)}|{re.escape(back_ticked(part))})\." for part in old[:-1])
+        name = re.sub(f"^{parents}", "", parameters["newColumnPath"])
         name = name_parts(name)[0] if name.startswith("`") else name
         return [Change((*old,), (*old[:-1], name))]
     if operation == "DROP COLUMNS":
@@ -176,7 +178,7 @@ def with_names(rows: DataFrame, schema: T.StructType) -> DataFrame:
     if rows.schema.simpleString() == schema.simpleString():
         return rows
     pairs = zip(rows.columns, schema.fields, strict=True)
-    return rows.select(*(F.col(sql_name(old)).cast(new.dataType).alias(new.name) for old, new in pairs))
+    return rows.select(*(F.col(back_ticked(old)).cast(new.dataType).alias(new.name) for old, new in pairs))
 
 
 def _applied(changes: Iterable[Change], path: Path) -> Path | None:
