@@ -145,7 +145,7 @@ def move_checkpoint(
     Raises:
         ConfigError: It cannot be moved, or not now; the message says what to do. Nothing was written.
         StateMismatchError: The new query differs in something that a move cannot change. Nothing was written.
-        StorageError: One of the folders cannot be reached. Nothing was written.
+        StorageError: A folder cannot be reached, or the old checkpoint is damaged. Nothing was written.
 
     Example::
 

@@ -15,7 +15,7 @@ from spark_purgatory.spark.move.files import Files
 from spark_purgatory.spark.placement import PARTITIONS
 from spark_purgatory.spark.sink.table.table_claim import claimed_by
 from spark_purgatory.spark.sink.table.table_place import check_outside
-from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED
+from spark_purgatory.spark.storage.checkpoint_files import UNFINISHED, check_files
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class OldCheckpoint:
         if not commits:
             raise ConfigError(
                 f"{field}={path!r}: no micro-batch is committed there: name the checkpointLocation of a query that has "
-                "run; one that has not is started anew, with any settings"
+                "run. One that has not can simply be started, with any settings"
             )
         last = commits[-1]
         try:
@@ -54,8 +54,8 @@ class OldCheckpoint:
         except (ValueError, KeyError, IndexError) as error:
             files_of = f"'metadata', 'commits/{last}', 'offsets/{last}' or 'offsets/{max(last - 1, 0)}'"
             raise ConfigError(
-                f"{field}={path!r} is damaged: of its last micro-batch, {last}, {files_of} is missing or cannot be "
-                "read: bring the folder back from a copy"
+                f"{field}={path!r} is damaged: {files_of} of its last micro-batch, {last}, is missing or cannot be "
+                "read. Bring the folder back from a copy"
             ) from error
         return OldCheckpoint(
             path=path,
@@ -78,9 +78,10 @@ class OldCheckpoint:
             raise ConfigError(f"the query of source={self.path!r} is still running: stop it, then run the move again")
 
     def check_can_move(self, spark: SparkSession) -> None:
-        """Raise ConfigError for what cannot be moved, with the way out."""
+        """Raise ConfigError for what cannot be moved, StorageError for what is damaged, with the way out."""
+        check_files(spark, self.path, "source", "written")
         if any(query.id == self.query_id for query in spark.streams.active):
-            raise ConfigError(f"source={self.path!r}: its query runs in this session; stop it, then move")
+            raise ConfigError(f"source={self.path!r}: its query is running in this session: stop it, then move")
         names = [row["operatorName"] for row in spark.read.format("state-metadata").load(self.path).collect()]
         if len(names) > 1:
             raise ConfigError(

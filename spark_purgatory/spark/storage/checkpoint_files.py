@@ -46,10 +46,10 @@ class Damage(NamedTuple):
         return f"{self.path} {self.fault}: {self.remedy}"
 
 
-def check_files(spark: SparkSession, checkpoint: str) -> None:
+def check_files(spark: SparkSession, path: str, field: str = "checkpoint", undone: str = "started") -> None:
     """Raise StorageError if a query could not go on from Spark's own files in a checkpoint."""
-    if found := damages(spark, checkpoint):
-        raise StorageError(f"checkpoint={checkpoint!r} is damaged. Nothing was started. {'; '.join(map(str, found))}")
+    if found := damages(spark, path):
+        raise StorageError(f"{field}={path!r} is damaged. Nothing was {undone}. {'; '.join(map(str, found))}")
 
 
 def damages(spark: SparkSession, checkpoint: str) -> list[Damage]:
