@@ -92,7 +92,7 @@ def findings_of(request: DoctorRequest, settings: Mapping[str, str]) -> Iterator
     if not request.needs_spark:
         return
     if any(finding.remedy and finding.what in ("Java", "pyspark", "delta-spark") for finding in here):
-        yield Finding("Spark session", "not started", "see to what is wrong above first")
+        yield Finding("Spark session", "not started", "mend what is wrong above first")
         return
     spark = _session(request, settings)
     yield from [spark] if isinstance(spark, Finding) else spark_findings(spark, request)

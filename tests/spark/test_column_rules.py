@@ -74,7 +74,7 @@ def test_types_and_names_that_no_new_table_takes(spark: SparkSession, tmp_path: 
     void = spark.range(1).selectExpr("null AS c")
     assert list(unfit(void.schema)) and refusal(void, tmp_path / "void")
     twice = T.StructType().add("a", T.IntegerType()).add("A", T.IntegerType())
-    assert list(unfit(twice)) == ["columns 'a' and 'A' have one name, for Delta ignores case: rename one"]
+    assert list(unfit(twice)) == ["columns 'a' and 'A' are the same name to Delta, which ignores case: rename one"]
 
 
 @pytest.mark.spark

@@ -77,12 +77,12 @@ def made(stream: Stream, columns: str, more: str = "") -> str:
 @pytest.mark.parametrize(
     ("column", "said"),
     [
-        ("interval '1' day AS span", r"column 'span' is of type interval day, which Delta has not: cast it"),
+        ("interval '1' day AS span", r"column 'span' is of type interval day, which Delta does not have: cast it"),
         ("n AS `Stage ID`", r"column 'Stage ID' has in its name one of .*columnMapping"),
         ("named_struct('a;b', n) AS s", r"column 's\.a;b' has in its name"),
         ("array() AS none", r"column 'none\.element' is of type void"),
         ("'a' COLLATE UTF8_LCASE AS name", r"column 'name' .* COLLATE UTF8_BINARY"),
-        ("part AS N", r"columns 'n' and 'N' have one name"),
+        ("part AS N", r"columns 'n' and 'N' are the same name"),
         ("n AS __spark_purgatory_path", r"has a name that the sink needs"),
     ],
 )
@@ -231,7 +231,7 @@ def test_a_checkpoint_of_another_table_or_sink_is_named_and_its_rows_go_where_th
     wait_until(lambda: (stream.checkpoint / "commits" / "0").exists(), query)
     query.stop()
     sink = RecordAccumulator(path=str(stream.folder / "other"))
-    with pytest.raises(ConfigError, match=r"is that of table .*/table.* this query writes to .*/other"):
+    with pytest.raises(ConfigError, match=r"belongs to table .*/table.* This query writes to .*/other"):
         sink.write_stream(stream.rows(), checkpoint=str(stream.checkpoint))
     accumulator(stream)
     assert stream.run(stream.rows()).numbers() == every(1)
@@ -240,7 +240,7 @@ def test_a_checkpoint_of_another_table_or_sink_is_named_and_its_rows_go_where_th
     writer = stream.rows().writeStream.format("delta").option("checkpointLocation", str(stream.checkpoint))
     writer.trigger(availableNow=True).start(str(stream.folder / "plainly")).awaitTermination()
     for _ in range(2):
-        refused(stream, StagingError, r"is at micro-batch 1, but nothing in it was staged: it is that of another sink")
+        refused(stream, StagingError, r"is at micro-batch 1, but nothing in it was staged: it belongs to another sink")
 
 
 def test_a_claim_that_a_power_loss_has_emptied_lets_no_rows_go_to_another_table(stream: Stream) -> None:

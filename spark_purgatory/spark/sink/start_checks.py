@@ -132,10 +132,10 @@ def _warn_of_others(spark: SparkSession, target: DeltaTarget, checkpoint: str) -
     ]
     if others:
         LOG.warning(
-            f"table {target} was filled by {' and by '.join(others[:MAX_OTHERS])}; checkpoint {checkpoint} is new, so "
-            "its query reads the sources from their beginning, and rows that are in the table come again. To go on, "
-            "start with the other query's checkpoint. If several queries are to fill the table, each from other "
-            "sources, give shares_table=True"
+            f"table {target} was filled by {' and by '.join(others[:MAX_OTHERS])}. Checkpoint {checkpoint} is new: its "
+            "query reads the sources from their beginning and may write rows that the table already has. To go on, "
+            "start with the other query's checkpoint. If several queries fill the table, each from other sources, give "
+            "shares_table=True"
         )
 
 
@@ -183,7 +183,7 @@ def _in_stream(spark: SparkSession, name: str, schema: T.StructType, anyhow: boo
     for known in schema.names:
         if known == name or (not sensitive and known.lower() == name.lower()):
             return known
-    raise ConfigError(f"partition_by={name!r} is no column of the stream; it has {', '.join(schema.names)}")
+    raise ConfigError(f"partition_by={name!r} is not a column of the stream; it has {', '.join(schema.names)}")
 
 
 def _of_table(

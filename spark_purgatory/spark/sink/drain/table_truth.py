@@ -65,7 +65,7 @@ class TableTruth:
             return
         is_there = last_done in drains or not history.is_whole_since(version - 1)
         if history.version < version or not is_there:
-            why = f"its version {version} is to be drain {last_done}, and it is at version {history.version}: it was "
+            why = f"its version {version} should be drain {last_done}, but it is at version {history.version}: it was "
             raise _lost(names, number, f"{why}replaced, is an old copy, or is another table")
         self.check_restore(names, version, history)
 

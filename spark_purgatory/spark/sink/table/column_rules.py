@@ -65,7 +65,7 @@ def _names(kind: T.DataType, path: str, is_mapped: bool) -> Iterator[str]:
     for name, part in within(kind):
         at = f"{path}.{name}" if path else name
         if other := seen.get(name.lower()):
-            yield f"columns {other!r} and {at!r} have one name, for Delta ignores case: rename one"
+            yield f"columns {other!r} and {at!r} are the same name to Delta, which ignores case: rename one"
         seen[name.lower()] = at
         if not is_mapped and any(character in FORBIDDEN_CHARACTERS for character in name):
             yield (
@@ -78,9 +78,9 @@ def _names(kind: T.DataType, path: str, is_mapped: bool) -> Iterator[str]:
 def _types(kind: T.DataType, path: str, collations: bool, is_element: bool = False) -> Iterator[str]:
     """``is_element``: of an array or a map, or inside one."""
     if remedy := REMEDIES.get(type(kind).__name__):
-        yield f"column {path!r} is of type {kind.simpleString()}, which Delta has not: {remedy}"
+        yield f"column {path!r} is of type {kind.simpleString()}, which Delta does not have: {remedy}"
     elif isinstance(kind, T.NullType) and is_element:
-        yield f"column {path!r} is of type void, which Delta takes in no array or map: cast it to the type it is to be"
+        yield f"column {path!r} is of type void, which Delta does not take in an array or a map: cast it"
     elif isinstance(kind, T.StringType) and not collations and kind.collation != "UTF8_BINARY":
         said = f"column {path!r} is of type {kind.simpleString()}, and Delta takes no collation"
         yield f"{said}: write it as COLLATE UTF8_BINARY"

@@ -61,9 +61,8 @@ def claim(spark: SparkSession, checkpoint: str, ours: Claimed, has_filled: Calla
     if claimed and not is_one_table(claimed, ours):
         if not (claimed["id"] == ours["id"] != "" or has_filled()):
             raise ConfigError(
-                f"checkpoint={checkpoint!r} is that of table {_said(claimed)}, and rows may be staged in it that go "
-                f"there; this query writes to {_said(ours)}. Nothing was started. Give each table a checkpoint of its "
-                "own"
+                f"checkpoint={checkpoint!r} belongs to table {_said(claimed)}, for which it may hold staged rows. This "
+                f"query writes to {_said(ours)}. Nothing was started. Give each table a checkpoint of its own"
             )
         LOG.warning("table %s is %s now: the query goes on with it", _said(claimed), _said(ours))
         claimed = ours
@@ -77,8 +76,8 @@ def claim(spark: SparkSession, checkpoint: str, ours: Claimed, has_filled: Calla
     commits = [int(match[1]) for file in files if (match := _COMMIT.search(file))]
     if commits and not has_log:
         raise StagingError(
-            f"checkpoint={checkpoint!r} is at micro-batch {max(commits) + 1}, but nothing in it was staged: it is that "
-            "of another sink, or its folder 'staging' was removed. Nothing was started. Bring the folder back, or "
+            f"checkpoint={checkpoint!r} is at micro-batch {max(commits) + 1}, but nothing in it was staged: it belongs "
+            "to another sink, or its folder 'staging' was removed. Nothing was started. Bring the folder back, or "
             f"{START_OVER}"
         )
     if not claimed:
