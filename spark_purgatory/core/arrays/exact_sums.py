@@ -10,16 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from spark_purgatory.core.arrays.numbers import (
-    UNREACHED,
-    Floats,
-    Numbers,
-    addends,
-    is_double,
-    is_wide,
-    or_zero,
-    wide_of,
-)
+from spark_purgatory.core.arrays import numbers
+from spark_purgatory.core.arrays.numbers import UNREACHED, Floats, Numbers, addends, is_double, is_wide, or_zero
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 
 LIMB_BITS = 32
@@ -90,7 +82,7 @@ class ExactSums:
         """Sums of units, (n,), of 16 bytes each; `UNREACHED` where those do not hold them."""
         first, *limbs = _carried(self.limbs)
         high, low = ((limbs[i] << LIMB_BITS) | limbs[i + 1] for i in (0, 2))
-        return np.where((first == 0) & (high >= 0), wide_of(low, high), UNREACHED)
+        return np.where((first == 0) & (high >= 0), numbers.wide_of(low, high), UNREACHED)
 
     def at_least(self, need: Numbers) -> Bools:
         """True where a sum reaches its ``need``, (n,) bool."""

@@ -11,15 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_purgatory.core.arrays.numbers import (
-    Floats,
-    Numbers,
-    as_decimals,
-    constant,
-    counts_as_decimals,
-    is_double,
-    units_up,
-)
+from spark_purgatory.core.arrays import numbers
+from spark_purgatory.core.arrays.numbers import Floats, Numbers, constant, is_double, units_up
 from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.arrays.times import MAX_TIME_US, MIN_TIME_US, saturating_add
 from spark_purgatory.core.engine.evaluation import TRAITS, EvaluationResult, Progress, evaluate, totals
@@ -142,8 +135,8 @@ class Resolver:
         if scale is None:  # Units that are not added up are not read.
             progress = Progress(*map(pa.array, (*floats, *(each if is_double(each) else floats[0] for each in sums))))
         else:
-            counted = (counts_as_decimals(each, scale) for each in floats)
-            progress = Progress(*counted, *(as_decimals(each, scale) for each in sums))
+            counted = (numbers.counts_as_decimals(each, scale) for each in floats)
+            progress = Progress(*counted, *(numbers.as_decimals(each, scale) for each in sums))
         rule = pa.array(inputs.rule)
         reached = pc.choose(rule, *(traits.reached(progress) for traits in TRAITS.values()))
         return reached, pc.choose(rule, *(traits.needed(progress) for traits in TRAITS.values()))

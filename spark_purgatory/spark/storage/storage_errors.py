@@ -14,7 +14,6 @@ from spark_purgatory.errors import (
     StateError,
     StateUnreadableError,
     StorageError,
-    cause_of,
     is_interruption,
     own_error,
     sentence_of,
@@ -30,7 +29,6 @@ except ModuleNotFoundError:  # pyspark-client speaks Spark Connect alone, and br
 SPARK_FAULTS: tuple[type[Exception], ...] = (PySparkException, *JAVA_FAULTS)
 """`JAVA_FAULTS` where a file system's own exception comes through."""
 WRITE_FAULTS: tuple[type[Exception], ...] = (*SPARK_FAULTS, OSError)
-_OF_TABLE = re.compile(r"DELTA_|CAST_OVERFLOW_IN_TABLE_INSERT|EXCEED_LIMIT_LENGTH|NOT_NULL_ASSERT_VIOLATION")
 _NO_CLASS = r"\b(?:ClassNotFoundException|NoClassDefFoundError|NoSuchMethodError|UnsupportedFileSystemException)\b"
 _OUT_OF_REACH = re.compile(
     _NO_CLASS
@@ -73,11 +71,6 @@ def without_reach(error: BaseException) -> str | None:
         "give the session what its storage needs: jars (spark.jars.packages), settings, permissions, the network. "
         "Nothing says that what is stored is damaged: keep it"
     )
-
-
-def is_of_table(error: BaseException) -> bool:
-    """Return True if the table did not take a row; all else may be of the stream that computes the rows."""
-    return _OF_TABLE.match(cause_of(error).condition or "") is not None
 
 
 def read_fault(error: BaseException) -> str | None:
