@@ -171,7 +171,11 @@ def test_names_are_read_as_the_history_has_them() -> None:
     assert renames("`p.q`.a", "`p.q`.z.z") == [Change(("p.q", "a"), ("p.q", "z.z"))]
     assert renames("s.o p", "s.`q.r`") == [Change(("s", "o p"), ("s", "q.r"))]
     assert renames("s p.`t.u`.a", "s p.`t.u`.b") == [Change(("s p", "t.u", "a"), ("s p", "t.u", "b"))]
-    assert renames("größe.`t.u`.a", "`größe`.`t.u`.`b b`") == [Change(("größe", "t.u", "a"), ("größe", "t.u", "b b"))]
+    assert renames("größe.`t.u`.a", "größe.`t.u`.b b") == [Change(("größe", "t.u", "a"), ("größe", "t.u", "b b"))]
+    assert renames("`s.p`.in s.`s.p`", "`s.p`.in s.`x.y`z`") == [
+        Change(("s.p", "in s", "s.p"), ("s.p", "in s", "x.y`z"))
+    ]
+    assert renames("s.`x.y`z`.a", "s.`x.y`z`.b") == [Change(("s", "x.y`z", "a"), ("s", "x.y`z", "b"))]
     assert renames("ti`ck.a", "ti`ck.b") == [Change(("ti`ck", "a"), ("ti`ck", "b"))]
     assert renames("id", "the id") == [Change(("id",), ("the id",))]
     assert changes_of(*dropped("s.`b.c`")) == [Change(old=("s", "b.c"))]

@@ -27,7 +27,6 @@ from pyspark.sql import types as T
 
 from spark_purgatory.spark.nested import within
 from spark_purgatory.spark.sink.table.history import NO_VERSION, History, TableVersion
-from spark_purgatory.spark.sink.table.table_place import name_parts
 from spark_purgatory.spark.storage.storage_access import back_ticked
 
 Path = tuple[str, ...]
@@ -153,18 +152,22 @@ def changes_of(operation: str, parameters: Mapping[str, Any]) -> list[Change]:
 
 def _changes_of(operation: str, parameters: Mapping[str, Any]) -> list[Change]:
     if operation == "RENAME COLUMN":
-        old = name_parts(parameters["oldColumnPath"])
-        # Delta puts parts with dots in back-ticks, or as the statement has them.
-        parents = "".join(rf"(?:{re.escape(part)}|{re.escape(back_ticked(part))})\." for part in old[:-1])
+        old = _parts(parameters["oldColumnPath"])
+        parents = "".join(f"`?{re.escape(part)}`?[.]" for part in old[:-1])
         name = re.sub(f"^{parents}", "", parameters["newColumnPath"])
-        name = name_parts(name)[0] if name.startswith("`") else name
-        return [Change((*old,), (*old[:-1], name))]
+        name = name[1:-1] if name.startswith("`") else name
+        return [Change(old, (*old[:-1], name))]
     if operation == "DROP COLUMNS":
-        return [Change(old=(*name_parts(name),)) for name in json.loads(parameters["columns"])]
+        return [Change(old=_parts(name)) for name in json.loads(parameters["columns"])]
     if operation == "ADD COLUMNS":
-        return [Change(new=(*name_parts(one["column"]["name"]),)) for one in json.loads(parameters["columns"])]
+        return [Change(new=_parts(one["column"]["name"])) for one in json.loads(parameters["columns"])]
     is_new = "REPLACE" in operation or parameters.get("canOverwriteSchema") == "true"
     return [ALL_NEW] if is_new else []
+
+
+def _parts(path: str) -> Path:
+    """The parts of a path as the history has it: in back-ticks where they have a dot, and no back-tick is doubled."""
+    return tuple(dotted or plain for dotted, plain in re.findall(r"`(.+?)`(?=[.]|$)|([^.]+)", path))
 
 
 def moved(before: T.StructType, after: T.StructType) -> dict[str, str]:

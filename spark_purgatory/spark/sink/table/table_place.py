@@ -16,7 +16,7 @@ from spark_purgatory.spark.storage.storage_access import absolute, back_ticked
 SESSION_CATALOG = "spark_catalog"
 OF_DELTA = ("_delta_log", "_change_data", "_delta_index")
 """Folders in a table's folder that are Delta's own."""
-_NAME_PART = re.compile(r"`(?:[^`]|``)*`(?=\.|$)|[^.]+")
+_NAME_PART = re.compile(r"`(?:[^`]|``)*`|[^.`]+")
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
