@@ -134,14 +134,13 @@ def _session(request: DoctorRequest, settings: Mapping[str, str]) -> SparkSessio
         try:
             address = urlsplit(request.remote.partition(";")[0])
             place = address.hostname or "", address.port or CONNECT_PORT
-        except ValueError:  # Its text has parts of the address.
-            return Finding("Spark Connect", "the address cannot be read", remedy)
-        server = "sc://{}:{}".format(*place)  # What else an address has may be a login or a token.
-        try:
+            server = "sc://{}:{}".format(*place)  # What else an address has may be a login or a token.
             # Spark's own client tries again for ten minutes.
             socket.create_connection(place, CONNECT_SECONDS).close()
-        except (OSError, ValueError) as error:
+        except OSError as error:
             return Finding("Spark Connect", f"{server}: {error}", remedy)
+        except ValueError:  # Its text has parts of the address.
+            return Finding("Spark Connect", "the address cannot be read", remedy)
         try:
             spark = SparkSession.builder.remote(request.remote).config(map=dict(settings)).getOrCreate()
             _ = spark.version

@@ -41,10 +41,7 @@ def state_tally(spark: SparkSession, checkpoint: str) -> JobTally | None:
 def _tallies(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """For ``mapInArrow``: a row of counts for every shard, counted in the workers."""
     for batch in batches:
-        rows = [_tally_of(state.blob())._asdict() for state in states_in(batch)]
+        engines = (inspect(state.blob())[0] for state in states_in(batch))
+        counted = (JobTally(e.outcomes.tally.received, e.outcomes.tally.decided(), e.pending) for e in engines)
+        rows = [tally._asdict() for tally in counted]
         yield pa.RecordBatch.from_pylist(rows, pa.schema([(name, pa.int64()) for name in JobTally._fields]))
-
-
-def _tally_of(blob: bytes) -> JobTally:
-    engine, _ = inspect(blob)
-    return JobTally(engine.outcomes.tally.received, engine.outcomes.tally.decided(), engine.pending)

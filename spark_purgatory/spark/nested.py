@@ -41,8 +41,8 @@ def by_name(held: T.StructType, wanted: T.StructType, get: Callable[[str], Colum
     kinds = {field.name.lower(): field for field in held.fields}
     columns = []
     for field in wanted.fields:
-        column = F.lit(None).cast(field.dataType)
-        if (mine := kinds.get(field.name.lower())) is not None:
+        mine, column = kinds.get(field.name.lower()), F.lit(None).cast(field.dataType)
+        if mine is not None:
             column = _conformed(get(mine.name), mine.dataType, field.dataType)
         columns.append(column.alias(field.name))
     return columns

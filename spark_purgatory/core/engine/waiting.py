@@ -59,11 +59,6 @@ class Waiting:
     def __len__(self) -> int:
         return len(self._rows)
 
-    @property
-    def has_events(self) -> bool:
-        """True if there is a column ``events``."""
-        return self._engine.spec.evidence is not None
-
     def payload(self) -> pa.StructArray:
         """The operations' own columns, by position."""
         return self._engine.rows.payload.take(self._rows)

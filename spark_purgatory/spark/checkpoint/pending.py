@@ -127,7 +127,7 @@ def waiting_rows(
     def column(at: int, name: str, kind: pa.DataType) -> pa.Array:
         if name not in added:
             return conform(payload.field(at), kind) if at >= 0 else pa.nulls(len(payload), kind)
-        has_none = added[name] == "events" and not waiting.has_events
+        has_none = added[name] == "events" and engine.spec.evidence is None
         return pa.nulls(len(waiting), kind) if has_none else conform(waiting.column(added[name]), kind)
 
     columns = [column(at, field.name, field.type) for at, field in zip(order, schema, strict=True)]

@@ -122,11 +122,7 @@ class Run:
 
     def batch_path(self, epoch: int, batch_id: int) -> str:
         """The one folder of a micro-batch in an epoch, below the staging folder: no other run writes there."""
-        return f"{epoch_path(epoch)}/{self.batch_name(batch_id)}"
-
-    def batch_name(self, batch_id: int) -> str:
-        """Name of a micro-batch's folder, and of its record."""
-        return f"batch={batch_id:020d}-{self.number:06d}-{self.id}"
+        return f"{epoch_path(epoch)}/batch={batch_id:020d}-{self.number:06d}-{self.id}"
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ class Rules:
 
 def rules_of(schema: T.StructType, options: SinkOptions, partition_by: Sequence[str]) -> Rules:
     """The rules for rows of a schema."""
-    row_bytes = _row_bytes(schema)
+    sizes = [size for field in schema.fields if (size := _size_of(field)) is not None]
+    row_bytes = reduce(Column.__add__, sizes, F.lit(8 * len(schema.fields)))
     acceptable = _acceptable(schema, row_bytes, options, partition_by)
     names = hash_names(schema.names)
     # One step for the check and the hashes, not one each: every step is analysed anew in every micro-batch.
@@ -285,11 +286,6 @@ def _read(spark: SparkSession, folder: str, schema: T.StructType, pieces: Collec
     # Names of files are unique: Spark puts a uuid in them.
     wanted = {f"{_file_name(piece)}/{piece.partition}" for piece in pieces}
     return rows.where(F.concat("_metadata.file_name", F.lit("/"), F.coalesce(names.partition, F.lit(""))).isin(wanted))
-
-
-def _row_bytes(schema: T.StructType) -> Column:
-    sizes = [_size_of(field) for field in schema.fields]
-    return reduce(Column.__add__, [size for size in sizes if size is not None], F.lit(8 * len(sizes)))
 
 
 def _acceptable(schema: T.StructType, row_bytes: Column, options: SinkOptions, partition_by: Sequence[str]) -> Column:

@@ -145,22 +145,17 @@ def changes_since(version: int, history: History) -> list[Change]:
 def changes_of(operation: str, parameters: Mapping[str, Any]) -> list[Change]:
     """The changes that one version of a table made, as its history has them. UnknownColumnsError if it lacks them."""
     try:
-        return _changes_of(operation, parameters)
+        if operation == "RENAME COLUMN":
+            old = _parts(parameters["oldColumnPath"])
+            parents = "".join(f"`?{re.escape(part)}`?[.]" for part in old[:-1])
+            name = re.sub(f"^{parents}", "", parameters["newColumnPath"])
+            return [Change(old, (*old[:-1], name[1:-1] if name.startswith("`") else name))]
+        if operation == "DROP COLUMNS":
+            return [Change(old=_parts(name)) for name in json.loads(parameters["columns"])]
+        if operation == "ADD COLUMNS":
+            return [Change(new=_parts(one["column"]["name"])) for one in json.loads(parameters["columns"])]
     except (KeyError, TypeError, ValueError, IndexError):
         raise UnknownColumnsError from None
-
-
-def _changes_of(operation: str, parameters: Mapping[str, Any]) -> list[Change]:
-    if operation == "RENAME COLUMN":
-        old = _parts(parameters["oldColumnPath"])
-        parents = "".join(f"`?{re.escape(part)}`?[.]" for part in old[:-1])
-        name = re.sub(f"^{parents}", "", parameters["newColumnPath"])
-        name = name[1:-1] if name.startswith("`") else name
-        return [Change(old, (*old[:-1], name))]
-    if operation == "DROP COLUMNS":
-        return [Change(old=_parts(name)) for name in json.loads(parameters["columns"])]
-    if operation == "ADD COLUMNS":
-        return [Change(new=_parts(one["column"]["name"])) for one in json.loads(parameters["columns"])]
     is_new = "REPLACE" in operation or parameters.get("canOverwriteSchema") == "true"
     return [ALL_NEW] if is_new else []
 

@@ -28,8 +28,8 @@ def resolved(spark: SparkSession, options: SinkOptions) -> SinkOptions:
     if options.path:
         return replace(options, path=absolute(spark, options.path))
     parts = name_parts(str(options.table))
-    is_catalog = parts[0] == SESSION_CATALOG or spark.conf.get(f"spark.sql.catalog.{parts[0]}", None) is not None
-    if len(parts) < 3 and not (len(parts) == 2 and is_catalog):
+    catalog = parts[0] if len(parts) == 2 else ""
+    if len(parts) < 3 and not (catalog == SESSION_CATALOG or spark.conf.get(f"spark.sql.catalog.{catalog}", None)):
         namespace = name_parts(spark.catalog.currentDatabase()) if len(parts) == 1 else []
         parts = [spark.catalog.currentCatalog(), *namespace, *parts]
     return replace(options, table=sql_name(*parts))
@@ -62,8 +62,8 @@ def place_of_name(spark: SparkSession, table: str) -> str | None:
         return None
     if not re.fullmatch(r"\w+", name, re.ASCII):
         raise ConfigError(
-            f"table={table!r}: catalog {SESSION_CATALOG} makes no table of such a name, only of letters from a to z, "
-            "digits and _. Nothing was started. Give another name, or a path"
+            f"table={table!r}: {SESSION_CATALOG} makes no table of such a name, only of letters from a to z, digits "
+            "and _. Nothing was started. Give another name, or a path"
         )
     try:
         facts = {row[0]: row[1] for row in spark.sql(f"DESCRIBE DATABASE {schema}").collect()}
