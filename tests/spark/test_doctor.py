@@ -286,9 +286,9 @@ def test_a_table_with_its_checkpoint_is_right_until_it_forgets_or_is_replaced(
     for damaged in (b'{"path": "/l', b'["path"]', b'{"path": 1, "other": 2}'):
         rewrite(claim, damaged)
         found = by_name(spark_findings(spark, DoctorRequest(checkpoint=checkpoint)))
-        assert "staging/table is to name the table" in found["table of the checkpoint"].found
+        assert "staging/table should name the table" in found["table of the checkpoint"].found
         assert found["table of the checkpoint"].remedy.startswith("bring back the checkpoint's folder `staging`")
-        with pytest.raises(StagingError, match=r"is to name the table of the checkpoint and is damaged: '."):
+        with pytest.raises(StagingError, match=r"should name the table of the checkpoint but is damaged: '."):
             stream.sink.read(spark, staged=True, checkpoint=checkpoint)
     rewrite(claim, whole)
 

@@ -161,9 +161,9 @@ def test_a_place_where_no_table_can_be_made_is_named(stream: Stream) -> None:
     plain, file = stream.folder / "plain", stream.folder / "file"
     stream.spark.range(1).write.parquet(str(plain))
     file.touch()
-    refused(stream, ConfigError, r"there are \d files and no Delta table", path=str(plain))
+    refused(stream, ConfigError, r"which has \d files and no Delta table", path=str(plain))
     assert not (plain / "_delta_log").exists()
-    refused(stream, ConfigError, r"there are 1 files and no Delta table", path=str(file))
+    refused(stream, ConfigError, r"which has 1 files and no Delta table", path=str(file))
     refused(stream, StorageError, r"cannot be made in .*/file/below: .*", path=str(file / "below"))
     refused(stream, StorageError, r"cannot be read: .*No FileSystem for scheme", path="nowhere://lake/table")
     refused(stream, StorageError, r"cannot be read: .*S3AFileSystem", path="s3a://lake/table")
@@ -178,11 +178,11 @@ def test_a_name_under_which_no_table_can_be_made_is_named(stream: Stream) -> Non
     refused(stream, ConfigError, r"table a_view is a view", table="a_view")
     spark.sql("DROP VIEW a_view")
     spark.range(1).write.mode("overwrite").saveAsTable("in_parquet", format="parquet")
-    refused(stream, ConfigError, r"is no Delta table", table="in_parquet")
+    refused(stream, ConfigError, r"is not a Delta table", table="in_parquet")
     spark.sql("DROP TABLE in_parquet")
     warehouse = Path(spark.conf.get("spark.sql.warehouse.dir").removeprefix("file:"))
     spark.range(1).write.parquet(str(warehouse / "left_over"))
-    refused(stream, ConfigError, r"where there are \d files and no Delta table", table="left_over")
+    refused(stream, ConfigError, r"which has \d files and no Delta table", table="left_over")
 
 
 def test_nothing_is_seen_of_a_table_before_its_first_drain(stream: Stream) -> None:
@@ -250,7 +250,9 @@ def test_a_claim_that_a_power_loss_has_emptied_lets_no_rows_go_to_another_table(
     for path in (stream.checkpoint / "staging" / "table").glob("*part-*"):
         path.unlink() if path.suffix == ".crc" else path.write_bytes(b"")
     for name in ("other", "table"):
-        with pytest.raises(StagingError, match=r"staging/table is to name the table .* is empty, .*remove that folder"):
+        with pytest.raises(
+            StagingError, match=r"staging/table should name the table .* is empty, .*remove that folder"
+        ):
             RecordAccumulator(path=str(stream.folder / name)).write_stream(
                 stream.rows(), checkpoint=str(stream.checkpoint)
             )

@@ -125,7 +125,7 @@ def test_a_table_by_its_short_name_is_the_same_after_use(
     stream.sink = RecordAccumulator(table="mt")
     with caplog.at_level(logging.WARNING):
         assert stream.run(stream.rows()).numbers() == every(1), "the accumulator reads the table that it writes"
-    assert "table='mt' goes on to be spark_catalog.one.mt" in caplog.text
+    assert "table='mt' still means spark_catalog.one.mt" in caplog.text
     assert stream.spark.table("one.mt").count() == 10 and stream.spark.table("two.mt").count() == 0
     for name in ("one.mt", "spark_catalog.one.mt", "`one`.`MT`"):
         stream.add(1).sink = RecordAccumulator(table=name)

@@ -320,15 +320,15 @@ def _check_place(spark: SparkSession, target: DeltaTarget, place: str | None, wa
         files = spark.read.option("recursiveFileLookup", "true").text(literal(place)).inputFiles() if there else []
         if files and was_begun and target.table:  # Delta makes a table by name in an empty folder only.
             raise ConfigError(
-                f"table {target} is to be made in {place}, where there are {len(files):,} files that the first drain "
-                "left when it was killed. Nothing was started. Remove the folder and start again: the rows in it were "
-                "not delivered, and come with that drain"
+                f"table {target} would be made in {place}, which has {len(files):,} files that the first drain left "
+                "when it was killed. Nothing was started. Remove the folder and start again: the rows in it were not "
+                "delivered, and that drain brings them"
             )
         if files and not was_begun:
             raise ConfigError(
-                f"table {target} is to be made in {place}, where there are {len(files):,} files and no Delta table. "
-                "Nothing was started. Give a folder that is empty or not there. If another query was killed in its "
-                "first drain there, the files are what that left: start with its checkpoint, or remove them"
+                f"table {target} would be made in {place}, which has {len(files):,} files and no Delta table. "
+                "Nothing was started. Give a folder that is empty or does not exist. If another query was killed in "
+                "its first drain there, it left the files: start with its checkpoint, or remove them"
             )
         write_nothing(spark, place, "append")
     except SPARK_FAULTS as error:

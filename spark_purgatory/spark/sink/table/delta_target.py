@@ -222,12 +222,12 @@ class DeltaTarget:
         except AnalysisException as error:
             if not (error.getCondition() or "").startswith("EXPECT_TABLE_NOT_VIEW"):
                 raise
-            raise ConfigError(f"table {self} is a view: give the name of a table, or of none yet") from None
+            raise ConfigError(f"table {self} is a view: name a table, or one that does not exist yet") from None
         self.has_folder = row is not None
         if row is None or row["format"] == "delta":
             return row
         if self.table:
-            raise ConfigError(f"table {self} is no Delta table: give the name of one, or of none yet")
+            raise ConfigError(f"table {self} is not a Delta table: name one, or a table that does not exist yet")
         return None
 
     def _is_known(self, spark: SparkSession) -> bool:
@@ -236,8 +236,8 @@ class DeltaTarget:
             return spark.catalog.tableExists(str(self.table))
         except AnalysisException as error:
             raise ConfigError(
-                f"table={self.table!r} is no table's name ({error.getCondition()}). Write catalog.schema.table, in "
-                "back-ticks the parts with other characters than letters, digits and _"
+                f"table={self.table!r} is not the name of a table ({error.getCondition()}). Write "
+                "catalog.schema.table, with back-ticks around a part that has more than letters a to z, digits and _"
             ) from None
 
     def check_columns(self, spark: SparkSession, there: T.StructType, staged: T.StructType) -> None:
@@ -258,9 +258,9 @@ class DeltaTarget:
             has = f"only {known_names} of the {len(staged.fields)} columns" if known_names else "no column"
             raise SchemaMismatchError(
                 f"table {self} has {has} of the stream: it looks like another table. It has {_listed(there.names)}; it "
-                f"lacks {_listed(strange)}. Nothing was written; rows that are staged already wait. Give the name of "
-                "the stream's own table, or of none yet, which the first drain makes. If it is the one, add the "
-                f"columns to it, or set {AUTO_MERGE}=true, and start again"
+                f"lacks {_listed(strange)}. Nothing was written; rows that are staged already wait. Name the "
+                "stream's own table, or one that does not exist yet, which the first drain makes. If it is the right "
+                f"table, add the columns to it, or set {AUTO_MERGE}=true, and start again"
             )
         faults = []
         if strange:

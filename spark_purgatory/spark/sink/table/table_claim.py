@@ -69,8 +69,8 @@ def claim(spark: SparkSession, checkpoint: str, ours: Claimed, has_filled: Calla
         _write(spark, checkpoint, ours, "overwrite")
     if not claimed and has_log and not has_filled():
         raise StagingError(
-            f"{claim_path(checkpoint)} is to name the table of the checkpoint and is empty, as a power loss leaves it. "
-            f"Nothing was started. If {_said(ours)} is the table that the query has always written to, remove that "
+            f"{claim_path(checkpoint)} should name the table of the checkpoint but is empty, as a power loss leaves it."
+            f" Nothing was started. If {_said(ours)} is the table that the query has always written to, remove that "
             "folder and start again"
         )
     commits = [int(match[1]) for file in files if (match := _COMMIT.search(file))]
@@ -85,7 +85,7 @@ def claim(spark: SparkSession, checkpoint: str, ours: Claimed, has_filled: Calla
         return ours, True
     kind = "path" if "path" in ours else "table"
     if claimed["given"] == ours["given"] and claimed[kind] != ours[kind]:
-        said = "%s=%r goes on to be %s, as it was when the query was made; the session would take it for %s now"
+        said = "%s=%r still means %s, as when the query was made; in this session it would be %s now"
         LOG.warning(said, kind, ours["given"], claimed[kind], ours[kind])
     return claimed, True
 
@@ -116,7 +116,7 @@ def _claimed(spark: SparkSession, checkpoint: str, binds: bool = True) -> Claime
         if not binds:
             return {}
         raise StagingError(
-            f"{claim_path(checkpoint)} is to name the table of the checkpoint and is damaged: "
+            f"{claim_path(checkpoint)} should name the table of the checkpoint but is damaged: "
             f"{rows[0]['value'][:MAX_SAID]!r}. Bring its file back from a copy, or {START_OVER}"
         )
     return claimed

@@ -83,7 +83,7 @@ def check_outside(spark: SparkSession, checkpoint: str, folder: str, must_be_emp
     first = (inside or "").partition("/")[0]
     if inside is not None and must_be_empty:
         raise ConfigError(
-            f"checkpoint={checkpoint!r} lies in the folder {folder!r}, in which the table is to be made, and Delta "
+            f"checkpoint={checkpoint!r} lies in the folder {folder!r}, in which the table would be made, and Delta "
             "makes a table by name in an empty folder only: name a folder outside"
         )
     if inside is not None and (not first.startswith("_") or first in OF_DELTA or "=" in first):
