@@ -105,6 +105,14 @@ def test_two_instants_of_a_repeated_hour_are_two_events_and_two_partitions(spark
         ]
 
 
+def test_no_scope_is_another_one_than_every_text(spark: SparkSession) -> None:
+    rows = rows_of(spark, "('none', 'k')", "('null', 'k')", "('empty', 'k')")
+    rows = rows.withColumn("place", F.expr("case id when 'none' then null when 'null' then 'null' else '' end"))
+    for name in ("none", "null", "empty"):
+        outcomes = replace(PURGATORY, scope="place").resolve(rows, rows.where(f"id = '{name}'"))
+        assert [id for id, status, _ in decided(outcomes) if status == "COMPLETED"] == [name]
+
+
 def test_levels_at_instants_of_a_repeated_hour_are_two_levels(spark: SparkSession) -> None:
     made = replace(
         PURGATORY,

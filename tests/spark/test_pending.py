@@ -31,6 +31,7 @@ from spark_purgatory.config.purgatory_options import LOG_HOST
 from spark_purgatory.doctor.checkpoint import checkpoint_findings
 from spark_purgatory.errors import ConfigError, StateUnreadableError
 from spark_purgatory.job.show_pending import PendingRequest, show_pending
+from spark_purgatory.spark.checkpoint.shard_states import _of_log_host
 from spark_purgatory.spark.storage.spark_access import settings
 from spark_purgatory.spark.storage.storage_access import absolute
 from spark_purgatory.terminal import terminal
@@ -161,6 +162,20 @@ def test_past_micro_batches_are_read_and_those_that_are_gone_are_named(spark: Sp
 
 
 @pytest.mark.long
+def test_the_log_of_a_shard_is_read_in_its_order_though_the_store_gives_it_in_another(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Nothing promises an order of a map's entries; here the last comes first."""
+    rows = spark.range(2, -1, -1, 1).selectExpr(
+        "struct(7 as shard) as key",
+        "struct(id as entry) as user_map_key",
+        "struct(cast(string(id) as binary) as blob) as value",
+    )
+    rows.withColumn("user_map_value", F.col("value")).write.parquet(str(tmp_path / "log"))
+    whole, _ = _of_log_host(spark.read.format("parquet"), str(tmp_path / "log"))
+    assert {tuple(map(bytes, row.log)) for row in whole.collect()} == {(b"0", b"1", b"2")}
+
+
 def test_a_checkpoint_whose_name_has_wildcards_is_read_as_it_is_and_no_other(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -59,6 +59,8 @@ def test_a_transaction_takes_the_full_batches_behind_the_first_that_fit_and_chan
     seen = [numbers(accumulator.peek(["x", "y"], AMPLE, 0, everything)) for everything in (False, True, False)]
     assert seen == [[0, 4, 1, 2], [0, 4, 1, 2, 3, 5], [0, 4, 1, 2]]
     assert numbers(accumulator.peek(["x"], 179, 0)) == [0] and numbers(accumulator.peek(["x"], 180, 0)) == [0, 1]
+    passed_over = numbers(accumulator.peek(["x", "y"], 225, 0, everything=True))
+    assert passed_over == [0, 4, 5], "the 80 bytes that do not fit take no room from what is behind them"
     assert numbers(accumulator.drain(["x", "y"], AMPLE, 0)) == [0, 4] and not accumulator.peek([], AMPLE, 0)
     assert numbers(accumulator.peek(["x", "y"], AMPLE, 0)) == [5, 1, 2], "the round goes on where it stood"
 

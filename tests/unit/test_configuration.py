@@ -194,6 +194,13 @@ def test_a_number_that_is_too_large_is_refused_by_name(declared: type, name: str
             declared(**{**SMALLEST_OPTIONS[declared], name: value})
 
 
+@pytest.mark.parametrize(("declared", "name"), replaceable(), ids=lambda part: getattr(part, "__name__", part))
+def test_true_is_no_number(declared: type, name: str) -> None:
+    if options_of(declared)[name].kind is int:
+        with pytest.raises(ConfigError, match=rf"^{name}=True must be "):
+            declared(**{**SMALLEST_OPTIONS[declared], name: True})
+
+
 def test_a_number_that_is_too_large_is_refused_in_a_file_too() -> None:
     changes = [f"purgatory.{name}={10**20}" for name in ("max_evidence", "max_pending_per_shard", "shards")]
     with pytest.raises(JobConfigError) as refused:

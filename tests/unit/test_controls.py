@@ -61,6 +61,7 @@ FATES = [
     (criteria.all_keys(), "ab", "complete:a:11 fail:a:12 complete:b:13", ("COMPLETED", 13, 2, "")),
     (QUORUM, "abc", "fail:a:12 complete:b:13 complete:c:14", ("COMPLETED", 14, 2, "a")),
     (QUORUM, "abc", "fail:a:12 fail:b:13 complete:c:14", ("FAILED", 13, 0, "abc")),
+    (QUORUM, "ab", "complete:a:11 fail:a:12 complete:b:13", ("COMPLETED", 13, 2, "")),
     (criteria.quorum(3), "ab", "complete:a:11 fail:a:12", ("FAILED", 12, 1, "b")),
     (criteria.count(2), "ab", "complete:a:11 fail:a:12 complete:a:13 complete:b:14", ("COMPLETED", 14, 2, None)),
     (criteria.count(3), "ab", "complete:a:11 fail:a:12 fail:b:13", ("FAILED", 13, 1, None)),
@@ -243,6 +244,7 @@ DELIVERED = [
     (criteria.any_key(), "ab", "x:a:12 x:b:12", ("COMPLETED", 12, 1, "")),
     (SUM, "ab", "x:a:12:1 x:b:12:2 y:b:13:2", ("COMPLETED", 13, 2, None)),
     (SUM, "ab", "x:a:12:1 x:b:12:2 y:b:13:1", ("EXPIRED", 20, 2, None)),
+    (SUM, "ab", "x:a:12:2 x:b:12:1 y:b:13:1", ("EXPIRED", 20, 2, None)),
     (COUNT, "a", "x:a:12@o x:a:13 x:a:14@o y:a:15@o y:a:16@o", ("EXPIRED", 20, 2, None)),
     (COUNT, "a", "x:a:12@o x:a:13 y:a:15@o z:a:16@o z:a:17", ("COMPLETED", 16, 3, None)),
 ]

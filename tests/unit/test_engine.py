@@ -808,6 +808,17 @@ def test_the_level_of_a_key_outlives_the_events_that_are_forgotten() -> None:
     assert [written(outcome) for outcome in left] == ["o COMPLETED 200000"]
 
 
+def test_a_level_that_an_event_reached_for_one_operation_outlives_the_events_that_are_forgotten() -> None:
+    shards = Shards(EngineSpec(criteria.level(7), operation_ids=True))
+    shards.step([], [ev(time=100, value=7.0, operation_id="o")], 0)
+    for turn in range(1, 5):
+        others = [ev("z", turn * 10_000 + i, value=i / 1000, operation_id="x") for i in range(600)]
+        shards.step([], others, turn * 10)
+    assert sum(map(len, engine_of(shards).events.controls.logs.values())) < 4 * 600
+    left = shards.step([op(created=200_000, deadline=300_000)], [], 90)
+    assert [written(outcome) for outcome in left] == ["o COMPLETED 200000"]
+
+
 @both
 @pytest.mark.parametrize("criterion", [criteria.any_key(), criteria.count(2)], ids=["any_key", "count"])
 def test_state_stays_as_large_as_what_waits_while_operations_come_and_go(

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +22,8 @@ from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.criteria import ByRow
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 from spark_purgatory.core.state.blob import read_blob
+from spark_purgatory.core.state.step_log import ShardState
+from spark_purgatory.spark.move import survey
 from tests.support.engine_driver import Shards
 from tests.support.moves import moved, numbered
 
@@ -271,6 +273,16 @@ def golden_lines() -> list[str]:
             lines.append(json.dumps({"query": stream, "table": name, "types": types}))
             lines += [json.dumps(row, default=str) for row in table.to_pylist()]
     return lines
+
+
+def test_the_watermark_of_a_checkpoint_is_that_of_the_shard_that_was_called_last() -> None:
+    blobs = []
+    for watermark_ms in (3, 9, 5):
+        shards = Shards(EARLY)
+        shards.step([op("o")], [], watermark_ms)
+        blobs += shards.blobs
+    told_of = [survey.ShardFacts(**each) for blob in blobs for each in survey._facts(None, ShardState(blob))]
+    assert survey.Survey(cast("Any", None), told_of).watermark_ms == 9
 
 
 def test_tables_are_written_as_the_golden_export_has_them() -> None:

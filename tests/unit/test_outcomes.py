@@ -1,16 +1,18 @@
-"""Outcomes on their way to Spark: what a micro-batch ships, and that its columns arrive under their names."""
+"""Between Spark and a shard: what a micro-batch brings and ships, and that columns arrive under their names."""
 
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 
 from spark_purgatory.core.engine.event_time_purgatory import EventTimePurgatory
 from spark_purgatory.core.engine.outcomes import ORPHAN_FIELDS, OUTCOME_FIELDS
 from spark_purgatory.core.spec import criteria
 from spark_purgatory.core.spec.arrivals import read_events, read_operations
 from spark_purgatory.core.spec.engine_spec import EngineSpec
-from spark_purgatory.spark.host.calls import packed
-from spark_purgatory.spark.host.exchange import unpacker
+from spark_purgatory.errors import LimitError
+from spark_purgatory.spark.host.calls import Broadcast, packed, step_of
+from spark_purgatory.spark.host.exchange import EVENTS, OPERATIONS, unpacker
 from tests.support.engine_driver import END_MS, events_table, operations_table
 from tests.support.operations import ev, op
 
@@ -48,3 +50,10 @@ def test_orphans_that_are_decided_before_an_operation_do_not_move_its_columns() 
         ("o", 7, "EXPIRED", 10),
         (None, None, "ORPHAN", None),
     ]
+
+
+def test_the_events_that_a_shard_is_sent_are_limited_together_and_its_operations_are_not() -> None:
+    rows = [(OPERATIONS, bytes(500)), *[(EVENTS, bytes(40))] * 3]
+    assert step_of(rows, 0, Broadcast(3, max_bytes=120)).size == 620
+    with pytest.raises(LimitError, match="max_broadcast_bytes is 119 and the events of one micro-batch have 120 or"):
+        step_of(rows, 0, Broadcast(3, max_bytes=119))

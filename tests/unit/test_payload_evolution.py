@@ -540,6 +540,10 @@ def test_columns_of_several_shards_are_merged_into_the_widest() -> None:
             batch = pa.record_batch([pa.nulls(1, each.type) for each in first], names=list("abc"))
             payload = StoredPayload([batch], [each.name for each in first], pa.schema(whole_of))
             assert payload.differences() == [], f"seed {seed}"
+    with_nulls, without = pa.field("n", pa.int32()), pa.field("n", LONG, nullable=False)
+    for fields in ([with_nulls, without], [without, with_nulls]):
+        [column] = merged([[pa.field("x", pa.struct([each]))] for each in fields])
+        assert column.type == pa.struct([("n", LONG)]), "where it is null in one shard, it may be null"
     with pytest.raises(StateMismatchError, match=r"'x.n' is string in some shards and int in others: it was dropped"):
         merged([[pa.field("x", pa.struct([("n", kind)]))] for kind in (STRING, pa.int32())])
 

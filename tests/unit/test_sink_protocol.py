@@ -327,6 +327,21 @@ def test_a_drain_that_an_earlier_run_left_is_tried_again_until_delivery_timeout(
         run(world)
 
 
+def test_a_flush_goes_on_as_long_as_the_table_takes_something_within_max_block() -> None:
+    options = {"batch_size": "1 KiB", "max_request_size": "1 KiB", "linger": "1 hour", "max_block": "1 minute"}
+    world = World([("s", {"a": 6, "b": 6})], {"partition_by": "p", "delivery_timeout": "2 hours", **options})
+    sender = WorldSender(world)
+    sender.take(0)
+
+    def slow(name: str) -> None:
+        sender.policy._made_ms += 40_000 * (name == "before commit")
+
+    failpoints.hook, world.commit_fails = slow, ["", "absent"]
+    sender.take(None, flush=True)
+    assert sender.done.count("Commit") == 3, "the second drain failed once, 80 s after the flush began"
+    assert world.in_table() == world.every()
+
+
 def test_a_drain_that_the_last_run_has_committed_is_not_counted_and_says_nothing_of_how_long_one_takes() -> None:
     world = next(world for world, point in (crashed("all linger", n) for n in range(99)) if point == "after commit")
     sender = WorldSender(world)

@@ -66,4 +66,7 @@ def test_a_damaged_log_is_named_and_no_folder_is_an_error(checkpoint: Path, caps
 def test_a_query_that_keeps_its_pace_is_well() -> None:
     history = tuple(MicroBatch(number, AT + 10_000 * number, AT) for number in range(3))
     assert last_batch(history, 2, AT + 79_000)[0] and not last_batch(history, 2, AT + 81_000)[0]
+    after_s = (0, 5, 10, 70, 75, 80)
+    history = tuple(MicroBatch(number, AT + 1000 * second, AT) for number, second in enumerate(after_s))
+    assert "One usually begins every 5.0 s" in last_batch(history, 5, AT)[2], "one that was slow does not count"
     assert last_batch((), None, AT)[:2] == (False, "No micro-batch has begun")
