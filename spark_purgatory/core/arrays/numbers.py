@@ -157,11 +157,6 @@ def append(column: GrowableArray[Any], values: Numbers) -> GrowableArray[Any]:
     return column
 
 
-def none_below(values: Numbers) -> Numbers:
-    """The column with none below every number."""
-    return np.where(np.isnan(values), -np.inf, values) if is_double(values) else values.copy()
-
-
 def larger(left: Numbers, right: Numbers) -> Numbers:
     """The larger of each two, (n,), both of one width."""
     return np.where(left < right, right, left) if is_wide(left) else np.maximum(left, right)

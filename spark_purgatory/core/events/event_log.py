@@ -80,7 +80,9 @@ class EventSegment:
     def running_max(self) -> Numbers:
         """Largest value of the event's key up to and with the event, (E,); log2 of the longest group passes."""
         assert self.value is not None, "bug: a rule that reads values over events without any"
-        running, lowest = numbers.none_below(self.value), numbers.lowest(self.value)
+        running, lowest = self.value.copy(), numbers.lowest(self.value)
+        if numbers.is_double(running):
+            running[np.isnan(running)] = lowest
         group = self.group
         longest, step = int(np.diff(self.start).max()) if len(self) else 0, 1
         while step < longest:

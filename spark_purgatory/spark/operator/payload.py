@@ -94,7 +94,9 @@ def check_columns(schema: T.StructType, case_sensitive: bool, side: str = "opera
 
 def with_nullable_voids(schema: T.StructType) -> T.StructType:
     """The schema in which whatever is void may be null: the elements of Spark's ``array()`` are not."""
-    return T.StructType([_nullable_void(field) for field in schema.fields])
+    fields = ((each, each.nullable or isinstance(each.dataType, T.NullType)) for each in schema.fields)
+    made = (T.StructField(f.name, _with_nullable_voids(f.dataType), nullable, f.metadata) for f, nullable in fields)
+    return T.StructType([*made])
 
 
 def _check_names(names: list[str], path: str, case_sensitive: bool, side: str) -> None:
@@ -112,11 +114,6 @@ def _parts(kind: T.DataType, path: str) -> Iterator[tuple[str, T.DataType]]:
     yield path, kind
     for name, part in within(kind):
         yield from _parts(part, f"{path}{name}.")
-
-
-def _nullable_void(field: T.StructField) -> T.StructField:
-    nullable = field.nullable or isinstance(field.dataType, T.NullType)
-    return T.StructField(field.name, _with_nullable_voids(field.dataType), nullable, field.metadata)
 
 
 def _with_nullable_voids(kind: T.DataType) -> T.DataType:
