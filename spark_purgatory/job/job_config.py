@@ -149,9 +149,7 @@ class CriterionSection(Model):
             return {"rule": given}
         if isinstance(given, dict) and len(given) == 1 and "rule" not in given:
             [(rule, need)] = given.items()
-            if rule == "by_row":
-                return {"rule": "by_row", "by_row": need}
-            return {"rule": rule, "need": need}
+            return {"rule": "by_row", "by_row": need} if rule == "by_row" else {"rule": rule, "need": need}
         return given
 
     @model_validator(mode="after")

@@ -88,9 +88,7 @@ def run(
         say(console, f"Stopped by {by} {when}; a rerun goes on from {config.checkpoint}.")
     if rejected := rejected_events(progress.totals):
         say(console, f"Warning: {rejected}.", style="yellow")
-    if not config.summary:
-        return None
-    return _summarise(spark, config, sink, console)
+    return _summarise(spark, config, sink, console) if config.summary else None
 
 
 def _start(spark: SparkSession, config: JobConfig, sink: RecordAccumulator | None, outcomes: DataFrame) -> Query:

@@ -183,9 +183,7 @@ def or_zero(values: Numbers) -> Numbers:
 
 def addends(values: Numbers) -> Numbers:
     """What each adds to a sum: 0 where there is none, or where it is negative."""
-    if is_wide(values):
-        return np.where(values < ZERO, ZERO, values)
-    return np.maximum(or_zero(values), 0)
+    return np.where(values < ZERO, ZERO, values) if is_wide(values) else np.maximum(or_zero(values), 0)
 
 
 def as_decimals(units: Numbers, scale: int) -> pa.Array:

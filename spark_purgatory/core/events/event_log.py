@@ -100,9 +100,7 @@ class EventSegment:
     @cached_property
     def redeliveries(self) -> Redeliveries | None:
         """The events that were delivered before, None where there are none."""
-        if self.event_ids is None:
-            return None
-        return Redeliveries.of(self.group, self.event_ids, self.value)
+        return None if self.event_ids is None else Redeliveries.of(self.group, self.event_ids, self.value)
 
     @cached_property
     def previous(self) -> Int64s:
