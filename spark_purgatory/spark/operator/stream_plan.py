@@ -33,7 +33,7 @@ from spark_purgatory.spark.storage.spark_access import settings
 EXPLAIN = "EXPLAIN EXTENDED SELECT * FROM {} UNION ALL SELECT 1 AS {}"
 """The plan of a frame, then a node with a name that stands nowhere else."""
 IN_FULL: Mapping[str, str] = {
-    "spark.sql.maxPlanStringLength": str(2**31 - 16),
+    "spark.sql.maxPlanStringLength": f"{2**31 - 16}b",
     "spark.sql.debug.maxToStringFields": "25",
     "spark.sql.redaction.string.regex": "(?!)",  # matches nothing
 }
@@ -97,7 +97,9 @@ def plan_of(frame: DataFrame) -> list[Node]:
     """
     # A literal in place of the columns: two of them may have one name, which no view can have.
     one = frame.select(F.lit(1).alias("one"))
-    with settings(frame.sparkSession, IN_FULL):
+    spark = frame.sparkSession
+    # A declarative pipeline lets nobody set anything, and has Spark's own values.
+    with settings(spark, {name: value for name, value in IN_FULL.items() if (spark.conf.get(name) or value) != value}):
         lines, deeper = _explained(one, "{frame}"), _explained(one, "(SELECT * FROM {frame})")
     if not lines or len(deeper) != len(lines) + 2:
         raise ConfigError(
