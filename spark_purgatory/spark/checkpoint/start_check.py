@@ -28,13 +28,7 @@ from spark_purgatory.spark.checkpoint.shard_states import (
     shard_states,
     told_by_states,
 )
-from spark_purgatory.spark.host.requirements import (
-    PROVIDER,
-    ROCKSDB,
-    TRANSFORM_WITH_STATE_SETTINGS,
-    check_streaming,
-    other_format,
-)
+from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.operator.stream_plan import Query, queries_of
 from spark_purgatory.spark.placement import PARTITIONS, most_shards, state_partitions, too_many
 from spark_purgatory.spark.storage.checkpoint_files import check_files, fixed_settings
@@ -78,7 +72,7 @@ def check_checkpoint(spark: SparkSession, outcomes: DataFrame, *, checkpoint: st
         check_files(spark, checkpoint)
     states = _check(spark, checkpoint, queries, warns=True)
     if states is not None and states.settings[FORMAT_VERSION] == "2" != told(spark, FORMAT_VERSION):
-        LOG.warning("checkpoint %s: %s", checkpoint, other_format("2"))
+        LOG.warning("checkpoint %s: %s", checkpoint, requirements.other_format("2"))
 
 
 def settings_to_start(df: DataFrame, checkpoint: str) -> dict[str, str]:
@@ -103,13 +97,17 @@ def settings_to_start(df: DataFrame, checkpoint: str) -> dict[str, str]:
         LOG.warning(
             "the state in %s could not be compared with the query before it starts: %s", checkpoint, sentence_of(error)
         )
-    return _settings_of(spark, queries, fixed)
+    shards = most_shards(each.shards for each in queries)
+    partitions = fixed.get(PARTITIONS) or state_partitions(shards, cores_of(spark))
+    # Spark has no adaptive execution where there is state, and says so twice at each start unless it is off.
+    wanted = {"spark.sql.adaptive.enabled": "false"} | store_settings(spark, fixed)
+    return wanted | ({} if partitions is None else {PARTITIONS: str(partitions)})
 
 
 def _check(spark: SparkSession, checkpoint: str, queries: Sequence[Query], warns: bool) -> ShardStates | None:
     """Compare the states with the last purgatory of a query, and return them."""
     states = shard_states(spark, checkpoint) if is_checkpoint(spark, checkpoint) else None
-    check_streaming(spark.conf.get, checkpoint, None if states is None else states.settings)
+    requirements.check_streaming(spark.conf.get, checkpoint, None if states is None else states.settings)
     if states is None:
         return None
     query = queries[0]
@@ -142,32 +140,22 @@ def _differences(spec: EngineSpec, shards: int, state: ShardState) -> Iterator[t
         yield type(error).__name__, str(error)
 
 
-def _settings_of(spark: SparkSession, queries: Sequence[Query], fixed: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings to start a query with that holds these purgatories.
-
-    ``fixed`` are those that its checkpoint fixes: Spark takes them in any case, and with others it logs a warning.
-    """
-    # Spark has no adaptive execution where there is state, and says so twice at each start unless it is off.
-    wanted = {"spark.sql.adaptive.enabled": "false"}
-    if PARTITIONS in fixed:
-        wanted[PARTITIONS] = fixed[PARTITIONS]
-    elif (partitions := state_partitions(most_shards(query.shards for query in queries), cores_of(spark))) is not None:
-        wanted[PARTITIONS] = str(partitions)
-    return wanted | store_settings(spark, fixed)
-
-
 def store_settings(spark: SparkSession, fixed: Mapping[str, str]) -> dict[str, str]:
     """Return the settings of a query's state store; ``fixed`` are those of its checkpoint.
 
     A session, or a vendor's default, may have another store, which reads none of RocksDB's settings.
     """
-    default = spark.conf.get(PROVIDER) or ""
-    store = fixed.get(PROVIDER) or told(spark, PROVIDER) or (default if "RocksDB" in default else ROCKSDB)
-    wanted = TRANSFORM_WITH_STATE_SETTINGS | {PROVIDER: store}
+    default = spark.conf.get(requirements.PROVIDER) or ""
+    store = (
+        fixed.get(requirements.PROVIDER)
+        or told(spark, requirements.PROVIDER)
+        or (default if "RocksDB" in default else requirements.ROCKSDB)
+    )
+    wanted = requirements.TRANSFORM_WITH_STATE_SETTINGS | {requirements.PROVIDER: store}
     best, given = wanted.pop(FORMAT_VERSION, "1"), told(spark, FORMAT_VERSION)
-    version = fixed.get(FORMAT_VERSION) or given or (best if store == ROCKSDB and not is_remote() else "1")
+    version = fixed.get(FORMAT_VERSION) or given or (best if store == requirements.ROCKSDB and not is_remote() else "1")
     if version == (given or "1"):
         return wanted
     if is_remote():  # The sink's functions run there with the settings that the session has then.
-        raise ConfigError(other_format(version))
+        raise ConfigError(requirements.other_format(version))
     return wanted | {FORMAT_VERSION: version}

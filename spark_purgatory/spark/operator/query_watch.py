@@ -19,14 +19,7 @@ from weakref import WeakSet
 from pyspark.sql import DataFrame, SparkSession, is_remote
 
 from spark_purgatory.config import PurgatoryOptions
-from spark_purgatory.spark.host.requirements import (
-    NO_DATA,
-    ONLY_WITH_ROWS,
-    PASTE,
-    check_streaming,
-    other_format,
-    runs_only_with_rows,
-)
+from spark_purgatory.spark.host import requirements
 from spark_purgatory.spark.placement import PARTITIONS, most_shards, state_partitions, too_many
 from spark_purgatory.spark.query_listener import QueryListener
 from spark_purgatory.spark.storage.spark_access import cores_of
@@ -69,7 +62,7 @@ NO_WATERMARK = "1970-01-01T00:00:00.000Z"
 def watch(options: PurgatoryOptions, stream: DataFrame) -> None:
     """Have the session's queries watched. Warn of a setting that keeps deadlines from firing, refuse early expiry."""
     spark = stream.sparkSession
-    check_streaming(spark.conf.get)
+    requirements.check_streaming(spark.conf.get)
     if not is_remote() and spark not in _sessions:
         _sessions.add(spark)
         _watch.cores = cores_of(spark)
@@ -77,8 +70,8 @@ def watch(options: PurgatoryOptions, stream: DataFrame) -> None:
     _watch.shards[options.name] = options.shards
     if is_remote() and spark.conf.get(PARTITIONS, None) is None and _is_called_from(lambda name: PIPELINES in name):
         LOG.warning(IN_A_PIPELINE, PARTITIONS, PARTITIONS, state_partitions(options.shards, cores_of(spark)) or 8)
-    if runs_only_with_rows(spark) and not _ticks(options):
-        LOG.warning("%s is false: %s", NO_DATA, ONLY_WITH_ROWS)
+    if requirements.runs_only_with_rows(spark) and not _ticks(options):
+        LOG.warning("%s is false: %s", requirements.NO_DATA, requirements.ONLY_WITH_ROWS)
 
 
 def warn_inside_foreach_batch() -> None:
@@ -132,9 +125,9 @@ class _QueryWatch(QueryListener):
     def onQueryTerminated(self, event: Any) -> None:
         run = str(event.runId)
         if NO_ROCKSDB in (event.exception or ""):
-            LOG.error("query %s: %s", event.id, PASTE)
+            LOG.error("query %s: %s", event.id, requirements.PASTE)
         if NO_CHANGELOG.search(event.exception or ""):
-            LOG.error("query %s: %s", event.id, other_format("2"))
+            LOG.error("query %s: %s", event.id, requirements.other_format("2"))
         self._stuck.pop(run, None)
         self._warned = {warned for warned in self._warned if warned[0] != run}
 
