@@ -39,6 +39,7 @@ from spark_purgatory.spark.host.requirements import (
 )
 from spark_purgatory.spark.sink.table.delta_session import DELTA_SETTINGS, EXTENSION, delta_package
 from spark_purgatory.spark.sink.table.delta_target import LEAN_SETTINGS
+from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = "spark.jars.packages"
@@ -46,7 +47,8 @@ KAFKA_PACKAGE = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 AVRO_PACKAGE = "org.apache.spark:spark-avro_2.13"
 STATE_STORES = {
     "hdfs": {PROVIDER: "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"},
-    "rocksdb": TRANSFORM_WITH_STATE_SETTINGS,
+    # Only RocksDB has the format, and spark-submit may name another store: the start of the query sets it.
+    "rocksdb": {name: value for name, value in TRANSFORM_WITH_STATE_SETTINGS.items() if name != FORMAT_VERSION},
 }
 CHECKPOINTING = "" if pyspark.__version__.startswith("4.0.") else "checkpointing."
 """The package in which Spark has the classes of its checkpoints, since 4.1."""

@@ -34,6 +34,7 @@ from spark_purgatory.job.stopping import StopRequest
 from spark_purgatory.job.topic_output import records_of
 from spark_purgatory.spark.host.requirements import COUNT_ROWS
 from spark_purgatory.spark.sink.table.delta_session import delta_package
+from spark_purgatory.spark.storage.spark_access import FORMAT_VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 ORDERS = ROOT / "conf" / "orders.yaml"
@@ -124,6 +125,7 @@ def test_a_dotted_setting_is_one_name() -> None:
 def test_rocksdb_does_not_count_its_rows_unless_the_file_says_so(host: str) -> None:
     store = ["state_store=rocksdb", f"purgatory.host={host}"]
     assert settings_of(load_config(ORDERS, store))[COUNT_ROWS] == "false"
+    assert FORMAT_VERSION not in settings_of(load_config(ORDERS, store)), "a store of spark-submit's may lack it"
     assert settings_of(load_config(ORDERS, [*store, f"spark.{COUNT_ROWS}=true"]))[COUNT_ROWS] == "true"
 
 
