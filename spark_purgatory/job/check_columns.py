@@ -56,8 +56,8 @@ def _table_problems(config: JobConfig, options: PurgatoryOptions) -> Iterator[Pr
     column, exclude = operations.timeout_column, operations.names_of("exclude")
     if isinstance(column, str) and operations.timeout_unit is None and column.lower() not in map(str.lower, exclude):
         allowed = (
-            f"a column of intervals, which a Delta table cannot take: add exclude: [{column}], or name a column of "
-            "whole numbers and its timeout_unit"
+            "without a timeout_unit, a column of intervals, which a Delta table cannot take: for whole numbers add "
+            f"timeout_unit, such as 'minutes'; for intervals add exclude: [{column}]"
         )
         yield Problem("operations.timeout", repr(column), allowed)
     known = selected(config.operations, source_columns(config.operations))
