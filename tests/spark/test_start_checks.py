@@ -336,13 +336,15 @@ def test_a_table_by_name_partitioned_by_nothing_but_what_it_computes(stream: Str
 
 
 def test_partition_columns_that_the_stream_lacks_are_named(stream: Stream) -> None:
-    refused(stream, ConfigError, "partition_by='day' is no column", path=str(stream.folder / "new"), partition_by="day")
+    refused(
+        stream, ConfigError, "partition_by='day' is not a column", path=str(stream.folder / "new"), partition_by="day"
+    )
     path = made(stream, "n bigint, part bigint, day date", "PARTITIONED BY (part, day)")
     refused(stream, SchemaMismatchError, r"is partitioned by day, which the stream lacks; it has n, part")
     refused(stream, ConfigError, r"is partitioned by \['part', 'day'\]", path=path, partition_by="part")
     stream.spark.conf.set("spark.sql.caseSensitive", "true")
     try:
-        refused(stream, ConfigError, "'PART' is no column", path=str(stream.folder / "new"), partition_by="PART")
+        refused(stream, ConfigError, "'PART' is not a column", path=str(stream.folder / "new"), partition_by="PART")
     finally:
         stream.spark.conf.unset("spark.sql.caseSensitive")
 
