@@ -161,7 +161,8 @@ def test_an_old_pyspark_and_none_are_one_sentence(tmp_path: Path, source: str, m
         ),
         (
             ["operations.deadline=null", "operations.timeout=pay_by"],
-            "a Delta table cannot take: for whole numbers add timeout_unit",
+            "a Delta table cannot take: for whole numbers add timeout_unit, such as 'minutes'; for intervals add "
+            "exclude: [pay_by]",
         ),
         (["operations.watermark=null"], "operations.watermark is not set"),
         (["completions.key=ORDER_ID"], "completions.key: 'ORDER_ID': is no column. There are payment_id, order_id"),
