@@ -64,12 +64,15 @@ SLICE_OF_THE_LOG_HOST = ("tests/spark/test_stream.py",)
 Walk = tuple[str, ...]
 MOVED = "delta, moved to other shards"
 """A sink's name of a walk in which each release moves the checkpoint before it goes on."""
+BEGUN_ON_4_1 = "delta, begun on 4.1"
+"""A sink's name of a walk whose checkpoint has states of format 2, which Spark has since 4.1."""
 WALKS: tuple[tuple[str, str, Walk], ...] = (
     ("applyInPandasWithState", "parquet", ("4.0.5", "4.1.4", "4.2.0", "4.3.0", "4.2.0", "4.1.4", "4.0.5")),
     ("transformWithState", "parquet", ("4.1.4", "4.2.0", "4.3.0", "4.2.0", "4.1.4")),
     # 4.3 has no Delta yet.
     ("applyInPandasWithState", "delta", ("4.0.5", "4.1.4", "4.2.0", "4.1.4", "4.0.5")),
     ("transformWithState", "delta", ("4.1.4", "4.2.0", "4.1.4")),
+    ("applyInPandasWithState", BEGUN_ON_4_1, ("4.1.4", "4.2.0", "4.1.4")),
     ("applyInPandasWithState", MOVED, ("4.0.5", "4.2.0", "4.1.4", "4.2.0", "4.0.5")),
     ("transformWithState", MOVED, ("4.0.5", "4.2.0", "4.1.4", "4.2.0", "4.0.5")),
 )
