@@ -194,7 +194,7 @@ def test_a_need_beyond_the_digits_is_never_reached_and_one_below_always_is() -> 
 def test_number_types_are_known_by_name() -> None:
     assert [scale_of(n) for n in ("double", "bigint", "decimal(18,2)", "decimal(38,38)")] == [None, 0, 2, 38]
     for wrong in ("float", "decimal(39,2)", "decimal(2,3)", "decimal", "decimal(10, 2)"):
-        with pytest.raises(ConfigError, match="is no number type: use double, bigint or decimal"):
+        with pytest.raises(ConfigError, match="is not a number type: use double, bigint or decimal"):
             scale_of(wrong)
 
 

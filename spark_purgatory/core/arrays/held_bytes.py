@@ -1,4 +1,4 @@
-"""How much memory an object's arrays take, of numpy and of Arrow: each buffer once, however many share it."""
+"""The memory that an object's numpy and Arrow arrays take; a buffer that several share counts once."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from spark_purgatory.core.arrays.sorted_runs import GrowableArray
 
 
 def held_bytes(owner: object) -> int:
-    """Bytes of all arrays that an object of this package reaches. It costs the number of arrays, not their length."""
+    """Return the bytes of all arrays that an object of this package reaches, at a cost per array and not per value."""
     return sum(held_by_part(owner).values())
 
 
 def held_by_part(owner: object) -> dict[str, int]:
-    """The bytes of `held_bytes` by the path of the attribute that is met first."""
+    """Return `held_bytes` by the path of the attribute that is met first."""
     parts: dict[str, int] = {}
     seen: set[int] = set()
     for path, value in _reached(owner):
@@ -29,14 +29,14 @@ def held_by_part(owner: object) -> dict[str, int]:
 
 
 def own_memory(owner: object) -> None:
-    """Have each growable array own its memory: one that is a view keeps all that it is a view of."""
+    """Copy each growable array that is a view, because a view keeps all the memory behind it."""
     for _, value in _reached(owner):
         if isinstance(value, GrowableArray):
             value.own()
 
 
 def _reached(owner: object) -> Iterator[tuple[str, object]]:
-    """(path, object) of everything that the owner reaches, each object once."""
+    """Yield the path and object of everything that the owner reaches, each object once."""
     seen: set[int] = set()
     stack: list[tuple[str, object]] = [("", owner)]
     while stack:
@@ -57,8 +57,8 @@ def _inside(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _memory_of(value: object) -> Iterator[tuple[int, int]]:
-    """(address, bytes) of the memory behind an array: what it is a view of, at last."""
-    # A growable one counts with what it has reserved: a column that shrank and grows again has written to all of it.
+    """Yield the address and bytes of the memory behind an array or a view."""
+    # A growable array counts with its reserve: a column that shrank and grows again has written to all of it.
     array: Any = value.values if isinstance(value, GrowableArray) else value
     if not isinstance(array, (np.ndarray, pa.Array)):
         return

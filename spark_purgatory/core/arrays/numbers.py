@@ -1,13 +1,12 @@
-r"""Numbers of events and needs, compared and added up exactly in their own type: doubles, or whole units.
+r"""Numbers of events and needs, compared and added up exactly in their own type: doubles or units.
 
-A query has one *number type*, which its checkpoint remembers. Under ``double`` a column is float64, and NaN is none.
-Under a decimal type, ``decimal(18,2)`` or ``bigint``, it counts *units*, 10**-scale each; 0.70 is 70 units of scale 2.
-A need with more digits than the values have is rounded up to units. This changes no comparison: sums and maxima of
-values are whole units.
+A query has one *number type*, which its checkpoint keeps. Under ``double`` a column is float64, and NaN is no value.
+Under ``bigint`` or a decimal type such as ``decimal(18,2)``, it counts *units* of 10**-scale: 0.70 is 70 units of
+scale 2. A need with more digits than the values is rounded up to units. This changes no comparison, because sums and
+maxima of values are whole units.
 
-A column of units is int64 where all of it fits, and the lowest int64 is none. Else a number is 16 bytes, big-endian,
-plus 2**127: bytes then order as the numbers do, and the lowest is none. Which of the two is decided batch by batch, so
-that decimals of 38 digits cost only what their values need. The first two and the last of 16 bytes::
+Each batch decides how its column of units is stored. If all units fit, the column is int64, and the lowest int64 is no
+value. Else a number takes 16 bytes, big-endian, plus 2**127, so that bytes have the order of the numbers::
 
     none    00 00 .. 00
     -1      7f ff .. ff
@@ -34,49 +33,44 @@ from spark_purgatory.core.arrays.times import MAX_TIME_US
 from spark_purgatory.errors import ConfigError
 
 Floats = npt.NDArray[np.float64]
-Numbers = npt.NDArray[Any]
-"""A column of doubles (float64) or of units (int64, or `WIDE`)."""
+Numbers = npt.NDArray[Any]  # doubles (float64) or units (int64, or `WIDE`)
 
 DOUBLE = "double"
 LARGEST_SCALE = 38
-WIDE = np.dtype("S16")
-"""numpy compares bytes of one length as unsigned, the first first; the zeros that it drops at an end are put back."""
+WIDE = np.dtype("S16")  # numpy compares bytes of one length as unsigned and restores the zeros that it drops at the end
 NO_UNITS = np.iinfo(np.int64).min
 BIAS = 1 << 127
-MOST_UNITS = 10**LARGEST_SCALE
-"""Beyond the digits of a decimal."""
+MOST_UNITS = 10**LARGEST_SCALE  # beyond the digits of a decimal
+# No value; a need that every value reaches; 0; a need that no value and no sum reaches. They are arrays without a
+# dimension, because numpy's scalars drop their last zeros.
 NO_WIDE, ALWAYS_REACHED, ZERO, UNREACHED = (
     np.array(value.to_bytes(16, "big"), WIDE) for value in (0, 1, BIAS, 2 * BIAS - 1)
 )
-"""Values of 16 bytes: none; what every value reaches; 0; what no value and no sum reaches. Arrays without a dimension:
-numpy's scalars are as short as their last zeros leave them.
-"""
-LONGEST_SECONDS = 2.0**43
-"""Extensions as long as this, 280,000 years, reach the end of time."""
+LONGEST_SECONDS = 2.0**43  # extensions of 280,000 years or more reach the end of time
 
 _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 
 
 def scale_of(number: str) -> int | None:
-    """Digits behind the point of a number type's units, None for doubles. Raises ConfigError for what is no type."""
+    """Return the digits behind the point of a number type's units; None for doubles. Raises ConfigError."""
     if number == DOUBLE:
         return None
     if number == "bigint":
         return 0
     match = _DECIMAL.fullmatch(number)
     if match is None or int(match[2]) > int(match[1]) or int(match[1]) > LARGEST_SCALE:
-        raise ConfigError(f"number={number!r} is no number type: use double, bigint or decimal(precision,scale)")
+        raise ConfigError(f"number={number!r} is not a number type: use double, bigint or decimal(precision,scale)")
     return int(match[2])
 
 
 def units_up(value: float | Decimal, scale: int) -> int:
-    """A number in units, rounded up; a float means the decimal that it is written as: 0.8 is 0.8."""
+    """Return a number in units, rounded up. A float counts as the decimal that it is written as: 0.8 is 0.8."""
     exact = Decimal(repr(value)) if isinstance(value, float) else value
     return ceil(Fraction(exact) * 10**scale)
 
 
 def constant(units: int, n: int) -> Numbers:
-    """A column of n equal units, of at most `MOST_UNITS`."""
+    """Return a column of n equal units, at most `MOST_UNITS`."""
     if NO_UNITS < units < -NO_UNITS:
         return np.full(n, units, np.int64)
     return np.full(n, (units + BIAS).to_bytes(16, "big"), WIDE)
@@ -93,7 +87,7 @@ def is_wide(values: Numbers) -> bool:
 
 
 def read_numbers(column: pa.Array) -> Numbers:
-    """A column of an Arrow table, (n,): doubles of a floating-point one, units of integers and decimals."""
+    """Read an Arrow column, (n,): floating-point numbers as doubles, integers and decimals as units."""
     if pa.types.is_floating(column.type):
         return column.cast(pa.float64()).to_numpy(zero_copy_only=False)
     none = np.asarray(column.is_null()) if column.null_count else None
@@ -112,7 +106,7 @@ def read_numbers(column: pa.Array) -> Numbers:
 
 
 def read_needs(up: pa.Array, raw: Floats) -> Numbers:
-    """Needs in units, (n,), from needs in units and, where they do not fit those, as doubles; NaN is none."""
+    """Read needs, (n,), from units and, if they do not fit units, from doubles; NaN is no need."""
     units, beyond = read_numbers(up), np.asarray(up.is_null()) & ~np.isnan(raw)
     if beyond.any():
         units = np.where(beyond, np.where(raw > 0, UNREACHED, ALWAYS_REACHED), widened(units))
@@ -120,13 +114,13 @@ def read_needs(up: pa.Array, raw: Floats) -> Numbers:
 
 
 def _words(column: pa.Array, n_words: int) -> Int64s:
-    """The words of fixed-width integers, (n, n_words) int64, the lowest first; under a null they are undefined."""
+    """Return the words of fixed-width integers, (n, n_words) int64, the lowest first; undefined under a null."""
     words = np.frombuffer(column.buffers()[1], np.int64).reshape(-1, n_words)
     return words[column.offset : column.offset + len(column)]
 
 
 def wide_of(low: Int64s, high: Int64s) -> Numbers:
-    """Units of 128 bits from their words."""
+    """Return units of 128 bits from their words."""
     words = np.empty((len(low), 2), ">u8")
     words[:, 0] = high.view(np.uint64) ^ np.uint64(1 << 63)
     words[:, 1] = low.view(np.uint64)
@@ -134,7 +128,7 @@ def wide_of(low: Int64s, high: Int64s) -> Numbers:
 
 
 def widened(units: Numbers) -> Numbers:
-    """A column of units with 16 bytes each."""
+    """Return a column of units with 16 bytes each."""
     if is_wide(units):
         return units
     wide = wide_of(units, units >> 63)
@@ -143,14 +137,14 @@ def widened(units: Numbers) -> Numbers:
 
 
 def joined(parts: list[Numbers]) -> Numbers:
-    """Columns one after the other."""
+    """Concatenate columns."""
     if any(map(is_wide, parts)):
         parts = [widened(part) for part in parts]
     return np.concatenate(parts)
 
 
 def append(column: GrowableArray[Any], values: Numbers) -> GrowableArray[Any]:
-    """The column with values behind it, of the width that both need."""
+    """Append values to a column, in the width that both need; returns the column."""
     if is_wide(column.values) != is_wide(values):
         column, values = GrowableArray(widened(column.values)), widened(values)
     column.append(values)
@@ -158,36 +152,36 @@ def append(column: GrowableArray[Any], values: Numbers) -> GrowableArray[Any]:
 
 
 def larger(left: Numbers, right: Numbers) -> Numbers:
-    """The larger of each two, (n,), both of one width."""
+    """Return the larger of each two numbers, (n,), both of one width."""
     return np.where(left < right, right, left) if is_wide(left) else np.maximum(left, right)
 
 
 def lowest(values: Numbers) -> Any:
-    """A value below every number of the column's type."""
+    """Return a value below every number of the column's type."""
     return -np.inf if is_double(values) else NO_WIDE if is_wide(values) else NO_UNITS
 
 
 def is_negative(values: Numbers) -> Bools:
-    """Which are below 0, (n,) bool."""
+    """Flag the numbers below 0, (n,) bool."""
     if is_double(values):
         return values < 0
     return (values < ZERO) & (values != NO_WIDE) if is_wide(values) else (values < 0) & (values != NO_UNITS)
 
 
 def or_zero(values: Numbers) -> Numbers:
-    """The column with 0 where there is none."""
+    """Return the column with 0 for missing values."""
     if is_double(values):
         return np.nan_to_num(values, nan=0.0)
     return np.where(values == lowest(values), ZERO if is_wide(values) else 0, values)
 
 
 def addends(values: Numbers) -> Numbers:
-    """What each adds to a sum: 0 where there is none, or where it is negative."""
+    """Return the numbers as they are added up: 0 for missing and negative ones."""
     return np.where(values < ZERO, ZERO, values) if is_wide(values) else np.maximum(or_zero(values), 0)
 
 
 def as_decimals(units: Numbers, scale: int) -> pa.Array:
-    """Units as decimals, (n,), null where there is none, or one of over 38 digits; `read_numbers` reads them back."""
+    """Return units as decimals, (n,), for `read_numbers`; null for missing ones and those of over 38 digits."""
     wide = np.ascontiguousarray(widened(units))
     words = wide.view(">u8").reshape(-1, 2)
     pairs = np.empty((len(wide), 2), np.uint64)
@@ -198,14 +192,14 @@ def as_decimals(units: Numbers, scale: int) -> pa.Array:
 
 
 def counts_as_decimals(counts: Floats, scale: int) -> pa.Array:
-    """Whole numbers as `as_decimals` has units, (n,), null where 38 digits do not hold them."""
+    """Return whole numbers as decimals like those of `as_decimals`, (n,); null for those of over 38 digits."""
     distinct, places = np.unique(counts, return_inverse=True)
     held = [Decimal(int(each)) if each < 10.0 ** (LARGEST_SCALE - scale) else None for each in distinct.tolist()]
     return pa.array(held, pa.decimal128(LARGEST_SCALE, scale)).take(pa.array(places))
 
 
 def comparable(needs: Numbers, values: Numbers) -> tuple[Numbers, Bools | None]:
-    """Needs in the width of a column of values, and which of them no value of that width reaches; None: no other."""
+    """Return needs in the width of ``values``, and flags of needs that no such value reaches; None: there are none."""
     if is_wide(needs) == is_wide(values):
         return needs, None
     if is_wide(values):
@@ -214,22 +208,22 @@ def comparable(needs: Numbers, values: Numbers) -> tuple[Numbers, Bools | None]:
     high = (words[:, 0].astype(np.uint64) ^ np.uint64(1 << 63)).view(np.int64)
     low = words[:, 1].astype(np.uint64).view(np.int64)
     above, below = (high > 0) | ((high == 0) & (low < 0)), (high < -1) | ((high == -1) & (low >= 0))
-    # Of 64 bits the lowest is none: every value is at least the next.
+    # The lowest 64-bit number is no value: every value is at least the next one.
     return np.where(below, NO_UNITS + 1, np.maximum(low, NO_UNITS + 1)), above
 
 
 def stored(values: Numbers) -> Numbers:
-    """The column as a state keeps it: bytes that are no text."""
+    """Return the column as a state keeps it: 16 bytes are not a text."""
     return np.ascontiguousarray(values).view("V16") if is_wide(values) else values
 
 
 def restored(values: Numbers) -> Numbers:
-    """The column that `stored` was given."""
+    """Return the column that `stored` was given."""
     return values.view(WIDE) if values.dtype.kind == "V" else values
 
 
 def no_seconds(column: pa.Array) -> Bools:
-    """Which are no durations in seconds: null, negative, infinite or not a number; (n,) bool."""
+    """Flag values that are not seconds: null, negative, infinite or not a number; (n,) bool."""
     zero = pa.scalar(Decimal(0) if pa.types.is_decimal(column.type) else 0, column.type)
     bad = pc.or_kleene(pc.is_null(column, nan_is_null=True), pc.less(column, zero))
     if pa.types.is_floating(column.type):
@@ -238,7 +232,7 @@ def no_seconds(column: pa.Array) -> Bools:
 
 
 def seconds_us(column: pa.Array) -> Int64s:
-    """Seconds as whole microseconds, (n,) int64, at least 0: 0 for null, MAX_TIME_US for too many."""
+    """Return seconds as microseconds, (n,) int64: 0 for null and negative ones, MAX_TIME_US for too many."""
     if pa.types.is_floating(column.type):
         given = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
         seconds = np.clip(np.where(np.isfinite(given), given, 0.0), -LONGEST_SECONDS, LONGEST_SECONDS)

@@ -1,11 +1,10 @@
-"""Sorted runs: the one container behind the wheel, the watch lists and the id index.
+"""Sorted runs: the container behind the wheel, the watch lists and the id index.
 
 An entry is one int64, ``prefix << 28 | row``: the upper 36 bits order it, the lower 28 name a row. A *run* is a sorted
-array of entries. A batch becomes a new run at the end; when the run before it is not at least ``MERGE_RATIO`` times
-larger, the two are merged, so that there are O(log n) runs and an entry is moved O(log n) times in its life (a
-log-structured merge tree without the disk). Nothing is sorted again when state is loaded: runs lie in it as they are.
-Needles are sought by binary search; a run that many were sought in gets a `Directory`, where each leading bits begin,
-derived and never saved.
+array of entries. A batch becomes a new run at the end and is merged into the run before it, unless that is more than
+``MERGE_RATIO`` times larger. So there are O(log n) runs, and an entry is moved O(log n) times in its life (a
+log-structured merge tree without the disk). A state keeps runs as they are, and nothing is sorted when it is loaded.
+Needles are found by binary search; a `Directory` makes a table for runs in which many are sought.
 
 Worked example, prefixes above rows (a test asserts it)::
 
@@ -25,36 +24,23 @@ import numpy as np
 import numpy.typing as npt
 
 Int64s = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.int32]
-"""Numbers of rows or entries: below 2**28."""
+Rows = npt.NDArray[np.int32]  # numbers of rows or entries, below 2**28
 Bools = npt.NDArray[np.bool_]
 
-ROW_BITS = 28
-"""Rows of one shard: 2**28 = 268 million, at 60 bytes each already 16 GB of state; the prefix keeps 36 bits."""
+ROW_BITS = 28  # a shard has at most 2**28 = 268 million rows: at 60 bytes each, 16 GB of state
 ROW_MASK = (1 << ROW_BITS) - 1
 MAX_ROWS = 1 << ROW_BITS
-MERGE_RATIO = 2
-"""A run is merged into the one before it unless that is more than twice as long: log2(n) runs at most."""
-DIRECTORY_FLOOR = 256
-"""Entries of a run below which binary search is as fast as anything."""
-NEEDLES_PAY = 48
-"""A table of starts is made for a run once one needle was sought for so many of its entries."""
-WIDE = 32
-"""Entries with the same leading bits among which binary search beats looking at all: one busy key, or a poor hash."""
+PREFIX_MASK = ~ROW_MASK  # the 36 bits of a hash that order an index
+MERGE_RATIO = 2  # a run is merged into the one before it unless that is more than twice as long: at most log2(n) runs
+DIRECTORY_FLOOR = 256  # entries of a run below which binary search is as fast as anything
+NEEDLES_PAY = 48  # a table of starts pays once a run was searched for one needle per so many entries
+WIDE = 32  # above so many entries with the same leading bits, binary search is faster: a busy key, or a poor hash
 
-GROWTH_FLOOR, GROWTH = 1 << 16, 8
-"""Values from which on a column that is full grows by this part of itself."""
-BLOCK = 1 << 15
-"""Values that are moved at a time."""
-SLACK = 3
-"""A run may be a view of memory that is by this part of the run longer than it."""
-RADIX_FLOOR = 1024
-"""Values below which sorting them by their leading bits first is not worth it."""
-RADIX_BITS = 16
-"""What numpy sorts by counting, not comparing: 4 ns a value, where its sort of int64 takes 6 to 50, by processor."""
-
-PREFIX_MASK = ~ROW_MASK
-"""What of a 64-bit hash orders an index."""
+GROWTH_FLOOR, GROWTH = 1 << 16, 8  # a full column of more values grows by this part of itself
+BLOCK = 1 << 15  # values that are moved at a time
+SLACK = 3  # a run may be a view of memory that is longer by this part of the run
+RADIX_FLOOR = 1024  # values below which sorting by leading bits first does not pay
+RADIX_BITS = 16  # numpy sorts these by counting: 4 ns a value, where its sort of int64 takes 6 to 50, by processor
 
 Kind = TypeVar("Kind", bound=np.generic)
 
@@ -62,14 +48,14 @@ EMPTY: Int64s = np.empty(0, np.int64)
 
 
 def expand(starts: Int64s, counts: Int64s) -> tuple[Int64s, Int64s]:
-    """Positions ``starts[i] .. starts[i] + counts[i] - 1`` of every i, flat, and the i each belongs to."""
+    """Return the positions ``starts[i] .. starts[i] + counts[i] - 1`` of every i, flat, and the i of each."""
     owner = np.arange(len(counts)).repeat(counts)
     first = counts.cumsum() - counts
     return np.arange(len(owner)) + (starts - first)[owner], owner
 
 
 def parts_of(costs: Int64s, most: int) -> Iterator[slice]:
-    """Consecutive parts of what has these costs, (n,): the costs of each add up to at most ``most``, or it is one."""
+    """Yield consecutive parts of items with costs, (n,): each costs at most ``most``, or has one item."""
     until, start = costs.cumsum(), 0
     while start < len(costs):
         before = int(until[start - 1]) if start else 0
@@ -79,18 +65,18 @@ def parts_of(costs: Int64s, most: int) -> Iterator[slice]:
 
 
 class Directory:
-    """Finds needles in one run: by binary search, and once many were sought by where each leading bits begin."""
+    """A search in one run: binary at first, and after many needles by a table of where leading bits begin."""
 
     def __init__(self, run: Int64s) -> None:
         self.run = run
+        # Needles to seek before a table pays: it costs 5 ns an entry, and a binary search 100 to 400 ns a needle.
         self._left = len(run) // NEEDLES_PAY
-        """Needles to seek before a table of starts pays: 5 ns an entry against 100 to 400 ns a needle."""
         self._shift = 64 - max(len(run).bit_length() - 1, 1)
+        # (2 ** (64 - shift) + 1,) int32: where entries with these leading bits begin, one or two on average.
         self._starts: npt.NDArray[np.int32] | None = None
-        """(2 ** (64 - shift) + 1,) int32: where entries with these leading bits begin, one or two on average."""
 
     def find(self, low: Int64s, high: Int64s) -> tuple[Int64s, Int64s]:
-        """(which needle, row) of every entry within ``low[i] .. high[i]``, (n,) each, which ascend."""
+        """Return the needle i and the row of each entry within ``low[i] .. high[i]``, (n,) each and ascending."""
         self._left -= len(low)
         if self._left > 0 or len(self.run) < DIRECTORY_FLOOR:
             start, end = self._searched(low, high)
@@ -126,14 +112,13 @@ class SortedRuns:
 
     def __init__(self, runs: Iterable[Int64s] = ()) -> None:
         self.runs: list[Int64s] = [run for run in runs if len(run)]
-        self.directories: list[Directory] = []
-        """The directories of the runs that there were when needles were last sought."""
+        self.directories: list[Directory] = []  # of the runs at the last search
 
     def __len__(self) -> int:
         return sum(map(len, self.runs))
 
     def add(self, entries: Int64s) -> None:
-        """Add a sorted batch, (n,) int64. Amortised O(n log n); nothing older is looked at unless a merge is due."""
+        """Add a sorted batch, (n,) int64, in amortised O(n log n); older runs are read only if a merge is due."""
         if not len(entries):
             return
         first, size = len(self.runs), len(entries)
@@ -142,17 +127,16 @@ class SortedRuns:
             size += len(self.runs[first])
         if first < len(self.runs):
             entries = np.concatenate((*self.runs[first:], entries))
-            # A directory would keep the run that it is of.
+            # A directory would keep its run in memory.
             self.directories = self.directories[:first]
             # A stable sort of sorted pieces is a merge: 2 to 5 ns an entry.
             entries.sort(kind="stable")
         self.runs[first:] = [entries]
 
     def find(self, needles: Int64s) -> tuple[Int64s, Int64s]:
-        """Rows whose entry has the same prefix as a needle.
+        """Find the entries that share their prefix with ``needles``, (n,) int64, whose upper 36 bits ascend.
 
-        ``needles``: (n,) int64, ascending in their upper 36 bits; the others do not count. Returns (which
-        needle, row), both (m,), in runs' order: sort by needle where order matters (`by_first`).
+        Returns positions of needles, and rows, both (m,), run by run: `by_first` puts them in order.
         """
         low, high = needles & PREFIX_MASK, needles | ROW_MASK
         known = {id(directory.run): directory for directory in self.directories}
@@ -165,7 +149,7 @@ class SortedRuns:
         return np.concatenate([needle for needle, _ in found]), np.concatenate([rows for _, rows in found])
 
     def pop_until(self, prefix: int) -> Int64s:
-        """Remove and return every entry whose prefix is at most ``prefix``, (m,) int64, in runs' order."""
+        """Remove and return the entries whose prefix is at most ``prefix``, (m,) int64, run by run."""
         bound = (prefix << ROW_BITS) | ROW_MASK
         popped, kept = [EMPTY], list[Int64s]()
         for run in self.runs:
@@ -177,15 +161,12 @@ class SortedRuns:
         return np.concatenate(popped)
 
     def between(self, first_prefix: int, end_prefix: int) -> Int64s:
-        """Entries with ``first_prefix <= prefix < end_prefix``, (m,) int64, in runs' order."""
+        """Return the entries with ``first_prefix <= prefix < end_prefix``, (m,) int64, run by run."""
         bounds = (first_prefix << ROW_BITS, end_prefix << ROW_BITS)
         return np.concatenate([EMPTY, *(run[slice(*run.searchsorted(bounds))] for run in self.runs)])
 
     def renumber(self, new_row: Rows) -> None:
-        """Give every row its new number, ``new_row[row]``, and drop entries whose new number is -1.
-
-        Renumbering must keep the order of rows, so that runs stay sorted.
-        """
+        """Number rows again as ``new_row[row]``, which must keep their order; entries numbered -1 are dropped."""
         old, self.runs, self.directories = self.runs[::-1], [], []
         while old:
             run = old.pop()
@@ -202,17 +183,17 @@ class SortedRuns:
 
 
 def trimmed(run: Int64s, part: slice) -> Int64s:
-    """A part of a run: a view, or a copy where too much memory would be kept for it."""
+    """Return a part of a run: a view, or a copy if a view would keep too much memory."""
     memory = run if run.base is None else run.base
     rest = run[part]
     return rest.copy() if len(rest) + len(rest) // SLACK < len(memory) else rest
 
 
 def ordered(values: Int64s) -> Int64s:
-    """The values, (n,) int64, ascending, as ``np.sort``, in a third to a half of its time.
+    """Sort values, (n,) int64, like ``np.sort`` but in a third to a half of its time.
 
-    Where they are spread over their range: they are put in order of their leading bits, and the merge sort after it
-    finds little left to do.
+    Values that are spread over their range are first sorted by their leading bits, which leaves the merge sort little
+    to do.
     """
     if len(values) < RADIX_FLOOR:
         return np.sort(values)
@@ -222,7 +203,7 @@ def ordered(values: Int64s) -> Int64s:
     order = np.argsort(leading, kind="stable")
     quarter = len(values) // 4
     if leading[order[quarter]] == leading[order[-quarter]]:
-        # Most values share their leading bits: a few values are far from all others.
+        # Most values share their leading bits, because a few values are far from all others.
         return np.sort(values)
     ascending = values[order]
     ascending.sort(kind="stable")
@@ -230,50 +211,50 @@ def ordered(values: Int64s) -> Int64s:
 
 
 def leading_bits(values: Int64s) -> npt.NDArray[np.uint16]:
-    """The upper 16 bits of each value's distance from the least, as few of them as the greatest distance has."""
+    """Return the upper 16 bits of each value's distance from the least one; fewer if the largest distance has fewer."""
     lowest, highest = int(values.min()), int(values.max())
-    # The distance may not fit the type's sign: modulo 2**64 it is right.
+    # The distance may not fit int64; modulo 2**64 it is right.
     distance = values.view(np.uint64) - np.uint64(lowest % 2**64)
     return (distance >> np.uint64(max((highest - lowest).bit_length() - RADIX_BITS, 0))).astype(np.uint16)
 
 
 def hash_order(hashes: Int64s) -> Int64s:
-    """Positions, (n,), n at most 2**28, in the order of the upper 36 bits of the hashes, then in that of the array."""
+    """Return positions, (n,), n at most 2**28, ordered by the upper 36 bits of the hashes, then by position."""
     return ordered((hashes & PREFIX_MASK) | np.arange(len(hashes))) & ROW_MASK
 
 
 def each_once(ascending: npt.NDArray[Kind]) -> npt.NDArray[Kind]:
-    """The distinct values of an ascending array."""
+    """Return the distinct values of an ascending array."""
     return ascending[first_of_each(ascending)]
 
 
 def first_of_each(ascending: npt.NDArray[Kind]) -> Int64s:
-    """Position of the first of each distinct value of an ascending array, (d,)."""
+    """Return the first position of each distinct value of an ascending array, (d,)."""
     return is_first(ascending).nonzero()[0]
 
 
 def is_first(ascending: npt.NDArray[Kind]) -> Bools:
-    """Where an array in which equal values are adjacent has another value than before, (n,) bool."""
+    """Flag the first of each stretch of equal values, (n,) bool."""
     firsts = np.ones(len(ascending), bool)
     np.not_equal(ascending[1:], ascending[:-1], out=firsts[1:])
     return firsts
 
 
 def by_first(first: Int64s, second: Int64s) -> tuple[Int64s, Int64s]:
-    """Pairs in the order of the first, within -2**35 .. 2**35 - 1, then of the second, within 0 .. 2**28 - 1."""
+    """Sort pairs by the first, within -2**35 .. 2**35 - 1, then by the second, within 0 .. 2**28 - 1."""
     packed = ordered((first << ROW_BITS) | second)
     return packed >> ROW_BITS, packed & ROW_MASK
 
 
 def count_of(kept: Int64s | Bools) -> int:
-    """The number of flags, (n,) bool, that are set; or the number of positions, (m,) int64."""
+    """Return the number of flags that are set, or of positions."""
     return int(np.count_nonzero(kept)) if kept.dtype == np.bool_ else len(kept)
 
 
 def blocks_of(kept: Int64s | Bools) -> Iterator[tuple[int, Int64s]]:
-    """(how many came before, positions) of flags that are set, or of positions, a block at a time.
+    """Yield set flags, or positions, block by block: the number before the block, and its positions.
 
-    Flags take a byte each, and the positions of a million rows eight million.
+    A flag takes a byte, and a position eight.
     """
     if kept.dtype != np.bool_:
         positions = kept.astype(np.int64, copy=False)
@@ -289,14 +270,14 @@ def blocks_of(kept: Int64s | Bools) -> Iterator[tuple[int, Int64s]]:
 
 
 def new_numbers(kept: Bools) -> Rows:
-    """The number that each row gets, (n,) int32, where only those of the flags are left; -1 of the others."""
+    """Return the new number of each row, (n,) int32, if only flagged rows are kept; -1 for the others."""
     numbers = np.full(len(kept), -1, np.int32)
     numbers[kept] = np.arange(np.count_nonzero(kept), dtype=np.int32)
     return numbers
 
 
 class GrowableArray(Generic[Kind]):
-    """A numpy column that grows: appending costs what is appended, a restored view is copied on the first write."""
+    """A numpy column that grows in amortised constant time; a restored view is copied on the first write."""
 
     def __init__(self, values: npt.NDArray[Kind]) -> None:
         self._buffer = values
@@ -307,18 +288,18 @@ class GrowableArray(Generic[Kind]):
 
     @property
     def values(self) -> npt.NDArray[Kind]:
-        """The column, (n,); to read only."""
+        """The column, (n,), read only."""
         return self._buffer[: self._length]
 
     @property
     def writable(self) -> npt.NDArray[Kind]:
-        """The column, (n,), to write into."""
+        """The column, (n,), for writing."""
         if not self._buffer.flags.writeable:
             self._buffer = self._buffer.copy()
         return self._buffer[: self._length]
 
     def own(self) -> None:
-        """Copy the column if it is a view, which keeps all that it is one of."""
+        """Copy the column if it is a view, which keeps all the memory behind it."""
         if not self._buffer.flags.owndata:
             self._buffer = self._buffer.copy()
 
@@ -337,16 +318,16 @@ class GrowableArray(Generic[Kind]):
             self._length = length
 
     def keep(self, kept: Int64s | Bools) -> None:
-        """Keep only the values at ``kept``, flags or positions that ascend.
+        """Keep only the values at ``kept``, flags or ascending positions.
 
-        In place, so that the column grows into its memory again; a column that has become much shorter is copied.
+        It works in place, so the column grows into its memory again. A column that becomes much shorter is copied.
         """
         count = count_of(kept)
         if not self._buffer.flags.writeable or len(self._buffer) > max(2 * count, GROWTH_FLOOR):
             self._buffer = self.values[kept]
         else:
             for start, block in blocks_of(kept):
-                # They move towards the start: what is written over has been moved.
+                # Values move towards the start, so only those are overwritten that have been moved.
                 self._buffer[start : start + len(block)] = self._buffer[block]
         self._length = count
 
@@ -359,7 +340,7 @@ class GrowableArray(Generic[Kind]):
     def _reserve(self, length: int) -> None:
         if length <= len(self._buffer) and self._buffer.flags.writeable:
             return
-        # Small columns double. Of large ones what is reserved and not used would be worth megabytes.
+        # Small columns double. For large ones the unused reserve would take megabytes.
         spare = length if length < GROWTH_FLOOR else length // GROWTH
         grown = np.empty(max(length + spare, 64), self._buffer.dtype)
         grown[: self._length] = self.values

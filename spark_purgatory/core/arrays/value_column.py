@@ -1,8 +1,7 @@
-"""Watch keys and ids: their 64-bit hashes and the full values behind them.
+"""Watch keys and ids: their values, and their 64-bit hashes.
 
-Indexes order by 36 bits of a hash; whatever they find is compared in full before it counts, so that a collision, chance
-or forged, never joins two keys. Spark computes the hashes in the JVM (``xxhash64``); the functions here serve callers
-without Spark.
+Indexes order by 36 bits of a hash. Every find is compared in full before it counts, so a collision by chance or by
+intent never joins two keys. Spark computes hashes in the JVM (``xxhash64``); callers without Spark use `hash_keys`.
 """
 
 from __future__ import annotations
@@ -17,14 +16,12 @@ import pyarrow.compute as pc
 from spark_purgatory.core.arrays.growable_texts import GrowableTexts
 from spark_purgatory.core.arrays.sorted_runs import MERGE_RATIO, Bools, GrowableArray, Int64s, count_of
 
-MOST_CHUNKS = 8
-"""Chunks beyond which an append merges them: until then compacting, which copies anyway, may come first."""
-MAX_CHUNK_BYTES = 1 << 30
-"""Arrow's 32-bit offsets end at 2 GiB: chunks are not merged beyond half of that."""
+MOST_CHUNKS = 8  # an append merges chunks beyond this number: fewer may wait for compacting, which copies anyway
+MAX_CHUNK_BYTES = 1 << 30  # of a merged chunk: half of the 2 GiB at which Arrow's 32-bit offsets end
 
 
 def hash_keys(keys: pa.Array) -> Int64s:
-    """A 64-bit hash of each key, (n,) int64: splitmix64 for integers, blake2b of each distinct value for the rest."""
+    """Return a 64-bit hash of each key, (n,) int64: splitmix64 of integers, blake2b of other values."""
     if pa.types.is_integer(keys.type):
         return mix64((keys if keys.type == pa.int64() else keys.cast(pa.int64())).to_numpy(zero_copy_only=False))
     encoded = keys.dictionary_encode()
@@ -34,12 +31,12 @@ def hash_keys(keys: pa.Array) -> Int64s:
 
 
 def as_bytes(value: object) -> bytes:
-    """A key's bytes: of a str its UTF-8, of bytes themselves, of anything else its text."""
+    """Return a key's bytes: bytes as they are, other values as text in UTF-8."""
     return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
 
 
 def mix64(values: Int64s) -> Int64s:
-    """The finalizer of splitmix64 (a bijection of 64 bits), (n,) int64."""
+    """Apply the finalizer of splitmix64 (a bijection of 64 bits), (n,) int64."""
     z = values.view(np.uint64).copy()
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         z ^= z >> np.uint64(shift)
@@ -49,11 +46,11 @@ def mix64(values: Int64s) -> Int64s:
 
 
 class ValueColumn:
-    """Values by position: appended to, taken from, compared with.
+    """Values by position.
 
-    Numbers without nulls lie in one numpy column, texts without nulls in two, which grow in place. All others are Arrow
-    chunks, merged when they are many or saved. Texts that are all null are a chunk of Arrow's null type, which takes no
-    memory.
+    Numbers without nulls are kept in one numpy column, texts without nulls in two, which grow in place. Other values
+    are Arrow chunks, which are merged when they are many or saved. A chunk of texts that are all null has Arrow's null
+    type, which takes no memory.
     """
 
     def __init__(self, chunks: list[pa.Array] | None = None) -> None:
@@ -61,20 +58,19 @@ class ValueColumn:
         self._numbers: GrowableArray[Any] | None = None
         self._number_type: pa.DataType | None = None
         self._texts: GrowableTexts | None = None
-        self._null_type: pa.DataType | None = None
-        """The type of the values where a chunk of them is of the null type."""
+        self._null_type: pa.DataType | None = None  # the values' type, if a chunk has the null type
         for chunk in chunks or []:
             self._add(chunk)
         self._starts = self._bounds()
 
     @property
     def chunks(self) -> list[pa.Array]:
-        """The values, in order; to read before the column changes."""
+        """The values in order, valid until the column changes."""
         return [self._typed(chunk) for chunk in self._parts]
 
     @property
     def _parts(self) -> list[pa.Array]:
-        """The chunks, some perhaps of the null type."""
+        """The chunks, of which some may have the null type."""
         if self._texts is not None:
             return [self._texts.values]
         if self._numbers is not None:
@@ -83,7 +79,7 @@ class ValueColumn:
 
     @property
     def starts(self) -> Int64s:
-        """Where the chunks begin, and where the last one ends, (chunks + 1,)."""
+        """The positions at which chunks begin, and the end of the last one, (chunks + 1,)."""
         return self._starts if self._grown is None else np.array([0, len(self._grown)])
 
     @property
@@ -95,7 +91,7 @@ class ValueColumn:
 
     @staticmethod
     def restored(chunks: list[pa.Array]) -> ValueColumn:
-        """A column of saved chunks: what can grow in place does, and one chunk of texts is copied when it has to."""
+        """Make a column of saved chunks, which grows in place if it can; one chunk of texts is copied when needed."""
         column = ValueColumn()
         if len(chunks) == 1 and _is_text(chunks[0].type) and not chunks[0].null_count:
             column._texts = GrowableTexts.of(chunks[0])
@@ -127,7 +123,7 @@ class ValueColumn:
             self.merge()
 
     def merge(self) -> None:
-        """Merge neighbouring chunks where the older one is not much longer: log2(n) are left, and those too large."""
+        """Merge each chunk into the one before it unless that is much longer or too large; about log2(n) are left."""
         groups: list[list[pa.Array]] = []
         for chunk in self._chunks:
             group = [chunk]
@@ -135,7 +131,7 @@ class ValueColumn:
                 group = groups.pop() + group
             groups.append(group)
         if len(groups) < len(self._chunks):
-            # Arrow copies a chunk even where there is nothing to put behind it.
+            # Arrow would copy a chunk even if it is alone in its group.
             self._chunks = [self._joined(group) if len(group) > 1 else group[0] for group in groups]
             self._starts = self._bounds()
 
@@ -164,7 +160,7 @@ class ValueColumn:
         return pa.concat_arrays(chunks if all(is_null) else [self._typed(chunk) for chunk in chunks])
 
     def take(self, positions: Int64s) -> pa.Array:
-        """Values at ``positions``, (n,) int64."""
+        """Return the values at ``positions``, (n,) int64."""
         if self._numbers is not None:
             return pa.array(self._numbers.values[positions], self._number_type)
         chunks, starts = self._parts, self.starts
@@ -187,7 +183,7 @@ class ValueColumn:
         return joined.take(pa.array(inverse))
 
     def equal(self, positions: Int64s, others: pa.Array, other_positions: Int64s) -> Bools:
-        """True where the value at ``positions[i]`` is ``others[other_positions[i]]``, (n,) bool."""
+        """Flag the positions whose value is ``others[other_positions[i]]``, (n,) bool."""
         if not len(positions):
             return np.zeros(0, bool)
         if self._numbers is not None and pa.types.is_integer(others.type) and not others.null_count:
@@ -205,7 +201,7 @@ class ValueColumn:
         return same
 
     def keep(self, kept: Int64s | Bools) -> None:
-        """Keep only the values at ``kept``, flags or positions that ascend."""
+        """Keep only the values at ``kept``, flags or ascending positions."""
         if not count_of(kept):
             self._chunks, self._numbers, self._texts, self._starts = [], None, None, np.zeros(1, np.int64)
         elif self._grown is not None:
@@ -214,7 +210,7 @@ class ValueColumn:
             positions = kept.nonzero()[0] if kept.dtype == np.bool_ else kept
             cuts, chunks = positions.searchsorted(self._starts), self._chunks
             for i, start in enumerate(self._starts[:-1].tolist()):
-                # One after the other, so that no more than a chunk is there twice.
+                # One chunk after the other, so that only one of them is in memory twice.
                 chunks[i] = chunks[i].take(pa.array(positions[cuts[i] : cuts[i + 1]] - start))
             self._chunks = [chunk for chunk in chunks if len(chunk)]
             self._starts = self._bounds()
@@ -227,7 +223,7 @@ def _merge_due(older: list[pa.Array], newer: list[pa.Array]) -> bool:
 
 
 def equal_values(left: pa.Array, left_at: Int64s, right: pa.Array, right_at: Int64s) -> Bools:
-    """True where ``left[left_at[i]] == right[right_at[i]]``, (n,) bool; null equals null."""
+    """Flag each i with ``left[left_at[i]] == right[right_at[i]]``, (n,) bool; null equals null."""
     if pa.types.is_integer(left.type) and pa.types.is_integer(right.type):
         return left.to_numpy()[left_at] == right.to_numpy()[right_at]
     if pa.types.is_null(left.type):
@@ -244,5 +240,5 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def as_bools(array: pa.Array) -> Bools:
-    """An Arrow boolean array without nulls as (n,) bool."""
+    """Return an Arrow boolean array without nulls as (n,) bool."""
     return array.to_numpy(zero_copy_only=False)

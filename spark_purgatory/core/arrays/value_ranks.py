@@ -1,8 +1,8 @@
 """An order of rows by their content, for every Arrow type.
 
-Rows that are equal in everything that matters still need an order that does not depend on their arrival. They are
-ordered by content: column by column, null first, then by the bits of the value; lists element by element. The order has
-no meaning, but it is always the same.
+Rows that are equal in everything that matters still need an order that does not depend on their arrival. Their content
+gives it: column by column, null first, then by the bits of the value; lists element by element. The order has no
+meaning, but it is always the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spark_purgatory.core.arrays.sorted_runs import Int64s
 
 
 def value_ranks(column: pa.Array) -> Int64s:
-    """The rank of each value among those of the column, equal where they are, (n,) int64."""
+    """Return the rank of each value of the column, (n,) int64; equal values have equal ranks."""
     kind = column.type
     if pa.types.is_null(kind) or not len(column):
         return np.zeros(len(column), np.int64)
@@ -37,7 +37,7 @@ def value_ranks(column: pa.Array) -> Int64s:
 
 
 def number_ranks(column: pa.Array) -> Int64s:
-    """Numbers in the order of the column's, equal where they are, null and NaN first, (n,) int64."""
+    """Return ranks in the order of the column's numbers, null and NaN first, (n,) int64."""
     if pa.types.is_integer(column.type) and not column.null_count:
         return column.to_numpy().astype(np.int64)
     if not pa.types.is_floating(column.type):
@@ -49,7 +49,7 @@ def number_ranks(column: pa.Array) -> Int64s:
 
 
 def _both(first: Int64s, second: Int64s) -> Int64s:
-    """Ranks by the first and, where that is the same, by the second."""
+    """Rank by the first and then by the second."""
     return np.unique(first * (int(second.max(initial=0)) + 1) + second, return_inverse=True)[1]
 
 
@@ -58,7 +58,7 @@ def _validity(column: pa.Array) -> Int64s:
 
 
 def _bits(column: pa.Array) -> Int64s:
-    """The ranks of values of a fixed width; bits under a null are ignored."""
+    """Rank values of a fixed width; bits under a null are ignored."""
     n_bytes = column.type.bit_width // 8
     word = np.dtype(f"i{min(n_bytes, 8)}")
     n_words = n_bytes // word.itemsize
@@ -70,7 +70,7 @@ def _bits(column: pa.Array) -> Int64s:
 
 
 def _texts(column: pa.Array) -> Int64s:
-    """The ranks of strings, binary and numbers that are no floats; null first, with 0."""
+    """Rank strings, binary values and numbers other than floats; null has rank 0."""
     encoded = column.dictionary_encode()
     rank = np.empty(len(encoded.dictionary), np.int64)
     rank[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(rank)) + 1
@@ -79,7 +79,7 @@ def _texts(column: pa.Array) -> Int64s:
 
 
 def _sequences(offsets: pa.Array, values: pa.Array) -> Int64s:
-    """The ranks of lists, by their elements' ranks, which as bytes are in the same order."""
+    """Rank lists by the bytes of their elements' ranks, which have the same order."""
     at = offsets.to_numpy().astype(np.int64)
     ranks = value_ranks(values).astype(">u8")
     buffers = [None, pa.py_buffer(at * ranks.itemsize), pa.py_buffer(ranks.tobytes())]

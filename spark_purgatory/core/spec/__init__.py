@@ -1,1 +1,1 @@
-"""What a query asks for and what arrives: criteria, the engine's specification, tables of operations and events."""
+"""The criteria, the engine's specification, and the tables of operations and events that arrive."""

@@ -1,18 +1,15 @@
-"""What arrives at a shard: tables of operations and of events, read without copying, checked row by row.
+"""Tables of operations and events that arrive at a shard, read without copying and checked row by row.
 
-Columns of the tables are fixed here, so that the exchange that writes them and the engine that reads them agree:
+The exchange writes these columns, and the engine reads them:
 
-operations   ``id``, ``id_hash``, ``keys`` (a value or a list), ``key_hashes`` (likewise), ``created_us``,
-             ``deadline_us``, ``ahead`` (created too far ahead of processing time); where rows bring their rules
-             ``rule``, ``need`` and ``levels`` (a value or a list, as ``keys``), doubles; beside values that are not
-             doubles ``need_up`` and ``levels_up``, the same rounded up to the values' digits, null where they do not
-             fit a decimal of those;
-             then the payload, ``p0``, ``p1``, ...;
-             a column of `ROLES` that the spec says is a payload column is not sent apart
-events       ``key``, ``key_hash``, ``time_us``, ``ahead``; where there is something to read, ``value`` (null is none;
-             a double, a bigint or a decimal: the query's number type),
-             ``kind`` (null is complete), ``operation_id`` and ``operation_hash``, ``event_id``;
-             then what outcomes carry of the events, ``p0``, ``p1``, ...
+operations   ``id``, ``id_hash``, ``keys`` and ``key_hashes`` (a value or a list), ``created_us``, ``deadline_us``,
+             ``ahead`` (created too far ahead of processing time). Rows that bring their rules also have ``rule``,
+             ``need`` and ``levels`` (a value or a list, like ``keys``) as doubles. If values are not doubles, they have
+             ``need_up`` and ``levels_up`` too: the same rounded up to the values' digits, null if a decimal does not
+             hold them. The payload comes last, as ``p0``, ``p1``, ... A payload column with one of `ROLES` is sent once
+events       ``key``, ``key_hash``, ``time_us`` and ``ahead``. If the query reads them: ``value`` (in the query's number
+             type, null if there is none), ``kind`` (null is complete), ``operation_id`` and ``operation_hash``,
+             ``event_id``. The columns that outcomes carry come last, as ``p0``, ``p1``, ...
 """
 
 from __future__ import annotations
@@ -49,7 +46,7 @@ RULE_COLUMNS = ("rule", "need", "levels", "need_up", "levels_up")
 
 @dataclass(frozen=True)
 class OperationArrivals:
-    """n operations with m watch keys; keys of operation i are ``offsets[i] .. offsets[i + 1]``."""
+    """n operations with m watch keys; operation i has ``keys[offsets[i]:offsets[i + 1]]``."""
 
     ids: pa.Array
     id_hash: Int64s
@@ -63,13 +60,13 @@ class OperationArrivals:
     rule: Int64s | None = None  # (n,) codes of Rule; None: the query's criterion
     need: Floats | None = None  # (n,)
     level_need: Numbers | None = None  # (m,) in the query's number type
-    sum_need: Numbers | None = None  # (n,) likewise; None: the need itself
+    sum_need: Numbers | None = None  # (n,) in the query's number type; None: the need itself
 
     def __len__(self) -> int:
         return len(self.id_hash)
 
     def take(self, rows: Int64s) -> OperationArrivals:
-        """Only the operations at ``rows``, (k,) ascending."""
+        """Return the operations at ``rows``, (k,) ascending."""
         if len(rows) == len(self):
             return self
         counts, chosen = np.diff(self.offsets), np.zeros(len(self), bool)
@@ -82,7 +79,7 @@ class OperationArrivals:
 
 @dataclass(frozen=True)
 class EventArrivals:
-    """n events."""
+    """Columns of n events."""
 
     keys: pa.Array
     key_hash: Int64s
@@ -95,19 +92,19 @@ class EventArrivals:
     event_ids: pa.Array | None = None  # (n,)
     granted_us: Int64s | None = None  # (n,) of extensions
     no_addend: Bools | None = None  # (n,) values that no sum takes; None: rejected, or not read
-    columns: pa.StructArray | None = None  # (n,) what outcomes carry of the events; None: nothing
+    columns: pa.StructArray | None = None  # (n,) the columns that outcomes carry; None: they carry none
 
     def __len__(self) -> int:
         return len(self.key_hash)
 
     def take(self, rows: Int64s) -> EventArrivals:
-        """Only the events at ``rows``, (k,) ascending."""
+        """Return the events at ``rows``, (k,) ascending."""
         if len(rows) == len(self):
             return self
         return EventArrivals(**{name: _at(column, rows) for name, column in vars(self).items()})
 
     def is_control(self) -> Bools:
-        """Which events are not plain completions: of another kind, or for one operation; (n,) bool."""
+        """Flag events of another kind than complete, and events for one operation, (n,) bool."""
         control = np.zeros(len(self), bool) if self.kind is None else self.kind != EventKind.COMPLETE
         return control if self.operation_ids is None else control | ~_nulls(self.operation_ids)
 
@@ -120,7 +117,7 @@ def read_operations(table: pa.Table, spec: EngineSpec) -> OperationArrivals:
     )
     hashes = whole(table, "key_hashes")
     created_us, deadline_us = _int64(created), _int64(deadline)
-    # MIN_TIME_US is the watermark of a stream that has none yet, MAX_TIME_US the resolution of what is not resolved.
+    # MIN_TIME_US stands for no watermark yet, MAX_TIME_US for not resolved.
     at_no_time = (created_us == MIN_TIME_US) | (created_us == MAX_TIME_US)
     rejection = np.where(at_no_time, OperationRejection.CREATED_AT_NO_TIME, OperationRejection.NONE)
     if bool(pc.any(table["ahead"]).as_py()):
@@ -154,7 +151,7 @@ def read_operations(table: pa.Table, spec: EngineSpec) -> OperationArrivals:
 
 
 def _with_rules(arrivals: OperationArrivals, table: pa.Table, kept: Int64s | slice, doubles: bool) -> OperationArrivals:
-    """The operations with their own rules; ``kept``: which of the keys given are left."""
+    """Add the operations' own rules; ``kept`` are the positions of the keys that are left."""
     rule = codes_of(whole(table, "rule"), RULES)
     need, level_need = _floats(whole(table, "need")), _floats(_flat(whole(table, "levels")))[kept]
     bad = among(rule, COUNTED) & ~((need >= 1) & np.isfinite(need) & (need == np.floor(need)))
@@ -176,7 +173,7 @@ def _with_rules(arrivals: OperationArrivals, table: pa.Table, kept: Int64s | sli
 
 
 def codes_of(names: pa.Array, known: tuple[str, ...]) -> Int64s:
-    """Each name's position in ``known``, -1 where it is none of them; (n,) int64."""
+    """Return the position of each name in ``known``, -1 for any other name; (n,) int64."""
     found = pc.index_in(names.cast(pa.string()), value_set=pa.array(known))
     return found.fill_null(-1).cast(pa.int64()).to_numpy(zero_copy_only=False)
 
@@ -191,26 +188,25 @@ def _floats(column: pa.Array) -> Floats:
 
 
 def _at(column: Any, rows: Int64s) -> Any:
-    """The column, numpy or Arrow or none, at rows."""
+    """Return the rows of a column, which may be a numpy array, an Arrow array or None."""
     if column is None:
         return None
     return column[rows] if isinstance(column, np.ndarray) else column.take(pa.array(rows))
 
 
 def payload_role(payload: pa.StructArray, spec: EngineSpec, name: str) -> pa.Array:
-    """The payload column that plays the role, times as int64 microseconds."""
+    """Return the payload column of a role, times as int64 microseconds."""
     column = payload.flatten()[dict(spec.roles)[name]]
     return column.view(pa.int64()) if pa.types.is_timestamp(column.type) else column
 
 
 def _others(table: pa.Table, known: Sequence[str]) -> pa.StructArray:
-    """The columns that are not known."""
     names = [name for name in table.column_names if name not in known]
     return _as_array(table.select(names).to_struct_array())
 
 
 def read_events(table: pa.Table, criterion: Criterion | ByRow, whole_operations: bool = False) -> EventArrivals:
-    """Read and check a table of events; ``whole_operations`` as of `EngineSpec`."""
+    """Read and check a table of events; ``whole_operations`` is that of `EngineSpec`."""
     keys, times = whole(table, "key"), whole(table, "time_us")
     time_us = _int64(times.fill_null(MIN_TIME_US) if times.null_count else times)
     at_no_time = (time_us == MIN_TIME_US) | (time_us == MAX_TIME_US)
@@ -269,13 +265,13 @@ def read_events(table: pa.Table, criterion: Criterion | ByRow, whole_operations:
 
 
 def _values(column: pa.Array) -> tuple[Numbers, Bools]:
-    """Values, and which of them no sum can take: null adds nothing, and stays in the log as none."""
+    """Return values, and flag those that no sum takes. A null adds nothing and stays in the log."""
     value = read_numbers(column)
     return value, ~(value >= 0) & ~_nulls(column) if is_double(value) else is_negative(value)
 
 
 def whole(table: pa.Table, name: str) -> pa.Array:
-    """A column as one array."""
+    """Return a column as one array."""
     return _as_array(table[name].combine_chunks())
 
 
@@ -286,9 +282,7 @@ def _as_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _int64(column: pa.Array) -> Int64s:
-    if column.null_count:
-        column = pc.fill_null(column, 0)
-    return column.to_numpy()
+    return (pc.fill_null(column, 0) if column.null_count else column).to_numpy()
 
 
 def _nulls(column: pa.Array) -> Bools:
@@ -301,7 +295,7 @@ def _mark_nulls(rejection: Int64s, column: pa.Array, code: int) -> None:
 
 
 def _flatten(keys: pa.ListArray, hashes: pa.ListArray) -> tuple[pa.Array, Int64s, Int64s, Int64s, Int64s | slice]:
-    """(distinct keys of each operation flat, hashes, offsets, operation of each, which are left); null is empty."""
+    """Return the flat distinct keys of operations, hashes, offsets, owners, and which keys are left; null is empty."""
     offsets = keys.offsets.to_numpy().astype(np.int64)
     counts = np.where(_nulls(keys), 0, np.diff(offsets)) if keys.null_count else np.diff(offsets)
     owner = np.repeat(np.arange(len(keys)), counts)

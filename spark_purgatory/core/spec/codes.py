@@ -1,6 +1,6 @@
-"""What rules, kinds of events, statuses and rejections are called, and the code of each in arrays and in the state.
+"""Names and codes of rules, kinds of events, statuses and rejections.
 
-Codes are stored in checkpoints: add at the end, never renumber.
+Checkpoints store the codes: add at the end, never renumber.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Rule(IntEnum):
 
 
 class EventKind(IntEnum):
-    """What an event does to the operations on its key."""
+    """The effect of an event on the operations of its key."""
 
     COMPLETE = 0
     FAIL = 1
@@ -37,7 +37,7 @@ class EventKind(IntEnum):
 
 
 class Status(IntEnum):
-    """How an operation ended; ORPHAN is an event that counted for none."""
+    """The end of an operation; ORPHAN is an event that counted for none."""
 
     COMPLETED = 0
     EXPIRED = 1
@@ -48,30 +48,26 @@ class Status(IntEnum):
     ORPHAN = 6
 
 
+# Names by code.
 RULES = tuple(rule.name.lower() for rule in Rule)
-"""Names of the rules, by code."""
 KINDS = tuple(kind.name.lower() for kind in EventKind)
-"""Names of the kinds of events, by code."""
 STATUSES = tuple(status.name for status in Status)
-"""Names of the statuses, by code."""
 
 
 class Rejection(IntEnum):
-    """Why a row is rejected: a code, and its reason as a text."""
+    """A reason to reject a row: its code and its text."""
 
-    reason: str
-    """Empty where nothing is wrong."""
+    reason: str  # empty if nothing is wrong
 
     def __new__(cls, code: int, reason: str) -> Self:
-        """A code with its text."""
+        """Make a code with its text."""
         member = int.__new__(cls, code)
-        member._value_ = code
-        member.reason = reason
+        member._value_, member.reason = code, reason
         return member
 
 
 class OperationRejection(Rejection):
-    """Why an operation is REJECTED; `reason` is the text of its outcome. Where several hold, the last set stands."""
+    """The reason why an operation is REJECTED, with the text of its outcome. The last one set stands."""
 
     NONE = 0, ""
     NULL_ID = 1, "the id is null"
@@ -98,40 +94,35 @@ class OperationRejection(Rejection):
 
 
 class EventRejection(Rejection):
-    """Why an event is rejected and counted."""
+    """The reason why an event is rejected and counted."""
 
     NONE = 0, ""
     NULL_KEY = 1, "the key is null"
     NULL_TIME = 2, "the time is null"
+    # With by_row the event is only counted here: rules that add nothing up may take it.
     BAD_VALUE = 3, "the value is not a number, or negative, where values add up"
-    """With ``by_row`` it is counted, and the event is not rejected: rules that add nothing up may count it."""
     TIME_AHEAD = 4, "the time is too far ahead of processing time (max_future)"
     UNKNOWN_KIND = 5, f"the kind is none of {', '.join(KINDS)}"
-    AT_NO_TIME = (6, "the time is the first or last microsecond that a timestamp can hold, which stand for no time")
+    AT_NO_TIME = 6, "the time is the first or last microsecond that a timestamp can hold, which stand for no time"
     BAD_EXTENSION = 7, "the seconds of the extend are null, negative, infinite or not a number"
     OPERATION_ALONE = (
         8,
         "the key is null: an event with only an operation_id needs `scope`, or operations with several keys",
     )
+    # The event is only counted here: another operation with the id may come.
     FOREIGN_KEY = 9, "its operation_id names a pending operation that does not have this key"
-    """Counted alone: the event is not rejected, for another operation of the id may come."""
 
 
 class EventMark(IntFlag):
-    """What is known of an event that no operation has counted so far; the state stores the sum of an event's marks."""
+    """Facts about an event that no operation has counted so far; the state stores the sum of an event's marks."""
 
-    LATE = 1
-    """It arrived behind the watermark."""
-    ENDED = 2
-    """An operation that would have counted it had ended."""
-    NOT_TAKEN = 4
-    """An operation was pending at its time and did not count it."""
-    NO_ADDEND = 8
-    """It has a value that no sum can take."""
-    PAST = 16
-    """It came after the deadline of an operation, by no more than this had waited."""
+    LATE = 1  # it arrived behind the watermark
+    ENDED = 2  # an operation that would have counted it had ended
+    NOT_TAKEN = 4  # an operation was pending at its time and did not count it
+    NO_ADDEND = 8  # its value cannot be added up
+    PAST = 16  # it came after an operation's deadline, by no more than the operation had waited
 
 
 def among(rules: Int64s, which: tuple[Rule, ...]) -> Bools:
-    """Which of the codes are of one of the rules, (n,) bool."""
+    """Flag the codes of ``which`` rules, (n,) bool."""
     return reduce(np.logical_or, (rules == rule for rule in which))

@@ -1,7 +1,7 @@
 """The seven criteria, as data.
 
-All are monotone: once met over the events up to t, they are met for every later t. So "when" is the smallest such t,
-and nothing has to be evaluated twice.
+All are monotone: a criterion that is met over the events up to t is met for every later t. The smallest such t is the
+time at which it is met, and nothing has to be evaluated twice.
 """
 
 from __future__ import annotations
@@ -17,20 +17,14 @@ from spark_purgatory.errors import ConfigError
 
 @dataclass(frozen=True)
 class RuleNeeds:
-    """What a rule looks at, and what it asks of a query; how it is evaluated is in `evaluation`."""
+    """The inputs that a rule needs; `evaluation` evaluates it."""
 
-    by_key: bool
-    """It is satisfied key by key: its operations have missing keys."""
-    values: bool = False
-    """It reads the events' values."""
-    whole: bool = False
-    """It needs a whole number, of at least 1: of keys or of events."""
-    adds_up: bool = False
-    """It adds up values: a negative one is not for it, and of redeliveries at one time the smallest counts."""
-    levels: bool = False
-    """Each key has a level to reach, also by events from before the operation."""
-    at_deadline: bool = False
-    """The deadline decides: until then more events may count."""
+    by_key: bool  # it is satisfied key by key: its operations have missing keys
+    values: bool = False  # it reads the events' values
+    whole: bool = False  # it needs a whole number from 1, of keys or of events
+    adds_up: bool = False  # it adds values, none of them negative; the smallest of redeliveries at one time counts
+    levels: bool = False  # each key has a level to reach, also by events from before the operation
+    at_deadline: bool = False  # the deadline decides: until then more events may count
 
 
 RULE_NEEDS = {
@@ -46,17 +40,13 @@ KEYED, VALUED, COUNTED, ADDING, LEVELLED, AT_DEADLINE = (
     tuple(rule for rule, needs in RULE_NEEDS.items() if getattr(needs, what))
     for what in ("by_key", "values", "whole", "adds_up", "levels", "at_deadline")
 )
-NUMBERED = tuple(rule.name.lower() for rule in Rule if rule in COUNTED or rule in VALUED)
-"""Names of the rules that need a number."""
-
-
-SMALLEST_SUM, LARGEST_SUM = 2.0**-43, 2.0**62
-"""Bounds of the need of a sum of doubles: within them every digit counts (`exact_sums`)."""
+NUMBERED = tuple(rule.name.lower() for rule in Rule if rule in (*COUNTED, *VALUED))  # rules that need a number
+SMALLEST_SUM, LARGEST_SUM = 2.0**-43, 2.0**62  # within these, sums of doubles are exact in every digit (`exact_sums`)
 
 
 @dataclass(frozen=True)
 class Criterion:
-    """When an operation is complete: a rule of `RULES` and the number it needs (1 where the rule has none)."""
+    """The rule by which an operation completes, one of `RULES`, and the number it needs (1 if it needs none)."""
 
     rule: str
     need: float | Decimal = 1
@@ -87,7 +77,7 @@ class Criterion:
         if self.code == Rule.SUM_AT_LEAST and self.need and not SMALLEST_SUM <= self.need <= LARGEST_SUM:
             raise ConfigError(
                 f"criterion sum_at_least needs 0 or a number between {SMALLEST_SUM} and {LARGEST_SUM}, "
-                f"got {self.need!r}: sums of doubles are exact within these; beside values that are decimal or bigint "
+                f"got {self.need!r}: sums of doubles are exact within these bounds; if values are decimal or bigint, "
                 "give an int or a Decimal"
             )
 
@@ -98,7 +88,7 @@ class Criterion:
 
 
 def _is_finite(need: object) -> bool:
-    """True if a need is a number, and as a double a finite one."""
+    """Return True if a need is a number that is finite as a double."""
     if isinstance(need, bool) or not isinstance(need, (int, float, Decimal)):
         return False
     try:
@@ -109,7 +99,7 @@ def _is_finite(need: object) -> bool:
 
 @dataclass(frozen=True)
 class ByRow:
-    """Every operation brings its own rule: names of the columns of rule, need and levels (made by `by_row`)."""
+    """Names of the columns with each operation's own rule, need and levels (made by `by_row`)."""
 
     rule: str
     need: str | None = None
@@ -119,29 +109,27 @@ class ByRow:
         for field, value in vars(self).items():
             if not (isinstance(value, str) and value) and not (value is None and field != "rule"):
                 raise ConfigError(
-                    f"criteria.by_row {field}={value!r} must be a column's name: add a column to the operations, "
-                    "and name that"
+                    f"criteria.by_row {field}={value!r} must be a column's name: add a column to the operations and "
+                    "name it"
                 )
 
     def __repr__(self) -> str:
         given = (f"{name}={value!r}" for name, value in vars(self).items() if value is not None)
         return f"criteria.by_row({', '.join(given)})"
 
-    reads_values: ClassVar[bool] = True
-    """Events must bring a value: some of its rules read one."""
+    reads_values: ClassVar[bool] = True  # some of its rules read a value
 
 
 def by_row(rule: str = "rule", need: str | None = None, levels: str | None = None) -> ByRow:
     """Read each operation's own criterion from columns.
 
     Args:
-        rule: The column of the rule's name: any_key, all_keys, quorum, count, sum_at_least, level or
-            until_deadline.
-        need: The column of its number. It may be left out where no row needs one.
-        levels: A column of maps from key to the level that a ``level`` operation needs there; without it, ``need`` at
-            every key.
+        rule: The column of the rule's name: any_key, all_keys, quorum, count, sum_at_least, level or until_deadline.
+        need: The column of its number. It may be left out if no row needs one.
+        levels: A column of maps from key to the level that a ``level`` operation needs there; by default every key
+            needs ``need``.
 
-    An unknown rule, or a number that is missing or that the rule does not allow, makes the operation REJECTED.
+    An operation is REJECTED if its rule is unknown, or its number is missing or not allowed by the rule.
 
     Example:
         >>> criterion = by_row(rule="rule", need="acks")
@@ -173,8 +161,8 @@ def quorum(n: int) -> Criterion:
     """Complete when ``n`` distinct keys have had an event (Kafka: members of a DelayedJoin).
 
     Args:
-        n: How many keys. An operation whose array of keys has fewer cannot complete: it waits until its deadline and is
-            EXPIRED. More than there are columns in a list of keys is refused, and so is less than 1.
+        n: Number of keys, at least 1. An operation whose array of keys has fewer waits until its deadline and is
+            EXPIRED. If keys are a list of columns, a larger number than that of the columns is refused.
 
     Example:
         >>> quorum(2).need
@@ -187,7 +175,7 @@ def count(n: int) -> Criterion:
     """Complete at the ``n``-th event on the operation's keys, whichever they are.
 
     Args:
-        n: How many events, at least 1.
+        n: Number of events, at least 1.
 
     Example:
         >>> count(3).need
@@ -199,11 +187,11 @@ def count(n: int) -> Criterion:
 def sum_at_least(x: float | Decimal) -> Criterion:
     """Complete when the values of the events add up to ``x`` (Kafka: minimum bytes of a DelayedFetch).
 
-    Sums are exact, so that neither order nor batching changes them: ten events of 0.1 reach 1.0.
+    Sums are exact, so neither order nor batching changes them: ten events of 0.1 reach 1.0.
 
     Args:
-        x: The sum, compared in the values' own type. Beside values that are decimal or bigint an int or a ``Decimal``
-            means itself, and a float the decimal that it is written as: 0.8 is exactly eight tenths.
+        x: The sum, compared in the values' own type. If values are decimal or bigint, an int or a ``Decimal`` is taken
+            as it is, and a float as the decimal that it is written as: 0.8 is exactly eight tenths.
 
     Raises:
         ConfigError: ``x`` is negative, not a number, or too large or small for exact sums of doubles.
@@ -220,8 +208,8 @@ def level(need: float | Decimal) -> Criterion:
     watermark).
 
     Args:
-        need: The level, compared as by `sum_at_least`. The maximum counts all events on the key, also those from
-            before the operation was created.
+        need: The level, compared like the sum of `sum_at_least`. The maximum is over all events on the key, also those
+            from before the operation was created.
 
     Example:
         >>> level(100).need
@@ -231,9 +219,9 @@ def level(need: float | Decimal) -> Criterion:
 
 
 def until_deadline() -> Criterion:
-    """Complete at the deadline, if an event came on any of the operation's keys by then; expire there if none came.
+    """Complete at the deadline if an event came on any of the operation's keys by then; expire there if none came.
 
-    For what is decided when the time is over: the winning bid of an auction, the readings of an interval. With
+    It fits what is decided when the time is over: the winning bid of an auction, the readings of an interval. With
     ``Purgatory(evidence_order="value")`` the outcome carries the event with the largest value.
 
     Example:

@@ -1,4 +1,4 @@
-"""What an engine does, as data: it travels to the workers, and a checkpoint remembers it."""
+"""The specification of an engine: it is sent to the workers, and a checkpoint keeps its fingerprint."""
 
 from __future__ import annotations
 
@@ -14,86 +14,62 @@ from spark_purgatory.core.spec.codes import Rule
 from spark_purgatory.core.spec.criteria import ADDING, ByRow, Criterion
 from spark_purgatory.errors import ConfigError
 
-Orphans = Literal["none", "control", "all"]
-"""Which events that count for no operation become ORPHAN rows: none, control events, all."""
-ROLES = ("id", "keys", "created_us", "deadline_us")
-"""Engine columns that may be payload columns, and then are not stored twice."""
+Orphans = Literal["none", "control", "all"]  # events that become ORPHAN rows if they count for no operation
+ROLES = ("id", "keys", "created_us", "deadline_us")  # engine columns that may be payload columns and are stored once
+# Fields that a fingerprint has under their names.
 AS_THEY_ARE = (
     "lookback_us tick_ms wheel_size identity_width operation_ids whole_operations event_ids orphans key_prefix"
 ).split()
-"""Fields that a fingerprint has under their name."""
-MOVABLE = ("need", "tick_ms", "wheel_size")
-"""Fields of a fingerprint of which a moved state may have other values: what they decide is decided anew."""
+MOVABLE = ("need", "tick_ms", "wheel_size")  # fields of a fingerprint that a move may change
 MOVES = "or move the checkpoint (spark-purgatory move)"
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """How outcomes carry events."""
+    """The events that outcomes carry."""
 
-    has_value: bool = False
-    """True if the first of the events' columns is their value."""
-    lists_all: bool = False
-    """True if outcomes carry all relevant events too, and not the deciding one alone."""
-    most: int = 100
-    """Events that one outcome lists at most: the first in its order."""
-    largest: bool = False
-    """True if events are taken by their values, the largest first, and not by their times."""
+    has_value: bool = False  # the first of the events' columns is their value
+    lists_all: bool = False  # outcomes carry all relevant events, and not only the one that decided
+    most: int = 100  # events that one outcome lists at most: the first in its order
+    largest: bool = False  # events are ordered by their values, the largest first, and not by their times
 
 
+# The first fields of every event in an outcome.
 EVENT_KEY_AND_TIME = (pa.field("key", pa.string()), pa.field("time", pa.timestamp("us", "UTC")))
-"""What every event in an outcome has first."""
 
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What an engine does; equal specs read each other's state."""
+    """The settings and columns of an engine. Equal specs read each other's state.
+
+    ``control_events`` and ``evidence`` are not part of the fingerprint: they may change at any restart.
+    """
 
     criterion: Criterion | ByRow
     final: bool = False
     lookback_us: int = 0
     tick_ms: int = 1
     wheel_size: int = 20
-    identity_width: int = 1
-    """Columns that identify an operation: 1, the id; 2, the id and its watch key, where rows are routed by key."""
-    operation_ids: bool = False
-    """Events may apply to one operation, by its id."""
-    whole_operations: bool = False
-    """An event may apply to one operation with all its keys, by its id and a null key."""
-    event_ids: bool = False
-    """Events bring ids: an event counts once for an operation, however often it is delivered."""
+    identity_width: int = 1  # columns that identify an operation: 1, the id; 2, the id and its watch key, if it routes
+    operation_ids: bool = False  # events may apply to one operation, by its id
+    whole_operations: bool = False  # an event may apply to one operation with all its keys, by its id and a null key
+    event_ids: bool = False  # events have ids: an event counts once for an operation, however often it is delivered
     orphans: Orphans = "none"
-    control_events: bool = True
-    """Events may be of other kinds than complete. If not, no deadline moves, and rows need no slot of their id.
-    Not part of the fingerprint: it may change at any restart."""
-    key_prefix: int = 0
-    """Characters (bytes, if binary) before the key itself in every key and id: where they are scoped by a partition."""
-    number: str = DOUBLE
-    """Type in which values and what they must reach are compared: double, bigint or decimal(precision,scale)."""
-    id_prefix: int = 0
-    """Characters (bytes, if binary) before the id itself in every id, which may be of another type than keys."""
-    deadline_is_sum: bool = False
-    """Deadlines are sums, created + time-out: MAX_TIME_US represents one that does not fit into int64."""
-    roles: tuple[tuple[str, int], ...] = ()
-    """Engine columns that are payload columns already, by the payload's position: `ROLES`, stored and sent once."""
-    columns: pa.Schema | None = field(default=None, hash=False)
-    """The payload's columns, which a checkpoint's are compared with by name; None: they are those of the checkpoint."""
-    case_sensitive: bool = False
-    """True if names that differ in case alone are two names."""
-    sources: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """Columns that `Operations` names, by its argument (``operations.id``); without those that are expressions."""
-    texts: tuple[tuple[str, str], ...] = ()
-    """The type that the texts of keys and ids are made of, by argument; equal where equal values have one text."""
-    evidence: Evidence | None = None
-    """How outcomes carry events, None: not at all. Not part of the fingerprint: it may change at any restart."""
-    event_columns: pa.Schema | None = field(default=None, hash=False)
-    """What is kept of each event for it, besides its key and time, by name."""
-    removed_columns: tuple[str, ...] = ()
-    """Columns of the checkpoint that the query gives up (`Operations.removed_columns`)."""
-    max_pending: int = 10_000_000
-    """Operations waiting in one shard: at 100 bytes each 1 GB of state, past what a state store can write."""
-    max_state_bytes: int = 1 << 30
-    """Bytes of one shard's state: a JVM array ends at 2 GiB, and two versions are on the heap."""
+    control_events: bool = True  # there may be other kinds than complete; else deadlines stay and rows have no id_slot
+    key_prefix: int = 0  # characters (or bytes) of the partition's value before the key itself, if keys are scoped
+    number: str = DOUBLE  # the type in which values and needs are compared: double, bigint or decimal(precision,scale)
+    id_prefix: int = 0  # characters (or bytes) before the id itself, which may have another type than keys
+    deadline_is_sum: bool = False  # deadlines are created + time-out; MAX_TIME_US is one that int64 does not hold
+    roles: tuple[tuple[str, int], ...] = ()  # `ROLES` that are payload columns, with the payload's position
+    columns: pa.Schema | None = field(default=None, hash=False)  # the payload's columns; None: the checkpoint's
+    case_sensitive: bool = False  # names that differ only in case are two names
+    sources: tuple[tuple[str, tuple[str, ...]], ...] = ()  # columns that `Operations` names, by argument
+    texts: tuple[tuple[str, str], ...] = ()  # the type behind the texts of keys and ids, by argument
+    evidence: Evidence | None = None  # None: outcomes carry no events
+    event_columns: pa.Schema | None = field(default=None, hash=False)  # the columns kept of events besides key and time
+    removed_columns: tuple[str, ...] = ()  # columns that the query gives up (`Operations.removed_columns`)
+    max_pending: int = 10_000_000  # a shard's waiting operations: at 100 bytes each, more than a state store can write
+    max_state_bytes: int = 1 << 30  # of one shard: a JVM array ends at 2 GiB, and two versions are on the heap
 
     def __post_init__(self) -> None:
         if not isinstance(self.criterion, Criterion) or not self.criterion.reads_values:
@@ -108,7 +84,7 @@ class EngineSpec:
             )
 
     def fingerprint(self) -> dict[str, str | float | int | bool | None]:
-        """What must not change against a checkpoint, by name."""
+        """Return the settings that must equal those of the checkpoint, by name."""
         criterion: dict[str, str | float | int | bool | None] = {"criterion": "by_row", "need": 1.0}
         if isinstance(self.criterion, Criterion):
             criterion = {"criterion": self.criterion.rule, "need": self._need()}
@@ -120,7 +96,7 @@ class EngineSpec:
         }
 
     def _need(self) -> float | str:
-        """The criterion's need: a double, or an exact decimal as text."""
+        """Return the criterion's need: a double, or an exact decimal as text."""
         assert isinstance(self.criterion, Criterion), "bug: operations bring their own needs"
         if self.scale is None or not self.criterion.reads_values:
             return float(self.criterion.need)
@@ -129,7 +105,7 @@ class EngineSpec:
 
     @property
     def scale(self) -> int | None:
-        """Digits behind the point of the units that values are counted in, None where they are doubles."""
+        """Digits behind the point of the values' units; None for doubles."""
         return scale_of(self.number)
 
     @property
@@ -152,7 +128,7 @@ class EngineSpec:
         return not isinstance(self.criterion, Criterion) or self.criterion.code in rules
 
     def event_type(self) -> pa.StructType:
-        """The type of one event in an outcome: key, time, value and id where there are, then its columns."""
+        """Return the type of one event in an outcome: key, time, value and id if there are any, then its columns."""
         assert self.evidence is not None and self.event_columns is not None, "bug: outcomes carry no events"
         own = [each.with_nullable(True) for each in self.event_columns]
         values = int(self.evidence.has_value)
@@ -160,12 +136,12 @@ class EngineSpec:
         return pa.struct([*EVENT_KEY_AND_TIME, *own[:values], *name, *own[values:]])
 
     def role(self, name: str) -> int | None:
-        """The payload column that plays ``name``, None where the engine has a column of its own."""
+        """Return the position of the payload column with the role; None if the engine has a column of its own."""
         return dict(self.roles).get(name)
 
 
 def spec_of(fingerprint: Mapping[str, Any]) -> EngineSpec:
-    """A spec with this fingerprint; what a fingerprint leaves out has its default."""
+    """Return a spec with this fingerprint; fields that it does not include have their defaults."""
     scale, need = fingerprint["scale"], fingerprint["need"]
     criterion: Criterion | ByRow = ByRow("rule")
     if fingerprint["criterion"] != "by_row":
@@ -179,13 +155,13 @@ def spec_of(fingerprint: Mapping[str, Any]) -> EngineSpec:
 
 
 def difference(name: str, then: object, now: object) -> str:
-    """What an error says of a field that the checkpoint was written with another value of, with the remedy."""
+    """Return the text of an error about a setting that differs from the checkpoint's, with the remedy."""
     if name == "scale":
         name, then, now = "number", _number_type(then), _number_type(now)
     if name == "number" and then == DOUBLE:
         return (
-            f"number: the checkpoint was written with 'double', the query has {now!r}: values are rounded to doubles "
-            "already: cast completions.value to double"
+            f"number: the checkpoint was written with 'double', the query has {now!r}. Its values are rounded to "
+            "doubles already: cast completions.value to double"
         )
     remedy = "cast completions.value" if name == "number" else "set it back"
     moves = f", {MOVES}" if name in MOVABLE else ""
