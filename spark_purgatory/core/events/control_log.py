@@ -1,13 +1,12 @@
 """Control events: fail, cancel, force, extend, and completions that name one operation.
 
-There are few of them compared to completions, and they have logs of their own: by key for events that apply to every
-operation on it, by (operation, key) for events that name one operation. A query without control events has no such log
-and no cost. Their effects are read from the logs each time an operation is resolved, over the same ranges of time as
-completions, so that their order of arrival does not matter:
+They are few compared to completions and have their own logs: by key, or by operation and key for events that name an
+operation. A query without control events has no such log and no cost. Whenever an operation is resolved, their effects
+are read over the same ranges of time as its completions, so their order of arrival does not matter:
 
-fail     the key has failed: completions later than the first failure do not count on it
+fail            the key has failed: completions after the first failure do not count on it
 cancel, force   end the operation at the first of each
-extend   moves the deadline (`extensions`)
+extend          moves the deadline (`extensions`)
 """
 
 from __future__ import annotations
@@ -37,21 +36,20 @@ class Targets:
     entries: Int64s  # (m,) positions in keys
     hashes: Int64s  # (m,)
     owner: Int64s  # (m,) operation of each entry
-    ids: pa.Array | None  # (n,) where events may name an operation
+    ids: pa.Array | None  # (n,) if events may name an operation
     id_hash: Int64s  # (n,)
-    whole: bool = False
-    """Events may name an operation without a key."""
+    whole: bool = False  # events may name an operation without a key
 
-    def named(self, with_keys: bool) -> ValueColumn:
-        """(operation, key) of each entry, as the logs of named events have it; or (operation, no key)."""
+    def named_spans(self, log: EventLog, with_keys: bool, from_us: Int64s, to_us: Int64s) -> list[Spans]:
+        """Read a log of named events for each entry: by operation and key, or by operation alone."""
         assert self.ids is not None, "bug: an event names an operation in a query without operation ids"
-        keys = self.keys.take(self.entries) if with_keys else None
-        return ValueColumn([pair_of(self.ids.take(pa.array(self.owner)), keys)])
+        pairs = pair_of(self.ids.take(pa.array(self.owner)), self.keys.take(self.entries) if with_keys else None)
+        return log.spans(ValueColumn([pairs]), np.arange(len(pairs)), self.id_hash[self.owner], from_us, to_us)
 
 
 @dataclass(frozen=True)
 class ControlEffects:
-    """Effects of control events on n operations with m watch entries."""
+    """The effects of control events on n operations with m watch entries."""
 
     deadline_us: Int64s  # (n,) after all extensions
     fail_us: Int64s  # (m,) first failure of the entry's key, MAX_TIME_US without one
@@ -61,26 +59,23 @@ class ControlEffects:
     extensions: list[Spans]  # owned by operations
 
     def left_us(self, resolved_us: Int64s) -> Int64s:
-        """Deadlines at the time of resolution, (n,): an extension counts while an operation is pending, and at exactly
-        its resolution time it still is.
-        """
+        """Return the deadlines at the time of resolution, (n,): extensions up to and at that time count."""
         deadline_us = self.deadline_us
         if not ((resolved_us < deadline_us) & (deadline_us > self.given_us)).any():
             return deadline_us
-        # Every extension up to the resolution counts: the operation was pending, its deadline not yet past.
+        # Every extension up to the resolution counts, because the operation was pending until then.
         return extended_at(self.extensions, self.given_us, np.minimum(resolved_us, deadline_us))
 
 
 class LogKey(NamedTuple):
-    """What is in one log of a `ControlLog`."""
+    """The key of one log of a `ControlLog`."""
 
     kind: EventKind
-    is_named: bool
-    """True if its events name an operation: then their keys are those of `pair_of`."""
+    is_named: bool  # its events name an operation, and their keys are those of `pair_of`
 
 
 class ControlLog:
-    """Control events by kind, named ones apart."""
+    """Control events by kind. Events that name an operation are apart."""
 
     def __init__(self) -> None:
         self.logs: dict[LogKey, EventLog] = {}
@@ -89,7 +84,7 @@ class ControlLog:
         return bool(self.logs)
 
     def append(self, events: EventArrivals) -> list[tuple[LogKey, EventSegment]]:
-        """Keep a batch's control events; returns them by the key of their log."""
+        """Keep the control events of a batch, and return them by the key of their log."""
         appended = []
         kinds = np.zeros(len(events), np.int64) if events.kind is None else events.kind
         named = np.zeros(len(events), bool)
@@ -106,31 +101,29 @@ class ControlLog:
         return appended
 
     def spans(self, kind: EventKind, targets: Targets, from_us: Int64s, to_us: Int64s) -> list[Spans]:
-        """Events of a kind between two times, (m,) each, that apply to each watch entry."""
+        """Return the events of a kind between two times, (m,) each, that apply to each watch entry."""
         found = []
         if (log := self.logs.get(LogKey(kind, False))) is not None:
             found += log.spans(targets.keys, targets.entries, targets.hashes, from_us, to_us)
         if (log := self.logs.get(LogKey(kind, True))) is not None:
-            hashes, entries = targets.id_hash[targets.owner], np.arange(len(targets.owner))
-            found += log.spans(targets.named(True), entries, hashes, from_us, to_us)
+            found += targets.named_spans(log, True, from_us, to_us)
         return found + self.keyless(kind, targets, from_us, to_us)
 
     def keyless(self, kind: EventKind, targets: Targets, from_us: Int64s, to_us: Int64s) -> list[Spans]:
-        """The spans of `spans` whose events have no key: these apply to each watch entry of the operation named."""
+        """Return those `spans` whose events have no key, which apply to each watch entry of the operation named."""
         log = self.logs.get(LogKey(kind, True))
         if log is None or not targets.whole or kind == EventKind.COMPLETE:
             return []
-        hashes, entries = targets.id_hash[targets.owner], np.arange(len(targets.owner))
-        return log.spans(targets.named(False), entries, hashes, from_us, to_us)
+        return targets.named_spans(log, False, from_us, to_us)
 
     def summable(self) -> ControlLog:
-        """A log of the events that a sum can take."""
+        """Return a log of the events that a sum can take."""
         controls = ControlLog()
         controls.logs = {key: log.summable() for key, log in self.logs.items()}
         return controls
 
     def read(self, targets: Targets, from_us: Int64s, deadline_us: Int64s) -> ControlEffects:
-        """What they do to operations that count events between two times, (n,) each."""
+        """Return the effects on operations that count events between two times, (n,) each."""
         owner = targets.owner
         from_entry = from_us[owner]
         extensions = _owned(self.spans(EventKind.EXTEND, targets, from_entry, np.full(len(owner), MAX_TIME_US)), owner)
@@ -144,7 +137,7 @@ class ControlLog:
         return ControlEffects(deadline_us, fail_us, force_us, cancel_us, given_us, extensions=extensions)
 
     def forget(self, floor_us: int, needed_from: Callable[[EventSegment], Int64s], earliest_us: int) -> None:
-        """Forget events up to the floor that no waiting operation can need; named ones before ``earliest_us``."""
+        """Forget events up to the floor that no waiting operation needs, and named ones before ``earliest_us``."""
         for key, log in self.logs.items():
             if key.is_named:
                 levels = key.kind == EventKind.COMPLETE
@@ -154,21 +147,21 @@ class ControlLog:
         self.drop_empty()
 
     def drop_empty(self) -> None:
-        """Keep no log without events."""
+        """Remove logs without events."""
         self.logs = {key: log for key, log in self.logs.items() if len(log)}
 
     @property
     def extends(self) -> bool:
-        """True if any event here may move a deadline."""
+        """True if an event may move a deadline."""
         return bool(self.logs_of(EventKind.EXTEND))
 
     def logs_of(self, kind: EventKind) -> list[EventLog]:
-        """The logs of a kind that there are."""
+        """Return the logs of a kind."""
         return [log for key, log in self.logs.items() if key.kind == kind]
 
 
 def pair_of(ids: pa.Array, keys: pa.Array | None) -> pa.Array:
-    """(operation, key) as one binary value, (n,): the id's length separates them, with a 0 before it without a key."""
+    """Join ids and keys to binary values, (n,): the id's length, ":", id and key; "0" before the length: no key."""
     ids, keys = _as_binary(ids), pa.nulls(len(ids), pa.binary()) if keys is None else _as_binary(keys)
     lengths = pc.binary_length(ids).cast(pa.string()).cast(pa.binary())
     if keys.null_count:
@@ -178,7 +171,7 @@ def pair_of(ids: pa.Array, keys: pa.Array | None) -> pa.Array:
 
 
 def split_pairs(pairs: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """The ids and keys of `pair_of`, both (n,) binary; keys null where there is none."""
+    """Return the ids and keys of `pair_of`, both (n,) binary; a missing key is null."""
     pairs = pa.concat_arrays([pairs.cast(pa.binary())])
     _, offsets, data = pairs.buffers()
     start = np.frombuffer(offsets, np.int32, len(pairs) + 1, pairs.offset * 4).astype(np.int64)
@@ -203,7 +196,7 @@ def _as_binary(values: pa.Array) -> pa.Array:
 
 
 def _segment(events: EventArrivals, key: LogKey) -> EventSegment:
-    """Events of one kind; their value is a number that may be added up or, of extensions, how long they grant."""
+    """Build a segment of one kind of events, whose value is a number, or the time that extensions grant."""
     value = {EventKind.COMPLETE: events.value, EventKind.EXTEND: events.granted_us}.get(key.kind)
     keys, hashes = events.keys, events.key_hash
     if key.is_named:
@@ -213,7 +206,7 @@ def _segment(events: EventArrivals, key: LogKey) -> EventSegment:
 
 
 def _owned(spans: list[Spans], owner: Int64s) -> list[Spans]:
-    """Spans of entries as spans of their operations."""
+    """Return spans of entries as spans of their operations."""
     return [replace(span, owner=owner[span.owner]) for span in spans]
 
 

@@ -1,14 +1,14 @@
 """Events delivered again on another of an operation's keys, or once by key and once by operation id.
 
-An event is identified by its event id. An operation counts it once, at its first delivery, on whichever of its keys.
-`redelivery` handles deliveries on the same key, for any number of operations at once. This module handles the first
-deliveries on each further key. Worked example, an operation on keys a and b::
+The event id identifies an event. An operation counts it once, at its first delivery on any of its keys. `redelivery`
+handles deliveries on the same key, and this module the first delivery on each other key. Worked example, an operation
+on keys a and b::
 
     a    x at 12   y at 13   x at 15       x at 15 is a redelivery on the same key
     b    x at 14   z at 16                 x at 14 is a redelivery on another key: 3 events count, x at 12
 
-First deliveries are laid out one by one for each operation, further ones on the same key are not. An event can be one
-only if its id is on two keys, so a stream whose ids belong to one key each has none, and costs one pass over its ids.
+First deliveries are laid out one by one for each operation; later ones on the same key are not. Only ids on two keys
+matter, so a stream in which each id has one key costs one pass over its ids.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s
 from spark_purgatory.core.events.event_log import EventSegment, Spans, bisect_within
 from spark_purgatory.core.events.redelivery import first_in_ranges, shared_ids
 
-MAX_DELIVERIES = 1 << 25
-"""Deliveries that are laid out together, 2 GB of columns: operations that have more are resolved in parts."""
+MAX_DELIVERIES = 1 << 25  # laid out together, 2 GB of columns; operations with more are resolved in parts
 
 
 @dataclass(frozen=True)
@@ -34,28 +33,26 @@ class CrossKeyRedeliveries:
 
     start: Int64s  # (n + 1,)
     time_us: Int64s  # (e,)
-    sums: Int64s  # (1 + LIMBS, e + 1) how many, and the limbs of what they add up to, before each
+    sums: Int64s  # (1 + LIMBS, e + 1) the number of those before each, and the limbs of their sum
 
     def total(self, operations: Int64s, until_us: Int64s) -> Int64s:
-        """Number and sum of each operation's redeliveries up to ``until_us[i]``: (1 + LIMBS, n), the number first."""
+        """Return the number of each operation's redeliveries up to ``until_us[i]``, and their sum: (1 + LIMBS, n)."""
         start, end = self.start[operations], self.start[operations + 1]
         return self.sums[:, bisect_within(self.time_us, start, end, until_us, after=True)] - self.sums[:, start]
 
 
 @dataclass(frozen=True)
 class CrossKeyDeliveries:
-    """Deliveries to n operations of events whose id is on several keys: what has to be compared for redeliveries."""
+    """Deliveries to n operations of events whose id is on several keys, to be compared for redeliveries."""
 
-    spans: list[tuple[Int64s, Spans]]
-    """Spans of events with ids, and the operation of each span."""
-    several: Bools
-    """(n,) whether an operation has more than one span."""
+    spans: list[tuple[Int64s, Spans]]  # spans of events with ids, and the operation of each span
+    several: Bools  # (n,) the operation has more than one span
+    # By ``id`` of a segment: ascending positions of events whose id is on several keys, and a number for each id.
     shared: dict[int, tuple[Int64s, Int64s]]
-    """Where each segment has events whose id is on several keys, ascending, and a number for each id; by ``id``."""
 
     @staticmethod
     def of(n: int, spans: list[tuple[Int64s, Spans]]) -> CrossKeyDeliveries | None:
-        """Find those to n operations, from the operations' spans; None where there is none."""
+        """Find the deliveries to n operations in their spans; None if there are none."""
         named = [(operation, span) for operation, span in spans if span.segment.event_ids is not None]
         if not named:
             return None
@@ -67,7 +64,7 @@ class CrossKeyDeliveries:
         return CrossKeyDeliveries(named, several, shared) if any(len(at) for at, _ in shared.values()) else None
 
     def most(self) -> Int64s:
-        """The most first deliveries that each operation can have, (n,) int64."""
+        """Return an upper bound of each operation's first deliveries, (n,) int64."""
         most = np.zeros(len(self.several), np.int64)
         for operation, span in self.spans:
             at, codes = self.shared[id(span.segment)]
@@ -76,7 +73,7 @@ class CrossKeyDeliveries:
         return np.where(self.several, most, 0)
 
     def redeliveries(self) -> CrossKeyRedeliveries:
-        """Compare them: each operation counts the first delivery of an event, the others are redeliveries."""
+        """Compare the deliveries. Each operation counts the first one of an event; the others are redeliveries."""
         valued = all(span.segment.value is not None for _, span in self.spans)
         found = [
             _firsts(operation, span, np.flatnonzero(self.several[operation]), *self.shared[id(span.segment)], valued)
@@ -97,7 +94,7 @@ class CrossKeyDeliveries:
 
 
 def _shared(segments: list[EventSegment]) -> list[tuple[Int64s, Int64s]]:
-    """The events of each segment whose id is in two groups of all segments: positions, ascending, and id codes."""
+    """Return ascending positions and id codes of the events of each segment whose id is in two groups of all."""
     if len(segments) == 1:
         return [segments[0].shared]
     ids, groups, first_group = [], [], 0
@@ -117,7 +114,7 @@ def _shared(segments: list[EventSegment]) -> list[tuple[Int64s, Int64s]]:
 def _firsts(
     operation: Int64s, span: Spans, chosen: Int64s, at: Int64s, codes: Int64s, valued: bool
 ) -> tuple[Int64s, Int64s, Int64s, Numbers]:
-    """(operation, code, time, value) of each first delivery, in each chosen span, of events at positions ``at``."""
+    """Return operation, code, time and value of the first deliveries in chosen spans of the events ``at`` positions."""
     segment, low = span.segment, span.low[chosen]
     ends = at.searchsorted(span.high[chosen])
     row, which = first_in_ranges(segment.previous[at], at.searchsorted(low), ends, low)

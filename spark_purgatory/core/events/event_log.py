@@ -1,11 +1,10 @@
-"""Completion events by key and time, kept as long as an operation, here or to come, may need them.
+"""Completion events by key and time, kept as long as an operation may need them.
 
-A *segment* is immutable: events sorted by (key hash, key, time), with one *group* a key: ``start[g] .. start[g + 1]``.
-A batch becomes a segment; segments are merged geometrically like runs. An operation's relevant events on one key are
-then a *span*, a range of a group found by bisection on time: nothing is kept per (operation, event), and a hot key with
-a million operations stores its events once.
-
-Two keys of one hash (chance, or forged) get a group each; a lookup by hash compares the keys of all its groups.
+A *segment* is immutable: events sorted by key hash, key and time, with a *group* ``start[g] .. start[g + 1]`` for each
+key. A batch becomes a segment, and segments are merged geometrically like runs. The relevant events of an operation on
+one key are a *span*, a range of a group that is found by bisection on time. Nothing is kept per operation and event: a
+hot key stores its events once for a million operations. Two keys with the same hash get a group each, and a lookup
+compares the keys of all groups of a hash.
 """
 
 from __future__ import annotations
@@ -25,14 +24,13 @@ from spark_purgatory.core.arrays.times import saturating_add
 from spark_purgatory.core.arrays.value_column import ValueColumn, equal_values
 from spark_purgatory.core.events.redelivery import Redeliveries, shared_ids
 
-FORGET_FLOOR = 1024
-"""Events below which forgetting one by one is not worth a pass."""
+FORGET_FLOOR = 1024  # events below which a pass to forget single ones does not pay
 
 
 def bisect_within(values: npt.NDArray[np.generic], low: Int64s, high: Int64s, targets: object, after: bool) -> Int64s:
-    """First position in ``low[i] .. high[i]`` whose value is >= ``targets[i]`` (> if ``after``), else ``high[i]``.
+    """Return the first position in ``low[i] .. high[i]`` with a value >= ``targets[i]`` (> if ``after``).
 
-    ``values`` ascend within every range. All arrays (n,); log2 of the longest range passes over them.
+    It is ``high[i]`` if there is none. ``values`` ascend within every range, and the other arrays are (n,).
     """
     low, high = low.copy(), high.copy()
     longest = int((high - low).max()) if len(low) else 0
@@ -54,32 +52,32 @@ class EventSegment:
     group_keys: pa.Array  # (G,)
     start: Int64s  # (G + 1,)
     time_us: Int64s  # (E,) ascending within a group
-    value: Numbers | None  # (E,) of extensions microseconds
-    event_ids: pa.Array | None = None  # (E,) null: none
-    columns: pa.StructArray | None = None  # (E,) what outcomes carry of the events
+    value: Numbers | None  # (E,) microseconds for extensions
+    event_ids: pa.Array | None = None  # (E,) null: the event has no id
+    columns: pa.StructArray | None = None  # (E,) the columns that outcomes carry
 
     def __len__(self) -> int:
         return len(self.time_us)
 
     @property
     def group(self) -> Int64s:
-        """Group of every event, (E,) int64."""
+        """The group of every event, (E,) int64."""
         return np.repeat(np.arange(len(self.group_hash)), np.diff(self.start))
 
     @property
     def hashes(self) -> Int64s:
-        """Key hash of every event, (E,) int64."""
+        """The key hash of every event, (E,) int64."""
         return np.repeat(self.group_hash, np.diff(self.start))
 
     @property
     def keys(self) -> pa.Array:
-        """Key of every event, (E,)."""
+        """The key of every event, (E,)."""
         return self.group_keys.take(pa.array(self.group))
 
     @cached_property
     def running_max(self) -> Numbers:
-        """Largest value of the event's key up to and with the event, (E,); log2 of the longest group passes."""
-        assert self.value is not None, "bug: a rule that reads values over events without any"
+        """The largest value of the event's key up to and including the event, (E,)."""
+        assert self.value is not None, "bug: a rule reads values, and the events have none"
         running, lowest = self.value.copy(), numbers.lowest(self.value)
         if numbers.is_double(running):
             running[np.isnan(running)] = lowest
@@ -93,18 +91,18 @@ class EventSegment:
 
     @cached_property
     def summable(self) -> EventSegment:
-        """The events that a sum can take: without negative values, which also represent NaN."""
+        """The events that a sum can take, without negative values, which also stand for NaN."""
         fine = np.ones(len(self), bool) if self.value is None else ~numbers.is_negative(self.value)
         return self if fine.all() else self.where(fine)
 
     @cached_property
     def redeliveries(self) -> Redeliveries | None:
-        """The events that were delivered before, None where there are none."""
+        """The events that were delivered before; None if there are none."""
         return None if self.event_ids is None else Redeliveries.of(self.group, self.event_ids, self.value)
 
     @cached_property
     def previous(self) -> Int64s:
-        """Where each event was delivered before on its key, (E,) int64; -1 where it was not."""
+        """The position of each event's delivery before on its key, (E,) int64; -1 if it is the first."""
         previous = np.full(len(self), -1)
         if self.redeliveries is not None:
             previous[self.redeliveries.at] = self.redeliveries.previous
@@ -112,7 +110,7 @@ class EventSegment:
 
     @cached_property
     def shared(self) -> tuple[Int64s, Int64s]:
-        """The events whose id is on several keys: positions, ascending, and a number for each id."""
+        """Ascending positions of the events whose id is on several keys, and a number for each id."""
         return (EMPTY, EMPTY) if self.event_ids is None else shared_ids(self.group, self.event_ids)
 
     @staticmethod
@@ -124,9 +122,9 @@ class EventSegment:
         event_ids: pa.Array | None = None,
         columns: pa.StructArray | None = None,
     ) -> EventSegment:
-        """Sort events, given in any order, all (E,); of the hashes the upper 36 bits are kept."""
+        """Sort events given in any order, all (E,), and keep the upper 36 bits of their hashes."""
         if event_ids is not None and value is not None:
-            # Of one event delivered with several values at one time the smallest counts, whatever came first.
+            # If an event is delivered with several values at one time, the smallest counts in any order of arrival.
             first = np.argsort(numbers.or_zero(value), kind="stable")
             keys, event_ids = keys.take(pa.array(first)), event_ids.take(pa.array(first))
             hashes, time_us, value = hashes[first], time_us[first], value[first]
@@ -157,7 +155,7 @@ class EventSegment:
         )
 
     def level_base(self, floor_us: int | Int64s) -> Bools:
-        """The first event of every key to reach its maximum up to ``floor_us``, one time or (E,); (E,) bool."""
+        """Flag the first event of each key with its largest value up to ``floor_us``, one time or (E,); (E,) bool."""
         group = self.group
         fresh = np.concatenate(([True], group[1:] != group[:-1]))
         rises = fresh | np.concatenate(([True], self.running_max[1:] > self.running_max[:-1]))
@@ -168,12 +166,12 @@ class EventSegment:
         return base
 
     def after(self, floor_us: int) -> EventSegment:
-        """The segment without its events up to ``floor_us`` if those are half of it or more, else itself."""
+        """Drop the events up to ``floor_us`` if they are at least half of the segment."""
         kept = self.time_us > floor_us
         return self.where(kept) if 2 * int(np.count_nonzero(kept)) <= len(self) else self
 
     def where(self, kept: Bools) -> EventSegment:
-        """Only the events of the mask, (E,) bool."""
+        """Return the flagged events, (E,) bool."""
         counts = np.add.reduceat(kept, self.start[:-1], dtype=np.int64) if len(self) else EMPTY
         groups = np.flatnonzero(counts)
         return EventSegment(
@@ -192,44 +190,42 @@ class Spans:
     """Ranges of one segment's events; all arrays (s,)."""
 
     segment: EventSegment
-    owner: Int64s
-    """The watch entry, by position in the request, that the span belongs to."""
+    owner: Int64s  # the span's watch entry, by position in the request
     group_start: Int64s
     low: Int64s
     high: Int64s
 
     def counted(self, until: Int64s) -> Int64s:
-        """Events of each span up to position ``until[i]``, an event delivered again once, (s,) int64."""
+        """Count the events of each span up to position ``until[i]`` without redeliveries, (s,) int64."""
         redeliveries = self.segment.redeliveries
         return until - self.low if redeliveries is None else until - self.low - redeliveries.total(self.low, until)[0]
 
     def where(self, chosen: Bools) -> Spans:
-        """Only the spans of the mask, (s,) bool."""
+        """Return the flagged spans, (s,) bool."""
         at = np.flatnonzero(chosen)
         return Spans(self.segment, self.owner[at], self.group_start[at], self.low[at], self.high[at])
 
     def until(self, times_us: Int64s) -> Int64s:
-        """End of each span if cut after ``times_us[i]``, (s,) int64."""
+        """Return the end of each span if it is cut after ``times_us[i]``, (s,) int64."""
         return bisect_within(self.segment.time_us, self.low, self.high, times_us, after=True)
 
 
 class EventLog:
-    """Events kept, in segments, oldest and longest first."""
+    """Events in segments, the oldest and longest first."""
 
     def __init__(self, segments: list[EventSegment] | None = None, kept: int = 0) -> None:
         self.segments = segments or []
-        self.kept = kept
-        """Events left by the last full pass of `forget`."""
+        self.kept = kept  # events left by the last full pass of `forget`
 
     def __len__(self) -> int:
         return sum(map(len, self.segments))
 
     def summable(self) -> EventLog:
-        """A log of the events that a sum can take."""
+        """Return a log of the events that a sum can take."""
         return EventLog([segment.summable for segment in self.segments])
 
     def append(self, segment: EventSegment) -> None:
-        """Keep a batch's events."""
+        """Keep the events of a batch."""
         if not len(segment):
             return
         self.segments.append(segment)
@@ -239,12 +235,11 @@ class EventLog:
     def forget(
         self, floor_us: int, needed_from: Callable[[EventSegment], Int64s] | None = None, levels: bool = False
     ) -> None:
-        """Forget events with ``time <= floor_us``, but for those at or after ``needed_from(segment)``, (G,) a group.
+        """Forget events with ``time <= floor_us``, except those from ``needed_from(segment)``, (G,), of their group.
 
-        With ``levels`` the first event of every key to reach its maximum up to the floor stays, the base of its level,
-        and likewise up to what is needed. A segment is rewritten only when half of it is behind the floor or, where
-        events behind it may be needed, when the log has doubled since the last pass. So forgotten events may still be
-        here, and readers bring their ``from_us``.
+        With ``levels`` the first event with a key's largest value up to the floor stays, and up to the needed time. A
+        segment is rewritten only if half of it is behind the floor or, if events behind it may be needed, if the log
+        has doubled since the last pass. So forgotten events may still be here, and readers bring their ``from_us``.
         """
         if needed_from is None and not levels:
             self.segments = [kept for s in self.segments if len(kept := s.after(floor_us))]
@@ -266,19 +261,19 @@ class EventLog:
         self.kept = len(self)
 
     def merged(self) -> list[EventSegment]:
-        """All events in at most one segment."""
+        """Merge all events into at most one segment."""
         while len(self.segments) > 1:
             self.segments[-2:] = [_merge(*self.segments[-2:])]
         return self.segments
 
     def spans(self, keys: ValueColumn, entries: Int64s, hashes: Int64s, from_us: Int64s, to_us: Int64s) -> list[Spans]:
-        """The events of each entry's key with ``from_us <= time <= to_us``; entries without any are left out.
+        """Return the events of each entry's key with ``from_us <= time <= to_us``, if there are any.
 
-        ``entries`` (n,) are positions in ``keys``; ``hashes``, ``from_us`` and ``to_us`` go with them. The owner of a
+        ``entries`` (n,) are positions in ``keys``, with their ``hashes``, ``from_us`` and ``to_us``. The owner of a
         span is a position in ``entries``.
         """
         order = hash_order(hashes)
-        # Segments keep 36 bits of a hash; the keys themselves are compared below.
+        # Segments keep 36 bits of a hash; the keys are compared below.
         ascending = hashes[order] & PREFIX_MASK
         found = []
         for segment in self.segments:
@@ -295,7 +290,7 @@ class EventLog:
 
 
 def _groups_of(segment: EventSegment, ascending: Int64s, order: Int64s) -> tuple[Int64s, Int64s]:
-    """(group, owner) for every pair of equal hashes."""
+    """Return group and owner of every pair of equal hashes."""
     group = segment.group_hash.searchsorted(ascending)
     inside = np.flatnonzero(group < len(segment.group_hash))
     hit = inside[segment.group_hash[group[inside]] == ascending[inside]]

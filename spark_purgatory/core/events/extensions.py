@@ -1,16 +1,16 @@
-"""How far ``extend`` events move deadlines.
+"""The deadlines that follow from ``extend`` events.
 
-An extension moves the deadline to the event's time + value seconds, where that is later, if the event's time is not
-past the deadline at that time. One extension makes the next one count, so an extension *reaches* as far as the last of
-the chain that it starts. Worked example, deadline 10::
+An extension moves the deadline to the event's time + value seconds if that is later, and if the event's time is not
+past the deadline at that time. One extension may make the next one count, so an extension *reaches* as far as the last
+of the chain that it starts. Worked example, deadline 10::
 
     extensions      8 + 4 s   11 + 9 s   25 + 9 s
     reach           20        20         34
     deadline 10     -> 20: the first counts, and reaches 20 by the second; the third comes too late
 
-Reaches are computed for each key once, whatever waits on it. Where extensions on one key make those on another count,
-the keys are read in rounds. Where they take turns for more than `ROUNDS` rounds, the extensions of the operation's keys
-are put together in the order of their times, and their reaches are computed over that.
+Reaches are computed once for each key. If extensions on one key make those on another count, the keys are read in
+rounds. After `ROUNDS` rounds, the extensions of the operation's keys are put together in the order of their times, and
+their reaches are computed over all of them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ from spark_purgatory.core.arrays.sorted_runs import EMPTY, Bools, Int64s, expand
 from spark_purgatory.core.arrays.times import saturating_add
 from spark_purgatory.core.events.event_log import EventSegment, Spans, bisect_within
 
-ROUNDS = 8
-"""A round costs the spans of all operations: chains over several keys are short, unless somebody renews in turns."""
-MOST_TOGETHER = 1 << 19
-"""Extensions that are put together at a time: their tables take 20 * 8 bytes each."""
+ROUNDS = 8  # a round reads the spans of all operations; chains over several keys are seldom longer
+MOST_TOGETHER = 1 << 19  # extensions that are put together at a time: their tables take 20 * 8 bytes each
 
 
 def extended(extensions: list[Spans], deadline_us: Int64s) -> Int64s:
-    """Deadlines, (n,), after all extensions; the spans are owned by operations."""
+    """Return the deadlines, (n,), after all extensions; the spans are owned by operations."""
     reaches = [_reach(span.segment) for span in extensions]
     for _ in range(ROUNDS):
         given_us, deadline_us = deadline_us, _furthest(extensions, reaches, deadline_us, deadline_us)
@@ -45,13 +43,13 @@ def extended(extensions: list[Spans], deadline_us: Int64s) -> Int64s:
 
 
 def extended_at(extensions: list[Spans], given_us: Int64s, until_us: Int64s) -> Int64s:
-    """Deadlines, (n,), after the extensions up to a time of each, where all of these count."""
+    """Return the deadlines, (n,), after the extensions up to a time for each operation, all of which count."""
     tables = [_tables(_moved_to(span.segment)) for span in extensions]
     return _furthest(extensions, tables, given_us, until_us)
 
 
 def _furthest(extensions: list[Spans], tables: list[Int64s], deadline_us: Int64s, until_us: Int64s) -> Int64s:
-    """The latest of each deadline and the times in tables of its extensions up to ``until_us``, (n,)."""
+    """Return the latest of each deadline and the times in tables of its extensions up to ``until_us``, (n,)."""
     latest_us = deadline_us.copy()
     for span, table in zip(extensions, tables, strict=True):
         high = span.until(until_us[span.owner])
@@ -62,20 +60,20 @@ def _furthest(extensions: list[Spans], tables: list[Int64s], deadline_us: Int64s
 
 @dataclass(frozen=True)
 class _Together:
-    """Operations whose extensions, of several groups each, are put together: k of them with s spans."""
+    """k operations with s spans, whose extensions in several groups are put together."""
 
     owner: Int64s  # (k,) ascending
     from_us: Int64s  # (k,) the first extension that counts
     chosen: Int64s  # (s,) the groups of each, operation after operation
-    first: Int64s  # (k + 1,) where the groups of each begin in `chosen`
-    group_start: Int64s  # (g,) where the events of each group begin
+    first: Int64s  # (k + 1,) the start of each operation's groups in `chosen`
+    group_start: Int64s  # (g,) the start of each group's events
     group_size: Int64s  # (g,)
     time_us: Int64s  # (e,)
     granted_us: Int64s  # (e,)
 
     @staticmethod
     def of(extensions: list[Spans], moved: Bools) -> _Together:
-        """The extensions of operations that moved, (n,) bool."""
+        """Put together the extensions of operations that moved, (n,) bool."""
         first_group = np.cumsum([0, *(len(span.segment.group_hash) for span in extensions)])
         chosen = []
         for whole, group in zip(extensions, first_group, strict=False):
@@ -98,7 +96,7 @@ class _Together:
         )
 
     def spans(self) -> Iterator[Spans]:
-        """One span for each operation. Operations with the same groups share their events."""
+        """Yield one span for each operation. Operations with the same groups share their events."""
         which, examples = self._same_groups()
         start, end = self.first[examples], self.first[examples + 1]
         costs = np.add.reduceat(self.group_size[self.chosen], self.first[:-1])[examples]
@@ -113,13 +111,13 @@ class _Together:
             yield Spans(segment, self.owner[mine], begin, low, finish)
 
     def _segment(self, events: Int64s, group: Int64s, n: int) -> EventSegment:
-        """Events in n groups anew, each by time."""
+        """Build a segment of events in n groups, each by time."""
         order = np.lexsort((self.time_us[events], group))
         events, start = events[order], group[order].searchsorted(np.arange(n + 1))
         return EventSegment(np.arange(n), pa.nulls(n), start, self.time_us[events], self.granted_us[events])
 
     def _same_groups(self) -> tuple[Int64s, Int64s]:
-        """(number of each operation's set of groups, (k,); for each set an operation that has it)."""
+        """Number each operation's set of groups, (k,); also return an operation for each set."""
         codes, counts = np.zeros(len(self.owner), np.int64), np.diff(self.first)
         for place in range(int(counts.max(initial=0))):
             more = np.flatnonzero(counts > place)
@@ -130,11 +128,11 @@ class _Together:
 
 
 def _reach(segment: EventSegment) -> Int64s:
-    """How far each extension reaches by itself and those it makes count; as largest of 1, 2, 4, ... from each on."""
+    """Return `_tables` of the times that extensions reach by themselves and through those that they make count."""
     reach = _moved_to(segment)
     at, group_end = np.arange(len(segment)), np.repeat(segment.start[1:], np.diff(segment.start))
     while True:
-        # Each round follows the chain twice as far.
+        # Each round follows chains twice as far.
         largest = _tables(reach)
         further = _largest(largest, at, bisect_within(segment.time_us, at, group_end, reach, after=True))
         if np.array_equal(further, reach):
@@ -143,7 +141,7 @@ def _reach(segment: EventSegment) -> Int64s:
 
 
 def _moved_to(segment: EventSegment) -> Int64s:
-    """The deadline that each extension gives by itself, (E,) int64."""
+    """Return the deadline that each extension gives by itself, (E,) int64."""
     return saturating_add(segment.time_us, _granted(segment))
 
 
@@ -152,7 +150,7 @@ def _granted(segment: EventSegment) -> Int64s:
 
 
 def _tables(values: Int64s) -> Int64s:
-    """(levels, E): at level k the largest of the 2**k values from each place on."""
+    """Return (levels, E): at level k, the largest of the 2**k values that begin at each place."""
     tables, step = [values], 1
     while 2 * step <= len(values):
         wider = tables[-1].copy()
@@ -163,7 +161,7 @@ def _tables(values: Int64s) -> Int64s:
 
 
 def _largest(tables: Int64s, low: Int64s, high: Int64s) -> Int64s:
-    """The largest value of each range ``low[i] .. high[i] - 1``, none of them empty."""
+    """Return the largest value of each range ``low[i] .. high[i] - 1``, none of them empty."""
     if not len(low):
         return EMPTY
     level = np.frexp((high - low).astype(np.float64))[1] - 1

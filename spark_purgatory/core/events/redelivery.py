@@ -1,10 +1,9 @@
-"""Events delivered again on the same key: their number and their sum, in any range of a segment.
+"""Events delivered again on the same key: their number and their sum in any range of a segment.
 
-Here an event is identified by its key and its event id; deliveries on another key are in `cross_key_redelivery`. In a
-range an event counts at its first position. Position i is a *redelivery* in a range if an equal event is between the
-range's start and i, that is if ``previous[i] >= start``. Ranges start where operations do, so the query has two
-dimensions. A wavelet matrix over ``previous`` computes it for any number of ranges, in one pass for each bit. Worked
-example, x delivered three times::
+Key and event id identify an event here; `cross_key_redelivery` handles deliveries on other keys. In a range, an event
+counts at its first position. Position i is a *redelivery* if an equal event is between the range's start and i, that
+is if ``previous[i] >= start``. A wavelet matrix over ``previous`` answers this for any number of ranges, in one pass
+for each bit. Worked example, x delivered three times::
 
     position       0  1  2  3  4
     event          x  y  x  z  x       redeliveries at 2 and 4; previous: 0 and 2
@@ -24,12 +23,12 @@ from spark_purgatory.core.arrays.sorted_runs import Bools, Int64s, is_first
 
 
 class Redeliveries:
-    """The r positions of events that were delivered before in their group, and the position of the delivery before."""
+    """The r positions of events that were delivered before in their group, and the positions of those deliveries."""
 
     def __init__(self, at: Int64s, previous: Int64s, weights: Int64s) -> None:
         self.at, self.previous = at, previous  # (r,) ascending; (r,)
+        # By bit of ``previous``: zeros before each place, and sums of weights in the order after the bit.
         self._levels: list[tuple[int, Int64s, Int64s]] = []
-        """A bit of ``previous``, zeros before each place, and weights added up in the order that follows."""
         order = np.arange(len(at))
         self._sums = _prefix(weights)
         for bit in range(int(previous.max(initial=0)).bit_length() - 1, -1, -1):
@@ -41,7 +40,7 @@ class Redeliveries:
 
     @staticmethod
     def of(group: Int64s, event_ids: pa.Array, value: Numbers | None) -> Redeliveries | None:
-        """The redeliveries among events in order, by their groups and ids (null: none); None if nothing is repeated."""
+        """Find the redeliveries among events in order by group and id (null: no id); None if nothing is repeated."""
         named, codes, group = _by_id(group, event_ids)
         same: Bools = (codes[1:] == codes[:-1]) & (group[1:] == group[:-1])
         if not same.any():
@@ -55,11 +54,11 @@ class Redeliveries:
         return Redeliveries(at, previous, weights)
 
     def total(self, low: Int64s, high: Int64s) -> Int64s:
-        """What the repeats of each range ``low[i] .. high[i] - 1`` add up to: their number, then limbs of their sum."""
+        """Return the number of redeliveries in each range ``low[i] .. high[i] - 1``, then the limbs of their sum."""
         start, end = self.at.searchsorted(low), self.at.searchsorted(high)
         total = np.zeros((len(self._sums), len(low)), np.int64)
         bits = self._levels[0][0] + 1 if self._levels else 0
-        beyond = low >> bits > 0  # no previous place is as late as that
+        beyond = low >> bits > 0  # no previous place is so late
         for bit, zeros, sums in self._levels:
             one = (low >> bit & 1).astype(bool)
             ones_start, ones_end = zeros[-1] + start - zeros[start], zeros[-1] + end - zeros[end]
@@ -71,10 +70,10 @@ class Redeliveries:
 
 
 def first_in_ranges(previous: Int64s, starts: Int64s, ends: Int64s, before: Int64s) -> tuple[Int64s, Int64s]:
-    """(which range, position) of the positions ``starts[i] .. ends[i] - 1`` with ``previous < before[i]``, (m,) each.
+    """Find the positions ``starts[i] .. ends[i] - 1`` with ``previous < before[i]``; returns i and position, (m,) each.
 
-    Blocks of positions are halved, and only those looked into that hold one: it costs what it finds, with a factor of
-    log2(positions), and not the lengths of the ranges.
+    Blocks of positions are halved, and only blocks with a find are read. The cost is log2(positions) for each find, and
+    does not depend on the lengths of the ranges.
     """
     least = [previous]
     while len(least[-1]) > 1:
@@ -94,7 +93,7 @@ def first_in_ranges(previous: Int64s, starts: Int64s, ends: Int64s, before: Int6
 
 
 def shared_ids(group: Int64s, event_ids: pa.Array) -> tuple[Int64s, Int64s]:
-    """The events whose id is in more than one group: positions, ascending, and a number for each id."""
+    """Return ascending positions of the events whose id is in more than one group, and a number for each id."""
     named, codes, group = _by_id(group, event_ids)
     groups = np.bincount(codes[is_first(codes) | is_first(group)])
     shared = groups[codes] > 1
@@ -104,7 +103,7 @@ def shared_ids(group: Int64s, event_ids: pa.Array) -> tuple[Int64s, Int64s]:
 
 
 def _by_id(group: Int64s, event_ids: pa.Array) -> tuple[Int64s, Int64s, Int64s]:
-    """Events with an id, by id, group and place: where, a number for the id, the group."""
+    """Sort events with an id by id, group and place; returns position, a number for the id, and group."""
     codes = event_ids.dictionary_encode().indices.fill_null(-1).to_numpy().astype(np.int64)
     named = np.flatnonzero(codes >= 0)
     named = named[np.lexsort((group[named], codes[named]))]

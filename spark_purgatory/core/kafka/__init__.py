@@ -1,1 +1,1 @@
-"""Kafka's parts, for arrays, without events and event time. What only its traces show is in ``tests/conformance``."""
+"""Kafka's purgatory and timer for arrays, without events; ``tests/conformance`` has what only its traces need."""

@@ -1,19 +1,17 @@
 """Kafka's DelayedOperationPurgatory, for arrays of operations.
 
-Every operation completes exactly once: by a criterion that is met when it is tried (`try_complete_else_watch`,
-`check_and_complete`), by `force_complete`, or by its time-out in `advance_clock`; the first of these wins. The caller
-gives what it knows of operations to each call, as `DelayedOperations`. Nothing completes by itself when its criterion
-comes true: only a check of one of its watch keys looks.
+An operation completes exactly once: by a criterion that is met when it is tried (`try_complete_else_watch`,
+`check_and_complete`), by `force_complete`, or by its time-out in `advance_clock`, whichever comes first. Each call gets
+the caller's `DelayedOperations`. An operation does not complete by itself when its criterion comes true: a check of one
+of its watch keys must try it.
 
-Operations are *rows*, numbered in the order of registration. Their state is a byte, and a transition is an entry of
-``TRANSITIONS``. What Kafka does one call at a time happens here in the order of the arrays given, with the same result,
-because criteria may not change within a call. Left out for that reason: the second evaluation after watching, which in
-Kafka closes a race with other threads.
+Operations are *rows*, numbered in the order of registration. A row's state is a byte, and ``TRANSITIONS`` lists its
+changes. Kafka takes one call at a time. Here the rows of an array are taken in order with the same result, because
+criteria may not change within a call. Kafka's second evaluation after watching, which closes a race with other threads,
+is therefore left out. The timer runs a task at ``deadline < clock + tick``, up to a tick early, as Kafka's does.
 
-Costs: registering n operations with k keys O(k log k); a check O(keys given + operations found), and sorts both;
+Costs: registering n operations with k keys O(k log k); a check sorts the keys given and the operations found;
 completing O(n); `advance_clock` O(due); a purge O(completed since the last); `compact` O(all rows).
-
-The boundary: the timer runs a task at ``deadline < clock + tick``, up to a tick early, as Kafka's does.
 """
 
 from __future__ import annotations
@@ -39,21 +37,20 @@ from spark_purgatory.core.kafka.timing_wheel import UNARMED, SystemTimer
 from spark_purgatory.core.kafka.watchers import Watchers
 from spark_purgatory.errors import EmptyWatchKeysError
 
-COMPACT_FLOOR = 1024
-"""Ended rows below which compacting is not worth a pass."""
+COMPACT_FLOOR = 1024  # ended rows below which compacting does not pay
 WAITING, ENDED = 0, 1
+# (state, event) -> state; any other pair changes nothing and is answered with False.
 TRANSITIONS = {(WAITING, "complete"): ENDED, (WAITING, "expire"): ENDED}
-"""(state, event) -> state; whatever is not here changes nothing and is answered with False."""
 
 
 class DelayedOperations(Protocol):
-    """What the caller knows of the operations (Kafka: ``DelayedOperation``)."""
+    """The caller's part of the operations (Kafka: ``DelayedOperation``)."""
 
     def try_complete(self, rows: Int64s, /) -> tuple[Bools, Int64s | None]:
-        """Which of the waiting rows, (n,), complete now, and the deadlines of all in ms; None: these have not moved."""
+        """Flag the waiting rows, (n,), that complete now; also return all deadlines in ms, or None if none moved."""
 
     def on_expiration(self, rows: Int64s, /) -> None:
-        """Rows, (n,), have expired."""
+        """Handle rows, (n,), that have expired."""
 
 
 class DelayedOperationPurgatory:
@@ -64,37 +61,34 @@ class DelayedOperationPurgatory:
         self.watchers = Watchers()
         self.state = GrowableArray(np.empty(0, np.uint8))
         self.purge_interval = purge_interval
-        self.compact_share = compact_share
-        """Ended rows are worth compacting once they are this part of those that wait: memory against time."""
-        self.estimated_total = 0
-        """Operations watched since the last purge and those delayed then (Kafka: ``estimatedTotalOperations``)."""
-        self.ended = 0
-        """Rows that completed or expired and still have a number."""
+        self.compact_share = compact_share  # compacting pays once ended rows are this part of the waiting ones
+        self.estimated_total = 0  # delayed at the last purge, or watched since (Kafka: ``estimatedTotalOperations``)
+        self.ended = 0  # rows that completed or expired and still have a number
         self._ended_since_purge: list[Int64s] = []
 
     @property
     def next_row(self) -> int:
-        """The number that the next operation registered will get."""
+        """The number of the next operation to be registered."""
         return len(self.state)
 
     @property
     def is_worth_compacting(self) -> bool:
-        """True if enough rows have ended that forgetting them pays for a pass over all."""
+        """True if so many rows have ended that forgetting them pays for a pass over all."""
         return self.ended > (self.next_row - self.ended) // self.compact_share + COMPACT_FLOOR
 
     def waiting(self) -> Int64s:
-        """Rows that have not ended, ascending; costs all rows."""
+        """Return the rows that have not ended, ascending; it reads all rows."""
         return np.flatnonzero(self.state.values == WAITING)
 
     def try_complete_else_watch(
         self, operations: DelayedOperations, keys: pa.Array, offsets: Int64s, deadlines_ms: Int64s, key_hashes: Int64s
     ) -> tuple[Int64s, Bools]:
-        """Register operations; those whose criterion is met already complete and are watched nowhere.
+        """Register operations. Those whose criterion is met complete at once and are not watched.
 
         Operation i watches ``keys[offsets[i]:offsets[i + 1]]`` (a key may come twice) until ``deadlines_ms[i]``, or
-        another deadline that it gets when it is tried. Returns rows (n,) int64 and (n,) bool, True where trying
-        completed it. One that the timer runs at once is completed and expired, but answered with False, as in Kafka.
-        Raises EmptyWatchKeysError, with nothing changed.
+        until the deadline that `DelayedOperations.try_complete` gives. Returns rows (n,) int64, and flags of those that
+        trying completed. A row that the timer runs at once expires, and its flag is False, as in Kafka. Raises
+        EmptyWatchKeysError, with nothing changed.
         """
         empty = offsets[1:] == offsets[:-1]
         if empty.any():
@@ -111,7 +105,7 @@ class DelayedOperationPurgatory:
         return rows, completed
 
     def readmit(self, keys: pa.Array, key_hashes: Int64s, offsets: Int64s) -> Int64s:
-        """Watch operations that were tried elsewhere, without trying them; `rearm` arms them. Returns rows (n,)."""
+        """Watch operations without trying them, and return their rows, (n,); `rearm` arms them."""
         rows = self._append(keys, key_hashes, offsets)
         self._watch(rows)
         return rows
@@ -129,7 +123,7 @@ class DelayedOperationPurgatory:
         self._expire(operations, rows[~self.timer.add(rows, deadlines_ms)])
 
     def check_and_complete(self, operations: DelayedOperations, keys: pa.Array, key_hashes: Int64s) -> Int64s:
-        """Try the operations watching each key, keys in order; returns how many each completed, (k,) int64."""
+        """Try the operations that watch each key, in order; returns the number that each key completed, (k,) int64."""
         needle, entries = self.watchers.find(keys, key_hashes)
         rows = self.watchers.rows_of(entries)
         waiting = self.state.values[rows] == WAITING
@@ -140,26 +134,26 @@ class DelayedOperationPurgatory:
             completed = candidates[completes]
             if moved_ms is not None:
                 self.rearm(candidates[~completes], moved_ms[~completes])
-        # The state marks which of the entries found, often several of a row, are theirs; `_end` does the other steps.
+        # The state marks the entries of completed rows, often several of a row; `_end` does the other steps.
         self.state.writable[completed] = ENDED
         gone = (self.state.values[rows] != WAITING).nonzero()[0]
         self.watchers.drop(each_once(entries[gone]))
         if not len(completed):
             return np.zeros(len(keys), np.int64)
         now = gone.compress(waiting[gone])
-        # The walk goes by key and then by list; of each row the first entry that it meets counts.
+        # Kafka walks by key and then by list, and the first entry of a row that it meets counts.
         met = ordered(np.minimum.reduceat((needle[now] << ROW_BITS) | entries[now], first_of_each(rows[now])))
         self._end(self.watchers.rows_of(met & ROW_MASK), "complete")
         return np.bincount(met >> ROW_BITS, minlength=len(keys))
 
     def force_complete(self, rows: Int64s) -> Bools:
-        """Complete rows, (n,) distinct, whatever their criterion says; True where this call did it."""
+        """Complete rows, (n,) distinct, without trying them; flags those that this call completed."""
         can = self.state.values[rows] == WAITING
         self._end(rows[can], "complete")
         return can
 
     def advance_clock(self, operations: DelayedOperations, now_ms: int) -> Int64s:
-        """Expire what is due, then purge if enough ended; returns the rows expired, (m,) int64, by deadline tick."""
+        """Expire rows that are due, then purge if enough have ended; returns the due rows, (m,) int64, by tick."""
         due = self.timer.advance_clock(now_ms)
         self._expire(operations, due)
         if self.estimated_total - self.timer.size > self.purge_interval:
@@ -174,10 +168,10 @@ class DelayedOperationPurgatory:
         self._ended_since_purge = []
 
     def rearm(self, rows: Int64s, deadlines_ms: Int64s) -> None:
-        """Move waiting rows, (n,) distinct, to other deadlines; the timers of rows that have theirs already stay.
+        """Move waiting rows, (n,) distinct, to other deadlines; one that is due runs on the next `advance_clock`.
 
-        Kafka's operations keep the deadline they were made with; event time needs this where a completion lies ahead
-        of the watermark or an event extends the wait. A deadline already due runs on the next `advance_clock`.
+        Kafka's operations keep their deadline. Event time moves it if a completion lies ahead of the watermark or an
+        event extends the wait.
         """
         tick_ms, armed_tick = self.timer.tick_ms, self.timer.armed_tick
         armed_tick.fill(self.next_row, UNARMED)
@@ -185,8 +179,8 @@ class DelayedOperationPurgatory:
         self.timer.add(rows[moved], np.maximum(deadlines_ms[moved], (self.timer.wheel.clock + 1) * tick_ms))
 
     def compact(self) -> Rows:
-        """Forget ended rows and number the waiting ones anew; returns ``new_row[old_row]``, -1 where forgotten."""
-        # Renumbering drops ended rows from all lists: a purge that costs nothing.
+        """Forget ended rows and number the waiting ones again; returns ``new_row[old_row]``, -1 for forgotten rows."""
+        # Renumbering drops ended rows from all lists, so it includes a purge.
         self.estimated_total, self._ended_since_purge = self.timer.size, []
         waiting = self.state.values == WAITING
         new_row = new_numbers(waiting)

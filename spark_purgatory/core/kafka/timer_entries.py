@@ -1,10 +1,9 @@
-"""Entries of armed tasks, ``tick << 28 | row`` in sorted runs, and the few whose tick does not fit beside them.
+"""Entries of armed tasks, ``tick << 28 | row`` in sorted runs, and the few whose tick does not fit.
 
-A prefix of 36 bits names ticks within 2**34 of a base, 198 days before and after at 1 ms. The others, deadlines of the
-year 9999 among deadlines of today, are *outliers* in two plain arrays; when they are the majority a new base is chosen.
-
-Entries of tasks that were cancelled or moved stay until they come due or are dropped together; whether one is live is
-given by the caller: ``live(ticks, rows) -> (n,) bool``, or None where every entry is.
+A prefix of 36 bits names ticks within 2**34 of a base: at 1 ms, 198 days before and after it. Other entries, such as
+deadlines of the year 9999 among deadlines of today, are *outliers* in two plain arrays. When they are the majority, a
+new base is chosen. Entries of cancelled and moved tasks stay until they are due or dropped together. The caller tells
+which entries are live, ``live(ticks, rows) -> (n,) bool``, or gives None if all are.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from spark_purgatory.core.arrays.sorted_runs import (
 )
 
 NEAR_TICKS = 1 << 34
-REBASE_FLOOR = 1024
-"""Outliers below which a new base is not worth a pass."""
+REBASE_FLOOR = 1024  # outliers below which a new base does not pay
 
 Live = Callable[[Int64s, Int64s], Bools]
 
@@ -38,15 +36,13 @@ def _all_live(ticks: Int64s, _: Int64s) -> Bools:
 
 
 class TimerEntries:
-    """(tick, row) pairs by tick."""
+    """Pairs of tick and row by tick."""
 
     def __init__(self) -> None:
         self.base = 0
         self.near = SortedRuns()
-        self.outlier_ticks = EMPTY
-        self.outlier_rows = EMPTY
-        self.has_repeats = False
-        """True once an entry may be there twice: its row was armed again for the same tick."""
+        self.outlier_ticks, self.outlier_rows = EMPTY, EMPTY
+        self.has_repeats = False  # an entry may be there twice, because its row was armed again for the same tick
 
     def __len__(self) -> int:
         return len(self.near) + len(self.outlier_ticks)
@@ -68,7 +64,7 @@ class TimerEntries:
         return np.sort(np.concatenate((ascending, far)), kind="stable") if len(far) else ascending
 
     def pop_until(self, to: int, live: Live | None) -> tuple[Int64s, Int64s]:
-        """Remove all pairs with tick <= ``to``; returns the live ones, by tick and row, each once."""
+        """Remove all pairs with tick <= ``to``, and return the live ones by tick and row, each once."""
         due = self.near.pop_until(min(max(to - self.base, -NEAR_TICKS - 1), NEAR_TICKS))
         if live:
             due = due.compress(live(*self._pairs(due)))
@@ -84,7 +80,7 @@ class TimerEntries:
         return ticks, rows
 
     def filled(self, first: int, end: int, span: int, live: Live | None) -> Bools:
-        """Which of the cells ``first .. end - 1`` of ``span`` ticks hold a live entry, (end - first,) bool."""
+        """Flag the cells ``first .. end - 1`` of ``span`` ticks that hold a live entry, (end - first,) bool."""
         low, high = first * span - self.base, end * span - self.base
         if live is None and not len(self.outlier_ticks) and low >= -NEAR_TICKS and high <= NEAR_TICKS:
             starts = np.arange(low, high + 1, span) << ROW_BITS
@@ -101,7 +97,7 @@ class TimerEntries:
         return filled
 
     def _between(self, first: int, end: int) -> tuple[Int64s, Int64s]:
-        """Pairs with first <= tick < end, dead ones too."""
+        """Return the pairs with first <= tick < end, also dead ones."""
         low, high = max(first - self.base, -NEAR_TICKS), min(end - self.base, NEAR_TICKS)
         ticks, rows = self._pairs(self.near.between(low, high) if low < high else EMPTY)
         far = (self.outlier_ticks >= first) & (self.outlier_ticks < end)
@@ -111,7 +107,7 @@ class TimerEntries:
         return ticks, rows
 
     def earliest(self, live: Live) -> int:
-        """The smallest live tick; dead entries before it are dropped. At least one entry must be live."""
+        """Return the smallest live tick and drop dead entries before it. At least one entry must be live."""
         found = []
         for i, run in enumerate(self.near.runs):
             start, step = 0, 64
@@ -128,7 +124,7 @@ class TimerEntries:
         return min([*found, int(far.min())] if len(far) else found)
 
     def drop_dead(self, live: Live) -> None:
-        """Drop entries of cancelled and moved tasks; amortised against the cancels that made them."""
+        """Drop entries of cancelled and moved tasks, in amortised constant time per cancel."""
         runs = [run[live(*self._pairs(run))] for run in self.near.runs]
         if self.has_repeats and runs:
             merged = np.concatenate(runs)
@@ -143,7 +139,7 @@ class TimerEntries:
         self.has_repeats = False
 
     def renumber(self, new_row: Rows) -> None:
-        """Rows were renumbered (order kept): ``new_row[old]``, -1 where a row is gone and its entries with it."""
+        """Number rows again as ``new_row[old]``, in the same order; -1 drops a row and its entries."""
         self.near.renumber(new_row)
         rows = new_row[self.outlier_rows].astype(np.int64)
         self.outlier_ticks, self.outlier_rows = self.outlier_ticks[rows >= 0], rows[rows >= 0]
@@ -164,7 +160,7 @@ class TimerEntries:
         return ticks[order], rows[order]
 
     def _rebase(self, live: Live) -> None:
-        """Choose a new base in the middle of what is armed, so that outliers are few again."""
+        """Choose a new base in the middle of the armed ticks, so that outliers are few again."""
         self.drop_dead(live)
         ticks, rows = self._pairs(np.concatenate(self.near.runs) if self.near.runs else EMPTY)
         ticks, rows = np.concatenate((ticks, self.outlier_ticks)), np.concatenate((rows, self.outlier_rows))

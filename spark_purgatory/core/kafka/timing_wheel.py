@@ -2,22 +2,20 @@
 
 Terms. A *tick* is the wheel's unit; times below are whole ticks (``deadline_ms // tick_ms``). Level k has buckets of
 ``span[k] = wheel_size ** k`` ticks and reaches ``wheel_size`` of them. Its clock is the wheel's clock rounded down to
-its span. A task is put into the first level whose reach its deadline is within; when that bucket comes due its tasks
-are put one level down or more, or run. The wheel's clock is not the time: it moves only to the start of buckets that
-come due (Kafka's SystemTimer does the same), so it may lag behind the last `advance_clock`.
+its span. A task is put into the first level that reaches its deadline. When its bucket is due, the task moves down or
+runs. The wheel's clock is not the time: it moves only to the start of buckets that are due, as in Kafka's SystemTimer,
+and may lag behind the last `advance_clock`.
 
-What is stored. No bucket holds a list. Armed tasks are entries ``tick << 28 | row`` in `SortedRuns`, and what is due is
-a prefix of each run. Where a task lies follows from its deadline and from which buckets are queued, because of two
-facts:
+Storage. No bucket holds a list. Armed tasks are entries ``tick << 28 | row`` in `SortedRuns`, and the tasks that are
+due are a prefix of each run. A task's level follows from its deadline and the queued buckets, because of two facts:
 
-1. All tasks with ``tick <= to`` run in ``advance(to)``, whichever way they come down: every bucket on a task's way
-   starts at or before its tick.
+1. All tasks with ``tick <= to`` run in ``advance(to)``: every bucket on a task's way starts at or before its tick.
 2. A task that survives a bucket which straddles ``to`` goes to the highest level on which its cell is not that of
-   ``to``. A task that already lay lower lies just there, so putting it again changes nothing.
+   ``to``. A task that is already lower is in that cell, and putting it there again changes nothing.
 
-So levels need no storage, only which buckets are queued: per level a ring of ``wheel_size`` bits (a bucket emptied by
-cancels stays queued, is polled when due and moves the clock, as in Kafka). Costs: add O(n log n), cancel O(n), advance
-O(due) plus, each time a bucket of level k >= 1 is passed, its survivors; while no task was cancelled, only its cells.
+So a level only stores which buckets are queued, as a ring of ``wheel_size`` bits. A bucket that cancels have emptied
+stays queued, is polled when due and moves the clock, as in Kafka. Costs: add O(n log n), cancel O(n), advance O(due)
+and, for each bucket of level k >= 1 that is passed, its survivors, or only its cells while no task was cancelled.
 
 Worked example, tick 1 ms, wheel size 4, clock 0 (a test asserts it)::
 
@@ -35,12 +33,10 @@ from spark_purgatory.core.arrays.sorted_runs import Bools, GrowableArray, Int64s
 from spark_purgatory.core.kafka.timer_entries import Live, TimerEntries
 from spark_purgatory.errors import ConfigError
 
-REACH_LIMIT = 1 << 62
-"""A level that reaches this far takes everything: int64 milliseconds end at 2**63."""
+REACH_LIMIT = 1 << 62  # a level that reaches this far takes everything: int64 milliseconds end at 2**63
 FOREVER = int(np.iinfo(np.int64).max)
 UNARMED = np.int64(np.iinfo(np.int64).min)
-DROP_FLOOR = 1024
-"""Entries of cancelled tasks below which dropping them is not worth a pass."""
+DROP_FLOOR = 1024  # entries of cancelled tasks below which dropping them does not pay
 
 
 class TimingWheel:
@@ -52,12 +48,11 @@ class TimingWheel:
         self.wheel_size = wheel_size
         self.clock = clock
         self.spans: list[int] = [1]
-        self.rings: list[int] = [0]
-        """A ring for each level: bit c says that the bucket whose number is c modulo ``wheel_size`` is queued."""
+        self.rings: list[int] = [0]  # by level; bit c is set if the bucket numbered c modulo ``wheel_size`` is queued
 
     @property
     def queued(self) -> list[Bools]:
-        """The rings as flags, (wheel_size,) bool a level."""
+        """The rings as flags, (wheel_size,) bool per level."""
         size = (self.wheel_size + 7) // 8
         packed = [np.frombuffer(ring.to_bytes(size, "little"), np.uint8) for ring in self.rings]
         return [np.unpackbits(ring, count=self.wheel_size, bitorder="little").astype(bool) for ring in packed]
@@ -67,7 +62,7 @@ class TimingWheel:
         self.rings = [bits_of(ring) for ring in flags]
 
     def reaches(self, furthest: int) -> Int64s:
-        """First tick beyond the reach of each level, (levels,); levels are made until one reaches ``furthest``."""
+        """Return the first tick beyond each level, (levels,). Levels are added until one reaches ``furthest``."""
         while self._reach(self.spans[-1]) <= min(furthest, FOREVER - 1):
             self.spans.append(self.spans[-1] * self.wheel_size)
             self.rings.append(0)
@@ -78,9 +73,9 @@ class TimingWheel:
         return reach if reach < REACH_LIMIT else FOREVER
 
     def queue(self, level: int, first: int, filled: int) -> None:
-        """Queue buckets ``first + i`` of ``level`` where bit i of ``filled`` is set."""
+        """Queue the buckets ``first + i`` of ``level`` for each bit i of ``filled``."""
         while filled > self._full:
-            # Only the last level, which takes everything, has tasks further off than one turn of its ring.
+            # Only the last level, which takes everything, has tasks beyond one turn of its ring.
             filled = (filled & self._full) | (filled >> self.wheel_size)
         self.rings[level] |= self._turned(filled, -first)
 
@@ -95,16 +90,16 @@ class TimingWheel:
         self.queue(level, first, ends)
 
     def poll(self, to: int) -> tuple[int, int]:
-        """Take every queued bucket that starts at or before ``to``.
+        """Take the queued buckets that start at or before ``to``.
 
-        Returns the latest start (the clock if none) and the highest level whose bucket straddles ``to`` (0 if none).
+        Returns their latest start (without any, the clock) and the highest level with a bucket that straddles ``to``.
         """
         latest, straddling = self.clock, 0
         for level, (span, ring) in enumerate(zip(self.spans, self.rings, strict=True)):
             first, last = self.clock // span + 1, to // span
             if last < first or not ring:
                 continue
-            # Queued buckets lie within wheel_size - 1 of the clock's own.
+            # Queued buckets are within wheel_size - 1 of the clock's own.
             ahead = self._turned(ring, first)
             due = ahead & ((1 << min(last - first + 1, self.wheel_size - 1)) - 1)
             if not due:
@@ -121,20 +116,20 @@ class TimingWheel:
         return (1 << self.wheel_size) - 1
 
     def _turned(self, ring: int, by: int) -> int:
-        """The ring with bit ``by`` in place 0."""
+        """Turn the ring so that bit ``by`` is bit 0."""
         by %= self.wheel_size
         return ((ring >> by) | (ring << (self.wheel_size - by))) & self._full
 
 
 def bits_of(flags: Bools) -> int:
-    """Bit i is ``flags[i]``."""
+    """Return an int whose bit i is ``flags[i]``."""
     return int.from_bytes(np.packbits(flags, bitorder="little").tobytes(), "little")
 
 
 class SystemTimer:
     """Armed tasks over a `TimingWheel` (Kafka: ``SystemTimer``, ``TimerTaskList``, ``TimerTaskEntry``).
 
-    A task is a *row*: a small dense int chosen by the caller. Deadlines are absolute milliseconds.
+    A task is a *row*, a small dense int that the caller chooses. Deadlines are absolute milliseconds.
     """
 
     def __init__(self, tick_ms: int = 1, wheel_size: int = 20, start_ms: int = 0) -> None:
@@ -142,16 +137,14 @@ class SystemTimer:
             raise ConfigError(f"tick_ms must be at least 1, got {tick_ms}")
         self.tick_ms = tick_ms
         self.wheel = TimingWheel(wheel_size, start_ms // tick_ms)
-        self.size = 0
-        """Armed tasks (Kafka: ``taskCounter``)."""
+        self.size = 0  # armed tasks (Kafka: ``taskCounter``)
         self.entries = TimerEntries()
-        self.armed_tick = GrowableArray(np.empty(0, np.int64))
-        """(rows,) int64: the tick that each row is armed for, UNARMED where it is not."""
+        self.armed_tick = GrowableArray(np.empty(0, np.int64))  # (rows,) int64: each row's tick, or UNARMED
 
     def add(self, rows: Int64s, deadlines_ms: Int64s) -> Bools:
-        """Arm tasks; an armed row is moved. ``rows`` (n,) int64, distinct; ``deadlines_ms`` (n,) int64, absolute.
+        """Arm tasks, or move them if they are armed: ``rows`` (n,) int64, distinct, and ``deadlines_ms`` (n,) int64.
 
-        Returns (n,) bool. False: the task is due within the current tick and is not stored; the caller runs it now.
+        Returns (n,) bool. False: the task is due within the current tick and not stored, and the caller runs it now.
         """
         ticks = deadlines_ms // self.tick_ms if self.tick_ms > 1 else deadlines_ms
         armed = ticks > self.wheel.clock
@@ -161,7 +154,7 @@ class SystemTimer:
         self.armed_tick.fill(int(rows.max()) + 1, UNARMED)
         armed_tick = self.armed_tick.writable
         if known:
-            # A row met before may have an old entry equal to its new one.
+            # A known row may have an old entry that equals its new one.
             self.entries.has_repeats |= len(self.entries) > 0
             self.size -= int(np.count_nonzero(armed_tick[rows] != UNARMED))
         if not armed.all():
@@ -179,7 +172,7 @@ class SystemTimer:
         return armed
 
     def cancel(self, rows: Int64s) -> Bools:
-        """Disarm tasks; (n,) distinct rows -> (n,) bool, True where one was armed. Its entry is dropped later."""
+        """Disarm rows, (n,) distinct, and flag those that were armed, (n,) bool. Their entries are dropped later."""
         if len(rows):
             self.armed_tick.fill(int(rows.max()) + 1, UNARMED)
         armed_tick = self.armed_tick.writable
@@ -191,10 +184,10 @@ class SystemTimer:
         return was_armed
 
     def advance_clock(self, now_ms: int) -> Int64s:
-        """Rows that run at ``now_ms``, by deadline tick and row, (m,) int64 (Kafka: ``SystemTimer.advanceClock``)."""
+        """Return the rows that run at ``now_ms`` by tick and row, (m,) int64 (Kafka: ``SystemTimer.advanceClock``)."""
         to = now_ms // self.tick_ms
         latest, straddling = self.wheel.poll(to)
-        # Cancelled and moved tasks leave entries. While there are as many entries as tasks, all are live.
+        # Cancelled and moved tasks leave entries behind. If there are as many entries as tasks, all are live.
         live = None if len(self.entries) == self.size else self._live
         ticks, rows = self.entries.pop_until(to, live)
         if len(rows):
@@ -207,11 +200,11 @@ class SystemTimer:
         return rows
 
     def next_due_ms(self) -> int | None:
-        """The earliest armed task's tick in ms; None when nothing is armed."""
+        """Return the earliest armed tick in ms; None if nothing is armed."""
         return self.entries.earliest(self._live) * self.tick_ms if self.size else None
 
     def renumber(self, new_row: Rows) -> None:
-        """Rows were renumbered (order kept): ``new_row[old]``, -1 where a row is gone."""
+        """Number rows again as ``new_row[old]``, in the same order; -1 drops a row."""
         self.armed_tick.fill(len(new_row), UNARMED)
         self.armed_tick.keep(new_row >= 0)
         self.entries.renumber(new_row)
@@ -221,7 +214,7 @@ class SystemTimer:
         return self.armed_tick.values[rows] == ticks
 
     def _cascade(self, to: int, straddling: int, live: Live | None) -> int:
-        """Queue the new buckets of tasks that outlive the straddling bucket; returns the last clock on their way."""
+        """Queue the new buckets of tasks that outlive the straddling bucket, and return the last clock on their way."""
         spans, latest = self.wheel.spans, self.wheel.clock
         for level in range(straddling - 1, -1, -1):
             first = to // spans[level] + 1

@@ -1,13 +1,11 @@
-"""Watch lists: which operations wait on which key (Kafka: ``DelayedOperationPurgatory.Watchers``).
+"""Watch lists: the operations that wait on each key (Kafka: ``DelayedOperationPurgatory.Watchers``).
 
-Terms. A *row* is an operation. A *watch entry* is one (operation, key) pair, numbered in the order of registration. A
-key's *list* is its entries in that order; the index keeps them as ``36 bits of the key's hash << 28 | entry``, so a
-list is a range of each sorted run, already in order. Dropping an entry clears its ``listed`` flag and leaves the index
-alone; `renumber` drops it for good.
+Terms. A *row* is an operation. A *watch entry* is a pair of operation and key, numbered in the order of registration. A
+key's *list* has its entries in that order. The index keeps them as ``36 bits of the key's hash << 28 | entry``, so a
+list is a range of each sorted run. Dropping an entry clears its ``listed`` flag; `renumber` drops it from the index.
 
-``watched`` is Kafka's: the lengths of all lists added up, entries of operations that ended elsewhere included, until a
-check of their key, a cancel or a purge drops them. A purge looks at the operations that ended since the last one, and
-costs those.
+``watched`` is the sum of the lengths of all lists, as in Kafka. It includes entries of operations that ended elsewhere
+until a check of their key, a cancel or a purge drops them. A purge only reads operations that ended since the last one.
 """
 
 from __future__ import annotations
@@ -40,28 +38,25 @@ class Watchers:
     def __init__(self) -> None:
         self.index = SortedRuns()
         self.keys = ValueColumn()
-        self.hashes = GrowableArray(EMPTY)
-        """(entries,) int64: the upper 36 bits of each entry's key hash."""
+        self.hashes = GrowableArray(EMPTY)  # (entries,) int64: the upper 36 bits of each entry's key hash
+        # (entries,) int32, each entry's row; and `first_entry`. Both are None while every operation has one key.
         self._row_of: GrowableArray[np.int32] | None = None
-        """(entries,) int32: each entry's operation; None while every operation has one key."""
         self._first_entry: GrowableArray[np.int64] | None = None
-        """(rows + 1,) int64: entries of row r are first_entry[r] .. first_entry[r + 1] - 1; None likewise."""
-        self.listed = GrowableArray(np.empty(0, bool))
-        """(entries,) bool: still on its key's list."""
+        self.listed = GrowableArray(np.empty(0, bool))  # (entries,) bool: still on its key's list
         self.watched = 0
 
     @property
     def rows(self) -> int:
-        """Rows known, listed or not."""
+        """The number of rows, listed or not."""
         return len(self.listed) if self._first_entry is None else len(self._first_entry) - 1
 
     @property
     def first_entry(self) -> Int64s:
-        """(rows + 1,) int64: entries of row r are first_entry[r] .. first_entry[r + 1] - 1; to read only."""
+        """(rows + 1,) int64, read only: entries of row r are first_entry[r] .. first_entry[r + 1] - 1."""
         return np.arange(self.rows + 1) if self._first_entry is None else self._first_entry.values
 
     def set_first_entry(self, first_entry: Int64s) -> None:
-        """Say which entries each row has, (rows + 1,)."""
+        """Set `first_entry`."""
         self._first_entry = self._row_of = None
         if len(first_entry) <= int(first_entry[-1]):
             rows = np.arange(len(first_entry) - 1, dtype=np.int32)
@@ -69,16 +64,16 @@ class Watchers:
             self._row_of = GrowableArray(rows.repeat(first_entry[1:] - first_entry[:-1]))
 
     def append(self, keys: pa.Array, hashes: Int64s, offsets: Int64s) -> Int64s:
-        """Number new operations and their keys, on no list yet; returns their rows, (n,) int64.
+        """Number new operations and their keys without listing them, and return their rows, (n,) int64.
 
-        Operation i has ``keys[offsets[i]:offsets[i + 1]]``; ``hashes`` goes with ``keys``.
+        Operation i has ``keys[offsets[i]:offsets[i + 1]]``, with ``hashes`` of the same positions.
         """
         count, entries = len(offsets) - 1, len(self.listed)
         rows = np.arange(self.rows, self.rows + count)
         if entries + len(keys) >= MAX_ROWS:
+            asked = entries + len(keys)
             raise LimitError(
-                f"a purgatory holds at most {MAX_ROWS:,} watch entries and {entries + len(keys):,} were asked for: "
-                "use more shards"
+                f"a shard would have {asked:,} watch entries, and the most is {MAX_ROWS:,}: use more shards"
             )
         self.keys.append(keys)
         self.hashes.append(hashes & PREFIX_MASK)
@@ -101,27 +96,27 @@ class Watchers:
         self.watched += len(entries)
 
     def entries_of(self, rows: Int64s) -> tuple[Int64s, Int64s]:
-        """Entries of rows, and the position in ``rows`` that each belongs to; both (m,) int64, to read only."""
+        """Return the entries of rows, and each one's position in ``rows``; both (m,) int64, read only."""
         if self._first_entry is None:
             return rows, np.arange(len(rows))
         first = self._first_entry.values
         return expand(first[rows], first[rows + 1] - first[rows])
 
     def first_entries(self, rows: Int64s) -> Int64s:
-        """The first entry of each row, (n,) int64, to read only."""
+        """Return the first entry of each row, (n,) int64, read only."""
         return rows if self._first_entry is None else self._first_entry.values[rows]
 
     def entries_among(self, rows: Bools) -> Bools:
-        """Which entries are of rows with their flag set, (entries,) of (rows,), to read only."""
+        """Flag the entries of flagged rows, (rows,) -> (entries,) bool, read only."""
         return rows if self._row_of is None else rows[self._row_of.values]
 
     def rows_of(self, entries: Int64s) -> Int64s:
-        """The row of each entry, (m,) int64, to read only."""
-        # numpy turns 32-bit numbers into 64-bit ones whenever they index: here once.
+        """Return the row of each entry, (m,) int64, read only."""
+        # numpy would convert 32-bit numbers to 64 bits each time that they index.
         return entries if self._row_of is None else self._row_of.values[entries].astype(np.int64)
 
     def find(self, keys: pa.Array, hashes: Int64s) -> tuple[Int64s, Int64s]:
-        """Listed entries of each key: (which key, entry), both (m,), by entry and then by key."""
+        """Find the listed entries of each key: positions of keys, and entries, both (m,), by entry and then by key."""
         order = hash_order(hashes)
         found, entries = self.index.find(hashes[order])
         # Columns are read from start to end, and a row's entries are adjacent.
@@ -130,17 +125,17 @@ class Watchers:
         return needle[here], entries[here]
 
     def drop(self, entries: Int64s) -> None:
-        """Take listed entries, (m,) distinct, off their lists."""
+        """Remove listed entries, (m,) distinct, from their lists."""
         self.listed.writable[entries] = False
         self.watched -= len(entries)
 
     def forget(self, rows: Int64s) -> None:
-        """Take rows, (n,) distinct, off all their lists; costs the rows, not the lists."""
+        """Remove rows, (n,) distinct, from all their lists, in the time of the rows and not of the lists."""
         entries, _ = self.entries_of(rows)
         self.drop(entries[self.listed.values[entries]])
 
     def renumber(self, new_row: Rows) -> None:
-        """Keep only rows with ``new_row[row] >= 0`` and give them that number; the order of rows is kept."""
+        """Number rows again as ``new_row[row]``, in the same order; -1 drops a row."""
         kept_rows = new_row >= 0
         kept = self.entries_among(kept_rows)
         dropped = kept & ~self.listed.values
