@@ -1,11 +1,10 @@
-"""Which row of an id is accepted, and which rows are its DUPLICATEs (semantics 2.4).
+"""The row of an id that is accepted, and its DUPLICATEs (semantics 2.4).
 
-Rows of one id are compared by (created, deadline, content), content as in `value_ranks`. Under ``early`` those of one
-step are: the first is accepted, and rows of later steps are its DUPLICATEs. Under ``final`` the steps must not matter.
-So rows of one id that meet before their created time has passed are *undecided*. All of them are registered and wait,
-with their timers at their created time. Once the watermark reaches that time no earlier row can come, and the row is
-decided. A row that meets no other row of its id is accepted at once. Worked example, rows of one id as [created,
-deadline]::
+Rows of one id are compared by created time, deadline and content (`value_ranks`). Under ``early`` only the rows of one
+step are compared: the first is accepted, and rows of later steps are its DUPLICATEs. Under ``final`` the steps must not
+matter. So rows of one id that meet before their created time has passed are *undecided*: they are registered and wait,
+with timers at their created time. When the watermark reaches it, no earlier row can come, and the row is decided. A row
+that meets no other row of its id is accepted at once. Worked example, rows of one id as [created, deadline]::
 
     watermark 5    [15, 40] arrives    accepted: there is no other row
     watermark 6    [25, 30] arrives    both are undecided
@@ -16,9 +15,9 @@ deadline]::
 
 A row that arrives late is compared with the accepted rows at once, as under ``early``.
 
-The deadline of an accepted row includes the ``extend`` events that the operation received while it was pending. Whether
-that deadline is before another row's created time is certain once the watermark has reached that time: a later
-extension counts only where the deadline was already beyond it.
+The deadline of an accepted row includes the ``extend`` events that its operation received while it was pending. Once
+the watermark reaches another row's created time, it is certain if the deadline is before that time: a later extension
+counts only if the deadline was beyond it already.
 """
 
 from __future__ import annotations
@@ -41,21 +40,18 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 
 class Deduplication:
-    """Ids of accepted rows, and the undecided rows."""
+    """The ids of accepted rows, and the undecided rows."""
 
     def __init__(self, spec: EngineSpec, rows: OperationTable, purgatory: DelayedOperationPurgatory) -> None:
         self.ids = SeenIds(spec.identity_width)
-        self.undecided = EMPTY
-        """Rows that are not decided yet, (u,) int64."""
-        self.undecided_hash = EMPTY
-        """Hashes of their ids, (u,) int64."""
+        self.undecided, self.undecided_hash = EMPTY, EMPTY  # (u,) int64: undecided rows, and hashes of their ids
         self._final, self._width, self._has_slots = spec.final, spec.identity_width, spec.control_events
         self._rows, self._purgatory = rows, purgatory
 
     def find_duplicates(self, operations: OperationArrivals, watermark_us: int, extended: bool) -> tuple[Bools, Bools]:
-        """Which operations are DUPLICATEs at once, and which must wait for an earlier row of their id; (n,) bool.
+        """Flag operations that are DUPLICATEs at once, and those that wait for an earlier row of their id; (n,) bool.
 
-        They wait where deadlines may be ``extended``: the earlier row's deadline is known once that row is resolved.
+        If deadlines may be ``extended``, the earlier row's deadline is known only once that row is resolved.
         """
         compared = np.arange(len(operations))
         if self._final:
@@ -77,7 +73,7 @@ class Deduplication:
         return duplicate, waiting
 
     def register(self, operations: OperationArrivals, watermark_us: int) -> tuple[Int64s, Int64s]:
-        """Operations become the next rows: their ids are accepted, or they become undecided.
+        """Accept the ids of operations, which become the next rows, or make them undecided.
 
         Returns the older rows that become undecided too, and the slot of each operation's id, (n,), -1 if undecided.
         """
@@ -100,9 +96,9 @@ class Deduplication:
         return now_undecided, slots
 
     def decide(self, watermark_us: int, extend: Callable[[Int64s], Int64s] | None) -> tuple[Int64s, Int64s]:
-        """Decide the undecided rows whose created time has passed; returns (duplicates, accepted rows).
+        """Decide the undecided rows whose created time has passed; returns duplicates and accepted rows.
 
-        ``extend`` gives the deadlines of rows, (n,), with their extensions; None: no event extends any.
+        ``extend`` returns the deadlines of rows, (n,), with their extensions; None: there are no extensions.
         """
         due = self._rows.created_us[self.undecided] <= watermark_us
         rows, hashes = self.undecided[due], self.undecided_hash[due]
@@ -126,7 +122,7 @@ class Deduplication:
         return rows[duplicate], rows[stand]
 
     def extend(self, rows: Int64s, deadline_us: Int64s) -> None:
-        """Keep the ids of accepted rows, (n,) distinct, until their deadlines, (n,), with extensions."""
+        """Keep the ids of accepted rows, (n,) distinct, until their deadlines with extensions, (n,)."""
         if self._has_slots:
             self.ids.move(self._rows.id_slot[rows], deadline_us)
 
@@ -138,7 +134,7 @@ class Deduplication:
             self._rows.columns["id_slot"] = GrowableArray(np.where(slots >= 0, new_slot[slots], -1).astype(np.int64))
 
     def find_slots(self) -> None:
-        """Find the ids of waiting rows, where rows have them: the query had no control events before."""
+        """Find the slots of waiting rows' ids after a query without control events."""
         slots = np.full(self._purgatory.next_row, -1)
         rows = np.setdiff1d(self._purgatory.waiting(), self.undecided)
         if self._rows.ids.chunks:
@@ -146,28 +142,28 @@ class Deduplication:
         self._rows.columns["id_slot"] = GrowableArray(slots)
 
     def identity(self, ids: pa.Array, keys: pa.Array) -> list[pa.Array]:
-        """The columns that identify an operation: its id, or its id and its watch key."""
+        """Return the columns that identify an operation: its id, or its id and its watch key."""
         if self._width == 1:
             return [ids]
-        # A key that equals the id, as it often does, is stored as null, which takes no bytes.
+        # A key that equals the id, as is common, is stored as null, which takes no bytes.
         return [ids, pc.if_else(pc.equal(ids, keys), None, keys) if ids.type == keys.type else keys]
 
     def renumber(self, new_row: Rows) -> None:
-        """Rows were renumbered: ``new_row[old]``."""
+        """Number the undecided rows again as ``new_row[row]``."""
         self.undecided = new_row[self.undecided].astype(np.int64)
 
     def identity_of(self, rows: Int64s) -> list[pa.Array]:
-        """The columns that identify rows, (n,)."""
+        """Return the columns that identify rows, (n,)."""
         watchers = self._purgatory.watchers
         return self.identity(self._rows.ids.take(rows), watchers.keys.take(watchers.first_entries(rows)))
 
     def make_undecided(self, rows: Int64s, hashes: Int64s) -> None:
-        """Rows, (n,), are not decided yet; with the hashes of their ids."""
+        """Make rows, (n,), undecided; with the hashes of their ids."""
         self.undecided = np.concatenate((self.undecided, rows))
         self.undecided_hash = np.concatenate((self.undecided_hash, hashes))
 
     def _repeated(self, identity: list[pa.Array], hashes: Int64s) -> Bools:
-        """Which of a batch share their identity with another of it, or with an undecided row; (n,) bool."""
+        """Flag the rows of a batch that share their identity with another one, or with an undecided row; (n,) bool."""
         all_hashes = np.concatenate((hashes, self.undecided_hash))
         if not has_repeats(all_hashes[hash_order(all_hashes)]):
             return np.zeros(len(hashes), bool)
@@ -178,7 +174,7 @@ class Deduplication:
         return (np.bincount(codes)[codes] > 1)[: len(hashes)]
 
     def _waiting_undecided(self, known: OperationArrivals, watermark_us: int) -> Int64s:
-        """Make the waiting rows undecided that have the identity of operations that just arrived; returns them."""
+        """Make waiting rows with the identity of arriving operations undecided, and return them."""
         named = [as_bools(pc.is_in(chunk, value_set=known.ids)) for chunk in self._rows.ids.chunks]
         open_rows = (self._purgatory.state.values == WAITING) & (self._rows.created_us > watermark_us)
         open_rows &= np.concatenate([*named, np.zeros(0, bool)])

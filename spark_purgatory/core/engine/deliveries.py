@@ -1,4 +1,4 @@
-"""Deliveries of events to operations, one by one: laid out of the logs' spans, put in order, each event once."""
+"""Single deliveries of events to operations: laid out from the logs' spans and put in order, each event once."""
 
 from __future__ import annotations
 
@@ -19,26 +19,21 @@ COLUMNS = ("segment", "at", "entry", "operation", "keyless")
 
 @dataclass(frozen=True)
 class Deliveries:
-    """Deliveries of events to operations, one by one; arrays (d,)."""
+    """Single deliveries of events to operations; arrays (d,)."""
 
     segments: list[EventSegment]
-    segment: Int64s
-    """Which of the segments has the event."""
-    at: Int64s
-    """The event's position in its segment."""
-    entry: Int64s
-    """The watch entry that it came to."""
-    operation: Int64s
-    """The entry's operation, by position in the request."""
-    keyless: Bools
-    """True if the event has no key."""
+    segment: Int64s  # position in `segments`
+    at: Int64s  # the event's position in its segment
+    entry: Int64s  # the watch entry
+    operation: Int64s  # the entry's operation, by position in the request
+    keyless: Bools  # the event has no key
 
     def __len__(self) -> int:
         return len(self.at)
 
     @staticmethod
     def of(spans: list[Spans], owner: Int64s, keyless: bool = False) -> Deliveries:
-        """The events of spans; ``owner``: the operation of each watch entry."""
+        """Lay out the events of spans; ``owner`` is the operation of each watch entry."""
         segments = list({id(span.segment): span.segment for span in spans}.values())
         places = {id(segment): i for i, segment in enumerate(segments)}
         parts = []
@@ -50,7 +45,7 @@ class Deliveries:
 
     @staticmethod
     def joined(parts: Sequence[Deliveries]) -> Deliveries:
-        """Deliveries behind each other."""
+        """Concatenate deliveries."""
         if len(parts) == 1:
             return parts[0]
         segments = list({id(s): s for part in parts for s in part.segments}.values())
@@ -60,31 +55,31 @@ class Deliveries:
         return Deliveries(segments, *(np.concatenate([getattr(part, name) for part in parts]) for name in COLUMNS))
 
     def take(self, chosen: Int64s) -> Deliveries:
-        """Some of them, (k,) positions."""
+        """Return the deliveries at positions, (k,)."""
         return replace(self, **{name: getattr(self, name)[chosen] for name in COLUMNS})
 
     @property
     def time_us(self) -> Int64s:
-        """When the events happened."""
+        """The events' times."""
         parts, order = self._by_segment()
         return np.concatenate([EMPTY, *(segment.time_us[at] for segment, at in parts)])[order]
 
     def values(self) -> Numbers:
-        """The events' values, those of a query without any as 0."""
+        """Return the events' values; 0 in a query without values."""
         parts, order = self._by_segment()
         found = [np.zeros(len(at)) if s.value is None else s.value[at] for s, at in parts]
         return numbers.joined(found)[order] if found else np.zeros(0)
 
     def columns(self) -> pa.StructArray | None:
-        """What outcomes carry of the events."""
+        """Return the events' columns that outcomes carry."""
         return self._gathered([segment.columns for segment in self.segments])
 
     def event_ids(self) -> pa.Array | None:
-        """The events' ids; None where the query has none."""
+        """Return the events' ids; None in a query without event ids."""
         return self._gathered([segment.event_ids for segment in self.segments])
 
     def _gathered(self, held: list[pa.Array | None]) -> pa.Array | None:
-        """What each segment holds of its events, for every delivery; None where none of them holds it."""
+        """Return the segments' columns for every delivery; None if no segment has one."""
         if not any(each is not None for each in held):
             return None
         if len(held) == 1 and held[0] is not None:
@@ -94,7 +89,7 @@ class Deliveries:
         return pa.concat_arrays(found).take(pa.array(order))
 
     def _by_segment(self) -> tuple[list[tuple[EventSegment, Int64s]], Int64s]:
-        """(each segment with the positions of its events, the place of every delivery among all of these)."""
+        """Return each segment with the positions of its events, and the place of every delivery among all of them."""
         chosen = [np.flatnonzero(self.segment == i) for i in range(len(self.segments))]
         parts = [(segment, self.at[mine]) for segment, mine in zip(self.segments, chosen, strict=True)]
         order = np.empty(len(self), np.int64)
@@ -102,7 +97,7 @@ class Deliveries:
         return parts, order
 
     def order(self) -> Int64s:
-        """Positions by operation, time, watch key, event id, content; what is null comes first."""
+        """Return positions by operation, time, watch key, event id and content; nulls come first."""
         time_us, key = self.time_us, np.where(self.keyless, -1, self.entry)
         order = np.lexsort((key, time_us, self.operation))
         columns = (self.operation[order], time_us[order], key[order])
@@ -116,34 +111,34 @@ class Deliveries:
         return np.lexsort((ranks[1], ranks[0], key, time_us, self.operation))
 
     def ranks(self) -> Int64s:
-        """(2, d): the ranks of ids, and of contents."""
+        """Return the ranks of ids and of contents, (2, d)."""
         ids, columns = self.event_ids(), self.columns()
         nothing = np.zeros(len(self), np.int64)
         return np.stack([nothing if each is None else value_ranks(each) for each in (ids, columns)])
 
     def by_value(self) -> Deliveries:
-        """The deliveries ordered by operation and then by value, the largest first; equals stay as they are."""
+        """Sort deliveries by operation and then by value, the largest first; equal ones keep their order."""
         return self.take(np.lexsort((~self._sizes(), self.operation)))
 
     def only_largest(self, n: int) -> Deliveries:
-        """The deliveries of the largest value of each of n operations."""
+        """Return the deliveries with the largest value of each of n operations."""
         sizes, largest = self._sizes(), np.full(n, np.iinfo(np.int64).min)
         np.maximum.at(largest, self.operation, sizes)
         return self.take(np.flatnonzero(sizes == largest[self.operation]))
 
     def _sizes(self) -> Int64s:
-        """Numbers in the order of the events' values, which are their first columns."""
+        """Rank the events by their values, which are their first columns."""
         values = self._gathered([None if each.columns is None else each.columns.field(0) for each in self.segments])
         return np.zeros(len(self), np.int64) if values is None else number_ranks(values)
 
     def first(self, most: int) -> Deliveries:
-        """The first ``most`` of each operation; deliveries are in the order of their operations."""
+        """Return the first ``most`` of each operation; deliveries must be in the order of their operations."""
         first = np.searchsorted(self.operation, self.operation)
         return self.take(np.flatnonzero(np.arange(len(self)) - first < most))
 
     def each_once(self, sums: Bools) -> Deliveries:
-        """Without redeliveries, in order: of each event the first delivery; where an operation adds up values, (n,)
-        bool, of those at one time the one with the smallest.
+        """Return the first delivery of each event in order; if its operation ``sums``, (n,) bool, the smallest value
+        of those at one time.
         """
         ordered = self.take(self.order())
         ids = ordered.event_ids()

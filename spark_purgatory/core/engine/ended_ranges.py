@@ -1,11 +1,11 @@
-"""The time ranges of operations that have ended and whose deadline is ahead: events in them came too late for those.
+"""The time ranges of operations that ended before their deadline: events in them came too late.
 
-The range of an operation on one of its keys is ``from_us <= time <= deadline``. A range lies in an `EventLog`: its
-beginning as the time, its end as the value. So the ranges of one key are sorted by their beginning, and a time lies in
-one of them exactly if the largest end among those that begin no later is not before it. By hand, the ranges of a key::
+The range of an operation on one of its keys is ``from_us <= time <= deadline``. It is kept in an `EventLog` with its
+start as time and its end as value. A time is in a range if the largest end of the ranges that start at or before it is
+not before it. For example, the ranges of a key::
 
-    begins              10   12   40
-    largest end so far  30   30   50     30 lies in one (10 to 30), 31 to 39 in none, 45 in one
+    start               10   12   40
+    largest end so far  30   30   50     30 is in a range (10 to 30), 31 to 39 are in none, 45 is in one
 
 Once the watermark reaches the end of a range, an event in it is late, and the range is not needed any more.
 """
@@ -27,13 +27,13 @@ PLAIN, NAMED = LogKey(EventKind.COMPLETE, False), LogKey(EventKind.COMPLETE, Tru
 
 
 class EndedRanges:
-    """Ranges by key and, where events may name an operation, by operation and key."""
+    """Ranges by key and, if events may name an operation, by operation and key."""
 
     def __init__(self) -> None:
         self.logs: dict[LogKey, EventLog] = {}
 
     def add(self, targets: Targets, from_us: Int64s, until_us: Int64s, watermark_us: int) -> None:
-        """Operations end: the ranges of their watch entries, (m,) each, but for those that the watermark has passed."""
+        """Add the ranges of watch entries whose operations end, (m,), unless the watermark has passed them."""
         ahead = np.flatnonzero((until_us > watermark_us) & (until_us >= from_us))
         if not len(ahead):
             return
@@ -51,7 +51,7 @@ class EndedRanges:
         self.logs.setdefault(key, EventLog()).append(segment)
 
     def contain(self, segment: EventSegment, is_named: bool) -> Bools:
-        """Which events lie in a range, (E,) bool; ``is_named``: their keys are those of `pair_of`."""
+        """Flag the events in a range, (E,) bool; the keys of ``is_named`` events are those of `pair_of`."""
         inside = np.zeros(len(segment), bool)
         log = self.logs.get(NAMED if is_named else PLAIN)
         if log is not None:
@@ -63,8 +63,8 @@ class EndedRanges:
         return inside
 
     def forget(self, watermark_us: int) -> None:
-        """Forget ranges that the watermark has passed, where they are a fifth of all; unite those of a key, where
-        there are twice as many ranges as the last time.
+        """Forget ranges that the watermark has passed if they are a fifth of all, and unite those of a key if there
+        are twice as many ranges as the last time.
         """
         for log in self.logs.values():
             passed = sum(int(np.count_nonzero(_ends(segment) <= watermark_us)) for segment in log.segments)
@@ -77,7 +77,7 @@ class EndedRanges:
 
 
 def united(ranges: EventSegment) -> EventSegment:
-    """The times of ranges in as few ranges: those of a key that overlap become one. A hot key has few of them then."""
+    """Unite the ranges of a key that overlap, so that a hot key has few of them."""
     largest_end_us = ranges.running_max
     begins = np.ones(len(ranges), bool)
     begins[1:] = ranges.time_us[1:] > largest_end_us[:-1]

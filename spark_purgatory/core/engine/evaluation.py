@@ -1,8 +1,8 @@
-"""When a criterion is met: the smallest t at which it is over an operation's relevant events up to t.
+"""The time at which a criterion is met: the smallest t such that it holds over the relevant events up to t.
 
-Rules that are satisfied key by key (any, all, quorum, level) need only the time at which each key is satisfied; count
-and sum bisect over time, for all operations at once, because all rules are monotone. No operation's events are laid out
-one by one, so a thousand events on a key that a million operations watch cost a million ranges, not 10**9 pairs.
+Rules that are satisfied key by key (any, all, quorum, level) need only the time at which each key is satisfied. Count
+and sum bisect over time for all operations at once, because all rules are monotone. Events are not laid out one by one:
+a thousand events on a key that a million operations watch cost a million ranges, not 10**9 pairs.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from spark_purgatory.core.spec.criteria import ADDING, LEVELLED
 class EvaluationResult:
     """The result of evaluating n operations with m watch entries."""
 
-    resolved_us: Int64s  # (n,) MAX_TIME_US where neither the criterion nor a control event resolves it
-    matched: Int64s  # (n,) relevant events up to resolved_us, or all where it is MAX_TIME_US
-    satisfied: Bools  # (m,) whether the entry's key is satisfied by then
-    met_us: Int64s  # (n,) when the criterion is met, MAX_TIME_US where it is not
-    status: Int64s | None = None  # (n,) COMPLETED, FAILED or CANCELLED where resolved; None: all COMPLETED
+    resolved_us: Int64s  # (n,) MAX_TIME_US if neither the criterion nor a control event resolves it
+    matched: Int64s  # (n,) relevant events up to resolved_us, or all if it is MAX_TIME_US
+    satisfied: Bools  # (m,) the entry's key is satisfied by then
+    met_us: Int64s  # (n,) when the criterion is met, MAX_TIME_US if it is not
+    status: Int64s | None = None  # (n,) COMPLETED, FAILED or CANCELLED if resolved; None: all COMPLETED
 
 
 def evaluate(inputs: EvaluationInput, relevant: RelevantEvents, history: list[Spans]) -> EvaluationResult:
-    """Evaluate all inputs over their relevant events; ``history``: for level entries, events from whenever.
+    """Evaluate all inputs over their relevant events; ``history`` has the events of level entries from any time.
 
-    Neither has events later than the first failure of the entry's key.
+    Neither has events after the first failure of the entry's key.
     """
     n = len(inputs.rule)
     satisfied_us = when_satisfied(inputs, relevant.spans, history)
@@ -54,13 +54,13 @@ def evaluate(inputs: EvaluationInput, relevant: RelevantEvents, history: list[Sp
         matched += np.bincount(owner, span.counted(span.until(end_us[owner])), minlength=n).astype(np.int64)
     for cross_key in relevant.cross_key:
         matched -= cross_key.total(np.arange(n), end_us)[0]
-    # A deadline may be the end of time, which in satisfied_us stands for never.
+    # A deadline may be the end of time, which means never in satisfied_us.
     satisfied = (satisfied_us <= end_us[inputs.owner]) & (satisfied_us != MAX_TIME_US)
     return EvaluationResult(resolved_us, matched, satisfied, met_us, status)
 
 
 def when_met(inputs: EvaluationInput, relevant: RelevantEvents, satisfied_us: Int64s) -> Int64s:
-    """When each criterion is met, (n,) int64, MAX_TIME_US where it is not; ``satisfied_us``: of `when_satisfied`."""
+    """Return when each criterion is met, (n,) int64, or MAX_TIME_US; `when_satisfied` gives ``satisfied_us``."""
     met_us = np.full(len(inputs.rule), MAX_TIME_US)
     for rule, traits in TRAITS.items():
         chosen = np.flatnonzero(inputs.rule == rule)
@@ -70,7 +70,7 @@ def when_met(inputs: EvaluationInput, relevant: RelevantEvents, satisfied_us: In
 
 
 def when_satisfied(inputs: EvaluationInput, spans: list[Spans], history: list[Spans]) -> Int64s:
-    """When the key of each watch entry is satisfied, (m,) int64; MAX_TIME_US where it is not."""
+    """Return when the key of each watch entry is satisfied, (m,) int64; MAX_TIME_US if it is not."""
     satisfied_us = np.full(len(inputs.owner), MAX_TIME_US)
     for span in spans:
         np.minimum.at(satisfied_us, span.owner, span.segment.time_us[span.low])
@@ -82,7 +82,7 @@ def when_satisfied(inputs: EvaluationInput, spans: list[Spans], history: list[Sp
 def _with_controls(
     inputs: EvaluationInput, effects: ControlEffects, satisfied_us: Int64s, completed_us: Int64s
 ) -> tuple[Int64s, Int64s]:
-    """(resolved_us, status) with control events: the earliest resolves, at a tie COMPLETED, FAILED, CANCELLED."""
+    """Return resolved_us and status with control events: the first decides, in a tie COMPLETED, FAILED, CANCELLED."""
     completed_us = np.minimum(completed_us, effects.force_us)
     lost_us = np.where(satisfied_us == MAX_TIME_US, effects.fail_us, MAX_TIME_US)
     failures = _Failures(inputs, effects.fail_us, lost_us)
@@ -102,7 +102,7 @@ class _Chosen:
     satisfied_us: Int64s  # (m,) when each entry's key is satisfied
 
     def entries(self) -> tuple[Int64s, Int64s]:
-        """When the chosen operations' entries are satisfied, and where each operation's begin."""
+        """Return when the chosen operations' entries are satisfied, and the first position of each operation."""
         inputs = self.inputs
         if len(self.chosen) == len(inputs.rule):
             return self.satisfied_us, inputs.first_entry
@@ -134,7 +134,7 @@ def _nth_key(of: _Chosen) -> Int64s:
 
 
 def _nth(values: Int64s, first: Int64s, counts: Int64s, nth: Int64s) -> Int64s:
-    """The ``nth[i]``-th smallest, from 1, of each operation's values; MAX_TIME_US where there is none; (n,) int64."""
+    """Return the ``nth[i]``-th smallest value, from 1, of each operation; MAX_TIME_US if there is none; (n,) int64."""
     ordered = values[np.lexsort((values, np.repeat(np.arange(len(counts)), counts)))]
     within = (nth >= 1) & (nth <= counts)
     return np.where(within, ordered[first + np.where(within, nth, 1) - 1], MAX_TIME_US)
@@ -158,19 +158,19 @@ def _nth_event(of: _Chosen) -> Int64s:
 
 
 class _Sums:
-    """What the values of relevant events add up to; the running sums of each segment are made once."""
+    """Sums of the values of relevant events; the running sums of each segment are made once."""
 
     def __init__(self, relevant: RelevantEvents) -> None:
         self._relevant = relevant
         self._prefixes: dict[int, ExactSums] = {}
 
     def up_to(self, mine: list[Spans], position: list[Int64s], asked: Int64s, until_us: Int64s) -> ExactSums:
-        """The sum of each operation asked for, over its events up to a time of its own, (k,)."""
+        """Return the sum of each operation asked for, over its events up to its own time, (k,)."""
         total = ExactSums.zeros(len(asked))
         for span, at in zip(mine, position, strict=True):
             prefix = self._prefixes.get(id(span.segment))
             if prefix is None:
-                assert span.segment.value is not None, "bug: a rule that reads values over events without any"
+                assert span.segment.value is not None, "bug: a rule reads values, and the events have none"
                 prefix = self._prefixes[id(span.segment)] = ExactSums.prefixes(span.segment.value)
             until = span.until(until_us[at])
             total.add_at(at, prefix, span.low, until)
@@ -191,8 +191,8 @@ def _enough_value(of: _Chosen) -> Int64s:
 
 
 def totals(inputs: EvaluationInput, spans: list[Spans], resolved_us: Int64s) -> Numbers:
-    """What the values of each operation's events up to its end add up to, (n,): doubles rounded for people to read, or
-    units of 16 bytes; 0 under rules that add nothing up.
+    """Return the sum of each operation's values up to its end, (n,): rounded doubles for people to read, or units of
+    16 bytes; 0 under rules that add nothing up.
     """
     n, end_us, doubles = len(inputs.rule), np.minimum(resolved_us, inputs.deadline_us), is_double(inputs.sum_need)
     total, is_sum = np.full(n, 0.0 if doubles else ZERO), inputs.has(ADDING)
@@ -207,9 +207,9 @@ def totals(inputs: EvaluationInput, spans: list[Spans], resolved_us: Int64s) -> 
 
 
 def _bisect_time(of: _Chosen, enough: Callable[[list[Spans], list[Int64s], Int64s, Int64s], Bools]) -> Int64s:
-    """Smallest event time at which ``enough`` holds for each chosen operation, MAX_TIME_US where it does not.
+    """Return the first event time at which ``enough`` holds for each chosen operation, or MAX_TIME_US.
 
-    ``enough`` gets operations and a time for each, their spans, and the position of each span's operation.
+    ``enough`` gets operations with a time for each, their spans, and the position of each span's operation.
     """
     inputs, chosen, spans = of.inputs, of.chosen, of.relevant.spans
     first, last = np.full(len(chosen), MAX_TIME_US), np.full(len(chosen), -MAX_TIME_US)
@@ -232,7 +232,7 @@ def _bisect_time(of: _Chosen, enough: Callable[[list[Spans], list[Int64s], Int64
 
 
 def _spans_of(inputs: EvaluationInput, spans: list[Spans], chosen: Int64s) -> tuple[list[Spans], list[Int64s]]:
-    """The spans of chosen operations, (c,), and which of these each belongs to."""
+    """Return the spans of chosen operations, (c,), and the position of each span's operation."""
     mine, position = [], []
     place = np.full(len(inputs.rule), -1)
     place[chosen] = np.arange(len(chosen))
@@ -246,10 +246,10 @@ def _spans_of(inputs: EvaluationInput, spans: list[Spans], chosen: Int64s) -> tu
 
 
 def _reach_levels(inputs: EvaluationInput, history: list[Spans], satisfied_us: Int64s) -> None:
-    """Write into ``satisfied_us`` when each level entry's key reached its level.
+    """Write into ``satisfied_us`` when the key of each level entry reached its level.
 
-    A level that was reached before ``from_us`` counts as reached from the beginning: of such events the log may hold
-    only the last maximum.
+    A level that was reached before ``from_us`` counts as reached from the start, because the log may only have the last
+    maximum of such events.
     """
     level_entry = inputs.has(LEVELLED)[inputs.owner]
     satisfied_us[level_entry] = MAX_TIME_US
@@ -270,23 +270,23 @@ class _Failures:
 
     inputs: EvaluationInput
     fail_us: Int64s  # (m,) the first failure of each entry's key
-    lost_us: Int64s  # (m,) the same, MAX_TIME_US where the key is satisfied
+    lost_us: Int64s  # (m,) the same, MAX_TIME_US if the key is satisfied
 
     def first_lost(self) -> Int64s:
-        """The first failure of a key that is not satisfied."""
+        """Return the first failure of a key that is not satisfied."""
         return np.minimum.reduceat(self.lost_us, self.inputs.first_entry)
 
     def last_lost(self) -> Int64s:
-        """The failure of the last key, where none is satisfied."""
+        """Return the failure of the last key if none is satisfied."""
         return np.maximum.reduceat(self.lost_us, self.inputs.first_entry)
 
     def last(self) -> Int64s:
-        """The failure of the last key, satisfied or not; a need of nothing is met, and never fails."""
+        """Return the failure of the last key, satisfied or not; a need of 0 is met and never fails."""
         last_us = np.maximum.reduceat(self.fail_us, self.inputs.first_entry)
         return np.where(self.inputs.need > 0, last_us, MAX_TIME_US)
 
     def too_many_lost(self) -> Int64s:
-        """A quorum survives as long as enough keys are left; one of more keys than there are fails with the first."""
+        """Return when too few keys are left for a quorum; a quorum of more keys than there are fails with the first."""
         first, counts = self.inputs.first_entry, np.bincount(self.inputs.owner, minlength=len(self.inputs.rule))
         spare = counts - np.fmin(self.inputs.need, counts + 1.0).astype(np.int64)
         first_fail = np.minimum.reduceat(self.fail_us, first)
@@ -295,7 +295,7 @@ class _Failures:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far operations have come, (n,) each, in what their rules may count: all doubles, or all decimals."""
+    """The progress of operations in everything that rules may count, (n,) each: all doubles or all decimals."""
 
     one: pa.Array
     n_keys: pa.Array
@@ -309,12 +309,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class RuleTraits:
-    """What sets one rule apart when it is evaluated; what it asks of a query is in `criteria`."""
+    """The evaluation of one rule; `criteria` has its inputs."""
 
-    when: Callable[[_Chosen], Int64s]
-    """When the criterion of each operation is met."""
-    lost_when: Callable[[_Failures], Int64s]
-    """When it can no longer be met, of all inputs."""
+    when: Callable[[_Chosen], Int64s]  # when the criterion of each operation is met
+    lost_when: Callable[[_Failures], Int64s]  # when it can no longer be met, for all inputs
     reached: Callable[[Progress], pa.Array]
     needed: Callable[[Progress], pa.Array]
 

@@ -1,27 +1,23 @@
 """The event-time engine of one shard: operations, events and a watermark in, outcomes out.
 
-`EventTimePurgatory.step` is the only entry. The watermark is the only clock. A step is a line of stages, always in this
-order; the order decides every tie between an arrival and the watermark (semantics 3):
+`EventTimePurgatory.step` is the only entry, and the watermark is the only clock. A step has these stages in this order,
+which decides every tie between an arrival and the watermark (semantics 3):
 
-1. **Decide ids**: rows whose id was undecided and whose created time has passed are accepted, or leave as DUPLICATE.
-2. **Expire**: the clock moves to the watermark. Operations whose deadline has passed leave as EXPIRED; under
-   ``emit="final"`` held outcomes leave whose time has come.
-3. **Forget events** that no operation needs, neither one that waits nor one that will come on time.
-4. **Complete**: events join the logs; the operations that wait on their keys are tried.
-5. **Admit**: operations are rejected, found to be duplicates, or accepted; those accepted are tried, and watched if
-   they are not complete.
-6. **Expire** again at the same watermark: operations may have arrived after their deadline.
-7. **Clean up**: ids whose deadline has passed and events that counted for no operation leave; resolved rows are
+1. **Decide ids**: undecided rows whose created time has passed are accepted, or leave as DUPLICATE.
+2. **Expire**: the clock moves to the watermark. Operations whose deadline has passed leave as EXPIRED. Under
+   ``emit="final"``, held outcomes leave whose time has come.
+3. **Forget events** that neither a waiting operation needs nor one that will come on time.
+4. **Complete**: events join the logs, and the operations that wait on their keys are tried.
+5. **Admit**: operations are rejected, found to be duplicates, or accepted. Accepted ones are tried, and watched if they
+   are not complete.
+6. **Expire** again at the same watermark, because operations may have arrived after their deadline.
+7. **Clean up**: ids whose deadline has passed and events that counted for no operation leave. Resolved rows are
    removed.
 
-The engine is built on Kafka's parts (`spark_purgatory.core.kafka`); `completion` says where it differs from Kafka.
-
-No stage looks at the order of its rows: a step is a function of their set (semantics 3.5), so that a step which is
-taken again with the rows in another order comes out alike.
-
-The law follows: outcomes depend on operations, events and watermark, and not on how they are split into steps. Relevant
-events are those of ``from_us <= time <= deadline``. ``from_us`` is created - lookback; for an operation that arrives
-behind the watermark it is no earlier than what the log still holds for certain.
+No stage depends on the order of its rows (semantics 3.5). So outcomes depend on operations, events and watermark, and
+not on how they are split into steps. Relevant events have ``from_us <= time <= deadline``. ``from_us`` is created -
+lookback; for an operation that arrives behind the watermark, it is at the earliest the time from which the log is
+complete. `completion` describes how the engine differs from Kafka.
 """
 
 from __future__ import annotations
@@ -48,8 +44,8 @@ from spark_purgatory.errors import LimitError
 
 
 def counts_from(created_us: Int64s, watermark_us: int, lookback_us: int) -> tuple[Int64s, Bools]:
-    """The earliest event time that counts for each operation, (n,) int64, and which are late: those may count no more
-    than what the log promises to hold.
+    """Return the first event time that counts for each operation, (n,) int64, and flag those that are late. Late ones
+    count only events that the log still holds for certain.
     """
     late = created_us <= watermark_us
     promised = saturating_add(np.array([watermark_us]), 1 - lookback_us)
@@ -71,18 +67,19 @@ class EventTimePurgatory:
     def step(
         self, operations: OperationArrivals | None, events: EventArrivals | None, watermark_ms: int
     ) -> list[pa.RecordBatch]:
-        """Take what arrived and resolve what can be resolved at this watermark.
+        """Take arrivals and resolve the operations that can be resolved at this watermark.
 
         Args:
             operations: n operations, or None.
             events: Events, or None.
-            watermark_ms: The watermark; one below the last step's counts as the last step's. 0: none yet.
+            watermark_ms: The watermark; an earlier one than the last step's counts as that. 0: there is none yet.
 
         Returns:
             Outcomes, as rows of the outcome table.
 
         Raises:
-            LimitError: More operations would wait than ``max_pending``. Nothing is lost: the step counts as not made.
+            LimitError: More operations would wait than ``max_pending``. Nothing is lost, because the step does not
+                count.
         """
         self.completion.move_watermark(watermark_ms)
         self._decide_ids()
@@ -102,7 +99,7 @@ class EventTimePurgatory:
     # --- the stages, in order --------------------------------------------------------------------------
 
     def _decide_ids(self) -> None:
-        """Undecided rows whose created time has passed: DUPLICATEs leave, accepted rows wait for their own time."""
+        """Decide the undecided rows whose created time has passed: DUPLICATEs leave, accepted rows wait on."""
         if not len(self.deduplication.undecided):
             return
         extended = (lambda rows: self.resolver.resolve(rows).deadline_us) if self.events.controls.extends else None
@@ -121,7 +118,7 @@ class EventTimePurgatory:
         self.events.forget(self._floor_us, self._earliest_read, earliest_us)
 
     def _earliest_read(self, segment: EventSegment) -> Int64s:
-        """Earliest time that a waiting row reads, for every group of the segment, (G,) int64."""
+        """Return the earliest time that a waiting row reads, for every group of the segment, (G,) int64."""
         earliest = np.full(len(segment.group_hash), MAX_TIME_US)
         group, entries = self.purgatory.watchers.find(segment.group_keys, segment.group_hash)
         rows = self.purgatory.watchers.rows_of(entries)
@@ -130,7 +127,7 @@ class EventTimePurgatory:
         return earliest
 
     def _count_events(self, events: EventArrivals) -> EventArrivals:
-        """Count events, and return those that are not rejected."""
+        """Count events and return those that are not rejected."""
         tally = self.outcomes.tally
         accepted = events.take(np.flatnonzero(events.rejection == 0))
         tally.events_received += len(events)
@@ -156,13 +153,13 @@ class EventTimePurgatory:
                     self.completion.check(self._first_keys(alone))
 
     def _named_rows(self, events: EventArrivals) -> Int64s:
-        """Waiting rows that the events name; by the hash of the id, so there may be others."""
+        """Return the waiting rows that the events name, by the hash of the id; so there may be others."""
         assert events.operation_hash is not None, "bug: an event that names no operation"
         named = np.isin(self.rows.id_hash, events.operation_hash)
         return np.flatnonzero((self.purgatory.state.values == WAITING) & named)
 
     def _foreign_keys(self, events: EventArrivals) -> int:
-        """The number of events that name a waiting operation and bring a key that it does not have."""
+        """Count the events that name a waiting operation and have a key that it does not have."""
         ids, keys = events.operation_ids, events.keys
         if ids is None:
             return 0
@@ -178,7 +175,7 @@ class EventTimePurgatory:
         return int(np.count_nonzero(as_bools(waits) & ~as_bools(has_key)))
 
     def _first_keys(self, events: EventArrivals) -> EventSegment:
-        """The first key of each waiting operation that the events name by id, as if it had come: to have them tried."""
+        """Return the first keys of waiting operations that events name by id, as arrivals, so that they are tried."""
         rows, watchers = self._named_rows(events), self.purgatory.watchers
         entries = watchers.first_entries(rows)
         keys, hashes = watchers.keys.take(entries), watchers.hashes.values[entries]
@@ -202,7 +199,7 @@ class EventTimePurgatory:
             )
 
     def _without_duplicates(self, operations: OperationArrivals) -> tuple[OperationArrivals, OperationArrivals]:
-        """(operations that are no DUPLICATE, operations to look at again once an earlier row of their id is in)."""
+        """Return the operations that are not DUPLICATEs, and those to check again after an earlier row of their id."""
         duplicate, again = self.deduplication.find_duplicates(
             operations, self.watermark_us, self.events.controls.extends
         )
@@ -237,22 +234,22 @@ class EventTimePurgatory:
 
     @property
     def resolver(self) -> Resolver:
-        """Resolves rows over the logs as they are now."""
+        """A resolver of rows over the logs as they are now."""
         return self.completion.resolver
 
     @property
     def pending(self) -> int:
-        """Operations that wait."""
+        """The number of operations that wait."""
         return self.purgatory.next_row - self.purgatory.ended
 
     @property
     def memory_bytes(self) -> int:
-        """What its arrays take in memory, those that it shares with nobody else; some 1 ms, whatever waits."""
+        """The bytes of its own arrays in memory; reading it takes some 1 ms for any size."""
         return held_bytes(self)
 
     @property
     def watermark_ms(self) -> int:
-        """The watermark, rounded down to the tick; 0 while there is none."""
+        """The watermark in milliseconds, rounded down to the tick; 0 while there is none."""
         return self.completion.watermark_ms
 
     @property
@@ -262,15 +259,15 @@ class EventTimePurgatory:
 
     @property
     def _floor_us(self) -> int:
-        """Events up to this time count for no operation that comes on time."""
+        """The time up to which events count for no operation that comes on time."""
         return int(saturating_add(np.array([self.watermark_us]), -self.spec.lookback_us)[0])
 
     def oldest_us(self) -> int | None:
-        """The first created time of the operations that wait; None while nothing waits."""
+        """Return the first created time of the waiting operations; None if nothing waits."""
         return int(self.rows.created_us[self.purgatory.waiting()].min()) if self.pending else None
 
     def next_due_ms(self) -> int | None:
-        """The watermark at which this shard must be called again; None while nothing waits."""
+        """Return the watermark at which this shard must be called again; None if nothing waits."""
         due_ms = self.purgatory.timer.next_due_ms()
         unmatched_us = self.events.orphans.earliest_us()
         if unmatched_us is None:

@@ -1,15 +1,15 @@
 """The events that outcomes carry: the one that decided, and all that counted (semantics 9).
 
-Both are read from the logs when an outcome leaves, as its criterion was: nothing is kept per operation. Events of one
-time have an order of their own, that of `Deliveries.order`, so that the evidence does not depend on their arrival.
+Both are read from the logs when an outcome leaves, and nothing is kept per operation. `Deliveries.order` orders events
+of one time, so that the evidence does not depend on their arrival.
 
-The *deciding event* is the one at which the criterion is first met when the events are taken in that order. By hand,
-for an operation on the keys a and b that needs two keys, with events of the times 10 and 20::
+The *deciding event* is the one at which the criterion is first met if the events are taken in that order. For example,
+an operation on the keys a and b needs two keys, with events at 10 and 20::
 
     10  a                    20  a, b          decides: b at 20; a had its first event at 10
                              20  b, a          decides: b at 20; the order of keys is the operation's
 
-With `Evidence.largest` it is no matter what decided: the events are taken by their values, the largest first.
+With `Evidence.largest` the events are taken by their values, the largest first, whichever decided.
 """
 
 from __future__ import annotations
@@ -32,18 +32,14 @@ from spark_purgatory.core.spec.codes import EventKind, Status
 from spark_purgatory.core.spec.criteria import ADDING, AT_DEADLINE, KEYED, LEVELLED
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
-MAX_LAID_OUT = 1 << 22
-"""Deliveries that are laid out together: operations that have more are looked at in parts."""
-WIDENING = 4
-"""Where redeliveries leave too few events, so many times more are laid out."""
+MAX_LAID_OUT = 1 << 22  # deliveries that are laid out together; operations with more are read in parts
+WIDENING = 4  # if redeliveries leave too few events, so many times more are laid out
+# The control event that leads to each status.
 CONTROLS = {Status.FAILED: EventKind.FAIL, Status.CANCELLED: EventKind.CANCEL, Status.COMPLETED: EventKind.FORCE}
-"""The control event that decides, by the status it gives."""
 
 
 def evidence_of(resolver: Resolver, status: Status, resolutions: Resolutions, chosen: Bools) -> dict[str, pa.Array]:
-    """The deciding event of every chosen row, (n,) bool, and its events, by the names of their columns; those of
-    nothing but nulls are left out.
-    """
+    """Return the event columns of chosen rows, (n,) bool, by name; a column of nulls is left out."""
     spec = resolver.spec
     assert spec.evidence is not None, "bug: a query whose outcomes carry no events"
     if status == Status.EXPIRED and not (spec.evidence.largest or spec.evidence.lists_all):
@@ -66,14 +62,14 @@ def evidence_of(resolver: Resolver, status: Status, resolutions: Resolutions, ch
 
 
 def events_of(resolver: Resolver, resolutions: Resolutions) -> pa.ListArray:
-    """The events of rows that wait, those up to their resolution where one is held back, (n,)."""
+    """Return the events of waiting rows, (n,), up to their resolution if it is held."""
     assert resolver.spec.evidence is not None, "bug: a query whose outcomes carry no events"
     asked = _Asked.of(resolver, Status.EXPIRED, resolutions, np.ones(len(resolutions.rows), bool))
     return asked.all_events(resolver.spec.evidence.most)
 
 
 def event_structs(deliveries: Deliveries, keys: pa.Array, spec: EngineSpec) -> pa.StructArray:
-    """Events as outcomes have them, on their keys, (d,)."""
+    """Return deliveries as the events of outcomes, with their keys, (d,)."""
     texts = as_text(without_prefix(keys, spec.key_prefix))
     if deliveries.keyless.any():
         texts = texts.take(pa.array(np.arange(len(texts)), mask=deliveries.keyless))
@@ -91,17 +87,16 @@ class _Asked:
     entries: Int64s  # (m,)
     rows: Int64s  # (n,)
     resolved_us: Int64s  # (n,) MAX_TIME_US of EXPIRED ones
-    spans: list[Spans]
-    """The relevant events."""
+    spans: list[Spans]  # the relevant events
 
     @staticmethod
     def of(resolver: Resolver, status: Status, resolutions: Resolutions, chosen: Bools) -> _Asked:
-        """The chosen rows, (n,) bool."""
+        """Take the chosen rows, (n,) bool."""
         rows, resolved_us = resolutions.rows[chosen], resolutions.resolved_us[chosen]
         return _Asked(resolver, status, *resolver.inputs(rows), rows, resolved_us, resolutions.spans_of(chosen))
 
     def deciding(self, met: Bools) -> Deliveries:
-        """The deciding event of each operation, at most one; ``met``, (n,): the criterion decided."""
+        """Return the deciding event of each operation, at most one; ``met``, (n,): the criterion decided."""
         by_criterion = self._by_criterion(met) if met.any() else Deliveries.of([], EMPTY)
         if self.status not in CONTROLS or met.all():
             return by_criterion
@@ -109,7 +104,7 @@ class _Asked:
         return Deliveries.joined([by_criterion, by_control])
 
     def listed(self, most: int) -> list[Deliveries]:
-        """The first ``most`` events that counted for each operation, by its order of events, in parts of operations."""
+        """Return the first ``most`` events that counted for each operation in its order, in parts of operations."""
         evidence = self.resolver.spec.evidence
         assert evidence is not None, "bug: a query whose outcomes carry no events"
         spans = [self._cut(span) for span in self.spans]
@@ -125,7 +120,7 @@ class _Asked:
         return found
 
     def all_events(self, most: int) -> pa.ListArray:
-        """The events that counted for each operation, the first ``most``, (n,)."""
+        """Return the first ``most`` events that counted for each operation, (n,)."""
         parts = self.listed(most)
         spec, keys = self.resolver.spec, self.resolver.watchers.keys
         structs = [event_structs(part, keys.take(self.entries[part.entry]), spec) for part in parts]
@@ -136,21 +131,21 @@ class _Asked:
     # --- the events of an operation --------------------------------------------------------------------
 
     def _cut(self, span: Spans) -> Spans:
-        """The span without events after the operation's end."""
+        """Cut the span at the operation's end."""
         end_us = np.minimum(self.resolved_us, self.inputs.deadline_us)
         high = span.until(end_us[self.inputs.owner[span.owner]])
         return replace(span, high=high).where(high > span.low)
 
     def _largest(self, spans: list[Spans], mine: Bools, most: int) -> Deliveries:
-        """The ``most`` largest events of each of some operations, (n,) bool, each event once, in order."""
+        """Return the ``most`` largest events of some operations, (n,) bool, each event once, in order."""
         spans = [span.where(mine[self.inputs.owner[span.owner]]) for span in spans]
         laid = Deliveries.of(spans, self.inputs.owner)
         if most == 1 and not self.resolver.spec.event_ids:
-            laid = laid.only_largest(len(self.rows))  # No delivery takes another one's place: the others need no order.
+            laid = laid.only_largest(len(self.rows))  # Without redeliveries the others need no order.
         return laid.each_once(self.inputs.has(ADDING)).by_value().first(most)
 
     def _earliest(self, spans: list[Spans], mine: Bools, most: int) -> Deliveries:
-        """The first ``most`` events of each of some operations, (n,) bool, each event once, in order."""
+        """Return the first ``most`` events of some operations, (n,) bool, each event once, in order."""
         spans = [span.where(mine[self.inputs.owner[span.owner]]) for span in spans]
         width, done, left = most, list[Deliveries](), mine
         while True:
@@ -169,7 +164,7 @@ class _Asked:
         return whole.take(np.argsort(whole.operation, kind="stable")) if len(done) > 1 else whole
 
     def _first_of_each(self, spans: list[Spans], width: int) -> tuple[Deliveries, Int64s]:
-        """(the first events of each span with all of one time, until when none of an operation is left out, (n,))."""
+        """Return the first events of each span, all of one time, and until when an operation's are complete, (n,)."""
         cut_us, shorter = np.full(len(self.rows), MAX_TIME_US), []
         for span in spans:
             last = np.minimum(span.low + width, span.high) - 1
@@ -183,7 +178,7 @@ class _Asked:
     # --- what decided ----------------------------------------------------------------------------------
 
     def _by_control(self, kind: EventKind, chosen: Bools) -> Deliveries:
-        """The first control event of a kind at the resolution of each chosen operation."""
+        """Return the first control event of a kind at the resolution of each chosen operation."""
         resolver, owner = self.resolver, self.inputs.owner
         at_us, targets = self.resolved_us[owner], resolver.targets(self.rows, self.entries, owner)
         alone = resolver.controls.keyless(kind, targets, at_us, at_us)
@@ -196,9 +191,9 @@ class _Asked:
         return laid.take(np.unique(laid.operation, return_index=True)[1])
 
     def _by_criterion(self, met: Bools) -> Deliveries:
-        """The event at which the criterion of each chosen operation was met; none where it was met before any event.
+        """Return the event at which the criterion of each chosen operation was met, if an event met it.
 
-        Where the deadline decides, the first event.
+        If the deadline decides, it is the first event.
         """
         inputs, owner = self.inputs, self.inputs.owner
         until = met & inputs.has(AT_DEADLINE)
@@ -213,7 +208,7 @@ class _Asked:
         laid = Deliveries.of(here, owner)
         several = np.bincount(laid.operation, minlength=len(self.rows)) > 1
         counted = ~inputs.has(KEYED)
-        # The only event of that time decided, unless a level was reached before it.
+        # A single event at that time decided, unless a level was reached before it.
         alone = ~several & ~inputs.has(LEVELLED)
         parts = [laid.take(np.flatnonzero(alone[laid.operation]))]
         if len(parts[0]) < len(laid):
@@ -223,20 +218,20 @@ class _Asked:
         return Deliveries.joined(parts)
 
     def _at_key(self, laid: Deliveries) -> Deliveries:
-        """Under rules that look at each key: the first event on the key that was satisfied last of those needed."""
+        """Return, under rules by key, the first event on the last key that was needed."""
         inputs = self.inputs
         satisfied_us = when_satisfied(inputs, self.spans, self.resolver.history(inputs, self.rows, self.entries))
         by_now = satisfied_us[laid.entry] == self.resolved_us[laid.operation]
         laid = laid.take(np.flatnonzero(by_now & self._reaches_level(laid)))
         laid = laid.take(laid.order())
         laid = laid.take(np.flatnonzero(is_first(laid.entry)))
-        # As if one key after the other was satisfied, each in a moment of its own.
+        # Keys are satisfied one after the other, each in a moment of its own.
         moment = np.where(satisfied_us < self.resolved_us[inputs.owner], -1, MAX_TIME_US)
         moment[laid.entry] = np.arange(len(laid))
         return self._at_moment(laid, inputs, [], moment)
 
     def _reaches_level(self, laid: Deliveries) -> Bools:
-        """Which events reach the level of their key, (d,) bool; all where the rule is another."""
+        """Flag events that reach the level of their key, and all events under other rules, (d,) bool."""
         reaches = np.ones(len(laid), bool)
         levels = self.inputs.has(LEVELLED)[laid.operation]
         for i, segment in enumerate(laid.segments):
@@ -248,11 +243,11 @@ class _Asked:
         return reaches
 
     def _at_count(self, chosen: Bools) -> Deliveries:
-        """Under rules that count events or read their values: the event at which there are enough."""
+        """Return, under rules that count or add up, the event at which there are enough."""
         owner, n = self.inputs.owner, len(self.rows)
         cut = [self._cut(span.where(chosen[owner[span.owner]])) for span in self.spans]
         laid = Deliveries.of(cut, owner).each_once(self.inputs.has(ADDING))
-        # As if one event came after the other, each in a moment of its own.
+        # Events come one after the other, each in a moment of its own.
         each, start = np.arange(n), laid.operation.searchsorted(np.arange(n + 1))
         segment = EventSegment(each, pa.nulls(n), start, np.arange(len(laid)), laid.values())
         spans = Spans(segment, each, start[:-1], start[:-1], start[1:]).where(start[:-1] < start[1:])
@@ -261,15 +256,13 @@ class _Asked:
 
     @staticmethod
     def _at_moment(laid: Deliveries, inputs: EvaluationInput, spans: list[Spans], satisfied: Int64s) -> Deliveries:
-        """The event of each operation with which its criterion is met; the times of spans, and those at which keys are
-        satisfied, (m,), are places of events.
-        """
+        """Return the event that meets each criterion; times of spans, and ``satisfied``, (m,), are places of events."""
         at_no_time = replace(inputs, created_us=np.full(len(inputs.rule), -1))
         met = when_met(at_no_time, RelevantEvents(spans, []), satisfied)[np.unique(laid.operation)]
         return laid.take(met[(met >= 0) & (met < MAX_TIME_US)])
 
 
 def _between(span: Spans, at_us: Int64s) -> tuple[Int64s, Int64s]:
-    """The events of each span at exactly a time of its own."""
+    """Return the start and end of the events of each span at exactly its time."""
     low = bisect_within(span.segment.time_us, span.low, span.high, at_us, after=False)
     return low, bisect_within(span.segment.time_us, low, span.high, at_us, after=True)

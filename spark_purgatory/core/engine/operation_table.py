@@ -1,4 +1,4 @@
-"""Operations by row: their times, needs and payload. The purgatory gives the row numbers."""
+"""Operations by row: their times, needs and payload. The purgatory numbers the rows."""
 
 from __future__ import annotations
 
@@ -20,19 +20,32 @@ from spark_purgatory.errors import StateMismatchError
 
 
 def rule_numbers(spec: EngineSpec) -> list[str]:
-    """Columns of numbers that the rules of rows need."""
+    """Return the names of the number columns that rules by row need."""
     asked = {"need": spec.by_row, "level_need": spec.by_row, "sum_need": spec.by_row and spec.scale is not None}
     return [name for name, is_asked in asked.items() if is_asked]
 
 
 def extra_columns(spec: EngineSpec) -> list[str]:
-    """Columns of int64 that only some queries have."""
+    """Return the names of the int64 columns that only some queries have."""
     asked = {"rule": spec.by_row, "id_hash": spec.operation_ids, "id_slot": spec.control_events}
     return [name for name, is_asked in asked.items() if is_asked]
 
 
+def _column(name: str, held: str = "columns") -> Any:
+    """Return a property that reads a column of ``columns`` or ``numbers``."""
+    return property(lambda table: getattr(table, held)[name].values)
+
+
 class OperationTable:
-    """Columns of the operations that have a row, waiting or ended and not yet compacted away."""
+    """Columns of the operations that have a row: those that wait, and ended ones until they are compacted away."""
+
+    created_us: Int64s = _column("created_us")  # (rows,)
+    deadline_us: Int64s = _column("deadline_us")  # (rows,)
+    id_hash: Int64s = _column("id_hash")  # (rows,) if events may name an operation
+    id_slot: Int64s = _column("id_slot")  # (rows,) the row's slot in `SeenIds`, -1 if unknown; with control events
+    rule: Int64s = _column("rule")  # (rows,) codes of `Rule`; if operations bring their rules, like the next two
+    need: Floats = _column("need", "numbers")  # (rows,)
+    level_need: Numbers = _column("level_need", "numbers")  # (entries,) in the query's number type
 
     def __init__(self, spec: EngineSpec, watchers: Watchers) -> None:
         self.spec = spec
@@ -43,24 +56,18 @@ class OperationTable:
         }
         self.late_column = GrowableArray(np.empty(0, bool))
         self.payload = Payload(spec, self.columns, watchers)
+        # Ascending rows that count events from another time than `usual_from_us`, and that time.
         self.late_rows, self._late_from_us = EMPTY, EMPTY
-        """Rows, ascending, that count events from another time than `usual_from_us`, and that time."""
-        self.own_ids = ValueColumn()
-        """Ids by row, where the spec needs them and no payload column has them."""
+        self.own_ids = ValueColumn()  # ids by row, if the spec needs them and no payload column has them
 
     @property
     def ids(self) -> ValueColumn:
-        """Ids by row; only where the spec looks rows up by their id."""
+        """Ids by row, if the spec looks rows up by their id."""
         return self.own_ids if self.spec.role("id") is None else self.payload.ids
 
     @property
-    def created_us(self) -> Int64s:
-        """(rows,) int64."""
-        return self.columns["created_us"].values
-
-    @property
     def from_us(self) -> Int64s:
-        """(rows,) int64: the earliest event time that counts for the operation; made when it is asked for."""
+        """(rows,) int64: the earliest event time that counts for each operation."""
         from_us = self.usual_from_us(slice(None))
         from_us[self.late_rows] = self._late_from_us
         return from_us
@@ -71,7 +78,7 @@ class OperationTable:
         self._set_from_us(0, from_us)
 
     def from_us_of(self, rows: Int64s) -> Int64s:
-        """(n,) int64: the earliest event time that counts for each of the rows, (n,)."""
+        """Return the earliest event time that counts for each of the rows, (n,) int64."""
         from_us = self.usual_from_us(rows)
         if len(self.late_rows):
             at = np.minimum(self.late_rows.searchsorted(rows), len(self.late_rows) - 1)
@@ -80,62 +87,32 @@ class OperationTable:
         return from_us
 
     def usual_from_us(self, rows: Int64s | slice) -> Int64s:
-        """Where operations that are on time begin to count events."""
+        """Return the time from which operations that are on time count events."""
         return saturating_add(self.created_us[rows], -self.spec.lookback_us)
 
     def _set_from_us(self, first: int, from_us: Int64s) -> None:
-        """Set the earliest times that count of the rows from ``first`` on, (n,)."""
+        """Set `from_us` of the rows from ``first``, (n,)."""
         rows = np.flatnonzero(from_us != self.usual_from_us(slice(first, None)))
         if len(rows):
             self.late_rows = np.concatenate((self.late_rows, rows + first))
             self._late_from_us = np.concatenate((self._late_from_us, from_us[rows]))
 
     @property
-    def deadline_us(self) -> Int64s:
-        """(rows,) int64."""
-        return self.columns["deadline_us"].values
-
-    @property
-    def rule(self) -> Int64s:
-        """(rows,) int64 codes of `Rule`; only where operations bring their rules, as the next two."""
-        return self.columns["rule"].values
-
-    @property
-    def need(self) -> Floats:
-        """(rows,) float64."""
-        return self.numbers["need"].values
-
-    @property
     def sum_need(self) -> Numbers:
-        """(rows,) what values must add up to, in the query's number type."""
+        """(rows,) the sum that values must reach, in the query's number type."""
         return self.numbers["sum_need" if "sum_need" in self.numbers else "need"].values
 
     @property
-    def level_need(self) -> Numbers:
-        """(entries,) in the query's number type."""
-        return self.numbers["level_need"].values
-
-    @property
-    def id_hash(self) -> Int64s:
-        """(rows,) int64; only where events may name an operation."""
-        return self.columns["id_hash"].values
-
-    @property
-    def id_slot(self) -> Int64s:
-        """(rows,) int64: where `SeenIds` has the row's own entry, -1 where none is known; only with control events."""
-        return self.columns["id_slot"].values
-
-    @property
     def late(self) -> Bools:
-        """(rows,) bool: arrived behind the watermark."""
+        """(rows,) bool: the row arrived behind the watermark."""
         return self.late_column.values
 
     def append(self, operations: OperationArrivals, from_us: Int64s, late: Bools, id_slot: Int64s) -> None:
-        """Add operations, all (n,), as the next rows. Raises StateMismatchError where their columns are others now."""
+        """Add operations, all (n,), as the next rows. Raises StateMismatchError if their columns have changed."""
         kept, payload = self.payload.kind, operations.payload
         if kept is not None and kept != payload.type:
             raise StateMismatchError(
-                f"operations: the checkpoint holds columns of {_types(kept)}, the query brings {_types(payload.type)}: "
+                f"operations: the checkpoint has columns of {_types(kept)}, the query brings {_types(payload.type)}: "
                 "bring the same columns in the same order, or start over with a new checkpoint and a new table"
             )
         first = len(self.late_column)
@@ -151,7 +128,7 @@ class OperationTable:
             self.own_ids.append(operations.ids)
 
     def keep(self, rows: Bools, entries: Bools) -> None:
-        """Keep only the rows and the watch entries whose flag is set; m rows become 0 .. m - 1."""
+        """Keep only flagged rows and watch entries; m rows become 0 .. m - 1."""
         for name, number in self.numbers.items():
             number.keep(entries if name == "level_need" else rows)
         for column in self.columns.values():

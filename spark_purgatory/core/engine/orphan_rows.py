@@ -1,6 +1,6 @@
-"""ORPHAN rows: null in the operation's columns, the event in the reason.
+"""ORPHAN rows: null in the operation's columns, with the event in the reason.
 
-The texts, of a completion on key a and of a cancel that names operation o::
+The texts of a completion on key a and of a cancel that names operation o::
 
     cancel on key a for operation o found no operation pending          orphans="control"
     complete on key a counted for no operation: late                    orphans="all", and the other `REASONS`
@@ -23,21 +23,19 @@ from spark_purgatory.core.spec.arrivals import EventArrivals
 from spark_purgatory.core.spec.codes import KINDS, EventMark, EventRejection, Status
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
+# The reason why an event counted for no operation is that of the first of these marks that it has.
 REASONS = (
     (EventMark.LATE, "late"),
     (EventMark.ENDED, "already ended"),
     (EventMark.NOT_TAKEN, "not taken"),
     (EventMark.PAST, "past deadline"),
 )
-"""Why an event counted for no operation, by its marks; the first that it has is the reason."""
-NO_OPERATION = "no such operation"
-"""The reason of an event without any of them."""
-NOT_PENDING = "not_pending"
-"""The code of every reason where the events have no marks."""
+NO_OPERATION = "no such operation"  # the reason of an event without these marks
+NOT_PENDING = "not_pending"  # the code of every reason if events have no marks
 
 
 def rows_of(key: LogKey, segment: EventSegment, spec: EngineSpec) -> OutcomeBatch:
-    """The rows of the events of one log."""
+    """Return the rows of the events of one log."""
     ids, keys = split_pairs(segment.group_keys) if key.is_named else (None, segment.group_keys)
     of_event = pa.array(segment.group)
     # Keys and ids are written once for each key.
@@ -60,7 +58,7 @@ def rows_of(key: LogKey, segment: EventSegment, spec: EngineSpec) -> OutcomeBatc
 
 
 def rows_of_rejected(events: EventArrivals, watermark_us: int, spec: EngineSpec) -> OutcomeBatch:
-    """The rows of rejected events."""
+    """Return the rows of rejected events."""
     codes = np.zeros(len(events), np.int64) if events.kind is None else events.kind
     kinds = pa.array([*KINDS, None]).take(pa.array(np.where(codes < 0, len(KINDS), codes)))
     event, faults = _event(kinds, events.keys, events.operation_ids, spec), pa.array(events.rejection)
@@ -76,7 +74,7 @@ def rows_of_rejected(events: EventArrivals, watermark_us: int, spec: EngineSpec)
 def _carried(
     event: pa.StructArray, times_us: pa.Array, events: EventSegment | EventArrivals, spec: EngineSpec
 ) -> dict[str, Any]:
-    """What ORPHANs have of their events; ``event``: `EVENT_FIELDS`."""
+    """Return the columns that ORPHANs have of their events; ``event`` has `EVENT_FIELDS`."""
     if spec.evidence is None:
         return {"event": event}
     structs = structs_of(event.field("event_key"), times_us, events.event_ids, events.columns, spec)
@@ -88,20 +86,20 @@ def _with_reason(texts: pa.Array, reasons: pa.Array) -> pa.Array:
 
 
 def _event(kinds: pa.Array, keys: pa.Array, ids: pa.Array | None, spec: EngineSpec) -> pa.StructArray:
-    """Kind, key and operation of events, (n,), as users know them: keys and ids begin with their partition's value."""
+    """Return kind, key and operation of events, (n,), without the partition's value before keys and ids."""
     named = pa.nulls(len(keys), pa.string()) if ids is None else shown(ids, spec.id_prefix)
     return pa.StructArray.from_arrays([kinds, shown(keys, spec.key_prefix), named], fields=list(EVENT_FIELDS))
 
 
 def _texts(event: pa.StructArray) -> pa.Array:
-    """What happened on which key to which operation, (n,); a key that is null is written so."""
+    """Return texts of the kind, key and operation of events, (n,); a null key is written as null."""
     kinds, keys, ids = event.flatten()
     texts = pc.binary_join_element_wise(kinds.fill_null("event"), keys.fill_null("null"), " on key ")
     return pc.coalesce(pc.binary_join_element_wise(texts, ids, " for operation "), texts)
 
 
 def shown(values: pa.Array, prefix: int) -> pa.Array:
-    """Keys or ids as users know them, without the value of their partition."""
+    """Return keys or ids as users know them, without the value of their partition."""
     values = without_prefix(values, prefix)
     if pa.types.is_string(values.type):
         return values

@@ -1,18 +1,18 @@
-"""Events that counted for no operation: kept until none can count them any more, then ORPHAN rows (semantics 4.7).
+"""Events that counted for no operation: kept until no operation can count them, then ORPHAN rows (semantics 4.7).
 
 An event counts for an operation that was pending at its time. An operation that leaves takes away the events that
-counted for it. Once no operation that comes on time can count an event (the watermark has passed its time and the
-lookback), it is compared with the operations that still wait. An event that is left is an orphan.
+counted for it. When the watermark has passed an event's time and the lookback, no operation that comes on time can
+count it. It is then compared with the operations that still wait, and becomes an orphan if none counts it.
 
-With ``orphans="control"`` these are the control events. With "all" they are all events, each with *marks*, `EventMark`,
-which tell the reason: an operation that leaves also marks the events in its time range that it did not count, and what
-it would mark among the events to come is kept in `EndedRanges`. By hand, an operation on key a from 10 to 20 that
-completes at 15 and then leaves, while events of the times 12, 15, 18 and 21 are kept::
+With ``orphans="control"`` only control events are kept. With "all", all events are kept with *marks* (`EventMark`) for
+the reason: an operation that leaves marks the events in its time range that it did not count, and `EndedRanges` keeps
+the range for events to come. For example, an operation on key a from 10 to 20 completes at 15 and leaves, while events
+at 12, 15, 18 and 21 are kept::
 
     12, 15      counted: taken away
     18          marked ENDED
-    21          marked PAST: behind the deadline by no more than the 10 that the operation had
-    19          comes later, lies in the ended range: marked ENDED on arrival
+    21          marked PAST: after the deadline, by no more than the 10 that the operation had
+    19          comes later and is in the ended range: marked ENDED on arrival
 """
 
 from __future__ import annotations
@@ -40,33 +40,31 @@ from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 @dataclass(frozen=True)
 class EntryTimes:
-    """When m watch entries count events."""
+    """The times at which m watch entries count events."""
 
     from_us: Int64s  # (m,)
     end_us: Int64s  # (m,) the last time at which the operation was pending
     until_us: Int64s  # (m,) its deadline
-    past_us: Int64s  # (m,) how long after its deadline it is remembered
+    past_us: Int64s  # (m,) until when it is remembered after its deadline
     fail_us: Int64s | None  # (m,) first failure of the key; None: no key has failed
-    sums: Bools | None  # (m,) whether only events count that a sum can take; None: there are no others
+    sums: Bools | None  # (m,) only events count that a sum can take; None: there are no others
 
     def counted_us(self, kind: int) -> Int64s:
-        """The last time at which events of a kind count, (m,)."""
+        """Return the last time at which events of a kind count, (m,)."""
         if kind != EventKind.COMPLETE or self.fail_us is None:
             return self.end_us
         return np.minimum(self.end_us, self.fail_us)
 
 
 class OrphanEvents:
-    """Events that counted for no operation so far."""
+    """Events that no operation has counted."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
         self._has_marks = spec.orphans == "all"
-        self.unmatched = ControlLog()
-        """Events by kind; with "all" their values are their marks."""
+        self.unmatched = ControlLog()  # events by kind; with "all" their values are their marks
         self.ended = EndedRanges()
-        self.past = EndedRanges()
-        """Ranges from the deadlines of operations that ended, for as long as these had waited."""
+        self.past = EndedRanges()  # from the deadlines of ended operations, as long as those had waited
         self._rejected: list[OutcomeBatch] = []
         self._counted = 0
 
@@ -74,19 +72,19 @@ class OrphanEvents:
         return sum(map(len, self.unmatched.logs.values()))
 
     def earliest_us(self) -> int | None:
-        """The time of the first of them, None without any."""
+        """Return the time of the first event; None without events."""
         segments = [segment for log in self.unmatched.logs.values() for segment in log.segments]
         return min((int(segment.time_us.min()) for segment in segments), default=None)
 
     def take_counted(self) -> int:
-        """The number of events that counted for an operation since the last call."""
+        """Return the number of events that counted for an operation since the last call."""
         counted, self._counted = self._counted, 0
         return counted
 
     # --- events come -----------------------------------------------------------------------------------
 
     def add(self, key: LogKey, segment: EventSegment, watermark_us: int) -> None:
-        """Keep events that arrived, of the log of a key; a query without orphans keeps none."""
+        """Keep events that arrived in the log of a key; a query without orphans keeps none."""
         completes = key.kind == EventKind.COMPLETE
         if self._spec.orphans == "none" or not len(segment) or (completes and not self._has_marks):
             return
@@ -96,19 +94,19 @@ class OrphanEvents:
                 marks[numbers.is_negative(segment.value)] |= EventMark.NO_ADDEND
             for ranges, mark in ((self.ended, EventMark.ENDED), (self.past, EventMark.PAST)):
                 marks[ranges.contain(segment, key.is_named)] |= mark
-            # Ids are kept only to be shown: with marks for values, they say nothing of redeliveries.
+            # Ids are kept only to be shown: values are marks, so redeliveries do not matter.
             ids = None if self._spec.event_columns is None else segment.event_ids
             segment = replace(segment, value=marks, event_ids=ids)
         self.unmatched.logs.setdefault(key, EventLog()).append(segment)
 
     def reject(self, events: EventArrivals, watermark_us: int) -> None:
-        """Rejected events become rows with the next `release`."""
+        """Make rejected events rows of the next `release`."""
         self._rejected.append(rows_of_rejected(events, watermark_us, self._spec))
 
     # --- operations leave ------------------------------------------------------------------------------
 
     def leave(self, resolver: Resolver, resolutions: Resolutions, chosen: Bools, watermark_us: int) -> None:
-        """Operations leave, (n,) bool of those resolved: the events that counted for them are no orphans."""
+        """Let chosen operations leave, (n,) bool of those resolved, with the events that counted for them."""
         if not self._has_marks and not self.unmatched:
             return
         rows = resolutions.rows[chosen]
@@ -139,7 +137,7 @@ class OrphanEvents:
         return sums[owner] if sums.any() else None
 
     def _compare(self, targets: Targets, times: EntryTimes) -> None:
-        """Take away the events that count for operations, (m,) watch entries, and mark those that do not."""
+        """Take away the events that count for m watch entries, and mark the others in their ranges."""
         for kind in EventKind:
             to_us = times.past_us if self._has_marks else times.end_us
             found: dict[int, list[Spans]] = {}
@@ -151,7 +149,7 @@ class OrphanEvents:
         self.unmatched.drop_empty()
 
     def _without(self, segment: EventSegment, spans: list[Spans], times: EntryTimes, kind: int) -> EventSegment:
-        """A segment without the events that count; the others in the spans are marked."""
+        """Return a segment without the events that count; the others in the spans are marked."""
         counted, pending, ended, past = (np.zeros(len(segment), bool) for _ in range(4))
         for span in spans:
             count_end, end = span.until(times.counted_us(kind)[span.owner]), span.until(times.end_us[span.owner])
@@ -171,7 +169,7 @@ class OrphanEvents:
 
     @staticmethod
     def _counting(span: Spans, end: Int64s, times: EntryTimes) -> Bools:
-        """The events of spans, up to a position each, that count, (E,) bool."""
+        """Flag the events of spans that count, up to a position of each span, (E,) bool."""
         n, marks = len(span.segment), span.segment.value
         if times.sums is None or marks is None:
             return covered(n, span.low, end)
@@ -182,7 +180,7 @@ class OrphanEvents:
     # --- the watermark moves ---------------------------------------------------------------------------
 
     def release(self, resolver: Resolver, waiting: Bools, floor_us: int) -> list[OutcomeBatch]:
-        """The orphans up to ``floor_us``; some of the events left may count for ``waiting``, (rows,) bool."""
+        """Return the orphans up to ``floor_us`` that no ``waiting`` row, (rows,) bool, counts."""
         found, self._rejected = self._rejected, []
         earliest_us = self.earliest_us()
         if earliest_us is None or earliest_us > floor_us:
@@ -202,8 +200,8 @@ class OrphanEvents:
     def _stay(self, resolver: Resolver, rows: Int64s, floor_us: int) -> None:
         """Compare the events up to the floor with operations that stay.
 
-        These were pending until the watermark, and so count every event up to the floor: what is resolved by then has
-        left, and a row that is created later counts only later events.
+        They are pending until the watermark and so count every event up to the floor: resolved rows have left, and a
+        row that is created later counts only later events.
         """
         entries, owner = resolver.watchers.entries_of(rows)
         targets = resolver.targets(rows, entries, owner)
@@ -214,7 +212,7 @@ class OrphanEvents:
         self._compare(targets, EntryTimes(from_us[owner], until, until, until, fail_us=fail_us, sums=sums))
 
     def _may_match(self, resolver: Resolver, floor_us: int) -> Bools:
-        """Rows that have the key or the id of an event up to the floor, (rows,) bool."""
+        """Flag the rows with the key or id of an event up to the floor, (rows,) bool."""
         may_match = np.zeros(resolver.watchers.rows, bool)
         for key, log in self.unmatched.logs.items():
             for segment in log.segments:
@@ -230,6 +228,6 @@ class OrphanEvents:
 
 
 def covered(n: int, low: Int64s, high: Int64s) -> Bools:
-    """Which of n places lie in one of the ranges ``low[i] .. high[i] - 1``, (n,) bool."""
+    """Flag the places in one of the ranges ``low[i] .. high[i] - 1``, (n,) bool."""
     depth = np.bincount(low, minlength=n + 1) - np.bincount(high, minlength=n + 1)
     return np.cumsum(depth[:-1]) > 0

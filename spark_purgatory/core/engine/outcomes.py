@@ -1,6 +1,6 @@
-"""Outcomes, collected during a step as arrays and turned into one Arrow table at its end.
+"""Outcomes, collected during a step as arrays and turned into Arrow batches at its end.
 
-Columns: the payload's, then `OUTCOME_FIELDS`, then `ORPHAN_FIELDS` where ORPHAN rows are asked for.
+The columns are the payload's, then `OUTCOME_FIELDS`, `evidence_fields` and, with ORPHAN rows, `ORPHAN_FIELDS`.
 """
 
 from __future__ import annotations
@@ -29,41 +29,36 @@ OUTCOME_FIELDS = (
     pa.field("late", pa.bool_()),
     pa.field("reason", pa.string()),
 )
-EVENT_FIELDS = tuple(pa.field(f"event_{name}", pa.string()) for name in ("kind", "key", "operation_id"))
-"""What an ORPHAN tells of its event."""
+EVENT_FIELDS = tuple(pa.field(f"event_{name}", pa.string()) for name in ("kind", "key", "operation_id"))  # of ORPHANs
 ORPHAN_FIELDS = (pa.field("reason_code", pa.string()), *EVENT_FIELDS)
 DUPLICATE_REASON, DUPLICATE_CODE = "the id was seen before and its deadline has not passed", "duplicate"
+MOST_BYTES = 2**31 - 1  # of one value: Arrow's binary arrays count bytes in 32 bits
 
 
 def evidence_fields(spec: EngineSpec) -> list[pa.Field]:
-    """The columns of an outcome that carry events, behind `OUTCOME_FIELDS`; none where nothing is asked for."""
+    """Return the columns of an outcome that carry events, if there are any."""
     if spec.evidence is None:
         return []
     event = spec.event_type()
     return [pa.field("event", event), *([pa.field("events", pa.list_(event))] if spec.evidence.lists_all else [])]
 
 
-MOST_BYTES = 2**31 - 1
-"""The most bytes of one value: Arrow's binary arrays count bytes in 32 bits."""
-
-
 @dataclass(frozen=True)
 class MissingKeys:
-    """Unsatisfied keys of n operations, flat; null where the criterion has none."""
+    """Unsatisfied keys of n operations, flat; null if the criterion has none."""
 
     keys: pa.Array  # (m,)
     counts: Int64s  # (n,)
     applies: Bools  # (n,)
-    prefix: int = 0
-    """Characters, or bytes, of the partition value in front of the user's key."""
+    prefix: int = 0  # characters (or bytes) of the partition's value before the user's key
 
     @staticmethod
     def none(n: int) -> MissingKeys:
-        """The missing keys of n operations whose criterion has none."""
+        """Return the missing keys of n operations whose criterion has none."""
         return MissingKeys(pa.array([], pa.string()), np.zeros(n, np.int64), np.zeros(n, bool))
 
     def to_arrow(self) -> pa.ListArray:
-        """The keys as an array<string> column."""
+        """Return the keys as an array<string> column."""
         offsets = np.concatenate(([0], np.cumsum(self.counts))).astype(np.int32)
         mask = None if self.applies.all() else pa.array(~self.applies)
         keys = as_text(without_prefix(self.keys, self.prefix))
@@ -73,7 +68,7 @@ class MissingKeys:
 def structs_of(
     keys: pa.Array, times_us: pa.Array, ids: pa.Array | None, columns: pa.StructArray | None, spec: EngineSpec
 ) -> pa.StructArray:
-    """Events as outcomes have them, (n,): their keys as text, times, ids, and their columns."""
+    """Return the events of outcomes, (n,), from their keys as text, times, ids and columns."""
     assert spec.evidence is not None and spec.event_columns is not None, "bug: outcomes carry no events"
     kind, n = spec.event_type(), len(keys)
     own = [pa.nulls(n, field.type) for field in spec.event_columns] if columns is None else columns.flatten()
@@ -84,17 +79,17 @@ def structs_of(
 
 
 def without_prefix(keys: pa.Array, prefix: int) -> pa.Array:
-    """Keys or ids without so many characters, or bytes, of their partition's value in front."""
+    """Remove the partition's value, ``prefix`` characters (or bytes), from keys or ids."""
     if not prefix:
         return keys
     if not pa.types.is_binary(keys.type):
         return pc.utf8_slice_codeunits(keys, prefix)
-    # Without an end, pyarrow 26 adds up lengths that overflow, and raises for two values.
+    # Without an end, pyarrow 26 adds lengths that overflow, and raises for two values.
     return pc.binary_slice(keys, prefix, stop=MOST_BYTES)
 
 
 def as_text(keys: pa.Array) -> pa.Array:
-    """Keys as strings; bytes that are not UTF-8 stay as they are, as in Spark's own cast of binary to string."""
+    """Return keys as strings. Bytes stay as they are even if they are not UTF-8, as in Spark's cast of binary."""
     if pa.types.is_binary(keys.type):
         return keys.view(pa.string())
     return keys if pa.types.is_string(keys.type) else keys.cast(pa.string())
@@ -109,23 +104,19 @@ class OutcomeBatch:
     matched: Int64s
     missing: MissingKeys
     late: Bools
-    payload: pa.StructArray | None = None
-    """None for ORPHANs: no operation is there; the payload's columns are left out."""
+    payload: pa.StructArray | None = None  # None for ORPHANs, which have no operation
     created_us: Int64s | None = None
     reasons: pa.Array | None = None
     codes: pa.Array | None = None
-    dated: Bools | None = None
-    """False where resolved_at and wait_ms are null; None: all dated."""
-    event: pa.StructArray | None = None
-    """`EVENT_FIELDS` of ORPHANs."""
-    evidence: dict[str, pa.Array] = field(default_factory=dict)
-    """The deciding event, and all events, by the name of their column; none: both are null."""
+    dated: Bools | None = None  # False: resolved_at and wait_ms are null; None: all are dated
+    event: pa.StructArray | None = None  # `EVENT_FIELDS` of ORPHANs
+    evidence: dict[str, pa.Array] = field(default_factory=dict)  # columns of events by name; a missing one is null
 
     def __len__(self) -> int:
         return len(self.matched)
 
     def to_arrow(self, orphans: bool, evidence: Sequence[pa.Field] = ()) -> pa.RecordBatch:
-        """The outcomes as rows of the outcome table, with `ORPHAN_FIELDS` or not; ``evidence``: `evidence_fields`."""
+        """Return the outcomes as rows, with `ORPHAN_FIELDS` or without; ``evidence`` has `evidence_fields`."""
         n, nothing = len(self), pa.nulls(len(self), pa.string())
         undated = None if self.dated is None else ~self.dated
         wait_ms = pa.nulls(n, pa.int64())
@@ -152,34 +143,30 @@ class OutcomeBatch:
 
 @dataclass
 class Tally:
-    """Rows counted since the shard's beginning: received, and by what became of them."""
+    """Rows counted since the shard's first step: those received, and those with each outcome."""
 
     received: int = 0
-    operations_late: int = 0
-    """Operations, but for REJECTED ones, whose created time was at or before the watermark when they arrived."""
+    operations_late: int = 0  # not REJECTED ones, created at or before the watermark at which they arrived
     by_status: list[int] = field(default_factory=lambda: [0] * len(STATUSES))
     events_received: int = 0
     events_rejected: int = 0
     events_late: int = 0
-    events_counted: int = 0
-    """Events that counted for an operation; only where all others become ORPHAN rows."""
+    events_counted: int = 0  # events that counted for an operation, if all others become ORPHAN rows
     rejections: list[int] = field(default_factory=lambda: [0] * len(OperationRejection))
-    """Operations by `OperationRejection`."""
     event_rejections: list[int] = field(default_factory=lambda: [0] * len(EventRejection))
-    """Events by `EventRejection`."""
 
     def __post_init__(self) -> None:
-        """A state from before the last reasons were added counts fewer."""
+        """Add counts of reasons that were added after the state was written."""
         self.rejections = self.rejections + [0] * (len(OperationRejection) - len(self.rejections))
         self.event_rejections = self.event_rejections + [0] * (len(EventRejection) - len(self.event_rejections))
 
     def decided(self) -> int:
-        """Operations that have their outcome."""
+        """Return the number of operations that have their outcome."""
         return sum(self.by_status[: Status.ORPHAN])
 
     @property
     def pending(self) -> int:
-        """Operations that wait: received, and not decided."""
+        """The number of operations that were received and not decided."""
         return self.received - self.decided()
 
     def conserve(self, pending: int) -> None:
@@ -205,7 +192,7 @@ def add_counts(counts: list[int], codes: Int64s) -> None:
 
 
 class Outcomes:
-    """What a step has decided, in the order of decision."""
+    """The outcomes of a step, in the order in which they were decided."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self.batches: list[OutcomeBatch] = []
@@ -218,7 +205,7 @@ class Outcomes:
         self.batches.append(batch)
 
     def reject(self, operations: OperationArrivals) -> None:
-        """Operations that cannot wait become REJECTED. They are not late, and have no time of resolution."""
+        """Reject operations that cannot wait. They are not late and have no time of resolution."""
         add_counts(self.tally.rejections, operations.rejection)
         reasons, codes = (
             pa.array(texts).take(pa.array(operations.rejection))
@@ -229,19 +216,19 @@ class Outcomes:
         self.add(unwatched(Status.REJECTED, created_us, created_us=created_us, **columns))
 
     def refuse_duplicates(self, payload: pa.StructArray, created_us: Int64s, late: Bools) -> None:
-        """Operations whose id is another one's become DUPLICATEs, resolved at their created time."""
+        """Make operations DUPLICATEs, resolved at their created time."""
         reasons, codes = (pa.repeat(text, len(created_us)) for text in (DUPLICATE_REASON, DUPLICATE_CODE))
         columns = {"payload": payload, "created_us": created_us, "reasons": reasons, "codes": codes}
         self.add(unwatched(Status.DUPLICATE, created_us, late, **columns))
 
     def take(self) -> list[pa.RecordBatch]:
-        """The outcomes as Arrow, removed."""
+        """Remove the outcomes and return them as Arrow batches."""
         batches, self.batches = self.batches, []
         return [batch.to_arrow(self._orphans, self._evidence) for batch in batches if len(batch)]
 
 
 def unwatched(status: Status, resolved_us: Int64s, late: Bools | None = None, **columns: Any) -> OutcomeBatch:
-    """Outcomes of operations that no event could complete, and ORPHANs; with other columns of `OutcomeBatch`."""
+    """Return outcomes of operations that no event could complete, or ORPHANs, with more columns of `OutcomeBatch`."""
     n = len(resolved_us)
     late = np.zeros(n, bool) if late is None else late
     return OutcomeBatch(status, resolved_us, np.zeros(n, np.int64), MissingKeys.none(n), late, **columns)

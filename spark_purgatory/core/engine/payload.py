@@ -1,7 +1,7 @@
-"""The operations' own columns by row, without those that the engine has anyway.
+"""The operations' own columns by row, without those that the engine has already.
 
-Where the created time, the deadline or the watch key is a column of the payload, it is kept once, where the engine
-reads it, and put back when rows leave. So is the id as long as it equals the key in every row.
+If the created time, the deadline or the watch key is a payload column, only the engine's copy is kept, and it is put
+back when rows leave. The same holds for the id as long as it equals the key in every row.
 """
 
 from __future__ import annotations
@@ -17,25 +17,20 @@ from spark_purgatory.core.arrays.value_column import ValueColumn
 from spark_purgatory.core.kafka.watchers import Watchers
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
-TIMES = ("created_us", "deadline_us")
-"""Roles whose payload column the engine has as numbers."""
+TIMES = ("created_us", "deadline_us")  # roles whose payload column the engine has as numbers
 
 
 class Payload:
-    """Columns of the operations, as structs, by row."""
+    """The operations' columns as structs, by row."""
 
     def __init__(self, spec: EngineSpec, columns: Mapping[str, GrowableArray[np.int64]], watchers: Watchers) -> None:
         roles = dict(spec.roles)
-        self._columns = columns
-        """The engine's own columns, by name: the times of every row are those of `TIMES`."""
-        self._watchers = watchers
-        """The watchers, whose keys are the watch keys of every row where a payload column has them."""
+        self._columns = columns  # the engine's own columns, by name, with `TIMES` of every row
+        self._watchers = watchers  # their keys are the watch keys of every row, if a payload column has them
         self._time_at = {roles[role]: role for role in TIMES if role in roles}
         self._id_at, self._key_at = roles.get("id"), roles.get("keys")
-        self.kind: pa.StructType | None = None
-        """The structs' type; None while there is no row."""
-        self._own: dict[int, ValueColumn] = {}
-        """The columns that the engine does not have, by place."""
+        self.kind: pa.StructType | None = None  # the structs' type; None while there is no row
+        self._own: dict[int, ValueColumn] = {}  # the columns that the engine does not have, by place
         self._rows = 0
 
     def __len__(self) -> int:
@@ -43,7 +38,7 @@ class Payload:
 
     @property
     def chunks(self) -> list[pa.Array]:
-        """All rows; to read before the payload changes."""
+        """All rows, valid until the payload changes."""
         if self.kind is None:
             return []
         columns = [self._column(at) for at in range(self.kind.num_fields)]
@@ -52,12 +47,12 @@ class Payload:
 
     @property
     def ids(self) -> ValueColumn:
-        """The ids, where a payload column has them."""
+        """The ids, if a payload column has them."""
         column = None if self._id_at is None or self.kind is None else self._column(self._id_at)
         return ValueColumn() if column is None else column
 
     def append(self, payload: pa.StructArray) -> None:
-        """Add rows, (n,). The engine has at least those before them."""
+        """Add rows, (n,). The engine must have at least the rows before them."""
         columns = payload.flatten()
         if self.kind is None:
             self.kind = payload.type
@@ -71,7 +66,7 @@ class Payload:
         self._rows += len(payload)
 
     def take(self, rows: Int64s) -> pa.StructArray:
-        """The payload of rows, (n,)."""
+        """Return the payload of rows, (n,)."""
         assert self.kind is not None, "bug: rows of an empty payload"
         made: dict[int, pa.Array] = {}
         columns = []
@@ -86,7 +81,7 @@ class Payload:
         return _structs(columns, self.kind, len(rows))
 
     def keep(self, rows: Bools) -> None:
-        """Keep only rows whose flag is set. The engine does likewise after it."""
+        """Keep only flagged rows. The engine does the same afterwards."""
         self._rows = count_of(rows)
         if not self._rows:
             self.kind, self._own = None, {}
@@ -99,13 +94,13 @@ class Payload:
             column.merge()
 
     def _id_differs(self, columns: list[pa.Array]) -> bool:
-        """True if ids that have equalled keys so far no longer do."""
+        """Return True if ids that equalled the keys until now no longer do."""
         if self._id_at is None or self._key_at is None or self._id_at in {self._key_at, *self._own}:
             return False
         return not columns[self._id_at].equals(columns[self._key_at])
 
     def _column(self, at: int) -> ValueColumn | None:
-        """The column at a place; None of a time."""
+        """Return the column at a place; None for a time."""
         if at in self._time_at:
             return None
         own = self._own.get(at)

@@ -1,4 +1,4 @@
-"""What is evaluated: operations with their criteria, and the events that are relevant for them."""
+"""The inputs of an evaluation: operations with their criteria, and their relevant events."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from spark_purgatory.core.spec.criteria import ADDING
 
 @dataclass(frozen=True)
 class EvaluationInput:
-    """Operations to evaluate: n of them, with m entries in all, entries of one operation adjacent and in order."""
+    """n operations to evaluate, with m entries. The entries of one operation are adjacent and in order."""
 
     rule: Int64s  # (n,) codes of Rule
     need: Floats  # (n,)
-    sum_need: Numbers  # (n,) what values must add up to
+    sum_need: Numbers  # (n,) the sum that values must reach
     created_us: Int64s  # (n,)
     from_us: Int64s  # (n,) earliest time that counts
     deadline_us: Int64s  # (n,)
@@ -33,12 +33,12 @@ class EvaluationInput:
     effects: ControlEffects | None = None  # None: no control event applies to any of them
 
     def has(self, rules: tuple[Rule, ...]) -> Bools:
-        """Which operations have one of the rules, (n,) bool."""
+        """Flag the operations with one of the rules, (n,) bool."""
         return among(self.rule, rules)
 
     @property
     def need_nothing(self) -> Bools:
-        """Which operations are complete from their created time on, (n,) bool: a sum of 0."""
+        """Flags of operations that are complete at their created time, (n,) bool: they need a sum of 0."""
         return self.has(ADDING) & (self.need <= 0)
 
 
@@ -47,12 +47,11 @@ class RelevantEvents:
     """The relevant events of all inputs."""
 
     spans: list[Spans]
-    shared: list[CrossKeyDeliveries]
-    """Deliveries among them of events that are on several keys."""
+    shared: list[CrossKeyDeliveries]  # deliveries of events that are on several keys
 
     @staticmethod
     def of(inputs: EvaluationInput, spans: list[Spans]) -> RelevantEvents:
-        """The events of spans. Sums and the other rules may read the same events from different segments."""
+        """Take the events of spans. Sums and the other rules may read the same events from different segments."""
         by_sum: dict[bool, list[tuple[Int64s, Spans]]] = {}
         for span in spans:
             if len(span.owner):
@@ -62,7 +61,7 @@ class RelevantEvents:
         return RelevantEvents(spans, [deliveries for deliveries in found if deliveries is not None])
 
     def parts(self, n: int) -> Iterator[slice]:
-        """The n operations in parts, each with few enough deliveries of events that are on several keys."""
+        """Yield parts of n operations, each with at most `MAX_DELIVERIES` of events that are on several keys."""
         costs = np.zeros(n, np.int64)
         for deliveries in self.shared:
             costs += deliveries.most()
@@ -70,5 +69,5 @@ class RelevantEvents:
 
     @cached_property
     def cross_key(self) -> list[CrossKeyRedeliveries]:
-        """Redeliveries of events that are counted on another key already."""
+        """The redeliveries of events that are already counted on another key."""
         return [deliveries.redeliveries() for deliveries in self.shared]

@@ -1,4 +1,4 @@
-"""Resolving rows: an operation's spans of the logs, its criterion, the effects of control events, its resolution."""
+"""The resolution of rows from the spans of the logs, the criterion, and the effects of control events."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from spark_purgatory.core.spec.codes import EventKind, Status, among
 from spark_purgatory.core.spec.criteria import ADDING, AT_DEADLINE, KEYED, LEVELLED, Criterion
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
+# The reason of an outcome and its code, by status.
 REASONS = {
     Status.FAILED: ("keys failed and the criterion can no longer be met", "keys_failed"),
     Status.CANCELLED: ("an event cancelled the operation", "cancelled"),
 }
-"""Reason of an outcome, and its code, by status."""
 
 
 @dataclass(frozen=True)
 class Resolutions:
-    """Resolutions of n rows with m watch entries."""
+    """The resolutions of n rows with m watch entries."""
 
     rows: Int64s  # (n,)
     entries: Int64s  # (m,)
@@ -44,30 +44,29 @@ class Resolutions:
     created_us: Int64s  # (n,)
     deadline_us: Int64s  # (n,) with the extensions received while pending
     result: EvaluationResult
-    spans: list[Spans]
-    """The completions that counted for each entry."""
+    spans: list[Spans]  # the completions that counted for each entry
     fail_us: Int64s | None = None  # (m,) first failure of the entry's key; None: no key has failed
 
     @property
     def resolved_us(self) -> Int64s:
-        """(n,) int64; MAX_TIME_US where it is not resolved."""
+        """(n,) int64; MAX_TIME_US if the row is not resolved."""
         return self.result.resolved_us
 
     @property
     def is_resolved(self) -> Bools:
-        """(n,) bool: resolved at some time, perhaps ahead of the watermark."""
-        # The deadline that decides may be the end of time.
+        """(n,) bool: the row is resolved at some time, perhaps ahead of the watermark."""
+        # A deadline that decides may be the end of time.
         at_deadline = among(self.rule, AT_DEADLINE) & (self.result.matched > 0)
         return (self.result.resolved_us != MAX_TIME_US) | at_deadline
 
     @property
     def awaits_deadline(self) -> Bools:
-        """(n,) bool: until its deadline more events may come."""
+        """(n,) bool: more events may come until the deadline."""
         return among(self.rule, AT_DEADLINE) & (self.result.resolved_us == self.result.met_us)
 
     @staticmethod
     def joined(parts: list[Resolutions]) -> Resolutions:
-        """The resolutions of all rows from those of some rows each, in order."""
+        """Concatenate the resolutions of parts of the rows, in order."""
         rows, entries = (
             np.cumsum([0, *map(len, of)]) for of in zip(*((p.rows, p.entries) for p in parts), strict=True)
         )
@@ -77,7 +76,7 @@ class Resolutions:
         return Resolutions(**{**_concatenated([vars(part) for part in moved]), "result": result, "spans": spans})
 
     def spans_of(self, chosen: Bools) -> list[Spans]:
-        """The completions of the entries of chosen rows, (n,) bool, by their position among these entries."""
+        """Return the completions of chosen rows' entries, (n,) bool, by position among these entries."""
         if chosen.all():
             return self.spans
         mine = chosen[self.owner]
@@ -86,7 +85,7 @@ class Resolutions:
         return [replace(span, owner=place[span.owner]) for span in kept]
 
     def by_status(self, chosen: Bools) -> list[tuple[Status, Bools]]:
-        """Rows chosen, (n,) bool, by the status with which they are resolved."""
+        """Split chosen rows, (n,) bool, by the status with which they are resolved."""
         status = self.result.status
         if status is None:
             return [(Status.COMPLETED, chosen)]
@@ -121,10 +120,9 @@ class Resolver:
         )
 
     def progress(self, resolutions: Resolutions) -> tuple[pa.Array, pa.Array]:
-        """(how far each row has come, how far it has to come), (n,) each: keys, events, or a sum of values.
+        """Return the number of keys or events, or the sum of values, that each row has and needs, (n,) each.
 
-        Decimals if an operation may add up units (`EngineSpec.sum_scale`), null where 38 digits do not hold them; else
-        doubles.
+        They are doubles, or decimals if an operation may add up units (`EngineSpec.sum_scale`); null above 38 digits.
         """
         (inputs, _), scale = self.inputs(resolutions.rows), self.spec.sum_scale
         n, owner, result = len(inputs.rule), inputs.owner, resolutions.result
@@ -142,7 +140,7 @@ class Resolver:
         return reached, pc.choose(rule, *(traits.needed(progress) for traits in TRAITS.values()))
 
     def inputs(self, rows: Int64s) -> tuple[EvaluationInput, Int64s]:
-        """What to evaluate of ``rows``, (n,), and their watch entries, (m,)."""
+        """Return the inputs of ``rows``, (n,), and their watch entries, (m,)."""
         entries, owner = self.watchers.entries_of(rows)
         counts = np.bincount(owner, minlength=len(rows))
         from_us, deadline_us = self.rows.from_us_of(rows), self.rows.deadline_us[rows]
@@ -166,14 +164,14 @@ class Resolver:
         return inputs, entries
 
     def targets(self, rows: Int64s, entries: Int64s, owner: Int64s) -> Targets:
-        """Rows and their watch entries, as control logs look them up."""
+        """Return rows and their watch entries as control logs look them up."""
         ids = self.rows.ids.take(rows) if self.spec.operation_ids else None
         id_hash = self.rows.id_hash[rows] if self.spec.operation_ids else rows
         hashes, whole = self.watchers.hashes.values[entries], self.spec.whole_operations
         return Targets(self.watchers.keys, entries, hashes, owner, ids, id_hash=id_hash, whole=whole)
 
     def outcomes_of(self, status: Status, resolutions: Resolutions, chosen: Bools) -> OutcomeBatch:
-        """The outcome of every chosen row, (n,) bool; EXPIRED ones are resolved at their deadline."""
+        """Return the outcomes of chosen rows, (n,) bool; EXPIRED ones are resolved at their deadline."""
         rows = resolutions.rows[chosen]
         reasons, codes = [pa.repeat(text, len(rows)) for text in REASONS[status]] if status in REASONS else (None, None)
         keyed = among(resolutions.rule, KEYED)
@@ -196,7 +194,7 @@ class Resolver:
         )
 
     def _criteria(self, rows: Int64s, entries: Int64s) -> tuple[Int64s, Floats, Numbers, Numbers]:
-        """(rule, need, sum_need, level_need) of rows and entries."""
+        """Return rule, need, sum_need and level_need of rows and entries."""
         criterion, scale, table = self.spec.criterion, self.spec.scale, self.rows
         if not isinstance(criterion, Criterion):
             return table.rule[rows], table.need[rows], table.sum_need[rows], table.level_need[entries]
@@ -208,22 +206,22 @@ class Resolver:
         return rule, np.full(len(rows), float(units)), constant(units, len(rows)), constant(units, len(entries))
 
     def relevant(self, inputs: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
-        """The completions that count for each entry."""
+        """Return the completions that count for each entry."""
         from_us, until_us = inputs.from_us[inputs.owner], _until(inputs, inputs.deadline_us)
         completions = partial(self._completions, inputs, rows, entries, from_us=from_us, until_us=until_us)
         sums = inputs.has(ADDING)[inputs.owner]
         if not (self.spec.by_row and sums.any()):
             return completions(log=self.log, controls=self.controls)
-        # Values that no sum can take count for the other rules.
+        # Values that no sum can take count under the other rules.
         others = completions(log=self.log, controls=self.controls, chosen=~sums)
         return others + completions(log=self.log.summable(), controls=self.controls.summable(), chosen=sums)
 
     def history(self, inputs: EvaluationInput, rows: Int64s, entries: Int64s) -> list[Spans]:
-        """The completions of watch entries under level, those from any time."""
+        """Return the completions of watch entries under level, from any time."""
         if not self.spec.may_have(LEVELLED):
             return []
         start, levels = np.full(len(entries), MIN_TIME_US), inputs.has(LEVELLED)[inputs.owner]
-        # An operation that came after its deadline reads the base that the log had by then.
+        # An operation that came after its deadline reads the base that the log had at that time.
         until_us = _until(inputs, np.maximum(inputs.deadline_us, saturating_add(inputs.from_us, -1)))
         return self._completions(
             inputs, rows, entries, from_us=start, until_us=until_us, log=self.log, controls=self.controls, chosen=levels
@@ -233,7 +231,7 @@ class Resolver:
         self, inputs: EvaluationInput, rows: Int64s, entries: Int64s, *, from_us: Int64s, until_us: Int64s,
         log: EventLog, controls: ControlLog, chosen: Bools | None = None,
     ) -> list[Spans]:  # fmt: skip
-        """The completions between two times, also those that name the operation, of all or of chosen entries."""
+        """Return the completions of all or chosen entries between two times, with those that name the operation."""
         at: Any = slice(None) if chosen is None else np.flatnonzero(chosen)
         hashes = self.watchers.hashes.values[entries[at]]
         spans = log.spans(self.watchers.keys, entries[at], hashes, from_us[at], until_us[at])
@@ -248,12 +246,12 @@ class Resolver:
 
 
 def _concatenated(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The arrays of some parts; one that is None in one part is None in all, since the same logs are read."""
+    """Concatenate the arrays of parts. A column that is None in one part is None in all, as all read the same logs."""
     arrays = [name for name, column in parts[0].items() if isinstance(column, np.ndarray)]
     return {name: np.concatenate([part[name] for part in parts]) for name in arrays}
 
 
 def _until(inputs: EvaluationInput, until_us: Int64s) -> Int64s:
-    """The last time that counts for each entry, (m,): events after a failure of its key do not."""
+    """Return the last time that counts for each entry, (m,): events after a failure of its key do not count."""
     last_us = until_us[inputs.owner]
     return last_us if inputs.effects is None else np.minimum(last_us, inputs.effects.fail_us)

@@ -1,12 +1,12 @@
 """Ids of accepted rows, kept until their deadline: a second row of such an id is a DUPLICATE (semantics 2.4).
 
-An id is live while its deadline is ahead of the watermark, whether its operation is pending or resolved. So the end of
-an operation does not change its entry here. Only ``extend`` events that it receives while it is pending do (`move`).
-Worked example, rows of one id as [created, deadline]::
+An id is live while its deadline is ahead of the watermark, for pending and for resolved operations. Only ``extend``
+events that an operation receives while it is pending change its entry (`move`). Worked example, rows of one id as
+[created, deadline]::
 
     [10, 20] arrives          the id is live until 20
     extend at 15 by 50        until 65
-    complete at 30            the operation is resolved, the id stays live until 65
+    complete at 30            the operation is resolved, and the id stays live until 65
     [40, 45] arrives          DUPLICATE
     extend at 50 by 50        finds no pending operation: the id stays live until 65
 """
@@ -35,31 +35,26 @@ from spark_purgatory.core.arrays.sorted_runs import (
 from spark_purgatory.core.arrays.times import MIN_TIME_US
 from spark_purgatory.core.arrays.value_column import ValueColumn
 
-FORGET_SHARE, FORGET_FLOOR = 8, 1024
-"""Ids are forgotten once those whose deadline has passed are so large a part of the others, and so many more."""
+FORGET_SHARE, FORGET_FLOOR = 8, 1024  # ids are dropped once the expired ones exceed live ids / 8 + 1024
 
 
 @dataclass(frozen=True)
 class IdRows:
-    """Rows that ask whether their id was seen: a batch of n."""
+    """A batch of n rows whose ids may have been seen."""
 
     identity: list[pa.Array]
     hashes: Int64s
     created_us: Int64s
     deadline_us: Int64s
-    contents: Callable[[Int64s], Int64s]
-    """Rows, (k,) positions in the batch, to the ranks of their content, (k,) int64 (`value_ranks`)."""
+    contents: Callable[[Int64s], Int64s]  # positions of rows, (k,), to the ranks of their content, (k,) int64
 
     def in_order(self, codes: Int64s, left: Int64s) -> tuple[Int64s, Bools]:
-        """The rows left, (m,), by id, created time, deadline and content, and which are the first of their id.
-
-        ``codes``, (n,): `identity_codes`.
-        """
+        """Sort the rows left, (m,), by `identity_codes`, created, deadline and content; flag the first of each id."""
         columns = (self.deadline_us, self.created_us, codes)
         left = left[np.lexsort([column[left] for column in columns])]
         same = np.logical_and.reduce([column[left[1:]] == column[left[:-1]] for column in columns])
         if same.any():
-            # Only rows that are equal in all else are ranked by content: that costs a pass over every column.
+            # Only rows that are equal in all else are ranked by content, which costs a pass over every column.
             tied = left[np.append(same, False) | np.append(False, same)]
             ranks = np.zeros(len(codes), np.int64)
             ranks[tied] = self.contents(tied)
@@ -68,7 +63,7 @@ class IdRows:
 
 
 class SeenIds:
-    """Live ids by hash. An identity is one or more columns: the id; its watch key, where that is another column."""
+    """Live ids by hash. An identity is the id, or the id and its watch key."""
 
     def __init__(self, width: int) -> None:
         self.index = SortedRuns()
@@ -79,11 +74,11 @@ class SeenIds:
         return len(self.deadline_us)
 
     def duplicates(self, rows: IdRows, watermark_us: int, until_us: Int64s | None = None) -> Bools:
-        """Which rows of a batch repeat a live id, or the id of an accepted row of the same batch; (n,) bool.
+        """Flag the rows of a batch that repeat a live id, or the id of an accepted row of the batch; (n,) bool.
 
-        Rows of a batch are taken in the order of (created, deadline, content). A later row is a duplicate if its
-        created time is at or before the deadline of the accepted row, and that deadline is ahead of the watermark.
-        ``until_us``: the deadlines with their extensions, where they have any.
+        Rows of a batch are taken by created time, deadline and content. A later row is a duplicate if its created time
+        is at or before the deadline of the accepted row, and that deadline is ahead of the watermark. ``until_us`` has
+        the deadlines with extensions, if there are any.
         """
         order = hash_order(rows.hashes)
         repeated = self._live_before(rows, order, watermark_us)
@@ -92,7 +87,7 @@ class SeenIds:
             until_us = rows.deadline_us if until_us is None else until_us
             left, first = rows.in_order(codes, np.flatnonzero(~repeated))
             while len(left):
-                # One round decides, for every id, the first row left and all rows created before its deadline.
+                # One round decides the first row left of every id, and all rows created before its deadline.
                 standing = left[first][np.cumsum(first) - 1]
                 within = ~first & (rows.created_us[left] <= until_us[standing]) & (until_us[standing] > watermark_us)
                 repeated[left[within]] = True
@@ -101,10 +96,10 @@ class SeenIds:
         return repeated
 
     def duplicates_and_later(self, rows: IdRows, watermark_us: int) -> tuple[Bools, Bools]:
-        """Which rows of a batch repeat an id that is live, and which of the others another one precedes; (n,) bool.
+        """Flag the rows of a batch that repeat a live id, and those that follow another row of their id; (n,) bool.
 
-        For rows whose deadlines may still be extended: the first row of each id is taken, and the later ones are
-        compared again once its deadline is known.
+        If deadlines may still be extended, the first row of each id is taken, and the later ones are compared again
+        once its deadline is known.
         """
         order = hash_order(rows.hashes)
         repeated = self._live_before(rows, order, watermark_us)
@@ -123,7 +118,7 @@ class SeenIds:
     def _find_live(
         self, identity: list[pa.Array], hashes: Int64s, order: Int64s, watermark_us: int
     ) -> tuple[Int64s, Int64s]:
-        """(row of the batch, slot) of every live entry with its identity."""
+        """Return the row of the batch and the slot of every live entry with its identity."""
         found, slots = self.index.find(hashes[order])
         row = order[found]
         live = self.deadline_us.values[slots] > watermark_us
@@ -134,7 +129,7 @@ class SeenIds:
         return row, slots
 
     def known(self, identity: list[pa.Array], hashes: Int64s, watermark_us: int) -> Bools:
-        """Which rows of a batch have an id that is live, whenever they were created; (n,) bool."""
+        """Flag the rows of a batch whose id is live, for any created time; (n,) bool."""
         row, _ = self._find_live(identity, hashes, hash_order(hashes), watermark_us)
         known = np.zeros(len(hashes), bool)
         known[row] = True
@@ -147,7 +142,7 @@ class SeenIds:
         self.deadline_us.writable[slots[gone]] = MIN_TIME_US
 
     def add(self, identity: list[pa.Array], hashes: Int64s, deadline_us: Int64s) -> Int64s:
-        """Remember ids, (n,), each until its deadline; returns their slots, (n,) int64."""
+        """Keep ids, (n,), each until its deadline; returns their slots, (n,) int64."""
         slots = np.arange(len(self), len(self) + len(hashes))
         self.index.add(ordered((hashes & PREFIX_MASK) | slots))
         for column, values in zip(self.columns, identity, strict=True):
@@ -156,14 +151,14 @@ class SeenIds:
         return slots
 
     def move(self, slots: Int64s, deadline_us: Int64s) -> None:
-        """Set the deadlines of the ids in these slots, (n,) distinct; a slot of -1 is passed over."""
+        """Set the deadlines of the ids in these slots, (n,) distinct; a slot of -1 is ignored."""
         known = slots >= 0
         slots, deadline_us = slots[known], deadline_us[known]
         if not np.array_equal(self.deadline_us.values[slots], deadline_us):
             self.deadline_us.writable[slots] = deadline_us
 
     def forget(self, watermark_us: int) -> Rows | None:
-        """Drop ids whose deadline has passed, if many; returns ``new_slot[slot]``, -1 if dropped; None: all stay."""
+        """Drop ids whose deadline has passed, if they are many; returns ``new_slot[slot]``, or None if all stay."""
         is_live = self.deadline_us.values > watermark_us
         left = int(np.count_nonzero(is_live))
         if len(self) - left <= left // FORGET_SHARE + FORGET_FLOOR:
@@ -176,9 +171,9 @@ class SeenIds:
         return new_slot
 
     def slots_of(self, identity: list[pa.Array], deadline_us: Int64s) -> Int64s:
-        """The slots of rows by their identity and deadline alone, without a hash, (n,) int64, -1 where there is none.
+        """Find the slots of rows by identity and deadline in a pass over all ids, (n,) int64, -1 if there is none.
 
-        Costs a pass over all ids: for the state of a query that had no control events, and so kept no slots.
+        It is for the state of a query without control events, which kept no slots.
         """
         if not len(self) or not len(deadline_us):
             return np.full(len(deadline_us), -1)
@@ -192,12 +187,12 @@ class SeenIds:
 
 
 def has_repeats(hashes: Int64s) -> bool:
-    """True if a hash comes twice among hashes, (n,), that ascend in their upper 36 bits."""
+    """Return True if a hash comes twice among hashes, (n,), whose upper 36 bits ascend."""
     prefixes = hashes & PREFIX_MASK
     tied = np.flatnonzero(prefixes[1:] == prefixes[:-1])
     if not len(tied):
         return False
-    # Of those that share 36 bits few are the same.
+    # Few of those that share 36 bits are equal.
     suspects = np.zeros(len(hashes), bool)
     suspects[tied] = suspects[tied + 1] = True
     ascending = ordered(hashes[suspects])
@@ -205,7 +200,7 @@ def has_repeats(hashes: Int64s) -> bool:
 
 
 def identity_codes(identity: list[pa.Array]) -> Int64s:
-    """A small number for each row, equal where all columns are; null equals null. (n,) int64."""
+    """Return a small number for each row, (n,) int64, equal if all columns are equal; null equals null."""
     codes, *others = (column.dictionary_encode().indices.fill_null(-1).to_numpy() + 1 for column in identity)
     for other in others:
         codes = np.unique(codes.astype(np.int64) * (len(other) + 1) + other, return_inverse=True)[1]

@@ -1,4 +1,4 @@
-"""All events of a shard: completions, control events, and events that counted for no operation so far."""
+"""All events of a shard: completions, control events, and events that no operation has counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spark_purgatory.errors import BugError
 
 
 class ShardEvents:
-    """Logs of events, each kept as long as an operation, waiting or to come on time, may need it."""
+    """Logs of events, kept as long as an operation that waits or comes on time may need them."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
@@ -29,17 +29,12 @@ class ShardEvents:
         self.orphans = OrphanEvents(spec)
 
     def other_logs(self) -> dict[str, dict[LogKey, EventLog]]:
-        """The logs besides that of completions, by whose they are."""
-        orphans = self.orphans
-        return {
-            "control": self.controls.logs,
-            "unmatched": orphans.unmatched.logs,
-            "ended": orphans.ended.logs,
-            "past": orphans.past.logs,
-        }
+        """Return the logs besides that of completions, by owner."""
+        logs = {"control": self.controls.logs, "unmatched": self.orphans.unmatched.logs}
+        return logs | {"ended": self.orphans.ended.logs, "past": self.orphans.past.logs}
 
     def take(self, events: EventArrivals, watermark_us: int) -> EventSegment:
-        """Keep a batch's events; returns a segment with a group for every key of theirs."""
+        """Keep the events of a batch, and return a segment with a group for each of their keys."""
         if events.value is not None and is_double(events.value) != (self.spec.scale is None):
             raise BugError(f"the query's number type is {self.spec.number}, and events bring {events.value.dtype}")
         if events.kind is None and events.operation_ids is None:
@@ -73,9 +68,9 @@ class ShardEvents:
     def forget(
         self, floor_us: int, needed_from: Callable[[EventSegment], Int64s], earliest_us: Callable[[], int]
     ) -> None:
-        """Forget events up to the floor but for those that waiting operations need, by key and, at least, in all."""
+        """Forget events up to the floor that no waiting operation needs, by key or, for named events, at all."""
         if self.spec.criterion == any_key():
-            # A waiting operation has no event that counts, or (final) only events ahead of the watermark.
+            # A waiting operation has no event that counts or, under final, only events ahead of the watermark.
             self.log.forget(floor_us)
         else:
             self.log.forget(floor_us, needed_from, levels=self.spec.may_have(LEVELLED))

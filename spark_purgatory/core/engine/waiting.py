@@ -1,4 +1,4 @@
-"""What waits in a shard, as rows: for people who ask why an operation still waits."""
+"""The waiting operations of a shard as rows, for people who ask why an operation still waits."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from spark_purgatory.core.spec.criteria import KEYED
 from spark_purgatory.core.spec.engine_spec import EngineSpec
 
 TIMESTAMP = pa.timestamp("us", "UTC")
+# Columns of a waiting operation, after its own.
 WAITING_FIELDS = (
     *(pa.field(name, pa.list_(pa.string())) for name in ("watch_keys", "missing_keys")),
     pa.field("matched", pa.int64()),
@@ -31,13 +32,10 @@ WAITING_FIELDS = (
     *(pa.field(name, TIMESTAMP) for name in ("created_at", "deadline_at", "held_until")),
     *(pa.field(name, pa.int64()) for name in ("age_ms", "remaining_ms")),
 )
-"""Columns of a waiting operation, behind its own."""
 
 
 def waiting_fields(spec: EngineSpec) -> list[pa.Field]:
-    """`WAITING_FIELDS`, with decimals where those are added up, and ``events``, those that count so far, where outcomes
-    carry events.
-    """
+    """Return `WAITING_FIELDS` with decimals if those are added up, and ``events`` so far if outcomes carry events."""
     fields = [*WAITING_FIELDS]
     if spec.sum_scale is not None:
         exact = pa.decimal128(LARGEST_SCALE, spec.sum_scale)
@@ -46,9 +44,9 @@ def waiting_fields(spec: EngineSpec) -> list[pa.Field]:
 
 
 class Waiting:
-    """The operations that wait in one shard, each column made when it is asked for.
+    """The operations that wait in one shard. A column is made when it is asked for.
 
-    Times are seen from a watermark in microseconds, None while there is none: then ages and remaining times are null.
+    Ages and remaining times are seen from a watermark in microseconds. They are null while it is None.
     """
 
     def __init__(self, engine: EventTimePurgatory, watermark_us: int | None) -> None:
@@ -60,11 +58,11 @@ class Waiting:
         return len(self._rows)
 
     def payload(self) -> pa.StructArray:
-        """The operations' own columns, by position."""
+        """Return the operations' own columns, by position."""
         return self._engine.rows.payload.take(self._rows)
 
     def column(self, name: str) -> pa.Array:
-        """One of `waiting_fields`, (n,)."""
+        """Return one of `waiting_fields`, (n,)."""
         columns: dict[str, Callable[[], pa.Array]] = {
             "watch_keys": lambda: self._keys(np.ones(len(self._resolved.owner), bool), np.ones(len(self), bool)),
             "missing_keys": lambda: self._keys(~self._resolved.result.satisfied, among(self._resolved.rule, KEYED)),
@@ -107,7 +105,7 @@ class Waiting:
 
 
 def _texts(numbers: pa.Array) -> pa.StringArray:
-    """Doubles in up to 12 digits, decimals in all; each distinct one is formatted once: many rows have the same."""
+    """Return doubles with up to 12 digits and decimals with all; each distinct number is formatted once."""
     whole = numbers.dictionary_encode()
     texts = pa.array(map(_digits, whole.dictionary.to_pylist()), pa.string())
     return texts.take(whole.indices).fill_null("a number of over 38 digits")
